@@ -1,0 +1,33 @@
+"""kvdb: the database for the KV cache of long-context language models.
+
+db = kvdb.connect()
+db.import_context(spec, tokens, kv, name="contract.pdf")
+with db.create_session(spec, tokens) as session:
+    out = session.attend(layer, q, k, v)
+"""
+
+from indexes.retrieval import Exact
+from kvdb import errors
+from kvdb.client.client import Client, Context
+from kvdb.client.connect import connect
+from kvdb.client.session import Session
+from kvdb.config import Config
+from kvdb.errors import KvdbError
+from kvdb.types import ContextInfo, ModelSpec, Rope, SessionStats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Client",
+    "Config",
+    "Context",
+    "ContextInfo",
+    "Exact",
+    "KvdbError",
+    "ModelSpec",
+    "Rope",
+    "Session",
+    "SessionStats",
+    "connect",
+    "errors",
+]

@@ -1,0 +1,35 @@
+"""Every place that holds tokens answers a query with a state, and there is one merge."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvdb.types import Array
+
+
+@dataclass(frozen=True)
+class AttentionState:
+    """Softmax attention over some set of tokens.
+
+    out: `[q_heads, n, head_dim]`, normalised over that set. lse: float32 `[q_heads, n]`, the natural logarithm of the sum of
+    exp(scale * q.k) over it; minus infinity, with out zero, for an empty set.
+    """
+
+    out: Array
+    lse: Array
+
+
+def merge(states: Sequence[AttentionState]) -> AttentionState:
+    """Attention over the union of disjoint token sets, from the attention over each (FlashAttention's rescaling, arXiv 2205.14135).
+
+    Associative and commutative up to rounding; computed in float32, and the output is float32. At least one state.
+    """
+    lse = np.stack([state.lse for state in states]).astype(np.float32)
+    top = lse.max(axis=0)
+    weights = np.exp(lse - np.where(np.isfinite(top), top, 0))
+    total = weights.sum(axis=0)
+    shares = weights / np.where(total > 0, total, 1)
+    out = sum(share[..., None] * state.out.astype(np.float32) for share, state in zip(shares, states, strict=True))
+    with np.errstate(divide="ignore"):
+        return AttentionState(np.asarray(out, np.float32), top + np.log(np.where(total > 0, total, 1), dtype=np.float32))

@@ -1,0 +1,64 @@
+"""Segments: immutable runs of tokens with their KV, shared by contexts and sessions."""
+
+from dataclasses import dataclass
+from itertools import count
+from threading import Lock
+
+from kvdb.storage.table import BlockTable
+from kvdb.types import Tokens
+
+_numbers = count(1)
+
+
+class Segment:
+    """Tokens computed behind a parent, with one block table a layer. Lives as long as somebody holds a reference.
+
+    tokens: int32 `[n]`, n >= 1. tables: one a layer, each n tokens long; the segment owns them.
+    """
+
+    def __init__(self, tokens: Tokens, tables: list[BlockTable]) -> None:
+        assert len(tokens) and all(table.length == len(tokens) for table in tables)
+        self.number = next(_numbers)
+        self.tokens = tokens
+        self.tables = tables
+        self._references = 1
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(table.nbytes for table in self.tables)
+
+    def retain(self) -> None:
+        with self._lock:
+            assert self._references > 0, "a freed segment was retained"
+            self._references += 1
+
+    def release(self) -> None:
+        """Drop one reference; the last one frees the blocks."""
+        with self._lock:
+            self._references -= 1
+            gone = self._references == 0
+        if gone:
+            for table in self.tables:
+                table.release()
+
+
+@dataclass(frozen=True)
+class SegmentView:
+    """A segment as one context sees it: only its first `visible` tokens count."""
+
+    segment: Segment
+    visible: int
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.visible <= len(self.segment)
+
+
+Views = tuple[SegmentView, ...]
+
+
+def visible_tokens(views: Views) -> int:
+    return sum(view.visible for view in views)

@@ -1,0 +1,82 @@
+"""Checks of what a caller hands in; each raises the error that says what was given and what was expected."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvdb.errors import DtypeError, InvalidArgument, LayerError, NonFiniteError, PositionError, ShapeError
+from kvdb.types import Array, ModelSpec, Tokens
+
+NAME_LENGTH_MAX = 1024
+_EXPONENT = {"float32": (np.uint32, 0x7F800000), "float16": (np.uint16, 0x7C00), "bfloat16": (np.uint16, 0x7F80)}
+
+
+def layer(spec: ModelSpec, number: int) -> None:
+    """Raises LayerError."""
+    if not isinstance(number, int | np.integer) or not 0 <= number < spec.layers:
+        raise LayerError(f"layer is {number!r}; expected 0 to {spec.layers - 1}, the layers of {spec.name}")
+
+
+def queries(spec: ModelSpec, q: Array) -> int:
+    """How many tokens ask. Raises ShapeError, DtypeError or NonFiniteError."""
+    _array(spec, "q", q, spec.q_heads)
+    kind, exponent = _EXPONENT[spec.dtype]
+    if ((np.ascontiguousarray(q).view(kind) & kind(exponent)) == exponent).any():
+        raise NonFiniteError("q holds NaN or infinity; expected finite numbers, so find where the model produced them")
+    return int(q.shape[1])
+
+
+def keys_values(spec: ModelSpec, k: Array, v: Array) -> int:
+    """How many tokens are given. Raises ShapeError or DtypeError."""
+    _array(spec, "k", k, spec.kv_heads)
+    _array(spec, "v", v, spec.kv_heads)
+    if k.shape[1] != v.shape[1]:
+        raise ShapeError(f"k holds {k.shape[1]} tokens and v {v.shape[1]}; expected the same number")
+    return int(k.shape[1])
+
+
+def same_tokens(asking: int, given: int) -> None:
+    """Raises ShapeError."""
+    if asking != given:
+        raise ShapeError(
+            f"q holds {asking} tokens and k, v {given}; attend expects the same number, use attention for fewer queries"
+        )
+
+
+def start(given: int | None, length: int, layer_number: int) -> None:
+    """Raises PositionError unless the next token's position is `given`, or none was given."""
+    if given is not None and given != length:
+        raise PositionError(
+            f"start is {given}, but layer {layer_number} holds {length} tokens; expected start={length}, "
+            "so hand in the tokens that follow, each once"
+        )
+
+
+def token_ids(tokens: Any) -> Tokens:
+    """int32 `[n]`, a copy. Raises ShapeError, DtypeError or InvalidArgument."""
+    given = np.asarray(tokens)
+    if given.size == 0 and given.ndim == 1:
+        return np.zeros(0, np.int32)
+    if given.ndim != 1:
+        raise ShapeError(f"tokens have the shape {given.shape}; expected one dimension, the ids of one sequence")
+    if not np.issubdtype(given.dtype, np.integer):
+        raise DtypeError(f"tokens have the dtype {given.dtype}; expected integers, the ids of one sequence")
+    if given.min() < 0 or given.max() > np.iinfo(np.int32).max:
+        raise InvalidArgument(f"tokens run from {given.min()} to {given.max()}; expected ids from 0 to {np.iinfo(np.int32).max}")
+    return given.astype(np.int32)
+
+
+def name(given: Any) -> str:
+    """Raises InvalidArgument unless it is a printable string of some length."""
+    if not isinstance(given, str) or not given or len(given) > NAME_LENGTH_MAX or not given.isprintable():
+        raise InvalidArgument(f"a context's name is {given!r}; expected 1 to {NAME_LENGTH_MAX} printable characters")
+    return given
+
+
+def _array(spec: ModelSpec, what: str, array: npt.NDArray[Any], heads: int) -> None:
+    shape = getattr(array, "shape", None)
+    if shape is None or len(shape) != 3 or shape[0] != heads or shape[2] != spec.head_dim:
+        raise ShapeError(f"{what} has the shape {shape}; expected ({heads}, tokens, {spec.head_dim}) for {spec.name}")
+    if array.dtype != spec.numpy_dtype:
+        raise DtypeError(f"{what} has the dtype {array.dtype}; expected {spec.dtype}, which {spec.name} was declared with")

@@ -1,0 +1,1 @@
+"""The SDK: what a user holds, over one transport protocol."""

@@ -1,0 +1,131 @@
+"""The database a user holds; the same for an embedded and a remote one."""
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from kvdb.client.arrays import to_numpy, token_ids
+from kvdb.client.session import Session
+from kvdb.client.transport import ImportTransport, Transport
+from kvdb.errors import ShapeError
+from kvdb.types import Array, ContextInfo, ModelSpec
+
+
+class Context:
+    """A stored context. In a `with`, the sessions opened through it are closed at the end; the context stays stored."""
+
+    def __init__(self, transport: Transport, info: ContextInfo) -> None:
+        self._transport = transport
+        self.info = info
+        self._sessions: list[Session] = []
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.info.spec
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it holds."""
+        return self.info.tokens
+
+    def create_session(self, tokens: Any) -> Session:
+        """A session for a prompt, with this context's spec; see `Client.create_session`."""
+        session = Session(self._transport.create_session(self.spec, token_ids(tokens)))
+        self._sessions.append(session)
+        return session
+
+    def drop(self) -> None:
+        """Forget the context. Raises NotFound when that was done already."""
+        self._transport.drop(self.name)
+
+    def close(self) -> None:
+        """Close the sessions opened through this handle."""
+        while self._sessions:
+            self._sessions.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Context {self.name!r}: {self.tokens:,} tokens in {self.info.segments} segments>"
+
+
+class Client:
+    """An open database. Close it, or use it in a `with`. Thread-safe."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def import_context(self, spec: ModelSpec, tokens: Any, kv: Iterable[tuple[Any, Any]], *, name: str) -> Context:
+        """Store the KV of n tokens under a name. What is stored already of their beginning is not stored again.
+
+        tokens: n ids. kv: one (k, v) a layer, in order, each `[kv_heads, n, head_dim]` in the spec's dtype, keys after RoPE; it
+        may be a generator, so that one layer at a time is in memory. Raises AlreadyExists, ShapeError, DtypeError,
+        NonFiniteError, PositionError, CapacityError or InvalidArgument, and then nothing is stored.
+        """
+        ids = token_ids(tokens)
+        writing = self._transport.begin_import(spec, ids, name)
+        done = False
+        try:
+            for layer, (k, v) in enumerate(kv):
+                _write(writing, layer, to_numpy(k), to_numpy(v), len(ids))
+            info = writing.commit()
+            done = True
+        finally:
+            if not done:
+                writing.abort()
+        return Context(self._transport, info)
+
+    def create_session(self, spec: ModelSpec, tokens: Any) -> Session:
+        """A session for a prompt over the longest stored prefix of its tokens; `session.reused` of them need no prefill.
+
+        Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids.
+        """
+        return Session(self._transport.create_session(spec, token_ids(tokens)))
+
+    def store(self, session: Session, *, name: str, tokens: Any = None) -> Context:
+        """Keep everything in a session as a context; the session goes on, and shares its blocks with what is stored.
+
+        tokens: the ids of everything in it, when it outgrew those it was opened with. Raises AlreadyExists, InvalidArgument,
+        PositionError (layers of different lengths), CapacityError or SessionClosed, and then nothing is stored.
+        """
+        return Context(self._transport, session.store(name, tokens))
+
+    def contexts(self) -> list[Context]:
+        """Every stored context, in the order of their names."""
+        return [Context(self._transport, info) for info in self._transport.contexts()]
+
+    def get(self, name: str) -> Context:
+        """Raises NotFound."""
+        return Context(self._transport, self._transport.get(name))
+
+    def drop(self, name: str) -> None:
+        """Forget a context. Open sessions over it go on; what nobody holds is freed. Raises NotFound."""
+        self._transport.drop(name)
+
+    def close(self) -> None:
+        """Close it and, when embedded, every session. Closing twice does nothing."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _write(writing: ImportTransport, layer: int, k: Array, v: Array, n: int) -> None:
+    for what, array in (("k", k), ("v", v)):
+        if array.ndim != 3 or array.shape[1] != n:
+            raise ShapeError(
+                f"{what} of layer {layer} has the shape {array.shape}; expected (kv_heads, {n}, head_dim), all {n} tokens"
+            )
+    if writing.start < n:
+        writing.write(layer, k[:, writing.start :], v[:, writing.start :])

@@ -1,0 +1,75 @@
+"""The session a user holds; the same for an embedded and a remote database."""
+
+from types import TracebackType
+from typing import Any, Self
+
+from indexes.retrieval import Retrieval
+from kvdb.client.arrays import like, to_numpy, token_ids
+from kvdb.client.transport import SessionTransport
+from kvdb.types import ContextInfo, ModelSpec, SessionStats
+
+
+class Session:
+    """A context opened for decoding: what is stored of the prompt, and a tail of new tokens.
+
+    Arrays are numpy or torch, in the spec's dtype, and answers are of the kind of the query. A call that raises leaves the
+    session as it was. Close it, or use it in a `with`, to give its memory back.
+    """
+
+    def __init__(self, transport: SessionTransport) -> None:
+        self._transport = transport
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._transport.spec
+
+    @property
+    def reused(self) -> int:
+        """How many tokens of the prompt need no prefill."""
+        return self._transport.reused
+
+    def update(self, layer: int, k: Any, v: Any, *, start: int | None = None) -> None:
+        """Append the KV of the next n tokens of one layer.
+
+        k (after RoPE), v: `[kv_heads, n, head_dim]`. start: the position the caller believes the first has, to be checked.
+        Raises LayerError, ShapeError, DtypeError, NonFiniteError, PositionError, CapacityError or SessionClosed.
+        """
+        self._transport.update(layer, to_numpy(k), to_numpy(v), start)
+
+    def attention(self, layer: int, q: Any, *, retrieval: Retrieval | None = None) -> Any:
+        """Attention of one layer's last n tokens, each over everything up to and including itself.
+
+        q (after RoPE) and the result: `[q_heads, n, head_dim]`. retrieval: None lets the optimizer decide. Raises LayerError,
+        ShapeError, DtypeError, NonFiniteError, SessionClosed, and PositionError for more queries than tokens.
+        """
+        return like(self._transport.attention(layer, to_numpy(q), retrieval), q)
+
+    def attend(self, layer: int, q: Any, k: Any, v: Any, *, retrieval: Retrieval | None = None, start: int | None = None) -> Any:
+        """`update` and `attention` of the same n tokens in one call. Raises what both raise."""
+        return like(self._transport.attend(layer, to_numpy(q), to_numpy(k), to_numpy(v), retrieval, start), q)
+
+    def fork(self) -> "Session":
+        """Another session over the same tokens; nothing is copied until one of the two goes on. Raises SessionClosed."""
+        return Session(self._transport.fork())
+
+    def store(self, name: str, tokens: Any = None) -> ContextInfo:
+        """Keep everything in the session as a context; see `Client.store`."""
+        return self._transport.store(name, token_ids(tokens))
+
+    def explain(self, layer: int) -> str:
+        """The plan of this layer's next query, as text. Raises LayerError or SessionClosed."""
+        return self._transport.explain(layer)
+
+    def stats(self) -> SessionStats:
+        """What the session holds and has done. Raises SessionClosed."""
+        return self._transport.stats()
+
+    def close(self) -> None:
+        """Give everything back. Closing twice does nothing."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

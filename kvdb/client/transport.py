@@ -1,0 +1,68 @@
+"""What stands between a client's handles and the engine: the engine itself when embedded, gRPC when remote.
+
+`kvdb.database.Database` and `kvdb.session.SessionState` are these protocols in process; `kvdb.client.remote` speaks them
+to a server. Arrays are numpy here, in the spec's dtype; whoever answers checks them, so both raise the same errors.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from indexes.retrieval import Retrieval
+from kvdb.types import Array, ContextInfo, ModelSpec, SessionStats, Tokens
+
+
+class SessionTransport(Protocol):
+    """One open session."""
+
+    spec: ModelSpec
+    reused: int
+
+    def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None: ...
+
+    def attention(self, layer: int, q: Array, retrieval: Retrieval | None = None) -> Array: ...
+
+    def attend(
+        self, layer: int, q: Array, k: Array, v: Array, retrieval: Retrieval | None = None, start: int | None = None
+    ) -> Array: ...
+
+    def fork(self) -> "SessionTransport": ...
+
+    def store(self, name: str, tokens: Tokens | None = None) -> ContextInfo: ...
+
+    def explain(self, layer: int) -> str: ...
+
+    def stats(self) -> SessionStats: ...
+
+    def close(self) -> None: ...
+
+
+class ImportTransport(Protocol):
+    """One import under way: `write` layers in any order and any pieces, then `commit`, or `abort`. Nothing is visible before."""
+
+    start: int
+    """How many leading tokens are stored already; only tokens [start, n) are written."""
+
+    def write(self, layer: int, k: Array, v: Array) -> None: ...
+
+    def commit(self) -> ContextInfo: ...
+
+    def abort(self) -> None: ...
+
+
+class Transport(Protocol):
+    """One database."""
+
+    def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str) -> ImportTransport: ...
+
+    def create_session(self, spec: ModelSpec, tokens: Tokens) -> SessionTransport: ...
+
+    def contexts(self) -> list[ContextInfo]: ...
+
+    def get(self, name: str) -> ContextInfo: ...
+
+    def drop(self, name: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+KvLayers = Iterable[tuple[Array, Array]]

@@ -1,0 +1,120 @@
+"""The one frozen tree of settings, and the one place that reads files and the environment for them."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvdb.errors import ConfigError
+
+MIB = 1 << 20
+BLOCK_SIZE_MAX = 1024
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StorageConfig:
+    """block_size: tokens of one block. cpu_bytes_max: budget of the CPU tier, None for no limit.
+    arena_bytes: how much memory the tier asks the system for at a time."""
+
+    block_size: int = 64
+    cpu_bytes_max: int | None = None
+    arena_bytes: int = 64 * MIB
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block_size <= BLOCK_SIZE_MAX:
+            raise ConfigError(f"storage.block_size is {self.block_size}; expected 1 to {BLOCK_SIZE_MAX} tokens")
+        if self.cpu_bytes_max is not None and self.cpu_bytes_max < 1:
+            raise ConfigError(f"storage.cpu_bytes_max is {self.cpu_bytes_max}; expected a positive number of bytes, or none")
+        if self.arena_bytes < MIB:
+            raise ConfigError(f"storage.arena_bytes is {self.arena_bytes}; expected at least {MIB} bytes")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """short_context_tokens: contexts up to this length are always read whole. rules_off: names of rules not to apply."""
+
+    short_context_tokens: int = 4096
+    rules_off: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """host: an address, or unix:/path. port: 0 picks a free one. token: what clients must send, "" for no check.
+    workers: threads that answer calls; every open Decode stream holds one. message_bytes_max: of one gRPC message.
+    session_idle_seconds: after which a session nobody uses is closed. drain_seconds: how long SIGTERM waits for calls."""
+
+    host: str = "127.0.0.1"
+    port: int = 7700
+    token: str = field(default="", repr=False)
+    workers: int = 64
+    message_bytes_max: int = 64 * MIB
+    session_idle_seconds: float = 3600.0
+    drain_seconds: float = 10.0
+    reflection: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"server.port is {self.port}; expected 0 to 65535")
+        if self.workers < 1:
+            raise ConfigError(f"server.workers is {self.workers}; expected at least 1")
+        if self.message_bytes_max < MIB:
+            raise ConfigError(f"server.message_bytes_max is {self.message_bytes_max}; expected at least {MIB} bytes")
+        if self.session_idle_seconds <= 0 or self.drain_seconds < 0:
+            raise ConfigError("server.session_idle_seconds must be positive and server.drain_seconds not negative")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that can be set. In a TOML file each part is a table: [storage], [optimizer], [server]."""
+
+    storage: StorageConfig = StorageConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    server: ServerConfig = ServerConfig()
+
+
+def load(path: str | Path | None = None) -> Config:
+    """The defaults, then the TOML file at `path`, then KVDB_TOKEN for server.token.
+
+    Raises ConfigError for a file that cannot be read, an unknown name or a wrong type.
+    """
+    config = Config()
+    if path is not None:
+        try:
+            values = tomllib.loads(Path(path).read_text())
+        except OSError as error:
+            raise ConfigError(f"configuration file {path} cannot be read: {error.strerror}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"configuration file {path} is not TOML: {error}") from None
+        config = _merge(config, values, "")
+    if token := os.environ.get("KVDB_TOKEN"):
+        config = replace(config, server=replace(config.server, token=token))
+    return config
+
+
+def _merge(node: T, values: Mapping[str, Any], where: str) -> T:
+    assert is_dataclass(node) and not isinstance(node, type)
+    known = {f.name: getattr(node, f.name) for f in fields(node)}
+    changes = {}
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(f"{where}{name} is no setting; expected one of {', '.join(sorted(known))}")
+        if is_dataclass(known[name]):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{where}{name} is {value!r}; expected a table [{where}{name}]")
+            changes[name] = _merge(known[name], value, f"{where}{name}.")
+        else:
+            changes[name] = _checked(value, known[name], f"{where}{name}")
+    return replace(node, **changes)
+
+
+def _checked(value: Any, default: Any, where: str) -> Any:
+    """`value` in the type of `default`; a setting whose default is None holds a number."""
+    if isinstance(default, tuple) and isinstance(value, list):
+        return tuple(value)
+    kind: type | tuple[type, ...] = (int, float) if isinstance(default, float) else int if default is None else type(default)
+    if not isinstance(value, kind) or (isinstance(value, bool) and not isinstance(default, bool)):
+        raise ConfigError(f"{where} is {value!r}; expected a value like {default!r}")
+    return value

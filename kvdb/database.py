@@ -1,0 +1,200 @@
+"""The engine: one database in this process. `kvdb.connect` wraps it for users, `kvdb serve` offers it over gRPC."""
+
+from threading import Lock
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from kvdb import check
+from kvdb.catalog.catalog import Catalog, Context, release
+from kvdb.catalog.prefix_tree import common_prefix
+from kvdb.catalog.segment import Segment, SegmentView, Views, visible_tokens
+from kvdb.config import Config
+from kvdb.errors import CapacityError, ConfigError, InvalidArgument, PositionError, Unavailable
+from kvdb.imports import Import
+from kvdb.session import SessionState
+from kvdb.storage.store import BlockStore
+from kvdb.storage.table import BlockTable
+from kvdb.storage.tier import TierStats
+from kvdb.types import ContextInfo, ModelSpec, Tokens
+from query_optimizer.optimizer import Optimizer, UnknownRule, base_rules
+
+
+class Database:
+    """Contexts, their segments, and the sessions over them. Thread-safe."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        """Raises ConfigError for an optimizer rule that does not exist."""
+        self.config = config or Config()
+        try:
+            rules = base_rules(self.config.optimizer.short_context_tokens)
+            self.optimizer = Optimizer(rules, self.config.optimizer.rules_off)
+        except UnknownRule as error:
+            raise ConfigError(f"optimizer.rules_off: {error}") from None
+        self._catalog = Catalog()
+        self._blocks = BlockStore(self.config.storage)
+        self._sessions: set[SessionState] = set()
+        self._imports: set[Import] = set()
+        self._lock = Lock()
+        self._open = True
+
+    def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str) -> Import:
+        """Start storing a context. Only the tokens behind the longest stored prefix, [import.start, n), are to be written.
+
+        Raises AlreadyExists or InvalidArgument.
+        """
+        self._check_open()
+        self._catalog.check_free(check.name(name))
+        ids = check.token_ids(tokens)
+        if not len(ids):
+            raise InvalidArgument(f"context {name!r} has no tokens; expected at least one")
+        views = self._catalog.match(spec, ids)
+        writing = Import(self, spec, ids, name, views, self._blocks.tables(spec))
+        with self._lock:
+            self._imports.add(writing)
+        return writing
+
+    def create_session(self, spec: ModelSpec, tokens: Tokens) -> SessionState:
+        """A session over the longest stored prefix of `tokens`; `session.reused` says how many of them need no prefill.
+
+        Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids.
+        """
+        self._check_open()
+        ids = check.token_ids(tokens)
+        return SessionState(self, spec, self._catalog.match(spec, ids), self._blocks.tables(spec), ids)
+
+    def store(self, session: SessionState, name: str, tokens: Tokens | None) -> ContextInfo:
+        """Keep a session's tokens as a context; the session goes on. What is stored already is not stored again.
+
+        Raises AlreadyExists, InvalidArgument, PositionError or CapacityError, and then nothing is stored.
+        """
+        self._check_open()
+        self._catalog.check_free(check.name(name))
+        ids = _ids_of(session, tokens)
+        views = self._catalog.match(session.spec, ids)
+        if visible_tokens(views) < session.reused:  # the contexts this session was opened on were dropped meanwhile
+            release(views)
+            views = session.views
+            for view in views:
+                view.segment.retain()
+        stored = visible_tokens(views)
+        tables: list[BlockTable] = []
+        try:
+            if stored < len(ids):
+                for tail in session.tails:
+                    tables.append(tail.since(stored - session.reused))
+        except CapacityError:
+            for table in tables:
+                table.release()
+            release(views)
+            raise
+        return self.publish(session.spec, name, views, ids[stored:], tables)
+
+    def publish(self, spec: ModelSpec, name: str, views: Views, tokens: Tokens, tables: list[BlockTable]) -> ContextInfo:
+        """Make a context of the views and, behind them, a new segment of `tokens` and `tables`, if there are any.
+
+        Takes over the references to the views and the tables, also when it raises AlreadyExists.
+        """
+        if len(tokens):
+            views = (*views, SegmentView(Segment(tokens, tables), len(tokens)))
+        context = Context(name, spec, views)
+        published = False
+        try:
+            self._catalog.publish(context)
+            published = True
+        finally:
+            if not published:
+                release(views)
+        return context.info()
+
+    def contexts(self) -> list[ContextInfo]:
+        self._check_open()
+        return [context.info() for context in self._catalog.contexts()]
+
+    def get(self, name: str) -> ContextInfo:
+        """Raises NotFound."""
+        self._check_open()
+        return self._catalog.get(name).info()
+
+    def drop(self, name: str) -> None:
+        """Forget a context. Open sessions over it go on; what nobody holds is freed. Raises NotFound."""
+        self._check_open()
+        self._catalog.drop(name)
+
+    def tiers(self) -> list[TierStats]:
+        """What each tier holds, one entry for each size of block."""
+        return self._blocks.stats()
+
+    def check_integrity(self) -> None:
+        """Prove that free and used blocks add up and that every reference has its owner. Raises IntegrityError.
+
+        Call it while no session or import is being written.
+        """
+        segments = {view.segment for context in self._catalog.contexts() for view in context.views}
+        tables: list[BlockTable] = []
+        with self._lock:
+            for session in self._sessions:
+                segments.update(view.segment for view in session.views)
+                tables += session.tails
+            for writing in self._imports:
+                segments.update(view.segment for view in writing.views)
+                tables += writing.tables
+        self._blocks.check_integrity(tables + [table for segment in segments for table in segment.tables])
+
+    def opened(self, session: SessionState) -> None:
+        with self._lock:
+            self._sessions.add(session)
+
+    def closed(self, session: SessionState) -> None:
+        with self._lock:
+            self._sessions.discard(session)
+
+    def ended(self, writing: Import) -> None:
+        with self._lock:
+            self._imports.discard(writing)
+
+    def close(self) -> None:
+        """Close every session and give all memory back. Closing twice does nothing."""
+        if not self._open:
+            return
+        self._open = False
+        with self._lock:
+            sessions, imports = list(self._sessions), list(self._imports)
+        for session in sessions:
+            session.close()
+        for writing in imports:
+            writing.abort()
+        self._blocks.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise Unavailable("the database is closed; connect again")
+
+
+def _ids_of(session: SessionState, tokens: Tokens | None) -> Tokens:
+    """The ids of everything in a session. Raises PositionError or InvalidArgument."""
+    lengths = {session.reused + tail.length for tail in session.tails}
+    if len(lengths) > 1:
+        raise PositionError(
+            f"the session's layers hold {min(lengths)} to {max(lengths)} tokens; update them all before it is stored"
+        )
+    length = lengths.pop()
+    ids = session.tokens if tokens is None else check.token_ids(tokens)
+    if len(ids) < length or (tokens is not None and len(ids) != length):
+        raise InvalidArgument(
+            f"the session holds {length} tokens and {len(ids)} ids are known; pass tokens= with the ids of all {length}"
+        )
+    if not length:
+        raise InvalidArgument("the session holds no tokens; expected at least one to store")
+    known = session.tokens[:length]
+    if common_prefix(ids, known) < len(known):
+        where = common_prefix(ids, known)
+        raise InvalidArgument(f"tokens[{where}] is {ids[where]}, but the session was opened with {known[where]} there")
+    return np.ascontiguousarray(ids[:length])

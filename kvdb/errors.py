@@ -1,0 +1,106 @@
+"""Everything kvdb raises.
+
+KvdbError
+├── InvalidArgument          a value is wrong whatever the state
+│   ├── ShapeError           an array has the wrong shape
+│   ├── DtypeError           an array has the wrong dtype
+│   ├── LayerError           a layer number is outside the model
+│   ├── NonFiniteError       keys, values or queries hold NaN or infinity
+│   ├── SpecError            a ModelSpec cannot exist
+│   └── ConfigError          a configuration cannot exist
+├── PositionError            tokens do not follow what is stored
+├── SpecMismatch             KV of one model was offered to, or asked of, another's
+├── SessionClosed            the session was closed, here or by the server
+├── NotFound                 no context or session of that name
+├── AlreadyExists            the context's name is taken
+├── CapacityError            a budget is spent
+│   └── MessageTooLarge      a message is over the server's limit
+├── Unauthenticated          the server wants another token
+├── Unsupported              kvdb cannot do this, and says what it can do
+├── Unavailable              the server does not answer
+├── IntegrityError           stored bytes are not what was written
+└── InternalError            a bug of kvdb's own, met behind the RPC edge
+
+A message says what was wrong, the value given, what was expected and what to do. `kvdb.rpc.status` maps each class
+to its gRPC status. `assert` is kept for our own bugs.
+"""
+
+
+class KvdbError(Exception):
+    """Base of everything that kvdb raises on purpose."""
+
+
+class InvalidArgument(KvdbError, ValueError):
+    """A value is wrong whatever the state; correct the call."""
+
+
+class ShapeError(InvalidArgument):
+    """An array has the wrong shape."""
+
+
+class DtypeError(InvalidArgument):
+    """An array has the wrong dtype."""
+
+
+class LayerError(InvalidArgument):
+    """A layer number is outside the model."""
+
+
+class NonFiniteError(InvalidArgument):
+    """Keys, values or queries hold NaN or infinity."""
+
+
+class SpecError(InvalidArgument):
+    """A ModelSpec cannot exist."""
+
+
+class ConfigError(InvalidArgument):
+    """A configuration cannot exist."""
+
+
+class PositionError(KvdbError):
+    """Tokens do not follow what is stored."""
+
+
+class SpecMismatch(KvdbError):
+    """KV of one model was offered to, or asked of, another's."""
+
+
+class SessionClosed(KvdbError):
+    """The session was closed, by its owner or by the server."""
+
+
+class NotFound(KvdbError, LookupError):
+    """No context or session of that name."""
+
+
+class AlreadyExists(KvdbError):
+    """The context's name is taken."""
+
+
+class CapacityError(KvdbError):
+    """A budget is spent; drop something or raise the budget."""
+
+
+class MessageTooLarge(CapacityError):
+    """A message is over the server's limit."""
+
+
+class Unauthenticated(KvdbError):
+    """The server wants another token."""
+
+
+class Unsupported(KvdbError):
+    """kvdb cannot do this; the message says what it can do."""
+
+
+class Unavailable(KvdbError, ConnectionError):
+    """The server does not answer; nothing is known of the call's effect."""
+
+
+class IntegrityError(KvdbError):
+    """Stored bytes are not what was written."""
+
+
+class InternalError(KvdbError):
+    """A bug of kvdb's own, met behind the RPC edge."""

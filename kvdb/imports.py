@@ -1,0 +1,84 @@
+"""An import under way: KV goes straight into blocks, and nothing is visible until it is whole."""
+
+from threading import Lock
+from typing import Protocol
+
+from kvdb import check
+from kvdb.catalog.catalog import release
+from kvdb.catalog.segment import Views, visible_tokens
+from kvdb.errors import PositionError, SessionClosed
+from kvdb.storage.table import BlockTable
+from kvdb.types import Array, ContextInfo, ModelSpec, Tokens
+
+
+class Engine(Protocol):
+    """What an import needs of the database that began it."""
+
+    def publish(self, spec: ModelSpec, name: str, views: Views, tokens: Tokens, tables: list[BlockTable]) -> ContextInfo: ...
+
+    def ended(self, writing: "Import") -> None: ...
+
+
+class Import:
+    """Takes over the caller's references to `views`, the stored prefix, and the empty `tables`, one a layer.
+
+    Layers may come in any order and any pieces; the pieces of one layer come in the order of their tokens.
+    """
+
+    def __init__(
+        self, engine: Engine, spec: ModelSpec, tokens: Tokens, name: str, views: Views, tables: list[BlockTable]
+    ) -> None:
+        self.spec = spec
+        self.views = views
+        self.tables = tables
+        self.start = visible_tokens(views)
+        self._engine = engine
+        self._tokens = tokens
+        self._name = name
+        self._lock = Lock()
+        self._open = True
+
+    def write(self, layer: int, k: Array, v: Array) -> None:
+        """Append the KV of the next tokens of one layer, `[kv_heads, n, head_dim]`, from token `start` on.
+
+        Raises LayerError, ShapeError, DtypeError, NonFiniteError, CapacityError, or PositionError past the last token;
+        the import may then go on or be aborted.
+        """
+        with self._lock:
+            self._check_open()
+            check.layer(self.spec, layer)
+            n = check.keys_values(self.spec, k, v)
+            table, new = self.tables[layer], len(self._tokens) - self.start
+            if table.length + n > new:
+                raise PositionError(
+                    f"layer {layer} was given {table.length + n} tokens; expected {new}, those from {self.start} on"
+                )
+            table.append(k, v)
+
+    def commit(self) -> ContextInfo:
+        """Publish the context. Raises PositionError while a layer is not whole, and AlreadyExists."""
+        with self._lock:
+            self._check_open()
+            new = len(self._tokens) - self.start
+            for layer, table in enumerate(self.tables):
+                if table.length != new:
+                    raise PositionError(f"layer {layer} was given {table.length} of {new} tokens; write the rest, then commit")
+            self._open = False
+            try:
+                return self._engine.publish(self.spec, self._name, self.views, self._tokens[self.start :], self.tables)
+            finally:
+                self._engine.ended(self)
+
+    def abort(self) -> None:
+        """Give everything back. After the end it does nothing."""
+        with self._lock:
+            if self._open:
+                self._open = False
+                for table in self.tables:
+                    table.release()
+                release(self.views)
+                self._engine.ended(self)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise SessionClosed("the import has ended; begin another")

@@ -1,0 +1,205 @@
+"""A session inside the engine: the views of what is stored, a mutable tail a layer, and the queries over both."""
+
+from threading import RLock
+from time import perf_counter_ns
+from typing import Protocol
+
+from indexes.retrieval import Retrieval
+from kvdb import check
+from kvdb.attention import execute
+from kvdb.attention.run import Run
+from kvdb.catalog.catalog import release
+from kvdb.catalog.segment import Views, visible_tokens
+from kvdb.errors import PositionError, SessionClosed
+from kvdb.storage.table import BlockTable
+from kvdb.types import Array, ContextInfo, ModelSpec, SessionStats, Tokens
+from query_optimizer.facts import Facts, PartFacts
+from query_optimizer.optimizer import Optimizer
+from query_optimizer.plan import Plan
+
+
+class Engine(Protocol):
+    """What a session needs of the database that opened it."""
+
+    optimizer: Optimizer
+
+    def opened(self, session: "SessionState") -> None: ...
+
+    def closed(self, session: "SessionState") -> None: ...
+
+    def store(self, session: "SessionState", name: str, tokens: Tokens | None) -> ContextInfo: ...
+
+
+class Layer:
+    """One layer of a session: its tail, the run that queries read, and the plan prepared for them."""
+
+    def __init__(self, views: Views, number: int, tail: BlockTable) -> None:
+        self.tail = tail
+        self.run = Run([(view.segment.tables[number], view.visible) for view in views], tail)
+        self.plan: Plan | None = None
+
+    def append(self, k: Array, v: Array) -> None:
+        start = self.tail.length
+        self.tail.append(k, v)
+        self.run.refresh(start)
+
+
+class Work:
+    """What a session has done so far."""
+
+    def __init__(self) -> None:
+        self.queries = self.tokens_scanned = self.bytes_read = self.kernel_ns = 0
+        self.rules: dict[str, int] = {}
+
+    def count(self, plan: Plan, tokens: int, nbytes: int, kernel_ns: int) -> None:
+        self.queries += 1
+        self.tokens_scanned += tokens
+        self.bytes_read += nbytes
+        self.kernel_ns += kernel_ns
+        self.rules[plan.rule] = self.rules.get(plan.rule, 0) + 1
+
+
+class SessionState:
+    """One open session. Takes over the caller's references to `views` and the `tails`, one a layer; `close` gives them back.
+
+    tokens: the ids known of it, int32; at least those that the views show. Thread-safe: calls on one session take turns.
+    A call that raises leaves the session as it was.
+    """
+
+    def __init__(self, engine: Engine, spec: ModelSpec, views: Views, tails: list[BlockTable], tokens: Tokens) -> None:
+        self.spec = spec
+        self.views = views
+        self.tokens = tokens
+        self.reused = visible_tokens(views)
+        self._engine = engine
+        self._layers = [Layer(views, number, tail) for number, tail in enumerate(tails)]
+        self._work = Work()
+        self._lock = RLock()
+        self._open = True
+        engine.opened(self)
+
+    @property
+    def tails(self) -> list[BlockTable]:
+        """One a layer; the session owns them."""
+        return [layer.tail for layer in self._layers]
+
+    def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None:
+        """Append the KV of n tokens to one layer: k (after RoPE) and v, `[kv_heads, n, head_dim]`.
+
+        start: the position the caller believes the first of them has. Raises LayerError, ShapeError, DtypeError,
+        NonFiniteError, PositionError, CapacityError or SessionClosed.
+        """
+        with self._lock:
+            state = self._layer(layer)
+            check.keys_values(self.spec, k, v)
+            check.start(start, state.run.tokens, layer)
+            state.append(k, v)
+
+    def attention(self, layer: int, q: Array, retrieval: Retrieval | None = None) -> Array:
+        """Attention of one layer's last n tokens over everything before and including each; q and the result are
+        `[q_heads, n, head_dim]` in the spec's dtype.
+
+        Raises LayerError, ShapeError, DtypeError, NonFiniteError, SessionClosed, and PositionError for more queries than tokens.
+        """
+        with self._lock:
+            state = self._layer(layer)
+            n = check.queries(self.spec, q)
+            if n > state.run.tokens:
+                raise PositionError(
+                    f"q asks for the last {n} tokens of layer {layer}, which holds {state.run.tokens}; update the layer first, or use attend"
+                )
+            return self._answer(layer, state, q, n, retrieval)
+
+    def attend(
+        self, layer: int, q: Array, k: Array, v: Array, retrieval: Retrieval | None = None, start: int | None = None
+    ) -> Array:
+        """`update` and `attention` in one call, for the same n tokens. Raises what they raise, and ShapeError when q, k and v
+        are not of the same n."""
+        with self._lock:
+            state = self._layer(layer)
+            n = check.queries(self.spec, q)
+            check.same_tokens(n, check.keys_values(self.spec, k, v))
+            check.start(start, state.run.tokens, layer)
+            state.append(k, v)
+            return self._answer(layer, state, q, n, retrieval)
+
+    def fork(self) -> "SessionState":
+        """Another session over the same tokens. Nothing is copied until one of the two writes."""
+        with self._lock:
+            self._check_open()
+            for view in self.views:
+                view.segment.retain()
+            tails = [tail.share() for tail in self.tails]
+            return SessionState(self._engine, self.spec, self.views, tails, self.tokens)
+
+    def store(self, name: str, tokens: Tokens | None = None) -> ContextInfo:
+        """Keep everything in the session as a context. tokens: the ids of all of it, when it outgrew those it was opened with.
+
+        Raises AlreadyExists, InvalidArgument, PositionError (layers of different lengths) or SessionClosed.
+        """
+        with self._lock:
+            self._check_open()
+            return self._engine.store(self, name, tokens)
+
+    def plan(self, layer: int, retrieval: Retrieval | None = None) -> Plan:
+        """The plan of this layer's next one-token query. Raises LayerError or SessionClosed."""
+        with self._lock:
+            return self._engine.optimizer.plan(self._facts(layer, self._layer(layer), 1, retrieval))
+
+    def explain(self, layer: int) -> str:
+        """`plan` as text."""
+        return str(self.plan(layer))
+
+    def stats(self) -> SessionStats:
+        """What the session holds and has done. Raises SessionClosed."""
+        with self._lock:
+            self._check_open()
+            lengths = [layer.run.tokens for layer in self._layers]
+            return SessionStats(
+                tokens=min(lengths),
+                reused=self.reused,
+                tail_tokens=min(lengths) - self.reused,
+                tail_nbytes=sum(tail.nbytes for tail in self.tails),
+                queries=self._work.queries,
+                tokens_scanned=self._work.tokens_scanned,
+                bytes_read=self._work.bytes_read,
+                kernel_seconds=self._work.kernel_ns / 1e9,
+                rules=dict(self._work.rules),
+            )
+
+    def close(self) -> None:
+        """Give every block back. Closing twice does nothing."""
+        with self._lock:
+            if self._open:
+                self._open = False
+                for tail in self.tails:
+                    tail.release()
+                release(self.views)
+                self._engine.closed(self)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise SessionClosed("the session is closed; open another with create_session")
+
+    def _layer(self, number: int) -> Layer:
+        self._check_open()
+        check.layer(self.spec, number)
+        return self._layers[number]
+
+    def _answer(self, number: int, layer: Layer, q: Array, new: int, retrieval: Retrieval | None) -> Array:
+        plan = layer.plan
+        tokens = layer.run.tokens
+        if plan is None or retrieval is not None or not plan.holds_for(tokens):
+            plan = self._engine.optimizer.plan(self._facts(number, layer, new, retrieval))
+            layer.plan = plan if retrieval is None else None
+        started = perf_counter_ns()
+        state = execute.exact(layer.tail.layout, layer.run, q, new, self.spec.softmax_scale)
+        self._work.count(plan, tokens, tokens * self.spec.token_nbytes, perf_counter_ns() - started)
+        return state.out
+
+    def _facts(self, number: int, layer: Layer, new: int, retrieval: Retrieval | None) -> Facts:
+        tier = layer.tail.tier.name
+        parts = [PartFacts(f"segment {v.segment.number}", v.visible, len(v.segment), tier) for v in self.views]
+        if layer.tail.length:
+            parts.append(PartFacts("tail", layer.tail.length, layer.tail.length, tier))
+        return Facts(number, tuple(parts), new, self.spec.token_nbytes, retrieval)

@@ -1,0 +1,63 @@
+"""What one block looks like in memory, and moving tokens in and out of runs of blocks."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from kvdb import _native
+from kvdb.types import DTYPES, Addresses, Array, ModelSpec
+
+
+class NonFinite(NamedTuple):
+    """The first key or value that is NaN or infinite."""
+
+    what: str
+    head: int
+    token: int
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """A block is `[2, kv_heads, block_size, head_dim]`: the K plane, then the V plane, so that one head's keys lie together."""
+
+    dtype: str
+    kv_heads: int
+    head_dim: int
+    block_size: int
+
+    @classmethod
+    def of(cls, spec: ModelSpec, block_size: int) -> "BlockLayout":
+        return cls(spec.dtype, spec.kv_heads, spec.head_dim, block_size)
+
+    @cached_property
+    def nbytes(self) -> int:
+        return 2 * self.kv_heads * self.block_size * self.head_dim * DTYPES[self.dtype].itemsize
+
+    @cached_property
+    def native(self) -> _native.Geometry:
+        return _native.Geometry(getattr(_native.DType, self.dtype), self.kv_heads, self.head_dim, self.block_size)
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def write(self, addresses: Addresses, start: int, k: Array, v: Array) -> NonFinite | None:
+        """Write k and v, `[kv_heads, n, head_dim]`, at tokens [start, start + n) of a run; says what was not finite."""
+        bad = _native.append(self.native, addresses, start, bits(k), bits(v))
+        return None if bad is None else NonFinite(*bad)
+
+    def read(self, addresses: Addresses, start: int, n: int) -> tuple[Array, Array]:
+        """k and v, `[kv_heads, n, head_dim]`, of tokens [start, start + n) of a run."""
+        k, v = (np.empty((self.kv_heads, n, self.head_dim), DTYPES[self.dtype]) for _ in range(2))
+        _native.gather(self.native, addresses, start, n, bits(k), bits(v))
+        return k, v
+
+    def copy(self, source: Addresses, source_start: int, target: Addresses, target_start: int, n: int) -> None:
+        """Copy n tokens between two runs, at any alignment."""
+        _native.copy(self.native, source, source_start, target, target_start, n)
+
+
+def bits(array: Array) -> Array:
+    """The array as the native boundary takes it: 16-bit floats as uint16, float32 as it is. No copy."""
+    return array if array.dtype.itemsize == 4 else array.view(np.uint16)

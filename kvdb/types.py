@@ -1,0 +1,161 @@
+"""Values that every layer of kvdb shares: what a model's cache is, and what the database says of itself."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from kvdb.errors import SpecError
+
+Array = npt.NDArray[Any]
+Tokens = npt.NDArray[np.int32]
+Addresses = npt.NDArray[np.uint64]
+
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+ROPE_LAYOUTS = ("half", "interleaved")
+HEAD_DIM_MAX = 256
+
+
+@dataclass(frozen=True)
+class Rope:
+    """How the model rotates keys and queries (RoFormer, arXiv 2104.09864).
+
+    theta: base of the frequencies. rotary_dims: how many leading dimensions of a head are rotated, None for all.
+    layout: "half" pairs dimension i with i + rotary_dims / 2 (Llama, Qwen), "interleaved" pairs 2i with 2i + 1 (GPT-J).
+    scaling: the model's own scaling parameters by name, such as {"rope_type": "yarn", "factor": 4.0}; kept as sorted pairs.
+    """
+
+    theta: float = 10000.0
+    rotary_dims: int | None = None
+    layout: str = "half"
+    scaling: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.theta > 0:
+            raise SpecError(f"Rope.theta is {self.theta}; expected a positive base such as 10000.0")
+        if self.layout not in ROPE_LAYOUTS:
+            raise SpecError(f"Rope.layout is {self.layout!r}; expected one of {', '.join(ROPE_LAYOUTS)}")
+        if self.rotary_dims is not None and (self.rotary_dims < 2 or self.rotary_dims % 2):
+            raise SpecError(
+                f"Rope.rotary_dims is {self.rotary_dims}; expected an even number from 2 up to head_dim, or None for all"
+            )
+        pairs = self.scaling.items() if isinstance(self.scaling, Mapping) else self.scaling
+        object.__setattr__(self, "scaling", tuple(sorted((str(k), _frozen(v)) for k, v in pairs)))
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What fixes a cache's meaning. KV of one spec never answers a query of another.
+
+    name: the model's name, for people. layers, q_heads, kv_heads, head_dim: the attention's shape; query head h reads
+    KV head h // (q_heads // kv_heads). head_dim: a multiple of 8 from 8 to 256. dtype: "float32", "float16" or "bfloat16",
+    of keys, values, queries and outputs. rope: how keys were rotated, None for a model without RoPE. fingerprint: tells
+    weights apart that share a name. scale: what the softmax multiplies q.k with, None for 1/sqrt(head_dim).
+
+    Raises SpecError for a spec that cannot exist.
+    """
+
+    name: str
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str = "bfloat16"
+    rope: Rope | None = None
+    fingerprint: str = ""
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        for what in ("layers", "q_heads", "kv_heads", "head_dim"):
+            value = getattr(self, what)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise SpecError(f"ModelSpec.{what} is {value!r}; expected an integer of at least 1")
+        if self.q_heads % self.kv_heads:
+            raise SpecError(
+                f"ModelSpec has q_heads={self.q_heads} and kv_heads={self.kv_heads}; q_heads must be a multiple of kv_heads"
+            )
+        if self.head_dim % 8 or self.head_dim > HEAD_DIM_MAX:
+            raise SpecError(f"ModelSpec.head_dim is {self.head_dim}; expected a multiple of 8 from 8 to {HEAD_DIM_MAX}")
+        if self.dtype not in DTYPES:
+            raise SpecError(f"ModelSpec.dtype is {self.dtype!r}; expected one of {', '.join(DTYPES)}")
+        if self.rope and (self.rope.rotary_dims or 0) > self.head_dim:
+            raise SpecError(f"Rope.rotary_dims is {self.rope.rotary_dims}; expected at most head_dim, which is {self.head_dim}")
+        if self.scale is not None and not 0 < self.scale < float("inf"):
+            raise SpecError(f"ModelSpec.scale is {self.scale}; expected a positive number, or None for 1/sqrt(head_dim)")
+
+    @cached_property
+    def softmax_scale(self) -> float:
+        """What the softmax multiplies q.k with."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @cached_property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        return DTYPES[self.dtype]
+
+    @cached_property
+    def token_nbytes(self) -> int:
+        """Bytes that one token's keys and values take in one layer."""
+        return 2 * self.kv_heads * self.head_dim * self.numpy_dtype.itemsize
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over every field, in hex: equal exactly when caches may be shared."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON and the wire; `from_dict` takes them back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "ModelSpec":
+        """The spec that `to_dict` wrote. Raises SpecError for unknown or missing fields."""
+        given = dict(values)
+        try:
+            rope = Rope(**given.pop("rope")) if given.get("rope") is not None else given.pop("rope", None)
+            return cls(rope=rope, **given)
+        except TypeError as error:
+            raise SpecError(f"these are not a ModelSpec's fields: {sorted(values)} ({error})") from None
+
+    def __str__(self) -> str:
+        heads = f"{self.q_heads} query heads on {self.kv_heads} KV heads"
+        return f"{self.name} ({self.layers} layers, {heads}, head_dim {self.head_dim}, {self.dtype}, {self.digest[:8]})"
+
+
+@dataclass(frozen=True)
+class ContextInfo:
+    """What is known of a stored context. nbytes: of the blocks it names, shared ones counted in full."""
+
+    name: str
+    spec: ModelSpec
+    tokens: int
+    segments: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class SessionStats:
+    """What a session holds and has done. Bytes and tokens count once for each query head group that read them."""
+
+    tokens: int
+    reused: int
+    tail_tokens: int
+    tail_nbytes: int
+    queries: int
+    tokens_scanned: int
+    bytes_read: int
+    kernel_seconds: float
+    rules: Mapping[str, int] = field(default_factory=dict)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(v) for v in value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,32 @@
+"""The oracle: dense attention in float64."""
+
+import numpy as np
+
+
+def attention(q, k, v, scale, new=0):
+    """q `[q_heads, n, d]` over k, v `[kv_heads, N, d]`. new: 0, or n when the queries are those of the last n tokens, causally.
+
+    Returns out `[q_heads, n, d]` and lse `[q_heads, n]`, float64.
+    """
+    q, k, v = (np.asarray(x).astype(np.float64) for x in (q, k, v))
+    group = q.shape[0] // k.shape[0]
+    k, v = k.repeat(group, axis=0), v.repeat(group, axis=0)
+    logits = scale * np.einsum("hnd,htd->hnt", q, k)
+    if new:
+        position = np.arange(k.shape[1] - new, k.shape[1])[:, None]
+        logits = np.where(np.arange(k.shape[1])[None] <= position, logits, -np.inf)
+    top = logits.max(axis=-1, initial=-1e300, keepdims=True)
+    weights = np.exp(logits - top)
+    total = weights.sum(axis=-1, keepdims=True)
+    out = np.einsum("hnt,htd->hnd", weights / np.where(total > 0, total, 1), v)
+    with np.errstate(divide="ignore"):
+        return out, (top + np.log(total))[..., 0]
+
+
+def relative_error(got, expected):
+    """The norm of the difference over the norm of what was expected."""
+    expected = np.asarray(expected, np.float64)
+    return np.linalg.norm(np.asarray(got).astype(np.float64) - expected) / max(np.linalg.norm(expected), 1e-30)
+
+
+TOLERANCE = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 5e-3}
