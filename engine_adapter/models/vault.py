@@ -1,0 +1,94 @@
+"""The vault model: a small decoder, trained for this project, that looks facts up in a long text.
+
+The text is prose with facts such as " Vault amber anchor 4 8 2 1 3." strewn in; asked " Vault amber anchor", the model goes on
+with the five digits. Its card, `vault-2m/README.md`, says how often it is right at which length.
+"""
+
+import pydoc_data.topics
+import random
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+FOLDER = Path(__file__).parent / "vault-2m"
+WORDS = tuple(
+    """
+    amber anchor apple arrow autumn badge bamboo banner barrel basil beacon berry birch bishop blossom bridge bronze bucket butter
+    button cabin cactus camel candle canyon captain carbon carpet castle cedar chalk cherry circle clover cobalt coffee comet copper
+    coral cotton cradle crane crimson crystal dagger daisy delta desert diamond dolphin dragon eagle ember emerald engine falcon
+    feather fiddle finch flame flint forest fossil garden garnet ginger glacier goblet granite guitar hammer harbor harvest hazel
+    helmet heron hollow honey hunter indigo island ivory jacket jasmine jewel jungle kernel kettle ladder lagoon lantern laurel lemon
+    lily linen lizard lotus magnet mango maple marble meadow melon mirror monkey mosaic mountain mustard nectar needle nickel nutmeg
+    oasis ocean olive onyx opal orange orchid otter oyster paddle palace panther paper parrot pearl pebble pepper pigeon pillow
+    pioneer planet plum pocket poplar poppy prairie pumpkin python quartz quiver rabbit raven ribbon river robin rocket ruby saddle
+    saffron salmon sandal sapphire saturn scarlet shadow shelter silver sparrow spider spruce stable summit sunset tango teapot
+    temple thunder tiger timber topaz tulip tunnel turtle valley velvet violet walnut whale willow window winter wizard yellow zephyr
+    zinc
+    """.split()
+)
+CODE_DIGITS = 5
+
+
+@dataclass(frozen=True)
+class Fact:
+    """The code of one vault."""
+
+    vault: str
+    code: str
+
+    @property
+    def question(self) -> str:
+        return f" Vault {self.vault}"
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.question} {' '.join(self.code)}."
+
+    def answered_by(self, text: str) -> bool:
+        """Whether every digit is right."""
+        return text.replace(" ", "")[:CODE_DIGITS] == self.code
+
+
+@dataclass(frozen=True)
+class Document:
+    """Token ids of a text, and the facts hidden in it, in their order."""
+
+    ids: list[int]
+    facts: tuple[Fact, ...]
+
+
+def load() -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
+    """The model, float32 and ready to generate, and its tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
+    return model, AutoTokenizer.from_pretrained(FOLDER)
+
+
+def document(tokenizer: "PreTrainedTokenizerBase", tokens: int, facts: int, seed: int) -> Document:
+    """About `tokens` tokens of prose (Python's own documentation) with `facts` facts at even distances; the same for a seed."""
+    chance = random.Random(seed)
+    prose = tokenizer.encode(_prose(), add_special_tokens=False)
+    pairs = chance.sample(range(len(WORDS) ** 2), facts)
+    hidden = tuple(Fact(_vault(pair), "".join(chance.choices("0123456789", k=CODE_DIGITS))) for pair in pairs)
+    ids: list[int] = []
+    for i, fact in enumerate(hidden):
+        sentence = tokenizer.encode(fact.sentence, add_special_tokens=False)
+        gap = (tokens - len(ids)) // (facts - i) - len(sentence)
+        start = chance.randrange(len(prose) - gap)
+        ids += prose[start : start + gap] + sentence
+    return Document(ids, hidden)
+
+
+def _vault(pair: int) -> str:
+    return f"{WORDS[pair // len(WORDS)]} {WORDS[pair % len(WORDS)]}"
+
+
+def _prose() -> str:
+    text = " ".join(topic for _, topic in sorted(pydoc_data.topics.topics.items()))
+    return re.sub(r" +", " ", re.sub(r"[^A-Za-z0-9 .,;:()'\-?!]+", " ", text))
