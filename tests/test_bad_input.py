@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from reference import attention, relative_error
+from tests.reference import attention, relative_error
 
 import kvdb
 from kvdb import errors

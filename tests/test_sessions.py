@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from reference import TOLERANCE, attention, relative_error
+from tests.reference import TOLERANCE, attention, relative_error
 
 import kvdb
 from kvdb.types import DTYPES

@@ -4,6 +4,9 @@ A node is a segment. Its children hang at the token where they leave it, in its 
 split: a prompt that shares the first m tokens of a segment holds the view `visible=m`.
 """
 
+from collections import Counter
+from collections.abc import Iterator
+
 import numpy as np
 
 from kvdb.catalog.segment import Segment, SegmentView, Views
@@ -16,27 +19,23 @@ class PrefixTree:
     """Segments of one spec that stored contexts name. Not thread-safe: the catalogue locks."""
 
     def __init__(self) -> None:
-        self._children: dict[Edge, list[Segment]] = {}
-        self._uses: dict[tuple[Edge, int], int] = {}  # contexts that pass from this edge to the segment of this number
+        self._children: dict[Edge, dict[Segment, Counter[int]]] = {}  # how many contexts see how many tokens of each child
 
     def add(self, views: Views) -> None:
         """One more context names this path."""
-        for edge, segment in _edges(views):
-            use = (edge, segment.number)
-            self._uses[use] = self._uses.get(use, 0) + 1
-            if self._uses[use] == 1:
-                self._children.setdefault(edge, []).append(segment)
+        for edge, view in _edges(views):
+            uses = self._children.setdefault(edge, {}).setdefault(view.segment, Counter())
+            uses[view.visible] += 1
 
     def remove(self, views: Views) -> None:
-        """One context less names this path."""
-        for edge, segment in _edges(views):
-            use = (edge, segment.number)
-            self._uses[use] -= 1
-            if not self._uses[use]:
-                del self._uses[use]
-                self._children[edge].remove(segment)
-                if not self._children[edge]:
-                    del self._children[edge]
+        """One context less names this path; tokens that no context sees any more are not found again."""
+        for edge, view in _edges(views):
+            children = self._children[edge]
+            children[view.segment] -= Counter({view.visible: 1})
+            if not children[view.segment]:
+                del children[view.segment]
+            if not children:
+                del self._children[edge]
 
     def match(self, tokens: Tokens) -> Views:
         """The path that holds the longest stored prefix of `tokens`, int32 `[n]`; empty when none does.
@@ -52,8 +51,8 @@ class PrefixTree:
             if matched == len(tokens):
                 continue
             parent = (views[-1].segment.number, views[-1].visible) if views else (0, 0)
-            for segment in self._children.get((*parent, int(tokens[matched])), ()):
-                common = common_prefix(segment.tokens, tokens[matched:])
+            for segment, uses in self._children.get((*parent, int(tokens[matched])), {}).items():
+                common = common_prefix(segment.tokens[: max(uses)], tokens[matched:])
                 paths.append((matched + common, (*views, SegmentView(segment, common))))
         return best[1]
 
@@ -65,9 +64,11 @@ def common_prefix(a: Tokens, b: Tokens) -> int:
     return int(differ.argmax()) if differ.any() else n
 
 
-def _edges(views: Views) -> list[tuple[Edge, Segment]]:
-    parents = [(0, 0), *((view.segment.number, view.visible) for view in views)]
-    return [((*parent, int(view.segment.tokens[0])), view.segment) for parent, view in zip(parents, views, strict=False)]
+def _edges(views: Views) -> Iterator[tuple[Edge, SegmentView]]:
+    parent = (0, 0)
+    for view in views:
+        yield (*parent, int(view.segment.tokens[0])), view
+        parent = (view.segment.number, view.visible)
 
 
 def concatenate(views: Views) -> Tokens:

@@ -37,7 +37,7 @@ class BlockLayout:
 
     @cached_property
     def native(self) -> _native.Geometry:
-        return _native.Geometry(getattr(_native.DType, self.dtype), self.kv_heads, self.head_dim, self.block_size)
+        return _native.Geometry(getattr(_native.Dtype, self.dtype), self.kv_heads, self.head_dim, self.block_size)
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -59,5 +59,10 @@ class BlockLayout:
 
 
 def bits(array: Array) -> Array:
-    """The array as the native boundary takes it: 16-bit floats as uint16, float32 as it is. No copy."""
-    return array if array.dtype.itemsize == 4 else array.view(np.uint16)
+    """The array as the native boundary takes it: 16-bit floats as uint16, float32 as it is, its last dimension contiguous.
+
+    A copy only where that dimension is not.
+    """
+    if array.strides[-1] != array.itemsize and array.size:
+        array = np.ascontiguousarray(array)
+    return array if array.itemsize == 4 else array.view(np.uint16)

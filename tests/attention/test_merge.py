@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import attention, relative_error
+from tests.reference import attention, relative_error
 
 from kvdb.attention import AttentionState, merge
 

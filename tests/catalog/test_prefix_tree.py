@@ -42,7 +42,6 @@ def test_nothing_is_left_when_every_context_is_dropped(contexts):
     for views in [stored(tree, tokens) for tokens in contexts]:
         tree.remove(views)
     assert tree._children == {}
-    assert tree._uses == {}
 
 
 @given(st.lists(sequences, max_size=12))

@@ -1,0 +1,1 @@
+"""What plugs kvdb into inference engines. Importing it changes nothing in them."""

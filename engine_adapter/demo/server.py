@@ -1,0 +1,36 @@
+"""A real server process for the demo."""
+
+import subprocess
+import sys
+from types import TracebackType
+from typing import Self
+
+from kvdb.errors import Unavailable
+
+
+class ServerProcess:
+    """`kvdb serve` on a free port of 127.0.0.1, for as long as the `with` lasts. target: where it can be reached."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "kvdb.cli", "serve", "--host", "127.0.0.1", "--port", "0"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.ready_line = self._process.stdout.readline().strip()
+        if not self.ready_line:
+            raise Unavailable(f"the server ended with status {self._process.wait()} before it was ready; see its message above")
+        self.target = self.ready_line.split()[-1]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
