@@ -14,7 +14,7 @@ _EXPONENT = {"float32": (np.uint32, 0x7F800000), "float16": (np.uint16, 0x7C00),
 
 def layer(spec: ModelSpec, number: int) -> None:
     """Raises LayerError."""
-    if not isinstance(number, int | np.integer) or not 0 <= number < spec.layers:
+    if not 0 <= number < spec.layers:
         raise LayerError(f"layer is {number!r}; expected 0 to {spec.layers - 1}, the layers of {spec.name}")
 
 

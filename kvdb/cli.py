@@ -42,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _add_serve(commands: "Subparsers") -> None:
-    parser = commands.add_parser("serve", help="offer a database over gRPC", description="Offer a database over gRPC until SIGTERM.")
+    parser = commands.add_parser(
+        "serve", help="offer a database over gRPC", description="Offer a database over gRPC until SIGTERM."
+    )
     parser.add_argument("--host", help="address to listen on, or unix:/path (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default 7700)")
     parser.add_argument("--config", metavar="FILE", help="a TOML file of settings")

@@ -106,7 +106,8 @@ class SessionState:
             n = check.queries(self.spec, q)
             if n > state.run.tokens:
                 raise PositionError(
-                    f"q asks for the last {n} tokens of layer {layer}, which holds {state.run.tokens}; update the layer first, or use attend"
+                    f"q asks for the last {n} tokens of layer {layer}, which holds {state.run.tokens}; "
+                    "update the layer first, or use attend"
                 )
             return self._answer(layer, state, q, n, retrieval)
 

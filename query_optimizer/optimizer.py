@@ -32,7 +32,7 @@ class Optimizer:
 
     def plan(self, facts: Facts) -> Plan:
         """The plan of the first rule that fires, with the reasons of those before it."""
-        refusals = []
+        refusals: list[Refusal] = []
         for rule in self._rules:
             verdict = "switched off" if rule.name in self._off else rule.when(facts)
             if isinstance(verdict, Fired):

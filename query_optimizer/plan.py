@@ -72,8 +72,9 @@ class Plan:
         }
 
     def __str__(self) -> str:
+        parts = "1 part" if len(self.accesses) == 1 else f"{len(self.accesses)} parts"
         lines = [f"Attention  layer {self.layer}  retrieval {self.retrieval}  (rule: {self.rule})"]
-        lines.append(f"└─ Merge  {len(self.accesses)} parts  {self.tokens:,} tokens  {mebibytes(self.nbytes)}")
+        lines.append(f"└─ Merge  {parts}  {self.tokens:,} tokens  {mebibytes(self.nbytes)}")
         for i, access in enumerate(self.accesses):
             lines.append(f"   {'└' if i == len(self.accesses) - 1 else '├'}─ {access}")
         lines += [f"not taken: {r.rule} ({r.reason})" for r in self.refusals]
@@ -81,4 +82,5 @@ class Plan:
 
 
 def mebibytes(nbytes: int) -> str:
+    """A number of bytes, for people."""
     return f"{nbytes / (1 << 20):,.1f} MiB"

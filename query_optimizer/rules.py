@@ -30,7 +30,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """The caller named the retrieval; it is the oracle behind the same call (DESIGN: query semantics)."""
+    """The caller named the retrieval; it is the oracle behind the same call."""
 
     name: str = "asked"
 

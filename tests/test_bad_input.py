@@ -3,11 +3,11 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.reference import attention, relative_error
 
 import kvdb
 from kvdb import errors
 from kvdb.config import Config, OptimizerConfig, StorageConfig
+from tests.reference import attention, relative_error
 
 
 @pytest.fixture

@@ -13,7 +13,9 @@ def load(tmp_path, text):
 
 
 def test_a_file_changes_what_it_names_and_nothing_else(tmp_path):
-    loaded = load(tmp_path, '[storage]\nblock_size = 16\n[optimizer]\nrules_off = ["short_context"]\n[server]\nsession_idle_seconds = 5')
+    loaded = load(
+        tmp_path, '[storage]\nblock_size = 16\n[optimizer]\nrules_off = ["short_context"]\n[server]\nsession_idle_seconds = 5'
+    )
     assert loaded.storage.block_size == 16
     assert loaded.optimizer.rules_off == ("short_context",)
     assert loaded.server.session_idle_seconds == 5

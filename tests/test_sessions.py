@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from tests.reference import TOLERANCE, attention, relative_error
 
 import kvdb
 from kvdb.types import DTYPES
+from tests.reference import TOLERANCE, attention, relative_error
 
 EDGES = [1, 63, 64, 65, 127, 129, 200]
 

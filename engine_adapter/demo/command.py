@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 def add(commands: "Subparsers") -> None:
     """Add `demo` to the `kvdb` command."""
-    parser = commands.add_parser("demo", help="watch a model answer questions about a document that lives in kvdb", description=__doc__)
+    parser = commands.add_parser(
+        "demo", help="watch a model answer questions about a document that lives in kvdb", description=__doc__
+    )
     parser.add_argument("--tokens", type=int, default=16_384, help="length of the document (default 16384)")
     parser.add_argument("--facts", type=int, default=100, help="facts hidden in it (default 100)")
     parser.add_argument("--questions", type=int, default=10, help="how many of them are asked (default 10)")
@@ -23,5 +25,7 @@ def _run(given: argparse.Namespace) -> int:
     try:
         from engine_adapter.demo.show import show
     except ModuleNotFoundError as error:
-        raise Unsupported(f"the demo needs {error.name}, which is not installed; pip install 'kvdb[server,transformers]'") from None
+        raise Unsupported(
+            f"the demo needs {error.name}, which is not installed; pip install 'kvdb[server,transformers]'"
+        ) from None
     return show(given.tokens, given.facts, given.questions, given.seed)

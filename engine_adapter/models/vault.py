@@ -15,21 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FOLDER = Path(__file__).parent / "vault-2m"
-WORDS = tuple(
-    """
-    amber anchor apple arrow autumn badge bamboo banner barrel basil beacon berry birch bishop blossom bridge bronze bucket butter
-    button cabin cactus camel candle canyon captain carbon carpet castle cedar chalk cherry circle clover cobalt coffee comet copper
-    coral cotton cradle crane crimson crystal dagger daisy delta desert diamond dolphin dragon eagle ember emerald engine falcon
-    feather fiddle finch flame flint forest fossil garden garnet ginger glacier goblet granite guitar hammer harbor harvest hazel
-    helmet heron hollow honey hunter indigo island ivory jacket jasmine jewel jungle kernel kettle ladder lagoon lantern laurel lemon
-    lily linen lizard lotus magnet mango maple marble meadow melon mirror monkey mosaic mountain mustard nectar needle nickel nutmeg
-    oasis ocean olive onyx opal orange orchid otter oyster paddle palace panther paper parrot pearl pebble pepper pigeon pillow
-    pioneer planet plum pocket poplar poppy prairie pumpkin python quartz quiver rabbit raven ribbon river robin rocket ruby saddle
-    saffron salmon sandal sapphire saturn scarlet shadow shelter silver sparrow spider spruce stable summit sunset tango teapot
-    temple thunder tiger timber topaz tulip tunnel turtle valley velvet violet walnut whale willow window winter wizard yellow zephyr
-    zinc
-    """.split()
-)
+WORDS = tuple((Path(__file__).parent / "words.txt").read_text().split())
 CODE_DIGITS = 5
 
 
@@ -66,7 +52,7 @@ def load() -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
     return model, AutoTokenizer.from_pretrained(FOLDER)
 
 

@@ -61,4 +61,5 @@ Views = tuple[SegmentView, ...]
 
 
 def visible_tokens(views: Views) -> int:
+    """How many tokens the views show."""
     return sum(view.visible for view in views)

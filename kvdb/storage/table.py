@@ -54,7 +54,8 @@ class BlockTable:
 
     def read(self, start: int, n: int) -> tuple[Array, Array]:
         """k and v, `[kv_heads, n, head_dim]`, of tokens [start, start + n)."""
-        assert 0 <= start and start + n <= self.length
+        assert start >= 0
+        assert start + n <= self.length
         return self.layout.read(self.addresses, start, n)
 
     def share(self) -> "BlockTable":

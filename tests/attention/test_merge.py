@@ -3,9 +3,9 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.reference import attention, relative_error
 
 from kvdb.attention import AttentionState, merge
+from tests.reference import attention, relative_error
 
 HEADS, QUERIES, DIM = 4, 3, 16
 
