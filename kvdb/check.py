@@ -12,9 +12,9 @@ NAME_LENGTH_MAX = 1024
 _EXPONENT = {"float32": (np.uint32, 0x7F800000), "float16": (np.uint16, 0x7C00), "bfloat16": (np.uint16, 0x7F80)}
 
 
-def layer(spec: ModelSpec, number: int) -> None:
+def layer(spec: ModelSpec, number: Any) -> None:
     """Raises LayerError."""
-    if not 0 <= number < spec.layers:
+    if not isinstance(number, int | np.integer) or not 0 <= number < spec.layers:
         raise LayerError(f"layer is {number!r}; expected 0 to {spec.layers - 1}, the layers of {spec.name}")
 
 

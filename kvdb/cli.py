@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import kvdb
 from kvdb import config as configuration
-from kvdb.errors import KvdbError
+from kvdb.errors import KvdbError, Unsupported
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -52,7 +52,10 @@ def _add_serve(commands: "Subparsers") -> None:
 
 
 def _serve(given: argparse.Namespace) -> int:
-    from kvdb.server.serve import run  # so that other commands need no gRPC
+    try:
+        from kvdb.server.serve import run  # so that other commands need no gRPC
+    except ModuleNotFoundError as error:
+        raise Unsupported(f"kvdb serve needs {error.name}, which is not installed; pip install 'kvdb[server]'") from None
 
     config = configuration.load(given.config)
     flags = {name: value for name in ("host", "port") if (value := getattr(given, name)) is not None}

@@ -31,12 +31,12 @@ class Engine(Protocol):
 
 
 class Layer:
-    """One layer of a session: its tail, the run that queries read, and the plan prepared for them."""
+    """One layer of a session: its tail, the run that queries read, and the plan prepared for each retrieval asked for."""
 
     def __init__(self, views: Views, number: int, tail: BlockTable) -> None:
         self.tail = tail
         self.run = Run([(view.segment.tables[number], view.visible) for view in views], tail)
-        self.plan: Plan | None = None
+        self.plans: dict[Retrieval | None, Plan] = {}
 
     def append(self, k: Array, v: Array) -> None:
         start = self.tail.length
@@ -188,11 +188,10 @@ class SessionState:
         return self._layers[number]
 
     def _answer(self, number: int, layer: Layer, q: Array, new: int, retrieval: Retrieval | None) -> Array:
-        plan = layer.plan
         tokens = layer.run.tokens
-        if plan is None or retrieval is not None or not plan.holds_for(tokens):
-            plan = self._engine.optimizer.plan(self._facts(number, layer, new, retrieval))
-            layer.plan = plan if retrieval is None else None
+        plan = layer.plans.get(retrieval)
+        if plan is None or not plan.holds_for(tokens):
+            plan = layer.plans[retrieval] = self._engine.optimizer.plan(self._facts(number, layer, new, retrieval))
         started = perf_counter_ns()
         state = execute.exact(layer.tail.layout, layer.run, q, new, self.spec.softmax_scale)
         self._work.count(plan, tokens, tokens * self.spec.token_nbytes, perf_counter_ns() - started)

@@ -6,13 +6,12 @@ torch is never imported here; it is there when a tensor of it is.
 import sys
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from kvdb.errors import DtypeError
-from kvdb.types import Array
+from kvdb.types import DTYPES, Array
 
-_TORCH_BITS = {"torch.bfloat16": np.dtype(ml_dtypes.bfloat16)}
+_BFLOAT16 = DTYPES["bfloat16"]
 
 
 def to_numpy(array: Any) -> Array:
@@ -21,11 +20,11 @@ def to_numpy(array: Any) -> Array:
         return array
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        tensor = array.detach()
-        if tensor.device.type != "cpu":
+        tensor = array.detach() if array.requires_grad else array
+        if not tensor.is_cpu:
             tensor = tensor.cpu()
         if tensor.dtype is torch.bfloat16:
-            return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
+            return tensor.view(torch.int16).numpy().view(_BFLOAT16)  # type: ignore[no-any-return]
         return tensor.numpy()  # type: ignore[no-any-return]
     raise DtypeError(f"an array is a {type(array).__name__}; expected a numpy array or a torch tensor")
 
@@ -35,11 +34,11 @@ def like(out: Array, given: Any) -> Any:
     if isinstance(given, np.ndarray):
         return out
     torch = sys.modules["torch"]
-    if out.dtype == ml_dtypes.bfloat16:
+    if out.dtype == _BFLOAT16:
         tensor = torch.from_numpy(out.view(np.int16)).view(torch.bfloat16)
     else:
         tensor = torch.from_numpy(out)
-    return tensor if given.device.type == "cpu" else tensor.to(given.device)
+    return tensor if given.is_cpu else tensor.to(given.device)
 
 
 def token_ids(tokens: Any) -> Any:

@@ -1,0 +1,69 @@
+"""The four packages as syntax trees, for the tests beside this file."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("engine_adapter", "kvdb", "query_optimizer", "indexes")
+GENERATED = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """One Python file, or the stub of a compiled one."""
+
+    name: str
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @property
+    def generated(self) -> bool:
+        return self.path.name.endswith(GENERATED)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+def read(root: Path, *directories: str) -> list[Module]:
+    """Every module below these directories; a stub only where there is no Python file beside it."""
+    files = [path for directory in directories for path in sorted((root / directory).rglob("*.py*"))]
+    files = [path for path in files if path.suffix == ".py" or (path.suffix == ".pyi" and not path.with_suffix(".py").exists())]
+    return [_module(root, path) for path in files]
+
+
+@cache
+def modules() -> list[Module]:
+    """The modules of the four packages."""
+    return read(ROOT, *PACKAGES)
+
+
+def imports(module: Module, known: set[str]) -> set[str]:
+    """Which known modules this one names in an import statement, wherever it stands: at the top, in a function, for types only."""
+    found = {_longest_known(name, known) for name in _imported_names(module.tree)}
+    return {name for name in found if name is not None and name != module.name}
+
+
+def _module(root: Path, path: Path) -> Module:
+    text = path.read_text()
+    parts = path.relative_to(root).with_suffix("").parts
+    name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return Module(name, path.relative_to(root), text, ast.parse(text))
+
+
+def _imported_names(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute here"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _longest_known(name: str, known: set[str]) -> str | None:
+    while name and name not in known:
+        name = name.rpartition(".")[0]
+    return name or None

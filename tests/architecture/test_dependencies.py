@@ -1,0 +1,54 @@
+"""Who may import whom."""
+
+import ast
+import tomllib
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+from importlinter import cli
+
+from tests.architecture.source import ROOT, Module, imports, modules, read
+
+
+def test_every_contract_is_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    status = cli.lint_imports(config_filename="pyproject.toml", no_cache=True)
+    assert status == cli.EXIT_STATUS_SUCCESS, capsys.readouterr().out
+
+
+def test_no_contract_exempts_anything() -> None:
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    settings = [linter, *linter["contracts"]]
+    assert not [key for table in settings for key in table if key.startswith(("ignore", "skip", "exclude", "allow_indirect"))]
+
+
+def test_no_import_cycle_even_lazy() -> None:
+    assert cycle_in(modules()) is None
+
+
+def test_a_lazy_import_counts_as_an_import(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "above.py").write_text("from package import below\n")
+    (package / "below.py").write_text("def late():\n    from package.above import name\n")
+    assert set(cycle_in(read(tmp_path, "package")) or ()) == {"package.above", "package.below"}
+
+
+@pytest.mark.parametrize("module", modules(), ids=str)
+def test_imports_are_statements_that_can_be_followed(module: Module) -> None:
+    calls = [node.func for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+    names = [call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", None) for call in calls]
+    assert not {"import_module", "__import__"} & set(names)
+
+
+def cycle_in(found: list[Module]) -> list[str] | None:
+    """The modules of one import cycle, in order, or None. That a module is preceded by the packages it is in is no import."""
+    known = {module.name for module in found}
+    graph = {module.name: imports(module, known) for module in found}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return None

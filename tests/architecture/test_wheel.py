@@ -1,0 +1,76 @@
+"""What `pip install` brings: four packages, the compiled kernels, the demo's model, and nothing else."""
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from tests.architecture.source import PACKAGES, ROOT
+
+MODEL = "engine_adapter/models/vault-2m/"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this tree. Its kernels come from the build tree of the editable install, so that it takes seconds."""
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", out, ROOT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return next(out.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> set[str]:
+    return set(ZipFile(wheel).namelist())
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path, names: set[str]) -> Message:
+    name = next(name for name in names if name.endswith(".dist-info/METADATA"))
+    return Parser().parsestr(ZipFile(wheel).read(name).decode())
+
+
+def test_it_holds_four_packages(names: set[str]) -> None:
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == set(PACKAGES)
+
+
+def test_it_holds_every_module_of_the_tree(names: set[str]) -> None:
+    tree = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py*") if path.suffix != ".pyc"}
+    assert {name for name in names if name.endswith((".py", ".pyi", ".typed"))} == {name for name in tree if not name.endswith(".pyc")}
+
+
+def test_it_holds_the_kernels_and_the_model_and_nothing_else(names: set[str]) -> None:
+    rest = {name for name in names if ".dist-info/" not in name and not name.endswith((".py", ".pyi", "/py.typed"))}
+    model = {name for name in rest if name.startswith(MODEL)}
+    assert model == {MODEL + path.name for path in (ROOT / MODEL).iterdir()}
+    assert {name.partition(".")[0] for name in rest - model} == {"kvdb/_native"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_its_packages_are_typed(package: str, names: set[str]) -> None:
+    assert f"{package}/py.typed" in names
+
+
+def test_the_base_install_is_small(metadata: Message) -> None:
+    wanted = metadata.get_all("Requires-Dist") or []
+    base = {re.split(r"[^\w-]", requirement)[0] for requirement in wanted if "extra ==" not in requirement}
+    assert base == {"numpy", "ml-dtypes", "grpcio", "protobuf"}
+    assert set(metadata.get_all("Provides-Extra") or []) == {"server", "transformers", "gpu", "dev"}
+
+
+def test_it_works_without_the_source_tree(wheel: Path, tmp_path: Path) -> None:
+    ZipFile(wheel).extractall(tmp_path)
+    script = f"import kvdb, engine_adapter; assert kvdb.__file__.startswith({str(tmp_path)!r}); kvdb.connect().close()"
+    path = os.pathsep.join([str(tmp_path), sysconfig.get_path("platlib")])
+    # Without site, and so without the editable install of this tree.
+    command = [sys.executable, "-S", "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
