@@ -97,6 +97,16 @@ def test_names(db, spec, make_kv):
     assert [context.name for context in db.contexts()] == ["doc"]
 
 
+def test_a_context_of_another_model_is_not_opened(db, spec, make_kv):
+    kv = make_kv(spec, 3)
+    context = db.import_context(spec, kv.tokens, kv.pairs(), name="doc")
+    retrained = kvdb.ModelSpec("tiny", layers=2, q_heads=4, kv_heads=2, head_dim=16, dtype="float32", fingerprint="step 2")
+    with pytest.raises(errors.SpecMismatch, match="'doc' holds the KV of tiny"):
+        context.create_session(kv.tokens, spec=retrained)
+    with context, context.create_session(kv.tokens, spec=spec) as session:
+        assert session.reused == 3
+
+
 @pytest.mark.parametrize(
     ("error", "tokens"),
     [

@@ -7,7 +7,7 @@ from typing import Any, Self
 from kvdb.client.arrays import to_numpy, token_ids
 from kvdb.client.session import Session
 from kvdb.client.transport import ImportTransport, Transport
-from kvdb.errors import ShapeError
+from kvdb.errors import ShapeError, SpecMismatch
 from kvdb.types import Array, ContextInfo, ModelSpec
 
 
@@ -32,8 +32,16 @@ class Context:
         """How many tokens it holds."""
         return self.info.tokens
 
-    def create_session(self, tokens: Any) -> Session:
-        """A session for a prompt, with this context's spec; see `Client.create_session`."""
+    def create_session(self, tokens: Any, *, spec: ModelSpec | None = None) -> Session:
+        """A session for a prompt, with this context's spec; see `Client.create_session`.
+
+        spec: the caller's model. Raises SpecMismatch when the context is another model's, or one with other weights.
+        """
+        if spec is not None and spec != self.spec:
+            raise SpecMismatch(
+                f"context {self.name!r} holds the KV of {self.spec}, and was opened for {spec}; expected one and the same, "
+                "so import the document with this model too"
+            )
         session = Session(self._transport.create_session(self.spec, token_ids(tokens)))
         self._sessions.append(session)
         return session
