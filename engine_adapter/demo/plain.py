@@ -26,7 +26,9 @@ class PlainReader:
         started = perf_counter()
         with torch.inference_mode():
             for start in range(0, len(document), PIECE):
-                model.base_model(input_ids=torch.tensor([document[start : start + PIECE]]), past_key_values=self._cache, use_cache=True)
+                model.base_model(
+                    input_ids=torch.tensor([document[start : start + PIECE]]), past_key_values=self._cache, use_cache=True
+                )
         self.prefill_seconds = perf_counter() - started
 
     def answer(self, question: list[int], new_tokens: int) -> tuple[list[int], float]:
@@ -39,5 +41,5 @@ class PlainReader:
                 answer.append(int(logits[0, -1].argmax()))
                 first_seconds = first_seconds or perf_counter() - started
                 ids = answer[-1:]
-        self._cache.crop(len(self._document))
+        self._cache.crop(len(self._document) - self._cache.get_seq_length())
         return answer, first_seconds

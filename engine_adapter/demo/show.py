@@ -1,0 +1,127 @@
+"""What the demo shows, from the document to the verdict."""
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import engine_adapter.transformers
+import kvdb
+from engine_adapter.demo.plain import PlainReader
+from engine_adapter.demo.server import ServerProcess
+from engine_adapter.models import vault
+from engine_adapter.transformers import TransformersEngine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NAME = "handbook"
+LEGEND = """Each question had a session of its own, through gRPC.
+reused: prompt tokens found in the server. first token: from the question to it.
+read again: the same in plain transformers, which prefills the document first
+(timed once). as plain: whether all its tokens are those of plain transformers.
+"""
+ANSWER_TOKENS = vault.CODE_DIGITS + 1  # and the full stop behind them
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One question: what the model went on with over kvdb, how many prompt tokens were reused, seconds to the first token."""
+
+    fact: vault.Fact
+    question: list[int]
+    ids: list[int]
+    text: str
+    reused: int
+    first_token_seconds: float
+
+    @property
+    def right(self) -> bool:
+        return self.fact.answered_by(self.text)
+
+
+def show(tokens: int, facts: int, questions: int, seed: int) -> int:
+    """Run the demo; its exit status, 0 when kvdb's tokens are those of plain transformers."""
+    console = Console(highlight=False)
+    model, tokenizer = vault.load()
+    document = vault.document(tokenizer, tokens, facts, seed)
+    asked = random.Random(seed).sample(document.facts, min(questions, facts))
+    console.print(
+        f"[bold]{len(document.ids):,} tokens[/] of prose with {facts} facts in it, such as “{asked[0].sentence.strip()}”"
+    )
+    with ServerProcess() as server:
+        console.print(f"process {server.pid}: {server.ready_line}\n")
+        with kvdb.connect(server.target) as db, engine_adapter.transformers.attach(model, db) as engine:
+            _store(console, engine, document.ids)
+            answers = []
+            with console.status("asking, each question in a session of its own"):
+                for fact in asked:
+                    answers.append(_ask(engine, tokenizer, document.ids, fact))
+            assert engine.last is not None
+            plan = engine.last.explain
+    with console.status("plain transformers reads the document again and answers the same questions"):
+        plain = PlainReader(model, document.ids)
+        plain_answers = [plain.answer(answer.question, ANSWER_TOKENS) for answer in answers]
+    equal = [answer.ids == ids for answer, (ids, _) in zip(answers, plain_answers, strict=True)]
+    again = [plain.prefill_seconds + seconds for _, seconds in plain_answers]
+    console.print(LEGEND)
+    console.print(_table(answers, again, equal))
+    console.print(f"\nThe plan of the last question's next query:\n{plan}\n", markup=False)
+    return _verdict(console, answers, equal)
+
+
+def _store(console: Console, engine: TransformersEngine, document: list[int]) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.completed:,.0f} tokens"))
+    with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("importing, once", total=len(document))
+        context = engine.store(
+            name=NAME,
+            input_ids=torch.tensor([document]),
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    console.print(f"stored as “{NAME}”: {context.info.nbytes / (1 << 20):,.1f} MiB in the server's blocks\n")
+
+
+def _ask(engine: TransformersEngine, tokenizer: "PreTrainedTokenizerBase", document: list[int], fact: vault.Fact) -> Answer:
+    question: list[int] = tokenizer.encode(fact.question, add_special_tokens=False)
+    prompt = torch.tensor([document + question])
+    out = engine.generate(prompt, max_new_tokens=ANSWER_TOKENS, min_new_tokens=ANSWER_TOKENS, do_sample=False)
+    ids: list[int] = out[0, prompt.shape[1] :].tolist()
+    report = engine.last
+    assert report is not None
+    assert report.first_token_seconds is not None
+    return Answer(fact, question, ids, str(tokenizer.decode(ids)), report.reused[0], report.first_token_seconds)
+
+
+def _table(answers: list[Answer], again: list[float], equal: list[bool]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("vault")
+    table.add_column("answer")
+    for column in ("reused", "first token", "read again", "faster"):
+        table.add_column(column, justify="right")
+    table.add_column("as plain")
+    for answer, seconds, same in zip(answers, again, equal, strict=True):
+        code = answer.text.replace(" ", "").rstrip(".")
+        table.add_row(
+            answer.fact.vault,
+            f"{code} [green]right[/]" if answer.right else f"{code} [red]wrong[/]",
+            f"{answer.reused:,}",
+            f"{answer.first_token_seconds * 1000:,.0f} ms",
+            f"{seconds:,.1f} s",
+            f"{seconds / answer.first_token_seconds:,.0f}x",
+            "[green]equal[/]" if same else "[red]different[/]",
+        )
+    return table
+
+
+def _verdict(console: Console, answers: list[Answer], equal: list[bool]) -> int:
+    right = f"{sum(answer.right for answer in answers)} of {len(answers)} answers are right"
+    if all(equal):
+        console.print(f"[bold green]{right}; all {len(answers) * ANSWER_TOKENS} tokens equal those of plain transformers.[/]")
+        return 0
+    console.print(f"[bold red]{right}; {equal.count(False)} answers differ from plain transformers.[/]")
+    return 1
