@@ -17,7 +17,8 @@ class ServerProcess:
         assert self._process.stdout is not None
         self.ready_line = self._process.stdout.readline().strip()
         if not self.ready_line:
-            raise Unavailable(f"the server ended with status {self._process.wait()} before it was ready; see its message above")
+            self._process.communicate()
+            raise Unavailable(f"the server ended with status {self._process.returncode} before it was ready; see its message above")
         self.target = self.ready_line.split()[-1]
 
     @property
@@ -30,7 +31,7 @@ class ServerProcess:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._process.terminate()
         try:
-            self._process.wait(timeout=20)
+            self._process.communicate(timeout=20)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            self._process.communicate()

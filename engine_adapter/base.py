@@ -1,0 +1,47 @@
+"""What an adapter gives its user, whatever the engine: generation over contexts that live in kvdb, and a report of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import kvdb
+
+Progress = Callable[[int, int], None]
+"""Called as (done, total) tokens while a prompt is prefilled; the first call counts what was stored already."""
+
+Inspect = Callable[[Sequence[kvdb.Session]], None]
+"""Called with the sessions of a generation, one a row, after its last token and before they are closed."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the last `generate` or `store` did.
+
+    reused: prompt tokens found in the database, one number a row of the batch as it was given. prefilled: prompt tokens that
+    were computed. generated: new tokens of each returned sequence, padding included. prefill_seconds: until every prompt was in
+    the database. first_token_seconds: from the call to the first new token, None where none was asked for. seconds: the whole
+    call. explain: the plan of the first row's next query in the last layer.
+    """
+
+    reused: tuple[int, ...]
+    prefilled: tuple[int, ...]
+    generated: int
+    prefill_seconds: float
+    first_token_seconds: float | None
+    seconds: float
+    explain: str
+
+
+class Engine(Protocol):
+    """A model whose KV cache lives in a database."""
+
+    spec: kvdb.ModelSpec
+    last: Report | None
+
+    def generate(self, input_ids: Any, **options: Any) -> Any:
+        """Takes and returns what the engine's own generation does."""
+        ...
+
+    def store(self, *, name: str, input_ids: Any, progress: Progress | None = None) -> kvdb.Context:
+        """Prefill what is not stored of the tokens, and keep them under a name."""
+        ...

@@ -1,0 +1,39 @@
+"""`attach`: a transformers model and a database, for the time of a `with`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transformers import PreTrainedModel
+
+import kvdb
+from engine_adapter.transformers.attention import Attached, register
+from engine_adapter.transformers.engine import TransformersEngine
+from engine_adapter.transformers.spec import spec_of
+from engine_adapter.transformers.support import check_model, text_config
+from kvdb.errors import InvalidArgument
+
+PIECE_TOKENS = 1024
+
+
+@contextmanager
+def attach(model: PreTrainedModel, db: kvdb.Client, *, piece_tokens: int = PIECE_TOKENS) -> Iterator[TransformersEngine]:
+    """Let the model's KV cache live in the database, for the time of the `with`; then the model is as it was.
+
+    Calls of the model itself go on as before; `engine.generate` is the one that uses the database. piece_tokens: how many prompt
+    tokens go through the model at once. The weights are fingerprinted here, so change them before or after. Raises Unsupported
+    for a model that kvdb cannot serve, and InvalidArgument for one that is attached already.
+    """
+    if piece_tokens < 1:
+        raise InvalidArgument(f"piece_tokens is {piece_tokens}; expected at least 1, such as {PIECE_TOKENS}")
+    check_model(model)
+    config = text_config(model)
+    before = config._attn_implementation
+    if isinstance(before, Attached):
+        raise InvalidArgument("the model is attached to a database already; leave that `with` before you attach it to another")
+    engine = TransformersEngine(model, db, spec_of(model), piece_tokens)
+    register()
+    config._attn_implementation_internal = Attached(before)  # of this config alone; the public setter also changes those below it
+    try:
+        yield engine
+    finally:
+        config._attn_implementation_internal = before

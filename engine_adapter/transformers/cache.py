@@ -1,0 +1,194 @@
+"""A transformers `Cache` whose keys and values lie in kvdb sessions, one a row of the batch.
+
+A layer's `update` keeps nothing: it ties itself to the key tensor and hands it back, so that the attention function, which gets
+nothing else of the cache, finds the sessions by the tensor (`layer_of`). There is no table of sessions to look anything up in.
+"""
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+import kvdb
+from kvdb.errors import ShapeError, Unsupported
+
+_LAYER = "_kvdb_layer"
+
+
+class StoredLength(int):
+    """A length of keys that lie in kvdb. The mask function sees nothing else of the cache, and knows by the type to make none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence of a batch. padding: how many columns of the batch stand left of its first token."""
+
+    session: kvdb.Session
+    padding: int = 0
+
+
+class Batch:
+    """What the layers of one cache share. waiting: the layer whose new keys have not come to the attention function yet."""
+
+    def __init__(self, spec: kvdb.ModelSpec, rows: list[Row]) -> None:
+        self.spec = spec
+        self.rows = rows
+        self.waiting: int | None = None
+
+    def check_answered(self) -> None:
+        """Raises Unsupported when a layer's keys never came to the attention function, so that kvdb did not see them."""
+        if self.waiting is not None:
+            raise Unsupported(
+                f"layer {self.waiting} does not hand the keys it got from its cache to the attention function; "
+                "kvdb works with attention layers that do nothing between the two"
+            )
+
+
+class SessionLayer(CacheLayerMixin):
+    """One layer of the cache. length: columns of the batch that it holds, padding included."""
+
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self, number: int, batch: Batch, length: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.number = number
+        self.batch = batch
+        self.length = length
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """There is nothing to prepare."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hand the new keys and values on, `[batch, kv_heads, n, head_dim]`, the keys tied to this layer. Raises Unsupported."""
+        self.batch.check_answered()
+        self.batch.waiting = self.number
+        setattr(key_states, _LAYER, self)
+        return key_states, value_states
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
+        """Append the new tokens' k and v to the sessions and answer q, one call a row.
+
+        q: `[batch, q_heads, n, head_dim]`; k (after RoPE), v: `[batch, kv_heads, n, head_dim]`; the result: `[batch, n, q_heads,
+        head_dim]`. scaling: what the layer multiplies q.k with, None for 1/sqrt(head_dim). Raises ShapeError, Unsupported, and
+        what `Session.attend` raises.
+        """
+        batch, layer = self.batch, self.number
+        self._check(q, k, v, scaling)
+        batch.waiting = None
+        outs = [row.session.attend(layer, q[i], k[i], v[i], start=self.length - row.padding) for i, row in enumerate(batch.rows)]
+        self.length += k.shape[2]
+        out = outs[0].unsqueeze(0) if len(outs) == 1 else torch.stack(outs)
+        return out.transpose(1, 2).contiguous()
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return StoredLength(self.length + query_length), 0
+
+    def reset(self) -> None:
+        raise Unsupported("a session's tokens cannot be taken back; open another session instead of resetting the cache")
+
+    def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> None:
+        spec = self.batch.spec
+        if q.shape[0] != len(self.batch.rows):
+            raise ShapeError(f"layer {self.number} asks for {q.shape[0]} rows; expected {len(self.batch.rows)}, one a session")
+        if v.shape[-1] != k.shape[-1]:
+            raise Unsupported(
+                f"layer {self.number} has keys of {k.shape[-1]} and values of {v.shape[-1]} dimensions; expected the same"
+            )
+        scale = k.shape[-1] ** -0.5 if scaling is None else scaling
+        if not math.isclose(scale, spec.softmax_scale, rel_tol=1e-6):
+            raise Unsupported(f"layer {self.number} scales its scores by {scale}; expected {spec.softmax_scale}, as in the spec")
+
+
+class SessionCache(Cache):
+    """The cache of one batch, over the sessions of its rows. At the end of a `with` the sessions are closed.
+
+    length: columns that the sessions hold already; row i holds `length - rows[i].padding` tokens of them.
+    """
+
+    def __init__(self, spec: kvdb.ModelSpec, rows: list[Row], length: int) -> None:
+        self._batch = Batch(spec, list(rows))
+        super().__init__(layers=[SessionLayer(number, self._batch, length) for number in range(spec.layers)])
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows, in the batch's present order."""
+        return list(self._batch.rows)
+
+    @property
+    def sessions(self) -> list[kvdb.Session]:
+        """One a row, in the batch's present order."""
+        return [row.session for row in self._batch.rows]
+
+    def check_answered(self) -> None:
+        """Raises Unsupported when the last layer that was updated did not ask kvdb for its attention."""
+        self._batch.check_answered()
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Let row i go on from row `beam_idx[i]`: a row that several go on from is forked, one that none does is closed."""
+        self._select(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Fork each row, so that `repeats` rows in a row go on from it."""
+        self._select([row for row in range(len(self._batch.rows)) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep these rows, in this order."""
+        self._select(indices.tolist())
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Raises Unsupported: what a session holds is not taken back."""
+        if tokens_to_remove:
+            raise Unsupported(
+                f"{abs(tokens_to_remove)} tokens are to be taken back, which a session cannot do; "
+                "use a generation mode that needs no going back, such as greedy, sampling or beam search"
+            )
+
+    def close(self) -> None:
+        """Close the sessions. Closing twice does nothing."""
+        with ExitStack() as closing:
+            for session in self.sessions:
+                closing.callback(session.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _select(self, indices: list[int]) -> None:
+        old = self._batch.rows
+        if indices == list(range(len(old))):
+            return
+        taken: set[int] = set()
+        new: list[Row] = []
+        with ExitStack() as undo:
+            for index in indices:
+                row = old[index]
+                if index in taken:
+                    row = Row(row.session.fork(), row.padding)
+                    undo.callback(row.session.close)
+                taken.add(index)
+                new.append(row)
+            undo.pop_all()
+        self._batch.rows = new
+        for index, row in enumerate(old):
+            if index not in taken:
+                row.session.close()
+
+
+def layer_of(key: torch.Tensor) -> SessionLayer | None:
+    """The layer that handed this key tensor out, or None for keys that kvdb has nothing to do with."""
+    return getattr(key, _LAYER, None)

@@ -1,0 +1,205 @@
+"""An attached model: generation over contexts that live in the database."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from time import perf_counter
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+
+import kvdb
+from engine_adapter.base import Inspect, Progress, Report
+from engine_adapter.transformers.attention import Attached
+from engine_adapter.transformers.cache import Row, SessionCache
+from engine_adapter.transformers.options import beams_of, settings_of
+from engine_adapter.transformers.prefill import prefill
+from engine_adapter.transformers.prompts import Prompt, as_batch, as_row, end_tokens, inferred_mask, rows_of
+from engine_adapter.transformers.support import check_dropout, text_config
+from kvdb.errors import AlreadyExists, InvalidArgument, NotFound, Unsupported
+
+Names = Sequence[str | None]
+
+
+class TransformersEngine:
+    """A transformers model whose KV cache lives in a kvdb database. Made by `attach`.
+
+    spec: what its cache means. last: what the last call did.
+    """
+
+    def __init__(self, model: PreTrainedModel, db: kvdb.Client, spec: kvdb.ModelSpec, piece_tokens: int) -> None:
+        self.spec = spec
+        self.last: Report | None = None
+        self._model = model
+        self._db = db
+        self._piece_tokens = piece_tokens
+
+    def generate(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        *,
+        keep: str | Names | None = None,
+        inspect: Inspect | None = None,
+        **options: Any,
+    ) -> Any:
+        """What `model.generate` returns for the same arguments, computing only what the database has not stored of the prompts.
+
+        input_ids: `[rows, columns]`; attention_mask: 0 on padding, which stands on the left. Each row is a session of its own.
+        The sessions are closed at the end, so a returned `past_key_values` can be looked at but not gone on with; a chat goes on
+        by `keep`: the name under which prompt and answer are stored (all but the last token, which the model has not read yet),
+        or a list of them, one a returned sequence, None for those to forget. inspect: sees the sessions before they are closed.
+        options: all else that `model.generate` takes.
+
+        Raises Unsupported for what kvdb cannot do (other padding, other inputs than token ids, modes that take tokens back),
+        InvalidArgument, AlreadyExists for a name in `keep` that is taken, and what the database raises. Nothing is stored then,
+        and every session is closed.
+        """
+        started = perf_counter()
+        self._check_ready()
+        settings = settings_of(self._model, options)
+        ids = as_batch(options.pop("inputs", None) if input_ids is None else input_ids)
+        mask = inferred_mask(ids, settings) if attention_mask is None else torch.as_tensor(attention_mask)
+        prompts = rows_of(ids, mask)
+        names = self._names(keep, len(prompts), settings)
+        clock = _FirstToken()
+        options["stopping_criteria"] = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), clock])
+        with ExitStack() as opened:
+            rows = [self._open(prompt, opened) for prompt in prompts]
+            reused = tuple(row.session.reused for row in rows)
+            cache = opened.enter_context(SessionCache(self.spec, rows, ids.shape[1] - 1))
+            cache.batch_repeat_interleave(beams_of(settings))
+            prefilled = perf_counter()
+            answer = self._model.generate(  # type: ignore[operator]  # transformers does not type it
+                ids, attention_mask=mask, past_key_values=cache, **options
+            )
+            cache.check_answered()
+            sequences = answer if isinstance(answer, torch.Tensor) else answer.sequences
+            generated = sequences.shape[1] - ids.shape[1]
+            self.last = self._report(cache.sessions[0], prompts, reused, generated, _Times(started, prefilled, clock.first))
+            if inspect is not None:
+                inspect(cache.sessions)
+            self._keep(names, cache.rows, sequences, ids.shape[1], settings)
+        return answer
+
+    def store(self, *, name: str, input_ids: Any, progress: Progress | None = None) -> kvdb.Context:
+        """Prefill what is not stored of one sequence, and keep all of it under a name.
+
+        input_ids: `[n]` or `[1, n]`. progress: called as (done, n) after each piece. Raises AlreadyExists for a name that is
+        taken, ShapeError, DtypeError, InvalidArgument, Unsupported and what the database raises; nothing is stored then.
+        """
+        started = perf_counter()
+        self._check_ready()
+        tokens = as_row(input_ids)
+        self._check_free(name)
+        with self._db.create_session(self.spec, tokens) as session:
+            prefill(self._model, session, tokens, self._piece_tokens, progress)
+            prefilled = perf_counter()
+            context = self._db.store(session, name=name)
+            self.last = self._report(session, [Prompt(tokens, 0)], (session.reused,), 0, _Times(started, prefilled, None))
+        return context
+
+    def _report(
+        self, session: kvdb.Session, prompts: list[Prompt], reused: tuple[int, ...], generated: int, times: "_Times"
+    ) -> Report:
+        first = times.first_token
+        return Report(
+            reused=reused,
+            prefilled=tuple(len(prompt.tokens) - known for prompt, known in zip(prompts, reused, strict=True)),
+            generated=generated,
+            prefill_seconds=times.prefilled - times.started,
+            first_token_seconds=None if first is None else first - times.started,
+            seconds=perf_counter() - times.started,
+            explain=session.explain(self.spec.layers - 1),
+        )
+
+    def _open(self, prompt: Prompt, opened: ExitStack) -> Row:
+        """A session over all of a prompt but its last token, which `generate` puts through the model to have its logits."""
+        known = prompt.tokens[:-1]
+        session = opened.enter_context(self._db.create_session(self.spec, known))
+        prefill(self._model, session, known, self._piece_tokens)
+        return Row(session, prompt.padding)
+
+    def _keep(self, names: Names, rows: Sequence[Row], sequences: torch.Tensor, columns: int, settings: GenerationConfig) -> None:
+        """Store what is asked to be kept. columns: of the prompts. A failure takes back what was stored before it."""
+        with ExitStack() as undo:
+            for name, row, sequence in zip(names, rows, sequences, strict=False):  # names is empty when nothing is kept
+                if name is not None:
+                    count = columns - row.padding + answer_length(sequence[columns:-1], settings)
+                    self._store_beginning(row.session, sequence[row.padding : -1], count, name)
+                    undo.callback(self._db.drop, name)
+            undo.pop_all()
+
+    def _store_beginning(self, session: kvdb.Session, tokens: torch.Tensor, count: int, name: str) -> None:
+        """Store a session's first `count` tokens; what follows is the filling of a row that ended before the others of its batch.
+
+        The whole is stored under a passing name, so that a view of its beginning can be.
+        """
+        if count == len(tokens):
+            self._db.store(session, name=name, tokens=tokens)
+            return
+        whole = f"{name} (whole, {uuid4().hex})"
+        self._db.store(session, name=whole, tokens=tokens)
+        try:
+            with self._db.create_session(self.spec, tokens[:count]) as beginning:
+                self._db.store(beginning, name=name)
+        finally:
+            self._db.drop(whole)
+
+    def _names(self, keep: str | Names | None, rows: int, settings: GenerationConfig) -> Names:
+        """One name a returned sequence, checked to be free. Raises InvalidArgument, AlreadyExists or Unsupported."""
+        if keep is None:
+            return []
+        names = [keep] if isinstance(keep, str) else list(keep)
+        if (settings.num_beams or 1) > 1:
+            raise Unsupported("keep= with beam search, where the sessions of returned sequences are gone; call engine.store then")
+        expected = rows * beams_of(settings)
+        if len(names) != expected:
+            raise InvalidArgument(f"keep= names {len(names)} sequences; expected {expected}, one name or None for each returned")
+        given = [name for name in names if name is not None]
+        if len(set(given)) < len(given):
+            raise InvalidArgument(f"keep= gives one name to two sequences ({', '.join(given)}); expected a name for each")
+        for name in given:
+            self._check_free(name)
+        return names
+
+    def _check_free(self, name: str) -> None:
+        try:
+            self._db.get(name)
+        except NotFound:
+            return
+        raise AlreadyExists(f"there is a context named {name!r}; take another name, or drop it first")
+
+    def _check_ready(self) -> None:
+        if not isinstance(text_config(self._model)._attn_implementation, Attached):
+            raise InvalidArgument("the model is not attached; use the engine inside its `with attach(model, db) as engine`")
+        check_dropout(self._model)
+
+
+def answer_length(answer: torch.Tensor, settings: GenerationConfig) -> int:
+    """How many of a row's new tokens count: up to the first that ends a text, and no padding behind."""
+    ends = torch.isin(answer, torch.tensor(end_tokens(settings), dtype=answer.dtype, device=answer.device)).nonzero()
+    if len(ends):
+        return int(ends[0]) + 1
+    real = answer.ne(-1 if settings.pad_token_id is None else settings.pad_token_id).nonzero()
+    return int(real[-1]) + 1 if len(real) else 0
+
+
+class _Times(NamedTuple):
+    """When a call reached a point, by `perf_counter`."""
+
+    started: float
+    prefilled: float
+    first_token: float | None
+
+
+class _FirstToken(StoppingCriteria):
+    """Stops nothing; notes when the first new token was there."""
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+
+    def __call__(self, input_ids: torch.Tensor, *_given: Any, **_named: Any) -> torch.Tensor:
+        self.first = self.first or perf_counter()
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)

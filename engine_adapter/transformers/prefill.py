@@ -1,0 +1,30 @@
+"""Bring a prompt into a session: what the database has not stored of it goes through the model, in pieces."""
+
+import torch
+from transformers import PreTrainedModel
+
+import kvdb
+from engine_adapter.base import Progress
+from engine_adapter.transformers.cache import Row, SessionCache
+
+
+def prefill(
+    model: PreTrainedModel, session: kvdb.Session, tokens: torch.Tensor, piece_tokens: int, progress: Progress | None = None
+) -> None:
+    """Compute tokens [session.reused, n) and leave their keys and values in the session.
+
+    tokens: int64 `[n]`, all of the prompt. progress: called as (done, n), first with what was stored already. Only the decoder
+    runs; nobody asks for the head's logits. Raises Unsupported and what `Session.attend` raises; the session is then unfinished.
+    """
+    decoder = model.get_decoder()
+    n = len(tokens)
+    cache = SessionCache(session.spec, [Row(session)], session.reused)
+    if progress is not None:
+        progress(session.reused, n)
+    with torch.no_grad():
+        for start in range(session.reused, n, piece_tokens):
+            piece = tokens[start : start + piece_tokens]
+            decoder(input_ids=piece.unsqueeze(0).to(model.device), past_key_values=cache, use_cache=True)
+            if progress is not None:
+                progress(start + len(piece), n)
+    cache.check_answered()

@@ -1,0 +1,86 @@
+"""The rows of a batch as kvdb sees them: real tokens only, one session each."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from kvdb.errors import DtypeError, InvalidArgument, ShapeError, Unsupported
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row. tokens: int64 `[n]`, without padding; padding: how many columns stand left of the first."""
+
+    tokens: torch.Tensor
+    padding: int
+
+
+def as_batch(input_ids: Any) -> torch.Tensor:
+    """Token ids as int64 `[rows, columns]`. Raises ShapeError, DtypeError or InvalidArgument for what is none."""
+    ids = _tensor(input_ids)
+    if ids.ndim != 2:
+        raise ShapeError(f"input_ids have the shape {tuple(ids.shape)}; expected (rows, tokens)")
+    if not ids.numel():
+        raise InvalidArgument(f"input_ids have the shape {tuple(ids.shape)}; expected at least one token to go on from")
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
+        raise DtypeError(f"input_ids have the dtype {ids.dtype}; expected token ids, which are integers")
+    return ids.long()
+
+
+def as_row(input_ids: Any) -> torch.Tensor:
+    """Token ids of one sequence, given as `[n]` or `[1, n]`, as int64 `[n]`. Raises what `as_batch` raises."""
+    ids = _tensor(input_ids)
+    if ids.ndim == 2 and ids.shape[0] != 1:
+        raise ShapeError(f"input_ids have the shape {tuple(ids.shape)}; expected one sequence, so store the rows one by one")
+    return as_batch(ids.unsqueeze(0) if ids.ndim == 1 else ids)[0]
+
+
+def inferred_mask(ids: torch.Tensor, settings: GenerationConfig) -> torch.Tensor | None:
+    """The mask that `generate` makes up when none is given: padding is where the pad token is, unless that token also ends texts.
+
+    ids: `[rows, columns]`; so is the mask, int64, 0 on padding. None where there is no padding.
+    """
+    pad, ends = settings.pad_token_id, end_tokens(settings)
+    if pad is None or pad in ends or not (ids == pad).any():
+        return None
+    return ids.ne(pad).long()
+
+
+def end_tokens(settings: GenerationConfig) -> list[int]:
+    """The tokens that end a text."""
+    ends = settings.eos_token_id
+    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+
+
+def rows_of(ids: torch.Tensor, mask: torch.Tensor | None) -> list[Prompt]:
+    """The prompts of a batch; mask: 0 where a column is padding, shaped like ids, None for no padding.
+
+    Raises ShapeError for a mask of another shape, InvalidArgument for a row without tokens, Unsupported for padding that is not
+    all on the left.
+    """
+    if mask is None:
+        return [Prompt(row, 0) for row in ids]
+    if mask.shape != ids.shape:
+        raise ShapeError(f"attention_mask has the shape {tuple(mask.shape)}; expected {tuple(ids.shape)}, as input_ids have")
+    real = mask.to(ids.device).bool()
+    prompts = []
+    for number, (row, here) in enumerate(zip(ids, real, strict=True)):
+        length = int(here.sum())
+        if not length:
+            raise InvalidArgument(f"row {number} is all padding; expected at least one token to go on from")
+        if not here[-length:].all():
+            raise Unsupported(
+                f"row {number} has padding right of its first token; kvdb takes padding on the left only, so tokenize with "
+                "padding_side='left', or pass attention_mask where the pad token stands for itself"
+            )
+        prompts.append(Prompt(row[-length:], len(row) - length))
+    return prompts
+
+
+def _tensor(input_ids: Any) -> torch.Tensor:
+    try:
+        return torch.as_tensor(input_ids)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgument(f"input_ids are a {type(input_ids).__name__}; expected a tensor of token ids ({error})") from None

@@ -1,0 +1,96 @@
+"""Which models kvdb can serve, told before anything is computed. What only shows in a call is refused in `attention`."""
+
+import sys
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from kvdb.errors import Unsupported
+from kvdb.types import HEAD_DIM_MAX
+
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+SERVED = "kvdb serves decoders with full causal attention, such as Llama, Qwen2, Qwen3 and Mistral without its window"
+
+
+def text_config(model: PreTrainedModel) -> Any:
+    """The config of the text decoder, which in a multimodal model is a part of the model's."""
+    return model.config.get_text_config(decoder=True)
+
+
+def head_dim(config: Any) -> int:
+    """Dimensions of one head, which older configs leave to be worked out."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def attention_modules(model: PreTrainedModel) -> list[Any]:
+    """The attention layers of the text decoder, in order."""
+    found = [m for m in model.get_decoder().modules() if hasattr(m, "layer_idx") and type(m).__name__.endswith("Attention")]
+    return sorted(found, key=lambda module: int(module.layer_idx))
+
+
+def beside(module: torch.nn.Module, name: str) -> Any:
+    """What stands under this name in the file that defines the module's class, or a class that it extends; None for nothing."""
+    homes = (sys.modules.get(kind.__module__) for kind in type(module).__mro__)
+    return next((getattr(home, name) for home in homes if hasattr(home, name)), None)
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Raises Unsupported, naming the layer or the feature, for a model whose attention kvdb does not compute."""
+    if model.config.is_encoder_decoder or getattr(model.config, "add_cross_attention", False):
+        raise Unsupported(f"{_name(model)} has cross attention to an encoder; {SERVED}")
+    if not model.can_generate():
+        raise Unsupported(f"{_name(model)} cannot generate; load the model with its head, as AutoModelForCausalLM does")
+    config = text_config(model)
+    _check_config(model, config)
+    _check_layers(model, config)
+    if not model._supports_attention_backend or not model._can_set_attn_implementation():
+        raise Unsupported(f"{_name(model)} does not call its attention through transformers' AttentionInterface; {SERVED}")
+
+
+def check_dropout(model: PreTrainedModel) -> None:
+    """Raises Unsupported for a model in training mode that drops something: its keys would be noise, and stored."""
+    if not model.training:
+        return
+    dropped = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout) and module.p]
+    if getattr(text_config(model), "attention_dropout", 0.0):
+        dropped.append("attention")
+    if dropped:
+        raise Unsupported(f"{_name(model)} is in training mode with dropout ({dropped[0]}); call model.eval() first")
+
+
+def _check_config(model: PreTrainedModel, config: Any) -> None:
+    dim = head_dim(config)
+    if getattr(config, "kv_lora_rank", None) is not None:
+        raise Unsupported(f"{_name(model)} has multi-head latent attention (kv_lora_rank={config.kv_lora_rank}); {SERVED}")
+    if getattr(config, "v_head_dim", None) not in {None, dim}:
+        raise Unsupported(f"{_name(model)} has keys of {dim} and values of {config.v_head_dim} dimensions; {SERVED}")
+    if dim % 8 or dim > HEAD_DIM_MAX:
+        raise Unsupported(f"{_name(model)} has head_dim {dim}; kvdb serves multiples of 8 up to {HEAD_DIM_MAX}")
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        raise Unsupported(f"{_name(model)} has a soft cap on its attention scores ({config.attn_logit_softcapping}); {SERVED}")
+    if not getattr(config, "is_causal", True):
+        raise Unsupported(f"{_name(model)} attends to later tokens (is_causal=False); {SERVED}")
+    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
+    if rope_type in LENGTH_DEPENDENT_ROPE:
+        raise Unsupported(
+            f"{_name(model)} has RoPE of type {rope_type!r}, whose keys depend on the length of the whole prompt and so cannot "
+            f"be stored for another; {SERVED}"
+        )
+
+
+def _check_layers(model: PreTrainedModel, config: Any) -> None:
+    for number, layer in enumerate(DynamicCache(config=config).layers):
+        if getattr(layer, "is_sliding", False):
+            window = getattr(layer, "sliding_window", "unknown")
+            raise Unsupported(f"layer {number} of {_name(model)} has a sliding window of {window} tokens; {SERVED}")
+        if type(layer) is not DynamicLayer:
+            raise Unsupported(f"layer {number} of {_name(model)} caches a {type(layer).__name__}, not plain attention; {SERVED}")
+    for module in attention_modules(model):
+        if getattr(module, "sinks", None) is not None:
+            raise Unsupported(f"layer {module.layer_idx} of {_name(model)} has attention sinks; {SERVED}")
+
+
+def _name(model: PreTrainedModel) -> str:
+    return type(model).__name__

@@ -1,0 +1,43 @@
+"""A tiny model, attached to an embedded and to a remote database."""
+
+import pytest
+import torch
+
+from engine_adapter.transformers import attach
+from tests.engine_adapter.tiny import build
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Matrices this small are slower on two."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def model():
+    """One that nothing changes."""
+    return build()
+
+
+@pytest.fixture
+def attached(model, db):
+    """The model, attached to an embedded and to a remote database."""
+    with attach(model, db, piece_tokens=16) as engine:
+        yield engine
+
+
+@pytest.fixture(autouse=True)
+def no_session_left(request):
+    """Every session that was opened in a test is closed at its end, whatever happened in it."""
+    database = request.getfixturevalue("engine") if "engine" in request.fixturenames else None
+    yield
+    assert database is None or not database._sessions
+
+
+@pytest.fixture
+def names(db):
+    """The names of what is stored now."""
+    return lambda: [context.name for context in db.contexts()]

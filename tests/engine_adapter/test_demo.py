@@ -1,0 +1,27 @@
+"""The demo, on a short document: a real server process, real answers, and the tokens of plain transformers."""
+
+import random
+
+from engine_adapter.demo.show import show
+from engine_adapter.models import vault
+
+
+def test_the_demo_answers_right_and_says_so(capsys):
+    assert show(tokens=1500, facts=10, questions=3, seed=1) == 0
+    said = capsys.readouterr().out
+    assert "ready on kvdb://127.0.0.1:" in said
+    assert "3 of 3 answers are right; all 18 tokens equal those of plain transformers." in said
+    assert "Merge  2 parts" in said
+
+
+def test_a_document_is_the_same_for_a_seed_and_holds_its_facts():
+    _, tokenizer = vault.load()
+    document, again, other = (vault.document(tokenizer, 3000, 20, seed) for seed in (5, 5, 6))
+    assert document == again
+    assert document.ids != other.ids
+    assert len(document.ids) == 3000
+    text = tokenizer.decode(document.ids)
+    assert all(fact.sentence in text for fact in document.facts)
+    fact = random.Random(0).choice(document.facts)
+    assert fact.answered_by(" " + " ".join(fact.code) + ". and so on")
+    assert not fact.answered_by(" " + " ".join(fact.code[:-1]))
