@@ -1,0 +1,223 @@
+#include "attend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "isa.h"
+#include "thread_pool.h"
+#include "workspace.h"
+
+namespace kvdb {
+namespace {
+
+constexpr std::int64_t kPrefillRows = 16;       // their state and queries stay in the L2 cache
+constexpr std::int64_t kItemsPerThread = 8;      // so that a thread that is held up costs little
+constexpr std::int64_t kSplitTokensMin = 128;    // a split costs a merge
+constexpr std::int64_t kInlineElements = 65536;  // of K and V: less is read before a thread wakes
+
+// Where a part of the run begins, always at the first token of a block.
+struct Split {
+    std::int64_t block;
+    std::int64_t token;
+};
+
+// How a call is cut into items: group of KV heads x tile of rows x split of the tokens.
+struct Plan {
+    bool prefill;
+    int threads;
+    int group;           // query heads for each KV head
+    int heads;           // KV heads of an item: decode takes all, prefill one
+    std::int64_t rows;   // of each KV head
+    std::int64_t tile_rows, row_tiles;
+    std::int64_t tokens;
+    std::vector<Split> splits;  // and one past the end
+
+    std::int64_t split_count() const { return static_cast<std::int64_t>(splits.size()) - 1; }
+    std::int64_t padded_rows() const { return round_up(tile_rows, kRowPadding); }
+};
+
+std::int64_t count_tokens(const Geometry& geometry, const Run& run) {
+    std::int64_t tokens = 0;
+    for (std::int64_t b = 0; b < run.blocks; ++b) {
+        const std::int32_t count = run.counts[b];
+        if (count < 0 || count > geometry.block_size) {
+            throw std::invalid_argument("counts[" + std::to_string(b) + "] is " +
+                                        std::to_string(count) + "; a block of this geometry holds " +
+                                        "0 to " + std::to_string(geometry.block_size) + " tokens");
+        }
+        tokens += count;
+    }
+    return tokens;
+}
+
+std::vector<Split> split_tokens(const Run& run, std::int64_t tokens, std::int64_t parts) {
+    std::vector<Split> splits{{0, 0}};
+    std::int64_t token = 0;
+    for (std::int64_t b = 0; b < run.blocks; ++b) {
+        const auto next = static_cast<std::int64_t>(splits.size());
+        if (next < parts && token >= tokens * next / parts && token > splits.back().token) {
+            splits.push_back({b, token});
+        }
+        token += run.counts[b];
+    }
+    splits.push_back({run.blocks, tokens});
+    return splits;
+}
+
+Plan make_plan(const AttendCall& call) {
+    const Geometry& geometry = call.geometry;
+    Plan plan{};
+    plan.tokens = count_tokens(geometry, call.run);
+    plan.group = call.q_heads / geometry.kv_heads;
+    plan.rows = plan.group * call.n;
+    plan.prefill = plan.rows > kDecodeRowsMax;
+    plan.heads = plan.prefill ? 1 : geometry.kv_heads;
+    const std::int64_t rows_max = plan.prefill ? kPrefillRows : kDecodeRowsMax;
+    plan.row_tiles = (plan.rows + rows_max - 1) / rows_max;
+    plan.tile_rows = (plan.rows + plan.row_tiles - 1) / plan.row_tiles;
+
+    const std::int64_t read = plan.tokens * geometry.kv_heads * geometry.head_dim * 2;
+    const std::int64_t passes = 1 + plan.rows / kDecodeRowsMax;
+    plan.threads = read * passes < kInlineElements ? 1 : ThreadPool::instance().threads();
+    std::int64_t parts = 1;
+    if (plan.threads > 1) {
+        const std::int64_t outputs = geometry.kv_heads / plan.heads * plan.row_tiles;
+        const std::int64_t wanted = plan.threads * kItemsPerThread;
+        parts = std::clamp<std::int64_t>((wanted + outputs - 1) / outputs, 1,
+                                         1 + plan.tokens / kSplitTokensMin);
+    }
+    plan.splits = split_tokens(call.run, plan.tokens, parts);
+    return plan;
+}
+
+// One call: its plan, and its memory in the caller's workspace.
+class Attention {
+  public:
+    explicit Attention(const AttendCall& call)
+        : call_(call), plan_(make_plan(call)), kernels_(current_kernels()) {}
+
+    void run() {
+        ThreadPool& pool = ThreadPool::instance();
+        const std::int64_t splits = plan_.split_count();
+        const std::int64_t outputs = call_.geometry.kv_heads / plan_.heads * plan_.row_tiles;
+        if (splits == 1) {
+            reserve(plan_.threads);
+            pool.run(outputs, plan_.threads, [&](std::int64_t output, int slot) {
+                attend_item(output, 0, slot, slot);
+                finish(output, slot);
+            });
+        } else {
+            reserve(outputs * splits);
+            pool.run(outputs * splits, plan_.threads, [&](std::int64_t index, int slot) {
+                attend_item(index / splits, index % splits, slot, index);
+            });
+            pool.run(outputs, plan_.prefill ? plan_.threads : 1, [&](std::int64_t output, int) {
+                finish(output, output * splits);
+            });
+        }
+    }
+
+  private:
+    // Scratch for each thread, then `states` states: all values, all maxima, all sums.
+    void reserve(std::int64_t states) {
+        const int head_dim = call_.geometry.head_dim;
+        const std::size_t bytes =
+            plan_.prefill ? kernels_.prefill_scratch_bytes(head_dim, plan_.tile_rows)
+                          : kernels_.decode_scratch_bytes(head_dim, plan_.heads, plan_.tile_rows);
+        scratch_bytes_ = round_up(bytes, 64);
+        state_rows_ = plan_.heads * plan_.padded_rows();
+        row_floats_ = round_up(head_dim, kLanePadding);
+        const std::size_t floats = states * state_rows_ * (row_floats_ + 2);
+        scratch_ = Workspace::of_this_thread().reserve(scratch_bytes_ * plan_.threads +
+                                                       floats * sizeof(float));
+        values_ = reinterpret_cast<float*>(scratch_ + scratch_bytes_ * plan_.threads);
+        max_ = values_ + states * state_rows_ * row_floats_;
+        sum_ = max_ + states * state_rows_;
+    }
+
+    State state(std::int64_t index) const {
+        return {values_ + index * state_rows_ * row_floats_, max_ + index * state_rows_,
+                sum_ + index * state_rows_, plan_.padded_rows()};
+    }
+
+    int first_head(std::int64_t output) const {
+        return static_cast<int>(output / plan_.row_tiles) * plan_.heads;
+    }
+    std::int64_t first_row(std::int64_t output) const {
+        return output % plan_.row_tiles * plan_.tile_rows;
+    }
+    std::int64_t end_row(std::int64_t output) const {
+        return std::min(first_row(output) + plan_.tile_rows, plan_.rows);
+    }
+
+    void attend_item(std::int64_t output, std::int64_t split, int slot,
+                     std::int64_t state_index) const {
+        const AttendItem item{
+            .geometry = call_.geometry,
+            .query = call_.query,
+            .run = call_.run,
+            .kv_head = first_head(output),
+            .heads = plan_.heads,
+            .group = plan_.group,
+            .row_begin = first_row(output),
+            .row_end = end_row(output),
+            .block = plan_.splits[split].block,
+            .token_begin = plan_.splits[split].token,
+            .token_end = plan_.splits[split + 1].token,
+            .visible_first = call_.causal ? plan_.tokens - call_.n + 1 : plan_.tokens,
+            .visible_step = call_.causal ? 1 : 0,
+            .scale_log2e = static_cast<float>(call_.scale * 1.4426950408889634),
+            .state = state(state_index),
+            .scratch = scratch_ + scratch_bytes_ * slot,
+        };
+        const int dtype = static_cast<int>(call_.geometry.dtype);
+        (plan_.prefill ? kernels_.prefill : kernels_.decode)[dtype](item);
+    }
+
+    void finish(std::int64_t output, std::int64_t state_index) const {
+        kernels_.finish({
+            .state = state(state_index),
+            .splits = static_cast<int>(plan_.split_count()),
+            .step = state_rows_,
+            .out = call_.out,
+            .out_dtype = call_.out_dtype,
+            .lse = call_.lse,
+            .lse_stride = call_.n,
+            .kv_head = first_head(output),
+            .heads = plan_.heads,
+            .group = plan_.group,
+            .head_dim = call_.geometry.head_dim,
+            .row_begin = first_row(output),
+            .row_end = end_row(output),
+        });
+    }
+
+    const AttendCall& call_;
+    const Plan plan_;
+    const Kernels& kernels_;
+    std::byte* scratch_ = nullptr;
+    std::size_t scratch_bytes_ = 0;
+    std::int64_t state_rows_ = 0;
+    std::int64_t row_floats_ = 0;
+    float* values_ = nullptr;
+    float* max_ = nullptr;
+    float* sum_ = nullptr;
+};
+
+}  // namespace
+
+void attend(const AttendCall& call) {
+    if (call.causal != 0 && call.causal != call.n) {
+        throw std::invalid_argument("causal is " + std::to_string(call.causal) +
+                                    "; expected 0 or the number of queries, " +
+                                    std::to_string(call.n));
+    }
+    if (call.n == 0) return;
+    Attention attention(call);
+    attention.run();
+}
+
+}  // namespace kvdb

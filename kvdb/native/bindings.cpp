@@ -1,0 +1,200 @@
+// The Python module: checks shapes and types, releases the GIL, calls.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "attend.h"
+#include "isa.h"
+#include "thread_pool.h"
+#include "transfer.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvdb {
+namespace {
+
+using Array = nb::ndarray<nb::device::cpu>;
+using ConstArray = nb::ndarray<nb::ro, nb::device::cpu>;
+using TableArray = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using CountsArray = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using LseArray = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+[[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
+
+Geometry make_geometry(Dtype dtype, int kv_heads, int head_dim, int block_size) {
+    if (kv_heads < 1) fail("kv_heads is " + std::to_string(kv_heads) + "; expected at least 1");
+    if (head_dim < kHeadDimStep || head_dim > kHeadDimMax || head_dim % kHeadDimStep != 0) {
+        fail("head_dim is " + std::to_string(head_dim) + "; expected a multiple of " +
+             std::to_string(kHeadDimStep) + " up to " + std::to_string(kHeadDimMax));
+    }
+    if (block_size < 1 || block_size > kBlockSizeMax) {
+        fail("block_size is " + std::to_string(block_size) + "; expected 1 to " +
+             std::to_string(kBlockSizeMax));
+    }
+    return {dtype, kv_heads, head_dim, block_size};
+}
+
+template <class AnyArray>
+std::string shape_of(const AnyArray& array) {
+    std::string text = "[";
+    for (std::size_t i = 0; i < array.ndim(); ++i) {
+        text += (i ? ", " : "") + std::to_string(array.shape(i));
+    }
+    return text + "]";
+}
+
+// 16-bit types cross as uint16, which every array library has.
+template <class AnyArray>
+bool has_dtype(const AnyArray& array, Dtype dtype) {
+    return array.dtype() == (dtype == Dtype::float32 ? nb::dtype<float>() : nb::dtype<std::uint16_t>());
+}
+
+// [heads, n, head_dim] of the given type, the last dimension contiguous.
+template <class AnyArray>
+Rows rows_of(const AnyArray& array, std::int64_t heads, std::int64_t n, const Geometry& geometry,
+             Dtype dtype, const char* name) {
+    if (array.ndim() != 3 || static_cast<std::int64_t>(array.shape(0)) != heads ||
+        static_cast<std::int64_t>(array.shape(1)) != n ||
+        static_cast<int>(array.shape(2)) != geometry.head_dim) {
+        fail(std::string(name) + " has shape " + shape_of(array) + "; expected [" +
+             std::to_string(heads) + ", " + std::to_string(n) + ", " +
+             std::to_string(geometry.head_dim) + "]");
+    }
+    if (!has_dtype(array, dtype)) {
+        fail(std::string(name) + " has the wrong type; expected " +
+             (dtype == Dtype::float32 ? "float32" : "uint16, the bits of a 16-bit float"));
+    }
+    if (n > 0 && array.stride(2) != 1) {
+        fail(std::string(name) + " has stride " + std::to_string(array.stride(2)) +
+             " in its last dimension; expected 1 element");
+    }
+    return {const_cast<void*>(static_cast<const void*>(array.data())), array.stride(0),
+            array.stride(1)};
+}
+
+template <class AnyArray>
+std::int64_t tokens_of(const AnyArray& array, const char* name) {
+    if (array.ndim() != 3) {
+        fail(std::string(name) + " has shape " + shape_of(array) +
+             "; expected [heads, tokens, head_dim]");
+    }
+    return static_cast<std::int64_t>(array.shape(1));
+}
+
+Table table_of(const TableArray& table) {
+    return {table.data(), static_cast<std::int64_t>(table.shape(0))};
+}
+
+std::optional<std::tuple<const char*, int, std::int64_t>> py_append(
+    const Geometry& geometry, const TableArray& table, std::int64_t start, const ConstArray& k,
+    const ConstArray& v) {
+    const std::int64_t n = tokens_of(k, "k");
+    const Rows keys = rows_of(k, geometry.kv_heads, n, geometry, geometry.dtype, "k");
+    const Rows values = rows_of(v, geometry.kv_heads, n, geometry, geometry.dtype, "v");
+    std::optional<NotFinite> bad;
+    {
+        const nb::gil_scoped_release release;
+        bad = append(geometry, table_of(table), start, n, keys, values);
+    }
+    if (!bad) return std::nullopt;
+    return std::tuple{bad->plane == Plane::key ? "k" : "v", bad->kv_head, bad->token};
+}
+
+void py_gather(const Geometry& geometry, const TableArray& table, std::int64_t start,
+               std::int64_t n, const Array& k_out, const Array& v_out) {
+    const Rows keys = rows_of(k_out, geometry.kv_heads, n, geometry, geometry.dtype, "k_out");
+    const Rows values = rows_of(v_out, geometry.kv_heads, n, geometry, geometry.dtype, "v_out");
+    const nb::gil_scoped_release release;
+    gather(geometry, table_of(table), start, n, keys, values);
+}
+
+void py_copy(const Geometry& geometry, const TableArray& source, std::int64_t source_start,
+             const TableArray& target, std::int64_t target_start, std::int64_t n) {
+    const nb::gil_scoped_release release;
+    copy(geometry, table_of(source), source_start, table_of(target), target_start, n);
+}
+
+void py_attend(const Geometry& geometry, const ConstArray& q, const TableArray& table,
+               const CountsArray& counts, std::int64_t causal, float scale, const Array& out,
+               const std::optional<LseArray>& lse) {
+    AttendCall call{};
+    call.geometry = geometry;
+    call.n = tokens_of(q, "q");
+    const auto q_heads = static_cast<std::int64_t>(q.shape(0));
+    if (q_heads == 0 || q_heads % geometry.kv_heads != 0) {
+        fail("q has " + std::to_string(q_heads) + " heads; expected a multiple of the " +
+             std::to_string(geometry.kv_heads) + " KV heads");
+    }
+    call.q_heads = static_cast<int>(q_heads);
+    call.query = rows_of(q, q_heads, call.n, geometry, geometry.dtype, "q");
+    call.out_dtype = has_dtype(out, Dtype::float32) ? Dtype::float32 : geometry.dtype;
+    call.out = rows_of(out, q_heads, call.n, geometry, call.out_dtype, "out");
+    if (counts.shape(0) != table.shape(0)) {
+        fail("counts has " + std::to_string(counts.shape(0)) + " elements; expected one for each of " +
+             std::to_string(table.shape(0)) + " blocks in table");
+    }
+    if (lse && (static_cast<std::int64_t>(lse->shape(0)) != q_heads ||
+                static_cast<std::int64_t>(lse->shape(1)) != call.n)) {
+        fail("lse has shape " + shape_of(*lse) + "; expected [" + std::to_string(q_heads) + ", " +
+             std::to_string(call.n) + "]");
+    }
+    call.run = {table.data(), counts.data(), static_cast<std::int64_t>(table.shape(0))};
+    call.causal = causal;
+    call.scale = scale;
+    call.lse = lse ? lse->data() : nullptr;
+    const nb::gil_scoped_release release;
+    attend(call);
+}
+
+std::uint64_t py_read_blocks(const Geometry& geometry, const TableArray& table) {
+    const nb::gil_scoped_release release;
+    return read_blocks(geometry, table_of(table));
+}
+
+}  // namespace
+}  // namespace kvdb
+
+NB_MODULE(_native, m) {
+    using namespace kvdb;
+
+    nb::enum_<Dtype>(m, "Dtype")
+        .value("float32", Dtype::float32)
+        .value("float16", Dtype::float16)
+        .value("bfloat16", Dtype::bfloat16);
+    nb::class_<Geometry>(m, "Geometry")
+        .def("__init__",
+             [](Geometry* self, Dtype dtype, int kv_heads, int head_dim, int block_size) {
+                 new (self) Geometry(make_geometry(dtype, kv_heads, head_dim, block_size));
+             },
+             "dtype"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a = 64)
+        .def_ro("dtype", &Geometry::dtype)
+        .def_ro("kv_heads", &Geometry::kv_heads)
+        .def_ro("head_dim", &Geometry::head_dim)
+        .def_ro("block_size", &Geometry::block_size)
+        .def_prop_ro("block_bytes", &Geometry::block_bytes);
+
+    m.def("append", &py_append, "geometry"_a, "table"_a, "start"_a, "k"_a, "v"_a);
+    m.def("gather", &py_gather, "geometry"_a, "table"_a, "start"_a, "n"_a, "k_out"_a, "v_out"_a);
+    m.def("copy", &py_copy, "geometry"_a, "source"_a, "source_start"_a, "target"_a,
+          "target_start"_a, "n"_a);
+    m.def("attend", &py_attend, "geometry"_a, "q"_a, "table"_a, "counts"_a, "causal"_a, "scale"_a,
+          "out"_a, "lse"_a = nb::none());
+    m.def("read_blocks", &py_read_blocks, "geometry"_a, "table"_a);
+    m.def("isa", &isa);
+    m.def("isas", &isas);
+    m.def("set_isa", &set_isa, "name"_a);
+    m.def("threads", [] { return ThreadPool::instance().threads(); });
+    m.def("set_threads", [](int n) { ThreadPool::instance().set_threads(n); }, "n"_a);
+
+    // A wrong KVDB_ISA or KVDB_THREADS fails here, not in some later call.
+    isa();
+    ThreadPool::instance();
+}

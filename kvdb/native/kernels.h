@@ -1,0 +1,95 @@
+// The seam between the portable driver and the code compiled for one instruction set.
+//
+// Each simd/<isa>.cpp is compiled with its own flags and fills one `Kernels`. What crosses is plain
+// data: a function that two such units shared could be linked in the version of the wrong one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "geometry.h"
+#include "run.h"
+
+namespace kvdb {
+
+// [heads, tokens, head_dim], last dimension contiguous, strides in elements.
+struct Rows {
+    void* data;
+    std::int64_t head_stride;
+    std::int64_t token_stride;
+};
+
+// Softmax attention that is not divided yet: for each row the sum of exp2(s - max) * value, the sum
+// of exp2(s - max), and max, where s = q.k * scale * log2(e). An item's rows are [heads][rows].
+struct State {
+    float* values;  // [heads][rows][head_dim rounded up to kLanePadding]
+    float* max;
+    float* sum;
+    std::int64_t rows;  // rounded up to kRowPadding
+};
+
+// One work item: rows [row_begin, row_end) of some KV heads over the tokens from `block` on up to
+// `token_end`. Row r is query r / group of query head kv_head * group + r % group, so that
+// neighbouring rows see nearly the same tokens.
+struct AttendItem {
+    Geometry geometry;
+    Rows query;
+    Run run;
+    int kv_head, heads;  // the first, and how many; prefill takes one
+    int group;           // query heads for each KV head
+    std::int64_t row_begin, row_end;
+    std::int64_t block, token_begin, token_end;
+    // Query i sees the first visible_first + i * visible_step tokens of the run.
+    std::int64_t visible_first;
+    int visible_step;
+    float scale_log2e;
+    State state;
+    std::byte* scratch;
+};
+
+// Divides and writes rows [row_begin, row_end): the log-sum-exp merge of consecutive states.
+struct FinishItem {
+    State state;  // the first
+    int splits;
+    std::int64_t step;  // rows between states
+    Rows out;
+    Dtype out_dtype;
+    float* lse;  // optional, [q_heads, n] with lse_stride floats between heads
+    std::int64_t lse_stride;
+    int kv_head, heads, group, head_dim;
+    std::int64_t row_begin, row_end;
+};
+
+// `rows` rows of `row_bytes` (a multiple of 16).
+struct CopyItem {
+    std::byte* to;
+    const std::byte* from;
+    std::int64_t to_stride, from_stride;  // bytes
+    std::int64_t rows;
+    std::size_t row_bytes;
+    bool stream;  // past the caches: the copy is larger than they are
+};
+
+inline constexpr int kDecodeRowsMax = 16;  // more rows than this are worth packing keys for
+inline constexpr int kRowPadding = 12;     // states and scratch hold rows rounded up to this
+inline constexpr int kLanePadding = 32;    // and head_dim rounded up to this
+
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t step) {
+    return (value + step - 1) / step * step;
+}
+
+using AttendKernel = void (*)(const AttendItem&);
+using CopyKernel = bool (*)(const CopyItem&);
+
+struct Kernels {
+    AttendKernel decode[kDtypes];
+    AttendKernel prefill[kDtypes];
+    std::size_t (*decode_scratch_bytes)(int head_dim, int heads, std::int64_t rows);
+    std::size_t (*prefill_scratch_bytes)(int head_dim, std::int64_t rows);
+    void (*finish)(const FinishItem&);
+    CopyKernel copy;                  // returns true
+    CopyKernel copy_finite[kDtypes];  // returns whether every element is finite
+    std::uint64_t (*read)(const std::byte*, std::size_t bytes);  // xor of 64-bit words
+};
+
+}  // namespace kvdb

@@ -1,0 +1,41 @@
+// Everything that one instruction set provides, as the driver sees it.
+#pragma once
+
+#include "copy.h"
+#include "decode.h"
+#include "finish.h"
+#include "prefill.h"
+
+namespace kvdb::kernels {
+
+template <class Isa>
+struct Table {
+    template <class T>
+    static void decode(const AttendItem& item) {
+        Decode<Isa, T>::run(item);
+    }
+    template <class T>
+    static void prefill(const AttendItem& item) {
+        Prefill<Isa, T>::run(item);
+    }
+    static std::size_t decode_scratch_bytes(int head_dim, int heads, std::int64_t rows) {
+        return sizeof(float) * Decode<Isa, float>::scratch_floats(head_dim, heads, rows);
+    }
+    static std::size_t prefill_scratch_bytes(int head_dim, std::int64_t rows) {
+        return sizeof(float) * Prefill<Isa, float>::scratch_floats(head_dim, rows);
+    }
+
+    static constexpr Kernels kernels{
+        .decode = {decode<float>, decode<Float16>, decode<BFloat16>},
+        .prefill = {prefill<float>, prefill<Float16>, prefill<BFloat16>},
+        .decode_scratch_bytes = decode_scratch_bytes,
+        .prefill_scratch_bytes = prefill_scratch_bytes,
+        .finish = Finish<Isa>::run,
+        .copy = Copy<Isa>::plain,
+        .copy_finite = {Copy<Isa>::finite_float32, Copy<Isa>::finite_float16,
+                        Copy<Isa>::finite_bfloat16},
+        .read = Copy<Isa>::read,
+    };
+};
+
+}  // namespace kvdb::kernels

@@ -1,0 +1,10 @@
+#include "avx2.h"
+
+#include "../isa.h"
+#include "../kernels/table.h"
+
+namespace kvdb {
+
+const Kernels kernels_avx2 = kernels::Table<simd::Avx2>::kernels;
+
+}  // namespace kvdb

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <immintrin.h>
+
+#include "generic.h"
+
+namespace kvdb::simd {
+
+template <class Self>
+struct Avx512Base : Generic<Self, 16> {
+    using Base = Generic<Self, 16>;
+    using typename Base::f32;
+    using typename Base::u16;
+    static constexpr int registers = 32;
+    static constexpr int tile_vectors = 4;
+
+    KVDB_INLINE static f32 splat(float x) { return _mm512_set1_ps(x); }
+    KVDB_INLINE static f32 fma(f32 a, f32 b, f32 c) { return _mm512_fmadd_ps(a, b, c); }
+    KVDB_INLINE static f32 max(f32 a, f32 b) { return _mm512_max_ps(a, b); }
+
+    KVDB_INLINE static f32 widen(const float* from) { return _mm512_loadu_ps(from); }
+    KVDB_INLINE static f32 widen(const BFloat16* from) {
+        return widen_bf16(Base::template load<__m256i>(from));
+    }
+    KVDB_INLINE static f32 widen(const Float16* from) {
+        return _mm512_cvtph_ps(Base::template load<__m256i>(from));
+    }
+
+    // Eight elements; the upper lanes become zero.
+    KVDB_INLINE static f32 widen_half(const float* from) {
+        return _mm512_maskz_loadu_ps(0xff, from);
+    }
+    KVDB_INLINE static f32 widen_half(const BFloat16* from) { return widen_bf16(half(from)); }
+    KVDB_INLINE static f32 widen_half(const Float16* from) { return _mm512_cvtph_ps(half(from)); }
+
+    using Base::narrow;
+    KVDB_INLINE static void narrow(Float16* to, f32 v) {
+        Base::store(to, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+    }
+
+    KVDB_INLINE static void stream(void* to, u16 v) {
+        _mm512_stream_si512(static_cast<__m512i*>(to), (__m512i)v);
+    }
+    KVDB_INLINE static void stream_end() { _mm_sfence(); }
+
+  private:
+    KVDB_INLINE static f32 widen_bf16(__m256i v) {
+        return (f32)_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16);
+    }
+    KVDB_INLINE static __m256i half(const void* from) {
+        return _mm256_zextsi128_si256(Base::template load<__m128i>(from));
+    }
+};
+
+struct Avx512 : Avx512Base<Avx512> {};
+
+}  // namespace kvdb::simd

@@ -1,0 +1,10 @@
+#include "avx512_bf16.h"
+
+#include "../isa.h"
+#include "../kernels/table.h"
+
+namespace kvdb {
+
+const Kernels kernels_avx512_bf16 = kernels::Table<simd::Avx512Bf16>::kernels;
+
+}  // namespace kvdb

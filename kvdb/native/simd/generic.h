@@ -1,0 +1,204 @@
+// The vector operations that kernels are written in, in terms of GCC/Clang vector extensions. Right
+// everywhere; an instruction set derives from it and replaces what it can do better.
+//
+// `Tag` makes every instantiation a distinct type, so that no function compiled with the flags of
+// one instruction set can be linked into another. Kernel code therefore consists of templates over
+// the instruction set, and calls no inline function of the standard library.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "../geometry.h"
+
+#define KVDB_INLINE [[gnu::always_inline]] inline
+#define KVDB_UNROLL _Pragma("GCC unroll 16")
+
+namespace kvdb::simd {
+
+template <class T, int bytes>
+struct Vector {
+    typedef T type __attribute__((vector_size(bytes)));
+};
+
+template <class Tag, int lanes>
+struct Generic {
+    static constexpr int width = lanes;
+    static constexpr bool has_bf16_dot = false;
+    static constexpr int registers = 16;
+    // The register tile of the matrix kernel: rows of A by vectors of B.
+    static constexpr int tile_rows = 6;
+    static constexpr int tile_vectors = 2;
+
+    using f32 = typename Vector<float, 4 * lanes>::type;
+    using i32 = typename Vector<std::int32_t, 4 * lanes>::type;
+    using u32 = typename Vector<std::uint32_t, 4 * lanes>::type;
+    using u16 = typename Vector<std::uint16_t, 4 * lanes>::type;
+    using u16_half = typename Vector<std::uint16_t, 2 * lanes>::type;
+
+    template <class V>
+    KVDB_INLINE static V load(const void* from) {
+        V v;
+        __builtin_memcpy(&v, from, sizeof v);
+        return v;
+    }
+    template <class V>
+    KVDB_INLINE static void store(void* to, V v) {
+        __builtin_memcpy(to, &v, sizeof v);
+    }
+
+    KVDB_INLINE static f32 splat(float x) {
+        f32 v;
+        KVDB_UNROLL
+        for (int i = 0; i < lanes; ++i) v[i] = x;  // x may be any bits: no arithmetic
+        return v;
+    }
+    KVDB_INLINE static f32 fma(f32 a, f32 b, f32 c) { return a * b + c; }
+    KVDB_INLINE static f32 max(f32 a, f32 b) { return a > b ? a : b; }
+
+    // `lanes` elements as floats.
+    KVDB_INLINE static f32 widen(const float* from) { return load<f32>(from); }
+    KVDB_INLINE static f32 widen(const BFloat16* from) {
+        return (f32)(__builtin_convertvector(load<u16_half>(from), u32) << 16);
+    }
+    KVDB_INLINE static f32 widen(const Float16* from) {
+        const u32 x = __builtin_convertvector(load<u16_half>(from), u32);
+        const u32 magnitude = (x & 0x7fff) << 13;
+        // Scaling by a power of two is exact and gives subnormal halves their true exponent.
+        const u32 finite = (u32)((f32)magnitude * 0x1p112f);
+        const u32 special = (u32)(magnitude >= (0x7c00u << 13)) & 0x7f800000u;
+        return (f32)(finite | special | ((x & 0x8000) << 16));
+    }
+
+    // Rounds to nearest, ties to even.
+    KVDB_INLINE static void narrow(float* to, f32 v) { store(to, v); }
+    KVDB_INLINE static void narrow(BFloat16* to, f32 v) {
+        const u32 bits = (u32)v;
+        const u32 rounded = bits + 0x7fff + ((bits >> 16) & 1);
+        const u32 quiet = bits | 0x400000;
+        store(to, __builtin_convertvector((v == v ? rounded : quiet) >> 16, u16_half));
+    }
+    KVDB_INLINE static void narrow(Float16* to, f32 v) {
+        const u32 sign = (u32)v & 0x80000000u;
+        const u32 magnitude = (u32)v ^ sign;
+        const u32 special = (v == v) ? u32{} + 0x7c00 : u32{} + 0x7e00;
+        // Adding 0.5 shifts a value below 2^-14 into place and rounds it.
+        const u32 small = (u32)((f32)magnitude + 0.5f) - 0x3f000000u;
+        const u32 normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+        const u32 result = magnitude >= (143u << 23)   ? special
+                           : magnitude < (113u << 23) ? small
+                                                      : normal;
+        store(to, __builtin_convertvector(result | (sign >> 16), u16_half));
+    }
+
+    // A store that need not stay in the caches. `to` is aligned to the vector.
+    KVDB_INLINE static void stream(void* to, u16 v) { store(to, v); }
+    KVDB_INLINE static void stream_end() {}
+};
+
+// ---- what follows from the operations above ------------------------------------------------------
+
+// 2^x for x <= 0; 0 below the normal range, NaN for NaN. Relative error below 1e-7 (minimax
+// polynomial on [-1/2, 1/2], then rounding).
+template <class Isa>
+KVDB_INLINE typename Isa::f32 exp2(typename Isa::f32 x) {
+    using f32 = typename Isa::f32;
+    using i32 = typename Isa::i32;
+    const auto underflows = x < -126.0f;
+    const f32 clamped = underflows ? Isa::splat(-126.0f) : x;
+    // In [2^23, 2^24) a float's spacing is 1: adding rounds to the nearest integer.
+    const float rounding = 0x1.8p23f;
+    const f32 shifted = clamped + rounding;
+    const f32 f = clamped - (shifted - rounding);
+    f32 p = Isa::splat(0.000153458121587f);
+    p = Isa::fma(p, f, Isa::splat(0.00133999312095f));
+    p = Isa::fma(p, f, Isa::splat(0.00961848895652f));
+    p = Isa::fma(p, f, Isa::splat(0.05550328777f));
+    p = Isa::fma(p, f, Isa::splat(0.240226468906f));
+    p = Isa::fma(p, f, Isa::splat(0.693147205737f));
+    p = Isa::fma(p, f, Isa::splat(1.0f));
+    const i32 exponent = ((i32)shifted - (0x4b400000 - 127)) << 23;
+    return underflows ? f32{} : p * (f32)exponent;
+}
+
+template <class Isa>
+using Lanes = std::make_integer_sequence<int, Isa::width>;
+
+// The items of `a`, then those of `b`, of which `odd` chooses the odd or the even ones. Items are
+// first the lanes of each 128 bits, then 128 bits as a whole: what shuffles do in one instruction.
+template <class Isa, bool whole, int odd, int... l>
+KVDB_INLINE typename Isa::f32 every_other(typename Isa::f32 a, typename Isa::f32 b,
+                                          std::integer_sequence<int, l...>) {
+    constexpr int width = Isa::width;
+    if constexpr (whole) {
+        constexpr int half = width / 8;  // items of 4 lanes in the result that come from `a`
+        return __builtin_shufflevector(
+            a, b, (l / 4 < half ? 4 * (2 * (l / 4) + odd) + l % 4
+                                : width + 4 * (2 * (l / 4 - half) + odd) + l % 4)...);
+    } else {
+        return __builtin_shufflevector(
+            a, b, (l % 4 < 2 ? l / 4 * 4 + 2 * (l % 4) + odd
+                             : width + l / 4 * 4 + 2 * (l % 4 - 2) + odd)...);
+    }
+}
+
+// Lane l becomes the sum over the lanes of v[l]. A tree of sums of even and odd lanes.
+template <class Isa, int count = Isa::width>
+KVDB_INLINE typename Isa::f32 sum_each(typename Isa::f32* v) {
+    if constexpr (count == 1) {
+        return v[0];
+    } else {
+        constexpr bool whole = count * 4 <= Isa::width;  // after two rounds inside 128 bits
+        KVDB_UNROLL
+        for (int i = 0; i < count / 2; ++i) {
+            v[i] = every_other<Isa, whole, 0>(v[2 * i], v[2 * i + 1], Lanes<Isa>{}) +
+                   every_other<Isa, whole, 1>(v[2 * i], v[2 * i + 1], Lanes<Isa>{});
+        }
+        return sum_each<Isa, count / 2>(v);
+    }
+}
+
+// Lane l takes a[l] and b[l - bit] (low) or a[l + bit] and b[l] (high), as bit is clear or set in l.
+template <class Isa, int bit, int... l>
+KVDB_INLINE typename Isa::f32 blend_low(typename Isa::f32 a, typename Isa::f32 b,
+                                        std::integer_sequence<int, l...>) {
+    return __builtin_shufflevector(a, b, ((l & bit) ? Isa::width + l - bit : l)...);
+}
+template <class Isa, int bit, int... l>
+KVDB_INLINE typename Isa::f32 blend_high(typename Isa::f32 a, typename Isa::f32 b,
+                                         std::integer_sequence<int, l...>) {
+    return __builtin_shufflevector(a, b, ((l & bit) ? Isa::width + l : l + bit)...);
+}
+
+// width x width, in place.
+template <class Isa, int bit = 1>
+KVDB_INLINE void transpose(typename Isa::f32* v) {
+    if constexpr (bit < Isa::width) {
+        KVDB_UNROLL
+        for (int i = 0; i < Isa::width; ++i) {
+            if (i & bit) continue;
+            const auto low = blend_low<Isa, bit>(v[i], v[i | bit], Lanes<Isa>{});
+            v[i | bit] = blend_high<Isa, bit>(v[i], v[i | bit], Lanes<Isa>{});
+            v[i] = low;
+        }
+        transpose<Isa, bit * 2>(v);
+    }
+}
+
+template <class Isa, int bit, int... l>
+KVDB_INLINE typename Isa::f32 exchange(typename Isa::f32 v, std::integer_sequence<int, l...>) {
+    return __builtin_shufflevector(v, v, (l ^ bit)...);
+}
+
+// Each lane becomes the maximum over its group of `group` neighbours.
+template <class Isa, int group>
+KVDB_INLINE typename Isa::f32 max_of_group(typename Isa::f32 v) {
+    if constexpr (group == 1) {
+        return v;
+    } else {
+        return max_of_group<Isa, group / 2>(
+            Isa::max(v, exchange<Isa, group / 2>(v, Lanes<Isa>{})));
+    }
+}
+
+}  // namespace kvdb::simd

@@ -1,0 +1,10 @@
+#include "neon.h"
+
+#include "../isa.h"
+#include "../kernels/table.h"
+
+namespace kvdb {
+
+const Kernels kernels_neon = kernels::Table<simd::Neon>::kernels;
+
+}  // namespace kvdb

@@ -1,0 +1,203 @@
+#include "transfer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "isa.h"
+#include "thread_pool.h"
+
+namespace kvdb {
+namespace {
+
+constexpr std::size_t kStreamBytes = 8 << 20;    // more than this leaves the caches anyway
+constexpr std::size_t kParallelBytes = 1 << 18;  // less is copied before a thread wakes
+
+struct Span {
+    std::int64_t block, slot;
+    std::int64_t offset;  // tokens since the start of the range
+    std::int64_t tokens;
+};
+
+// The part of [start, start + n) that lies in the index-th block it touches.
+Span span_in_block(std::int64_t start, std::int64_t n, int block_size, std::int64_t index) {
+    const std::int64_t block = start / block_size + index;
+    const std::int64_t begin = std::max(start, block * block_size);
+    const std::int64_t end = std::min(start + n, (block + 1) * block_size);
+    return {block, begin - block * block_size, begin - start, end - begin};
+}
+
+std::int64_t blocks_touched(std::int64_t start, std::int64_t n, int block_size) {
+    return n == 0 ? 0 : (start + n - 1) / block_size - start / block_size + 1;
+}
+
+void check_range(const Geometry& geometry, const Table& table, std::int64_t start, std::int64_t n,
+                 const char* name) {
+    const std::int64_t capacity = table.size * geometry.block_size;
+    if (start < 0 || n < 0 || start > capacity - n) {
+        throw std::invalid_argument(std::string(name) + ": tokens [" + std::to_string(start) + ", " +
+                                    std::to_string(start + n) + ") do not lie in the table's [0, " +
+                                    std::to_string(capacity) + ")");
+    }
+}
+
+std::byte* block_rows(const Geometry& geometry, const Table& table, const Span& span, int head,
+                      Plane plane) {
+    return reinterpret_cast<std::byte*>(table.blocks[span.block]) +
+           static_cast<int>(plane) * geometry.plane_bytes() + head * geometry.head_bytes() +
+           span.slot * geometry.row_bytes();
+}
+
+std::byte* array_rows(const Geometry& geometry, const Rows& rows, std::int64_t offset, int head) {
+    return static_cast<std::byte*>(rows.data) +
+           (head * rows.head_stride + offset * rows.token_stride) *
+               static_cast<std::int64_t>(geometry.element_bytes());
+}
+
+// Rows that lie one behind the other on both sides are one long row.
+CopyItem join_rows(CopyItem item) {
+    const auto bytes = static_cast<std::int64_t>(item.row_bytes);
+    if (item.to_stride == bytes && item.from_stride == bytes) {
+        item.row_bytes *= item.rows;
+        item.rows = 1;
+    }
+    return item;
+}
+
+// each(index) for [0, items), in parallel if `bytes` are worth it.
+template <class Each>
+void for_each(std::int64_t items, std::size_t bytes, Each&& each) {
+    ThreadPool& pool = ThreadPool::instance();
+    const int threads = bytes < kParallelBytes ? 1 : pool.threads();
+    pool.run(items, threads, [&](std::int64_t index, int) { each(index); });
+}
+
+std::size_t payload_bytes(const Geometry& geometry, std::int64_t n) {
+    return 2 * geometry.kv_heads * geometry.row_bytes() * n;
+}
+
+template <class T>
+std::optional<NotFinite> find_not_finite(const Geometry& geometry, std::int64_t n, const Rows& keys,
+                                         const Rows& values, T mask) {
+    for (std::int64_t token = 0; token < n; ++token) {
+        for (const Plane plane : {Plane::key, Plane::value}) {
+            const Rows& rows = plane == Plane::key ? keys : values;
+            for (int head = 0; head < geometry.kv_heads; ++head) {
+                const std::byte* row = array_rows(geometry, rows, token, head);
+                for (int i = 0; i < geometry.head_dim; ++i) {
+                    T bits;
+                    std::memcpy(&bits, row + i * sizeof bits, sizeof bits);
+                    if ((bits & mask) == mask) return NotFinite{plane, head, token};
+                }
+            }
+        }
+    }
+    return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<NotFinite> append(const Geometry& geometry, const Table& table, std::int64_t start,
+                                std::int64_t n, const Rows& keys, const Rows& values) {
+    check_range(geometry, table, start, n, "append");
+    const CopyKernel copy_finite = current_kernels().copy_finite[static_cast<int>(geometry.dtype)];
+    const std::size_t bytes = payload_bytes(geometry, n);
+    const auto token_bytes = static_cast<std::int64_t>(geometry.element_bytes());
+    std::atomic<bool> finite{true};
+    const auto append_block = [&](std::int64_t index) {
+        const Span span = span_in_block(start, n, geometry.block_size, index);
+        for (const Plane plane : {Plane::key, Plane::value}) {
+            const Rows& rows = plane == Plane::key ? keys : values;
+            for (int head = 0; head < geometry.kv_heads; ++head) {
+                const bool passed = copy_finite(join_rows({
+                    .to = block_rows(geometry, table, span, head, plane),
+                    .from = array_rows(geometry, rows, span.offset, head),
+                    .to_stride = static_cast<std::int64_t>(geometry.row_bytes()),
+                    .from_stride = rows.token_stride * token_bytes,
+                    .rows = span.tokens,
+                    .row_bytes = geometry.row_bytes(),
+                    .stream = bytes > kStreamBytes,
+                }));
+                if (!passed) finite.store(false, std::memory_order_relaxed);
+            }
+        }
+    };
+    for_each(blocks_touched(start, n, geometry.block_size), bytes, append_block);
+    if (finite) return std::nullopt;
+    switch (geometry.dtype) {
+        case Dtype::float32: return find_not_finite<std::uint32_t>(geometry, n, keys, values, 0x7f800000);
+        case Dtype::float16: return find_not_finite<std::uint16_t>(geometry, n, keys, values, 0x7c00);
+        case Dtype::bfloat16: break;
+    }
+    return find_not_finite<std::uint16_t>(geometry, n, keys, values, 0x7f80);
+}
+
+void gather(const Geometry& geometry, const Table& table, std::int64_t start, std::int64_t n,
+            const Rows& keys, const Rows& values) {
+    check_range(geometry, table, start, n, "gather");
+    const CopyKernel copy_rows = current_kernels().copy;
+    const std::size_t bytes = payload_bytes(geometry, n);
+    const auto token_bytes = static_cast<std::int64_t>(geometry.element_bytes());
+    for_each(blocks_touched(start, n, geometry.block_size), bytes, [&](std::int64_t index) {
+        const Span span = span_in_block(start, n, geometry.block_size, index);
+        for (const Plane plane : {Plane::key, Plane::value}) {
+            const Rows& rows = plane == Plane::key ? keys : values;
+            for (int head = 0; head < geometry.kv_heads; ++head) {
+                copy_rows(join_rows({
+                    .to = array_rows(geometry, rows, span.offset, head),
+                    .from = block_rows(geometry, table, span, head, plane),
+                    .to_stride = rows.token_stride * token_bytes,
+                    .from_stride = static_cast<std::int64_t>(geometry.row_bytes()),
+                    .rows = span.tokens,
+                    .row_bytes = geometry.row_bytes(),
+                    .stream = bytes > kStreamBytes,
+                }));
+            }
+        }
+    });
+}
+
+void copy(const Geometry& geometry, const Table& from, std::int64_t from_start, const Table& to,
+          std::int64_t to_start, std::int64_t n) {
+    check_range(geometry, from, from_start, n, "copy: source");
+    check_range(geometry, to, to_start, n, "copy: destination");
+    const CopyKernel copy_rows = current_kernels().copy;
+    const std::size_t bytes = payload_bytes(geometry, n);
+    for_each(blocks_touched(to_start, n, geometry.block_size), bytes, [&](std::int64_t index) {
+        const Span target = span_in_block(to_start, n, geometry.block_size, index);
+        const std::int64_t begin = from_start + target.offset;
+        const std::int64_t pieces = blocks_touched(begin, target.tokens, geometry.block_size);
+        for (std::int64_t piece = 0; piece < pieces; ++piece) {
+            const Span source = span_in_block(begin, target.tokens, geometry.block_size, piece);
+            Span into = target;
+            into.slot += source.offset;
+            for (const Plane plane : {Plane::key, Plane::value}) {
+                for (int head = 0; head < geometry.kv_heads; ++head) {
+                    copy_rows({
+                        .to = block_rows(geometry, to, into, head, plane),
+                        .from = block_rows(geometry, from, source, head, plane),
+                        .to_stride = 0,
+                        .from_stride = 0,
+                        .rows = 1,
+                        .row_bytes = geometry.row_bytes() * source.tokens,
+                        .stream = bytes > kStreamBytes,
+                    });
+                }
+            }
+        }
+    });
+}
+
+std::uint64_t read_blocks(const Geometry& geometry, const Table& table) {
+    const auto read = current_kernels().read;
+    std::atomic<std::uint64_t> sum{0};
+    for_each(table.size, geometry.block_bytes() * table.size, [&](std::int64_t index) {
+        const auto* block = reinterpret_cast<const std::byte*>(table.blocks[index]);
+        sum.fetch_xor(read(block, geometry.block_bytes()), std::memory_order_relaxed);
+    });
+    return sum;
+}
+
+}  // namespace kvdb

@@ -1,0 +1,42 @@
+// Moving keys and values between arrays and runs of blocks, and between runs.
+#pragma once
+
+#include <optional>
+
+#include "kernels.h"
+
+namespace kvdb {
+
+// Blocks by their base addresses. Token p of such a run is slot p % block_size of block
+// p / block_size: unlike in attention, every block counts with its full capacity.
+struct Table {
+    const std::uint64_t* blocks;
+    std::int64_t size;
+};
+
+enum class Plane : int { key, value };
+
+struct NotFinite {
+    Plane plane;
+    int kv_head;
+    std::int64_t token;  // of the input
+};
+
+// Writes n tokens at [start, start + n). If an element is NaN or infinite, returns the first such
+// token, keys before values; then what [start, start + n) holds is unspecified.
+std::optional<NotFinite> append(const Geometry& geometry, const Table& table, std::int64_t start,
+                                std::int64_t n, const Rows& keys, const Rows& values);
+
+// Reads n tokens from [start, start + n).
+void gather(const Geometry& geometry, const Table& table, std::int64_t start, std::int64_t n,
+            const Rows& keys, const Rows& values);
+
+// From [from_start, from_start + n) to [to_start, to_start + n), which may not overlap in memory.
+void copy(const Geometry& geometry, const Table& from, std::int64_t from_start, const Table& to,
+          std::int64_t to_start, std::int64_t n);
+
+// Reads every byte of the blocks, and returns the xor of their 64-bit words: what memory can
+// deliver, for benchmarks to compare with.
+std::uint64_t read_blocks(const Geometry& geometry, const Table& table);
+
+}  // namespace kvdb
