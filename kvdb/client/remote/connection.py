@@ -1,0 +1,82 @@
+"""One channel to one server, and the errors of everything that goes over it."""
+
+from collections.abc import Callable
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import grpc
+
+from kvdb.errors import InvalidArgument, KvdbError, MessageTooLarge
+from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
+from kvdb.rpc.options import client_options
+from kvdb.rpc.status import to_error
+
+PORT = 7700
+CONNECT_SECONDS = 10.0
+ENVELOPE_BYTES_MAX = 64 << 10
+"""What a message holds beside its arrays and tokens: names, shapes, a spec."""
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+
+class Connection:
+    """An open channel to a server that answered. Thread-safe.
+
+    target: `kvdb://host:port` or `kvdb+unix:///path`. stub: the calls, to be made through `call` or with `metadata`.
+    """
+
+    def __init__(self, target: str, token: str) -> None:
+        """Raises InvalidArgument for a target or token that cannot be, Unavailable or Unauthenticated."""
+        self.target = target
+        self.metadata = _metadata(token)
+        self.channel = grpc.insecure_channel(_address(target), options=client_options())
+        self.stub = KvdbStub(self.channel)
+        try:
+            hello = self.stub.Hello(pb.HelloRequest(), metadata=self.metadata, timeout=CONNECT_SECONDS)
+        except grpc.RpcError as failure:
+            self.channel.close()
+            raise self.error(failure) from None
+        self.payload_bytes_max: int = hello.message_bytes_max - ENVELOPE_BYTES_MAX
+
+    def call(self, method: Callable[..., Reply], request: object) -> Reply:
+        """One unary call. Raises what the server raised, or what its silence means."""
+        try:
+            return method(request, metadata=self.metadata)
+        except grpc.RpcError as failure:
+            raise self.error(failure) from None
+
+    def error(self, failure: grpc.RpcError) -> KvdbError:
+        return to_error(failure, self.target)
+
+    def check_size(self, what: str, nbytes: int) -> None:
+        """Raises MessageTooLarge for what the server would not take in one message."""
+        if nbytes > self.payload_bytes_max:
+            raise MessageTooLarge(
+                f"{what} has {nbytes:,} bytes; expected at most {self.payload_bytes_max:,} in one message to {self.target}, "
+                "so send fewer tokens at a time or raise server.message_bytes_max"
+            )
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+def _address(target: str) -> str:
+    """gRPC's name of a target. Raises InvalidArgument."""
+    try:
+        parts = urlsplit(target)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidArgument(f"{target!r} names no server ({error}); expected kvdb://host:port") from None
+    if parts.scheme == "kvdb+unix" and not parts.netloc and parts.path:
+        return f"unix:{parts.path}"
+    if parts.scheme != "kvdb" or not host or parts.path not in {"", "/"} or "@" in parts.netloc:
+        raise InvalidArgument(f"{target!r} names no server; expected kvdb://host:port or kvdb+unix:///path")
+    return f"[{host}]:{port or PORT}" if ":" in host else f"{host}:{port or PORT}"
+
+
+def _metadata(token: str) -> tuple[tuple[str, str], ...]:
+    if not token.isascii() or (token and not token.isprintable()):
+        raise InvalidArgument("the token holds characters that no header can carry; expected printable ASCII")
+    return (("authorization", f"Bearer {token}"),) if token else ()

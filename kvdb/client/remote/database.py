@@ -1,0 +1,74 @@
+"""A database on a server."""
+
+from weakref import WeakSet
+
+from kvdb import check
+from kvdb.client.remote.connection import Connection
+from kvdb.client.remote.imports import RemoteImport
+from kvdb.client.remote.session import RemoteSession
+from kvdb.errors import Unavailable
+from kvdb.rpc import codec
+from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.types import ContextInfo, ModelSpec, Tokens
+
+
+class RemoteDatabase:
+    """`kvdb.client.transport.Transport` over gRPC. Thread-safe.
+
+    What can be judged without the server's data (names, token ids, layer numbers) is judged here by the engine's own checks;
+    everything else by the server, whose errors arrive as the same classes with the same messages.
+    """
+
+    def __init__(self, target: str, token: str = "") -> None:
+        """target: `kvdb://host:port` or `kvdb+unix:///path`. token: what the server wants of its clients.
+
+        Raises InvalidArgument, Unavailable or Unauthenticated.
+        """
+        self._connection = Connection(target, token)
+        self._sessions: WeakSet[RemoteSession] = WeakSet()
+        self._open = True
+
+    def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str) -> RemoteImport:
+        """Start storing a context; see `kvdb.database.Database.begin_import`, whose errors it raises, and MessageTooLarge."""
+        connection = self._connected()
+        ids = codec.to_tokens(check.token_ids(tokens))
+        connection.check_size("the list of tokens", len(ids))
+        begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, name=check.name(name))
+        return RemoteImport(connection, spec, begin)
+
+    def create_session(self, spec: ModelSpec, tokens: Tokens) -> RemoteSession:
+        """A session on the server; see `kvdb.database.Database.create_session`, whose errors it raises, and MessageTooLarge."""
+        connection = self._connected()
+        ids = codec.to_tokens(check.token_ids(tokens))
+        connection.check_size("the list of tokens", len(ids))
+        request = pb.CreateSessionRequest(spec=codec.to_spec(spec), tokens=ids)
+        reply = connection.call(connection.stub.CreateSession, request)
+        return RemoteSession(connection, spec, reply, self._sessions)
+
+    def contexts(self) -> list[ContextInfo]:
+        connection = self._connected()
+        reply = connection.call(connection.stub.ListContexts, pb.ListContextsRequest())
+        return [codec.from_info(info) for info in reply.contexts]
+
+    def get(self, name: str) -> ContextInfo:
+        """Raises NotFound."""
+        connection = self._connected()
+        return codec.from_info(connection.call(connection.stub.GetContext, pb.GetContextRequest(name=name)))
+
+    def drop(self, name: str) -> None:
+        """Forget a context. Raises NotFound."""
+        connection = self._connected()
+        connection.call(connection.stub.DropContext, pb.DropContextRequest(name=name))
+
+    def close(self) -> None:
+        """Close every session opened here, and the channel. Closing twice does nothing."""
+        if self._open:
+            self._open = False
+            for session in list(self._sessions):
+                session.close()
+            self._connection.close()
+
+    def _connected(self) -> Connection:
+        if not self._open:
+            raise Unavailable("the database is closed; connect again")
+        return self._connection

@@ -1,0 +1,64 @@
+"""An import on a server: one call, whose end in any way but a commit leaves nothing behind."""
+
+from kvdb import check
+from kvdb.client.remote.connection import Connection
+from kvdb.client.remote.stream import Stream
+from kvdb.errors import SessionClosed
+from kvdb.rpc import chunk, codec
+from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.chunk import Chunk
+from kvdb.types import Array, ContextInfo, ModelSpec
+
+METHOD = "/kvdb.v1.Kvdb/ImportContext"
+CHUNK_BYTES = 1 << 20
+ABORT_SECONDS_MAX = 5.0
+"""How long an abort waits for the server to say that everything was given back."""
+
+
+class RemoteImport:
+    """`kvdb.client.transport.ImportTransport` over gRPC; used from one thread at a time.
+
+    What is wrong with a piece may be told by a later `write` or by `commit`, because pieces are sent without waiting.
+    """
+
+    def __init__(self, connection: Connection, spec: ModelSpec, begin: pb.ImportBegin) -> None:
+        self._connection = connection
+        self._spec = spec
+        self._stream: Stream[bytes, pb.ImportReply] = Stream(
+            connection, connection.channel.stream_stream(METHOD, response_deserializer=pb.ImportReply.FromString)
+        )
+        self._open = True
+        self.start: int = self._exchange(pb.ImportRequest(begin=begin)).begun.start
+
+    def write(self, layer: int, k: Array, v: Array) -> None:
+        """Send the next tokens of one layer, `[kv_heads, n, head_dim]`, cut along tokens. Raises what the server raised."""
+        self._check_open()
+        check.layer(self._spec, layer)
+        check.keys_values(self._spec, k, v)
+        tokens = max(1, CHUNK_BYTES // self._spec.token_nbytes)
+        self._connection.check_size("one token of a layer", self._spec.token_nbytes)
+        for at in range(0, k.shape[1], tokens):
+            piece = slice(at, at + tokens)
+            self._stream.send(chunk.serialize(Chunk(int(layer), k[:, piece], v[:, piece])))
+
+    def commit(self) -> ContextInfo:
+        """Publish the context. Raises what the server raised; then nothing was stored."""
+        self._check_open()
+        reply = self._exchange(pb.ImportRequest(commit=pb.ImportCommit()))
+        self._open = False
+        self._stream.finish(ABORT_SECONDS_MAX)
+        return codec.from_info(reply.committed)
+
+    def abort(self) -> None:
+        """Give everything back. After the end it does nothing."""
+        if self._open:
+            self._open = False
+            self._stream.finish(ABORT_SECONDS_MAX)
+
+    def _exchange(self, request: pb.ImportRequest) -> pb.ImportReply:
+        self._stream.send(chunk.serialize(request))
+        return self._stream.receive()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise SessionClosed("the import has ended; begin another")

@@ -1,0 +1,162 @@
+"""A session on a server."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from threading import RLock
+from weakref import WeakSet
+
+import numpy as np
+
+from indexes.retrieval import Retrieval
+from kvdb import check
+from kvdb.client.remote.connection import Connection
+from kvdb.client.remote.stream import Stream
+from kvdb.errors import PositionError, SessionClosed, Unavailable
+from kvdb.rpc import codec
+from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.types import Array, ContextInfo, ModelSpec, SessionStats, Tokens
+
+START_MAX = (1 << 63) - 1
+
+
+class RemoteSession:
+    """`kvdb.client.transport.SessionTransport` over gRPC. Thread-safe: calls on one session take turns.
+
+    `update`, `attention` and `attend` go over one `Decode` stream, opened at the first of them and again after an error. More
+    tokens than one message takes are sent in pieces, one after the other; a piece that fails leaves the session as the pieces
+    before it made it. After Unavailable nothing is known of the call's effect; `stats` tells what the session holds.
+    """
+
+    def __init__(
+        self, connection: Connection, spec: ModelSpec, reply: pb.SessionReply, sessions: "WeakSet[RemoteSession]"
+    ) -> None:
+        """sessions: those of the database, to which this one adds itself."""
+        self.spec = spec
+        self.reused: int = reply.reused
+        self._connection = connection
+        self._id = reply.session_id
+        self._sessions = sessions
+        self._stream: Stream[pb.DecodeRequest, pb.DecodeReply] | None = None
+        self._lock = RLock()
+        self._open = True
+        sessions.add(self)
+
+    def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None:
+        """Append the KV of n tokens to one layer; see `kvdb.session.SessionState.update`, whose errors it raises."""
+        with self._lock:
+            self._check_layer(layer)
+            for piece, first in self._pieces(start, k, v):
+                keys, values = map(codec.to_array, piece)
+                update = pb.UpdateRequest(session_id=self._id, layer=layer, k=keys, v=values, start=first)
+                self._decode(pb.DecodeRequest(update=update))
+
+    def attention(self, layer: int, q: Array, retrieval: Retrieval | None = None) -> Array:
+        """Attention of one layer's last n tokens; see `kvdb.session.SessionState.attention`, whose errors it raises.
+
+        Raises MessageTooLarge for more queries than one message takes; attend to fewer tokens at a time.
+        """
+        with self._lock:
+            self._check_layer(layer)
+            self._connection.check_size("q", q.nbytes)
+            asked = pb.AttentionRequest(
+                session_id=self._id, layer=layer, q=codec.to_array(q), retrieval=codec.to_retrieval(retrieval)
+            )
+            return _writable(self._decode(pb.DecodeRequest(attention=asked)))
+
+    def attend(
+        self, layer: int, q: Array, k: Array, v: Array, retrieval: Retrieval | None = None, start: int | None = None
+    ) -> Array:
+        """`update` and `attention` in one call; see `kvdb.session.SessionState.attend`, whose errors it raises."""
+        with self._lock:
+            self._check_layer(layer)
+            outs = []
+            for piece, first in self._pieces(start, q, k, v):
+                asked = pb.AttendRequest(
+                    session_id=self._id,
+                    layer=layer,
+                    q=codec.to_array(piece[0]),
+                    k=codec.to_array(piece[1]),
+                    v=codec.to_array(piece[2]),
+                    retrieval=codec.to_retrieval(retrieval),
+                    start=first,
+                )
+                outs.append(_writable(self._decode(pb.DecodeRequest(attend=asked))))
+            return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
+
+    def fork(self) -> "RemoteSession":
+        """Another session over the same tokens. Raises SessionClosed."""
+        self._check_open()
+        reply = self._connection.call(self._connection.stub.Fork, pb.ForkRequest(session_id=self._id))
+        return RemoteSession(self._connection, self.spec, reply, self._sessions)
+
+    def store(self, name: str, tokens: Tokens | None = None) -> ContextInfo:
+        """Keep everything in the session as a context; see `kvdb.session.SessionState.store`, whose errors it raises."""
+        self._check_open()
+        ids = None if tokens is None else codec.to_tokens(check.token_ids(tokens))
+        self._connection.check_size("the list of tokens", len(ids or b""))
+        request = pb.StoreRequest(session_id=self._id, name=check.name(name), tokens=ids)
+        return codec.from_info(self._connection.call(self._connection.stub.Store, request))
+
+    def explain(self, layer: int) -> str:
+        """The plan of this layer's next query, as text. Raises LayerError or SessionClosed."""
+        self._check_layer(layer)
+        request = pb.ExplainRequest(session_id=self._id, layer=layer)
+        reply: pb.ExplainReply = self._connection.call(self._connection.stub.Explain, request)
+        return reply.plan
+
+    def stats(self) -> SessionStats:
+        """What the session holds and has done. Raises SessionClosed."""
+        self._check_open()
+        return codec.from_stats(self._connection.call(self._connection.stub.Stats, pb.StatsRequest(session_id=self._id)))
+
+    def close(self) -> None:
+        """Give everything back. Closing twice does nothing, and neither does closing a session whose server is gone."""
+        with self._lock:
+            if not self._open:
+                return
+            self._open = False
+            if self._stream is not None:
+                self._stream.cancel()
+        with suppress(Unavailable):  # the server's sessions went with it, or this one expires there
+            self._connection.call(self._connection.stub.CloseSession, pb.CloseSessionRequest(session_id=self._id))
+
+    def _decode(self, request: pb.DecodeRequest) -> pb.DecodeReply:
+        if self._stream is None or self._stream.ended:
+            self._stream = Stream(self._connection, self._connection.stub.Decode)
+        self._stream.send(request)
+        return self._stream.receive()
+
+    def _pieces(self, start: int | None, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], int | None]]:
+        """The arrays, `[heads, n, head_dim]` each, cut along tokens so that every piece fits into a message, and its start."""
+        first = _start(start)
+        nbytes = sum(array.nbytes for array in arrays)
+        if nbytes <= self._connection.payload_bytes_max:
+            yield arrays, first
+            return
+        *queries, k, v = arrays
+        n = check.keys_values(self.spec, k, v)
+        for q in queries:
+            check.same_tokens(check.queries(self.spec, q), n)
+        self._connection.check_size("one token", nbytes // n)
+        step = self._connection.payload_bytes_max // (nbytes // n)
+        for at in range(0, n, step):
+            yield tuple(array[:, at : at + step] for array in arrays), None if first is None else first + at
+
+    def _check_layer(self, layer: int) -> None:
+        self._check_open()
+        check.layer(self.spec, layer)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise SessionClosed("the session is closed; open another with create_session")
+
+
+def _writable(reply: pb.DecodeReply) -> Array:
+    return codec.from_array(reply.out).copy()
+
+
+def _start(start: int | None) -> int | None:
+    """A position as the wire carries it. Raises PositionError for what cannot be one."""
+    if start is not None and not -START_MAX <= start <= START_MAX:
+        raise PositionError(f"start is {start}; expected the number of tokens that the layer holds")
+    return start

@@ -1,0 +1,82 @@
+"""A bidirectional call that is driven from one thread: send, receive, end."""
+
+from queue import Full, Queue
+from threading import Event
+from typing import Generic, TypeVar
+
+import grpc
+
+from kvdb.client.remote.connection import Connection
+from kvdb.errors import Unavailable
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+DEPTH = 4
+"""Requests that wait to be sent before `send` waits."""
+LOOK_SECONDS = 0.2
+"""How often a `send` that waits looks whether the call has ended."""
+
+
+class Stream(Generic[Request, Reply]):
+    """One open call. Not thread-safe.
+
+    gRPC takes the requests from a thread of its own, through a short queue. A stream that failed has ended.
+    """
+
+    def __init__(self, connection: Connection, method: "grpc.StreamStreamMultiCallable[Request, Reply]") -> None:
+        self._connection = connection
+        self._requests: Queue[Request | None] = Queue(DEPTH)
+        self._call = method(iter(self._requests.get, None), metadata=connection.metadata)
+
+    @property
+    def ended(self) -> bool:
+        return not self._call.is_active()
+
+    def send(self, request: Request) -> None:
+        """Hand a request over. Raises the error that ended the call, if it has ended."""
+        while not self.ended:
+            if self._offer(request):
+                return
+        self.receive()
+
+    def receive(self) -> Reply:
+        """The next reply. Raises the error that ended the call, or Unavailable when the server ended it without one."""
+        done = False
+        try:
+            reply: Reply = next(self._call)
+            done = True
+        except grpc.RpcError as failure:
+            raise self._connection.error(failure) from None
+        except StopIteration:
+            raise Unavailable(f"the server at {self._connection.target} ended the call; connect again") from None
+        finally:
+            if not done:
+                self.cancel()  # also after an interrupt: a reply that nobody waited for must not answer the next request
+        return reply
+
+    def finish(self, seconds_max: float = 0.0) -> None:
+        """Say that no more requests come, and wait that long for the server to end the call; then it is cancelled."""
+        ended = Event()
+        if not self._call.add_callback(ended.set):
+            ended.set()
+        self._end_requests()
+        if not ended.wait(seconds_max):
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End the call now. On one that has ended it does nothing."""
+        self._call.cancel()
+        self._end_requests()
+
+    def _end_requests(self) -> None:
+        """Let go of the thread that takes requests; one that finds the queue full finds the call ended when it comes back."""
+        while not self._offer(None) and not self.ended:
+            pass
+
+    def _offer(self, request: Request | None) -> bool:
+        try:
+            self._requests.put(request, timeout=LOOK_SECONDS)
+        except Full:
+            return False
+        return True

@@ -1,0 +1,161 @@
+"""Values of `kvdb.types` as messages of the wire, and back. `kvdb.rpc.chunk` has the one message that is encoded by hand."""
+
+import json
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from indexes.retrieval import Exact, Retrieval
+from kvdb.errors import DtypeError, InvalidArgument, ShapeError, SpecError, Unsupported
+from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.types import Array, ContextInfo, ModelSpec, Rope, SessionStats, Tokens
+
+DIMENSIONS_MAX = 8
+TOKEN_DTYPE = np.dtype("<i4")
+
+_NUMBERS = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
+_DTYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16)} | {name: np.dtype(name) for name in _NUMBERS}
+
+
+def array_head(array: Array) -> pb.Array:
+    """An array's message without its data. Raises DtypeError for a dtype that does not travel."""
+    if _DTYPES.get(array.dtype.name) != array.dtype:
+        raise DtypeError(f"an array has the dtype {array.dtype}; expected float32, float16 or bfloat16, as the model's spec says")
+    return pb.Array(dtype=array.dtype.name, shape=array.shape)
+
+
+def to_array(array: Array) -> pb.Array:
+    """Any shape, of a number dtype: what is wrong with it for a model is the engine's to say. Raises DtypeError."""
+    message = array_head(array)
+    message.data = array.tobytes()
+    return message
+
+
+def from_array(message: pb.Array) -> Array:
+    """Read-only, over the message's bytes. Raises DtypeError or ShapeError."""
+    return build_array(message.dtype, tuple(message.shape), message.data)
+
+
+def build_array(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> Array:
+    """An array over `data`, without a copy. Raises DtypeError or ShapeError when the three do not fit together."""
+    kind = _DTYPES.get(dtype)
+    if kind is None:
+        raise DtypeError(f"an array has the dtype {dtype!r}; expected one of {', '.join(_DTYPES)}")
+    if len(shape) > DIMENSIONS_MAX or math.prod(shape) * kind.itemsize != len(data):
+        raise ShapeError(
+            f"an array of the shape {shape} and dtype {dtype} has {len(data)} bytes of data; expected as many as both say"
+        )
+    return np.frombuffer(data, kind).reshape(shape)
+
+
+def to_tokens(tokens: Tokens) -> bytes:
+    return tokens.astype(TOKEN_DTYPE, copy=False).tobytes()
+
+
+def from_tokens(data: bytes) -> Tokens:
+    """int32 `[n]`. Raises InvalidArgument."""
+    if len(data) % TOKEN_DTYPE.itemsize:
+        raise InvalidArgument(f"tokens have {len(data)} bytes; expected a multiple of 4, the int32 ids of one sequence")
+    return np.frombuffer(data, TOKEN_DTYPE).astype(np.int32, copy=False)
+
+
+def to_spec(spec: ModelSpec) -> pb.ModelSpec:
+    return pb.ModelSpec(
+        name=spec.name,
+        layers=spec.layers,
+        q_heads=spec.q_heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        dtype=spec.dtype,
+        rope=None if spec.rope is None else _to_rope(spec.rope),
+        fingerprint=spec.fingerprint,
+        scale=spec.scale,
+    )
+
+
+def from_spec(message: pb.ModelSpec) -> ModelSpec:
+    """Raises SpecError for one that cannot exist."""
+    return ModelSpec(
+        name=message.name,
+        layers=message.layers,
+        q_heads=message.q_heads,
+        kv_heads=message.kv_heads,
+        head_dim=message.head_dim,
+        dtype=message.dtype,
+        rope=_from_rope(message.rope) if message.HasField("rope") else None,
+        fingerprint=message.fingerprint,
+        scale=message.scale if message.HasField("scale") else None,
+    )
+
+
+def to_retrieval(retrieval: Retrieval | None) -> pb.Retrieval | None:
+    """Raises Unsupported for one that this version has no message for."""
+    match retrieval:
+        case None:
+            return None
+        case Exact():
+            return pb.Retrieval(exact=pb.Retrieval.Exact())
+    raise Unsupported(f"retrieval {retrieval!r} cannot be sent to a server; expected kvdb.Exact() or None")
+
+
+def from_retrieval(message: pb.AttentionRequest | pb.AttendRequest) -> Retrieval | None:
+    """A request's retrieval; None when it leaves that to the optimizer. Raises Unsupported for one of a newer client."""
+    if not message.HasField("retrieval"):
+        return None
+    if message.retrieval.WhichOneof("kind") == "exact":
+        return Exact()
+    raise Unsupported("this server does not know the request's retrieval; expected exact, or run both from one version")
+
+
+def to_info(info: ContextInfo) -> pb.ContextInfo:
+    return pb.ContextInfo(name=info.name, spec=to_spec(info.spec), tokens=info.tokens, segments=info.segments, nbytes=info.nbytes)
+
+
+def from_info(message: pb.ContextInfo) -> ContextInfo:
+    return ContextInfo(message.name, from_spec(message.spec), message.tokens, message.segments, message.nbytes)
+
+
+def to_stats(stats: SessionStats) -> pb.StatsReply:
+    return pb.StatsReply(
+        tokens=stats.tokens,
+        reused=stats.reused,
+        tail_tokens=stats.tail_tokens,
+        tail_nbytes=stats.tail_nbytes,
+        queries=stats.queries,
+        tokens_scanned=stats.tokens_scanned,
+        bytes_read=stats.bytes_read,
+        kernel_seconds=stats.kernel_seconds,
+        rules=stats.rules,
+    )
+
+
+def from_stats(message: pb.StatsReply) -> SessionStats:
+    return SessionStats(
+        tokens=message.tokens,
+        reused=message.reused,
+        tail_tokens=message.tail_tokens,
+        tail_nbytes=message.tail_nbytes,
+        queries=message.queries,
+        tokens_scanned=message.tokens_scanned,
+        bytes_read=message.bytes_read,
+        kernel_seconds=message.kernel_seconds,
+        rules=dict(message.rules),
+    )
+
+
+def _to_rope(rope: Rope) -> pb.Rope:
+    scaling = json.dumps(dict(rope.scaling)) if rope.scaling else ""
+    return pb.Rope(theta=rope.theta, rotary_dims=rope.rotary_dims, layout=rope.layout, scaling=scaling)
+
+
+def _from_rope(message: pb.Rope) -> Rope:
+    try:
+        scaling: Any = json.loads(message.scaling) if message.scaling else {}
+    except json.JSONDecodeError as error:
+        raise SpecError(f"Rope.scaling is {message.scaling!r}; expected a JSON object ({error})") from None
+    if not isinstance(scaling, dict):
+        raise SpecError(f"Rope.scaling is {message.scaling!r}; expected a JSON object")
+    rotary_dims = message.rotary_dims if message.HasField("rotary_dims") else None
+    return Rope(message.theta, rotary_dims, message.layout, tuple(scaling.items()))

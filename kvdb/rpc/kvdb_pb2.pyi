@@ -1,0 +1,321 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class HelloRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HelloReply(_message.Message):
+    __slots__ = ("version", "message_bytes_max")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    message_bytes_max: int
+    def __init__(self, version: _Optional[str] = ..., message_bytes_max: _Optional[int] = ...) -> None: ...
+
+class ModelSpec(_message.Message):
+    __slots__ = ("name", "layers", "q_heads", "kv_heads", "head_dim", "dtype", "rope", "fingerprint", "scale")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    Q_HEADS_FIELD_NUMBER: _ClassVar[int]
+    KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    ROPE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    rope: Rope
+    fingerprint: str
+    scale: float
+    def __init__(self, name: _Optional[str] = ..., layers: _Optional[int] = ..., q_heads: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., rope: _Optional[_Union[Rope, _Mapping]] = ..., fingerprint: _Optional[str] = ..., scale: _Optional[float] = ...) -> None: ...
+
+class Rope(_message.Message):
+    __slots__ = ("theta", "rotary_dims", "layout", "scaling")
+    THETA_FIELD_NUMBER: _ClassVar[int]
+    ROTARY_DIMS_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    SCALING_FIELD_NUMBER: _ClassVar[int]
+    theta: float
+    rotary_dims: int
+    layout: str
+    scaling: str
+    def __init__(self, theta: _Optional[float] = ..., rotary_dims: _Optional[int] = ..., layout: _Optional[str] = ..., scaling: _Optional[str] = ...) -> None: ...
+
+class Array(_message.Message):
+    __slots__ = ("dtype", "shape", "data")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    data: bytes
+    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Retrieval(_message.Message):
+    __slots__ = ("exact",)
+    class Exact(_message.Message):
+        __slots__ = ()
+        def __init__(self) -> None: ...
+    EXACT_FIELD_NUMBER: _ClassVar[int]
+    exact: Retrieval.Exact
+    def __init__(self, exact: _Optional[_Union[Retrieval.Exact, _Mapping]] = ...) -> None: ...
+
+class ContextInfo(_message.Message):
+    __slots__ = ("name", "spec", "tokens", "segments", "nbytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    spec: ModelSpec
+    tokens: int
+    segments: int
+    nbytes: int
+    def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[int] = ..., segments: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
+class ImportRequest(_message.Message):
+    __slots__ = ("begin", "chunk", "commit")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    begin: ImportBegin
+    chunk: ImportChunk
+    commit: ImportCommit
+    def __init__(self, begin: _Optional[_Union[ImportBegin, _Mapping]] = ..., chunk: _Optional[_Union[ImportChunk, _Mapping]] = ..., commit: _Optional[_Union[ImportCommit, _Mapping]] = ...) -> None: ...
+
+class ImportBegin(_message.Message):
+    __slots__ = ("spec", "tokens", "name")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    spec: ModelSpec
+    tokens: bytes
+    name: str
+    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
+
+class ImportChunk(_message.Message):
+    __slots__ = ("layer", "k", "v")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    V_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    k: Array
+    v: Array
+    def __init__(self, layer: _Optional[int] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+
+class ImportCommit(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ImportReply(_message.Message):
+    __slots__ = ("begun", "committed")
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    begun: ImportBegun
+    committed: ContextInfo
+    def __init__(self, begun: _Optional[_Union[ImportBegun, _Mapping]] = ..., committed: _Optional[_Union[ContextInfo, _Mapping]] = ...) -> None: ...
+
+class ImportBegun(_message.Message):
+    __slots__ = ("start",)
+    START_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    def __init__(self, start: _Optional[int] = ...) -> None: ...
+
+class ListContextsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListContextsReply(_message.Message):
+    __slots__ = ("contexts",)
+    CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    contexts: _containers.RepeatedCompositeFieldContainer[ContextInfo]
+    def __init__(self, contexts: _Optional[_Iterable[_Union[ContextInfo, _Mapping]]] = ...) -> None: ...
+
+class GetContextRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DropContextRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DropContextReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CreateSessionRequest(_message.Message):
+    __slots__ = ("spec", "tokens")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    spec: ModelSpec
+    tokens: bytes
+    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+
+class SessionReply(_message.Message):
+    __slots__ = ("session_id", "reused")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    REUSED_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    reused: int
+    def __init__(self, session_id: _Optional[str] = ..., reused: _Optional[int] = ...) -> None: ...
+
+class UpdateRequest(_message.Message):
+    __slots__ = ("session_id", "layer", "k", "v", "start")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    V_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    layer: int
+    k: Array
+    v: Array
+    start: int
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., start: _Optional[int] = ...) -> None: ...
+
+class UpdateReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AttentionRequest(_message.Message):
+    __slots__ = ("session_id", "layer", "q", "retrieval")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    Q_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    layer: int
+    q: Array
+    retrieval: Retrieval
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ...) -> None: ...
+
+class AttendRequest(_message.Message):
+    __slots__ = ("session_id", "layer", "q", "k", "v", "retrieval", "start")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    Q_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    V_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    layer: int
+    q: Array
+    k: Array
+    v: Array
+    retrieval: Retrieval
+    start: int
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., start: _Optional[int] = ...) -> None: ...
+
+class AttentionReply(_message.Message):
+    __slots__ = ("out",)
+    OUT_FIELD_NUMBER: _ClassVar[int]
+    out: Array
+    def __init__(self, out: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+
+class DecodeRequest(_message.Message):
+    __slots__ = ("update", "attention", "attend")
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    ATTEND_FIELD_NUMBER: _ClassVar[int]
+    update: UpdateRequest
+    attention: AttentionRequest
+    attend: AttendRequest
+    def __init__(self, update: _Optional[_Union[UpdateRequest, _Mapping]] = ..., attention: _Optional[_Union[AttentionRequest, _Mapping]] = ..., attend: _Optional[_Union[AttendRequest, _Mapping]] = ...) -> None: ...
+
+class DecodeReply(_message.Message):
+    __slots__ = ("out",)
+    OUT_FIELD_NUMBER: _ClassVar[int]
+    out: Array
+    def __init__(self, out: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+
+class ForkRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class StoreRequest(_message.Message):
+    __slots__ = ("session_id", "name", "tokens")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    name: str
+    tokens: bytes
+    def __init__(self, session_id: _Optional[str] = ..., name: _Optional[str] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("session_id", "layer")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    layer: int
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ...) -> None: ...
+
+class ExplainReply(_message.Message):
+    __slots__ = ("plan",)
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    plan: str
+    def __init__(self, plan: _Optional[str] = ...) -> None: ...
+
+class StatsRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class StatsReply(_message.Message):
+    __slots__ = ("tokens", "reused", "tail_tokens", "tail_nbytes", "queries", "tokens_scanned", "bytes_read", "kernel_seconds", "rules")
+    class RulesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REUSED_FIELD_NUMBER: _ClassVar[int]
+    TAIL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TAIL_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_SCANNED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_READ_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    reused: int
+    tail_tokens: int
+    tail_nbytes: int
+    queries: int
+    tokens_scanned: int
+    bytes_read: int
+    kernel_seconds: float
+    rules: _containers.ScalarMap[str, int]
+    def __init__(self, tokens: _Optional[int] = ..., reused: _Optional[int] = ..., tail_tokens: _Optional[int] = ..., tail_nbytes: _Optional[int] = ..., queries: _Optional[int] = ..., tokens_scanned: _Optional[int] = ..., bytes_read: _Optional[int] = ..., kernel_seconds: _Optional[float] = ..., rules: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class CloseSessionRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class CloseSessionReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,43 @@
+"""Channel and server options. Those with a figure in `benchmarks/service.py` behind them say so."""
+
+from kvdb.config import MIB
+
+Options = list[tuple[str, int]]
+
+METADATA_BYTES_MAX = 64 << 10
+KEEPALIVE_SECONDS = 30
+KEEPALIVE_TIMEOUT_SECONDS = 20
+
+_SHARED: Options = [
+    ("grpc.max_metadata_size", METADATA_BYTES_MAX),  # an error's text travels as metadata
+    ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
+    ("grpc.http2.max_frame_size", 4 * MIB),  # import: one frame a chunk, not 64
+    ("grpc.http2.lookahead_bytes", 8 * MIB),  # import: chunks to come while one is written into blocks
+    ("grpc.http2.bdp_probe", 0),  # the window is set, so it need not be estimated
+    ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),  # a peer whose machine vanished is found
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1000),
+    ("grpc.http2.max_pings_without_data", 0),  # an idle decode stream may stay open
+]
+
+
+def server_options(message_bytes_max: int) -> Options:
+    """message_bytes_max: the largest message a client may send; answers are as large as their queries."""
+    return [
+        *_SHARED,
+        ("grpc.max_receive_message_length", message_bytes_max),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),  # a second server on the port is an error, not a coin toss for each client
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_SECONDS * 500),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+def client_options() -> Options:
+    """No limits of its own: the server's is asked for, and checked before a message is made."""
+    return [
+        *_SHARED,
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.enable_http_proxy", 0),  # KV goes to the server that was named
+        ("grpc.use_local_subchannel_pool", 1),  # one connection a database, closed with it
+    ]

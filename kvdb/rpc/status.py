@@ -1,0 +1,93 @@
+"""The one table between the errors of `kvdb.errors` and gRPC statuses, and the way of an error through it.
+
+A status tells less than a class, so the class's name travels beside it in the trailing metadata `kvdb-error`, and the client
+raises the very class the engine raised, with its message. A status without it came from gRPC itself.
+"""
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+import grpc
+
+from kvdb import errors
+from kvdb.errors import KvdbError
+
+ERROR_KEY = "kvdb-error"
+MESSAGE_BYTES_MAX = 8 << 10
+"""Of an error's text; a status travels in a header, percent-encoded, and headers are bounded."""
+
+STATUS: Mapping[type[KvdbError], grpc.StatusCode] = {
+    errors.KvdbError: grpc.StatusCode.UNKNOWN,
+    errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ShapeError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.DtypeError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.LayerError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NonFiniteError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.SpecError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.PositionError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.SpecMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.SessionClosed: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.MessageTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.Unsupported: grpc.StatusCode.UNIMPLEMENTED,
+    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.IntegrityError: grpc.StatusCode.DATA_LOSS,
+    errors.InternalError: grpc.StatusCode.INTERNAL,
+}
+
+_CLASSES = {kind.__name__: kind for kind in STATUS}
+
+
+def abort(context: grpc.ServicerContext, error: KvdbError) -> NoReturn:
+    """End a call on the server with the error's status."""
+    kind = next(known for known in type(error).__mro__ if known in STATUS)
+    context.set_trailing_metadata(((ERROR_KEY, kind.__name__),))
+    context.abort(STATUS[kind], _bounded(str(error)))
+    raise AssertionError("abort returned")
+
+
+def to_error(failure: grpc.RpcError, target: str) -> KvdbError:
+    """The error that ended a call, on the client: the server's own, or what a status of gRPC's means for a kvdb user.
+
+    target: the server's address, for the message. `failure` is one that a call raised, so it carries a status.
+    """
+    code, text = failure.code(), failure.details() or ""
+    for entry in failure.trailing_metadata() or ():
+        if entry.key == ERROR_KEY and (kind := _CLASSES.get(str(entry.value))):
+            return kind(text)
+    return _of_grpc(code, text, target)
+
+
+def _of_grpc(code: grpc.StatusCode, text: str, target: str) -> KvdbError:
+    match code:
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
+            return errors.Unavailable(
+                f"the server at {target} does not answer ({text}); expected a running kvdb serve there: "
+                "start it or correct the address, and connect again"
+            )
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" in text:
+            return errors.MessageTooLarge(
+                f"a message is over the limit of the server at {target} ({text}); "
+                "send fewer tokens at a time, or raise server.message_bytes_max"
+            )
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return errors.CapacityError(f"the server at {target} is out of room ({text}); close sessions and try again")
+        case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
+            return errors.Unauthenticated(f"the server at {target} refuses this client ({text}); pass token= to connect")
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return errors.Unsupported(
+                f"the server at {target} does not know this call ({text}); run the client and the server from one version"
+            )
+        case _:
+            return errors.InternalError(f"the server at {target} failed with {code.name}: {text}")
+
+
+def _bounded(text: str) -> str:
+    raw = text.encode(errors="replace")
+    if len(raw) <= MESSAGE_BYTES_MAX:
+        return raw.decode()
+    return raw[:MESSAGE_BYTES_MAX].decode(errors="ignore") + " ..."

@@ -1,0 +1,1 @@
+"""The gRPC service over one engine: `serve` runs it, `service` answers the calls."""

@@ -1,0 +1,173 @@
+"""The calls of kvdb.v1.Kvdb, each of them the engine's own method between two messages."""
+
+from collections.abc import Iterator
+from re import sub
+
+import grpc
+from google.protobuf.message_factory import GetMessageClass
+
+import kvdb
+from kvdb.database import Database
+from kvdb.errors import InvalidArgument
+from kvdb.rpc import chunk, codec
+from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.chunk import Chunk
+from kvdb.server import edge
+from kvdb.server.sessions import Sessions
+from kvdb.server.streams import OpenStream, Streams
+from kvdb.session import SessionState
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
+IMPORT = "ImportContext"
+
+
+class KvdbService:
+    """One method a call, named as in the proto but in Python's way. What they raise, `edge` turns into statuses."""
+
+    def __init__(self, database: Database, sessions: Sessions, streams: Streams, message_bytes_max: int) -> None:
+        self._database = database
+        self._sessions = sessions
+        self._streams = streams
+        self._message_bytes_max = message_bytes_max
+
+    def hello(self, _request: pb.HelloRequest, _context: grpc.ServicerContext) -> pb.HelloReply:
+        return pb.HelloReply(version=kvdb.__version__, message_bytes_max=self._message_bytes_max)
+
+    def import_context(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[pb.ImportReply]:
+        """Requests are raw bytes, so that a chunk is read in place."""
+        with self._streams.entered(context) as stream:
+            self._streams.begin(stream)
+            begin = _begin(requests)
+            writing = self._database.begin_import(codec.from_spec(begin.spec), codec.from_tokens(begin.tokens), begin.name)
+            if not context.add_callback(writing.abort):  # called when the call ends, in whatever way
+                writing.abort()
+                return
+            try:
+                yield pb.ImportReply(begun=pb.ImportBegun(start=writing.start))
+                for data in requests:
+                    request = chunk.deserialize(data)
+                    if not isinstance(request, Chunk):
+                        _expect(request, "commit")
+                        yield pb.ImportReply(committed=codec.to_info(writing.commit()))
+                        return
+                    writing.write(request.layer, request.k, request.v)
+            finally:
+                writing.abort()
+
+    def list_contexts(self, _request: pb.ListContextsRequest, _context: grpc.ServicerContext) -> pb.ListContextsReply:
+        return pb.ListContextsReply(contexts=map(codec.to_info, self._database.contexts()))
+
+    def get_context(self, request: pb.GetContextRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
+        return codec.to_info(self._database.get(request.name))
+
+    def drop_context(self, request: pb.DropContextRequest, _context: grpc.ServicerContext) -> pb.DropContextReply:
+        self._database.drop(request.name)
+        return pb.DropContextReply()
+
+    def create_session(self, request: pb.CreateSessionRequest, _context: grpc.ServicerContext) -> pb.SessionReply:
+        state = self._database.create_session(codec.from_spec(request.spec), codec.from_tokens(request.tokens))
+        return pb.SessionReply(session_id=self._sessions.add(state), reused=state.reused)
+
+    def update(self, request: pb.UpdateRequest, _context: grpc.ServicerContext) -> pb.UpdateReply:
+        with self._sessions.use(request.session_id) as session:
+            _update(session, request)
+        return pb.UpdateReply()
+
+    def attention(self, request: pb.AttentionRequest, _context: grpc.ServicerContext) -> pb.AttentionReply:
+        with self._sessions.use(request.session_id) as session:
+            return pb.AttentionReply(out=_attention(session, request))
+
+    def attend(self, request: pb.AttendRequest, _context: grpc.ServicerContext) -> pb.AttentionReply:
+        with self._sessions.use(request.session_id) as session:
+            return pb.AttentionReply(out=_attend(session, request))
+
+    def decode(self, requests: Iterator[pb.DecodeRequest], context: grpc.ServicerContext) -> Iterator[pb.DecodeReply]:
+        with self._streams.entered(context) as stream:
+            for request in requests:
+                self._streams.begin(stream)
+                yield self._answer(stream, request)
+                if not self._streams.end(stream):
+                    return
+
+    def fork(self, request: pb.ForkRequest, _context: grpc.ServicerContext) -> pb.SessionReply:
+        with self._sessions.use(request.session_id) as session:
+            twin = session.fork()
+        return pb.SessionReply(session_id=self._sessions.add(twin), reused=twin.reused)
+
+    def store(self, request: pb.StoreRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
+        tokens = codec.from_tokens(request.tokens) if request.HasField("tokens") else None
+        with self._sessions.use(request.session_id) as session:
+            return codec.to_info(session.store(request.name, tokens))
+
+    def explain(self, request: pb.ExplainRequest, _context: grpc.ServicerContext) -> pb.ExplainReply:
+        with self._sessions.use(request.session_id) as session:
+            return pb.ExplainReply(plan=session.explain(request.layer))
+
+    def stats(self, request: pb.StatsRequest, _context: grpc.ServicerContext) -> pb.StatsReply:
+        with self._sessions.use(request.session_id) as session:
+            return codec.to_stats(session.stats())
+
+    def close_session(self, request: pb.CloseSessionRequest, _context: grpc.ServicerContext) -> pb.CloseSessionReply:
+        self._sessions.close(request.session_id)
+        return pb.CloseSessionReply()
+
+    def _answer(self, stream: OpenStream, request: pb.DecodeRequest) -> pb.DecodeReply:
+        """Raises InvalidArgument for a request that holds no call or names another session than the stream's first."""
+        kind = request.WhichOneof("call")
+        if kind is None:
+            raise InvalidArgument("a decode request holds no call; expected an update, an attention or an attend")
+        call: pb.UpdateRequest | pb.AttentionRequest | pb.AttendRequest = getattr(request, kind)
+        stream.session = stream.session or call.session_id
+        if call.session_id not in {"", stream.session}:
+            raise InvalidArgument("a decode request names another session than the stream's first; open a stream for each")
+        with self._sessions.use(stream.session) as session:
+            if isinstance(call, pb.UpdateRequest):
+                _update(session, call)
+                return pb.DecodeReply()
+            out = _attention(session, call) if isinstance(call, pb.AttentionRequest) else _attend(session, call)
+        return pb.DecodeReply(out=out)
+
+
+def handlers(service: KvdbService) -> grpc.GenericRpcHandler:
+    """Every call of the contract, each answered by the service's method of its name."""
+    return grpc.method_handlers_generic_handler(SERVICE.full_name, {m.name: _handler(service, m.name) for m in SERVICE.methods})
+
+
+def _handler(service: KvdbService, name: str) -> "edge.Handler":
+    method = SERVICE.methods_by_name[name]
+    behaviour = getattr(service, sub(r"(?<!^)(?=[A-Z])", "_", name).lower())
+    request = None if name == IMPORT else GetMessageClass(method.input_type).FromString
+    reply = GetMessageClass(method.output_type).SerializeToString
+    if method.client_streaming:
+        return grpc.stream_stream_rpc_method_handler(edge.stream(name, behaviour), request, reply)
+    return grpc.unary_unary_rpc_method_handler(edge.unary(name, behaviour), request, reply)
+
+
+def _begin(requests: Iterator[bytes]) -> pb.ImportBegin:
+    """The first message of an import. Raises InvalidArgument."""
+    first = chunk.deserialize(next(requests, b""))
+    return _expect(first, "begin").begin
+
+
+def _expect(request: Chunk | pb.ImportRequest, step: str) -> pb.ImportRequest:
+    given = "chunk" if isinstance(request, Chunk) else request.WhichOneof("step")
+    if isinstance(request, Chunk) or given != step:
+        raise InvalidArgument(f"an import goes on with {given or 'nothing'}; expected {step}: begin, chunks, then commit")
+    return request
+
+
+def _update(session: SessionState, request: pb.UpdateRequest) -> None:
+    session.update(request.layer, codec.from_array(request.k), codec.from_array(request.v), _start(request))
+
+
+def _attention(session: SessionState, request: pb.AttentionRequest) -> pb.Array:
+    return codec.to_array(session.attention(request.layer, codec.from_array(request.q), codec.from_retrieval(request)))
+
+
+def _attend(session: SessionState, request: pb.AttendRequest) -> pb.Array:
+    q, k, v = (codec.from_array(array) for array in (request.q, request.k, request.v))
+    return codec.to_array(session.attend(request.layer, q, k, v, codec.from_retrieval(request), _start(request)))
+
+
+def _start(request: pb.UpdateRequest | pb.AttendRequest) -> int | None:
+    return request.start if request.HasField("start") else None

@@ -1,0 +1,94 @@
+"""The sessions that clients hold, by ids that cannot be guessed, and their end when nobody uses them."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Event, Lock, Thread
+from time import monotonic
+
+from kvdb.errors import SessionClosed
+from kvdb.session import SessionState
+
+ID_BYTES = 16
+LOOKS_PER_IDLE_TIME = 4
+
+
+@dataclass
+class _Entry:
+    state: SessionState
+    used: float  # seconds of the monotonic clock, when the last call ended
+    calls: int = 0  # under way
+
+
+class Sessions:
+    """A registry that closes a session when no call has used it for `idle_seconds`. Thread-safe.
+
+    ended: called with the id of each session that was closed, by its client or for being idle.
+    """
+
+    def __init__(self, idle_seconds: float, ended: Callable[[str], None]) -> None:
+        self._idle_seconds = idle_seconds
+        self._ended = ended
+        self._entries: dict[str, _Entry] = {}
+        self._lock = Lock()
+        self._stop = Event()
+        self._watch = Thread(target=self._expire_idle, name="kvdb-server-sessions", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch for idle sessions."""
+        self._watch.start()
+
+    def add(self, state: SessionState) -> str:
+        """The id under which the session is found from now on. Owns the session."""
+        name = secrets.token_urlsafe(ID_BYTES)
+        with self._lock:
+            self._entries[name] = _Entry(state, monotonic())
+        return name
+
+    @contextmanager
+    def use(self, name: str) -> Iterator[SessionState]:
+        """The session, which is not idle meanwhile. Raises SessionClosed."""
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is None:
+                raise SessionClosed(
+                    f"the server holds no such session: it was closed, or nobody used it for {self._idle_seconds:g} s; "
+                    "open another with create_session"
+                )
+            entry.calls += 1
+        try:
+            yield entry.state
+        finally:
+            with self._lock:
+                entry.calls -= 1
+                entry.used = monotonic()
+
+    def close(self, name: str) -> None:
+        """Give the session back. One that is not there was closed before."""
+        with self._lock:
+            entry = self._entries.pop(name, None)
+        if entry is not None:
+            self._end(name, entry)
+
+    def stop(self) -> None:
+        """Close every session."""
+        self._stop.set()
+        if self._watch.ident is not None:
+            self._watch.join()
+        for name in list(self._entries):
+            self.close(name)
+
+    def _expire_idle(self) -> None:
+        while not self._stop.wait(self._idle_seconds / LOOKS_PER_IDLE_TIME):
+            since = monotonic() - self._idle_seconds
+            with self._lock:
+                idle = [(name, entry) for name, entry in self._entries.items() if not entry.calls and entry.used < since]
+                for name, _ in idle:
+                    del self._entries[name]
+            for name, entry in idle:
+                self._end(name, entry)
+
+    def _end(self, name: str, entry: _Entry) -> None:
+        entry.state.close()
+        self._ended(name)
