@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -17,8 +17,8 @@ class Module:
 
     name: str
     path: Path
-    text: str
-    tree: ast.Module
+    text: str = field(repr=False)
+    tree: ast.Module = field(repr=False)
 
     @property
     def generated(self) -> bool:
@@ -42,9 +42,29 @@ def modules() -> list[Module]:
 
 
 def imports(module: Module, known: set[str]) -> set[str]:
-    """Which known modules this one names in an import statement, wherever it stands: at the top, in a function, for types only."""
+    """Which known modules this one imports: at the top, in a function, or for types only."""
     found = {_longest_known(name, known) for name in _imported_names(module.tree)}
     return {name for name in found if name is not None and name != module.name}
+
+
+def foreign_imports() -> str:
+    """The import statements of the four packages that name other libraries, as a script."""
+    statements = {
+        ast.unparse(node)
+        for module in modules()
+        for node in _run_time_nodes(module.tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and not set(PACKAGES) & {name.split(".")[0] for name in _imported_names(node)}
+    }
+    return "\n".join(sorted(statements))
+
+
+def _run_time_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Everything in a module but what is there for the type checker."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")):
+            yield node
+            yield from _run_time_nodes(node)
 
 
 def _module(root: Path, path: Path) -> Module:
@@ -54,7 +74,7 @@ def _module(root: Path, path: Path) -> Module:
     return Module(name, path.relative_to(root), text, ast.parse(text))
 
 
-def _imported_names(tree: ast.Module) -> Iterator[str]:
+def _imported_names(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

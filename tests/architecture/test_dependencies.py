@@ -1,6 +1,5 @@
 """Who may import whom."""
 
-import ast
 import tomllib
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -36,11 +35,8 @@ def test_a_lazy_import_counts_as_an_import(tmp_path: Path) -> None:
     assert set(cycle_in(read(tmp_path, "package")) or ()) == {"package.above", "package.below"}
 
 
-@pytest.mark.parametrize("module", modules(), ids=str)
-def test_imports_are_statements_that_can_be_followed(module: Module) -> None:
-    calls = [node.func for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
-    names = [call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", None) for call in calls]
-    assert not {"import_module", "__import__"} & set(names)
+def test_imports_are_statements_that_can_be_followed() -> None:
+    assert not [str(module) for module in modules() if "import_module" in module.text or "__import__" in module.text]
 
 
 def cycle_in(found: list[Module]) -> list[str] | None:

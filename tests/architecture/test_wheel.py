@@ -1,4 +1,4 @@
-"""What `pip install` brings: four packages, the compiled kernels, the demo's model, and nothing else."""
+"""What `pip install` brings: four packages, the compiled kernels, the demo's model and words, and nothing else."""
 
 import os
 import re
@@ -14,14 +14,27 @@ import pytest
 
 from tests.architecture.source import PACKAGES, ROOT
 
-MODEL = "engine_adapter/models/vault-2m/"
+MODELS = "engine_adapter/models/"
+PYTHON = re.compile(r".*(\.pyi?|/py\.typed)$").match
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel of this tree. Its kernels come from the build tree of the editable install, so that it takes seconds."""
     out = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", out, ROOT]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-build-isolation",
+        "--no-deps",
+        "--no-index",
+        "--wheel-dir",
+        out,
+        ROOT,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return next(out.glob("*.whl"))
@@ -43,15 +56,15 @@ def test_it_holds_four_packages(names: set[str]) -> None:
 
 
 def test_it_holds_every_module_of_the_tree(names: set[str]) -> None:
-    tree = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py*") if path.suffix != ".pyc"}
-    assert {name for name in names if name.endswith((".py", ".pyi", ".typed"))} == {name for name in tree if not name.endswith(".pyc")}
+    tree = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*")}
+    assert set(filter(PYTHON, names)) == set(filter(PYTHON, tree))
 
 
-def test_it_holds_the_kernels_and_the_model_and_nothing_else(names: set[str]) -> None:
-    rest = {name for name in names if ".dist-info/" not in name and not name.endswith((".py", ".pyi", "/py.typed"))}
-    model = {name for name in rest if name.startswith(MODEL)}
-    assert model == {MODEL + path.name for path in (ROOT / MODEL).iterdir()}
-    assert {name.partition(".")[0] for name in rest - model} == {"kvdb/_native"}
+def test_it_holds_the_kernels_and_the_models_and_nothing_else(names: set[str]) -> None:
+    rest = {name for name in names if ".dist-info/" not in name and not PYTHON(name)}
+    models = {name for name in rest if name.startswith(MODELS)}
+    assert models == {path.relative_to(ROOT).as_posix() for path in (ROOT / MODELS).rglob("*.*") if not path.match("*.py*")}
+    assert {name.partition(".")[0] for name in rest - models} == {"kvdb/_native"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -72,5 +85,7 @@ def test_it_works_without_the_source_tree(wheel: Path, tmp_path: Path) -> None:
     path = os.pathsep.join([str(tmp_path), sysconfig.get_path("platlib")])
     # Without site, and so without the editable install of this tree.
     command = [sys.executable, "-S", "-c", script]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,128 @@
+# Every target does its own set-up: the virtual environment, the dependencies, the compiled kernels. The second time it is quick.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := kvdb query_optimizer indexes engine_adapter
+PYTHON_PATHS := $(PACKAGES) benchmarks tests
+PROTO := proto/kvdb/rpc/kvdb.proto
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PROTOC := $(BIN)/python -m grpc_tools.protoc -I proto
+BENCHMARKS = $(filter-out %/__init__.py %/train_model.py,$(wildcard benchmarks/*.py))
+
+native_files = $(shell find $(wildcard $(PACKAGES:=/native) tests/native) -name '*.cpp' -o -name '*.h')
+native_sources := CMakeLists.txt $(shell find $(wildcard $(PACKAGES:=/native)) -type f)
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(VENV)/ready ## a trained model answers questions about a document that lives in kvdb
+	@$(BIN)/kvdb demo
+
+.PHONY: test
+test: $(VENV)/ready ## run every test
+	@$(BIN)/python -m pytest
+
+.PHONY: check
+check: $(VENV)/ready ## formatting, lint, types, dependency direction, generated code: all of them, also when the first one fails
+	@$(MAKE) -k check-format check-lint check-types check-imports check-native check-proto
+
+.PHONY: check-format
+check-format: $(VENV)/ready
+	@echo "== ruff format" && $(BIN)/ruff format --check .
+
+.PHONY: check-lint
+check-lint: $(VENV)/ready
+	@echo "== ruff check" && $(BIN)/ruff check .
+
+.PHONY: check-types
+check-types: $(VENV)/ready
+	@echo "== mypy" && $(BIN)/mypy
+
+.PHONY: check-imports
+check-imports: $(VENV)/ready
+	@echo "== import-linter" && $(BIN)/lint-imports --no-cache --no-logo
+
+.PHONY: check-native
+check-native: $(VENV)/ready
+	@echo "== clang-format" && $(BIN)/clang-format --dry-run -Werror $(native_files)
+
+.PHONY: check-proto
+check-proto: $(VENV)/ready
+	@echo "== generated gRPC code" && fresh=$$(mktemp -d) && trap 'rm -r "$$fresh"' EXIT && \
+	$(PROTOC) --python_out="$$fresh" --grpc_python_out="$$fresh" --pyi_out="$$fresh" $(PROTO) && \
+	for file in "$$fresh"/kvdb/rpc/*; do \
+	    cmp -s "$$file" "kvdb/rpc/$${file##*/}" || { echo "kvdb/rpc/$${file##*/} is not what $(PROTO) says; run make proto"; exit 1; }; \
+	done
+
+.PHONY: format
+format: $(VENV)/ready ## format everything
+	@$(BIN)/ruff check --fix --exit-zero --quiet . && $(BIN)/ruff format .
+	@$(BIN)/clang-format -i $(native_files)
+
+.PHONY: proto
+proto: $(VENV)/ready ## generate the Python side of the wire contract
+	@$(PROTOC) --python_out=. --grpc_python_out=. --pyi_out=. $(PROTO)
+
+.PHONY: bench
+bench: $(VENV)/ready ## run every benchmark; one JSON line per measurement
+	@for benchmark in $(BENCHMARKS); do $(BIN)/python "$$benchmark"; done
+
+.PHONY: native-test
+native-test: $(VENV)/ready ## run the C++ tests, as they are shipped and under the sanitizers
+	@$(MAKE) -k native-test-release native-test-sanitized
+
+.PHONY: clean
+clean: ## remove what was built; rm -r .venv removes the rest
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(VENV)/ready
+	@find $(PYTHON_PATHS) -name __pycache__ -prune -exec rm -r {} +
+
+# Set-up -------------------------------------------------------------------------------------------------------------------
+
+define python_check
+import sys
+v = sys.version_info
+sys.exit(None if v >= (3, 11) else f"kvdb needs Python 3.11 or newer, and $(PYTHON) is {v[0]}.{v[1]}; name another: make PYTHON=python3.12 ...")
+endef
+export python_check
+
+$(VENV)/tools: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "kvdb needs Python 3.11 or newer, and there is no $(PYTHON)"; exit 1; } >&2
+	@$(PYTHON) -c "$$python_check"
+	@test -x $(BIN)/python || { echo "kvdb: making $(VENV)"; $(PYTHON) -m venv $(VENV); } || \
+	    { rm -rf $(VENV); echo "kvdb: $(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; } >&2
+	@echo "kvdb: installing the build tools"
+	@$(PIP) install --quiet --constraint constraints.txt cmake nanobind ninja scikit-build-core
+	@touch $@
+
+# An editable install reads the sources in place, so only a new or a lost module needs another one, not an edit.
+modules := $(shell find $(PACKAGES) -name '*.py' -o -name '*.pyi' | LC_ALL=C sort | cksum)
+
+$(VENV)/modules: FORCE | $(VENV)/tools
+	@echo "$(modules)" | cmp -s - $@ || echo "$(modules)" > $@
+
+$(VENV)/ready: $(VENV)/tools $(VENV)/modules $(native_sources)
+	@compiler="$${CXX:-c++}"; command -v $${compiler%% *} >/dev/null || \
+	    { echo "kvdb needs a C++20 compiler, and there is no $$compiler; on Debian and Ubuntu: apt install g++"; exit 1; } >&2
+	@echo "kvdb: compiling and installing; a few minutes the first time"
+	@$(PIP) install --quiet --no-build-isolation --constraint constraints.txt --editable '.[server,transformers,dev]'
+	@touch $@
+
+.PHONY: FORCE
+FORCE:
+
+native-test-%: $(VENV)/ready
+	@echo "== C++ tests, $*"
+	@$(BIN)/cmake -S . -B build/native-$* -G Ninja -D CMAKE_BUILD_TYPE=RelWithDebInfo -D KVDB_TESTS=ON \
+	    -D KVDB_SANITIZE=$(if $(filter sanitized,$*),ON,OFF) -D CMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+	    -D Python_EXECUTABLE=$(abspath $(BIN)/python) -D nanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" > build/native-$*.log || \
+	    { cat build/native-$*.log; exit 1; }
+	@$(BIN)/cmake --build build/native-$*
+	@$(BIN)/ctest --test-dir build/native-$* --output-on-failure

@@ -1,0 +1,127 @@
+"""The public API, pinned: a change here is one that users see, and belongs in the changelog."""
+
+import inspect
+import re
+from dataclasses import is_dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import kvdb
+
+ROOT = Path(__file__).parents[1]
+
+API = """
+Client(transport)
+Client.import_context(spec, tokens, kv, *, name)
+Client.create_session(spec, tokens)
+Client.store(session, *, name, tokens=None)
+Client.contexts()
+Client.get(name)
+Client.drop(name)
+Client.close()
+Config(storage='StorageConfig', optimizer='OptimizerConfig', server='ServerConfig')
+Context(transport, info)
+Context.name
+Context.spec
+Context.tokens
+Context.create_session(tokens, *, spec=None)
+Context.drop()
+Context.close()
+ContextInfo(name, spec, tokens, segments, nbytes)
+Exact()
+KvdbError
+ModelSpec(name, layers, q_heads, kv_heads, head_dim, dtype='bfloat16', rope=None, fingerprint='', scale=None)
+ModelSpec.softmax_scale
+ModelSpec.numpy_dtype
+ModelSpec.token_nbytes
+ModelSpec.digest
+ModelSpec.to_dict()
+ModelSpec.from_dict(values)
+Rope(theta=10000.0, rotary_dims=None, layout='half', scaling=())
+Session(transport)
+Session.spec
+Session.reused
+Session.update(layer, k, v, *, start=None)
+Session.attention(layer, q, *, retrieval=None)
+Session.attend(layer, q, k, v, *, retrieval=None, start=None)
+Session.fork()
+Session.store(name, tokens=None)
+Session.explain(layer)
+Session.stats()
+Session.close()
+SessionStats(tokens, reused, tail_tokens, tail_nbytes, queries, tokens_scanned, bytes_read, kernel_seconds, rules=<factory>)
+connect(target=None, *, token='', config=None)
+errors
+"""
+
+ERRORS = """
+KvdbError(Exception)
+InvalidArgument(KvdbError, ValueError)
+ShapeError(InvalidArgument)
+DtypeError(InvalidArgument)
+LayerError(InvalidArgument)
+NonFiniteError(InvalidArgument)
+SpecError(InvalidArgument)
+ConfigError(InvalidArgument)
+PositionError(KvdbError)
+SpecMismatch(KvdbError)
+SessionClosed(KvdbError)
+NotFound(KvdbError, LookupError)
+AlreadyExists(KvdbError)
+CapacityError(KvdbError)
+MessageTooLarge(CapacityError)
+Unauthenticated(KvdbError)
+Unsupported(KvdbError)
+Unavailable(KvdbError, ConnectionError)
+IntegrityError(KvdbError)
+InternalError(KvdbError)
+"""
+
+
+def test_the_names_and_signatures_are_these():
+    assert [line for name in kvdb.__all__ for line in describe(name, getattr(kvdb, name))] == API.split("\n")[1:-1]
+
+
+def test_every_name_exported_is_there_and_sorted():
+    assert kvdb.__all__ == sorted(kvdb.__all__)
+    assert set(kvdb.__all__) <= set(dir(kvdb))
+
+
+def test_the_errors_are_these():
+    classes = [value for value in vars(kvdb.errors).values() if inspect.isclass(value)]
+    assert [f"{c.__name__}({', '.join(b.__name__ for b in c.__bases__)})" for c in classes] == ERRORS.split("\n")[1:-1]
+
+
+def test_the_version_is_one():
+    newest = re.search(r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest, "CHANGELOG.md has no entry such as `## 0.1.0`"
+    assert kvdb.__version__ == version("kvdb") == newest[1]
+
+
+def describe(name, value):
+    """A public name as lines: a class with its own public attributes, anything else that can be called with its parameters."""
+    if not inspect.isclass(value):
+        return [name + (parameters(value) if callable(value) else "")]
+    members = [(member, found) for cls in value.__mro__[-2::-1] if own(cls) for member, found in vars(cls).items()]
+    fields = getattr(value, "__dataclass_fields__", {})
+    lines = [
+        f"{name}.{member}" + (parameters(found) if callable(found) else "")
+        for member, found in ((m, f.__func__ if isinstance(f, classmethod) else f) for m, f in members)
+        if not member.startswith("_") and member not in fields
+    ]
+    return [name + ("" if issubclass(value, Exception) else parameters(value)), *lines]
+
+
+def own(cls):
+    return cls.__module__.partition(".")[0] in {"kvdb", "query_optimizer", "indexes"}
+
+
+def parameters(function):
+    """`(a, *, b=None)`: names and defaults, which callers rely on; mypy looks after the annotations."""
+    signature = inspect.signature(function)
+    plain = [
+        p.replace(annotation=p.empty, default=type(p.default).__name__ if is_dataclass(p.default) else p.default)
+        for p in signature.parameters.values()
+        if p.name not in {"self", "cls"}
+    ]
+    return str(signature.replace(parameters=plain, return_annotation=signature.empty))
