@@ -13,7 +13,7 @@ PYTHON_PATHS := $(PACKAGES) benchmarks tests
 PROTO := proto/kvdb/rpc/kvdb.proto
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I proto
-BENCHMARKS = $(filter-out %/__init__.py %/train_model.py,$(wildcard benchmarks/*.py))
+BENCHMARKS = $(filter-out %/train_model.py,$(shell grep -ls '__name__ == "__main__"' benchmarks/*.py))
 
 native_files = $(shell find $(wildcard $(PACKAGES:=/native) tests/native) -name '*.cpp' -o -name '*.h')
 native_sources := CMakeLists.txt $(shell find $(wildcard $(PACKAGES:=/native)) -type f)
@@ -73,7 +73,7 @@ proto: $(VENV)/ready ## generate the Python side of the wire contract
 
 .PHONY: bench
 bench: $(VENV)/ready ## run every benchmark; one JSON line per measurement
-	@for benchmark in $(BENCHMARKS); do $(BIN)/python "$$benchmark"; done
+	@for benchmark in $(notdir $(BENCHMARKS:.py=)); do $(BIN)/python -m "benchmarks.$$benchmark"; done
 
 .PHONY: native-test
 native-test: $(VENV)/ready ## run the C++ tests, as they are shipped and under the sanitizers

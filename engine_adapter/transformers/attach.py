@@ -28,12 +28,16 @@ def attach(model: PreTrainedModel, db: kvdb.Client, *, piece_tokens: int = PIECE
     check_model(model)
     config = text_config(model)
     before = config._attn_implementation
-    if isinstance(before, Attached):
+    name = before if isinstance(before, Attached) else Attached(before)
+    if id(model) in name.models:
         raise InvalidArgument("the model is attached to a database already; leave that `with` before you attach it to another")
     engine = TransformersEngine(model, db, spec_of(model), piece_tokens)
     register()
-    config._attn_implementation_internal = Attached(before)  # of this config alone; the public setter also changes those below it
+    name.models.add(id(model))
+    config._attn_implementation_internal = name  # of this config alone; the public setter also changes those below it
     try:
         yield engine
     finally:
-        config._attn_implementation_internal = before
+        name.models.discard(id(model))
+        if not name.models:
+            config._attn_implementation_internal = name.before

@@ -27,14 +27,19 @@ EXTRAS = {
 
 
 class Attached(str):
-    """The name `kvdb` as an attached model's config holds it. before: the implementation it stands in for."""
+    """The name `kvdb` as an attached model's config holds it.
 
-    __slots__ = ("before",)
+    before: the implementation it stands in for. models: ids of the attached models; several can share one config.
+    """
+
+    __slots__ = ("before", "models")
     before: str
+    models: set[int]
 
-    def __new__(cls, before: str = "sdpa") -> "Attached":
+    def __new__(cls, before: str) -> "Attached":
         name = super().__new__(cls, NAME)
         name.before = before
+        name.models = set()
         return name
 
 

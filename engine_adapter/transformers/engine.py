@@ -172,7 +172,8 @@ class TransformersEngine:
         raise AlreadyExists(f"there is a context named {name!r}; take another name, or drop it first")
 
     def _check_ready(self) -> None:
-        if not isinstance(text_config(self._model)._attn_implementation, Attached):
+        name = text_config(self._model)._attn_implementation
+        if not isinstance(name, Attached) or id(self._model) not in name.models:
             raise InvalidArgument("the model is not attached; use the engine inside its `with attach(model, db) as engine`")
         check_dropout(self._model)
 

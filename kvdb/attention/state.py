@@ -23,7 +23,8 @@ class AttentionState:
 def merge(states: Sequence[AttentionState]) -> AttentionState:
     """Attention over the union of disjoint token sets, from the attention over each.
 
-    FlashAttention's rescaling (arXiv 2205.14135). Associative and commutative up to rounding; computed in float32, and the output is float32. At least one state.
+    FlashAttention's rescaling (arXiv 2205.14135). Associative and commutative up to rounding; computed in float32, and the
+    output is float32. At least one state.
     """
     lse = np.stack([state.lse for state in states]).astype(np.float32)
     top = lse.max(axis=0)

@@ -17,13 +17,15 @@ TOKEN_DTYPE = np.dtype("<i4")
 
 _NUMBERS = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
 _DTYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16)} | {name: np.dtype(name) for name in _NUMBERS}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def array_head(array: Array) -> pb.Array:
     """An array's message without its data. Raises DtypeError for a dtype that does not travel."""
-    if _DTYPES.get(array.dtype.name) != array.dtype:
+    name = _NAMES.get(array.dtype)
+    if name is None:
         raise DtypeError(f"an array has the dtype {array.dtype}; expected float32, float16 or bfloat16, as the model's spec says")
-    return pb.Array(dtype=array.dtype.name, shape=array.shape)
+    return pb.Array(dtype=name, shape=array.shape)
 
 
 def to_array(array: Array) -> pb.Array:

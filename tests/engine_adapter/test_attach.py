@@ -94,6 +94,32 @@ def test_one_model_is_attached_once_at_a_time(model, db):
         engine.generate(prompts(1, 4), **GREEDY)
 
 
+def test_models_that_share_a_config(db):
+    one = build()
+    other = type(one)(one.config).eval()
+    ids = prompts(1, 10)
+    want = [model.generate(ids, **GREEDY) for model in (one, other)]
+    first, second = attach(one, db), attach(other, db)
+    engines = [first.__enter__(), second.__enter__()]
+    assert [engine.generate(ids, **GREEDY).tolist() for engine in engines] == [answer.tolist() for answer in want]
+    first.__exit__(None, None, None)
+    assert torch.equal(one.generate(ids, **GREEDY), want[0])
+    assert torch.equal(engines[1].generate(ids, **GREEDY), want[1])
+    with pytest.raises(InvalidArgument, match="not attached"):
+        engines[0].generate(ids, **GREEDY)
+    second.__exit__(None, None, None)
+    assert type(one.config._attn_implementation) is str
+
+
+def test_an_implementation_that_was_changed_meanwhile(db):
+    model = build()
+    with attach(model, db) as engine:
+        model.set_attn_implementation("eager")
+        with pytest.raises(InvalidArgument, match="not attached"):
+            engine.generate(prompts(1, 4), **GREEDY)
+    assert model.config._attn_implementation == "sdpa"
+
+
 def test_an_engine_ends_with_its_with(model, db):
     with attach(model, db) as engine:
         pass

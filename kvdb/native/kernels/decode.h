@@ -34,7 +34,7 @@ struct DecodeStep {
     using Op = Operand<Isa, T>;
     using Loaded = Gathered<Isa, T, kDecodeGroups>;
     static constexpr int tokens = Isa::width / R;  // of one vector of scores
-    static constexpr int sums_max = Isa::registers / 2;
+    static constexpr int rows_together = R < 2 ? R : 2;  // when values are added
 
     // `next` is what will be needed after this: fetched meanwhile, as far as it is there.
     static void run(const AttendItem& item, const DecodeTile& tile, const Loaded& loaded,
@@ -52,13 +52,13 @@ struct DecodeStep {
     static void score(const AttendItem& item, const DecodeTile& tile, const T* const* keys,
                       const T* const* next, const DecodeRows& rows, float* scores) {
         constexpr int step = Isa::width * Op::per_lane;
-        constexpr int together = tokens < 4 ? tokens : 4;  // as many rows as have cheap addresses
+        constexpr int together = tokens < TG ? tokens : TG;
         const int head_dim = dim ? dim : item.geometry.head_dim;
         const int whole = head_dim / step * step;
         for (int first = 0; first < tile.count; first += tokens) {
             const int element = first % kGroup * head_dim;
             const T* key = keys[first / kGroup] + element;
-            if (next) prefetch(next[first / kGroup] + element, tokens * head_dim);
+            if (next && first % kGroup == 0) prefetch(first / kGroup, keys, next, head_dim);
             f32 sums[Isa::width] = {};
             KVDB_UNROLL
             for (int t = 0; t < tokens; t += together, key += together * head_dim) {
@@ -92,9 +92,13 @@ struct DecodeStep {
         }
     }
 
-    KVDB_INLINE static void prefetch(const T* from, int elements) {
-        for (int i = 0; i < elements; i += 64 / static_cast<int>(sizeof(T))) {
-            __builtin_prefetch(from + i, 0, 2);
+    KVDB_INLINE static void prefetch(int group, const T* const* now, const T* const* next,
+                                     int head_dim) {
+        if (!PF) return;
+        group += DI;
+        const T* from = group < kDecodeGroups ? now[group] : next[group - kDecodeGroups];
+        for (int i = 0; i < kGroup * head_dim; i += ST / static_cast<int>(sizeof(T))) {
+            __builtin_prefetch(from + i, 0, PL);
         }
     }
 
@@ -141,42 +145,59 @@ struct DecodeStep {
     static void accumulate(const AttendItem& item, const DecodeTile& tile, const T* const* values,
                            const T* const* next, const DecodeRows& rows, const float* weights,
                            const float* decay) {
-        constexpr int vectors_max = sums_max / R < 8 ? sums_max / R : 8;
-        constexpr int most = vectors_max / Op::value_vectors;  // loads of a value row at once
-        constexpr int dims = Op::value_dims;
         const int head_dim = dim ? dim : item.geometry.head_dim;
-        int i = 0;
-        for (; i + most * dims <= head_dim; i += most * dims, next = nullptr) {
-            add_values<most, false>(head_dim, tile, values, next, rows, weights, decay, i);
+        for (int r = 0; r < R; ++r) {
+            float* row = rows.values + r * rows.stride;
+            for (int i = 0; i < head_dim; i += Isa::width) {
+                Isa::store(row + i, Isa::template load<f32>(row + i) * decay[r * tokens]);
+            }
         }
-        for (; i + dims <= head_dim; i += dims, next = nullptr) {
-            add_values<1, false>(head_dim, tile, values, next, rows, weights, decay, i);
+        for (int g = 0; g < tile.group_count(); ++g) {
+            if (next) prefetch(g, values, next, head_dim);
+            const float* weight = weights + g * kGroup * R / Op::per_lane;
+            const int count = static_cast<int>(round_up(tile.tokens_in(g), tokens));
+            add_group(head_dim, values[g], count, weight, rows);
         }
-        if (i < head_dim) {
-            add_values<1, true>(head_dim, tile, values, next, rows, weights, decay, i);
+    }
+
+    // One group, two rows at a time: so many that all dimensions fit the registers, and a row of
+    // values is read from end to end. (In parts, memory would be read with gaps, which halves its
+    // speed; the second time the group is in the L1 cache.)
+    static void add_group(int head_dim, const T* values, int count, const float* weights,
+                          const DecodeRows& rows) {
+        constexpr int dims = Op::value_dims;
+        constexpr int most = Isa::registers / 2 / rows_together / Op::value_vectors;  // loads
+        for (int r = 0; r < R; r += rows_together) {
+            float* sums = rows.values + r * rows.stride;
+            const float* weight = weights + r * tokens / Op::per_lane;
+            int i = 0;
+            for (; i + most * dims <= head_dim; i += most * dims) {
+                add_values<most, false>(head_dim, values + i, count, weight, sums + i, rows.stride);
+            }
+            for (; i + dims <= head_dim; i += dims) {
+                add_values<1, false>(head_dim, values + i, count, weight, sums + i, rows.stride);
+            }
+            if (i < head_dim) {
+                add_values<1, true>(head_dim, values + i, count, weight, sums + i, rows.stride,
+                                    head_dim - i);
+            }
         }
     }
 
     template <int loads, bool tail>
-    static void add_values(int head_dim, const DecodeTile& tile, const T* const* values,
-                           const T* const* next, const DecodeRows& rows, const float* weights,
-                           const float* decay, int offset) {
+    KVDB_INLINE static void add_values(int head_dim, const T* value, int count,
+                                       const float* weight, float* sums_at, std::int64_t stride,
+                                       int tail_dims = 0) {
         constexpr int vectors = loads * Op::value_vectors;
-        f32 sums[R][vectors];
+        f32 sums[rows_together][vectors];
         KVDB_UNROLL
-        for (int r = 0; r < R; ++r) {
+        for (int r = 0; r < rows_together; ++r) {
             KVDB_UNROLL
             for (int i = 0; i < vectors; ++i) {
-                const float* at = rows.values + r * rows.stride + offset + i * Isa::width;
-                sums[r][i] = Isa::template load<f32>(at) * decay[r * tokens];
+                sums[r][i] = Isa::template load<f32>(sums_at + r * stride + i * Isa::width);
             }
         }
-        if (dim) head_dim = dim;
-        for (int first = 0; first < tile.count; first += tokens) {
-            const int element = first % kGroup * head_dim;
-            if (next) prefetch(next[first / kGroup] + element, tokens * head_dim);
-            const T* value = values[first / kGroup] + element + offset;
-            const float* weight = weights + first * R / Op::per_lane;
+        for (int first = 0; first < count; first += tokens, weight += tokens * R / Op::per_lane) {
             KVDB_UNROLL
             for (int t = 0; t < tokens; t += Op::per_lane, value += Op::per_lane * head_dim) {
                 f32 v[vectors];
@@ -185,13 +206,13 @@ struct DecodeStep {
                     const T* at = value + i * Op::value_dims;
                     f32* into = v + i * Op::value_vectors;
                     if constexpr (tail) {
-                        Op::load_values_tail(at, head_dim, head_dim - offset, into);
+                        Op::load_values_tail(at, head_dim, tail_dims, into);
                     } else {
                         Op::load_values(at, head_dim, into);
                     }
                 }
                 KVDB_UNROLL
-                for (int r = 0; r < R; ++r) {
+                for (int r = 0; r < rows_together; ++r) {
                     const f32 w = Isa::splat(weight[(r * tokens + t) / Op::per_lane]);
                     KVDB_UNROLL
                     for (int i = 0; i < vectors; ++i) {
@@ -201,10 +222,10 @@ struct DecodeStep {
             }
         }
         KVDB_UNROLL
-        for (int r = 0; r < R; ++r) {
+        for (int r = 0; r < rows_together; ++r) {
             KVDB_UNROLL
             for (int i = 0; i < vectors; ++i) {
-                Isa::store(rows.values + r * rows.stride + offset + i * Isa::width, sums[r][i]);
+                Isa::store(sums_at + r * stride + i * Isa::width, sums[r][i]);
             }
         }
     }
