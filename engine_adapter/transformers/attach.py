@@ -9,7 +9,7 @@ import kvdb
 from engine_adapter.transformers.attention import Attached, register
 from engine_adapter.transformers.engine import TransformersEngine
 from engine_adapter.transformers.spec import spec_of
-from engine_adapter.transformers.support import check_model, text_config
+from engine_adapter.transformers.support import text_config
 from kvdb.errors import InvalidArgument
 
 PIECE_TOKENS = 1024
@@ -25,13 +25,13 @@ def attach(model: PreTrainedModel, db: kvdb.Client, *, piece_tokens: int = PIECE
     """
     if piece_tokens < 1:
         raise InvalidArgument(f"piece_tokens is {piece_tokens}; expected at least 1, such as {PIECE_TOKENS}")
-    check_model(model)
+    spec = spec_of(model)
     config = text_config(model)
     before = config._attn_implementation
     name = before if isinstance(before, Attached) else Attached(before)
     if id(model) in name.models:
         raise InvalidArgument("the model is attached to a database already; leave that `with` before you attach it to another")
-    engine = TransformersEngine(model, db, spec_of(model), piece_tokens)
+    engine = TransformersEngine(model, db, spec, piece_tokens)
     register()
     name.models.add(id(model))
     config._attn_implementation_internal = name  # of this config alone; the public setter also changes those below it

@@ -10,7 +10,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from kvdb.errors import Unsupported
 
 OWN = frozenset(inspect.signature(GenerationMixin.generate).parameters)
-PASSED_ON = frozenset({"tokenizer", "trust_remote_code", "logits_to_keep", "return_dict"})
+PASSED_ON = frozenset({"tokenizer", "logits_to_keep", "return_dict"})
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 REFUSED = {
     "output_attentions": "attention weights never leave the database; ask for output_scores or output_logits",
@@ -35,7 +35,10 @@ def settings_of(model: PreTrainedModel, options: Mapping[str, Any]) -> Generatio
             raise Unsupported(f"generate was called with {name}={getattr(settings, name)!r}; {why}")
     for name in inputs:
         if name not in PASSED_ON:
-            raise Unsupported(f"generate was called with {name}=; kvdb finds contexts by token ids, so pass input_ids alone")
+            raise Unsupported(
+                f"generate was called with {name}=, which is no setting of generation; "
+                "kvdb takes no inputs but input_ids and attention_mask"
+            )
     if settings.use_cache is False:
         raise Unsupported("generate was called with use_cache=False; kvdb is the cache, so call the model's own generate instead")
     mode = settings.get_generation_mode(options.get("assistant_model"))

@@ -5,8 +5,11 @@ import torch
 import transformers
 from transformers import DynamicCache
 
+import kvdb
 from engine_adapter.transformers import attach
-from kvdb.errors import DtypeError, InvalidArgument, NonFiniteError, ShapeError, Unsupported
+from kvdb.config import ServerConfig
+from kvdb.errors import DtypeError, InvalidArgument, NonFiniteError, ShapeError, Unavailable, Unsupported
+from kvdb.server.serve import Server
 from tests.engine_adapter.tiny import build, prompts
 
 SMALL = {
@@ -145,6 +148,17 @@ def test_an_error_in_the_callback(attached, names):
     with pytest.raises(ZeroDivisionError):
         attached.store(name="x", input_ids=prompts(1, 40), progress=fail)
     assert names() == []
+
+
+def test_a_server_that_dies(engine, model):
+    server = Server(engine, ServerConfig(host="127.0.0.1", port=0))
+    server.start()
+    with kvdb.connect(server.target) as db, attach(model, db, piece_tokens=16) as attached:
+        with pytest.raises(Unavailable, match="does not answer"):
+            attached.store(name="x", input_ids=prompts(1, 40), progress=lambda done, _: done and server.stop(grace=0))
+        with pytest.raises(Unavailable, match="does not answer"):
+            attached.generate(prompts(1, 8), max_new_tokens=2)
+    assert engine.contexts() == []
 
 
 def test_layers_whose_keys_never_reach_the_attention_function(db, monkeypatch):

@@ -38,18 +38,19 @@ def test_greedy_tokens_and_logits_of_single_prompts(kind, db):
 
 
 @cache
-def plain_batch(kind):
-    ids, mask = left_padded(4, 40, seed=1)
+def plain_batch(kind, seed):
+    ids, mask = left_padded(4, 40, seed)
     return model_of(kind).generate(ids, attention_mask=mask, pad_token_id=0, **OPTIONS)
 
 
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_tokens_and_logits_of_a_padded_batch(kind, db):
-    ids, mask = left_padded(4, 40, seed=1)
+def test_greedy_tokens_and_logits_of_a_padded_batch(kind, seed, db):
+    ids, mask = left_padded(4, 40, seed)
     with attach(model_of(kind), db, piece_tokens=32) as engine:
         got = engine.generate(ids, attention_mask=mask, pad_token_id=0, **OPTIONS)
-    assert torch.equal(got.sequences, plain_batch(kind).sequences)
-    assert largest_difference(got, plain_batch(kind)) < 1e-4
+    assert torch.equal(got.sequences, plain_batch(kind, seed).sequences)
+    assert largest_difference(got, plain_batch(kind, seed)) < 1e-4
 
 
 def test_tokens_stay_the_same_when_the_prompt_is_stored(db):
