@@ -125,4 +125,4 @@ native-test-%: $(VENV)/ready
 	    -D Python_EXECUTABLE=$(abspath $(BIN)/python) -D nanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" > build/native-$*.log || \
 	    { cat build/native-$*.log; exit 1; }
 	@$(BIN)/cmake --build build/native-$*
-	@$(BIN)/ctest --test-dir build/native-$* --output-on-failure
+	@$(BIN)/ctest --test-dir build/native-$* --output-on-failure --no-tests=error

@@ -14,8 +14,7 @@ from kvdb.client.session import Session
 from kvdb.config import Config
 from kvdb.errors import KvdbError
 from kvdb.types import ContextInfo, ModelSpec, Rope, SessionStats
-
-__version__ = "0.1.0"
+from kvdb.version import __version__ as __version__
 
 __all__ = [
     "Client",

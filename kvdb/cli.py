@@ -12,9 +12,9 @@ from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-import kvdb
 from kvdb import config as configuration
 from kvdb.errors import KvdbError, Unsupported
+from kvdb.version import __version__
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -25,7 +25,7 @@ COMMANDS = "kvdb.commands"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit status. Errors that kvdb raises on purpose are one line on stderr and status 1."""
     parser = argparse.ArgumentParser(prog="kvdb", description="The database for the KV cache of long-context language models.")
-    parser.add_argument("--version", action="version", version=f"kvdb {kvdb.__version__}")
+    parser.add_argument("--version", action="version", version=f"kvdb {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_serve(commands)
     for entry in sorted(entry_points(group=COMMANDS), key=lambda e: e.name):

@@ -1,7 +1,6 @@
 """A session inside the engine: the views of what is stored, a mutable tail a layer, and the queries over both."""
 
 from threading import RLock
-from time import perf_counter_ns
 from typing import Protocol
 
 from indexes.retrieval import Retrieval
@@ -10,7 +9,7 @@ from kvdb.attention import execute
 from kvdb.attention.run import Run
 from kvdb.catalog.catalog import release
 from kvdb.catalog.segment import Views, visible_tokens
-from kvdb.errors import PositionError, SessionClosed
+from kvdb.errors import NonFiniteError, PositionError, SessionClosed
 from kvdb.storage.table import BlockTable
 from kvdb.types import Array, ContextInfo, ModelSpec, SessionStats, Tokens
 from query_optimizer.facts import Facts, PartFacts
@@ -103,7 +102,7 @@ class SessionState:
         """
         with self._lock:
             state = self._layer(layer)
-            n = check.queries(self.spec, q)
+            n = self._queries(state, q)
             if n > state.run.tokens:
                 raise PositionError(
                     f"q asks for the last {n} tokens of layer {layer}, which holds {state.run.tokens}; "
@@ -118,7 +117,7 @@ class SessionState:
         are not of the same n."""
         with self._lock:
             state = self._layer(layer)
-            n = check.queries(self.spec, q)
+            n = self._queries(state, q)
             check.same_tokens(n, check.keys_values(self.spec, k, v))
             check.start(start, state.run.tokens, layer)
             state.append(k, v)
@@ -187,14 +186,19 @@ class SessionState:
         check.layer(self.spec, number)
         return self._layers[number]
 
+    def _queries(self, layer: Layer, q: Array) -> int:
+        n = check.queries(self.spec, q)
+        if not layer.tail.layout.finite(q):
+            raise NonFiniteError("q holds NaN or infinity; expected finite numbers, so find where the model produced them")
+        return n
+
     def _answer(self, number: int, layer: Layer, q: Array, new: int, retrieval: Retrieval | None) -> Array:
         tokens = layer.run.tokens
         plan = layer.plans.get(retrieval)
         if plan is None or not plan.holds_for(tokens):
             plan = layer.plans[retrieval] = self._engine.optimizer.plan(self._facts(number, layer, new, retrieval))
-        started = perf_counter_ns()
-        state = execute.exact(layer.tail.layout, layer.run, q, new, self.spec.softmax_scale)
-        self._work.count(plan, tokens, tokens * self.spec.token_nbytes, perf_counter_ns() - started)
+        state, kernel_ns = execute.exact(layer.tail.layout, layer.run, q, new, self.spec.softmax_scale)
+        self._work.count(plan, tokens, tokens * self.spec.token_nbytes, kernel_ns)
         return state.out
 
     def _facts(self, number: int, layer: Layer, new: int, retrieval: Retrieval | None) -> Facts:

@@ -8,7 +8,6 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-import kvdb
 from kvdb.config import Config, ServerConfig
 from kvdb.database import Database
 from kvdb.errors import ConfigError
@@ -18,6 +17,7 @@ from kvdb.server.edge import TokenCheck
 from kvdb.server.service import SERVICE, KvdbService, handlers
 from kvdb.server.sessions import Sessions
 from kvdb.server.streams import Streams
+from kvdb.version import __version__
 
 SHORT_CALL_THREADS = 8
 """Beside those of the streams, so that streams that wait leave threads to everything else."""
@@ -89,7 +89,7 @@ def run(config: Config) -> int:
     with Database(config) as database:
         server = Server(database, config.server)
         server.start()
-        print(f"kvdb {kvdb.__version__} ready on {server.target}", flush=True)  # noqa: T201
+        print(f"kvdb {__version__} ready on {server.target}", flush=True)  # noqa: T201
         stop.wait()
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -6,7 +6,6 @@ from re import sub
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 
-import kvdb
 from kvdb.database import Database
 from kvdb.errors import InvalidArgument
 from kvdb.rpc import chunk, codec
@@ -16,6 +15,7 @@ from kvdb.server import edge
 from kvdb.server.sessions import Sessions
 from kvdb.server.streams import OpenStream, Streams
 from kvdb.session import SessionState
+from kvdb.version import __version__
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
 IMPORT = "ImportContext"
@@ -31,7 +31,7 @@ class KvdbService:
         self._message_bytes_max = message_bytes_max
 
     def hello(self, _request: pb.HelloRequest, _context: grpc.ServicerContext) -> pb.HelloReply:
-        return pb.HelloReply(version=kvdb.__version__, message_bytes_max=self._message_bytes_max)
+        return pb.HelloReply(version=__version__, message_bytes_max=self._message_bytes_max)
 
     def import_context(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[pb.ImportReply]:
         """Requests are raw bytes, so that a chunk is read in place."""

@@ -1,25 +1,27 @@
 """Who may import whom."""
 
+import re
+import subprocess
+import sys
 import tomllib
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import pytest
-from importlinter import cli
-
 from tests.architecture.source import ROOT, Module, imports, modules, read
 
 
-def test_every_contract_is_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(ROOT)
-    status = cli.lint_imports(config_filename="pyproject.toml", no_cache=True)
-    assert status == cli.EXIT_STATUS_SUCCESS, capsys.readouterr().out
+def test_every_contract_is_kept() -> None:
+    # In a process of its own, because it configures the logging of the one it is in.
+    command = [Path(sys.executable).parent / "lint-imports", "--no-cache", "--no-logo"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_no_contract_exempts_anything() -> None:
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     settings = [linter, *linter["contracts"]]
-    assert not [key for table in settings for key in table if key.startswith(("ignore", "skip", "exclude", "allow_indirect"))]
+    exemptions = re.compile("ignore|skip|exclude|allow_indirect")
+    assert not [key for table in settings for key in table if exemptions.search(key)]
 
 
 def test_no_import_cycle_even_lazy() -> None:
