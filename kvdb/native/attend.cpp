@@ -13,7 +13,7 @@
 namespace kvdb {
 namespace {
 
-constexpr std::int64_t kPrefillRows = 16;       // their state and queries stay in the L2 cache
+constexpr std::int64_t kPrefillRows = 768;       // their state and queries stay in the L2 cache
 constexpr std::int64_t kItemsPerThread = 8;      // so that a thread that is held up costs little
 constexpr std::int64_t kSplitTokensMin = 128;    // a split costs a merge
 constexpr std::int64_t kInlineElements = 65536;  // of K and V: less is read before a thread wakes

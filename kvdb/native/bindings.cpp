@@ -108,6 +108,14 @@ std::optional<std::tuple<const char*, int, std::int64_t>> py_append(
     return std::tuple{bad->plane == Plane::key ? "k" : "v", bad->kv_head, bad->token};
 }
 
+bool py_finite(const Geometry& geometry, const ConstArray& array) {
+    const std::int64_t n = tokens_of(array, "array");
+    const auto heads = static_cast<std::int64_t>(array.shape(0));
+    const Rows rows = rows_of(array, heads, n, geometry, geometry.dtype, "array");
+    const nb::gil_scoped_release release;
+    return finite(geometry, static_cast<int>(heads), n, rows);
+}
+
 void py_gather(const Geometry& geometry, const TableArray& table, std::int64_t start,
                std::int64_t n, const Array& k_out, const Array& v_out) {
     const Rows keys = rows_of(k_out, geometry.kv_heads, n, geometry, geometry.dtype, "k_out");
@@ -182,6 +190,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("block_bytes", &Geometry::block_bytes);
 
     m.def("append", &py_append, "geometry"_a, "table"_a, "start"_a, "k"_a, "v"_a);
+    m.def("finite", &py_finite, "geometry"_a, "array"_a);
     m.def("gather", &py_gather, "geometry"_a, "table"_a, "start"_a, "n"_a, "k_out"_a, "v_out"_a);
     m.def("copy", &py_copy, "geometry"_a, "source"_a, "source_start"_a, "target"_a,
           "target_start"_a, "n"_a);

@@ -78,26 +78,58 @@ std::size_t payload_bytes(const Geometry& geometry, std::int64_t n) {
     return 2 * geometry.kv_heads * geometry.row_bytes() * n;
 }
 
-template <class T>
-std::optional<NotFinite> find_not_finite(const Geometry& geometry, std::int64_t n, const Rows& keys,
-                                         const Rows& values, T mask) {
+bool is_finite(const std::byte* element, Dtype dtype) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, element, dtype == Dtype::float32 ? 4 : 2);  // little-endian, as all we run on
+    const std::uint32_t infinity = dtype == Dtype::float32   ? 0x7f800000
+                                   : dtype == Dtype::float16 ? 0x7c00
+                                                             : 0x7f80;
+    return (bits & infinity) != infinity;
+}
+
+// The kernels tell only that there is one.
+NotFinite find_not_finite(const Geometry& geometry, std::int64_t n, const Rows& keys,
+                          const Rows& values) {
     for (std::int64_t token = 0; token < n; ++token) {
         for (const Plane plane : {Plane::key, Plane::value}) {
             const Rows& rows = plane == Plane::key ? keys : values;
             for (int head = 0; head < geometry.kv_heads; ++head) {
                 const std::byte* row = array_rows(geometry, rows, token, head);
-                for (int i = 0; i < geometry.head_dim; ++i) {
-                    T bits;
-                    std::memcpy(&bits, row + i * sizeof bits, sizeof bits);
-                    if ((bits & mask) == mask) return NotFinite{plane, head, token};
+                for (int i = 0; i < geometry.head_dim; ++i, row += geometry.element_bytes()) {
+                    if (!is_finite(row, geometry.dtype)) return {plane, head, token};
                 }
             }
         }
     }
-    return std::nullopt;
+    throw std::logic_error("append: a kernel saw a value that is not finite where there is none");
+}
+
+// The bits without the sign order like the absolute values, so the largest tells of them all.
+template <class T>
+bool rows_finite(const Geometry& geometry, int heads, std::int64_t n, const Rows& rows, T infinity) {
+    T largest = 0;
+    for (int head = 0; head < heads; ++head) {
+        for (std::int64_t token = 0; token < n; ++token) {
+            const auto* row = reinterpret_cast<const T*>(array_rows(geometry, rows, token, head));
+            for (int i = 0; i < geometry.head_dim; ++i) {
+                const auto bits = static_cast<T>(row[i] & static_cast<T>(static_cast<T>(~T{0}) >> 1));
+                largest = bits > largest ? bits : largest;
+            }
+        }
+    }
+    return largest < infinity;
 }
 
 }  // namespace
+
+bool finite(const Geometry& geometry, int heads, std::int64_t n, const Rows& rows) {
+    switch (geometry.dtype) {
+        case Dtype::float32: return rows_finite<std::uint32_t>(geometry, heads, n, rows, 0x7f800000);
+        case Dtype::float16: return rows_finite<std::uint16_t>(geometry, heads, n, rows, 0x7c00);
+        case Dtype::bfloat16: break;
+    }
+    return rows_finite<std::uint16_t>(geometry, heads, n, rows, 0x7f80);
+}
 
 std::optional<NotFinite> append(const Geometry& geometry, const Table& table, std::int64_t start,
                                 std::int64_t n, const Rows& keys, const Rows& values) {
@@ -126,12 +158,7 @@ std::optional<NotFinite> append(const Geometry& geometry, const Table& table, st
     };
     for_each(blocks_touched(start, n, geometry.block_size), bytes, append_block);
     if (finite) return std::nullopt;
-    switch (geometry.dtype) {
-        case Dtype::float32: return find_not_finite<std::uint32_t>(geometry, n, keys, values, 0x7f800000);
-        case Dtype::float16: return find_not_finite<std::uint16_t>(geometry, n, keys, values, 0x7c00);
-        case Dtype::bfloat16: break;
-    }
-    return find_not_finite<std::uint16_t>(geometry, n, keys, values, 0x7f80);
+    return find_not_finite(geometry, n, keys, values);
 }
 
 void gather(const Geometry& geometry, const Table& table, std::int64_t start, std::int64_t n,

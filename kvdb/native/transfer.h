@@ -27,6 +27,9 @@ struct NotFinite {
 std::optional<NotFinite> append(const Geometry& geometry, const Table& table, std::int64_t start,
                                 std::int64_t n, const Rows& keys, const Rows& values);
 
+// Whether every element of [heads, n, head_dim] is finite.
+bool finite(const Geometry& geometry, int heads, std::int64_t n, const Rows& rows);
+
 // Reads n tokens from [start, start + n).
 void gather(const Geometry& geometry, const Table& table, std::int64_t start, std::int64_t n,
             const Rows& keys, const Rows& values);

@@ -20,7 +20,7 @@ struct Finite {
     Vector largest{};
 
     KVDB_INLINE void add(typename Isa::u16 chunk) {
-        const Vector bits = (Vector)chunk & static_cast<Bits>(~Bits{0} >> 1);
+        const Vector bits = (Vector)chunk & static_cast<Bits>(static_cast<Bits>(~Bits{0}) >> 1);
         largest = bits > largest ? bits : largest;
     }
     bool passed() const {

@@ -52,13 +52,13 @@ struct DecodeStep {
     static void score(const AttendItem& item, const DecodeTile& tile, const T* const* keys,
                       const T* const* next, const DecodeRows& rows, float* scores) {
         constexpr int step = Isa::width * Op::per_lane;
-        constexpr int together = tokens < TG ? tokens : TG;
+        constexpr int together = tokens < 2 ? tokens : 2;
         const int head_dim = dim ? dim : item.geometry.head_dim;
         const int whole = head_dim / step * step;
         for (int first = 0; first < tile.count; first += tokens) {
             const int element = first % kGroup * head_dim;
             const T* key = keys[first / kGroup] + element;
-            if (next && first % kGroup == 0) prefetch(first / kGroup, keys, next, head_dim);
+            if (next) prefetch(next[first / kGroup] + element, tokens * head_dim);
             f32 sums[Isa::width] = {};
             KVDB_UNROLL
             for (int t = 0; t < tokens; t += together, key += together * head_dim) {
@@ -92,13 +92,11 @@ struct DecodeStep {
         }
     }
 
-    KVDB_INLINE static void prefetch(int group, const T* const* now, const T* const* next,
-                                     int head_dim) {
-        if (!PF) return;
-        group += DI;
-        const T* from = group < kDecodeGroups ? now[group] : next[group - kDecodeGroups];
-        for (int i = 0; i < kGroup * head_dim; i += ST / static_cast<int>(sizeof(T))) {
-            __builtin_prefetch(from + i, 0, PL);
+    // Every `step`-th line of some elements, into the L2 cache.
+    KVDB_INLINE static void prefetch(const T* from, int elements, int first = 0, int step = 1) {
+        constexpr int line = 64 / static_cast<int>(sizeof(T));
+        for (int i = first * line; i < elements; i += step * line) {
+            __builtin_prefetch(from + i, 0, 2);
         }
     }
 
@@ -148,46 +146,49 @@ struct DecodeStep {
         const int head_dim = dim ? dim : item.geometry.head_dim;
         for (int r = 0; r < R; ++r) {
             float* row = rows.values + r * rows.stride;
-            for (int i = 0; i < head_dim; i += Isa::width) {
+            for (int i = 0; i < rows.stride; i += Isa::width) {
                 Isa::store(row + i, Isa::template load<f32>(row + i) * decay[r * tokens]);
             }
         }
         for (int g = 0; g < tile.group_count(); ++g) {
-            if (next) prefetch(g, values, next, head_dim);
             const float* weight = weights + g * kGroup * R / Op::per_lane;
             const int count = static_cast<int>(round_up(tile.tokens_in(g), tokens));
-            add_group(head_dim, values[g], count, weight, rows);
+            add_group(head_dim, values[g], next ? next[g] : nullptr, count, weight, rows);
         }
     }
 
     // One group, two rows at a time: so many that all dimensions fit the registers, and a row of
     // values is read from end to end. (In parts, memory would be read with gaps, which halves its
     // speed; the second time the group is in the L1 cache.)
-    static void add_group(int head_dim, const T* values, int count, const float* weights,
-                          const DecodeRows& rows) {
+    static void add_group(int head_dim, const T* values, const T* next, int count,
+                          const float* weights, const DecodeRows& rows) {
         constexpr int dims = Op::value_dims;
-        constexpr int most = Isa::registers / 2 / rows_together / Op::value_vectors;  // loads
+        constexpr int vectors = Isa::registers / 2 / rows_together;
+        constexpr int most = (vectors < 8 ? vectors : 8) / Op::value_vectors;  // loads
         for (int r = 0; r < R; r += rows_together) {
             float* sums = rows.values + r * rows.stride;
             const float* weight = weights + r * tokens / Op::per_lane;
             int i = 0;
-            for (; i + most * dims <= head_dim; i += most * dims) {
-                add_values<most, false>(head_dim, values + i, count, weight, sums + i, rows.stride);
+            const T* ahead = next;  // in the first of the loops only
+            for (; i + most * dims <= head_dim; i += most * dims, ahead = nullptr) {
+                add_values<most, false>(head_dim, values + i, ahead, r, count, weight, sums + i,
+                                        rows.stride);
             }
-            for (; i + dims <= head_dim; i += dims) {
-                add_values<1, false>(head_dim, values + i, count, weight, sums + i, rows.stride);
+            for (; i + dims <= head_dim; i += dims, ahead = nullptr) {
+                add_values<1, false>(head_dim, values + i, ahead, r, count, weight, sums + i,
+                                     rows.stride);
             }
             if (i < head_dim) {
-                add_values<1, true>(head_dim, values + i, count, weight, sums + i, rows.stride,
-                                    head_dim - i);
+                add_values<1, true>(head_dim, values + i, ahead, r, count, weight, sums + i,
+                                    rows.stride);
             }
         }
     }
 
     template <int loads, bool tail>
-    KVDB_INLINE static void add_values(int head_dim, const T* value, int count,
-                                       const float* weight, float* sums_at, std::int64_t stride,
-                                       int tail_dims = 0) {
+    KVDB_INLINE static void add_values(int head_dim, const T* value, const T* next, int r, int count,
+                                       const float* weight, float* sums_at, std::int64_t stride) {
+        constexpr int dims = Op::value_dims;
         constexpr int vectors = loads * Op::value_vectors;
         f32 sums[rows_together][vectors];
         KVDB_UNROLL
@@ -198,15 +199,19 @@ struct DecodeStep {
             }
         }
         for (int first = 0; first < count; first += tokens, weight += tokens * R / Op::per_lane) {
+            if (next) {
+                prefetch(next + first * head_dim, tokens * head_dim, r / rows_together,
+                         R / rows_together);
+            }
             KVDB_UNROLL
             for (int t = 0; t < tokens; t += Op::per_lane, value += Op::per_lane * head_dim) {
                 f32 v[vectors];
                 KVDB_UNROLL
                 for (int i = 0; i < loads; ++i) {
-                    const T* at = value + i * Op::value_dims;
+                    const T* at = value + i * dims;
                     f32* into = v + i * Op::value_vectors;
                     if constexpr (tail) {
-                        Op::load_values_tail(at, head_dim, tail_dims, into);
+                        Op::load_values_tail(at, head_dim, head_dim % dims, into);
                     } else {
                         Op::load_values(at, head_dim, into);
                     }
@@ -331,6 +336,7 @@ class Decode {
                 batch = batch_rows(rows_ - r);
                 const int tokens = Isa::width / batch;
                 for (int j = 0; j < batch && r + j < rows_; ++j) {
+                    Operand<Isa, T>::order_sums(values(head, r + j), item_.geometry.head_dim);
                     float sum = 0;
                     for (int t = 0; t < tokens; ++t) sum += lanes(sum_, head, r)[j * tokens + t];
                     const std::int64_t row = head * item_.state.rows + r + j;

@@ -32,6 +32,8 @@ struct Operand {
     KVDB_INLINE static void load_values_tail(const T* row, int /*row_stride*/, int dims, f32* v) {
         v[0] = load_tail(row, dims);
     }
+    // Sums of products with loaded values, to the order of dimensions.
+    KVDB_INLINE static void order_sums(float* /*sums*/, int /*head_dim*/) {}
     // Writes softmax weights as the other factor, behind `index` others.
     KVDB_INLINE static void store_weights(float* lanes, int index, f32 weights) {
         Isa::store(lanes + index, weights);
@@ -59,6 +61,15 @@ struct Operand<Isa, BFloat16> {
     KVDB_INLINE static void load_values_tail(const BFloat16* row, int row_stride, int dims,
                                              f32* v) {
         Isa::zip(load_tail(row, dims / 2), load_tail(row + row_stride, dims / 2), v[0], v[1]);
+    }
+    KVDB_INLINE static void order_sums(float* sums, int head_dim) {
+        for (int i = 0; i < head_dim; i += value_dims) {
+            f32 low = Isa::template load<f32>(sums + i);
+            f32 high = Isa::template load<f32>(sums + i + Isa::width);
+            Isa::unzip(low, high);
+            Isa::store(sums + i, low);
+            Isa::store(sums + i + Isa::width, high);
+        }
     }
     KVDB_INLINE static void store_weights(float* lanes, int index, f32 weights) {
         Isa::narrow(reinterpret_cast<BFloat16*>(lanes) + index, weights);

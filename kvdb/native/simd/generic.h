@@ -190,7 +190,7 @@ KVDB_INLINE typename Isa::f32 exchange(typename Isa::f32 v, std::integer_sequenc
     return __builtin_shufflevector(v, v, (l ^ bit)...);
 }
 
-// Each lane becomes the maximum over its group of `group` neighbours.
+// Each lane becomes the maximum, or the sum, over its group of `group` neighbours.
 template <class Isa, int group>
 KVDB_INLINE typename Isa::f32 max_of_group(typename Isa::f32 v) {
     if constexpr (group == 1) {
@@ -198,6 +198,14 @@ KVDB_INLINE typename Isa::f32 max_of_group(typename Isa::f32 v) {
     } else {
         return max_of_group<Isa, group / 2>(
             Isa::max(v, exchange<Isa, group / 2>(v, Lanes<Isa>{})));
+    }
+}
+template <class Isa, int group>
+KVDB_INLINE typename Isa::f32 sum_of_group(typename Isa::f32 v) {
+    if constexpr (group == 1) {
+        return v;
+    } else {
+        return sum_of_group<Isa, group / 2>(v + exchange<Isa, group / 2>(v, Lanes<Isa>{}));
     }
 }
 
