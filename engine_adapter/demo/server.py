@@ -18,7 +18,8 @@ class ServerProcess:
         self.ready_line = self._process.stdout.readline().strip()
         if not self.ready_line:
             self._process.communicate()
-            raise Unavailable(f"the server ended with status {self._process.returncode} before it was ready; see its message above")
+            status = self._process.returncode
+            raise Unavailable(f"the server ended with status {status} before it was ready; see its message above")
         self.target = self.ready_line.split()[-1]
 
     @property

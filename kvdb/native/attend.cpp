@@ -71,6 +71,11 @@ Plan make_plan(const AttendCall& call) {
     const Geometry& geometry = call.geometry;
     Plan plan{};
     plan.tokens = count_tokens(geometry, call.run);
+    if (call.causal > plan.tokens) {
+        throw std::invalid_argument("causal is " + std::to_string(call.causal) +
+                                    ", more than the run's " + std::to_string(plan.tokens) +
+                                    " tokens");
+    }
     plan.group = call.q_heads / geometry.kv_heads;
     plan.rows = plan.group * call.n;
     plan.prefill = plan.rows > kDecodeRowsMax;

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from kvdb.errors import InvalidArgument
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.codec import array_head, build_array, from_array
+from kvdb.rpc.codec import build_array, from_array, put_head
 from kvdb.types import Array
 
 _VARINT, _BYTES = 0, 2
@@ -72,9 +72,10 @@ def _generated(data: bytes) -> "Chunk | pb.ImportRequest":
 
 def _array(array: Array) -> list[Piece]:
     """An `Array` in pieces; the data row by row, so that a range of tokens need not be copied together first."""
-    head = array_head(array).SerializeToString()
+    head = pb.Array()
+    put_head(head, array)
     rows = [_raw(array)] if array.flags.c_contiguous else [_raw(row) for row in array]
-    return [head, *_field(pb.Array.DATA_FIELD_NUMBER, rows)]
+    return [head.SerializeToString(), *_field(pb.Array.DATA_FIELD_NUMBER, rows)]
 
 
 def _raw(array: Array) -> memoryview:

@@ -15,24 +15,32 @@ from kvdb.types import Array, ContextInfo, ModelSpec, Rope, SessionStats, Tokens
 DIMENSIONS_MAX = 8
 TOKEN_DTYPE = np.dtype("<i4")
 
-_NUMBERS = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
+_INTEGERS = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+_NUMBERS = [*_INTEGERS, "float16", "float32", "float64", "complex64", "complex128"]
 _DTYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16)} | {name: np.dtype(name) for name in _NUMBERS}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def array_head(array: Array) -> pb.Array:
-    """An array's message without its data. Raises DtypeError for a dtype that does not travel."""
+def put_head(message: pb.Array, array: Array) -> None:
+    """Everything but the data of an array into its message. Raises DtypeError for a dtype that does not travel."""
     name = _NAMES.get(array.dtype)
     if name is None:
         raise DtypeError(f"an array has the dtype {array.dtype}; expected float32, float16 or bfloat16, as the model's spec says")
-    return pb.Array(dtype=name, shape=array.shape)
+    message.dtype = name
+    message.shape.extend(array.shape)
 
 
 def to_array(array: Array) -> pb.Array:
     """Any shape, of a number dtype: what is wrong with it for a model is the engine's to say. Raises DtypeError."""
-    message = array_head(array)
-    message.data = array.tobytes()
+    message = pb.Array()
+    put_array(message, array)
     return message
+
+
+def put_array(message: pb.Array, array: Array) -> None:
+    """`to_array` into a message that is part of another, which saves copying it there. Raises DtypeError."""
+    put_head(message, array)
+    message.data = array.tobytes()
 
 
 def from_array(message: pb.Array) -> Array:
@@ -92,14 +100,13 @@ def from_spec(message: pb.ModelSpec) -> ModelSpec:
     )
 
 
-def to_retrieval(retrieval: Retrieval | None) -> pb.Retrieval | None:
-    """Raises Unsupported for one that this version has no message for."""
-    match retrieval:
-        case None:
-            return None
-        case Exact():
-            return pb.Retrieval(exact=pb.Retrieval.Exact())
-    raise Unsupported(f"retrieval {retrieval!r} cannot be sent to a server; expected kvdb.Exact() or None")
+def put_retrieval(message: pb.AttentionRequest | pb.AttendRequest, retrieval: Retrieval | None) -> None:
+    """A request's retrieval. Raises Unsupported for one that this version has no message for."""
+    if retrieval is None:
+        return
+    if not isinstance(retrieval, Exact):
+        raise Unsupported(f"retrieval {retrieval!r} cannot be sent to a server; expected kvdb.Exact() or None")
+    message.retrieval.exact.SetInParent()
 
 
 def from_retrieval(message: pb.AttentionRequest | pb.AttendRequest) -> Retrieval | None:

@@ -1,4 +1,4 @@
-"""Channel and server options. Those with a figure in `benchmarks/service.py` behind them say so."""
+"""Channel and server options. Those for imports were chosen with the figures of `benchmarks/service.py`."""
 
 from kvdb.config import MIB
 

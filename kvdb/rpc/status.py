@@ -64,9 +64,9 @@ def to_error(failure: grpc.RpcError, target: str) -> KvdbError:
 
 def _of_grpc(code: grpc.StatusCode, text: str, target: str) -> KvdbError:
     match code:
-        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
+        case grpc.StatusCode.OK | grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
             return errors.Unavailable(
-                f"the server at {target} does not answer ({text}); expected a running kvdb serve there: "
+                f"the server at {target} does not answer ({text or 'it ended the call'}); expected a running kvdb serve there: "
                 "start it or correct the address, and connect again"
             )
         case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" in text:

@@ -15,6 +15,7 @@ from kvdb.server import edge
 from kvdb.server.sessions import Sessions
 from kvdb.server.streams import OpenStream, Streams
 from kvdb.session import SessionState
+from kvdb.types import Array
 from kvdb.version import __version__
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
@@ -75,11 +76,11 @@ class KvdbService:
 
     def attention(self, request: pb.AttentionRequest, _context: grpc.ServicerContext) -> pb.AttentionReply:
         with self._sessions.use(request.session_id) as session:
-            return pb.AttentionReply(out=_attention(session, request))
+            return pb.AttentionReply(out=codec.to_array(_attention(session, request)))
 
     def attend(self, request: pb.AttendRequest, _context: grpc.ServicerContext) -> pb.AttentionReply:
         with self._sessions.use(request.session_id) as session:
-            return pb.AttentionReply(out=_attend(session, request))
+            return pb.AttentionReply(out=codec.to_array(_attend(session, request)))
 
     def decode(self, requests: Iterator[pb.DecodeRequest], context: grpc.ServicerContext) -> Iterator[pb.DecodeReply]:
         with self._streams.entered(context) as stream:
@@ -125,7 +126,9 @@ class KvdbService:
                 _update(session, call)
                 return pb.DecodeReply()
             out = _attention(session, call) if isinstance(call, pb.AttentionRequest) else _attend(session, call)
-        return pb.DecodeReply(out=out)
+        reply = pb.DecodeReply()
+        codec.put_array(reply.out, out)
+        return reply
 
 
 def handlers(service: KvdbService) -> grpc.GenericRpcHandler:
@@ -160,13 +163,13 @@ def _update(session: SessionState, request: pb.UpdateRequest) -> None:
     session.update(request.layer, codec.from_array(request.k), codec.from_array(request.v), _start(request))
 
 
-def _attention(session: SessionState, request: pb.AttentionRequest) -> pb.Array:
-    return codec.to_array(session.attention(request.layer, codec.from_array(request.q), codec.from_retrieval(request)))
+def _attention(session: SessionState, request: pb.AttentionRequest) -> Array:
+    return session.attention(request.layer, codec.from_array(request.q), codec.from_retrieval(request))
 
 
-def _attend(session: SessionState, request: pb.AttendRequest) -> pb.Array:
+def _attend(session: SessionState, request: pb.AttendRequest) -> Array:
     q, k, v = (codec.from_array(array) for array in (request.q, request.k, request.v))
-    return codec.to_array(session.attend(request.layer, q, k, v, codec.from_retrieval(request), _start(request)))
+    return session.attend(request.layer, q, k, v, codec.from_retrieval(request), _start(request))
 
 
 def _start(request: pb.UpdateRequest | pb.AttendRequest) -> int | None:

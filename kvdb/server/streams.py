@@ -52,14 +52,12 @@ class Streams:
 
     def begin(self, stream: OpenStream) -> None:
         """A request is being answered."""
-        with self._lock:
-            stream.busy = True
+        stream.busy = True
 
     def end(self, stream: OpenStream) -> bool:
         """The answer is on its way. Whether the stream may go on."""
-        with self._lock:
-            stream.busy = False
-            return not self._draining
+        stream.busy = False
+        return not self._draining
 
     def session_ended(self, session: str) -> None:
         """Cancel what a session that is no more left open."""

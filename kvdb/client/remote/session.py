@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from threading import RLock
+from typing import Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -10,13 +11,25 @@ import numpy as np
 from indexes.retrieval import Retrieval
 from kvdb import check
 from kvdb.client.remote.connection import Connection
-from kvdb.client.remote.stream import Stream
+from kvdb.client.remote.direct import DirectDecode, available
+from kvdb.client.remote.stream import StreamDecode
 from kvdb.errors import PositionError, SessionClosed, Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.types import Array, ContextInfo, ModelSpec, SessionStats, Tokens
 
 START_MAX = (1 << 63) - 1
+
+
+class Decode(Protocol):
+    """An open `Decode` call."""
+
+    @property
+    def ended(self) -> bool: ...
+
+    def exchange(self, request: pb.DecodeRequest) -> pb.DecodeReply: ...
+
+    def cancel(self) -> None: ...
 
 
 class RemoteSession:
@@ -36,7 +49,7 @@ class RemoteSession:
         self._connection = connection
         self._id = reply.session_id
         self._sessions = sessions
-        self._stream: Stream[pb.DecodeRequest, pb.DecodeReply] | None = None
+        self._stream: Decode | None = None
         self._lock = RLock()
         self._open = True
         sessions.add(self)
@@ -46,9 +59,11 @@ class RemoteSession:
         with self._lock:
             self._check_layer(layer)
             for piece, first in self._pieces(start, k, v):
-                keys, values = map(codec.to_array, piece)
-                update = pb.UpdateRequest(session_id=self._id, layer=layer, k=keys, v=values, start=first)
-                self._decode(pb.DecodeRequest(update=update))
+                request = pb.DecodeRequest()
+                self._fill(request.update, layer, first)
+                codec.put_array(request.update.k, piece[0])
+                codec.put_array(request.update.v, piece[1])
+                self._decode(request)
 
     def attention(self, layer: int, q: Array, retrieval: Retrieval | None = None) -> Array:
         """Attention of one layer's last n tokens; see `kvdb.session.SessionState.attention`, whose errors it raises.
@@ -58,10 +73,11 @@ class RemoteSession:
         with self._lock:
             self._check_layer(layer)
             self._connection.check_size("q", q.nbytes)
-            asked = pb.AttentionRequest(
-                session_id=self._id, layer=layer, q=codec.to_array(q), retrieval=codec.to_retrieval(retrieval)
-            )
-            return _writable(self._decode(pb.DecodeRequest(attention=asked)))
+            request = pb.DecodeRequest()
+            self._fill(request.attention, layer)
+            codec.put_array(request.attention.q, q)
+            codec.put_retrieval(request.attention, retrieval)
+            return _writable(self._decode(request))
 
     def attend(
         self, layer: int, q: Array, k: Array, v: Array, retrieval: Retrieval | None = None, start: int | None = None
@@ -71,16 +87,13 @@ class RemoteSession:
             self._check_layer(layer)
             outs = []
             for piece, first in self._pieces(start, q, k, v):
-                asked = pb.AttendRequest(
-                    session_id=self._id,
-                    layer=layer,
-                    q=codec.to_array(piece[0]),
-                    k=codec.to_array(piece[1]),
-                    v=codec.to_array(piece[2]),
-                    retrieval=codec.to_retrieval(retrieval),
-                    start=first,
-                )
-                outs.append(_writable(self._decode(pb.DecodeRequest(attend=asked))))
+                request = pb.DecodeRequest()
+                call = request.attend
+                self._fill(call, layer, first)
+                for message, array in zip((call.q, call.k, call.v), piece, strict=True):
+                    codec.put_array(message, array)
+                codec.put_retrieval(call, retrieval)
+                outs.append(_writable(self._decode(request)))
             return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
 
     def fork(self) -> "RemoteSession":
@@ -120,11 +133,22 @@ class RemoteSession:
         with suppress(Unavailable):  # the server's sessions went with it, or this one expires there
             self._connection.call(self._connection.stub.CloseSession, pb.CloseSessionRequest(session_id=self._id))
 
+    def _fill(
+        self, call: pb.UpdateRequest | pb.AttentionRequest | pb.AttendRequest, layer: int, start: int | None = None
+    ) -> None:
+        call.session_id, call.layer = self._id, layer
+        if start is not None and not isinstance(call, pb.AttentionRequest):
+            call.start = start
+
     def _decode(self, request: pb.DecodeRequest) -> pb.DecodeReply:
         if self._stream is None or self._stream.ended:
-            self._stream = Stream(self._connection, self._connection.stub.Decode)
-        self._stream.send(request)
-        return self._stream.receive()
+            direct = available(self._connection)
+            self._stream = DirectDecode(self._connection) if direct else StreamDecode(self._connection)
+        try:
+            return self._stream.exchange(request)
+        except Unavailable:
+            self.stats()  # SessionClosed when the stream ended because its session did: nobody had used it for too long
+            raise
 
     def _pieces(self, start: int | None, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], int | None]]:
         """The arrays, `[heads, n, head_dim]` each, cut along tokens so that every piece fits into a message, and its start."""

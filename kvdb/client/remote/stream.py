@@ -8,6 +8,7 @@ import grpc
 
 from kvdb.client.remote.connection import Connection
 from kvdb.errors import Unavailable
+from kvdb.rpc import kvdb_pb2 as pb
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -80,3 +81,15 @@ class Stream(Generic[Request, Reply]):
         except Full:
             return False
         return True
+
+
+class StreamDecode(Stream[pb.DecodeRequest, pb.DecodeReply]):
+    """One open `Decode` call; `kvdb.client.remote.session.Decode`."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection, connection.stub.Decode)
+
+    def exchange(self, request: pb.DecodeRequest) -> pb.DecodeReply:
+        """Send a request and wait for its reply. Raises the error that ended the call."""
+        self.send(request)
+        return self.receive()

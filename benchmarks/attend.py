@@ -1,0 +1,214 @@
+"""How fast is exact attention over blocks, beside torch and beside what memory delivers?
+
+    python -m benchmarks.attend [decode] [prefill] [overhead] [append]
+
+One JSON line per measurement; the candidates of a line ran interleaved, figures are medians.
+Memory for the blocks lies in huge pages, as in the block pool.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import torch
+from benchmarks.harness import huge_pages, machine, measure, per_call, report
+
+from kvdb import _native
+
+KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE = 8, 4, 128, 64
+Q_HEADS = KV_HEADS * GROUP
+SCALE = HEAD_DIM**-0.5
+DTYPES = {
+    "float32": (_native.Dtype.float32, torch.float32),
+    "bfloat16": (_native.Dtype.bfloat16, torch.bfloat16),
+}
+
+
+def bits(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's memory as the native module takes it: float32, or uint16 for 16-bit types."""
+    if tensor.dtype == torch.float32:
+        return tensor.numpy()
+    return tensor.view(torch.uint16).numpy()
+
+
+class Context:
+    """Random keys and values [kv_heads, tokens, head_dim], as tensors and in blocks."""
+
+    def __init__(self, tokens: int, dtype: str) -> None:
+        native, self.torch_dtype = DTYPES[dtype]
+        self.geometry = _native.Geometry(native, KV_HEADS, HEAD_DIM, BLOCK_SIZE)
+        generator = torch.Generator().manual_seed(tokens)
+        shape = (KV_HEADS, tokens, HEAD_DIM)
+        self.k = torch.randn(shape, generator=generator).to(self.torch_dtype)
+        self.v = torch.randn(shape, generator=generator).to(self.torch_dtype)
+        blocks = -(-tokens // BLOCK_SIZE)
+        self.memory = huge_pages(blocks * self.geometry.block_bytes)
+        offsets = np.arange(blocks, dtype=np.uint64) * np.uint64(self.geometry.block_bytes)
+        self.table = np.uint64(self.memory.ctypes.data) + offsets
+        self.counts = np.full(blocks, BLOCK_SIZE, np.int32)
+        self.counts[-1] = tokens - (blocks - 1) * BLOCK_SIZE
+        assert _native.append(self.geometry, self.table, 0, bits(self.k), bits(self.v)) is None
+
+    def query(self, n: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(n)
+        return torch.randn((Q_HEADS, n, HEAD_DIM), generator=generator).to(self.torch_dtype)
+
+    def attend(self, q: torch.Tensor, out: torch.Tensor, causal: int = 0) -> None:
+        _native.attend(
+            self.geometry, bits(q), self.table, self.counts, causal, SCALE, bits(out)
+        )
+
+
+def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object) -> torch.Tensor:
+    attention = torch.nn.functional.scaled_dot_product_attention
+    return attention(q[None], k[None], v[None], enable_gqa=True, **options)[0]
+
+
+def matmul_softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Dense attention of one query: two batched products and a softmax."""
+    grouped = q.view(KV_HEADS, GROUP, HEAD_DIM)
+    weights = torch.softmax(grouped @ k.transpose(1, 2) * SCALE, dim=-1)
+    return (weights @ v).view(Q_HEADS, 1, HEAD_DIM)
+
+
+def difference(out: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative, in the Euclidean norm."""
+    return float((out.double() - expected.double()).norm() / expected.double().norm())
+
+
+def decode() -> None:
+    for tokens in (8192, 32768, 131072):
+        context = Context(tokens, "bfloat16")
+        q = context.query(1)
+        out = torch.empty_like(q)
+        k32, v32, q32 = context.k.float(), context.v.float(), q.float()
+        seconds = measure(
+            {
+                "kvdb": lambda: context.attend(q, out),
+                "read": lambda: _native.read_blocks(context.geometry, context.table),
+                "torch_matmul_bfloat16": lambda: matmul_softmax(q, context.k, context.v),
+                "torch_sdpa_bfloat16": lambda: sdpa(q, context.k, context.v),
+                "torch_sdpa_float32": lambda: sdpa(q32, k32, v32),
+            },
+            rounds=15,
+        )
+        read_bytes = context.memory.size
+        report(
+            "attend/decode",
+            tokens=tokens,
+            dtype="bfloat16",
+            isa=_native.isa(),
+            threads=_native.threads(),
+            **{f"{name}_ms": 1e3 * value for name, value in seconds.items()},
+            kvdb_gb_s=read_bytes / seconds["kvdb"] / 1e9,
+            read_gb_s=read_bytes / seconds["read"] / 1e9,
+            of_read_bandwidth=seconds["read"] / seconds["kvdb"],
+            speedup_over_sdpa_bfloat16=seconds["torch_sdpa_bfloat16"] / seconds["kvdb"],
+            error=difference(out, sdpa(q32, k32, v32)),
+        )
+
+
+def prefill() -> None:
+    new, reused = 512, 32768
+    tokens = reused + new
+    position = torch.arange(tokens)
+    seen = position[None, :] <= (reused + torch.arange(new))[:, None]
+    bias = torch.zeros(new, tokens).masked_fill(~seen, -torch.inf)
+    for dtype in ("bfloat16", "float32"):
+        context = Context(tokens, dtype)
+        q = context.query(new)
+        out = torch.empty_like(q)
+        k32, v32, q32 = context.k.float(), context.v.float(), q.float()
+        seconds = measure(
+            {
+                "kvdb": lambda: context.attend(q, out, causal=new),
+                # torch has no offset for is_causal; of its ways to say it, the bias is fastest.
+                "torch_sdpa_float32_bias": lambda: sdpa(q32, k32, v32, attn_mask=bias),
+                "torch_sdpa_float32_boolean": lambda: sdpa(q32, k32, v32, attn_mask=seen),
+            },
+            rounds=5,
+        )
+        fastest = min(value for name, value in seconds.items() if name != "kvdb")
+        products = 2 * Q_HEADS * HEAD_DIM * (new * reused + new * (new + 1) // 2)
+        report(
+            "attend/prefill",
+            new=new,
+            reused=reused,
+            dtype=dtype,
+            isa=_native.isa(),
+            threads=_native.threads(),
+            **{f"{name}_ms": 1e3 * value for name, value in seconds.items()},
+            kvdb_gflops=2 * products / seconds["kvdb"] / 1e9,
+            speedup_over_fastest_torch=fastest / seconds["kvdb"],
+            error=difference(out, sdpa(q32, k32, v32, attn_mask=bias)),
+        )
+
+
+def overhead() -> None:
+    for tokens in (1, 16, 64):
+        context = Context(tokens, "bfloat16")
+        q = bits(context.query(1))
+        out = np.empty_like(q)
+        geometry, table, counts = context.geometry, context.table, context.counts
+        seconds = per_call(
+            lambda: _native.attend(geometry, q, table, counts, 0, SCALE, out)  # noqa: B023
+        )
+        report("attend/overhead", tokens=tokens, dtype="bfloat16", kvdb_us=1e6 * seconds)
+    context = Context(64, "bfloat16")
+    k, v = bits(context.k[:, :1]), bits(context.v[:, :1])
+    seconds = per_call(lambda: _native.append(context.geometry, context.table, 7, k, v))
+    report("append/one_token", dtype="bfloat16", kvdb_us=1e6 * seconds)
+
+
+def append() -> None:
+    tokens = 131072
+    context = Context(tokens, "bfloat16")
+    # As a model's projection leaves them: [tokens, heads, head_dim], seen as [heads, tokens, ...].
+    k = context.k.transpose(0, 1).contiguous().transpose(0, 1)
+    v = context.v.transpose(0, 1).contiguous().transpose(0, 1)
+    flat_k, flat_v = context.k.reshape(-1), context.v.reshape(-1)
+    into = torch.empty_like(flat_k), torch.empty_like(flat_v)
+
+    def torch_copy() -> None:
+        into[0].copy_(flat_k)
+        into[1].copy_(flat_v)
+
+    def fresh() -> None:
+        memory = huge_pages(context.memory.size)
+        table = context.table - np.uint64(context.memory.ctypes.data)
+        table += np.uint64(memory.ctypes.data)
+        _native.append(context.geometry, table, 0, bits(context.k), bits(context.v))
+
+    geometry, table = context.geometry, context.table
+    k_out, v_out = np.empty_like(bits(context.k)), np.empty_like(bits(context.v))
+    seconds = measure(
+        {
+            "append": lambda: _native.append(geometry, table, 0, bits(context.k), bits(context.v)),
+            "append_transposed": lambda: _native.append(geometry, table, 0, bits(k), bits(v)),
+            "append_fresh_memory": fresh,
+            "gather": lambda: _native.gather(geometry, table, 0, tokens, k_out, v_out),
+            "torch_copy": torch_copy,
+        },
+        rounds=9,
+    )
+    report(
+        "append",
+        tokens=tokens,
+        dtype="bfloat16",
+        payload_mib=context.memory.size / 2**20,
+        threads=_native.threads(),
+        **{f"{name}_gb_s": context.memory.size / value / 1e9 for name, value in seconds.items()},
+    )
+
+
+def main() -> None:
+    torch.set_grad_enabled(False)
+    benchmarks = {"decode": decode, "prefill": prefill, "overhead": overhead, "append": append}
+    report("machine", **machine(), torch_threads=torch.get_num_threads(), isas=_native.isas())
+    for name in sys.argv[1:] or benchmarks:
+        benchmarks[name]()
+
+
+if __name__ == "__main__":
+    main()

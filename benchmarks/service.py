@@ -1,0 +1,139 @@
+"""What does the service cost beside the engine? One JSON line a measurement.
+
+`service.decode`: one attend of one token over a `Decode` stream on loopback, against the attention kernel's own time in the same
+query embedded; and through gRPC's public API, against which the SDK drives its streams from the caller's thread.
+`service.import`: import_context through gRPC on loopback TCP into a process of its own, against the same import embedded.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from statistics import median, quantiles
+from time import perf_counter
+from unittest.mock import patch
+
+import numpy as np
+
+import kvdb
+from benchmarks.harness import machine, report
+from kvdb.types import Array
+
+SPEC = kvdb.ModelSpec("bench", layers=1, q_heads=32, kv_heads=8, head_dim=128, dtype="bfloat16")
+DEEP = kvdb.ModelSpec("bench-deep", layers=32, q_heads=32, kv_heads=8, head_dim=128, dtype="bfloat16")
+CONTEXTS = (256, 4096, 32_768)
+CALLS, ROUNDS, WARM_UP = 100, 15, 200
+IMPORT_TOKENS, IMPORT_ROUNDS, IMPORT_ARRAYS = 8192, 5, 4
+
+OVERHEAD_US_MAX = 400
+IMPORT_GB_PER_S_MIN = 1.0
+PUBLIC = patch("kvdb.client.remote.session.available", lambda _: False)
+
+
+def main() -> None:
+    report("machine", **machine())
+    with server() as target, kvdb.connect(target) as remote, kvdb.connect() as embedded:
+        for tokens in CONTEXTS:
+            decode(remote, embedded, tokens)
+        imports(remote, embedded)
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """A server process on a free port; its target."""
+    command = [sys.executable, "-m", "kvdb.cli", "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().split()[-1]
+        finally:
+            process.terminate()
+
+
+def decode(remote: kvdb.Client, embedded: kvdb.Client, tokens: int) -> None:
+    """The ways take turns, so that what else the machine does falls on all alike."""
+    k, v = keys_values(tokens)
+    ids = np.arange(tokens, dtype=np.int32)
+    step = (random(SPEC.q_heads, 1), k[:, :1], v[:, :1])
+    us: dict[str, list[float]] = {"remote": [], "public": [], "embedded": [], "kernel": []}
+    with ExitStack() as stack:
+        for db in (remote, embedded):
+            context = db.import_context(SPEC, ids, [(k, v)], name=f"decode-{tokens}")
+            stack.callback(context.drop)
+        sessions = {
+            name: stack.enter_context((embedded if name == "embedded" else remote).create_session(SPEC, ids))
+            for name in ("remote", "public", "embedded")
+        }
+        with PUBLIC:
+            timed(sessions["public"], step, WARM_UP)
+        for name in ("remote", "embedded"):
+            timed(sessions[name], step, WARM_UP)
+        for _ in range(ROUNDS):
+            for name, session in sessions.items():
+                totals, kernels = timed(session, step, CALLS, kernel=name == "embedded")
+                us[name] += totals
+                us["kernel"] += kernels
+    report(
+        "service.decode",
+        context_tokens=tokens,
+        remote_p50_us=median(us["remote"]),
+        remote_p99_us=quantiles(us["remote"], n=100)[-1],
+        public_api_p50_us=median(us["public"]),
+        embedded_p50_us=median(us["embedded"]),
+        kernel_p50_us=median(us["kernel"]),
+        beyond_kernel_us=median(us["remote"]) - median(us["kernel"]),
+        target_us_max=OVERHEAD_US_MAX,
+    )
+
+
+def timed(
+    session: kvdb.Session, step: tuple[Array, Array, Array], calls: int, kernel: bool = False
+) -> tuple[list[float], list[float]]:
+    """Microseconds of each attend and, if asked for, of its kernel."""
+    totals, kernels = [], []
+    for _ in range(calls):
+        before = session.stats().kernel_seconds if kernel else 0.0
+        started = perf_counter()
+        session.attend(0, *step)
+        totals.append((perf_counter() - started) * 1e6)
+        if kernel:
+            kernels.append((session.stats().kernel_seconds - before) * 1e6)
+    return totals, kernels
+
+
+def imports(remote: kvdb.Client, embedded: kvdb.Client) -> None:
+    """GB of KV a second over some rounds, each context dropped before the next; the first goes into memory never used before."""
+    layers = [keys_values(IMPORT_TOKENS, seed) for seed in range(IMPORT_ARRAYS)]
+    nbytes = IMPORT_TOKENS * DEEP.token_nbytes * DEEP.layers
+    ids = np.arange(IMPORT_TOKENS, dtype=np.int32)
+    rates: dict[str, list[float]] = {"remote": [], "embedded": []}
+    for name, db in (("remote", remote), ("embedded", embedded)) * (1 + IMPORT_ROUNDS):
+        started = perf_counter()
+        context = db.import_context(DEEP, ids, (layers[i % IMPORT_ARRAYS] for i in range(DEEP.layers)), name="import")
+        rates[name].append(nbytes / (perf_counter() - started) / 1e9)
+        context.drop()
+    warm = {name: values[1:] for name, values in rates.items()}
+    report(
+        "service.import",
+        nbytes=nbytes,
+        remote_gb_per_s=median(warm["remote"]),
+        remote_first_gb_per_s=rates["remote"][0],
+        remote_best_gb_per_s=max(warm["remote"]),
+        embedded_gb_per_s=median(warm["embedded"]),
+        embedded_first_gb_per_s=rates["embedded"][0],
+        target_gb_per_s_min=IMPORT_GB_PER_S_MIN,
+    )
+
+
+def keys_values(tokens: int, seed: int = 0) -> tuple[Array, Array]:
+    """k and v, `[kv_heads, tokens, head_dim]`."""
+    return random(SPEC.kv_heads, tokens, seed), random(SPEC.kv_heads, tokens, seed + 1000)
+
+
+def random(heads: int, tokens: int, seed: int = 0) -> Array:
+    values = np.random.default_rng(seed).standard_normal((heads, tokens, SPEC.head_dim), np.float32)
+    return values.astype(SPEC.numpy_dtype)
+
+
+if __name__ == "__main__":
+    main()

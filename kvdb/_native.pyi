@@ -1,0 +1,84 @@
+"""Attention over blocks of keys and values, and what moves them in and out. CPU, C++.
+
+A block is one allocation of [k, v][kv_heads][block_size][head_dim], contiguous. A run is a sequence of blocks, given by
+`table`, uint64 [blocks], their base addresses. Addresses are trusted: the caller keeps the memory alive and large enough.
+Every other argument is checked, and a wrong one raises ValueError (TypeError if it is no such array at all).
+
+Arrays are anything with DLPack or the buffer protocol, on the CPU. 16-bit floats cross as uint16, their bits. Arrays of shape
+[heads, n, head_dim] may have any strides between heads and tokens; the last dimension is contiguous. Every call releases the
+GIL, may come from any thread, and runs on up to `threads()` threads.
+"""
+
+import enum
+from typing import Any, Literal
+
+class Dtype(enum.Enum):
+    """The element type of a block."""
+
+    float32 = 0
+    float16 = 1
+    bfloat16 = 2
+
+class Geometry:
+    """What fixes the bytes of a block. head_dim: a multiple of 8, up to 256; block_size: up to 1024 tokens."""
+
+    def __init__(self, dtype: Dtype, kv_heads: int, head_dim: int, block_size: int = 64) -> None: ...
+    @property
+    def dtype(self) -> Dtype: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def block_bytes(self) -> int: ...
+
+def append(geometry: Geometry, table: Any, start: int, k: Any, v: Any) -> tuple[Literal["k", "v"], int, int] | None:
+    """Writes k, v [kv_heads, n, head_dim] at positions [start, start + n) of the run.
+
+    Position p is slot p % block_size of block p // block_size. If an element is NaN or infinite, returns (which, KV head, token
+    of k or v) of the first such token, keys before values; what the positions hold is unspecified then.
+    """
+
+def gather(geometry: Geometry, table: Any, start: int, n: int, k_out: Any, v_out: Any) -> None:
+    """Reads positions [start, start + n) of the run into k_out, v_out [kv_heads, n, head_dim]."""
+
+def copy(geometry: Geometry, source: Any, source_start: int, target: Any, target_start: int, n: int) -> None:
+    """Copies n positions from one run (its table) to another. The memory of the two may not overlap."""
+
+def attend(
+    geometry: Geometry,
+    q: Any,
+    table: Any,
+    counts: Any,
+    causal: int,
+    scale: float,
+    out: Any,
+    lse: Any | None = None,
+) -> None:
+    """Softmax attention of q [q_heads, n, head_dim] over the first counts[b] tokens of each block b, in order.
+
+    counts: int32 [blocks]. causal: 0, every query sees all N tokens; or n, the last n tokens are the queries' own, and query i
+    sees the first N - n + i + 1. Query head h reads KV head h // (q_heads // kv_heads). out: [q_heads, n, head_dim] of q's type
+    or float32. lse: float32 [q_heads, n], contiguous, the logarithm of sum exp(scale * q.k). A query that sees nothing gets
+    out 0 and lse -inf. Sums are float32; with 16-bit types the relative error is that of rounding the output, about 2e-3.
+    """
+
+def read_blocks(geometry: Geometry, table: Any) -> int:
+    """Reads every byte of the blocks, on all threads, and returns the xor of their 64-bit words: memory's own speed."""
+
+def isa() -> str:
+    """The instruction set in use: KVDB_ISA from the environment, or the best of `isas()`."""
+
+def isas() -> list[str]:
+    """What this machine can run, of avx512_bf16, avx512, avx2, neon, portable; best first."""
+
+def set_isa(name: str) -> None:
+    """Uses another instruction set from now on, for the whole process. Raises ValueError."""
+
+def threads() -> int:
+    """How many threads one call may use: KVDB_THREADS from the environment, or the CPUs this process may use."""
+
+def set_threads(n: int) -> None:
+    """From 1 to 1024, from now on, for the whole process. Raises ValueError."""

@@ -1,0 +1,117 @@
+"""A bidirectional call that runs in the caller's own thread.
+
+gRPC's public API takes requests from one thread and hands replies over from another, which costs a decode step about 90 us of
+the 250 that its round trip takes (`benchmarks/service.py`). Below it stands the "segregated call" with which gRPC itself runs
+calls in one thread; it is used here for `Decode`. `available` tells whether the installed gRPC has it; where it has not,
+`kvdb.client.remote.stream` does the same through the public API.
+"""
+
+from typing import Any
+
+import grpc
+
+from kvdb.client.remote.connection import Connection
+from kvdb.rpc import kvdb_pb2 as pb
+
+try:
+    from grpc._cython import cygrpc  # type: ignore[attr-defined]
+except ImportError:
+    cygrpc = None
+
+METHOD = b"/kvdb.v1.Kvdb/Decode"
+_BEGUN, _REPLIED, _ENDED = "begun", "replied", "ended"
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class _Ended(grpc.RpcError):
+    """The status that ended a call."""
+
+    def __init__(self, status: Any) -> None:
+        details = status.details()
+        self._code = _CODES.get(status.code(), grpc.StatusCode.UNKNOWN)
+        self._details = details.decode(errors="replace") if isinstance(details, bytes) else details
+        self._trailing_metadata = status.trailing_metadata()
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str | None:
+        return self._details
+
+    def trailing_metadata(self) -> Any:
+        return self._trailing_metadata
+
+
+class DirectDecode:
+    """One open `Decode` call; `kvdb.client.remote.session.Decode`. Not thread-safe."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._due = {_BEGUN, _ENDED}
+        self._status: grpc.RpcError | None = None
+        begin = (cygrpc.SendInitialMetadataOperation(connection.metadata, 0), cygrpc.ReceiveInitialMetadataOperation(0))
+        end = (cygrpc.ReceiveStatusOnClientOperation(0),)
+        self._call = connection.channel._channel.segregated_call(  # type: ignore[attr-defined]
+            cygrpc.PropagationConstants.GRPC_PROPAGATE_DEFAULTS,
+            METHOD,
+            None,
+            None,
+            connection.metadata,
+            None,
+            ((begin, _BEGUN), (end, _ENDED)),
+            None,
+            None,
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether an exchange failed; that the server ended the call is seen at the next one."""
+        return _ENDED not in self._due
+
+    def exchange(self, request: pb.DecodeRequest) -> pb.DecodeReply:
+        """Send a request and wait for its reply. Raises the error that ended the call."""
+        send = cygrpc.SendMessageOperation(request.SerializeToString(), 0)
+        self._call.operate((send, cygrpc.ReceiveMessageOperation(0)), _REPLIED)
+        self._due.add(_REPLIED)
+        reply = None
+        try:
+            while _REPLIED in self._due:
+                reply = self._next() or reply
+        finally:
+            if reply is None:
+                self.cancel()  # also after an interrupt: a reply that nobody waited for must not answer the next request
+        if reply is None:
+            assert self._status is not None
+            raise self._connection.error(self._status)
+        return pb.DecodeReply.FromString(reply[0])
+
+    def cancel(self) -> None:
+        """End the call now. On one that has ended it does nothing."""
+        if self._due:
+            self._call.cancel(grpc.StatusCode.CANCELLED.value[0], "ended by the client")
+        while self._due:
+            self._next()
+
+    def _next(self) -> tuple[bytes] | None:
+        """Wait for one thing to happen; the reply, when it is one. A tuple, because a reply may be empty."""
+        waited = False
+        try:
+            event = self._call.next_event()
+            waited = True
+        finally:
+            if not waited:
+                self._due.clear()  # an interrupt, upon which gRPC cancels and frees the call: it must not be touched again
+        self._due.discard(event.tag)
+        reply = None
+        for operation in event.batch_operations:
+            if operation.type() == cygrpc.OperationType.receive_status_on_client:
+                self._status = _Ended(operation)
+            elif operation.type() == cygrpc.OperationType.receive_message and operation.message() is not None:
+                reply = (operation.message(),)
+        return reply
+
+
+def available(connection: Connection) -> bool:
+    """Whether this gRPC has what `DirectDecode` is made of."""
+    channel = getattr(connection.channel, "_channel", None)
+    return cygrpc is not None and hasattr(channel, "segregated_call")

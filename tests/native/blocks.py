@@ -1,0 +1,40 @@
+"""Blocks in plain memory, for tests of the native module."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from kvdb import _native
+
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    """As the native module takes it: 16-bit types as uint16."""
+    return array if array.dtype == np.float32 else array.view(np.uint16)
+
+
+class Blocks:
+    """`count` blocks in shuffled order, filled with NaN so that a read of what was never written shows."""
+
+    def __init__(self, dtype: str, kv_heads: int, head_dim: int, block_size: int, count: int) -> None:
+        self.dtype = DTYPES[dtype]
+        self.geometry = _native.Geometry(getattr(_native.Dtype, dtype), kv_heads, head_dim, block_size)
+        self.memory = np.full(count * self.geometry.block_bytes, 0xFF, np.uint8)
+        order = np.random.default_rng(count).permutation(count).astype(np.uint64)
+        self.table = np.uint64(self.memory.ctypes.data) + order * np.uint64(self.geometry.block_bytes)
+
+    def write(self, start: int, k: np.ndarray, v: np.ndarray) -> tuple[str, int, int] | None:
+        return _native.append(self.geometry, self.table, start, bits(k), bits(v))
+
+    def read(self, start: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+        shape = (self.geometry.kv_heads, n, self.geometry.head_dim)
+        k, v = np.zeros(shape, self.dtype), np.zeros(shape, self.dtype)
+        _native.gather(self.geometry, self.table, start, n, bits(k), bits(v))
+        return k, v
+
+
+def random(shape: tuple[int, ...], dtype: str, seed: int, magnitude: float = 1.0) -> np.ndarray:
+    values = np.random.default_rng(seed).standard_normal(shape, np.float32)
+    return (magnitude * values).astype(DTYPES[dtype])

@@ -1,0 +1,128 @@
+"""What goes onto the wire comes off it as it was."""
+
+import string
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from indexes.retrieval import Exact
+from kvdb.errors import DtypeError, InvalidArgument, ShapeError, SpecError, Unsupported
+from kvdb.rpc import codec
+from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.types import ContextInfo, ModelSpec, Rope, SessionStats
+
+DTYPES = [np.dtype(ml_dtypes.bfloat16), *map(np.dtype, ("float16", "float32", "float64", "int8", "int64", "uint16", "bool"))]
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=5)
+COUNTS = st.integers(1, 2**40)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+SCALING = st.dictionaries(st.text(), st.one_of(st.integers(), FINITE, st.text(), st.booleans(), st.lists(FINITE)), max_size=4)
+ROPES = st.builds(
+    Rope,
+    theta=st.floats(1e-3, 1e9),
+    rotary_dims=st.none() | st.just(8),
+    layout=st.sampled_from(["half", "interleaved"]),
+    scaling=SCALING,
+)
+
+
+@st.composite
+def arrays(draw):
+    """Bits of any kind: NaNs with their payload too."""
+    dtype, shape = draw(st.sampled_from(DTYPES)), draw(SHAPES)
+    count = int(np.prod(shape)) * dtype.itemsize
+    return np.frombuffer(draw(st.binary(min_size=count, max_size=count)), np.uint8).view(dtype).reshape(shape)
+
+
+@st.composite
+def specs(draw):
+    kv_heads = draw(st.integers(1, 64))
+    return ModelSpec(
+        name=draw(st.text()),
+        layers=draw(COUNTS),
+        q_heads=kv_heads * draw(st.integers(1, 64)),
+        kv_heads=kv_heads,
+        head_dim=8 * draw(st.integers(1, 32)),
+        dtype=draw(st.sampled_from(["float32", "float16", "bfloat16"])),
+        rope=draw(st.none() | ROPES),
+        fingerprint=draw(st.text()),
+        scale=draw(st.none() | st.floats(1e-6, 1e6)),
+    )
+
+
+def sent(message):
+    """The message as the other side parses it."""
+    return type(message).FromString(message.SerializeToString())
+
+
+@given(arrays())
+def test_arrays(array):
+    back = codec.from_array(sent(codec.to_array(array)))
+    assert back.shape == array.shape
+    assert back.dtype == array.dtype
+    assert back.tobytes() == array.tobytes()
+
+
+@given(specs())
+def test_specs_keep_their_digest(spec):
+    assert codec.from_spec(sent(codec.to_spec(spec))).digest == spec.digest
+
+
+@given(hnp.arrays(np.int32, st.integers(0, 50)))
+def test_tokens(tokens):
+    assert codec.from_tokens(codec.to_tokens(tokens)).tolist() == tokens.tolist()
+
+
+@given(specs(), st.text(), COUNTS)
+def test_infos(spec, name, count):
+    info = ContextInfo(name, spec, count, count + 1, count + 2)
+    assert codec.from_info(sent(codec.to_info(info))) == info
+
+
+@given(COUNTS, FINITE, st.dictionaries(st.text(string.ascii_letters), st.integers(0, 2**63)))
+def test_stats(count, seconds, rules):
+    stats = SessionStats(count, 1, 2, 3, 4, 5, 6, seconds, rules)
+    assert codec.from_stats(sent(codec.to_stats(stats))) == stats
+
+
+@pytest.mark.parametrize("retrieval", [None, Exact()])
+def test_retrievals(retrieval):
+    for request in (pb.AttendRequest(), pb.AttentionRequest()):
+        codec.put_retrieval(request, retrieval)
+        assert codec.from_retrieval(sent(request)) == retrieval
+
+
+def test_retrievals_of_another_version_are_refused():
+    with pytest.raises(Unsupported, match="Dipr"):
+        codec.put_retrieval(pb.AttendRequest(), "Dipr")
+    with pytest.raises(Unsupported, match="one version"):
+        codec.from_retrieval(pb.AttendRequest(retrieval=pb.Retrieval()))
+
+
+def test_arrays_that_do_not_fit_together():
+    with pytest.raises(ShapeError, match="10 bytes"):
+        codec.from_array(pb.Array(dtype="float32", shape=[3], data=b"x" * 10))
+    with pytest.raises(ShapeError):
+        codec.from_array(pb.Array(dtype="float32", shape=[1 << 63, 1 << 63], data=b""))
+    with pytest.raises(ShapeError):
+        codec.from_array(pb.Array(dtype="int8", shape=[1] * 70, data=b"x"))
+    with pytest.raises(DtypeError, match="'object'"):
+        codec.from_array(pb.Array(dtype="object", shape=[1], data=b"x" * 8))
+    for foreign in (np.zeros(2, ">f4"), np.array([None]), np.zeros(2, "U3")):
+        with pytest.raises(DtypeError, match="expected float32"):
+            codec.to_array(foreign)
+
+
+def test_values_that_cannot_be():
+    with pytest.raises(InvalidArgument, match="3 bytes"):
+        codec.from_tokens(b"123")
+    with pytest.raises(SpecError, match="layers"):
+        codec.from_spec(pb.ModelSpec())
+    good = codec.to_spec(ModelSpec("m", 1, 1, 1, 8))
+    for scaling in ("{", "[1]"):
+        good.rope.CopyFrom(pb.Rope(theta=1.0, layout="half", scaling=scaling))
+        with pytest.raises(SpecError, match="JSON object"):
+            codec.from_spec(good)

@@ -1,0 +1,112 @@
+"""Messages over the limit: cut where tokens can be cut, refused with the limit where they cannot."""
+
+import grpc
+import numpy as np
+import pytest
+
+import kvdb
+from kvdb import errors
+from kvdb.config import MIB
+from kvdb.rpc import codec
+from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
+from tests.reference import attention, relative_error
+
+N = 600  # tokens; their q, k and v are 4.7 MiB, and a message holds 1
+
+
+@pytest.fixture
+def target(serve):
+    return serve(message_bytes_max=MIB).target
+
+
+@pytest.fixture
+def spec():
+    return kvdb.ModelSpec("wide", layers=2, q_heads=16, kv_heads=8, head_dim=64, dtype="float32")
+
+
+@pytest.fixture
+def kv(spec, make_kv):
+    return make_kv(spec, N)
+
+
+def test_many_tokens_are_sent_in_pieces(client, spec, kv):
+    k, v = kv.pairs()[0]
+    with client.create_session(spec, kv.tokens) as session, client.create_session(spec, kv.tokens) as other:
+        out = session.attend(0, kv.q[0], k, v, start=0)
+        assert out.shape == kv.q[0].shape
+        other.update(0, k, v, start=0)
+        assert (other.attention(0, kv.q[0][:, -5:]) == session.attention(0, kv.q[0][:, -5:])).all()
+        assert relative_error(out, attention(kv.q[0], k, v, spec.softmax_scale, new=N)[0]) <= 1e-5
+
+
+def test_a_piece_that_fails_leaves_those_before_it(client, spec, kv):
+    k, v = kv.pairs()[0]
+    k[1, N - 1, 3] = np.nan
+    with client.create_session(spec, kv.tokens) as session:
+        with pytest.raises(errors.NonFiniteError, match="KV head 1"):
+            session.update(0, k, v)
+        held = session.explain(0)
+        with pytest.raises(errors.PositionError) as raised:
+            session.update(0, k[:, :1], v[:, :1], start=N)
+        kept = int(str(raised.value).split("expected start=")[1].split(",")[0])
+        assert 0 < kept < N
+        session.update(0, k[:, kept : N - 1], v[:, kept : N - 1], start=kept)
+        assert held != session.explain(0)
+
+
+def test_what_is_wrong_with_many_tokens_is_said_before_any_is_sent(client, spec, kv):
+    k, v = kv.pairs()[0]
+    cases = [
+        (errors.ShapeError, (kv.q[0], k, v[:, 1:])),
+        (errors.ShapeError, (kv.q[0][:, 1:], k, v)),
+        (errors.ShapeError, (kv.q[0], k[:1], v)),
+        (errors.DtypeError, (kv.q[0], k.astype(np.float64), v)),
+    ]
+    with client.create_session(spec, kv.tokens) as session:
+        for error, (q, keys, values) in cases:
+            with pytest.raises(error):
+                session.attend(0, q, keys, values)
+        with pytest.raises(errors.PositionError, match="holds 0 tokens"):
+            session.attend(0, kv.q[0], k, v, start=1)
+        session.update(0, k[:, :1], v[:, :1], start=0)
+
+
+def test_queries_cannot_be_cut(client, spec, kv):
+    with client.create_session(spec, kv.tokens) as session:
+        session.update(0, *kv.pairs()[0])
+        with pytest.raises(errors.MessageTooLarge, match=r"q has 2,457,600 bytes; expected at most .*server\.message_bytes_max"):
+            session.attention(0, kv.q[0])
+        assert session.attention(0, kv.q[0][:, -100:]).shape == (16, 100, 64)
+
+
+def test_a_prompt_of_too_many_tokens(client, spec):
+    ids = np.zeros(300_000, np.int32)
+    for call in (
+        lambda: client.create_session(spec, ids),
+        lambda: client.import_context(spec, ids, [], name="doc"),
+    ):
+        with pytest.raises(errors.MessageTooLarge, match="the list of tokens has 1,200,000 bytes"):
+            call()
+
+
+def test_one_token_that_is_too_large(serve):
+    wide = kvdb.ModelSpec("wide", 1, 2048, 2048, 256, "float32")
+    k = np.zeros((2048, 1, 256), np.float32)
+    with kvdb.connect(serve(message_bytes_max=MIB).target) as db:
+        with db.create_session(wide, [1]) as session, pytest.raises(errors.MessageTooLarge, match="one token"):
+            session.update(0, k, k)
+        with pytest.raises(errors.MessageTooLarge, match="one token"):
+            db.import_context(wide, [1], [(k, k)], name="doc")
+
+
+def test_the_server_keeps_its_limit_itself(target, spec):
+    """A client that does not look is refused by the server, and its session stays as it was."""
+    k = codec.to_array(np.ones((8, N, 64), np.float32))
+    with grpc.insecure_channel(target.removeprefix("kvdb://")) as channel:
+        stub = KvdbStub(channel)
+        session = stub.CreateSession(pb.CreateSessionRequest(spec=codec.to_spec(spec), tokens=b"")).session_id
+        with pytest.raises(grpc.RpcError) as raised:
+            stub.Update(pb.UpdateRequest(session_id=session, layer=0, k=k, v=k))
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert stub.Stats(pb.StatsRequest(session_id=session)).tail_tokens == 0
