@@ -43,13 +43,13 @@ class OptimizerConfig:
 @dataclass(frozen=True)
 class ServerConfig:
     """host: an address, or unix:/path. port: 0 picks a free one. token: what clients must send, "" for no check.
-    workers: threads that answer calls; every open Decode stream holds one. message_bytes_max: of one gRPC message.
+    workers: how many Decode streams and imports may be open at once. message_bytes_max: of one gRPC message.
     session_idle_seconds: after which a session nobody uses is closed. drain_seconds: how long SIGTERM waits for calls."""
 
     host: str = "127.0.0.1"
     port: int = 7700
     token: str = field(default="", repr=False)
-    workers: int = 64
+    workers: int = 256
     message_bytes_max: int = 64 * MIB
     session_idle_seconds: float = 3600.0
     drain_seconds: float = 10.0

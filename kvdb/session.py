@@ -39,8 +39,10 @@ class Layer:
 
     def append(self, k: Array, v: Array) -> None:
         start = self.tail.length
-        self.tail.append(k, v)
-        self.run.refresh(start)
+        try:
+            self.tail.append(k, v)
+        finally:
+            self.run.refresh(start)  # also when nothing was appended: a shared last block may have been copied
 
 
 class Work:

@@ -130,7 +130,7 @@ def test_an_import_that_fails_is_invisible(db, spec, make_kv):
     poisoned[1][0][0, 50, 0] = np.nan
     cases = [
         (errors.NonFiniteError, poisoned),
-        (errors.PositionError, kv.pairs()[:1]),
+        (errors.LayerError, kv.pairs()[:1]),
         (errors.ShapeError, kv.pairs(0, 99)),
         (errors.LayerError, [kv.pairs()[0]] * 3),
         (errors.DtypeError, [(k.astype(np.float16), v) for k, v in kv.pairs()]),
@@ -142,6 +142,16 @@ def test_an_import_that_fails_is_invisible(db, spec, make_kv):
         assert db.contexts() == []
         with db.create_session(spec, kv.tokens) as session:
             assert session.reused == 0
+
+
+def test_a_wrong_number_of_layers_is_refused_also_when_all_is_stored(db, spec, make_kv):
+    kv = make_kv(spec, 10)
+    db.import_context(spec, kv.tokens, kv.pairs(), name="doc")
+    with pytest.raises(errors.LayerError):
+        db.import_context(spec, kv.tokens, kv.pairs()[:1], name="again")
+    with pytest.raises(errors.LayerError):
+        db.import_context(spec, kv.tokens, [*kv.pairs(), kv.pairs()[0]], name="again")
+    assert [context.name for context in db.contexts()] == ["doc"]
 
 
 def test_a_session_that_cannot_be_stored_goes_on(session, db):

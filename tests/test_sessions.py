@@ -83,6 +83,20 @@ def test_forks_go_their_own_ways(db, spec, make_kv):
         check_layer(spec, kv, 0, session.attention(0, kv.q[0]), 100, 100)
 
 
+def test_a_fork_survives_a_refused_update_and_the_end_of_its_twin(db, spec, make_kv):
+    """A refused update may have copied the shared block already; queries must read the copy, for the twin's block is reused."""
+    kv = make_kv(spec, 70)
+    with db.create_session(spec, kv.tokens) as session:
+        session.update(0, *kv.pairs()[0])
+        twin = session.fork()
+        with pytest.raises(kvdb.errors.NonFiniteError):
+            session.update(0, *(x[:, :1] * np.nan for x in kv.pairs()[0]))
+        twin.close()
+        with db.create_session(spec, kv.tokens) as other:
+            other.update(0, *(x[:, ::-1] for x in make_kv(spec, 700, seed=5).pairs()[0]))
+            check_layer(spec, kv, 0, session.attention(0, kv.q[0]), 70, 70)
+
+
 @pytest.mark.parametrize("cut", [0, 10, 64])
 def test_a_stored_session_is_found_again(db, spec, make_kv, cut):
     kv = make_kv(spec, 150)

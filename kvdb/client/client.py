@@ -7,7 +7,7 @@ from typing import Any, Self
 from kvdb.client.arrays import to_numpy, token_ids
 from kvdb.client.session import Session
 from kvdb.client.transport import ImportTransport, Transport
-from kvdb.errors import ShapeError, SpecMismatch
+from kvdb.errors import LayerError, ShapeError, SpecMismatch
 from kvdb.types import Array, ContextInfo, ModelSpec
 
 
@@ -76,14 +76,18 @@ class Client:
 
         tokens: n ids. kv: one (k, v) a layer, in order, each `[kv_heads, n, head_dim]` in the spec's dtype, keys after RoPE; it
         may be a generator, so that one layer at a time is in memory. Raises AlreadyExists, ShapeError, DtypeError,
-        NonFiniteError, PositionError, CapacityError or InvalidArgument, and then nothing is stored.
+        NonFiniteError, LayerError, CapacityError or InvalidArgument, and then nothing is stored.
         """
         ids = token_ids(tokens)
         writing = self._transport.begin_import(spec, ids, name)
         done = False
         try:
-            for layer, (k, v) in enumerate(kv):
-                _write(writing, layer, to_numpy(k), to_numpy(v), len(ids))
+            layers = 0
+            for k, v in kv:
+                _write(writing, layers, to_numpy(k), to_numpy(v), len(ids))
+                layers += 1
+            if layers != spec.layers:
+                raise LayerError(f"kv holds {layers} layers; expected {spec.layers}, those of {spec.name}")
             info = writing.commit()
             done = True
         finally:
