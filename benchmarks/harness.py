@@ -14,9 +14,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 
-def measure(
-    candidates: Mapping[str, Callable[[], object]], rounds: int = 7, budget_s: float = 60.0
-) -> dict[str, float]:
+def measure(candidates: Mapping[str, Callable[[], object]], rounds: int = 7, budget_s: float = 60.0) -> dict[str, float]:
     """Median seconds of each candidate.
 
     Every round runs each candidate once, so that what else the machine does falls on all alike. A
@@ -74,19 +72,14 @@ def machine() -> dict[str, object]:
 
 def report(benchmark: str, **fields: object) -> None:
     """Prints one measurement as a JSON line; floats to four significant digits."""
-    short = {
-        name: float(f"{value:.4g}") if isinstance(value, float) else value
-        for name, value in fields.items()
-    }
+    short = {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in fields.items()}
     print(json.dumps({"benchmark": benchmark, **short}), flush=True)
 
 
 def huge_pages(size_bytes: int) -> np.ndarray:
     """uint8 [size_bytes], 2 MiB-aligned, advised to lie in huge pages, as the block pool does."""
     alignment = 2 << 20
-    memory = mmap.mmap(
-        -1, size_bytes + alignment, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    )
+    memory = mmap.mmap(-1, size_bytes + alignment, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     everything = np.frombuffer(memory, np.uint8)
     offset = -everything.ctypes.data % alignment

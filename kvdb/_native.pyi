@@ -41,6 +41,9 @@ def append(geometry: Geometry, table: Any, start: int, k: Any, v: Any) -> tuple[
     of k or v) of the first such token, keys before values; what the positions hold is unspecified then.
     """
 
+def finite(geometry: Geometry, array: Any) -> bool:
+    """Whether array [heads, n, head_dim], of any number of heads, holds neither NaN nor infinity."""
+
 def gather(geometry: Geometry, table: Any, start: int, n: int, k_out: Any, v_out: Any) -> None:
     """Reads positions [start, start + n) of the run into k_out, v_out [kv_heads, n, head_dim]."""
 

@@ -1,7 +1,6 @@
 #include "attend.h"
 
 #include <algorithm>
-#include <cmath>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -28,9 +27,9 @@ struct Split {
 struct Plan {
     bool prefill;
     int threads;
-    int group;           // query heads for each KV head
-    int heads;           // KV heads of an item: decode takes all, prefill one
-    std::int64_t rows;   // of each KV head
+    int group;          // query heads for each KV head
+    int heads;          // KV heads of an item: decode takes all, prefill one
+    std::int64_t rows;  // of each KV head
     std::int64_t tile_rows, row_tiles;
     std::int64_t tokens;
     std::vector<Split> splits;  // and one past the end
@@ -45,8 +44,9 @@ std::int64_t count_tokens(const Geometry& geometry, const Run& run) {
         const std::int32_t count = run.counts[b];
         if (count < 0 || count > geometry.block_size) {
             throw std::invalid_argument("counts[" + std::to_string(b) + "] is " +
-                                        std::to_string(count) + "; a block of this geometry holds " +
-                                        "0 to " + std::to_string(geometry.block_size) + " tokens");
+                                        std::to_string(count) +
+                                        "; a block of this geometry holds " + "0 to " +
+                                        std::to_string(geometry.block_size) + " tokens");
         }
         tokens += count;
     }
@@ -119,9 +119,8 @@ class Attention {
             pool.run(outputs * splits, plan_.threads, [&](std::int64_t index, int slot) {
                 attend_item(index / splits, index % splits, slot, index);
             });
-            pool.run(outputs, plan_.prefill ? plan_.threads : 1, [&](std::int64_t output, int) {
-                finish(output, output * splits);
-            });
+            pool.run(outputs, plan_.prefill ? plan_.threads : 1,
+                     [&](std::int64_t output, int) { finish(output, output * splits); });
         }
     }
 

@@ -27,7 +27,9 @@ using TableArray = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, n
 using CountsArray = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using LseArray = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-[[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
+[[noreturn]] void fail(const std::string& message) {
+    throw std::invalid_argument(message);
+}
 
 Geometry make_geometry(Dtype dtype, int kv_heads, int head_dim, int block_size) {
     if (kv_heads < 1) fail("kv_heads is " + std::to_string(kv_heads) + "; expected at least 1");
@@ -54,7 +56,8 @@ std::string shape_of(const AnyArray& array) {
 // 16-bit types cross as uint16, which every array library has.
 template <class AnyArray>
 bool has_dtype(const AnyArray& array, Dtype dtype) {
-    return array.dtype() == (dtype == Dtype::float32 ? nb::dtype<float>() : nb::dtype<std::uint16_t>());
+    return array.dtype() ==
+           (dtype == Dtype::float32 ? nb::dtype<float>() : nb::dtype<std::uint16_t>());
 }
 
 // [heads, n, head_dim] of the given type, the last dimension contiguous.
@@ -93,9 +96,11 @@ Table table_of(const TableArray& table) {
     return {table.data(), static_cast<std::int64_t>(table.shape(0))};
 }
 
-std::optional<std::tuple<const char*, int, std::int64_t>> py_append(
-    const Geometry& geometry, const TableArray& table, std::int64_t start, const ConstArray& k,
-    const ConstArray& v) {
+std::optional<std::tuple<const char*, int, std::int64_t>> py_append(const Geometry& geometry,
+                                                                    const TableArray& table,
+                                                                    std::int64_t start,
+                                                                    const ConstArray& k,
+                                                                    const ConstArray& v) {
     const std::int64_t n = tokens_of(k, "k");
     const Rows keys = rows_of(k, geometry.kv_heads, n, geometry, geometry.dtype, "k");
     const Rows values = rows_of(v, geometry.kv_heads, n, geometry, geometry.dtype, "v");
@@ -146,8 +151,9 @@ void py_attend(const Geometry& geometry, const ConstArray& q, const TableArray& 
     call.out_dtype = has_dtype(out, Dtype::float32) ? Dtype::float32 : geometry.dtype;
     call.out = rows_of(out, q_heads, call.n, geometry, call.out_dtype, "out");
     if (counts.shape(0) != table.shape(0)) {
-        fail("counts has " + std::to_string(counts.shape(0)) + " elements; expected one for each of " +
-             std::to_string(table.shape(0)) + " blocks in table");
+        fail("counts has " + std::to_string(counts.shape(0)) +
+             " elements; expected one for each of " + std::to_string(table.shape(0)) +
+             " blocks in table");
     }
     if (lse && (static_cast<std::int64_t>(lse->shape(0)) != q_heads ||
                 static_cast<std::int64_t>(lse->shape(1)) != call.n)) {
@@ -178,11 +184,12 @@ NB_MODULE(_native, m) {
         .value("float16", Dtype::float16)
         .value("bfloat16", Dtype::bfloat16);
     nb::class_<Geometry>(m, "Geometry")
-        .def("__init__",
-             [](Geometry* self, Dtype dtype, int kv_heads, int head_dim, int block_size) {
-                 new (self) Geometry(make_geometry(dtype, kv_heads, head_dim, block_size));
-             },
-             "dtype"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a = 64)
+        .def(
+            "__init__",
+            [](Geometry* self, Dtype dtype, int kv_heads, int head_dim, int block_size) {
+                new (self) Geometry(make_geometry(dtype, kv_heads, head_dim, block_size));
+            },
+            "dtype"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a = 64)
         .def_ro("dtype", &Geometry::dtype)
         .def_ro("kv_heads", &Geometry::kv_heads)
         .def_ro("head_dim", &Geometry::head_dim)

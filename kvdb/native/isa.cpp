@@ -13,7 +13,9 @@ struct Candidate {
     bool (*supported)();
 };
 
-bool always() { return true; }
+bool always() {
+    return true;
+}
 
 #if defined(__x86_64__)
 bool has_avx2() {
@@ -24,7 +26,9 @@ bool has_avx512() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
-bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+bool has_avx512_bf16() {
+    return has_avx512() && __builtin_cpu_supports("avx512bf16");
+}
 #endif
 
 // Best first.
@@ -46,9 +50,9 @@ const Candidate& find(std::string_view name, const char* where) {
         if (name == candidate.name) return candidate;
         possible += std::string(possible.empty() ? "" : ", ") + candidate.name;
     }
-    throw std::invalid_argument(std::string(where) + "'" + std::string(name) +
-                                "' is not an instruction set that this machine can run; use one of " +
-                                possible);
+    throw std::invalid_argument(
+        std::string(where) + "'" + std::string(name) +
+        "' is not an instruction set that this machine can run; use one of " + possible);
 }
 
 const Candidate& choose() {
@@ -75,10 +79,16 @@ std::vector<std::string> isas() {
     return names;
 }
 
-const Kernels& current_kernels() { return *chosen().load(std::memory_order_relaxed)->kernels; }
+const Kernels& current_kernels() {
+    return *chosen().load(std::memory_order_relaxed)->kernels;
+}
 
-std::string isa() { return chosen().load(std::memory_order_relaxed)->name; }
+std::string isa() {
+    return chosen().load(std::memory_order_relaxed)->name;
+}
 
-void set_isa(std::string_view name) { chosen() = &find(name, "isa: "); }
+void set_isa(std::string_view name) {
+    chosen() = &find(name, "isa: ");
+}
 
 }  // namespace kvdb

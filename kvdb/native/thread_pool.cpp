@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 
 namespace kvdb {
@@ -32,8 +33,7 @@ int available_cpus() {
 int checked(long threads, const char* where) {
     if (threads < 1 || threads > ThreadPool::kThreadsMax) {
         throw std::invalid_argument(std::string(where) + " is " + std::to_string(threads) +
-                                    "; expected 1 to " +
-                                    std::to_string(ThreadPool::kThreadsMax));
+                                    "; expected 1 to " + std::to_string(ThreadPool::kThreadsMax));
     }
     return static_cast<int>(threads);
 }
@@ -96,6 +96,11 @@ void ThreadPool::run_job(Job& job) {
 
     std::unique_lock lock(mutex_);
     std::erase(jobs_, &job);
+    if (job.helpers > 0) {  // most often for less than it takes to sleep and wake
+        lock.unlock();
+        for (int i = 0; i < kSpins && job.helpers > 0; ++i) pause();
+        lock.lock();
+    }
     left_.wait(lock, [&] { return job.helpers == 0; });
     if (job.error) std::rethrow_exception(job.error);
 }
@@ -113,16 +118,19 @@ void ThreadPool::work(Job& job, int slot) {
 }
 
 void ThreadPool::start_workers(int threads) {
-    while (workers_ < threads - 1) {
-        const int slot = workers_ + 1;
-        std::thread([this, slot] { worker(slot); }).detach();
-        ++workers_;
+    try {
+        for (; workers_ < threads - 1; ++workers_) {
+            std::thread([this, slot = workers_ + 1] { worker(slot); }).detach();
+        }
+    } catch (const std::system_error&) {
+        // The system grants no more threads: those that there are do the work.
     }
 }
 
 ThreadPool::Job* ThreadPool::joinable(int slot) {
     for (Job* job : jobs_) {
-        if (slot < job->threads && job->next.load(std::memory_order_relaxed) < job->items) return job;
+        if (slot < job->threads && job->next.load(std::memory_order_relaxed) < job->items)
+            return job;
     }
     return nullptr;
 }

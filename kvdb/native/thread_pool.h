@@ -29,7 +29,7 @@ class ThreadPool {
         Job job;
         job.items = items;
         job.threads = threads;
-        job.context = &body;
+        job.context = const_cast<void*>(static_cast<const void*>(&body));
         job.call = [](void* context, std::int64_t item, int slot) {
             (*static_cast<std::remove_reference_t<Body>*>(context))(item, slot);
         };
@@ -45,9 +45,8 @@ class ThreadPool {
         void* context = nullptr;
         void (*call)(void*, std::int64_t, int) = nullptr;
         std::atomic<std::int64_t> next{0};
-        // Guarded by the pool's mutex:
-        int helpers = 0;  // workers inside
-        std::exception_ptr error;
+        std::atomic<int> helpers{0};  // workers inside; changed under the pool's mutex
+        std::exception_ptr error;     // guarded by it
     };
 
     explicit ThreadPool(int threads) : threads_(threads) {}

@@ -37,9 +37,10 @@ void check_range(const Geometry& geometry, const Table& table, std::int64_t star
                  const char* name) {
     const std::int64_t capacity = table.size * geometry.block_size;
     if (start < 0 || n < 0 || start > capacity - n) {
-        throw std::invalid_argument(std::string(name) + ": tokens [" + std::to_string(start) + ", " +
-                                    std::to_string(start + n) + ") do not lie in the table's [0, " +
-                                    std::to_string(capacity) + ")");
+        throw std::invalid_argument(std::string(name) + ": tokens [" + std::to_string(start) +
+                                    ", " + std::to_string(start + n) +
+                                    ") do not lie in the table's [0, " + std::to_string(capacity) +
+                                    ")");
     }
 }
 
@@ -80,7 +81,8 @@ std::size_t payload_bytes(const Geometry& geometry, std::int64_t n) {
 
 bool is_finite(const std::byte* element, Dtype dtype) {
     std::uint32_t bits = 0;
-    std::memcpy(&bits, element, dtype == Dtype::float32 ? 4 : 2);  // little-endian, as all we run on
+    std::memcpy(&bits, element,
+                dtype == Dtype::float32 ? 4 : 2);  // little-endian, as all we run on
     const std::uint32_t infinity = dtype == Dtype::float32   ? 0x7f800000
                                    : dtype == Dtype::float16 ? 0x7c00
                                                              : 0x7f80;
@@ -106,13 +108,15 @@ NotFinite find_not_finite(const Geometry& geometry, std::int64_t n, const Rows& 
 
 // The bits without the sign order like the absolute values, so the largest tells of them all.
 template <class T>
-bool rows_finite(const Geometry& geometry, int heads, std::int64_t n, const Rows& rows, T infinity) {
+bool rows_finite(const Geometry& geometry, int heads, std::int64_t n, const Rows& rows,
+                 T infinity) {
     T largest = 0;
     for (int head = 0; head < heads; ++head) {
         for (std::int64_t token = 0; token < n; ++token) {
             const auto* row = reinterpret_cast<const T*>(array_rows(geometry, rows, token, head));
             for (int i = 0; i < geometry.head_dim; ++i) {
-                const auto bits = static_cast<T>(row[i] & static_cast<T>(static_cast<T>(~T{0}) >> 1));
+                const auto bits =
+                    static_cast<T>(row[i] & static_cast<T>(static_cast<T>(~T{0}) >> 1));
                 largest = bits > largest ? bits : largest;
             }
         }
@@ -124,9 +128,12 @@ bool rows_finite(const Geometry& geometry, int heads, std::int64_t n, const Rows
 
 bool finite(const Geometry& geometry, int heads, std::int64_t n, const Rows& rows) {
     switch (geometry.dtype) {
-        case Dtype::float32: return rows_finite<std::uint32_t>(geometry, heads, n, rows, 0x7f800000);
-        case Dtype::float16: return rows_finite<std::uint16_t>(geometry, heads, n, rows, 0x7c00);
-        case Dtype::bfloat16: break;
+        case Dtype::float32:
+            return rows_finite<std::uint32_t>(geometry, heads, n, rows, 0x7f800000);
+        case Dtype::float16:
+            return rows_finite<std::uint16_t>(geometry, heads, n, rows, 0x7c00);
+        case Dtype::bfloat16:
+            break;
     }
     return rows_finite<std::uint16_t>(geometry, heads, n, rows, 0x7f80);
 }

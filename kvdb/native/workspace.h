@@ -1,4 +1,5 @@
-// Scratch memory that a thread keeps between calls, so that a call of microseconds allocates nothing.
+// Scratch memory that a thread keeps between calls, so that a call of microseconds allocates
+// nothing.
 #pragma once
 
 #include <cstddef>

@@ -125,9 +125,7 @@ def test_strided_queries_and_outputs(n):
     blocks, k, v = filled("bfloat16", 2, 64, 64, counts)
     q = random((n, 4, 64), "bfloat16", 2).swapaxes(0, 1)
     out = np.zeros((n, 4, 64), DTYPES["bfloat16"]).swapaxes(0, 1)
-    _native.attend(
-        blocks.geometry, bits(q), blocks.table, np.asarray(counts, np.int32), 0, 0.125, bits(out)
-    )
+    _native.attend(blocks.geometry, bits(q), blocks.table, np.asarray(counts, np.int32), 0, 0.125, bits(out))
     assert relative_error(out, attention(q, k, v, 0.125)[0]) <= TOLERANCE["bfloat16"]
 
 

@@ -33,7 +33,7 @@ struct DecodeStep {
     using f32 = typename Isa::f32;
     using Op = Operand<Isa, T>;
     using Loaded = Gathered<Isa, T, kDecodeGroups>;
-    static constexpr int tokens = Isa::width / R;  // of one vector of scores
+    static constexpr int tokens = Isa::width / R;        // of one vector of scores
     static constexpr int rows_together = R < 2 ? R : 2;  // when values are added
 
     // `next` is what will be needed after this: fetched meanwhile, as far as it is there.
@@ -41,10 +41,10 @@ struct DecodeStep {
                     const Loaded* next, const DecodeRows& rows) {
         alignas(64) float weights[DecodeTile::tokens_max * R];
         alignas(64) float decay[Isa::width];
-        score(item, tile, loaded.keys, next ? next->keys : nullptr, rows, weights);
+        score(item, tile, loaded.keys, next ? loaded.values : nullptr, rows, weights);
         mask(item, tile, rows, weights);
         softmax(tile, rows, weights, decay);
-        accumulate(item, tile, loaded.values, next ? next->values : nullptr, rows, weights, decay);
+        accumulate(item, tile, loaded.values, next ? next->keys : nullptr, rows, weights, decay);
     }
 
   private:
@@ -52,50 +52,46 @@ struct DecodeStep {
     static void score(const AttendItem& item, const DecodeTile& tile, const T* const* keys,
                       const T* const* next, const DecodeRows& rows, float* scores) {
         constexpr int step = Isa::width * Op::per_lane;
-        constexpr int together = tokens < 2 ? tokens : 2;
         const int head_dim = dim ? dim : item.geometry.head_dim;
         const int whole = head_dim / step * step;
         for (int first = 0; first < tile.count; first += tokens) {
             const int element = first % kGroup * head_dim;
             const T* key = keys[first / kGroup] + element;
-            if (next) prefetch(next[first / kGroup] + element, tokens * head_dim);
             f32 sums[Isa::width] = {};
             KVDB_UNROLL
-            for (int t = 0; t < tokens; t += together, key += together * head_dim) {
+            for (int t = 0; t < tokens; ++t, key += head_dim) {
+                if (next) prefetch(next[first / kGroup] + element + t * head_dim, head_dim);
                 const float* query = rows.query;
                 for (int i = 0; i < whole; i += step, query += Isa::width) {
-                    multiply<together, false>(rows, query, key + i, head_dim, 0, sums + t);
+                    multiply<false>(rows, query, key + i, 0, sums + t);
                 }
                 if (whole < head_dim) {
                     const int lanes = (head_dim - whole) / Op::per_lane;
-                    multiply<together, true>(rows, query, key + whole, head_dim, lanes, sums + t);
+                    multiply<true>(rows, query, key + whole, lanes, sums + t);
                 }
             }
             Isa::store(scores + first * R, simd::sum_each<Isa>(sums) * item.scale_log2e);
         }
     }
 
-    template <int together, bool tail>
+    // One token's share of its scores: sums[r * tokens] += q_r * k.
+    template <bool tail>
     KVDB_INLINE static void multiply(const DecodeRows& rows, const float* query, const T* key,
-                                     int head_dim, int tail_lanes, f32* sums) {
-        f32 q[R];
+                                     int tail_lanes, f32* sums) {
+        const f32 k = tail ? Op::load_tail(key, tail_lanes) : Op::load(key);
         KVDB_UNROLL
-        for (int r = 0; r < R; ++r) q[r] = Isa::template load<f32>(query + r * rows.stride);
-        KVDB_UNROLL
-        for (int t = 0; t < together; ++t) {
-            const T* at = key + t * head_dim;
-            const f32 k = tail ? Op::load_tail(at, tail_lanes) : Op::load(at);
-            KVDB_UNROLL
-            for (int r = 0; r < R; ++r) {
-                sums[r * tokens + t] = Op::multiply_add(q[r], k, sums[r * tokens + t]);
-            }
+        for (int r = 0; r < R; ++r) {
+            const f32 q = Isa::template load<f32>(query + r * rows.stride);
+            sums[r * tokens] = Op::multiply_add(q, k, sums[r * tokens]);
         }
     }
 
-    // Every `step`-th line of some elements, into the L2 cache.
-    KVDB_INLINE static void prefetch(const T* from, int elements, int first = 0, int step = 1) {
-        constexpr int line = 64 / static_cast<int>(sizeof(T));
-        for (int i = first * line; i < elements; i += step * line) {
+    // Fetches some elements to the L2 cache, of which `part` of `parts`. Measured on Zen 4: to the
+    // L1 cache, or many lines at once, is much slower; and as long as there is little to compute,
+    // the hardware does it better itself if it is shown every other line.
+    KVDB_INLINE static void prefetch(const T* from, int elements, int part = 0, int parts = 1) {
+        constexpr int line = (R < 4 ? 128 : 64) / static_cast<int>(sizeof(T));
+        for (int i = part * line; i < elements; i += parts * line) {
             __builtin_prefetch(from + i, 0, 2);
         }
     }
@@ -186,8 +182,9 @@ struct DecodeStep {
     }
 
     template <int loads, bool tail>
-    KVDB_INLINE static void add_values(int head_dim, const T* value, const T* next, int r, int count,
-                                       const float* weight, float* sums_at, std::int64_t stride) {
+    KVDB_INLINE static void add_values(int head_dim, const T* value, const T* next, int r,
+                                       int count, const float* weight, float* sums_at,
+                                       std::int64_t stride) {
         constexpr int dims = Op::value_dims;
         constexpr int vectors = loads * Op::value_vectors;
         f32 sums[rows_together][vectors];
@@ -199,12 +196,12 @@ struct DecodeStep {
             }
         }
         for (int first = 0; first < count; first += tokens, weight += tokens * R / Op::per_lane) {
-            if (next) {
-                prefetch(next + first * head_dim, tokens * head_dim, r / rows_together,
-                         R / rows_together);
-            }
             KVDB_UNROLL
             for (int t = 0; t < tokens; t += Op::per_lane, value += Op::per_lane * head_dim) {
+                if (next) {
+                    prefetch(next + (first + t) * head_dim, Op::per_lane * head_dim,
+                             r / rows_together, R / rows_together);
+                }
                 f32 v[vectors];
                 KVDB_UNROLL
                 for (int i = 0; i < loads; ++i) {
@@ -243,8 +240,8 @@ class Decode {
     static void run(const AttendItem& item) { Decode(item).run(); }
 
     static std::size_t scratch_floats(int head_dim, int heads, std::int64_t rows) {
-        return heads * (round_up(rows, 4) * round_up(head_dim, kLanePadding) +
-                        2 * rows * Isa::width) +
+        return heads *
+                   (round_up(rows, 4) * round_up(head_dim, kLanePadding) + 2 * rows * Isa::width) +
                2 * Loaded::scratch_elements(head_dim);
     }
 
@@ -294,13 +291,18 @@ class Decode {
     void attend(const DecodeTile& tile, const Loaded& loaded, const Loaded* next, int head) {
         for (int r = 0, batch; r < rows_; r += batch, next = nullptr) {
             batch = batch_rows(rows_ - r);
-            const DecodeRows rows{query(head, r),       values(head, r),
-                                  stride_,              lanes(max_, head, r),
-                                  lanes(sum_, head, r), item_.row_begin + r};
+            const DecodeRows rows{query(head, r),       values(head, r),      stride_,
+                                  lanes(max_, head, r), lanes(sum_, head, r), item_.row_begin + r};
             switch (item_.geometry.head_dim) {
-                case 64: step<64>(batch, tile, loaded, next, rows); break;
-                case 128: step<128>(batch, tile, loaded, next, rows); break;
-                default: step<0>(batch, tile, loaded, next, rows); break;
+                case 64:
+                    step<64>(batch, tile, loaded, next, rows);
+                    break;
+                case 128:
+                    step<128>(batch, tile, loaded, next, rows);
+                    break;
+                default:
+                    step<0>(batch, tile, loaded, next, rows);
+                    break;
             }
         }
     }
@@ -309,9 +311,12 @@ class Decode {
     void step(int batch, const DecodeTile& tile, const Loaded& loaded, const Loaded* next,
               const DecodeRows& rows) {
         switch (batch) {
-            case 1: return DecodeStep<Isa, T, 1, dim>::run(item_, tile, loaded, next, rows);
-            case 2: return DecodeStep<Isa, T, 2, dim>::run(item_, tile, loaded, next, rows);
-            default: return DecodeStep<Isa, T, 4, dim>::run(item_, tile, loaded, next, rows);
+            case 1:
+                return DecodeStep<Isa, T, 1, dim>::run(item_, tile, loaded, next, rows);
+            case 2:
+                return DecodeStep<Isa, T, 2, dim>::run(item_, tile, loaded, next, rows);
+            default:
+                return DecodeStep<Isa, T, 4, dim>::run(item_, tile, loaded, next, rows);
         }
     }
 

@@ -13,9 +13,12 @@ class Finish {
   public:
     static void run(const FinishItem& item) {
         switch (item.out_dtype) {
-            case Dtype::float32: return write<float>(item);
-            case Dtype::float16: return write<Float16>(item);
-            case Dtype::bfloat16: return write<BFloat16>(item);
+            case Dtype::float32:
+                return write<float>(item);
+            case Dtype::float16:
+                return write<Float16>(item);
+            case Dtype::bfloat16:
+                return write<BFloat16>(item);
         }
     }
 

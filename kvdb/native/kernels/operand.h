@@ -1,5 +1,5 @@
-// How elements of type T are multiplied on an instruction set: as float lanes, or, where there is an
-// instruction for it, as 32-bit lanes that each hold a pair of bfloat16.
+// How elements of type T are multiplied on an instruction set: as float lanes, or, where there is
+// an instruction for it, as 32-bit lanes that each hold a pair of bfloat16.
 #pragma once
 
 #include "../kernels.h"

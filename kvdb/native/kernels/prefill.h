@@ -12,9 +12,9 @@
 
 namespace kvdb::kernels {
 
-// C[tile_rows][vectors * width] = A[tile_rows][depth] * B[depth][vectors * width], where A's rows lie
-// a_stride floats apart and B is one panel. As first product of the softmax C is scaled; as second
-// it is added to C * decay of its row.
+// C[tile_rows][vectors * width] = A[tile_rows][depth] * B[depth][vectors * width], where A's rows
+// lie a_stride floats apart and B is one panel. As first product of the softmax C is scaled; as
+// second it is added to C * decay of its row.
 template <class Isa, class T>
 struct Multiply {
     using f32 = typename Isa::f32;
@@ -139,7 +139,8 @@ class Prefill {
             item_.state.max[r] = -__builtin_inff();
             item_.state.sum[r] = 0;
             load_row<Isa, T>(query_ + r * stride_,
-                             row_of<const T>(item_.query, item_, 0, item_.row_begin + r), head_dim_);
+                             row_of<const T>(item_.query, item_, 0, item_.row_begin + r),
+                             head_dim_);
         }
     }
 
@@ -182,7 +183,8 @@ class Prefill {
                 for (int i = 0; i < Op::value_vectors; ++i) {
                     const int dim = d + i * Isa::width;
                     const int first = dim / panel * panel;
-                    Isa::store(values_ + first * depth + k * panel_width(first) + dim - first, v[i]);
+                    Isa::store(values_ + first * depth + k * panel_width(first) + dim - first,
+                               v[i]);
                 }
             }
         }
@@ -223,10 +225,18 @@ class Prefill {
              const float* decay) {
         using M = Multiply<Isa, T>;
         switch (vectors) {
-            case 1: return M::template added<1>(weights, tile_tokens, values, depth, to, stride_, decay);
-            case 2: return M::template added<2>(weights, tile_tokens, values, depth, to, stride_, decay);
-            case 3: return M::template added<3>(weights, tile_tokens, values, depth, to, stride_, decay);
-            default: return M::template added<4>(weights, tile_tokens, values, depth, to, stride_, decay);
+            case 1:
+                return M::template added<1>(weights, tile_tokens, values, depth, to, stride_,
+                                            decay);
+            case 2:
+                return M::template added<2>(weights, tile_tokens, values, depth, to, stride_,
+                                            decay);
+            case 3:
+                return M::template added<3>(weights, tile_tokens, values, depth, to, stride_,
+                                            decay);
+            default:
+                return M::template added<4>(weights, tile_tokens, values, depth, to, stride_,
+                                            decay);
         }
     }
 

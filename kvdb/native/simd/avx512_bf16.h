@@ -23,7 +23,8 @@ struct Avx512Bf16 : Avx512Base<Avx512Bf16> {
     }
     // From that order to the natural one.
     KVDB_INLINE static void unzip(f32& low, f32& high) {
-        const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+        const __m512i first =
+            _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
         const __m512i last = _mm512_add_epi32(first, _mm512_set1_epi32(8));
         const f32 natural = _mm512_permutex2var_ps(low, first, high);
         high = _mm512_permutex2var_ps(low, last, high);

@@ -85,7 +85,7 @@ struct Generic {
         // Adding 0.5 shifts a value below 2^-14 into place and rounds it.
         const u32 small = (u32)((f32)magnitude + 0.5f) - 0x3f000000u;
         const u32 normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-        const u32 result = magnitude >= (143u << 23)   ? special
+        const u32 result = magnitude >= (143u << 23)  ? special
                            : magnitude < (113u << 23) ? small
                                                       : normal;
         store(to, __builtin_convertvector(result | (sign >> 16), u16_half));
@@ -96,7 +96,8 @@ struct Generic {
     KVDB_INLINE static void stream_end() {}
 };
 
-// ---- what follows from the operations above ------------------------------------------------------
+// ---- what follows from the operations above
+// ------------------------------------------------------
 
 // 2^x for x <= 0; 0 below the normal range, NaN for NaN. Relative error below 1e-7 (minimax
 // polynomial on [-1/2, 1/2], then rounding).
@@ -133,12 +134,13 @@ KVDB_INLINE typename Isa::f32 every_other(typename Isa::f32 a, typename Isa::f32
     if constexpr (whole) {
         constexpr int half = width / 8;  // items of 4 lanes in the result that come from `a`
         return __builtin_shufflevector(
-            a, b, (l / 4 < half ? 4 * (2 * (l / 4) + odd) + l % 4
-                                : width + 4 * (2 * (l / 4 - half) + odd) + l % 4)...);
+            a, b,
+            (l / 4 < half ? 4 * (2 * (l / 4) + odd) + l % 4
+                          : width + 4 * (2 * (l / 4 - half) + odd) + l % 4)...);
     } else {
-        return __builtin_shufflevector(
-            a, b, (l % 4 < 2 ? l / 4 * 4 + 2 * (l % 4) + odd
-                             : width + l / 4 * 4 + 2 * (l % 4 - 2) + odd)...);
+        return __builtin_shufflevector(a, b,
+                                       (l % 4 < 2 ? l / 4 * 4 + 2 * (l % 4) + odd
+                                                  : width + l / 4 * 4 + 2 * (l % 4 - 2) + odd)...);
     }
 }
 
@@ -158,7 +160,8 @@ KVDB_INLINE typename Isa::f32 sum_each(typename Isa::f32* v) {
     }
 }
 
-// Lane l takes a[l] and b[l - bit] (low) or a[l + bit] and b[l] (high), as bit is clear or set in l.
+// Lane l takes a[l] and b[l - bit] (low) or a[l + bit] and b[l] (high), as bit is clear or set in
+// l.
 template <class Isa, int bit, int... l>
 KVDB_INLINE typename Isa::f32 blend_low(typename Isa::f32 a, typename Isa::f32 b,
                                         std::integer_sequence<int, l...>) {
@@ -196,8 +199,7 @@ KVDB_INLINE typename Isa::f32 max_of_group(typename Isa::f32 v) {
     if constexpr (group == 1) {
         return v;
     } else {
-        return max_of_group<Isa, group / 2>(
-            Isa::max(v, exchange<Isa, group / 2>(v, Lanes<Isa>{})));
+        return max_of_group<Isa, group / 2>(Isa::max(v, exchange<Isa, group / 2>(v, Lanes<Isa>{})));
     }
 }
 template <class Isa, int group>

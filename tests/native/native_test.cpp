@@ -1,0 +1,86 @@
+// What Python cannot see: the walk over ragged blocks, and the pool when an item throws.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <stdexcept>
+#include <vector>
+
+#include "run.h"
+#include "thread_pool.h"
+
+using namespace kvdb;
+
+namespace {
+
+constexpr Geometry kGeometry{Dtype::float32, 2, 8, 64};
+constexpr std::uint64_t kBase = 1 << 20;
+
+// The run positions that a cursor yields, as slots counted over all blocks from kBase.
+std::vector<std::int64_t> walk(const Run& run, std::int64_t block, std::int64_t token,
+                               std::int64_t end) {
+    const auto slot = [](const std::byte* row) {
+        const std::uint64_t offset = reinterpret_cast<std::uint64_t>(row) - kBase;
+        const std::uint64_t in_block = offset % kGeometry.block_bytes() / kGeometry.row_bytes();
+        return static_cast<std::int64_t>(offset / kGeometry.block_bytes() * 64 + in_block);
+    };
+    std::vector<std::int64_t> slots;
+    RunCursor cursor(kGeometry, run, block, token, end);
+    for (Tile<2> tile; cursor.next(tile);) {
+        CHECK(tile.begin == token + static_cast<std::int64_t>(slots.size()));
+        for (int g = 0; g < tile.group_count(); ++g) {
+            for (int t = 0; t < tile.tokens_in(g); ++t) {
+                const std::byte* start = tile.start[g];
+                slots.push_back(start ? slot(start + t * kGeometry.row_bytes())
+                                      : slot(tile.rows[g * kGroup + t]));
+            }
+        }
+    }
+    return slots;
+}
+
+}  // namespace
+
+TEST_CASE("a cursor yields the valid tokens of every block, in order") {
+    const std::vector<std::int32_t> counts{64, 0, 17, 3, 64, 1};
+    std::vector<std::uint64_t> table;
+    std::vector<std::int64_t> expected;
+    for (std::size_t b = 0; b < counts.size(); ++b) {
+        table.push_back(kBase + b * kGeometry.block_bytes());
+        for (int t = 0; t < counts[b]; ++t)
+            expected.push_back(static_cast<std::int64_t>(b) * 64 + t);
+    }
+    const Run run{table.data(), counts.data(), 6};
+    CHECK(walk(run, 0, 0, 149) == expected);
+    CHECK(walk(run, 0, 0, 70) == std::vector(expected.begin(), expected.begin() + 70));
+    CHECK(walk(run, 3, 81, 149) == std::vector(expected.begin() + 81, expected.end()));
+    CHECK(walk(run, 6, 149, 149).empty());
+}
+
+TEST_CASE("the pool runs every item once, on slots of their own") {
+    ThreadPool& pool = ThreadPool::instance();
+    for (int round = 0; round < 200; ++round) {
+        std::vector<std::atomic<int>> runs(100);
+        std::vector<std::atomic<int>> inside(4);
+        std::atomic<bool> shared{false};
+        pool.run(100, 4, [&](std::int64_t item, int slot) {
+            if (inside[slot]++ != 0) shared = true;
+            ++runs[item];
+            --inside[slot];
+        });
+        CHECK_FALSE(shared);
+        for (const auto& count : runs) CHECK(count == 1);
+    }
+}
+
+TEST_CASE("the first exception reaches the caller, and the pool goes on") {
+    ThreadPool& pool = ThreadPool::instance();
+    const auto fail = [](std::int64_t item, int) {
+        if (item == 5) throw std::runtime_error("five");
+    };
+    CHECK_THROWS_WITH(pool.run(10, 4, fail), "five");
+    CHECK_THROWS_WITH(pool.run(10, 1, fail), "five");
+    std::atomic<int> items{0};
+    pool.run(10, 4, [&](std::int64_t, int) { ++items; });
+    CHECK(items == 10);
+}
