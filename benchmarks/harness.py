@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+SETTLE_SECONDS = 0.02
+"""Before each timed call: OpenMP's threads spin for a while after a call of torch, on the cores the next candidate needs."""
+
 
 def measure(candidates: Mapping[str, Callable[[], object]], rounds: int = 7, budget_s: float = 60.0) -> dict[str, float]:
     """Median seconds of each candidate.
@@ -31,6 +34,7 @@ def measure(candidates: Mapping[str, Callable[[], object]], rounds: int = 7, bud
             if done >= 3 and time.perf_counter() - start > budget_s:
                 break
             for name, run in candidates.items():
+                time.sleep(SETTLE_SECONDS)
                 begin = time.perf_counter()
                 run()
                 seconds[name].append(time.perf_counter() - begin)
