@@ -55,7 +55,7 @@ def decode(remote: kvdb.Client, embedded: kvdb.Client, tokens: int) -> None:
     k, v = keys_values(tokens)
     ids = np.arange(tokens, dtype=np.int32)
     step = (random(SPEC.q_heads, 1), k[:, :1], v[:, :1])
-    us: dict[str, list[float]] = {"remote": [], "public": [], "embedded": [], "kernel": []}
+    us: dict[str, list[float]] = {"remote": [], "public": [], "embedded": [], "kernel": [], "server_kernel": []}
     with ExitStack() as stack:
         for db in (remote, embedded):
             context = db.import_context(SPEC, ids, [(k, v)], name=f"decode-{tokens}")
@@ -73,6 +73,7 @@ def decode(remote: kvdb.Client, embedded: kvdb.Client, tokens: int) -> None:
                 totals, kernels = timed(session, step, CALLS, kernel=name == "embedded")
                 us[name] += totals
                 us["kernel"] += kernels
+            us["server_kernel"] += timed(sessions["remote"], step, CALLS // 4, kernel=True)[1]
     report(
         "service.decode",
         context_tokens=tokens,
@@ -81,7 +82,9 @@ def decode(remote: kvdb.Client, embedded: kvdb.Client, tokens: int) -> None:
         public_api_p50_us=median(us["public"]),
         embedded_p50_us=median(us["embedded"]),
         kernel_p50_us=median(us["kernel"]),
-        beyond_kernel_us=median(us["remote"]) - median(us["kernel"]),
+        server_kernel_p50_us=median(us["server_kernel"]),
+        beyond_embedded_kernel_us=median(us["remote"]) - median(us["kernel"]),
+        beyond_server_kernel_us=median(us["remote"]) - median(us["server_kernel"]),
         target_us_max=OVERHEAD_US_MAX,
     )
 
