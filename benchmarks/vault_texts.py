@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerFast
 
 Ids = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Weights = npt.NDArray[np.float32]
 
 WORDS = tuple(
     re.findall(
@@ -46,6 +47,7 @@ valley velvet violet walnut whale willow window winter wizard yellow zephyr zinc
     )
 )
 CODE = 5
+FACT = CODE + 4  # tokens: " Vault", two words, the digits, a full stop
 
 
 class Fact(NamedTuple):
@@ -92,7 +94,7 @@ class Vaults:
         names = [divmod(name, len(WORDS)) for name in chance.sample(range(len(WORDS) ** 2), facts)]
         told = [Fact(WORDS[a], WORDS[b], "".join(chance.choices("0123456789", k=CODE))) for a, b in names]
         ids: list[int] = []
-        gap = tokens // facts - CODE - 4
+        gap = tokens // facts - FACT
         for fact in told:
             start = chance.randrange(len(self.prose) - gap)
             ids += self.prose[start : start + gap].tolist()
@@ -112,19 +114,33 @@ class Vaults:
         first, second = words[names // pool, None], words[names % pool, None]
         return np.concatenate([vault, first, second, codes, stop], 1)
 
+    def passage(self, chance: np.random.Generator, tokens: int) -> Ids:
+        """So many tokens of prose from a random place."""
+        start = chance.integers(0, len(self.prose) - tokens)
+        return self.prose[start : start + tokens]
+
     def strew(self, chance: np.random.Generator, tokens: int, facts: Ids) -> tuple[Ids, Flags]:
         """Exactly so many tokens, the facts at random places among prose; and which tokens are a fact's."""
         free = tokens - facts.size
         cuts = [0, *np.sort(chance.integers(0, free + 1, len(facts))), free]
         pieces: list[Ids] = []
         for i in range(len(cuts) - 1):
-            start, length = chance.integers(0, len(self.prose) - free), cuts[i + 1] - cuts[i]
-            pieces += [self.prose[start : start + length], *facts[i : i + 1]]
+            pieces += [self.passage(chance, cuts[i + 1] - cuts[i]), *facts[i : i + 1]]
         ids = np.concatenate(pieces)
         told = np.zeros(tokens, bool)
         for place in np.flatnonzero(ids == self.vault):
-            told[place : place + CODE + 4] = True
+            told[place : place + FACT] = True
         return ids, told
+
+
+def jumping(chance: np.random.Generator, tokens: int, reach: int) -> Ids:
+    """Increasing positions with a few jumps, the last of them below reach."""
+    gaps = chance.dirichlet([0.5] * chance.integers(2, 13))
+    total = math.exp(chance.uniform(math.log(tokens), math.log(max(tokens, reach)))) - tokens
+    positions = np.arange(tokens)
+    for cut, gap in zip(np.sort(chance.integers(1, tokens, len(gaps) - 1)), gaps, strict=False):
+        positions[cut:] += int(gap * total)
+    return positions
 
 
 def corpus() -> str:
