@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kPrefillRows = 768;       // their state and queries stay in the L2 cache
 constexpr std::int64_t kItemsPerThread = 8;      // so that a thread that is held up costs little
-constexpr std::int64_t kSplitTokensMin = 128;    // a split costs a merge
+constexpr std::int64_t kSplitTokensMin = 256;    // a split costs a state and a merge
 constexpr std::int64_t kInlineElements = 65536;  // of K and V: less is read before a thread wakes
 
 // Where a part of the run begins, always at the first token of a block.
@@ -45,7 +45,7 @@ std::int64_t count_tokens(const Geometry& geometry, const Run& run) {
         if (count < 0 || count > geometry.block_size) {
             throw std::invalid_argument("counts[" + std::to_string(b) + "] is " +
                                         std::to_string(count) +
-                                        "; a block of this geometry holds " + "0 to " +
+                                        "; a block of this geometry holds 0 to " +
                                         std::to_string(geometry.block_size) + " tokens");
         }
         tokens += count;

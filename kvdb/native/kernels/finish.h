@@ -13,12 +13,9 @@ class Finish {
   public:
     static void run(const FinishItem& item) {
         switch (item.out_dtype) {
-            case Dtype::float32:
-                return write<float>(item);
-            case Dtype::float16:
-                return write<Float16>(item);
-            case Dtype::bfloat16:
-                return write<BFloat16>(item);
+            case Dtype::float32: return write<float>(item);
+            case Dtype::float16: return write<Float16>(item);
+            case Dtype::bfloat16: return write<BFloat16>(item);
         }
     }
 
@@ -29,15 +26,16 @@ class Finish {
             for (std::int64_t r = item.row_begin; r < item.row_end; ++r) {
                 const std::int64_t local = head * item.state.rows + r - item.row_begin;
                 const float base = largest_max(item, local);
-                float sum = 0;
-                for (int s = 0; s < item.splits; ++s) {
-                    sum += item.state.sum[s * item.step + local] * weight(item, local, s, base);
-                }
-                merge(item, local, base, sum, row_of<Out>(item.out, item, head, r));
+                float values[kHeadDimMax] = {};
+                const float sum = merge(item, local, base, values);
+                const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
+                store_row(values, inverse, item.head_dim, row_of<Out>(item.out, item, head, r));
                 if (item.lse) {
                     const std::int64_t q_head =
                         std::int64_t{item.kv_head + head} * item.group + r % item.group;
-                    item.lse[q_head * item.lse_stride + r / item.group] = log_sum_exp(base, sum);
+                    constexpr float ln2 = 0.693147180559945f;
+                    item.lse[q_head * item.lse_stride + r / item.group] =
+                        sum == 0 ? -__builtin_inff() : base * ln2 + __builtin_logf(sum);
                 }
             }
         }
@@ -53,36 +51,34 @@ class Finish {
         return max == -__builtin_inff() ? 0.0f : max;
     }
 
-    static float weight(const FinishItem& item, std::int64_t local, int split, float base) {
-        return __builtin_exp2f(item.state.max[split * item.step + local] - base);
-    }
-
-    static float log_sum_exp(float base, float sum) {
-        constexpr float ln2 = 0.693147180559945f;
-        return sum == 0 ? -__builtin_inff() : base * ln2 + __builtin_logf(sum);
+    // Adds up the states' values, relative to exp2(base), and returns the sum of their sums.
+    static float merge(const FinishItem& item, std::int64_t local, float base, float* values) {
+        const std::int64_t stride = round_up(item.head_dim, kLanePadding);
+        float sum = 0;
+        for (int s = 0; s < item.splits; ++s) {
+            const std::int64_t row = s * item.step + local;
+            const float weight = __builtin_exp2f(item.state.max[row] - base);
+            sum += weight * item.state.sum[row];
+            const float* part = item.state.values + row * stride;
+            for (int i = 0; i < item.head_dim; i += Isa::width) {
+                const f32 total = Isa::template load<f32>(values + i);
+                Isa::store(values + i,
+                           Isa::fma(Isa::template load<f32>(part + i), Isa::splat(weight), total));
+            }
+        }
+        return sum;
     }
 
     template <class Out>
-    static void merge(const FinishItem& item, std::int64_t local, float base, float sum, Out* out) {
-        const std::int64_t stride = round_up(item.head_dim, kLanePadding);
-        const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
-        float totals[kHeadDimMax] = {};
-        for (int s = 0; s < item.splits; ++s) {
-            const f32 share = Isa::splat(weight(item, local, s, base) * inverse);
-            const float* values = item.state.values + (s * item.step + local) * stride;
-            for (int i = 0; i < item.head_dim; i += Isa::width) {
-                const f32 total = Isa::template load<f32>(totals + i);
-                Isa::store(totals + i, Isa::fma(Isa::template load<f32>(values + i), share, total));
-            }
-        }
+    static void store_row(const float* values, float factor, int head_dim, Out* out) {
         int i = 0;
-        for (; i + Isa::width <= item.head_dim; i += Isa::width) {
-            Isa::narrow(out + i, Isa::template load<f32>(totals + i));
+        for (; i + Isa::width <= head_dim; i += Isa::width) {
+            Isa::narrow(out + i, Isa::template load<f32>(values + i) * factor);
         }
-        if (i < item.head_dim) {
+        if (i < head_dim) {
             Out lanes[Isa::width];
-            Isa::narrow(lanes, Isa::template load<f32>(totals + i));
-            for (int j = 0; i + j < item.head_dim; ++j) out[i + j] = lanes[j];
+            Isa::narrow(lanes, Isa::template load<f32>(values + i) * factor);
+            for (int j = 0; i + j < head_dim; ++j) out[i + j] = lanes[j];
         }
     }
 };

@@ -1,0 +1,241 @@
+// One tile of tokens for a few rows of one KV head.
+//
+// Scores of R rows for width / R tokens live in one vector, lane r * tokens + t. So every load of a
+// key row serves R query rows, and the softmax needs no transposition.
+#pragma once
+
+#include "../kernels.h"
+#include "gathered.h"
+#include "operand.h"
+
+namespace kvdb::kernels {
+
+inline constexpr int kDecodeGroups = 4;
+inline constexpr int kGroupsFar = 6;  // how far ahead memory is asked for, of 16 tokens each
+inline constexpr int kGroupsNear = 3;
+using DecodeTile = Tile<kDecodeGroups>;
+
+// R rows that share each load, and their running softmax.
+struct DecodeRows {
+    const float* query;  // [R][stride] operand lanes
+    float* values;       // [R][stride]
+    std::int64_t stride;
+    float* max;  // [width], lane r * tokens + t
+    float* sum;  // [width], partial: summed over t at the end
+    std::int64_t first_row;
+};
+
+// `dim` is the head dimension where it is worth a kernel of its own, else 0.
+template <class Isa, class T, int R, int dim>
+struct DecodeStep {
+    using f32 = typename Isa::f32;
+    using Op = Operand<Isa, T>;
+    using Loaded = Gathered<Isa, T, kDecodeGroups>;
+    static constexpr int tokens = Isa::width / R;        // of one vector of scores
+    static constexpr int rows_together = R < 2 ? R : 2;  // when values are added
+
+    // `stream` is null or what memory is read for, group by group: the keys and the values of this
+    // tile and of the next.
+    static void run(const AttendItem& item, const DecodeTile& tile, const Loaded& loaded,
+                    const T* const* stream, const DecodeRows& rows) {
+        alignas(64) float weights[DecodeTile::tokens_max * R];
+        alignas(64) float decay[Isa::width];
+        score(item, tile, loaded.keys, stream, rows, weights);
+        mask(item, tile, rows, weights);
+        softmax(tile, rows, weights, decay);
+        if (stream) stream += kDecodeGroups;
+        accumulate(item, tile, loaded.values, stream, rows, weights, decay);
+    }
+
+  private:
+    // scores[t / tokens][r][t % tokens] = q_r . k_t * scale * log2(e)
+    static void score(const AttendItem& item, const DecodeTile& tile, const T* const* keys,
+                      const T* const* stream, const DecodeRows& rows, float* scores) {
+        constexpr int step = Isa::width * Op::per_lane;
+        const int head_dim = dim ? dim : item.geometry.head_dim;
+        const int whole = head_dim / step * step;
+        for (int first = 0; first < tile.count; first += tokens) {
+            const int element = first % kGroup * head_dim;
+            const T* key = keys[first / kGroup] + element;
+            f32 sums[Isa::width] = {};
+            KVDB_UNROLL
+            for (int t = 0; t < tokens; ++t, key += head_dim) {
+                if (stream) {
+                    prefetch(stream + first / kGroup, element + t * head_dim, head_dim);
+                }
+                const float* query = rows.query;
+                for (int i = 0; i < whole; i += step, query += Isa::width) {
+                    multiply<false>(rows, query, key + i, 0, sums + t);
+                }
+                if (whole < head_dim) {
+                    const int lanes = (head_dim - whole) / Op::per_lane;
+                    multiply<true>(rows, query, key + whole, lanes, sums + t);
+                }
+            }
+            Isa::store(scores + first * R, simd::sum_each<Isa>(sums) * item.scale_log2e);
+        }
+    }
+
+    // One token's share of its scores: sums[r * tokens] += q_r * k.
+    template <bool tail>
+    KVDB_INLINE static void multiply(const DecodeRows& rows, const float* query, const T* key,
+                                     int tail_lanes, f32* sums) {
+        const f32 k = tail ? Op::load_tail(key, tail_lanes) : Op::load(key);
+        KVDB_UNROLL
+        for (int r = 0; r < R; ++r) {
+            const f32 q = Isa::template load<f32>(query + r * rows.stride);
+            sums[r * tokens] = Op::multiply_add(q, k, sums[r * tokens]);
+        }
+    }
+
+    // Fetches, into the L2 cache, `elements` of the groups far and near ahead. Measured on Zen 4: a
+    // prefetch is dropped when too many are under way, and a line that is missing when it is used
+    // costs more than anything else. So each line is asked for twice, and requests are spread
+    // evenly over the arithmetic, of which the caller's is `part` of `parts`.
+    KVDB_INLINE static void prefetch(const T* const* stream, int element, int elements,
+                                     int part = 0, int parts = 1) {
+        constexpr int line = 64 / static_cast<int>(sizeof(T));
+        for (int i = element + part * line; i < element + elements; i += parts * line) {
+            __builtin_prefetch(stream[kGroupsFar] + i, 0, 2);
+            __builtin_prefetch(stream[kGroupsNear] + i, 0, 2);
+        }
+    }
+
+    // Tokens that a row may not see, and the padding behind the last token.
+    static void mask(const AttendItem& item, const DecodeTile& tile, const DecodeRows& rows,
+                     float* scores) {
+        const int end = static_cast<int>(round_up(tile.count, tokens));
+        for (int r = 0; r < R; ++r) {
+            const std::int64_t seen = visible(item, rows.first_row + r) - tile.begin;
+            int t = tile.count;
+            if (seen < t) t = seen < 0 ? 0 : static_cast<int>(seen);
+            for (; t < end; ++t) {
+                scores[t / tokens * Isa::width + r * tokens + t % tokens] = -__builtin_inff();
+            }
+        }
+    }
+
+    // Scores to weights, exp2(s - max), in place. What the maximum's rise leaves of older weights
+    // goes to `decay`, lanes as in the scores.
+    static void softmax(const DecodeTile& tile, const DecodeRows& rows, float* weights,
+                        float* decay) {
+        const int end = static_cast<int>(round_up(tile.count, tokens)) * R;
+        const f32 old_max = Isa::template load<f32>(rows.max);
+        f32 max = old_max;
+        for (int i = 0; i < end; i += Isa::width) {
+            max = Isa::max(max, Isa::template load<f32>(weights + i));
+        }
+        max = simd::max_of_group<Isa, tokens>(max);
+        // A row that has seen nothing yet: -inf - -inf would not be a number.
+        const f32 base = max == -__builtin_inff() ? f32{} : max;
+        const f32 rise = simd::exp2<Isa>(old_max - base);
+        f32 sum = Isa::template load<f32>(rows.sum) * rise;
+        for (int i = 0; i < end; i += Isa::width) {
+            const f32 weight = simd::exp2<Isa>(Isa::template load<f32>(weights + i) - base);
+            Op::store_weights(weights, i, weight);
+            sum += weight;
+        }
+        Isa::store(rows.max, max);
+        Isa::store(rows.sum, sum);
+        Isa::store(decay, rise);
+    }
+
+    // values[r] = values[r] * decay[r] + sum over t of weights[t][r] * v_t
+    static void accumulate(const AttendItem& item, const DecodeTile& tile, const T* const* values,
+                           const T* const* stream, const DecodeRows& rows, const float* weights,
+                           const float* decay) {
+        const int head_dim = dim ? dim : item.geometry.head_dim;
+        for (int r = 0; r < R; ++r) {
+            float* row = rows.values + r * rows.stride;
+            for (int i = 0; i < rows.stride; i += Isa::width) {
+                Isa::store(row + i, Isa::template load<f32>(row + i) * decay[r * tokens]);
+            }
+        }
+        for (int g = 0; g < tile.group_count(); ++g) {
+            const float* weight = weights + g * kGroup * R / Op::per_lane;
+            const int count = static_cast<int>(round_up(tile.tokens_in(g), tokens));
+            add_group(head_dim, values[g], stream ? stream + g : nullptr, count, weight, rows);
+        }
+    }
+
+    // One group, two rows at a time: so many that all dimensions fit the registers, and a row of
+    // values is read from end to end. (In parts, memory would be read with gaps, which halves its
+    // speed; the second time the group is in the L1 cache.)
+    static void add_group(int head_dim, const T* values, const T* const* stream, int count,
+                          const float* weights, const DecodeRows& rows) {
+        constexpr int dims = Op::value_dims;
+        constexpr int vectors = Isa::registers / 2 / rows_together;
+        constexpr int most = (vectors < 8 ? vectors : 8) / Op::value_vectors;  // loads
+        for (int r = 0; r < R; r += rows_together) {
+            float* sums = rows.values + r * rows.stride;
+            const float* weight = weights + r * tokens / Op::per_lane;
+            int i = 0;
+            const T* const* ahead = stream;  // in the first of the loops only
+            for (; i + most * dims <= head_dim; i += most * dims, ahead = nullptr) {
+                add_values<most, false>(head_dim, values + i, ahead, r, count, weight, sums + i,
+                                        rows.stride);
+            }
+            for (; i + dims <= head_dim; i += dims, ahead = nullptr) {
+                add_values<1, false>(head_dim, values + i, ahead, r, count, weight, sums + i,
+                                     rows.stride);
+            }
+            if (i < head_dim) {
+                add_values<1, true>(head_dim, values + i, ahead, r, count, weight, sums + i,
+                                    rows.stride);
+            }
+        }
+    }
+
+    template <int loads, bool tail>
+    KVDB_INLINE static void add_values(int head_dim, const T* value, const T* const* stream, int r,
+                                       int count, const float* weight, float* sums_at,
+                                       std::int64_t stride) {
+        constexpr int dims = Op::value_dims;
+        constexpr int vectors = loads * Op::value_vectors;
+        f32 sums[rows_together][vectors];
+        KVDB_UNROLL
+        for (int r = 0; r < rows_together; ++r) {
+            KVDB_UNROLL
+            for (int i = 0; i < vectors; ++i) {
+                sums[r][i] = Isa::template load<f32>(sums_at + r * stride + i * Isa::width);
+            }
+        }
+        for (int first = 0; first < count; first += tokens, weight += tokens * R / Op::per_lane) {
+            KVDB_UNROLL
+            for (int t = 0; t < tokens; t += Op::per_lane, value += Op::per_lane * head_dim) {
+                if (stream) {
+                    prefetch(stream, (first + t) * head_dim, Op::per_lane * head_dim,
+                             r / rows_together, R / rows_together);
+                }
+                f32 v[vectors];
+                KVDB_UNROLL
+                for (int i = 0; i < loads; ++i) {
+                    const T* at = value + i * dims;
+                    f32* into = v + i * Op::value_vectors;
+                    if constexpr (tail) {
+                        Op::load_values_tail(at, head_dim, head_dim % dims, into);
+                    } else {
+                        Op::load_values(at, head_dim, into);
+                    }
+                }
+                KVDB_UNROLL
+                for (int r = 0; r < rows_together; ++r) {
+                    const f32 w = Isa::splat(weight[(r * tokens + t) / Op::per_lane]);
+                    KVDB_UNROLL
+                    for (int i = 0; i < vectors; ++i) {
+                        sums[r][i] = Op::multiply_add(w, v[i], sums[r][i]);
+                    }
+                }
+            }
+        }
+        KVDB_UNROLL
+        for (int r = 0; r < rows_together; ++r) {
+            KVDB_UNROLL
+            for (int i = 0; i < vectors; ++i) {
+                Isa::store(sums_at + r * stride + i * Isa::width, sums[r][i]);
+            }
+        }
+    }
+};
+
+}  // namespace kvdb::kernels
