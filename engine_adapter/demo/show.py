@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from transformers.utils.logging import disable_progress_bar
 
 import engine_adapter.transformers
 import kvdb
@@ -47,6 +48,7 @@ class Answer:
 def show(tokens: int, facts: int, questions: int, seed: int) -> int:
     """Run the demo; its exit status, 0 when kvdb's tokens are those of plain transformers."""
     console = Console(highlight=False)
+    disable_progress_bar()  # of loading a model this small
     model, tokenizer = vault.load()
     document = vault.document(tokenizer, tokens, facts, seed)
     asked = random.Random(seed).sample(document.facts, min(questions, facts))
