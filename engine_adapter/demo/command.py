@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from kvdb.errors import Unsupported
+from kvdb.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -28,4 +28,6 @@ def _run(given: argparse.Namespace) -> int:
         raise Unsupported(
             f"the demo needs {error.name}, which is not installed; pip install 'kvdb[server,transformers]'"
         ) from None
+    if given.questions < 1:
+        raise InvalidArgument(f"--questions is {given.questions}; expected at least 1")
     return show(given.tokens, given.facts, given.questions, given.seed)

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvdb.errors import InvalidArgument
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FOLDER = Path(__file__).parent / "vault-2m"
 WORDS = tuple((Path(__file__).parent / "words.txt").read_text().split())
 CODE_DIGITS = 5
+FACT_TOKENS = 10
+"""Of one fact, and some prose before it."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,14 @@ def load() -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
 
 
 def document(tokenizer: "PreTrainedTokenizerBase", tokens: int, facts: int, seed: int) -> Document:
-    """About `tokens` tokens of prose (Python's own documentation) with `facts` facts at even distances; the same for a seed."""
+    """`tokens` tokens of prose (Python's own documentation) with `facts` facts at even distances; the same for a seed.
+
+    Raises InvalidArgument for fewer than one fact, or more than have names or room.
+    """
+    if not 1 <= facts <= len(WORDS) ** 2 or tokens < facts * FACT_TOKENS:
+        raise InvalidArgument(
+            f"a document of {tokens} tokens cannot hold {facts} facts; expected at least 1 fact and {FACT_TOKENS} tokens for each"
+        )
     chance = random.Random(seed)
     prose = tokenizer.encode(_prose(), add_special_tokens=False)
     pairs = chance.sample(range(len(WORDS) ** 2), facts)

@@ -2,8 +2,11 @@
 
 import random
 
+import pytest
+
 from engine_adapter.demo.show import show
 from engine_adapter.models import vault
+from kvdb.cli import main
 
 
 def test_the_demo_answers_right_and_says_so(capsys):
@@ -25,3 +28,9 @@ def test_a_document_is_the_same_for_a_seed_and_holds_its_facts():
     fact = random.Random(0).choice(document.facts)
     assert fact.answered_by(" " + " ".join(fact.code) + ". and so on")
     assert not fact.answered_by(" " + " ".join(fact.code[:-1]))
+
+
+@pytest.mark.parametrize("flags", [["--tokens", "10"], ["--facts", "0"], ["--facts", "99999999"], ["--questions", "0"]])
+def test_a_demo_that_cannot_be_is_one_line(flags, capsys):
+    assert main(["demo", *flags]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
