@@ -12,7 +12,7 @@ from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from kvdb import config as configuration
+import kvdb.config as configuration
 from kvdb.errors import KvdbError, Unsupported
 from kvdb.version import __version__
 

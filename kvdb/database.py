@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from kvdb import check
+import kvdb.check as check
 from kvdb.catalog.catalog import Catalog, Context, release
 from kvdb.catalog.prefix_tree import common_prefix
 from kvdb.catalog.segment import Segment, SegmentView, Views, visible_tokens

@@ -3,7 +3,7 @@
 from threading import Lock
 from typing import Protocol
 
-from kvdb import check
+import kvdb.check as check
 from kvdb.catalog.catalog import release
 from kvdb.catalog.segment import Views, visible_tokens
 from kvdb.errors import PositionError, SessionClosed

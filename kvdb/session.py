@@ -3,8 +3,8 @@
 from threading import RLock
 from typing import Protocol
 
+import kvdb.check as check
 from indexes.retrieval import Retrieval
-from kvdb import check
 from kvdb.attention import execute
 from kvdb.attention.run import Run
 from kvdb.catalog.catalog import release

@@ -4,7 +4,7 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from kvdb import _native
+import kvdb._native as _native
 from kvdb.attention.run import Run
 from kvdb.attention.state import AttentionState
 from kvdb.storage.block import BlockLayout, bits

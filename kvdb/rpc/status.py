@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import grpc
 
-from kvdb import errors
+import kvdb.errors as errors
 from kvdb.errors import KvdbError
 
 ERROR_KEY = "kvdb-error"

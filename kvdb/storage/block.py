@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvdb import _native
+import kvdb._native as _native
 from kvdb.types import DTYPES, Addresses, Array, ModelSpec
 
 

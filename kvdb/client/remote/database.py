@@ -2,7 +2,7 @@
 
 from weakref import WeakSet
 
-from kvdb import check
+import kvdb.check as check
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.imports import RemoteImport
 from kvdb.client.remote.session import RemoteSession

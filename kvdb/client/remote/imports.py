@@ -1,6 +1,6 @@
 """An import on a server: one call, whose end in any way but a commit leaves nothing behind."""
 
-from kvdb import check
+import kvdb.check as check
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.stream import Stream
 from kvdb.errors import SessionClosed

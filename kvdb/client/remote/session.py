@@ -8,8 +8,8 @@ from weakref import WeakSet
 
 import numpy as np
 
+import kvdb.check as check
 from indexes.retrieval import Retrieval
-from kvdb import check
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.direct import DirectDecode, available
 from kvdb.client.remote.stream import StreamDecode
