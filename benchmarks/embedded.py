@@ -1,6 +1,7 @@
 """What does the engine cost beside its kernels, in process? One JSON line a measurement.
 
 `embedded.attend`: one attend of one token; what it takes beyond the attention kernel, whose own time is taken within the call.
+`embedded.cold`: the same on a short context, every second time after 128 MiB of something else were read through the caches.
 `embedded.import`: import_context into memory that was used before, against a plain copy of the same bytes between such memory;
 and into memory fresh from the system, against filling fresh memory, which is what the system gives at best.
 """
@@ -11,7 +12,9 @@ from time import perf_counter
 import numpy as np
 
 import kvdb
-from benchmarks.harness import machine, measure, report
+from benchmarks.harness import huge_pages, machine, measure, report
+from kvdb import _native
+from kvdb.storage.block import BlockLayout
 from kvdb.types import DTYPES, Array
 
 OVERHEAD_US_MAX = 50
@@ -26,6 +29,8 @@ def main() -> None:
     for tokens in CONTEXTS:
         for kind in ("numpy", "torch"):
             attend(tokens, kind)
+    for kind in ("numpy", "torch"):
+        cold(kind)
     imports()
 
 
@@ -56,6 +61,33 @@ def attend(tokens: int, kind: str) -> None:
         beyond_kernel_us=median(beyond) * 1e6,
         target_us_max=OVERHEAD_US_MAX,
     )
+
+
+def cold(kind: str) -> None:
+    spec = kvdb.ModelSpec("bench", 1, 32, 8, 128, "bfloat16")
+    ids, k, v = np.arange(256), random(8, 256), random(8, 256)
+    arrays = [as_kind(array, kind) for array in (random(32, 1), k[:, :1], v[:, :1])]
+    other = huge_pages(128 << 20)
+    other[:] = 1
+    layout = BlockLayout.of(spec, 64)
+    table = np.arange(other.ctypes.data, other.ctypes.data + len(other), layout.nbytes, dtype=np.uint64)
+    beyond: dict[str, list[float]] = {"warm": [], "cold": []}
+    with kvdb.connect() as db:
+        db.import_context(spec, ids, [(k, v)], name="doc")
+        with db.create_session(spec, ids) as session:
+            before = session.stats().kernel_seconds
+            for call in range(WARM_UP + CALLS):
+                caches = "warm" if call % 2 else "cold"
+                if caches == "cold":
+                    _native.read_blocks(layout.native, table)
+                started = perf_counter()
+                session.attend(0, *arrays)
+                seconds = perf_counter() - started
+                after = session.stats().kernel_seconds
+                if call >= WARM_UP:
+                    beyond[caches].append(seconds - (after - before))
+                before = after
+    report("embedded.cold", arrays=kind, **{f"{name}_beyond_kernel_us": median(us) * 1e6 for name, us in beyond.items()})
 
 
 def imports() -> None:
