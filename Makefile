@@ -15,8 +15,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I proto
 BENCHMARKS = $(filter-out %/train_model.py,$(shell grep -ls '__name__ == "__main__"' benchmarks/*.py))
 
-native_files = $(shell find $(wildcard $(PACKAGES:=/native) tests/native) -name '*.cpp' -o -name '*.h')
-native_sources := CMakeLists.txt $(shell find $(wildcard $(PACKAGES:=/native)) -type f)
+native_files = $(shell find native $(wildcard $(PACKAGES:=/native) tests/native) -name '*.cpp' -o -name '*.h')
+native_sources := CMakeLists.txt $(shell find native $(wildcard $(PACKAGES:=/native)) -type f)
 
 .PHONY: help
 help: ## show this list

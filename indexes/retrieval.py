@@ -1,6 +1,7 @@
 """Which tokens a query needs."""
 
 from dataclasses import dataclass
+from math import log
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,4 +12,53 @@ class Exact:
         return "exact"
 
 
-Retrieval = Exact
+@dataclass(frozen=True, slots=True)
+class Dipr:
+    """Every visible token whose softmax weight is at least alpha times the largest (AlayaDB, arXiv 2504.10326, definition 2).
+
+    The largest weight is that over everything the query sees. alpha: in (0, 1]. Raises ValueError.
+    """
+
+    alpha: float = 0.012
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha <= 1:
+            raise ValueError(f"Dipr.alpha is {self.alpha!r}; expected a number in (0, 1], the share of the largest weight")
+
+    def beta(self, scale: float) -> float:
+        """The range in units of q.k: a token is wanted when q.k >= max - beta."""
+        return -log(self.alpha) / scale
+
+    def __str__(self) -> str:
+        return f"dipr({self.alpha:g})"
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """The k visible tokens of the largest weight; all, where there are fewer. Raises ValueError for a k below 1."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
+            raise ValueError(f"TopK.k is {self.k!r}; expected an integer of at least 1")
+
+    def __str__(self) -> str:
+        return f"top_k({self.k})"
+
+
+@dataclass(frozen=True, slots=True)
+class TopP:
+    """The fewest visible tokens that together have at least the share p of the softmax mass. p: in (0, 1]. Raises ValueError."""
+
+    p: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p <= 1:
+            raise ValueError(f"TopP.p is {self.p!r}; expected a number in (0, 1], the share of the softmax mass")
+
+    def __str__(self) -> str:
+        return f"top_p({self.p:g})"
+
+
+Retrieval = Exact | Dipr | TopK | TopP

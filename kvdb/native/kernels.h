@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "geometry.h"
+#include "isa.h"
 #include "run.h"
 
 namespace kvdb {
@@ -91,5 +92,10 @@ struct Kernels {
     CopyKernel copy_finite[kDtypes];  // returns whether every element is finite
     std::uint64_t (*read)(const std::byte*, std::size_t bytes);  // xor of 64-bit words
 };
+
+KVDB_DECLARE_PER_ISA(Kernels, kernels);
+
+// Those of the instruction set in use.
+const Kernels& current_kernels();
 
 }  // namespace kvdb

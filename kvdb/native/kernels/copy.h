@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../kernels.h"
-#include "../simd/generic.h"
+#include "simd/generic.h"
 
 namespace kvdb::kernels {
 

@@ -1,6 +1,6 @@
-#include "avx2.h"
+#include "simd/avx2.h"
 
-#include "../isa.h"
+#include "../kernels.h"
 #include "../kernels/table.h"
 
 namespace kvdb {

@@ -1,6 +1,6 @@
-#include "avx512.h"
+#include "simd/avx512.h"
 
-#include "../isa.h"
+#include "../kernels.h"
 #include "../kernels/table.h"
 
 namespace kvdb {

@@ -1,6 +1,6 @@
-#include "avx512_bf16.h"
+#include "simd/avx512_bf16.h"
 
-#include "../isa.h"
+#include "../kernels.h"
 #include "../kernels/table.h"
 
 namespace kvdb {

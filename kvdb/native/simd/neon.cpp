@@ -1,6 +1,6 @@
-#include "neon.h"
+#include "simd/neon.h"
 
-#include "../isa.h"
+#include "../kernels.h"
 #include "../kernels/table.h"
 
 namespace kvdb {

@@ -1,6 +1,6 @@
-#include "portable.h"
+#include "simd/portable.h"
 
-#include "../isa.h"
+#include "../kernels.h"
 #include "../kernels/table.h"
 
 namespace kvdb {

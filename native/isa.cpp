@@ -9,7 +9,7 @@ namespace {
 
 struct Candidate {
     const char* name;
-    const Kernels* kernels;
+    Isa isa;
     bool (*supported)();
 };
 
@@ -27,20 +27,22 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 bool has_avx512_bf16() {
-    return has_avx512() && __builtin_cpu_supports("avx512bf16");
+    return has_avx512() && __builtin_cpu_supports("avx512bf16") &&
+           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
+           __builtin_cpu_supports("avx512vpopcntdq");
 }
 #endif
 
 // Best first.
 constexpr Candidate kCandidates[] = {
 #if defined(__x86_64__)
-    {"avx512_bf16", &kernels_avx512_bf16, has_avx512_bf16},
-    {"avx512", &kernels_avx512, has_avx512},
-    {"avx2", &kernels_avx2, has_avx2},
+    {"avx512_bf16", Isa::avx512_bf16, has_avx512_bf16},
+    {"avx512", Isa::avx512, has_avx512},
+    {"avx2", Isa::avx2, has_avx2},
 #elif defined(__aarch64__)
-    {"neon", &kernels_neon, always},
+    {"neon", Isa::neon, always},
 #endif
-    {"portable", &kernels_portable, always},
+    {"portable", Isa::portable, always},
 };
 
 const Candidate& find(std::string_view name, const char* where) {
@@ -79,8 +81,8 @@ std::vector<std::string> isas() {
     return names;
 }
 
-const Kernels& current_kernels() {
-    return *chosen().load(std::memory_order_relaxed)->kernels;
+Isa current_isa() {
+    return chosen().load(std::memory_order_relaxed)->isa;
 }
 
 std::string isa() {

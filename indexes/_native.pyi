@@ -1,0 +1,52 @@
+"""Searching keys where they lie. CPU, C++.
+
+Every array is C-contiguous and on the CPU. Block addresses are trusted: the caller keeps the memory alive and large enough.
+Everything else is checked, and what is wrong raises ValueError (TypeError if it is no such array at all). Every call releases
+the GIL, may come from any thread, and runs on up to `threads()` threads.
+"""
+
+import enum
+from typing import Any
+
+class Dtype(enum.Enum):
+    """The element type of a block."""
+
+    float32 = 0
+    float16 = 1
+    bfloat16 = 2
+
+class Blocks:
+    """`tokens` tokens of one layer in blocks [k, v][kv_heads][block_size][head_dim] at the addresses `table`, uint64 [blocks]."""
+
+    def __init__(self, dtype: Dtype, kv_heads: int, head_dim: int, block_size: int, table: Any, tokens: int) -> None: ...
+
+class Queries:
+    """Queries q float32 [q_heads, n, head_dim]; query i sees tokens [begin[i], end[i]), int64 [n], but those whose bit in
+    `hidden`, uint64 [ceil(tokens / 64)], is set. floor: float32 [q_heads, n], the largest q.k elsewhere, -inf for none."""
+
+    def __init__(self, q: Any, kv_heads: int, begin: Any, end: Any, floor: Any, hidden: Any | None = None) -> None: ...
+
+def score(blocks: Blocks, queries: Queries, offsets: Any, ids: Any, scores: Any) -> None:
+    """scores float32 [count]: q.k of each row with its own tokens, ids[offsets[row] : offsets[row + 1]], ids int32 [count],
+    offsets int64 [q_heads * n + 1]. Row h * n + i is query i of head h. Sums are float32."""
+
+def read_keys(blocks: Blocks, kv_head: int, begin: int, out: Any) -> None:
+    """Keys [begin, begin + len(out)) of a KV head into out, float32 [count, head_dim]."""
+
+def read_values(blocks: Blocks, kv_head: int, begin: int, out: Any) -> None:
+    """Values, as `read_keys`."""
+
+def isa() -> str:
+    """The instruction set in use: KVDB_ISA from the environment, or the best of `isas()`."""
+
+def isas() -> list[str]:
+    """What this machine can run, of avx512_bf16, avx512, avx2, neon, portable; best first."""
+
+def set_isa(name: str) -> None:
+    """Uses another instruction set from now on, for the whole process. Raises ValueError."""
+
+def threads() -> int:
+    """How many threads one call may use: KVDB_THREADS from the environment, or the CPUs this process may use."""
+
+def set_threads(n: int) -> None:
+    """From 1 to 1024, from now on, for the whole process. Raises ValueError."""

@@ -1,0 +1,133 @@
+"""What every index is: the verbs, what goes into a search and what comes out.
+
+One index answers for one layer of one segment. Inside, each KV head has a structure of its own, shared by the query heads of
+its group; a call answers all heads at once, because a call for each would cost more than a search.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+import indexes._native as _native
+from indexes.blocks import Blocks
+from indexes.retrieval import Retrieval
+
+Float32 = npt.NDArray[np.float32]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+
+class IndexCorrupt(ValueError):
+    """An index that is not that of its keys: a file cut short, of another kind or layer, or codes that do not fit."""
+
+
+@dataclass(frozen=True)
+class Queries:
+    """A batch of queries of one segment, of one session or of several; they share the reads.
+
+    q: float32 `[q_heads, n, head_dim]`, rotated back where the segment was moved. scale: what the softmax multiplies q.k with.
+    begin, end: int64 `[n]`, query i sees tokens [begin[i], end[i]). hidden: a bit for each token (bit t % 64 of word t // 64),
+    set for tokens that nobody sees. floor: float32 `[q_heads, n]`, the largest q.k outside of these tokens, -inf for none.
+    outside: float32 `[q_heads, n]`, the log of the sum of exp(scale * q.k) outside, -inf for none.
+    """
+
+    q: Float32
+    kv_heads: int
+    scale: float
+    begin: Int64
+    end: Int64
+    floor: Float32
+    outside: Float32
+    hidden: Words | None = None
+
+    @classmethod
+    def of(cls, q: npt.ArrayLike, kv_heads: int, scale: float, visible: int, hidden: Words | None = None) -> "Queries":
+        """Queries `[q_heads, n, head_dim]` that see the first `visible` tokens, with nothing outside."""
+        rows = np.ascontiguousarray(np.asarray(q, dtype=np.float32))
+        heads, n = rows.shape[:2]
+        none = np.full((heads, n), -np.inf, np.float32)
+        return cls(rows, kv_heads, scale, np.zeros(n, np.int64), np.full(n, visible, np.int64), none, none, hidden)
+
+    @property
+    def rows(self) -> int:
+        """q_heads * n; row h * n + i is query i of head h."""
+        return self.q.shape[0] * self.q.shape[1]
+
+    @cached_property
+    def native(self) -> _native.Queries:
+        return _native.Queries(self.q, self.kv_heads, self.begin, self.end, self.floor, self.hidden)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found. Row h * n + i, of query i of head h, has ids[offsets[row] : offsets[row + 1]], ascending.
+
+    offsets: int64 `[rows + 1]`. ids: int32 `[count]`. scores: float32 `[count]`, the exact q.k. scanned: keys looked at, in
+    whatever form, counted once for each KV head. nbytes: read for it, exact keys included. missed: float32 `[q_heads, n]`, an
+    estimate of the log of the sum of exp(scale * q.k) over the visible tokens that were not found, -inf where there are none.
+    missed_bound: the same, never below the truth, +inf where nothing is known. tail: float32 `[q_heads, n, head_dim]`, the
+    estimated attention output over the tokens not found, None where the index cannot estimate it or was not asked to.
+    """
+
+    offsets: Int64
+    ids: Int32
+    scores: Float32
+    scanned: int
+    nbytes: int
+    missed: Float32
+    missed_bound: Float32
+    tail: Float32 | None = None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a search is expected to take: bytes read and multiplications."""
+
+    nbytes: float
+    operations: float
+
+
+class Index(Protocol):
+    """An index over the keys of one layer of one segment. Searches may run at the same time as each other, not as `add`."""
+
+    kind: ClassVar[str]
+    blocks: Blocks
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes kept beside the keys and values."""
+        ...
+
+    def search(self, queries: Queries, retrieval: Retrieval, *, estimate_tail: bool = False, tight: bool = False) -> Found:
+        """The tokens that `retrieval` asks for, of these blocks and within what the queries see.
+
+        For Dipr the maximum runs over these tokens and queries.floor. tight: spend more on `missed_bound`. Raises ValueError
+        for queries of another shape, a range beyond the blocks, NaN or infinity.
+        """
+        ...
+
+    def add(self, blocks: Blocks) -> None:
+        """Take in new tokens: `blocks` are those indexed before and more behind them. Costs what the new tokens cost."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write the index, without the keys, to one file."""
+        ...
+
+    @classmethod
+    def load(cls, path: Path, blocks: Blocks) -> Self:
+        """What `save` wrote, over the same keys. Raises IndexCorrupt."""
+        ...
+
+    def verify(self) -> None:
+        """Check the index against its keys. Raises IndexCorrupt."""
+        ...
+
+    def cost(self, tokens: int, rows: int, retrieval: Retrieval) -> Cost:
+        """Of one search among `tokens` tokens by `rows` queries of each KV head."""
+        ...

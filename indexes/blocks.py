@@ -1,0 +1,68 @@
+"""Where the keys and values of one layer lie: blocks at addresses, as they were stored."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+import indexes._native as _native
+
+Array = npt.NDArray[Any]
+DTYPES = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """`tokens` tokens of one layer. table: uint64 `[blocks]`, the addresses of blocks `[2, kv_heads, block_size, head_dim]`:
+    keys, then values. owner: what keeps that memory alive, if the caller does not."""
+
+    dtype: str
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    table: npt.NDArray[np.uint64]
+    tokens: int
+    owner: object = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, k: Array, v: Array | None = None, block_size: int = 64) -> "Blocks":
+        """A copy of k and v, `[kv_heads, n, head_dim]` in one of DTYPES; without v the values are zero."""
+        kv_heads, n, head_dim = k.shape
+        count = -(-n // block_size)
+        memory = np.zeros((count, 2, kv_heads, block_size, head_dim), k.dtype)
+        for plane, array in enumerate((k, v)):
+            if array is not None:
+                for b in range(count):
+                    rows = array[:, b * block_size : (b + 1) * block_size]
+                    memory[b, plane, :, : rows.shape[1]] = rows
+        table = memory.ctypes.data + memory.strides[0] * np.arange(count, dtype=np.uint64)
+        return cls(k.dtype.name, kv_heads, head_dim, block_size, table.astype(np.uint64), n, memory)
+
+    @cached_property
+    def native(self) -> _native.Blocks:
+        dtype = getattr(_native.Dtype, self.dtype)
+        return _native.Blocks(dtype, self.kv_heads, self.head_dim, self.block_size, self.table, self.tokens)
+
+    @property
+    def token_nbytes(self) -> int:
+        """Bytes of the keys and values of one token of one KV head."""
+        return 2 * self.head_dim * DTYPES[self.dtype].itemsize
+
+    def keys(self, kv_head: int, begin: int = 0, end: int | None = None) -> npt.NDArray[np.float32]:
+        """float32 `[end - begin, head_dim]`, a copy."""
+        out = np.empty(((self.tokens if end is None else end) - begin, self.head_dim), np.float32)
+        _native.read_keys(self.native, kv_head, begin, out)
+        return out
+
+    def values(self, kv_head: int, begin: int = 0, end: int | None = None) -> npt.NDArray[np.float32]:
+        """float32 `[end - begin, head_dim]`, a copy."""
+        out = np.empty(((self.tokens if end is None else end) - begin, self.head_dim), np.float32)
+        _native.read_values(self.native, kv_head, begin, out)
+        return out

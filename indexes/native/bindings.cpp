@@ -1,0 +1,205 @@
+// The Python module: what all kinds of index stand on. Each kind binds its own beside it.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "bind.h"
+#include "isa.h"
+#include "score/kernels.h"
+#include "thread_pool.h"
+
+namespace kvdb::indexes {
+
+using namespace nb::literals;
+
+namespace {
+
+PyBlocks make_blocks(Dtype dtype, int kv_heads, int head_dim, int block_size,
+                     const In<std::uint64_t, 1>& table, std::int64_t tokens) {
+    if (kv_heads < 1) fail("kv_heads is " + std::to_string(kv_heads) + "; expected at least 1");
+    if (head_dim < kHeadDimStep || head_dim > kHeadDimMax || head_dim % kHeadDimStep != 0) {
+        fail("head_dim is " + std::to_string(head_dim) + "; expected a multiple of " +
+             std::to_string(kHeadDimStep) + " up to " + std::to_string(kHeadDimMax));
+    }
+    if (block_size < 1 || block_size > kBlockSizeMax) {
+        fail("block_size is " + std::to_string(block_size) + "; expected 1 to " +
+             std::to_string(kBlockSizeMax));
+    }
+    const auto room = static_cast<std::int64_t>(table.shape(0)) * block_size;
+    if (tokens < 0 || tokens > room || tokens > INT32_MAX) {
+        fail("tokens is " + std::to_string(tokens) + "; expected 0 to " + std::to_string(room) +
+             ", what the blocks hold");
+    }
+    return {{{dtype, kv_heads, head_dim, block_size}, table.data(), tokens}, table};
+}
+
+void check_finite(const float* values, std::int64_t count, const char* name) {
+    float sum = 0;
+    for (std::int64_t i = 0; i < count; ++i) sum += values[i] * 0.0f;
+    if (!(sum == 0.0f)) fail(std::string(name) + " holds NaN or infinity; expected finite numbers");
+}
+
+PyQueries make_queries(const In<float, 3>& q, int kv_heads, const In<std::int64_t, 1>& begin,
+                       const In<std::int64_t, 1>& end, const In<float, 2>& floor,
+                       const std::optional<In<std::uint64_t, 1>>& hidden) {
+    const auto q_heads = static_cast<std::int64_t>(q.shape(0));
+    const auto n = static_cast<std::int64_t>(q.shape(1));
+    if (kv_heads < 1 || q_heads < 1 || q_heads % kv_heads != 0) {
+        fail("q has " + std::to_string(q_heads) + " heads; expected a multiple of the " +
+             std::to_string(kv_heads) + " KV heads");
+    }
+    check_shape(begin, {n}, "begin");
+    check_shape(end, {n}, "end");
+    check_shape(floor, {q_heads, n}, "floor");
+    check_finite(q.data(), static_cast<std::int64_t>(q.size()), "q");
+    for (std::int64_t i = 0; i < q_heads * n; ++i) {
+        if (!(floor.data()[i] < INFINITY)) {
+            fail("floor holds NaN or infinity; expected finite numbers, or -inf for none");
+        }
+    }
+    PyQueries made{{}, q, begin, end, hidden, floor};
+    made.rows = {q.data(),   n,
+                 static_cast<int>(q_heads / kv_heads),
+                 begin.data(), end.data(),
+                 hidden ? hidden->data() : nullptr,
+                 floor.data()};
+    made.hidden_words = hidden ? static_cast<std::int64_t>(hidden->shape(0)) : 0;
+    return made;
+}
+
+// Exact scores of each row's own tokens.
+void score(const PyBlocks& blocks, const PyQueries& queries, const In<std::int64_t, 1>& offsets,
+           const In<std::int32_t, 1>& ids, const Out<float, 1>& scores) {
+    queries.check(blocks.blocks);
+    const std::int64_t rows = queries.rows.rows() * blocks.blocks.geometry.kv_heads;
+    check_shape(offsets, {rows + 1}, "offsets");
+    const auto count = static_cast<std::int64_t>(ids.shape(0));
+    check_shape(scores, {count}, "scores");
+    const std::int64_t* at = offsets.data();
+    if (at[0] != 0 || at[rows] != count || !std::is_sorted(at, at + rows + 1)) {
+        fail("offsets must rise from 0 to the number of ids, " + std::to_string(count));
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+        if (ids.data()[i] < 0 || ids.data()[i] >= blocks.blocks.tokens) {
+            fail("ids[" + std::to_string(i) + "] is " + std::to_string(ids.data()[i]) +
+                 "; expected a token below " + std::to_string(blocks.blocks.tokens));
+        }
+    }
+    const nb::gil_scoped_release release;
+    const auto kernel = score_kernels().score[static_cast<int>(blocks.blocks.geometry.dtype)];
+    ThreadPool& pool = ThreadPool::instance();
+    const int threads = count * blocks.blocks.geometry.head_dim < (1 << 16) ? 1 : pool.threads();
+    pool.run(rows, threads, [&](std::int64_t row, int) {
+        kernel({blocks.blocks, static_cast<int>(row / queries.rows.rows()),
+                queries.rows.q + row * blocks.blocks.geometry.head_dim, 1, ids.data() + at[row],
+                at[row + 1] - at[row], scores.data() + at[row], 0});
+    });
+}
+
+void widen(const PyBlocks& blocks, int kv_head, std::int64_t begin, const Out<float, 2>& out,
+           bool values) {
+    const Geometry& geometry = blocks.blocks.geometry;
+    const auto count = static_cast<std::int64_t>(out.shape(0));
+    check_shape(out, {count, geometry.head_dim}, "out");
+    if (kv_head < 0 || kv_head >= geometry.kv_heads) {
+        fail("kv_head is " + std::to_string(kv_head) + "; expected 0 to " +
+             std::to_string(geometry.kv_heads - 1));
+    }
+    if (begin < 0 || count > blocks.blocks.tokens - begin) {
+        fail("tokens [" + std::to_string(begin) + ", " + std::to_string(begin + count) +
+             ") were asked for; there are " + std::to_string(blocks.blocks.tokens));
+    }
+    const nb::gil_scoped_release release;
+    const ScoreKernels& kernels = score_kernels();
+    (values ? kernels.widen_values
+            : kernels.widen_keys)[static_cast<int>(geometry.dtype)]({blocks.blocks, kv_head, begin,
+                                                                     count, out.data()});
+}
+
+}  // namespace
+
+void PyQueries::check(const Blocks& blocks) const {
+    const Geometry& geometry = blocks.geometry;
+    const auto q_heads = static_cast<std::int64_t>(q.shape(0));
+    if (q_heads != std::int64_t{rows.group} * geometry.kv_heads) {
+        fail("q has " + std::to_string(q_heads) + " heads; expected " +
+             std::to_string(rows.group) + " for each of " + std::to_string(geometry.kv_heads));
+    }
+    if (static_cast<int>(q.shape(2)) != geometry.head_dim) {
+        fail("q has head_dim " + std::to_string(q.shape(2)) + "; expected " +
+             std::to_string(geometry.head_dim));
+    }
+    for (std::int64_t i = 0; i < rows.n; ++i) {
+        if (rows.begin[i] < 0 || rows.end[i] > blocks.tokens || rows.begin[i] > rows.end[i]) {
+            fail("query " + std::to_string(i) + " sees tokens [" + std::to_string(rows.begin[i]) +
+                 ", " + std::to_string(rows.end[i]) + "); expected a range within [0, " +
+                 std::to_string(blocks.tokens) + ")");
+        }
+    }
+    if (rows.hidden && hidden_words < (blocks.tokens + 63) / 64) {
+        fail("hidden has " + std::to_string(hidden_words) + " words; expected " +
+             std::to_string((blocks.tokens + 63) / 64) + ", a bit for each token");
+    }
+}
+
+}  // namespace kvdb::indexes
+
+NB_MODULE(_native, m) {
+    using namespace kvdb;
+    using namespace kvdb::indexes;
+
+    nb::enum_<Dtype>(m, "Dtype")
+        .value("float32", Dtype::float32)
+        .value("float16", Dtype::float16)
+        .value("bfloat16", Dtype::bfloat16);
+    nb::class_<PyBlocks>(m, "Blocks")
+        .def(
+            "__init__",
+            [](PyBlocks* self, Dtype dtype, int kv_heads, int head_dim, int block_size,
+               const In<std::uint64_t, 1>& table, std::int64_t tokens) {
+                new (self) PyBlocks(
+                    make_blocks(dtype, kv_heads, head_dim, block_size, table, tokens));
+            },
+            "dtype"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a, "table"_a, "tokens"_a);
+    nb::class_<PyQueries>(m, "Queries")
+        .def(
+            "__init__",
+            [](PyQueries* self, const In<float, 3>& q, int kv_heads,
+               const In<std::int64_t, 1>& begin, const In<std::int64_t, 1>& end,
+               const In<float, 2>& floor, const std::optional<In<std::uint64_t, 1>>& hidden) {
+                new (self) PyQueries(make_queries(q, kv_heads, begin, end, floor, hidden));
+            },
+            "q"_a, "kv_heads"_a, "begin"_a, "end"_a, "floor"_a, "hidden"_a = nb::none());
+
+    m.def("score", &score, "blocks"_a, "queries"_a, "offsets"_a, "ids"_a, "scores"_a);
+    m.def(
+        "read_keys",
+        [](const PyBlocks& blocks, int kv_head, std::int64_t begin, const Out<float, 2>& out) {
+            widen(blocks, kv_head, begin, out, false);
+        },
+        "blocks"_a, "kv_head"_a, "begin"_a, "out"_a);
+    m.def(
+        "read_values",
+        [](const PyBlocks& blocks, int kv_head, std::int64_t begin, const Out<float, 2>& out) {
+            widen(blocks, kv_head, begin, out, true);
+        },
+        "blocks"_a, "kv_head"_a, "begin"_a, "out"_a);
+    bind_flat(m);
+    bind_coarse(m);
+    bind_graph(m);
+
+    m.def("isa", &isa);
+    m.def("isas", &isas);
+    m.def("set_isa", &set_isa, "name"_a);
+    m.def("threads", [] { return ThreadPool::instance().threads(); });
+    m.def("set_threads", [](int n) { ThreadPool::instance().set_threads(n); }, "n"_a);
+
+    // A wrong KVDB_ISA or KVDB_THREADS fails here, not in some later call.
+    isa();
+    ThreadPool::instance();
+}

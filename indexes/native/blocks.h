@@ -1,0 +1,25 @@
+// Where the keys and values of one layer lie: blocks, as they were stored. Nothing is copied.
+#pragma once
+
+#include <cstdint>
+
+#include "geometry.h"
+
+namespace kvdb::indexes {
+
+struct Blocks {
+    Geometry geometry;
+    const std::uint64_t* table;  // block base addresses
+    std::int64_t tokens;
+
+    const std::byte* key(int kv_head, std::int64_t token) const {
+        const std::int64_t block = token / geometry.block_size;
+        return reinterpret_cast<const std::byte*>(table[block]) + kv_head * geometry.head_bytes() +
+               (token - block * geometry.block_size) * geometry.row_bytes();
+    }
+    const std::byte* value(int kv_head, std::int64_t token) const {
+        return key(kv_head, token) + geometry.plane_bytes();
+    }
+};
+
+}  // namespace kvdb::indexes

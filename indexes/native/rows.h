@@ -1,0 +1,35 @@
+// What goes into a search and what comes out of it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace kvdb::indexes {
+
+// The queries of one call. Rows are [q_heads][n]; those of KV head h's group lie together.
+struct QueryRows {
+    const float* q;  // [q_heads][n][head_dim]
+    std::int64_t n;
+    int group;                  // query heads for each KV head
+    const std::int64_t* begin;  // [n], query i sees tokens [begin[i], end[i])
+    const std::int64_t* end;
+    const std::uint64_t* hidden;  // or null: bit t % 64 of word t / 64 is set when token t is hidden
+    const float* floor;           // [q_heads][n] the largest q.k seen elsewhere, -inf for none
+
+    std::int64_t rows() const { return group * n; }  // of each KV head
+    bool visible(std::int64_t i, std::int64_t token) const {
+        return begin[i] <= token && token < end[i] && !is_hidden(token);
+    }
+    bool is_hidden(std::int64_t token) const {
+        return hidden && (hidden[token / 64] >> (token % 64) & 1);
+    }
+};
+
+// Tokens that were found: of each row its ids and exact scores, one row behind the other.
+struct FoundRows {
+    std::vector<std::int64_t> offsets;  // [q_heads * n + 1]
+    std::vector<std::int32_t> ids;
+    std::vector<float> scores;
+};
+
+}  // namespace kvdb::indexes

@@ -1,0 +1,105 @@
+// Exact scores, in one instruction set. Sums are float32.
+#pragma once
+
+#include "kernels.h"
+#include "simd/generic.h"
+
+namespace kvdb::indexes {
+
+template <class Isa>
+struct ScoreTable {
+    using f32 = typename Isa::f32;
+    static constexpr int kAhead = 8;  // tokens whose keys are on their way
+    static constexpr int kTogether = 4;
+
+    // Elements [i, i + width) of a row, zeros behind its end. head_dim is a multiple of 8.
+    template <class T>
+    KVDB_INLINE static f32 load(const T* row, int i, [[maybe_unused]] int head_dim) {
+        if constexpr (Isa::width > kHeadDimStep) {
+            if (i + Isa::width > head_dim) return Isa::widen_half(row + i);
+        }
+        return Isa::widen(row + i);
+    }
+
+    template <class T, int rows>
+    KVDB_INLINE static void dots(const T* key, const float* queries, int head_dim, float* out,
+                                 std::int64_t stride) {
+        f32 sums[rows] = {};
+        for (int i = 0; i < head_dim; i += Isa::width) {
+            const f32 k = load(key, i, head_dim);
+            KVDB_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                sums[r] = Isa::fma(k, load(queries + r * head_dim, i, head_dim), sums[r]);
+            }
+        }
+        KVDB_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            out[r * stride] = simd::sum_of_group<Isa, Isa::width>(sums[r])[0];
+        }
+    }
+
+    KVDB_INLINE static void prefetch(const std::byte* row, std::size_t bytes) {
+        for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
+    }
+
+    template <class T>
+    static void score(const ScoreItem& item) {
+        const int head_dim = item.blocks.geometry.head_dim;
+        const std::size_t bytes = item.blocks.geometry.row_bytes();
+        for (std::int64_t t = 0; t < item.count && t < kAhead; ++t) {
+            prefetch(item.blocks.key(item.kv_head, item.tokens[t]), bytes);
+        }
+        for (std::int64_t t = 0; t < item.count; ++t) {
+            if (t + kAhead < item.count) {
+                prefetch(item.blocks.key(item.kv_head, item.tokens[t + kAhead]), bytes);
+            }
+            const auto* key =
+                reinterpret_cast<const T*>(item.blocks.key(item.kv_head, item.tokens[t]));
+            std::int64_t r = 0;
+            for (; r + kTogether <= item.rows; r += kTogether) {
+                dots<T, kTogether>(key, item.queries + r * head_dim, head_dim,
+                                   item.scores + r * item.score_stride + t, item.score_stride);
+            }
+            for (; r < item.rows; ++r) {
+                dots<T, 1>(key, item.queries + r * head_dim, head_dim,
+                           item.scores + r * item.score_stride + t, item.score_stride);
+            }
+        }
+    }
+
+    template <class T, bool values>
+    static void widen(const WidenItem& item) {
+        const int head_dim = item.blocks.geometry.head_dim;
+        for (std::int64_t t = 0; t < item.count; ++t) {
+            const std::int64_t token = item.begin + t;
+            const auto* row =
+                reinterpret_cast<const T*>(values ? item.blocks.value(item.kv_head, token)
+                                                  : item.blocks.key(item.kv_head, token));
+            float* out = item.out + t * head_dim;
+            for (int i = 0; i < head_dim; i += kHeadDimStep) {
+                widen_step(row + i, out + i);
+            }
+        }
+    }
+
+    // Eight elements.
+    template <class T>
+    KVDB_INLINE static void widen_step(const T* from, float* to) {
+        if constexpr (Isa::width > kHeadDimStep) {
+            const f32 v = Isa::widen_half(from);
+            __builtin_memcpy(to, &v, kHeadDimStep * sizeof(float));
+        } else {
+            for (int i = 0; i < kHeadDimStep; i += Isa::width) {
+                Isa::store(to + i, Isa::widen(from + i));
+            }
+        }
+    }
+
+    static constexpr ScoreKernels kernels{
+        .score = {score<float>, score<Float16>, score<BFloat16>},
+        .widen_keys = {widen<float, false>, widen<Float16, false>, widen<BFloat16, false>},
+        .widen_values = {widen<float, true>, widen<Float16, true>, widen<BFloat16, true>},
+    };
+};
+
+}  // namespace kvdb::indexes
