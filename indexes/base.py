@@ -56,7 +56,7 @@ class Queries:
     @property
     def rows(self) -> int:
         """q_heads * n; row h * n + i is query i of head h."""
-        return self.q.shape[0] * self.q.shape[1]
+        return int(self.q.shape[0] * self.q.shape[1])
 
     @cached_property
     def native(self) -> _native.Queries:

@@ -53,7 +53,7 @@ class Blocks:
     @property
     def token_nbytes(self) -> int:
         """Bytes of the keys and values of one token of one KV head."""
-        return 2 * self.head_dim * DTYPES[self.dtype].itemsize
+        return int(2 * self.head_dim * DTYPES[self.dtype].itemsize)
 
     def keys(self, kv_head: int, begin: int = 0, end: int | None = None) -> npt.NDArray[np.float32]:
         """float32 `[end - begin, head_dim]`, a copy."""

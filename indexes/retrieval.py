@@ -40,7 +40,7 @@ class TopK:
     k: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
+        if type(self.k) is not int or self.k < 1:
             raise ValueError(f"TopK.k is {self.k!r}; expected an integer of at least 1")
 
     def __str__(self) -> str:
@@ -62,3 +62,23 @@ class TopP:
 
 
 Retrieval = Exact | Dipr | TopK | TopP
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a query asks for beside its vectors.
+
+    retrieval: None lets the optimizer decide. missed_mass_max: read on until the softmax mass that was left out is proven to be
+    at most this share, None for no such proof. estimate_tail: add an estimate of the attention over what was left out. Raises
+    ValueError for a share outside (0, 1].
+    """
+
+    retrieval: Retrieval | None = None
+    missed_mass_max: float | None = None
+    estimate_tail: bool = False
+
+    def __post_init__(self) -> None:
+        if self.missed_mass_max is not None and not 0 < self.missed_mass_max <= 1:
+            raise ValueError(
+                f"max_missed_mass is {self.missed_mass_max!r}; expected a share of the softmax mass in (0, 1], or None"
+            )

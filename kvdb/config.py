@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from indexes.registry import KINDS
 from kvdb.errors import ConfigError
 
 MIB = 1 << 20
@@ -41,6 +42,45 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
+class WindowConfig:
+    """The tokens that every query attends exactly. sink_tokens: the first. recent_tokens: the last of what is stored; a session's
+    own tokens are read whole until they are many."""
+
+    sink_tokens: int = 64
+    recent_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        if self.sink_tokens < 0 or self.recent_tokens < 0:
+            raise ConfigError(
+                f"window.sink_tokens is {self.sink_tokens} and window.recent_tokens {self.recent_tokens}; expected 0 or more"
+            )
+
+
+@dataclass(frozen=True)
+class IndexConfig:
+    """at_store: kinds of index that are built over everything that is stored. on_demand: the kind that is built when a query
+    first asks for a retrieval that nothing can answer, "" for none. segment_tokens_min: shorter segments are read whole.
+    tail_tokens: a session's own tokens are indexed by so many at a time, 0 for never. threads: how many build at once.
+    sample_queries: how many queries of each layer and head a session keeps for the indexes of what it stores."""
+
+    at_store: tuple[str, ...] = ()
+    on_demand: str = "flat"
+    segment_tokens_min: int = 2048
+    tail_tokens: int = 1024
+    threads: int = 1
+    sample_queries: int = 64
+
+    def __post_init__(self) -> None:
+        for kind in (*self.at_store, *filter(None, [self.on_demand])):
+            if kind not in KINDS:
+                raise ConfigError(f"indexes names the kind {kind!r}; expected one of {', '.join(KINDS)}")
+        if self.segment_tokens_min < 1 or self.threads < 1:
+            raise ConfigError("indexes.segment_tokens_min and indexes.threads must be at least 1")
+        if self.tail_tokens < 0 or self.sample_queries < 0:
+            raise ConfigError("indexes.tail_tokens and indexes.sample_queries must not be negative")
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """host: an address, or unix:/path. port: 0 picks a free one. token: what clients must send, "" for no check.
     workers: how many Decode streams and imports may be open at once. message_bytes_max: of one gRPC message.
@@ -68,10 +108,13 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that can be set. In a TOML file each part is a table: [storage], [optimizer], [server]."""
+    """Everything that can be set. In a TOML file each part is a table: [storage], [optimizer], [window], [indexes],
+    [server]."""
 
     storage: StorageConfig = StorageConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    window: WindowConfig = WindowConfig()
+    indexes: IndexConfig = IndexConfig()
     server: ServerConfig = ServerConfig()
 
 

@@ -1,5 +1,8 @@
 """The engine: one database in this process. `kvdb.connect` wraps it for users, `kvdb serve` offers it over gRPC."""
 
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from threading import Lock
 from types import TracebackType
 from typing import Self
@@ -7,17 +10,21 @@ from typing import Self
 import numpy as np
 
 import kvdb.check as check
+import kvdb.indexing as indexing
+from indexes.base import Float32
 from kvdb.catalog.catalog import Catalog, Context, release
+from kvdb.catalog.indexes import IndexSet
 from kvdb.catalog.prefix_tree import common_prefix
 from kvdb.catalog.segment import Segment, SegmentView, Views, visible_tokens
 from kvdb.config import Config
 from kvdb.errors import CapacityError, ConfigError, InvalidArgument, PositionError, Unavailable
 from kvdb.imports import Import
+from kvdb.indexing import IndexBuilder
 from kvdb.session import SessionState
 from kvdb.storage.store import BlockStore
 from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import TierStats
-from kvdb.types import ContextInfo, ModelSpec, Tokens
+from kvdb.types import ContextInfo, IndexInfo, ModelSpec, Tokens
 from query_optimizer.optimizer import Optimizer, UnknownRule, base_rules
 
 
@@ -34,6 +41,7 @@ class Database:
             raise ConfigError(f"optimizer.rules_off: {error}") from None
         self._catalog = Catalog()
         self._blocks = BlockStore(self.config.storage)
+        self._builder = IndexBuilder(self.config.indexes.threads)
         self._sessions: set[SessionState] = set()
         self._imports: set[Import] = set()
         self._lock = Lock()
@@ -89,15 +97,25 @@ class Database:
                 table.release()
             release(views)
             raise
-        return self.publish(session.spec, name, views, ids[stored:], tables)
+        return self.publish(session.spec, name, views, ids[stored:], tables, session.samples())
 
-    def publish(self, spec: ModelSpec, name: str, views: Views, tokens: Tokens, tables: list[BlockTable]) -> ContextInfo:
+    def publish(  # a context is made of all of these
+        self,
+        spec: ModelSpec,
+        name: str,
+        views: Views,
+        tokens: Tokens,
+        tables: list[BlockTable],
+        samples: Mapping[int, Float32],
+    ) -> ContextInfo:
         """Make a context of the views and, behind them, a new segment of `tokens` and `tables`, if there are any.
+
+        samples: queries that were asked of it, float32 `[q_heads, m, head_dim]` by layer, from which its indexes learn.
 
         Takes over the references to the views and the tables, also when it raises AlreadyExists.
         """
         if len(tokens):
-            views = (*views, SegmentView(Segment(tokens, tables), len(tokens)))
+            views = (*views, SegmentView(Segment(tokens, tables, IndexSet(samples)), len(tokens)))
         context = Context(name, spec, views)
         published = False
         try:
@@ -106,7 +124,37 @@ class Database:
         finally:
             if not published:
                 release(views)
+        for kind in self.config.indexes.at_store:
+            self._build(views, kind)
         return context.info()
+
+    def build_index(self, name: str, kind: str, wait: bool = True) -> list[IndexInfo]:
+        """Build that kind of index over the segments of a context that are worth one; what there is then.
+
+        wait: until it stands; otherwise it is built in the background. Raises NotFound, InvalidArgument for a kind that does
+        not exist, or Unsupported for one whose library is not installed.
+        """
+        with self._held(name) as views:
+            builds = self._build(views, kind)
+            if wait:
+                indexing.wait(builds)
+            return indexing.infos(views)
+
+    def indexes(self, name: str) -> list[IndexInfo]:
+        """The indexes over the segments of a context. Raises NotFound."""
+        with self._held(name) as views:
+            return indexing.infos(views)
+
+    def verify(self, name: str) -> int:
+        """Check every index of a context against its keys; how many were checked. Raises NotFound or IntegrityError."""
+        with self._held(name) as views:
+            return indexing.verify(views)
+
+    def want_index(self, segment: Segment) -> None:
+        """A query could not be answered for want of an index; build one in the background, as the configuration says."""
+        if self.config.indexes.on_demand and self._open:
+            with suppress(Unavailable):
+                self._builder.want(segment, self.config.indexes.on_demand)
 
     def contexts(self) -> list[ContextInfo]:
         self._check_open()
@@ -165,6 +213,7 @@ class Database:
             session.close()
         for writing in imports:
             writing.abort()
+        self._builder.close()
         self._blocks.close()
 
     def __enter__(self) -> Self:
@@ -172,6 +221,20 @@ class Database:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _build(self, views: Views, kind: str) -> list[Future[None]]:
+        long = self.config.indexes.segment_tokens_min
+        return [self._builder.want(view.segment, kind) for view in views if len(view.segment) >= long]
+
+    @contextmanager
+    def _held(self, name: str) -> Iterator[Views]:
+        """The views of a context, alive while the body runs. Raises NotFound."""
+        self._check_open()
+        views = self._catalog.hold(name)
+        try:
+            yield views
+        finally:
+            release(views)
 
     def _check_open(self) -> None:
         if not self._open:

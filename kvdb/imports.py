@@ -1,12 +1,16 @@
 """An import under way: KV goes straight into blocks, and nothing is visible until it is whole."""
 
+from collections.abc import Mapping
 from threading import Lock
 from typing import Protocol
 
+import numpy as np
+
 import kvdb.check as check
+from indexes.base import Float32
 from kvdb.catalog.catalog import release
 from kvdb.catalog.segment import Views, visible_tokens
-from kvdb.errors import PositionError, SessionClosed
+from kvdb.errors import NonFiniteError, PositionError, SessionClosed
 from kvdb.storage.table import BlockTable
 from kvdb.types import Array, ContextInfo, ModelSpec, Tokens
 
@@ -14,7 +18,15 @@ from kvdb.types import Array, ContextInfo, ModelSpec, Tokens
 class Engine(Protocol):
     """What an import needs of the database that began it."""
 
-    def publish(self, spec: ModelSpec, name: str, views: Views, tokens: Tokens, tables: list[BlockTable]) -> ContextInfo: ...
+    def publish(
+        self,
+        spec: ModelSpec,
+        name: str,
+        views: Views,
+        tokens: Tokens,
+        tables: list[BlockTable],
+        samples: Mapping[int, Float32],
+    ) -> ContextInfo: ...
 
     def ended(self, writing: "Import") -> None: ...
 
@@ -35,6 +47,7 @@ class Import:
         self._engine = engine
         self._tokens = tokens
         self._name = name
+        self._samples: dict[int, Float32] = {}
         self._lock = Lock()
         self._open = True
 
@@ -55,6 +68,19 @@ class Import:
                 )
             table.append(k, v)
 
+    def sample(self, layer: int, q: Array) -> None:
+        """Queries of one layer, `[q_heads, m, head_dim]` after RoPE, from which its indexes may learn; the last ones count.
+
+        Raises LayerError, ShapeError, DtypeError or NonFiniteError.
+        """
+        with self._lock:
+            self._check_open()
+            check.layer(self.spec, layer)
+            check.queries(self.spec, q)
+            if not self.tables[layer].layout.finite(q):
+                raise NonFiniteError(f"queries of layer {layer} hold NaN or infinity; expected finite numbers")
+            self._samples[layer] = q.astype(np.float32)
+
     def commit(self) -> ContextInfo:
         """Publish the context. Raises PositionError while a layer is not whole, and AlreadyExists."""
         with self._lock:
@@ -65,7 +91,9 @@ class Import:
                     raise PositionError(f"layer {layer} was given {table.length} of {new} tokens; write the rest, then commit")
             self._open = False
             try:
-                return self._engine.publish(self.spec, self._name, self.views, self._tokens[self.start :], self.tables)
+                return self._engine.publish(
+                    self.spec, self._name, self.views, self._tokens[self.start :], self.tables, self._samples
+                )
             finally:
                 self._engine.ended(self)
 

@@ -4,23 +4,23 @@ from threading import RLock
 from typing import Protocol
 
 import kvdb.check as check
-from indexes.retrieval import Retrieval
-from kvdb.attention import execute
-from kvdb.attention.run import Run
+import kvdb.layer as layers
+from indexes.base import Float32
+from indexes.retrieval import Wanted
+from kvdb.attention.execute import Reading
 from kvdb.catalog.catalog import release
 from kvdb.catalog.segment import Views, visible_tokens
 from kvdb.errors import NonFiniteError, PositionError, SessionClosed
+from kvdb.layer import Layer
 from kvdb.storage.table import BlockTable
 from kvdb.types import Array, ContextInfo, ModelSpec, SessionStats, Tokens
-from query_optimizer.facts import Facts, PartFacts
-from query_optimizer.optimizer import Optimizer
 from query_optimizer.plan import Plan
 
+ANYTHING = Wanted()
 
-class Engine(Protocol):
+
+class Engine(layers.Engine, Protocol):
     """What a session needs of the database that opened it."""
-
-    optimizer: Optimizer
 
     def opened(self, session: "SessionState") -> None: ...
 
@@ -29,34 +29,23 @@ class Engine(Protocol):
     def store(self, session: "SessionState", name: str, tokens: Tokens | None) -> ContextInfo: ...
 
 
-class Layer:
-    """One layer of a session: its tail, the run that queries read, and the plan prepared for each retrieval asked for."""
-
-    def __init__(self, views: Views, number: int, tail: BlockTable) -> None:
-        self.tail = tail
-        self.run = Run([(view.segment.tables[number], view.visible) for view in views], tail)
-        self.plans: dict[Retrieval | None, Plan] = {}
-
-    def append(self, k: Array, v: Array) -> None:
-        start = self.tail.length
-        try:
-            self.tail.append(k, v)
-        finally:
-            self.run.refresh(start)  # also when nothing was appended: a shared last block may have been copied
-
-
 class Work:
     """What a session has done so far."""
 
     def __init__(self) -> None:
-        self.queries = self.tokens_scanned = self.bytes_read = self.kernel_ns = 0
+        self.queries = self.bytes_read = self.kernel_ns = 0
+        self.tokens_scanned = self.tokens_retrieved = self.missed = self.missed_bound = self.missed_bound_max = 0.0
         self.rules: dict[str, int] = {}
 
-    def count(self, plan: Plan, tokens: int, nbytes: int, kernel_ns: int) -> None:
+    def count(self, plan: Plan, reading: Reading) -> None:
         self.queries += 1
-        self.tokens_scanned += tokens
-        self.bytes_read += nbytes
-        self.kernel_ns += kernel_ns
+        self.tokens_scanned += reading.scanned
+        self.tokens_retrieved += reading.retrieved
+        self.bytes_read += reading.nbytes
+        self.kernel_ns += reading.kernel_ns
+        self.missed += reading.missed
+        self.missed_bound += reading.missed_bound
+        self.missed_bound_max = max(self.missed_bound_max, reading.missed_bound_max)
         self.rules[plan.rule] = self.rules.get(plan.rule, 0) + 1
 
 
@@ -73,7 +62,7 @@ class SessionState:
         self.tokens = tokens
         self.reused = visible_tokens(views)
         self._engine = engine
-        self._layers = [Layer(views, number, tail) for number, tail in enumerate(tails)]
+        self._layers = [Layer(engine, spec, views, number, tail) for number, tail in enumerate(tails)]
         self._work = Work()
         self._lock = RLock()
         self._open = True
@@ -96,7 +85,7 @@ class SessionState:
             check.start(start, state.run.tokens, layer)
             state.append(k, v)
 
-    def attention(self, layer: int, q: Array, retrieval: Retrieval | None = None) -> Array:
+    def attention(self, layer: int, q: Array, wanted: Wanted = ANYTHING) -> Array:
         """Attention of one layer's last n tokens over everything before and including each; q and the result are
         `[q_heads, n, head_dim]` in the spec's dtype.
 
@@ -110,11 +99,9 @@ class SessionState:
                     f"q asks for the last {n} tokens of layer {layer}, which holds {state.run.tokens}; "
                     "update the layer first, or use attend"
                 )
-            return self._answer(layer, state, q, n, retrieval)
+            return self._answer(state, q, wanted)
 
-    def attend(
-        self, layer: int, q: Array, k: Array, v: Array, retrieval: Retrieval | None = None, start: int | None = None
-    ) -> Array:
+    def attend(self, layer: int, q: Array, k: Array, v: Array, wanted: Wanted = ANYTHING, start: int | None = None) -> Array:
         """`update` and `attention` in one call, for the same n tokens. Raises what they raise, and ShapeError when q, k and v
         are not of the same n."""
         with self._lock:
@@ -123,7 +110,7 @@ class SessionState:
             check.same_tokens(n, check.keys_values(self.spec, k, v))
             check.start(start, state.run.tokens, layer)
             state.append(k, v)
-            return self._answer(layer, state, q, n, retrieval)
+            return self._answer(state, q, wanted)
 
     def fork(self) -> "SessionState":
         """Another session over the same tokens. Nothing is copied until one of the two writes."""
@@ -143,30 +130,39 @@ class SessionState:
             self._check_open()
             return self._engine.store(self, name, tokens)
 
-    def plan(self, layer: int, retrieval: Retrieval | None = None) -> Plan:
+    def plan(self, layer: int, wanted: Wanted = ANYTHING) -> Plan:
         """The plan of this layer's next one-token query. Raises LayerError or SessionClosed."""
         with self._lock:
-            return self._engine.optimizer.plan(self._facts(layer, self._layer(layer), 1, retrieval))
+            return self._layer(layer).plan(wanted)
 
-    def explain(self, layer: int) -> str:
+    def explain(self, layer: int, wanted: Wanted = ANYTHING) -> str:
         """`plan` as text."""
-        return str(self.plan(layer))
+        return str(self.plan(layer, wanted))
+
+    def samples(self) -> dict[int, Float32]:
+        """Some queries of each layer that was asked any, float32 `[q_heads, m, head_dim]`."""
+        kept = {number: layer.samples.all() for number, layer in enumerate(self._layers)}
+        return {number: queries for number, queries in kept.items() if queries is not None}
 
     def stats(self) -> SessionStats:
         """What the session holds and has done. Raises SessionClosed."""
         with self._lock:
             self._check_open()
-            lengths = [layer.run.tokens for layer in self._layers]
+            work, lengths = self._work, [layer.run.tokens for layer in self._layers]
             return SessionStats(
                 tokens=min(lengths),
                 reused=self.reused,
                 tail_tokens=min(lengths) - self.reused,
                 tail_nbytes=sum(tail.nbytes for tail in self.tails),
-                queries=self._work.queries,
-                tokens_scanned=self._work.tokens_scanned,
-                bytes_read=self._work.bytes_read,
-                kernel_seconds=self._work.kernel_ns / 1e9,
-                rules=dict(self._work.rules),
+                queries=work.queries,
+                tokens_scanned=round(work.tokens_scanned),
+                tokens_retrieved=round(work.tokens_retrieved),
+                bytes_read=work.bytes_read,
+                missed_mass=work.missed / max(work.queries, 1),
+                missed_mass_bound=work.missed_bound / max(work.queries, 1),
+                missed_mass_bound_max=work.missed_bound_max,
+                kernel_seconds=work.kernel_ns / 1e9,
+                rules=dict(work.rules),
             )
 
     def close(self) -> None:
@@ -194,18 +190,7 @@ class SessionState:
             raise NonFiniteError("q holds NaN or infinity; expected finite numbers, so find where the model produced them")
         return n
 
-    def _answer(self, number: int, layer: Layer, q: Array, new: int, retrieval: Retrieval | None) -> Array:
-        tokens = layer.run.tokens
-        plan = layer.plans.get(retrieval)
-        if plan is None or not plan.holds_for(tokens):
-            plan = layer.plans[retrieval] = self._engine.optimizer.plan(self._facts(number, layer, new, retrieval))
-        state, kernel_ns = execute.exact(layer.tail.layout, layer.run, q, new, self.spec.softmax_scale)
-        self._work.count(plan, tokens, tokens * self.spec.token_nbytes, kernel_ns)
-        return state.out
-
-    def _facts(self, number: int, layer: Layer, new: int, retrieval: Retrieval | None) -> Facts:
-        tier = layer.tail.tier.name
-        parts = [PartFacts(f"segment {v.segment.number}", v.visible, len(v.segment), tier) for v in self.views]
-        if layer.tail.length:
-            parts.append(PartFacts("tail", layer.tail.length, layer.tail.length, tier))
-        return Facts(number, tuple(parts), new, self.spec.token_nbytes, retrieval)
+    def _answer(self, layer: Layer, q: Array, wanted: Wanted) -> Array:
+        out, plan, reading = layer.answer(q, wanted)
+        self._work.count(plan, reading)
+        return out

@@ -143,8 +143,25 @@ class ContextInfo:
 
 
 @dataclass(frozen=True)
+class IndexInfo:
+    """One kind of index over one segment of a context. layers: of how many it stands, of layers_total. nbytes: kept for it."""
+
+    segment: int
+    tokens: int
+    kind: str
+    layers: int
+    layers_total: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class SessionStats:
-    """What a session holds and has done. Bytes and tokens count once for each query head group that read them."""
+    """What a session holds and has done. Tokens count once a call and query head group that read them.
+
+    tokens_scanned: looked at in whatever form; tokens_retrieved: attended. missed_mass: the share of the softmax mass that a call
+    left out, an estimate; missed_mass_bound: what that cannot exceed; both means over the calls. missed_mass_bound_max: the
+    largest bound of any query.
+    """
 
     tokens: int
     reused: int
@@ -152,8 +169,12 @@ class SessionStats:
     tail_nbytes: int
     queries: int
     tokens_scanned: int
+    tokens_retrieved: int
     bytes_read: int
     kernel_seconds: float
+    missed_mass: float
+    missed_mass_bound: float
+    missed_mass_bound_max: float
     rules: Mapping[str, int] = field(default_factory=dict)
 
 

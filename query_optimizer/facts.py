@@ -6,14 +6,24 @@ from indexes.retrieval import Retrieval
 
 
 @dataclass(frozen=True)
+class IndexFacts:
+    """An index that is built over a part. nbytes: what a search of it is expected to read."""
+
+    kind: str
+    nbytes: float
+
+
+@dataclass(frozen=True)
 class PartFacts:
-    """One place that holds tokens. visible of `stored` tokens count; indexes: the kinds that are built over it."""
+    """One place that holds tokens. visible of `stored` tokens count; indexes: those built over it, with which `searchable` of
+    the visible ones can be searched, the others belong to the window."""
 
     name: str
     visible: int
     stored: int
     tier: str
-    indexes: tuple[str, ...] = ()
+    indexes: tuple[IndexFacts, ...] = ()
+    searchable: int = 0
 
 
 @dataclass(frozen=True)

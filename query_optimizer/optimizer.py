@@ -1,10 +1,11 @@
 """From facts to a plan, by the first rule that fires."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from query_optimizer.facts import Facts
+from indexes.retrieval import Exact, Retrieval
+from query_optimizer.facts import Facts, PartFacts
 from query_optimizer.plan import Access, Plan, Refusal
-from query_optimizer.rules import Asked, Fired, NoIndex, Rule, ShortContext
+from query_optimizer.rules import Asked, Fired, Indexed, NoIndex, Rule, ShortContext
 
 
 class UnknownRule(ValueError):
@@ -13,7 +14,7 @@ class UnknownRule(ValueError):
 
 def base_rules(short_context_tokens: int) -> tuple[Rule, ...]:
     """The rules in their order."""
-    return (Asked(), ShortContext(short_context_tokens), NoIndex())
+    return (Asked(), ShortContext(short_context_tokens), Indexed(), NoIndex())
 
 
 class Optimizer:
@@ -42,8 +43,19 @@ class Optimizer:
 
 
 def _plan(facts: Facts, rule: str, fired: Fired, refusals: tuple[Refusal, ...]) -> Plan:
-    accesses = tuple(
-        Access(part.name, "Exact scan", part.tier, part.visible, part.stored, part.visible * facts.token_nbytes)
-        for part in facts.parts
-    )
+    accesses = tuple(access for part in facts.parts for access in _accesses(part, facts.token_nbytes, fired.retrieval))
     return Plan(facts.layer, fired.retrieval, rule, accesses, refusals, fired.tokens_min, fired.tokens_end)
+
+
+def _accesses(part: PartFacts, token_nbytes: int, retrieval: Retrieval) -> Iterator[Access]:
+    """The ways into one part: the index that reads least, and the tokens that are read whole."""
+    searched = 0
+    if part.indexes and not isinstance(retrieval, Exact):
+        index = min(part.indexes, key=lambda index: index.nbytes)
+        searched = part.searchable
+        path = f"Index search ({index.kind})"
+        yield Access(part.name, path, part.tier, searched, part.stored, round(index.nbytes), index.kind)
+    rest = part.visible - searched
+    if rest:
+        name = f"{part.name}, window" if searched else part.name
+        yield Access(name, "Exact scan", part.tier, rest, part.stored if not searched else rest, rest * token_nbytes)

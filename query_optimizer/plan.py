@@ -8,7 +8,7 @@ from indexes.retrieval import Retrieval
 
 @dataclass(frozen=True)
 class Access:
-    """How one part is read. visible of stored tokens count."""
+    """How one part is read. visible of stored tokens count. index: the kind that is searched, None where all is read."""
 
     part: str
     path: str
@@ -16,6 +16,7 @@ class Access:
     visible: int
     stored: int
     nbytes: int
+    index: str | None = None
 
     def __str__(self) -> str:
         tokens = (
@@ -65,7 +66,15 @@ class Plan:
             "tokens": self.tokens,
             "nbytes": self.nbytes,
             "accesses": [
-                {"part": a.part, "path": a.path, "tier": a.tier, "visible": a.visible, "stored": a.stored, "nbytes": a.nbytes}
+                {
+                    "part": a.part,
+                    "path": a.path,
+                    "index": a.index,
+                    "tier": a.tier,
+                    "visible": a.visible,
+                    "stored": a.stored,
+                    "nbytes": a.nbytes,
+                }
                 for a in self.accesses
             ],
             "refusals": {r.rule: r.reason for r in self.refusals},

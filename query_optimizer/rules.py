@@ -6,7 +6,7 @@ A rule is an object with a name and `when(facts)`, which returns a `Fired` or, a
 from dataclasses import dataclass
 from typing import Protocol
 
-from indexes.retrieval import Exact, Retrieval
+from indexes.retrieval import Dipr, Exact, Retrieval
 from query_optimizer.facts import Facts
 
 
@@ -17,6 +17,9 @@ class Fired:
     retrieval: Retrieval
     tokens_min: int = 0
     tokens_end: int | None = None
+
+
+DEFAULT = Dipr()
 
 
 class Rule(Protocol):
@@ -52,11 +55,22 @@ class ShortContext:
 
 
 @dataclass(frozen=True)
+class Indexed:
+    """What can be searched is: a range of the largest weights decides how many tokens a head needs (AlayaDB, definition 2)."""
+
+    retrieval: Retrieval = DEFAULT
+    name: str = "indexed"
+
+    def when(self, facts: Facts) -> Fired | str:
+        searchable = any(part.indexes and part.searchable for part in facts.parts)
+        return Fired(self.retrieval) if searchable else "no part has an index"
+
+
+@dataclass(frozen=True)
 class NoIndex:
-    """Without an index on any part, every token is read."""
+    """Where nothing can be searched, or searching is switched off, every token is read."""
 
     name: str = "no_index"
 
-    def when(self, facts: Facts) -> Fired | str:
-        indexed = [part.name for part in facts.parts if part.indexes]
-        return f"{', '.join(indexed)} can be searched" if indexed else Fired(Exact())
+    def when(self, facts: Facts) -> Fired | str:  # noqa: ARG002  # a rule's shape; the last one always fires
+        return Fired(Exact())

@@ -61,6 +61,14 @@ class Catalog:
         with self._lock:
             return self._find(name)
 
+    def hold(self, name: str) -> Views:
+        """The views of a context; the caller owns one reference to each view's segment. Raises NotFound."""
+        with self._lock:
+            views = self._find(name).views
+            for view in views:
+                view.segment.retain()
+            return views
+
     def contexts(self) -> list[Context]:
         """Every context, in the order of their names."""
         with self._lock:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import count
 from threading import Lock
 
+from kvdb.catalog.indexes import IndexSet
 from kvdb.storage.table import BlockTable
 from kvdb.types import Tokens
 
@@ -13,14 +14,15 @@ _numbers = count(1)
 class Segment:
     """Tokens computed behind a parent, with one block table a layer. Lives as long as somebody holds a reference.
 
-    tokens: int32 `[n]`, n >= 1. tables: one a layer, each n tokens long; the segment owns them.
+    tokens: int32 `[n]`, n >= 1. tables: one a layer, each n tokens long; the segment owns them. indexes: over its keys.
     """
 
-    def __init__(self, tokens: Tokens, tables: list[BlockTable]) -> None:
+    def __init__(self, tokens: Tokens, tables: list[BlockTable], indexes: IndexSet | None = None) -> None:
         assert len(tokens) and all(table.length == len(tokens) for table in tables)
         self.number = next(_numbers)
         self.tokens = tokens
         self.tables = tables
+        self.indexes = indexes or IndexSet()
         self._references = 1
         self._lock = Lock()
 

@@ -36,6 +36,11 @@ class BlockLayout:
         return 2 * self.kv_heads * self.block_size * self.head_dim * DTYPES[self.dtype].itemsize
 
     @cached_property
+    def token_nbytes(self) -> int:
+        """Of one token's keys and values."""
+        return self.nbytes // self.block_size
+
+    @cached_property
     def native(self) -> _native.Geometry:
         return _native.Geometry(getattr(_native.Dtype, self.dtype), self.kv_heads, self.head_dim, self.block_size)
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+import indexes.blocks as indexable
 from kvdb.errors import NonFiniteError
 from kvdb.storage.block import BlockLayout
 from kvdb.storage.tier import Blocks, Tier
@@ -57,6 +58,12 @@ class BlockTable:
         assert start >= 0
         assert start + n <= self.length
         return self.layout.read(self.addresses, start, n)
+
+    def keys(self, tokens: int) -> indexable.Blocks:
+        """The first `tokens` tokens as indexes see them. Valid as long as the table holds its blocks."""
+        layout = self.layout
+        addresses = self.addresses[: layout.blocks_for(tokens)].copy()
+        return indexable.Blocks(layout.dtype, layout.kv_heads, layout.head_dim, layout.block_size, addresses, tokens)
 
     def share(self) -> "BlockTable":
         """Another table over the same blocks; whoever writes first copies the block it writes."""

@@ -1,0 +1,201 @@
+"""Attention over the tokens that a query needs: some blocks are read whole, the rest is searched.
+
+The window and whatever has no index are one part; every index that is searched is another. The parts are answered one after
+the other, so that each search starts from the largest score and the mass that those before it have seen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter_ns
+
+import numpy as np
+import numpy.typing as npt
+
+import kvdb._native as _native
+from indexes.base import Float32, Found, Index, Queries
+from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP, Wanted
+from indexes.widen import widened
+from kvdb.attention import execute
+from kvdb.attention.execute import Reading, Whole
+from kvdb.attention.run import Counts, Run
+from kvdb.attention.state import AttentionState, merge
+from kvdb.storage.block import BlockLayout, bits
+from kvdb.types import Addresses, Array
+
+DENSE = 0.04
+"""Where a query needs a larger share of the searched tokens than this, reading all of them is cheaper than picking."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """Tokens [begin, end) of one segment or tail, found by an index. first_block: where its blocks begin in the run."""
+
+    index: Index
+    begin: int
+    end: int
+    first_block: int
+
+    @property
+    def tokens(self) -> int:
+        return self.end - self.begin
+
+
+class Sections:
+    """How one layer's run is divided: what is searched, whole blocks each, and everything else."""
+
+    def __init__(self, searched: Sequence[Searched], block_size: int) -> None:
+        self.searched = tuple(searched)
+        self.tokens = sum(part.tokens for part in searched)
+        self._edges: list[tuple[int, int]] = []
+        at = 0
+        for part in searched:
+            assert part.begin % block_size == part.end % block_size == 0
+            self._edges.append((at, part.first_block + part.begin // block_size))
+            at = part.first_block + part.end // block_size
+        self._rest = at
+
+    def read_whole(self, run: Run) -> tuple[Addresses, Counts]:
+        """The blocks that are not searched."""
+        slices = [slice(*edge) for edge in self._edges] + [slice(self._rest, None)]
+        return np.concatenate([run.addresses[s] for s in slices]), np.concatenate([run.counts[s] for s in slices])
+
+
+@dataclass(frozen=True)
+class Question:
+    """One call: queries q, `[q_heads, n, head_dim]` in the layout's dtype, of the run's last n tokens."""
+
+    layout: BlockLayout
+    run: Run
+    q: Array
+    scale: float
+    wanted: Wanted
+
+
+def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tuple[AttentionState, Reading]:
+    """The attention of a question over what `retrieval` asks for, widened until the bound it wants holds."""
+    started = perf_counter_ns()
+    layout, q = question.layout, question.q
+    addresses, counts = sections.read_whole(question.run)
+    first = execute.whole(layout, addresses, counts, q, q.shape[1], question.scale)
+    q32 = np.ascontiguousarray(q, dtype=np.float32)
+    limit = question.wanted.missed_mass_max
+    seen = Seen(question.run.tokens - sections.tokens)
+    for attempt, tight in widened(retrieval, sections.tokens):
+        founds = _search(question, sections, q32, first, attempt, tight)
+        seen.add(layout, founds)
+        if isinstance(attempt, Exact) or sum(len(f.ids) for f in founds) > DENSE * q32.size / q32.shape[2] * sections.tokens:
+            state, reading = execute.exact(layout, question.run, q, q.shape[1], question.scale)
+            nbytes = reading.nbytes + seen.nbytes
+            return state, replace(reading, nbytes=nbytes, kernel_ns=perf_counter_ns() - started)
+        state = _attend(question, sections, first, founds, attempt)
+        missed, bound = (_share([getattr(f, name) for f in founds], state.lse) for name in ("missed", "missed_bound"))
+        if limit is None or bound.max() <= limit:
+            break
+    state = _with_tail(state, founds) if question.wanted.estimate_tail else state
+    reading = Reading(
+        scanned=seen.scanned,
+        retrieved=seen.whole + sum(len(f.ids) for f in founds) / (q.shape[0] * q.shape[1]),
+        nbytes=seen.nbytes + seen.whole * layout.token_nbytes,
+        kernel_ns=perf_counter_ns() - started,
+        missed=float(missed.mean()),
+        missed_bound=float(bound.mean()),
+        missed_bound_max=float(bound.max()),
+    )
+    return AttentionState(state.out.astype(q.dtype), state.lse), reading
+
+
+class Seen:
+    """Tokens looked at and bytes read by the searches of one call. whole: tokens read whole."""
+
+    def __init__(self, whole: int) -> None:
+        self.whole = whole
+        self.scanned: float = whole
+        self.nbytes = 0
+
+    def add(self, layout: BlockLayout, founds: Sequence[Found]) -> None:
+        for found in founds:
+            self.scanned += found.scanned / layout.kv_heads
+            self.nbytes += found.nbytes + len(found.ids) * layout.token_nbytes // (2 * layout.kv_heads)  # their values
+
+
+def _search(question: Question, sections: Sections, q: Float32, first: Whole, retrieval: Retrieval, tight: bool) -> list[Found]:
+    """What each searched part finds. The largest score and the mass seen so far go from part to part."""
+    if isinstance(retrieval, Exact):
+        return []
+    n = q.shape[1]
+    floor, outside = _scores(first, question.scale), first.state.lse
+    if isinstance(retrieval, TopP) and len(sections.searched) > 1:
+        retrieval = TopP(1 - (1 - retrieval.p) / len(sections.searched))  # each part may miss its share of what all may
+    founds = []
+    for part in sections.searched:
+        begin, end = np.full(n, part.begin, np.int64), np.full(n, part.end, np.int64)
+        queries = Queries(q, question.layout.kv_heads, question.scale, begin, end, floor, outside)
+        found = part.index.search(queries, retrieval, estimate_tail=question.wanted.estimate_tail, tight=tight)
+        founds.append(found)
+        floor = np.maximum(floor, _largest(found, floor.shape))
+    return founds
+
+
+def _attend(
+    question: Question, sections: Sections, first: Whole, founds: Sequence[Found], retrieval: Retrieval
+) -> AttentionState:
+    """The state over what is read whole and what was found, float32."""
+    out, lse = first.state.out.copy(), first.state.lse.copy()
+    cut = _cut(founds, _scores(first, question.scale), question.scale, retrieval)
+    for part, found in zip(sections.searched, founds, strict=True):
+        table = part.index.blocks.table
+        _native.attend_found(
+            question.layout.native, table, found.offsets, found.ids, found.scores, cut, question.scale, out, lse, bits(out), lse
+        )
+    return AttentionState(out, lse)
+
+
+def _cut(founds: Sequence[Found], floor: Float32, scale: float, retrieval: Retrieval) -> Float32:
+    """The smallest score that counts once every part is known, float32 `[q_heads, n]`. One part has cut for itself."""
+    if len(founds) > 1 and isinstance(retrieval, Dipr):
+        for found in founds:
+            floor = np.maximum(floor, _largest(found, floor.shape))
+        return np.asarray(floor - np.float32(retrieval.beta(scale)), np.float32)
+    if len(founds) > 1 and isinstance(retrieval, TopK):
+        return _kth(founds, retrieval.k).reshape(floor.shape)
+    return np.full(floor.shape, -np.inf, np.float32)
+
+
+def _kth(founds: Sequence[Found], k: int) -> Float32:
+    """The k-th largest score of each row over all parts, -inf for rows of fewer."""
+    rows = len(founds[0].offsets) - 1
+    kth = np.full(rows, -np.inf, np.float32)
+    for row in range(rows):
+        scores = np.concatenate([f.scores[f.offsets[row] : f.offsets[row + 1]] for f in founds])
+        if len(scores) > k:
+            kth[row] = np.partition(scores, len(scores) - k)[len(scores) - k]
+    return kth
+
+
+def _scores(first: Whole, scale: float) -> Float32:
+    """The largest q.k of what was read whole."""
+    return np.asarray(first.top / np.float32(scale), np.float32)
+
+
+def _largest(found: Found, shape: tuple[int, ...]) -> Float32:
+    """The largest score of each row, -inf for rows that found nothing."""
+    largest = np.full(len(found.offsets) - 1, -np.inf, np.float32)
+    filled = np.flatnonzero(np.diff(found.offsets))
+    if len(filled):
+        largest[filled] = np.maximum.reduceat(found.scores, found.offsets[filled])
+    return largest.reshape(shape)
+
+
+def _share(missed: Sequence[Float32], lse: Float32) -> npt.NDArray[np.float64]:
+    """Of the whole softmax mass, what the logarithms of missed sums come to beside the sum that was read."""
+    total = np.logaddexp.reduce(np.stack(missed).astype(np.float64), axis=0)
+    everything = np.logaddexp(total, lse)
+    with np.errstate(invalid="ignore"):
+        share = np.where(np.isposinf(total), 1.0, np.exp(total - everything))
+    return np.where(np.isneginf(everything), 0.0, share)
+
+
+def _with_tail(state: AttentionState, founds: Sequence[Found]) -> AttentionState:
+    """The state with the estimates of what was not found merged in, where an index makes one."""
+    tails = [AttentionState(found.tail, found.missed) for found in founds if found.tail is not None]
+    return merge([state, *tails]) if tails else state
