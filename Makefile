@@ -79,6 +79,17 @@ bench: $(VENV)/ready ## run every benchmark; one JSON line per measurement
 native-test: $(VENV)/ready ## run the C++ tests, as they are shipped and under the sanitizers
 	@$(MAKE) -k native-test-release native-test-sanitized
 
+.PHONY: fuzz
+fuzz: $(VENV)/ready ## wrong calls of the native boundary under the sanitizers; SECONDS_MAX=30
+	@echo "== native fuzz, address and undefined-behaviour sanitizers"
+	@$(BIN)/cmake -S . -B build/fuzz -G Ninja -D CMAKE_BUILD_TYPE=RelWithDebInfo -D KVDB_SANITIZE=ON \
+	    -D CMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -D Python_EXECUTABLE=$(abspath $(BIN)/python) \
+	    -D nanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" > build/fuzz.log || { cat build/fuzz.log; exit 1; }
+	@$(BIN)/cmake --build build/fuzz --target indexes_module
+	@ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	    LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so) $$($${CXX:-c++} -print-file-name=libstdc++.so)" \
+	    $(BIN)/python -m tests.fuzz.native build/fuzz --seconds $(or $(SECONDS_MAX),30)
+
 .PHONY: clean
 clean: ## remove what was built; rm -r .venv removes the rest
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(VENV)/ready
@@ -112,7 +123,8 @@ $(VENV)/ready: $(VENV)/tools $(VENV)/modules $(native_sources)
 	@compiler="$${CXX:-c++}"; command -v $${compiler%% *} >/dev/null || \
 	    { echo "kvdb needs a C++20 compiler, and there is no $$compiler; on Debian and Ubuntu: apt install g++"; exit 1; } >&2
 	@echo "kvdb: compiling and installing; a few minutes the first time"
-	@$(PIP) install --quiet --no-build-isolation --constraint constraints.txt --editable '.[server,transformers,dev]'
+	@$(PIP) install --quiet --constraint constraints.txt hnswlib
+	@$(PIP) install --quiet --no-build-isolation --constraint constraints.txt --editable '.[server,transformers,hnsw,dev]'
 	@touch $@
 
 .PHONY: FORCE

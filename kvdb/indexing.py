@@ -58,7 +58,7 @@ class IndexBuilder:
                 index = registry.build(kind, table.keys(len(segment)), segment.indexes.samples.get(layer))
             except ModuleNotFoundError as error:
                 raise Unsupported(
-                    f"an index of the kind {kind!r} needs {error.name}, which is not installed; pip install 'kvdb[server]'"
+                    f"an index of the kind {kind!r} needs {error.name}, which is not installed; pip install 'kvdb[hnsw]'"
                 ) from None
             segment.indexes.put(layer, index)
 

@@ -64,7 +64,7 @@ def test_it_holds_the_kernels_and_the_models_and_nothing_else(names: set[str]) -
     rest = {name for name in names if ".dist-info/" not in name and not PYTHON(name)}
     models = {name for name in rest if name.startswith(MODELS)}
     assert models == {path.relative_to(ROOT).as_posix() for path in (ROOT / MODELS).rglob("*.*") if not path.match("*.py*")}
-    assert {name.partition(".")[0] for name in rest - models} == {"kvdb/_native"}
+    assert {name.partition(".")[0] for name in rest - models} == {"kvdb/_native", "indexes/_native"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -76,7 +76,7 @@ def test_the_base_install_is_small(metadata: Message) -> None:
     wanted = metadata.get_all("Requires-Dist") or []
     base = {re.split(r"[^\w-]", requirement)[0] for requirement in wanted if "extra ==" not in requirement}
     assert base == {"numpy", "ml-dtypes", "grpcio", "protobuf"}
-    assert set(metadata.get_all("Provides-Extra") or []) == {"server", "transformers", "gpu", "dev"}
+    assert set(metadata.get_all("Provides-Extra") or []) == {"server", "transformers", "hnsw", "gpu", "bench", "dev"}
 
 
 def test_it_works_without_the_source_tree(wheel: Path, tmp_path: Path) -> None:

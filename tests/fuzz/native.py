@@ -1,0 +1,168 @@
+"""Fuzz the native boundary: make the calls that real use makes, then make them again with arguments that are wrong.
+
+    python -m tests.fuzz.native DIRECTORY [--seconds 30] [--seed 0]
+
+DIRECTORY holds `indexes/_native*.so`, built with the sanitizers (`make fuzz` does all of it). Whatever arguments a call is given,
+it may refuse them with a ValueError or TypeError or answer; it may not touch memory that is not its own, which the address
+sanitizer sees, nor do what the language leaves undefined. Block addresses alone are trusted, so blocks are given as they are.
+"""
+
+import argparse
+import importlib.util
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+REFUSALS = (ValueError, TypeError, OverflowError, MemoryError)
+DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
+KEPT_MAX = 400  # calls that are remembered
+
+
+class Recorder:
+    """Stands before a native module and remembers the calls that go through it."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        target = getattr(self._module, name)
+        if not callable(target) or name in {"set_isa", "set_threads", "Dtype", "Blocks"}:
+            return target
+
+        def call(*args: Any, **named: Any) -> Any:
+            if len(self.calls) >= KEPT_MAX:
+                self.calls[random.randrange(KEPT_MAX)] = (target, args, named)
+            else:
+                self.calls.append((target, args, named))
+            return target(*args, **named)
+
+        return call
+
+
+def load(directory: Path) -> Recorder:
+    """The sanitized module in the place of the installed one, behind a recorder."""
+    (path,) = directory.glob("indexes/_native*.so")
+    spec = importlib.util.spec_from_file_location("indexes._native", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    recorder = Recorder(module)
+    import indexes
+
+    sys.modules["indexes._native"] = indexes._native = recorder  # type: ignore[assignment,attr-defined]
+    return recorder
+
+
+def use(rng: np.random.Generator) -> None:
+    """One index of a random kind over random keys, used as a caller would, with values that are hard to bear."""
+    import indexes.registry as registry
+    from indexes.base import Queries
+    from indexes.blocks import Blocks
+    from indexes.retrieval import Dipr, Exact, TopK, TopP
+
+    kv_heads, group, n = int(rng.integers(1, 4)), int(rng.integers(1, 5)), int(rng.integers(1, 4))
+    head_dim, tokens = 8 * int(rng.integers(1, 33)), int(rng.choice([0, 1, 2, 17, 63, 64, 65, 200, 700]))
+    k = (rng.standard_normal((kv_heads, tokens, head_dim)) * 10.0 ** rng.integers(-6, 4)).astype(rng.choice(DTYPES))
+    k[rng.random(k.shape[:2]) < rng.choice([0, 0.5, 1])] = 0
+    k = np.nan_to_num(k.astype(np.float32), posinf=1, neginf=-1).astype(k.dtype)
+    blocks = Blocks.of(k, k, int(rng.choice([1, 16, 64])))
+    kind = str(rng.choice(list(registry.KINDS)))
+    samples = rng.standard_normal((kv_heads * group, 8, head_dim)).astype(np.float32)
+    index = registry.build(kind, blocks, samples if rng.random() < 0.5 else None)
+    q = rng.standard_normal((kv_heads * group, n, head_dim)).astype(np.float32) * 10.0 ** rng.integers(-6, 4)
+    hidden = rng.integers(0, 1 << 63, -(-tokens // 64) + 1, dtype=np.uint64) if rng.random() < 0.5 else None
+    queries = Queries.of(q, kv_heads, float(head_dim) ** -0.5, tokens, hidden)
+    for retrieval in (Exact(), Dipr(float(rng.random()) or 1), TopK(int(rng.integers(1, 900))), TopP(float(rng.random()) or 1)):
+        index.search(queries, retrieval, estimate_tail=bool(rng.random() < 0.5), tight=bool(rng.random() < 0.5))
+    more = np.concatenate([k, k[:, : int(rng.integers(0, tokens + 1))]], axis=1)
+    index.add(Blocks.of(more, more, blocks.block_size))
+    with TemporaryDirectory() as directory:
+        spoiled(rng, kind, index, Path(directory) / "index")
+
+
+def spoiled(rng: np.random.Generator, kind: str, index: Any, path: Path) -> None:
+    """Load a file that somebody wrote over: refused, or an index that can be searched."""
+    import indexes.registry as registry
+
+    index.save(path)
+    data = bytearray(path.read_bytes())
+    for _ in range(int(rng.integers(1, 4))):
+        data[int(rng.integers(len(data)))] = int(rng.integers(256))
+    path.write_bytes(bytes(data[: int(rng.integers(len(data) + 1))] if rng.random() < 0.5 else data))
+    with suppress(ValueError):
+        registry.load(kind, path, index.blocks)
+
+
+def mutated(rng: random.Random, value: Any) -> Any:
+    """Something else of the same kind, or nearly."""
+    if isinstance(value, np.ndarray):
+        return rng.choice(list(arrays(rng, value)))
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return rng.choice([0, 1, -1, value + 1, value - 1, value * 2, 1 << 31, (1 << 63) - 1, -(1 << 63), rng.randrange(1000)])
+    if isinstance(value, float):
+        return rng.choice([0.0, -value, float("nan"), float("inf"), float("-inf"), 1e38, 1e-38])
+    return rng.choice([value, None, 0, "x"])
+
+
+def arrays(rng: random.Random, value: np.ndarray) -> Iterator[np.ndarray]:
+    yield value[: rng.randrange(len(value) + 1)] if value.ndim and len(value) else value
+    yield np.concatenate([value, value]) if value.ndim else value
+    yield np.frombuffer(random.Random(rng.random()).randbytes(value.nbytes), value.dtype).reshape(value.shape).copy()
+    yield np.zeros_like(value)
+    yield value[..., None]
+    yield value.reshape(-1)
+    yield value.astype(np.float64)
+    yield np.asfortranarray(value)
+    yield value[::-1]
+    yield np.empty((0, *value.shape[1:]), value.dtype)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    recorder = load(given.directory)
+    made = refused = uses = 0
+    end = time.monotonic() + given.seconds
+    while time.monotonic() < end:
+        rng, choice = np.random.default_rng([given.seed, uses]), random.Random(given.seed << 32 | uses)
+        isas = recorder.isas()
+        recorder.set_isa(isas[uses % len(isas)])
+        recorder.calls.clear()
+        use(rng)
+        uses += 1
+        for _ in range(200):
+            function, args, named = choice.choice(recorder.calls)
+            args, named = list(args), dict(named)
+            for _ in range(choice.choice([1, 1, 2])):
+                if named and (not args or choice.random() < 0.3):
+                    name = choice.choice(list(named))
+                    named[name] = mutated(choice, named[name])
+                elif args:
+                    at = choice.randrange(len(args))
+                    args[at] = mutated(choice, args[at])
+            made += 1
+            try:
+                function(*args, **named)
+            except REFUSALS:
+                refused += 1
+    sys.stdout.write(f"{uses} indexes used, {made} calls with wrong arguments, {refused} of them refused\n")
+    return 0 if uses and made > refused > 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
