@@ -46,8 +46,8 @@ class Report:
     reused: prompt tokens found in the database, one number a row of the batch as it was given. prefilled: prompt tokens that
     were computed. generated: new tokens of each returned sequence, padding included. prefill_seconds: until every prompt was in
     the database. first_token_seconds: from the call to the first new token, None where none was asked for. seconds: the whole
-    call. explain: the plan of the first row's next query in the last layer. reading: what the steps behind the prompts read of the
-    database, None where there were none or it cannot be told, as with beam search.
+    call. explain: the plan of the first row's next query in the last layer. reading: what the steps behind the prompts read,
+    None where there were none or it cannot be told, as with beam search.
     """
 
     reused: tuple[int, ...]

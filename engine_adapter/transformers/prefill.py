@@ -26,8 +26,8 @@ def prefill(
     """Compute tokens [session.reused, n) and leave their keys and values in the session.
 
     tokens: int64 `[n]`, all of the prompt. progress: called as (done, n), first with what was stored already. wanted: which
-    tokens a question reads, one of up to QUESTION_TOKENS_MAX tokens; more are a text, which reads everything. Only the decoder runs;
-    nobody asks for the head's logits. Raises Unsupported and what `Session.attend` raises; the session is then unfinished.
+    tokens a question reads, one of up to QUESTION_TOKENS_MAX tokens; more are a text, which reads everything. Only the decoder
+    runs; nobody asks for the head's logits. Raises Unsupported and what `Session.attend` raises; the session is then unfinished.
     """
     decoder = model.get_decoder()
     n = len(tokens)
