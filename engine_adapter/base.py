@@ -1,7 +1,7 @@
 """What an adapter gives its user, whatever the engine: generation over contexts that live in kvdb, and a report of it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import kvdb
@@ -14,13 +14,40 @@ Inspect = Callable[[Sequence[kvdb.Session]], None]
 
 
 @dataclass(frozen=True)
+class Reading:
+    """What attention read in every layer and step, and what exact attention would have.
+
+    tokens: that exact attention reads. scanned: those looked at in whatever form, such as an index's codes. attended: those that
+    went into the output. nbytes: read for it, indexes included; nbytes_exact: of the keys and values of all tokens.
+    """
+
+    tokens: int
+    scanned: int
+    attended: int
+    nbytes: int
+    nbytes_exact: int
+
+    @property
+    def attended_share(self) -> float:
+        return self.attended / max(self.tokens, 1)
+
+    @property
+    def nbytes_share(self) -> float:
+        return self.nbytes / max(self.nbytes_exact, 1)
+
+    def __add__(self, other: "Reading") -> "Reading":
+        return Reading(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+
+@dataclass(frozen=True)
 class Report:
     """What the last `generate` or `store` did.
 
     reused: prompt tokens found in the database, one number a row of the batch as it was given. prefilled: prompt tokens that
     were computed. generated: new tokens of each returned sequence, padding included. prefill_seconds: until every prompt was in
     the database. first_token_seconds: from the call to the first new token, None where none was asked for. seconds: the whole
-    call. explain: the plan of the first row's next query in the last layer.
+    call. explain: the plan of the first row's next query in the last layer. reading: what the steps behind the prompts read,
+    None where there were none or it cannot be told, as with beam search.
     """
 
     reused: tuple[int, ...]
@@ -30,6 +57,7 @@ class Report:
     first_token_seconds: float | None
     seconds: float
     explain: str
+    reading: Reading | None = None
 
 
 class Engine(Protocol):

@@ -6,14 +6,14 @@ with db.create_session(spec, tokens) as session:
     out = session.attend(layer, q, k, v)
 """
 
-from indexes.retrieval import Exact
+from indexes.retrieval import Dipr, Exact, TopK, TopP
 from kvdb import errors
 from kvdb.client.client import Client, Context
 from kvdb.client.connect import connect
 from kvdb.client.session import Session
 from kvdb.config import Config
 from kvdb.errors import KvdbError
-from kvdb.types import ContextInfo, ModelSpec, Rope, SessionStats
+from kvdb.types import ContextInfo, IndexInfo, ModelSpec, Rope, SessionStats
 from kvdb.version import __version__ as __version__
 
 __all__ = [
@@ -21,12 +21,16 @@ __all__ = [
     "Config",
     "Context",
     "ContextInfo",
+    "Dipr",
     "Exact",
+    "IndexInfo",
     "KvdbError",
     "ModelSpec",
     "Rope",
     "Session",
     "SessionStats",
+    "TopK",
+    "TopP",
     "connect",
     "errors",
 ]

@@ -1,10 +1,13 @@
 """Checks of what a caller hands in; each raises the error that says what was given and what was expected."""
 
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+import indexes.registry as registry
+from indexes.retrieval import Retrieval, Wanted
 from kvdb.errors import DtypeError, InvalidArgument, LayerError, PositionError, ShapeError
 from kvdb.types import Array, ModelSpec, Tokens
 
@@ -61,6 +64,28 @@ def token_ids(tokens: Any) -> Tokens:
     if given.min() < 0 or given.max() > np.iinfo(np.int32).max:
         raise InvalidArgument(f"tokens run from {given.min()} to {given.max()}; expected ids from 0 to {np.iinfo(np.int32).max}")
     return given.astype(np.int32)
+
+
+def wanted(retrieval: Any, missed_mass_max: Any, estimate_tail: Any) -> Wanted:
+    """What a query asks for beside its vectors. Raises InvalidArgument."""
+    if retrieval is not None and not isinstance(retrieval, Retrieval):
+        raise InvalidArgument(
+            f"retrieval is {retrieval!r}; expected kvdb.Exact(), kvdb.Dipr(alpha), kvdb.TopK(k) or kvdb.TopP(p), "
+            "or None to let the optimizer decide"
+        )
+    if missed_mass_max is not None and (isinstance(missed_mass_max, bool) or not isinstance(missed_mass_max, Real)):
+        raise InvalidArgument(f"max_missed_mass is {missed_mass_max!r}; expected a share of the softmax mass in (0, 1], or None")
+    try:
+        return Wanted(retrieval, None if missed_mass_max is None else float(missed_mass_max), bool(estimate_tail))
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
+
+
+def kind(given: Any) -> str:
+    """Raises InvalidArgument unless it is a kind of index."""
+    if not isinstance(given, str) or given not in registry.KINDS:
+        raise InvalidArgument(f"no kind of index is named {given!r}; expected one of {', '.join(registry.KINDS)}")
+    return given
 
 
 def name(given: Any) -> str:

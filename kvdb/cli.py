@@ -1,8 +1,8 @@
 """The `kvdb` command.
 
-`kvdb serve` is here. Other packages add commands of their own through the entry point group `kvdb.commands`: each names a
-function that takes the subparsers and adds itself, which is how `kvdb demo` comes from the engine adapter without kvdb
-knowing of it.
+`kvdb serve` is here, what talks to a server in `kvdb.commands`. Other packages add commands of their own through the entry point
+group `kvdb.commands`: each names a function that takes the subparsers and adds itself, which is how `kvdb demo` comes from the
+engine adapter without kvdb knowing of it.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
+import kvdb.commands.indexes as indexes
 import kvdb.config as configuration
 from kvdb.errors import KvdbError, Unsupported
 from kvdb.version import __version__
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"kvdb {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_serve(commands)
+    indexes.add(commands)
     for entry in sorted(entry_points(group=COMMANDS), key=lambda e: e.name):
         add: Callable[[Subparsers], None] = entry.load()
         add(commands)

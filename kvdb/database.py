@@ -1,6 +1,6 @@
 """The engine: one database in this process. `kvdb.connect` wraps it for users, `kvdb serve` offers it over gRPC."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from threading import Lock
@@ -128,16 +128,16 @@ class Database:
             self._build(views, kind)
         return context.info()
 
-    def build_index(self, name: str, kind: str, wait: bool = True) -> list[IndexInfo]:
+    def build_index(self, name: str, kind: str, wait: bool = True, wanted: Callable[[], bool] = lambda: True) -> list[IndexInfo]:
         """Build that kind of index over the segments of a context that are worth one; what there is then.
 
-        wait: until it stands; otherwise it is built in the background. Raises NotFound, InvalidArgument for a kind that does
-        not exist, or Unsupported for one whose library is not installed.
+        wait: until it stands, or is no longer `wanted`; otherwise it is built in the background. Raises NotFound,
+        InvalidArgument for a kind that does not exist, Unsupported for one whose library is not installed, Unavailable.
         """
         with self._held(name) as views:
             builds = self._build(views, kind)
             if wait:
-                indexing.wait(builds)
+                indexing.wait(builds, wanted)
             return indexing.infos(views)
 
     def indexes(self, name: str) -> list[IndexInfo]:

@@ -69,17 +69,19 @@ class Import:
             table.append(k, v)
 
     def sample(self, layer: int, q: Array) -> None:
-        """Queries of one layer, `[q_heads, m, head_dim]` after RoPE, from which its indexes may learn; the last ones count.
+        """Queries of one layer, `[q_heads, m, head_dim]` after RoPE, from which its indexes may learn. Of several
+        samples the last counts, and one without queries is none.
 
         Raises LayerError, ShapeError, DtypeError or NonFiniteError.
         """
         with self._lock:
             self._check_open()
             check.layer(self.spec, layer)
-            check.queries(self.spec, q)
+            n = check.queries(self.spec, q)
             if not self.tables[layer].layout.finite(q):
                 raise NonFiniteError(f"queries of layer {layer} hold NaN or infinity; expected finite numbers")
-            self._samples[layer] = q.astype(np.float32)
+            if n:
+                self._samples[layer] = q.astype(np.float32)
 
     def commit(self) -> ContextInfo:
         """Publish the context. Raises PositionError while a layer is not whole, and AlreadyExists."""

@@ -1,13 +1,19 @@
 """Building indexes in the background, while sessions go on."""
 
+from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from threading import Lock
 
 import indexes.registry as registry
+import kvdb.check as check
 from indexes.base import IndexCorrupt
 from kvdb.catalog.segment import Segment, Views
-from kvdb.errors import IntegrityError, InvalidArgument, Unavailable, Unsupported
+from kvdb.errors import IntegrityError, Unavailable, Unsupported
 from kvdb.types import IndexInfo
+
+LOOK_SECONDS = 0.2
+"""How often somebody who waits for a build looks whether it is still wanted."""
 
 
 class IndexBuilder:
@@ -27,19 +33,16 @@ class IndexBuilder:
 
         The future raises Unsupported where the kind's library is missing, and Unavailable when the database was closed.
         """
-        try:
-            registry.kind(kind)
-        except registry.UnknownKind as error:
-            raise InvalidArgument(str(error)) from None
-        key = (segment.number, kind)
+        key = (segment.number, check.kind(kind))
         with self._lock:
             if self._stopping:
                 raise Unavailable("the database is closed; connect again")
             running = self._running.get(key)
-            if running is None:
-                segment.retain()
-                running = self._running[key] = self._executor.submit(self._build, segment, kind)
-                running.add_done_callback(lambda _: self._ended(segment, key))
+            if running is not None:
+                return running
+            segment.retain()
+            running = self._running[key] = self._executor.submit(self._build, segment, kind)
+        running.add_done_callback(lambda _: self._ended(segment, key))  # at once when it is done, so without the lock
         return running
 
     def close(self) -> None:
@@ -68,8 +71,11 @@ class IndexBuilder:
         segment.release()
 
 
-def wait(builds: list[Future[None]]) -> None:
-    """Until all are done. Raises what the first that failed raised."""
+def wait(builds: list[Future[None]], wanted: Callable[[], bool]) -> None:
+    """Until all are done. Raises what the first that failed raised, and Unavailable once they are no longer `wanted`."""
+    while pending := futures.wait(builds, LOOK_SECONDS).not_done:
+        if not wanted():
+            raise Unavailable(f"nobody waits any more for {len(pending)} builds of indexes; they go on in the background")
     for build in builds:
         try:
             build.result()

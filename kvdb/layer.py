@@ -22,6 +22,7 @@ from query_optimizer.optimizer import Optimizer
 from query_optimizer.plan import Plan
 
 TAIL_INDEX = "flat"  # adding to it costs what the new keys cost
+PREPARED_MAX = 64  # plans of one layer; a caller may ask for another alpha each time
 
 
 class Engine(Protocol):
@@ -89,6 +90,8 @@ class Layer:
         if prepared is not None and not isinstance(prepared.plan.retrieval, Exact):
             version += self._seal()
         if prepared is None or prepared.version != version or not prepared.plan.holds_for(self.run.tokens):
+            if len(self._prepared) >= PREPARED_MAX:
+                self._prepared.clear()
             prepared = self._prepared[asked] = self._planned(new, wanted, version)
         return prepared
 

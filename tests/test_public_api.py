@@ -12,14 +12,17 @@ ROOT = Path(__file__).parents[1]
 
 API = """
 Client(transport)
-Client.import_context(spec, tokens, kv, *, name)
+Client.import_context(spec, tokens, kv, *, name, queries=None)
 Client.create_session(spec, tokens)
 Client.store(session, *, name, tokens=None)
 Client.contexts()
 Client.get(name)
 Client.drop(name)
+Client.build_index(name, kind='flat', *, wait=True)
+Client.indexes(name)
+Client.verify(name)
 Client.close()
-Config(storage='StorageConfig', optimizer='OptimizerConfig', server='ServerConfig')
+Config(storage='StorageConfig', optimizer='OptimizerConfig', window='WindowConfig', indexes='IndexConfig', server='ServerConfig')
 Context(transport, info)
 Context.name
 Context.spec
@@ -28,7 +31,10 @@ Context.create_session(tokens, *, spec=None)
 Context.drop()
 Context.close()
 ContextInfo(name, spec, tokens, segments, nbytes)
+Dipr(alpha=0.012)
+Dipr.beta(scale)
 Exact()
+IndexInfo(segment, tokens, kind, layers, layers_total, nbytes)
 KvdbError
 ModelSpec(name, layers, q_heads, kv_heads, head_dim, dtype='bfloat16', rope=None, fingerprint='', scale=None)
 ModelSpec.softmax_scale
@@ -42,17 +48,19 @@ Session(transport)
 Session.spec
 Session.reused
 Session.update(layer, k, v, *, start=None)
-Session.attention(layer, q, *, retrieval=None)
-Session.attend(layer, q, k, v, *, retrieval=None, start=None)
+Session.attention(layer, q, *, retrieval=None, max_missed_mass=None, estimate_tail=False)
+Session.attend(layer, q, k, v, *, retrieval=None, max_missed_mass=None, estimate_tail=False, start=None)
 Session.fork()
 Session.store(name, tokens=None)
-Session.explain(layer)
+Session.explain(layer, *, retrieval=None, max_missed_mass=None)
 Session.stats()
 Session.close()
-SessionStats(tokens, reused, tail_tokens, tail_nbytes, queries, tokens_scanned, bytes_read, kernel_seconds, rules=<factory>)
+SessionStats(tokens, reused, tail_tokens, tail_nbytes, queries, tokens_scanned, tokens_retrieved, bytes_read, kernel_seconds, missed_mass, missed_mass_bound, missed_mass_bound_max, rules=<factory>)
+TopK(k)
+TopP(p)
 connect(target=None, *, token='', config=None)
 errors
-"""
+"""  # noqa: E501  # a signature is a line
 
 ERRORS = """
 KvdbError(Exception)

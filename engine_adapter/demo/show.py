@@ -2,6 +2,9 @@
 
 import random
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,10 +15,13 @@ from transformers.utils.logging import disable_progress_bar
 
 import engine_adapter.transformers
 import kvdb
+from engine_adapter.base import Reading
 from engine_adapter.demo.plain import PlainReader
 from engine_adapter.demo.server import ServerProcess
 from engine_adapter.models import vault
 from engine_adapter.transformers import TransformersEngine
+from indexes.retrieval import Exact, Retrieval
+from kvdb.config import MIB
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,7 +37,8 @@ ANSWER_TOKENS = vault.CODE_DIGITS + 1  # and the full stop behind them
 
 @dataclass(frozen=True)
 class Answer:
-    """One question: what the model went on with over kvdb, how many prompt tokens were reused, seconds to the first token."""
+    """One question: what the model went on with over kvdb, how many prompt tokens were reused, seconds to the
+    first token, and what its steps read."""
 
     fact: vault.Fact
     question: list[int]
@@ -39,14 +46,20 @@ class Answer:
     text: str
     reused: int
     first_token_seconds: float
+    reading: Reading
 
     @property
     def right(self) -> bool:
         return self.fact.answered_by(self.text)
 
 
-def show(tokens: int, facts: int, questions: int, seed: int) -> int:
-    """Run the demo; its exit status, 0 when kvdb's tokens are those of plain transformers."""
+def show(tokens: int, facts: int, questions: int, seed: int, *, retrieval: Retrieval | None = None, index: str = "flat") -> int:
+    """Run the demo; its exit status.
+
+    It is 0 when kvdb's tokens are those of plain transformers or, with a retrieval that leaves tokens out, when as many answers
+    are right. index: the kind that such a retrieval searches.
+    """
+    searches = retrieval not in {None, Exact()}
     console = Console(highlight=False)
     disable_progress_bar()  # of loading a model this small
     model, tokenizer = vault.load()
@@ -59,21 +72,24 @@ def show(tokens: int, facts: int, questions: int, seed: int) -> int:
         console.print(f"process {server.pid}: {server.ready_line}\n")
         with kvdb.connect(server.target) as db, engine_adapter.transformers.attach(model, db) as engine:
             _store(console, engine, document.ids)
+            if searches:
+                _index(console, db, index)
             answers = []
             with console.status("asking, each question in a session of its own"):
                 for fact in asked:
-                    answers.append(_ask(engine, tokenizer, document.ids, fact))
+                    answers.append(_ask(engine, tokenizer, document.ids, fact, retrieval))
             assert engine.last is not None
             plan = engine.last.explain
     with console.status("plain transformers reads the document again and answers the same questions"):
         plain = PlainReader(model, document.ids)
         plain_answers = [plain.answer(answer.question, ANSWER_TOKENS) for answer in answers]
+    plain_right = sum(a.fact.answered_by(str(tokenizer.decode(ids))) for a, (ids, _) in zip(answers, plain_answers, strict=True))
     equal = [answer.ids == ids for answer, (ids, _) in zip(answers, plain_answers, strict=True)]
     again = [plain.prefill_seconds + seconds for _, seconds in plain_answers]
     console.print(LEGEND)
     console.print(_table(answers, again, equal))
     console.print(f"\nThe plan of the last question's next query:\n{plan}\n", markup=False)
-    return _verdict(console, answers, equal)
+    return _verdict_of_search(console, answers, equal, plain_right) if searches else _verdict(console, answers, equal)
 
 
 def _store(console: Console, engine: TransformersEngine, document: list[int]) -> None:
@@ -85,18 +101,42 @@ def _store(console: Console, engine: TransformersEngine, document: list[int]) ->
             input_ids=torch.tensor([document]),
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    console.print(f"stored as “{NAME}”: {context.info.nbytes / (1 << 20):,.1f} MiB in the server's blocks\n")
+    console.print(f"stored as “{NAME}”: {context.info.nbytes / MIB:,.1f} MiB in the server's blocks\n")
 
 
-def _ask(engine: TransformersEngine, tokenizer: "PreTrainedTokenizerBase", document: list[int], fact: vault.Fact) -> Answer:
+def _index(console: Console, db: kvdb.Client, kind: str) -> None:
+    started = perf_counter()
+    with console.status(f"building an index, {kind}"):
+        built = db.build_index(NAME, kind)
+    seconds = perf_counter() - started
+    if not built:
+        console.print("the document is too short for an index, so everything is read\n")
+        return
+    nbytes, raw = sum(info.nbytes for info in built), db.get(NAME).info.nbytes
+    console.print(
+        f"index {kind}: built in {seconds:,.2f} s, {nbytes / MIB:,.1f} MiB, {nbytes / raw:.0%} of the keys and values\n"
+    )
+
+
+def _ask(
+    engine: TransformersEngine,
+    tokenizer: "PreTrainedTokenizerBase",
+    document: list[int],
+    fact: vault.Fact,
+    retrieval: Retrieval | None,
+) -> Answer:
     question: list[int] = tokenizer.encode(fact.question, add_special_tokens=False)
     prompt = torch.tensor([document + question])
-    out = engine.generate(prompt, max_new_tokens=ANSWER_TOKENS, min_new_tokens=ANSWER_TOKENS, do_sample=False)
+    out = engine.generate(
+        prompt, max_new_tokens=ANSWER_TOKENS, min_new_tokens=ANSWER_TOKENS, do_sample=False, retrieval=retrieval
+    )
     ids: list[int] = out[0, prompt.shape[1] :].tolist()
     report = engine.last
     assert report is not None
     assert report.first_token_seconds is not None
-    return Answer(fact, question, ids, str(tokenizer.decode(ids)), report.reused[0], report.first_token_seconds)
+    assert report.reading is not None
+    text = str(tokenizer.decode(ids))
+    return Answer(fact, question, ids, text, report.reused[0], report.first_token_seconds, report.reading)
 
 
 def _table(answers: list[Answer], again: list[float], equal: list[bool]) -> Table:
@@ -127,3 +167,19 @@ def _verdict(console: Console, answers: list[Answer], equal: list[bool]) -> int:
         return 0
     console.print(f"[bold red]{right}; {equal.count(False)} answers differ from plain transformers.[/]")
     return 1
+
+
+def _verdict_of_search(console: Console, answers: list[Answer], equal: list[bool], plain_right: int) -> int:
+    """Judges by right answers: with tokens left out, others than plain transformers' may be as good."""
+    right = sum(answer.right for answer in answers)
+    read = reduce(add, [answer.reading for answer in answers])
+    console.print(
+        f"read for the answers: {read.attended_share:.2%} of the tokens attended, {read.scanned / read.tokens:.0%} looked at in "
+        f"some form, {read.nbytes_share:.1%} of the bytes that reading everything takes"
+    )
+    colour = "green" if right >= plain_right else "red"
+    console.print(
+        f"[bold {colour}]{right} of {len(answers)} answers are right, {plain_right} in plain transformers; "
+        f"{sum(equal)} are the same tokens.[/]"
+    )
+    return 0 if right >= plain_right else 1

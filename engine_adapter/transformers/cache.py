@@ -14,9 +14,11 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 import kvdb
+from indexes.retrieval import Wanted
 from kvdb.errors import ShapeError, Unsupported
 
 _LAYER = "_kvdb_layer"
+ANYTHING = Wanted()
 
 
 class StoredLength(int):
@@ -32,11 +34,15 @@ class Row:
 
 
 class Batch:
-    """What the layers of one cache share. waiting: the layer whose new keys have not come to the attention function yet."""
+    """What the layers of one cache share.
 
-    def __init__(self, spec: kvdb.ModelSpec, rows: list[Row]) -> None:
+    wanted: which tokens are read. waiting: the layer whose new keys have not come to the attention function yet.
+    """
+
+    def __init__(self, spec: kvdb.ModelSpec, rows: list[Row], wanted: Wanted) -> None:
         self.spec = spec
         self.rows = rows
+        self.wanted = wanted
         self.waiting: int | None = None
 
     def check_answered(self) -> None:
@@ -79,10 +85,10 @@ class SessionLayer(CacheLayerMixin):
         head_dim]`. scaling: what the layer multiplies q.k with, None for 1/sqrt(head_dim). Raises ShapeError, Unsupported, and
         what `Session.attend` raises.
         """
-        batch, layer = self.batch, self.number
+        batch = self.batch
         self._check(q, k, v, scaling)
         batch.waiting = None
-        outs = [row.session.attend(layer, q[i], k[i], v[i], start=self.length - row.padding) for i, row in enumerate(batch.rows)]
+        outs = [self._attend(row, q[i], k[i], v[i]) for i, row in enumerate(batch.rows)]
         self.length += k.shape[2]
         out = outs[0].unsqueeze(0) if len(outs) == 1 else torch.stack(outs)
         return out.transpose(1, 2).contiguous()
@@ -98,6 +104,19 @@ class SessionLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         raise Unsupported("a session's tokens cannot be taken back; open another session instead of resetting the cache")
+
+    def _attend(self, row: Row, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        wanted = self.batch.wanted
+        out: torch.Tensor = row.session.attend(
+            self.number,
+            q,
+            k,
+            v,
+            retrieval=wanted.retrieval,
+            max_missed_mass=wanted.missed_mass_max,
+            start=self.length - row.padding,
+        )
+        return out
 
     def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> None:
         spec = self.batch.spec
@@ -115,11 +134,12 @@ class SessionLayer(CacheLayerMixin):
 class SessionCache(Cache):
     """The cache of one batch, over the sessions of its rows. At the end of a `with` the sessions are closed.
 
-    length: columns that the sessions hold already; row i holds `length - rows[i].padding` tokens of them.
+    length: columns that the sessions hold already; row i holds `length - rows[i].padding` tokens of them. wanted: which tokens
+    every query reads.
     """
 
-    def __init__(self, spec: kvdb.ModelSpec, rows: list[Row], length: int) -> None:
-        self._batch = Batch(spec, list(rows))
+    def __init__(self, spec: kvdb.ModelSpec, rows: list[Row], length: int, wanted: Wanted = ANYTHING) -> None:
+        self._batch = Batch(spec, list(rows), wanted)
         super().__init__(layers=[SessionLayer(number, self._batch, length) for number in range(spec.layers)])
 
     @property

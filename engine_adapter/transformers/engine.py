@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -10,13 +11,16 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 import kvdb
+import kvdb.check as check
 from engine_adapter.base import Inspect, Progress, Report
 from engine_adapter.transformers.attention import Attached
-from engine_adapter.transformers.cache import Row, SessionCache
+from engine_adapter.transformers.cache import ANYTHING, Row, SessionCache
 from engine_adapter.transformers.options import beams_of, settings_of
 from engine_adapter.transformers.prefill import prefill
 from engine_adapter.transformers.prompts import Prompt, as_batch, as_row, end_tokens, inferred_mask, rows_of
+from engine_adapter.transformers.reading import count, reading_since
 from engine_adapter.transformers.support import check_dropout, text_config
+from indexes.retrieval import Retrieval, Wanted
 from kvdb.errors import AlreadyExists, InvalidArgument, NotFound, Unsupported
 
 Names = Sequence[str | None]
@@ -42,6 +46,8 @@ class TransformersEngine:
         *,
         keep: str | Names | None = None,
         inspect: Inspect | None = None,
+        retrieval: Retrieval | None = None,
+        max_missed_mass: float | None = None,
         **options: Any,
     ) -> Any:
         """What `model.generate` returns for the same arguments, computing only what the database has not stored of the prompts.
@@ -50,7 +56,8 @@ class TransformersEngine:
         The sessions are closed at the end, so a returned `past_key_values` can be looked at but not gone on with; a chat goes on
         by `keep`: the name under which prompt and answer are stored (all but the last token, which the model has not read yet),
         or a list of them, one a returned sequence, None for those to forget. inspect: sees the sessions before they are closed.
-        options: all else that `model.generate` takes.
+        retrieval, max_missed_mass: which tokens a question and the steps behind it read, see `kvdb.Session.attention`; a long
+        text that is not stored reads everything. options: all else that `model.generate` takes.
 
         Raises Unsupported for what kvdb cannot do (other padding, other inputs than token ids, modes that take tokens back),
         InvalidArgument, AlreadyExists for a name in `keep` that is taken, and what the database raises. Nothing is stored then,
@@ -58,6 +65,7 @@ class TransformersEngine:
         """
         started = perf_counter()
         self._check_ready()
+        wanted = check.wanted(retrieval, max_missed_mass, estimate_tail=False)
         settings = settings_of(self._model, options)
         ids = as_batch(options.pop("inputs", None) if input_ids is None else input_ids)
         mask = inferred_mask(ids, settings) if attention_mask is None else torch.as_tensor(attention_mask)
@@ -66,10 +74,11 @@ class TransformersEngine:
         clock = _FirstToken()
         options["stopping_criteria"] = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), clock])
         with ExitStack() as opened:
-            rows = [self._open(prompt, opened) for prompt in prompts]
+            rows = [self._open(prompt, wanted, opened) for prompt in prompts]
             reused = tuple(row.session.reused for row in rows)
-            cache = opened.enter_context(SessionCache(self.spec, rows, ids.shape[1] - 1))
+            cache = opened.enter_context(SessionCache(self.spec, rows, ids.shape[1] - 1, wanted))
             cache.batch_repeat_interleave(beams_of(settings))
+            before = count(cache.sessions)
             prefilled = perf_counter()
             answer = self._model.generate(  # type: ignore[operator]  # transformers does not type it
                 ids, attention_mask=mask, past_key_values=cache, **options
@@ -77,7 +86,9 @@ class TransformersEngine:
             cache.check_answered()
             sequences = answer if isinstance(answer, torch.Tensor) else answer.sequences
             generated = sequences.shape[1] - ids.shape[1]
-            self.last = self._report(cache.sessions[0], prompts, reused, generated, _Times(started, prefilled, clock.first))
+            times = _Times(started, prefilled, clock.first)
+            report = self._report(cache.sessions[0], prompts, reused, times, wanted)
+            self.last = replace(report, generated=generated, reading=reading_since(before, cache.sessions, self.spec))
             if inspect is not None:
                 inspect(cache.sessions)
             self._keep(names, cache.rows, sequences, ids.shape[1], settings)
@@ -97,28 +108,34 @@ class TransformersEngine:
             prefill(self._model, session, tokens, self._piece_tokens, progress)
             prefilled = perf_counter()
             context = self._db.store(session, name=name)
-            self.last = self._report(session, [Prompt(tokens, 0)], (session.reused,), 0, _Times(started, prefilled, None))
+            self.last = self._report(session, [Prompt(tokens, 0)], (session.reused,), _Times(started, prefilled, None))
         return context
 
     def _report(
-        self, session: kvdb.Session, prompts: list[Prompt], reused: tuple[int, ...], generated: int, times: "_Times"
+        self,
+        session: kvdb.Session,
+        prompts: list[Prompt],
+        reused: tuple[int, ...],
+        times: "_Times",
+        wanted: Wanted = ANYTHING,
     ) -> Report:
+        """Of a call that generated nothing."""
         first = times.first_token
         return Report(
             reused=reused,
             prefilled=tuple(len(prompt.tokens) - known for prompt, known in zip(prompts, reused, strict=True)),
-            generated=generated,
+            generated=0,
             prefill_seconds=times.prefilled - times.started,
             first_token_seconds=None if first is None else first - times.started,
             seconds=perf_counter() - times.started,
-            explain=session.explain(self.spec.layers - 1),
+            explain=session.explain(self.spec.layers - 1, retrieval=wanted.retrieval, max_missed_mass=wanted.missed_mass_max),
         )
 
-    def _open(self, prompt: Prompt, opened: ExitStack) -> Row:
+    def _open(self, prompt: Prompt, wanted: Wanted, opened: ExitStack) -> Row:
         """A session over all of a prompt but its last token, which `generate` puts through the model to have its logits."""
         known = prompt.tokens[:-1]
         session = opened.enter_context(self._db.create_session(self.spec, known))
-        prefill(self._model, session, known, self._piece_tokens)
+        prefill(self._model, session, known, self._piece_tokens, wanted=wanted)
         return Row(session, prompt.padding)
 
     def _keep(self, names: Names, rows: Sequence[Row], sequences: torch.Tensor, columns: int, settings: GenerationConfig) -> None:

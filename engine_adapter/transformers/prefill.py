@@ -6,19 +6,33 @@ from transformers import PreTrainedModel
 import kvdb
 from engine_adapter.base import Progress
 from engine_adapter.transformers.cache import Row, SessionCache
+from indexes.retrieval import Wanted
+
+QUESTION_TOKENS_MAX = 256
+"""More tokens than these behind what is stored are a text of their own, and read everything: what they leave in the database has
+to be what the model makes of it."""
+
+EXACT = Wanted(kvdb.Exact())
 
 
 def prefill(
-    model: PreTrainedModel, session: kvdb.Session, tokens: torch.Tensor, piece_tokens: int, progress: Progress | None = None
+    model: PreTrainedModel,
+    session: kvdb.Session,
+    tokens: torch.Tensor,
+    piece_tokens: int,
+    progress: Progress | None = None,
+    wanted: Wanted = EXACT,
 ) -> None:
     """Compute tokens [session.reused, n) and leave their keys and values in the session.
 
-    tokens: int64 `[n]`, all of the prompt. progress: called as (done, n), first with what was stored already. Only the decoder
+    tokens: int64 `[n]`, all of the prompt. progress: called as (done, n), first with what was stored already. wanted: which
+    tokens a question reads, one of up to QUESTION_TOKENS_MAX tokens; more are a text, which reads everything. Only the decoder
     runs; nobody asks for the head's logits. Raises Unsupported and what `Session.attend` raises; the session is then unfinished.
     """
     decoder = model.get_decoder()
     n = len(tokens)
-    cache = SessionCache(session.spec, [Row(session)], session.reused)
+    asked = wanted if n - session.reused <= QUESTION_TOKENS_MAX else EXACT
+    cache = SessionCache(session.spec, [Row(session)], session.reused, asked)
     if progress is not None:
         progress(session.reused, n)
     with torch.no_grad():

@@ -87,7 +87,7 @@ def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tupl
             state, reading = execute.exact(layout, question.run, q, q.shape[1], question.scale)
             nbytes = reading.nbytes + seen.nbytes
             return state, replace(reading, nbytes=nbytes, kernel_ns=perf_counter_ns() - started)
-        state = _attend(question, sections, first, founds, attempt)
+        state = _attend(question, sections, first, founds)
         missed, bound = (_share([getattr(f, name) for f in founds], state.lse) for name in ("missed", "missed_bound"))
         if limit is None or bound.max() <= limit:
             break
@@ -124,6 +124,8 @@ def _search(question: Question, sections: Sections, q: Float32, first: Whole, re
         return []
     n = q.shape[1]
     floor, outside = _scores(first, question.scale), first.state.lse
+    if isinstance(retrieval, TopK):
+        retrieval = TopK(min(retrieval.k, sections.tokens))  # any number may be asked for
     if isinstance(retrieval, TopP) and len(sections.searched) > 1:
         retrieval = TopP(1 - (1 - retrieval.p) / len(sections.searched))  # each part may miss its share of what all may
     founds = []
@@ -133,15 +135,16 @@ def _search(question: Question, sections: Sections, q: Float32, first: Whole, re
         found = part.index.search(queries, retrieval, estimate_tail=question.wanted.estimate_tail, tight=tight)
         founds.append(found)
         floor = np.maximum(floor, _largest(found, floor.shape))
-    return founds
+    if len(founds) == 1 or question.wanted.estimate_tail:  # what was found is better than an estimate of it
+        return founds
+    cut = _cut(founds, floor, question.scale, retrieval)
+    return [_trimmed(found, cut.ravel(), question.scale) for found in founds]
 
 
-def _attend(
-    question: Question, sections: Sections, first: Whole, founds: Sequence[Found], retrieval: Retrieval
-) -> AttentionState:
+def _attend(question: Question, sections: Sections, first: Whole, founds: Sequence[Found]) -> AttentionState:
     """The state over what is read whole and what was found, float32."""
     out, lse = first.state.out.copy(), first.state.lse.copy()
-    cut = _cut(founds, _scores(first, question.scale), question.scale, retrieval)
+    cut = np.full(lse.shape, -np.inf, np.float32)
     for part, found in zip(sections.searched, founds, strict=True):
         table = part.index.blocks.table
         _native.attend_found(
@@ -151,14 +154,34 @@ def _attend(
 
 
 def _cut(founds: Sequence[Found], floor: Float32, scale: float, retrieval: Retrieval) -> Float32:
-    """The smallest score that counts once every part is known, float32 `[q_heads, n]`. One part has cut for itself."""
-    if len(founds) > 1 and isinstance(retrieval, Dipr):
-        for found in founds:
-            floor = np.maximum(floor, _largest(found, floor.shape))
+    """The smallest score that counts now that every part is known, float32 `[q_heads, n]`. floor: the largest of all."""
+    if isinstance(retrieval, Dipr):
         return np.asarray(floor - np.float32(retrieval.beta(scale)), np.float32)
-    if len(founds) > 1 and isinstance(retrieval, TopK):
+    if isinstance(retrieval, TopK):
         return _kth(founds, retrieval.k).reshape(floor.shape)
     return np.full(floor.shape, -np.inf, np.float32)
+
+
+def _trimmed(found: Found, cut: Float32, scale: float) -> Found:
+    """What reaches the cut of its row, float32 `[rows]`; the mass of the rest counts as missed."""
+    counts = np.diff(found.offsets)
+    keep = found.scores >= np.repeat(cut, counts)
+    if keep.all():
+        return found
+    rows = np.repeat(np.arange(len(counts)), counts)
+    lost, limit = rows[~keep], scale * cut.astype(np.float64)
+    mass = np.bincount(lost, np.exp(scale * found.scores[~keep] - limit[lost]), len(counts))
+    with np.errstate(divide="ignore"):
+        log_mass = (np.log(mass) + limit).reshape(found.missed.shape)
+    missed, bound = (np.logaddexp(log, log_mass) for log in (found.missed, found.missed_bound))
+    return replace(
+        found,
+        offsets=np.concatenate([[0], np.cumsum(np.bincount(rows[keep], minlength=len(counts)))]).astype(np.int64),
+        ids=found.ids[keep],
+        scores=found.scores[keep],
+        missed=missed.astype(np.float32),
+        missed_bound=np.nextafter(bound.astype(np.float32), np.float32(np.inf)),
+    )
 
 
 def _kth(founds: Sequence[Found], k: int) -> Float32:

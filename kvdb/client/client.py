@@ -8,7 +8,7 @@ from kvdb.client.arrays import to_numpy, token_ids
 from kvdb.client.session import Session
 from kvdb.client.transport import ImportTransport, Transport
 from kvdb.errors import LayerError, ShapeError, SpecMismatch
-from kvdb.types import Array, ContextInfo, ModelSpec
+from kvdb.types import Array, ContextInfo, IndexInfo, ModelSpec
 
 
 class Context:
@@ -71,11 +71,20 @@ class Client:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def import_context(self, spec: ModelSpec, tokens: Any, kv: Iterable[tuple[Any, Any]], *, name: str) -> Context:
+    def import_context(
+        self,
+        spec: ModelSpec,
+        tokens: Any,
+        kv: Iterable[tuple[Any, Any]],
+        *,
+        name: str,
+        queries: Iterable[Any] | None = None,
+    ) -> Context:
         """Store the KV of n tokens under a name. What is stored already of their beginning is not stored again.
 
         tokens: n ids. kv: one (k, v) a layer, in order, each `[kv_heads, n, head_dim]` in the spec's dtype, keys after RoPE; it
-        may be a generator, so that one layer at a time is in memory. Raises AlreadyExists, ShapeError, DtypeError,
+        may be a generator, so that one layer at a time is in memory. queries: a sample of each layer's queries, from which
+        indexes learn, one `[q_heads, m, head_dim]` (after RoPE) or None a layer. Raises AlreadyExists, ShapeError, DtypeError,
         NonFiniteError, LayerError, CapacityError or InvalidArgument, and then nothing is stored.
         """
         ids = token_ids(tokens)
@@ -88,6 +97,8 @@ class Client:
                 layers += 1
             if layers != spec.layers:
                 raise LayerError(f"kv holds {layers} layers; expected {spec.layers}, those of {spec.name}")
+            if queries is not None:
+                _sample(writing, queries, spec)
             info = writing.commit()
             done = True
         finally:
@@ -122,6 +133,23 @@ class Client:
         """Forget a context. Open sessions over it go on; what nobody holds is freed. Raises NotFound."""
         self._transport.drop(name)
 
+    def build_index(self, name: str, kind: str = "flat", *, wait: bool = True) -> list[IndexInfo]:
+        """Build an index over a context's keys, from which queries that name a retrieval, or none, are then answered.
+
+        kind: "flat", "coarse-bounds", "coarse-means", "coarse-clusters" or "hnsw". wait: until it stands; otherwise it is built
+        in the background. Returns the indexes there are then; segments shorter than the configuration's segment_tokens_min are
+        read whole and get none. Raises NotFound, InvalidArgument for another kind, Unsupported for one whose library is missing.
+        """
+        return self._transport.build_index(name, kind, wait)
+
+    def indexes(self, name: str) -> list[IndexInfo]:
+        """The indexes over a context's segments. Raises NotFound."""
+        return self._transport.indexes(name)
+
+    def verify(self, name: str) -> int:
+        """Check every index of a context against its keys; how many there are. Raises NotFound or IntegrityError."""
+        return self._transport.verify(name)
+
     def close(self) -> None:
         """Close it and, when embedded, every session. Closing twice does nothing."""
         self._transport.close()
@@ -141,3 +169,13 @@ def _write(writing: ImportTransport, layer: int, k: Array, v: Array, n: int) -> 
             )
     if writing.start < n:
         writing.write(layer, k[:, writing.start :], v[:, writing.start :])
+
+
+def _sample(writing: ImportTransport, queries: Iterable[Any], spec: ModelSpec) -> None:
+    layers = 0
+    for q in queries:
+        if q is not None:
+            writing.sample(layers, to_numpy(q))
+        layers += 1
+    if layers != spec.layers:
+        raise LayerError(f"queries holds {layers} layers; expected {spec.layers}, one sample or None for each of {spec.name}")

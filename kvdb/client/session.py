@@ -3,6 +3,7 @@
 from types import TracebackType
 from typing import Any, Self
 
+import kvdb.check as check
 from indexes.retrieval import Retrieval
 from kvdb.client.arrays import like, to_numpy, token_ids
 from kvdb.client.transport import SessionTransport
@@ -36,17 +37,41 @@ class Session:
         """
         self._transport.update(layer, to_numpy(k), to_numpy(v), start)
 
-    def attention(self, layer: int, q: Any, *, retrieval: Retrieval | None = None) -> Any:
+    def attention(
+        self,
+        layer: int,
+        q: Any,
+        *,
+        retrieval: Retrieval | None = None,
+        max_missed_mass: float | None = None,
+        estimate_tail: bool = False,
+    ) -> Any:
         """Attention of one layer's last n tokens, each over everything up to and including itself.
 
-        q (after RoPE) and the result: `[q_heads, n, head_dim]`. retrieval: None lets the optimizer decide. Raises LayerError,
-        ShapeError, DtypeError, NonFiniteError, SessionClosed, and PositionError for more queries than tokens.
+        q (after RoPE) and the result: `[q_heads, n, head_dim]`. retrieval: which tokens are read, kvdb.Exact(), Dipr(alpha),
+        TopK(k) or TopP(p); None lets the optimizer decide. max_missed_mass: read on until the share of the softmax mass that was
+        left out is proven to be at most this. estimate_tail: add an estimate of the attention over what was left out, where the
+        index can make one. Raises LayerError, ShapeError, DtypeError, NonFiniteError, InvalidArgument, SessionClosed, and
+        PositionError for more queries than tokens.
         """
-        return like(self._transport.attention(layer, to_numpy(q), retrieval), q)
+        wanted = check.wanted(retrieval, max_missed_mass, estimate_tail)
+        return like(self._transport.attention(layer, to_numpy(q), wanted), q)
 
-    def attend(self, layer: int, q: Any, k: Any, v: Any, *, retrieval: Retrieval | None = None, start: int | None = None) -> Any:
+    def attend(  # noqa: PLR0913  # the three arrays, and what `attention` and `update` take
+        self,
+        layer: int,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        retrieval: Retrieval | None = None,
+        max_missed_mass: float | None = None,
+        estimate_tail: bool = False,
+        start: int | None = None,
+    ) -> Any:
         """`update` and `attention` of the same n tokens in one call. Raises what both raise."""
-        return like(self._transport.attend(layer, to_numpy(q), to_numpy(k), to_numpy(v), retrieval, start), q)
+        wanted = check.wanted(retrieval, max_missed_mass, estimate_tail)
+        return like(self._transport.attend(layer, to_numpy(q), to_numpy(k), to_numpy(v), wanted, start), q)
 
     def fork(self) -> "Session":
         """Another session over the same tokens; nothing is copied until one of the two goes on. Raises SessionClosed."""
@@ -56,9 +81,9 @@ class Session:
         """Keep everything in the session as a context; see `Client.store`."""
         return self._transport.store(name, token_ids(tokens))
 
-    def explain(self, layer: int) -> str:
-        """The plan of this layer's next query, as text. Raises LayerError or SessionClosed."""
-        return self._transport.explain(layer)
+    def explain(self, layer: int, *, retrieval: Retrieval | None = None, max_missed_mass: float | None = None) -> str:
+        """The plan of this layer's next query, as text. Raises LayerError, InvalidArgument or SessionClosed."""
+        return self._transport.explain(layer, check.wanted(retrieval, max_missed_mass, False))
 
     def stats(self) -> SessionStats:
         """What the session holds and has done. Raises SessionClosed."""

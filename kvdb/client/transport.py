@@ -7,8 +7,8 @@ to a server. Arrays are numpy here, in the spec's dtype; whoever answers checks 
 from collections.abc import Iterable
 from typing import Protocol
 
-from indexes.retrieval import Retrieval
-from kvdb.types import Array, ContextInfo, ModelSpec, SessionStats, Tokens
+from indexes.retrieval import Wanted
+from kvdb.types import Array, ContextInfo, IndexInfo, ModelSpec, SessionStats, Tokens
 
 
 class SessionTransport(Protocol):
@@ -19,17 +19,15 @@ class SessionTransport(Protocol):
 
     def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None: ...
 
-    def attention(self, layer: int, q: Array, retrieval: Retrieval | None = None) -> Array: ...
+    def attention(self, layer: int, q: Array, wanted: Wanted) -> Array: ...
 
-    def attend(
-        self, layer: int, q: Array, k: Array, v: Array, retrieval: Retrieval | None = None, start: int | None = None
-    ) -> Array: ...
+    def attend(self, layer: int, q: Array, k: Array, v: Array, wanted: Wanted, start: int | None = None) -> Array: ...
 
     def fork(self) -> "SessionTransport": ...
 
     def store(self, name: str, tokens: Tokens | None = None) -> ContextInfo: ...
 
-    def explain(self, layer: int) -> str: ...
+    def explain(self, layer: int, wanted: Wanted) -> str: ...
 
     def stats(self) -> SessionStats: ...
 
@@ -37,12 +35,17 @@ class SessionTransport(Protocol):
 
 
 class ImportTransport(Protocol):
-    """One import under way: `write` layers in any order and any pieces, then `commit`, or `abort`. Nothing is visible before."""
+    """One import under way: `write` layers in any order and any pieces, then `commit`, or `abort`. Nothing is visible before.
+
+    `sample` hands in queries of a layer, at any time between.
+    """
 
     start: int
     """How many leading tokens are stored already; only tokens [start, n) are written."""
 
     def write(self, layer: int, k: Array, v: Array) -> None: ...
+
+    def sample(self, layer: int, q: Array) -> None: ...
 
     def commit(self) -> ContextInfo: ...
 
@@ -61,6 +64,12 @@ class Transport(Protocol):
     def get(self, name: str) -> ContextInfo: ...
 
     def drop(self, name: str) -> None: ...
+
+    def build_index(self, name: str, kind: str, wait: bool) -> list[IndexInfo]: ...
+
+    def indexes(self, name: str) -> list[IndexInfo]: ...
+
+    def verify(self, name: str) -> int: ...
 
     def close(self) -> None: ...
 

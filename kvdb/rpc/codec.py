@@ -1,4 +1,7 @@
-"""Values of `kvdb.types` as messages of the wire, and back. `kvdb.rpc.chunk` has the one message that is encoded by hand."""
+"""Values of `kvdb.types` as messages of the wire, and back.
+
+`kvdb.rpc.chunk` has the one message that is encoded by hand, `kvdb.rpc.wanted` what a query asks for.
+"""
 
 import json
 import math
@@ -7,10 +10,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from indexes.retrieval import Exact, Retrieval
-from kvdb.errors import DtypeError, InvalidArgument, ShapeError, SpecError, Unsupported
+from kvdb.errors import DtypeError, InvalidArgument, ShapeError, SpecError
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.types import Array, ContextInfo, ModelSpec, Rope, SessionStats, Tokens
+from kvdb.types import Array, ContextInfo, IndexInfo, ModelSpec, Rope, SessionStats, Tokens
 
 DIMENSIONS_MAX = 8
 TOKEN_DTYPE = np.dtype("<i4")
@@ -100,30 +102,27 @@ def from_spec(message: pb.ModelSpec) -> ModelSpec:
     )
 
 
-def put_retrieval(message: pb.AttentionRequest | pb.AttendRequest, retrieval: Retrieval | None) -> None:
-    """A request's retrieval. Raises Unsupported for one that this version has no message for."""
-    if retrieval is None:
-        return
-    if not isinstance(retrieval, Exact):
-        raise Unsupported(f"retrieval {retrieval!r} cannot be sent to a server; expected kvdb.Exact() or None")
-    message.retrieval.exact.SetInParent()
-
-
-def from_retrieval(message: pb.AttentionRequest | pb.AttendRequest) -> Retrieval | None:
-    """A request's retrieval; None when it leaves that to the optimizer. Raises Unsupported for one of a newer client."""
-    if not message.HasField("retrieval"):
-        return None
-    if message.retrieval.WhichOneof("kind") == "exact":
-        return Exact()
-    raise Unsupported("this server does not know the request's retrieval; expected exact, or run both from one version")
-
-
 def to_info(info: ContextInfo) -> pb.ContextInfo:
     return pb.ContextInfo(name=info.name, spec=to_spec(info.spec), tokens=info.tokens, segments=info.segments, nbytes=info.nbytes)
 
 
 def from_info(message: pb.ContextInfo) -> ContextInfo:
     return ContextInfo(message.name, from_spec(message.spec), message.tokens, message.segments, message.nbytes)
+
+
+def to_index_info(info: IndexInfo) -> pb.IndexInfo:
+    return pb.IndexInfo(**vars(info))
+
+
+def from_index_info(message: pb.IndexInfo) -> IndexInfo:
+    return IndexInfo(
+        segment=message.segment,
+        tokens=message.tokens,
+        kind=message.kind,
+        layers=message.layers,
+        layers_total=message.layers_total,
+        nbytes=message.nbytes,
+    )
 
 
 def to_stats(stats: SessionStats) -> pb.StatsReply:
@@ -134,8 +133,12 @@ def to_stats(stats: SessionStats) -> pb.StatsReply:
         tail_nbytes=stats.tail_nbytes,
         queries=stats.queries,
         tokens_scanned=stats.tokens_scanned,
+        tokens_retrieved=stats.tokens_retrieved,
         bytes_read=stats.bytes_read,
         kernel_seconds=stats.kernel_seconds,
+        missed_mass=stats.missed_mass,
+        missed_mass_bound=stats.missed_mass_bound,
+        missed_mass_bound_max=stats.missed_mass_bound_max,
         rules=stats.rules,
     )
 
@@ -148,8 +151,12 @@ def from_stats(message: pb.StatsReply) -> SessionStats:
         tail_nbytes=message.tail_nbytes,
         queries=message.queries,
         tokens_scanned=message.tokens_scanned,
+        tokens_retrieved=message.tokens_retrieved,
         bytes_read=message.bytes_read,
         kernel_seconds=message.kernel_seconds,
+        missed_mass=message.missed_mass,
+        missed_mass_bound=message.missed_mass_bound,
+        missed_mass_bound_max=message.missed_mass_bound_max,
         rules=dict(message.rules),
     )
 

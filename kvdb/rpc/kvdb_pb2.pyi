@@ -63,13 +63,34 @@ class Array(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Retrieval(_message.Message):
-    __slots__ = ("exact",)
+    __slots__ = ("exact", "dipr", "top_k", "top_p")
     class Exact(_message.Message):
         __slots__ = ()
         def __init__(self) -> None: ...
+    class Dipr(_message.Message):
+        __slots__ = ("alpha",)
+        ALPHA_FIELD_NUMBER: _ClassVar[int]
+        alpha: float
+        def __init__(self, alpha: _Optional[float] = ...) -> None: ...
+    class TopK(_message.Message):
+        __slots__ = ("k",)
+        K_FIELD_NUMBER: _ClassVar[int]
+        k: int
+        def __init__(self, k: _Optional[int] = ...) -> None: ...
+    class TopP(_message.Message):
+        __slots__ = ("p",)
+        P_FIELD_NUMBER: _ClassVar[int]
+        p: float
+        def __init__(self, p: _Optional[float] = ...) -> None: ...
     EXACT_FIELD_NUMBER: _ClassVar[int]
+    DIPR_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
     exact: Retrieval.Exact
-    def __init__(self, exact: _Optional[_Union[Retrieval.Exact, _Mapping]] = ...) -> None: ...
+    dipr: Retrieval.Dipr
+    top_k: Retrieval.TopK
+    top_p: Retrieval.TopP
+    def __init__(self, exact: _Optional[_Union[Retrieval.Exact, _Mapping]] = ..., dipr: _Optional[_Union[Retrieval.Dipr, _Mapping]] = ..., top_k: _Optional[_Union[Retrieval.TopK, _Mapping]] = ..., top_p: _Optional[_Union[Retrieval.TopP, _Mapping]] = ...) -> None: ...
 
 class ContextInfo(_message.Message):
     __slots__ = ("name", "spec", "tokens", "segments", "nbytes")
@@ -85,15 +106,33 @@ class ContextInfo(_message.Message):
     nbytes: int
     def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[int] = ..., segments: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
 
+class IndexInfo(_message.Message):
+    __slots__ = ("segment", "tokens", "kind", "layers", "layers_total", "nbytes")
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    segment: int
+    tokens: int
+    kind: str
+    layers: int
+    layers_total: int
+    nbytes: int
+    def __init__(self, segment: _Optional[int] = ..., tokens: _Optional[int] = ..., kind: _Optional[str] = ..., layers: _Optional[int] = ..., layers_total: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
 class ImportRequest(_message.Message):
-    __slots__ = ("begin", "chunk", "commit")
+    __slots__ = ("begin", "chunk", "commit", "sample")
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
     begin: ImportBegin
     chunk: ImportChunk
     commit: ImportCommit
-    def __init__(self, begin: _Optional[_Union[ImportBegin, _Mapping]] = ..., chunk: _Optional[_Union[ImportChunk, _Mapping]] = ..., commit: _Optional[_Union[ImportCommit, _Mapping]] = ...) -> None: ...
+    sample: ImportSample
+    def __init__(self, begin: _Optional[_Union[ImportBegin, _Mapping]] = ..., chunk: _Optional[_Union[ImportChunk, _Mapping]] = ..., commit: _Optional[_Union[ImportCommit, _Mapping]] = ..., sample: _Optional[_Union[ImportSample, _Mapping]] = ...) -> None: ...
 
 class ImportBegin(_message.Message):
     __slots__ = ("spec", "tokens", "name")
@@ -114,6 +153,14 @@ class ImportChunk(_message.Message):
     k: Array
     v: Array
     def __init__(self, layer: _Optional[int] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+
+class ImportSample(_message.Message):
+    __slots__ = ("layer", "q")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    Q_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    q: Array
+    def __init__(self, layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class ImportCommit(_message.Message):
     __slots__ = ()
@@ -159,6 +206,40 @@ class DropContextReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class BuildIndexRequest(_message.Message):
+    __slots__ = ("name", "kind", "wait")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: str
+    wait: bool
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., wait: _Optional[bool] = ...) -> None: ...
+
+class ListIndexesRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class IndexesReply(_message.Message):
+    __slots__ = ("indexes",)
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    indexes: _containers.RepeatedCompositeFieldContainer[IndexInfo]
+    def __init__(self, indexes: _Optional[_Iterable[_Union[IndexInfo, _Mapping]]] = ...) -> None: ...
+
+class VerifyIndexesRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class VerifyIndexesReply(_message.Message):
+    __slots__ = ("indexes",)
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    indexes: int
+    def __init__(self, indexes: _Optional[int] = ...) -> None: ...
+
 class CreateSessionRequest(_message.Message):
     __slots__ = ("spec", "tokens")
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -194,19 +275,23 @@ class UpdateReply(_message.Message):
     def __init__(self) -> None: ...
 
 class AttentionRequest(_message.Message):
-    __slots__ = ("session_id", "layer", "q", "retrieval")
+    __slots__ = ("session_id", "layer", "q", "retrieval", "missed_mass_max", "estimate_tail")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     Q_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    MISSED_MASS_MAX_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_TAIL_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     layer: int
     q: Array
     retrieval: Retrieval
-    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ...) -> None: ...
+    missed_mass_max: float
+    estimate_tail: bool
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., missed_mass_max: _Optional[float] = ..., estimate_tail: _Optional[bool] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
-    __slots__ = ("session_id", "layer", "q", "k", "v", "retrieval", "start")
+    __slots__ = ("session_id", "layer", "q", "k", "v", "retrieval", "start", "missed_mass_max", "estimate_tail")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     Q_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +299,8 @@ class AttendRequest(_message.Message):
     V_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    MISSED_MASS_MAX_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_TAIL_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     layer: int
     q: Array
@@ -221,7 +308,9 @@ class AttendRequest(_message.Message):
     v: Array
     retrieval: Retrieval
     start: int
-    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., start: _Optional[int] = ...) -> None: ...
+    missed_mass_max: float
+    estimate_tail: bool
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., start: _Optional[int] = ..., missed_mass_max: _Optional[float] = ..., estimate_tail: _Optional[bool] = ...) -> None: ...
 
 class AttentionReply(_message.Message):
     __slots__ = ("out",)
@@ -262,12 +351,18 @@ class StoreRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., name: _Optional[str] = ..., tokens: _Optional[bytes] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
-    __slots__ = ("session_id", "layer")
+    __slots__ = ("session_id", "layer", "retrieval", "missed_mass_max", "estimate_tail")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    MISSED_MASS_MAX_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_TAIL_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     layer: int
-    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ...) -> None: ...
+    retrieval: Retrieval
+    missed_mass_max: float
+    estimate_tail: bool
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., missed_mass_max: _Optional[float] = ..., estimate_tail: _Optional[bool] = ...) -> None: ...
 
 class ExplainReply(_message.Message):
     __slots__ = ("plan",)
@@ -282,7 +377,7 @@ class StatsRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("tokens", "reused", "tail_tokens", "tail_nbytes", "queries", "tokens_scanned", "bytes_read", "kernel_seconds", "rules")
+    __slots__ = ("tokens", "reused", "tail_tokens", "tail_nbytes", "queries", "tokens_scanned", "bytes_read", "kernel_seconds", "rules", "tokens_retrieved", "missed_mass", "missed_mass_bound", "missed_mass_bound_max")
     class RulesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -299,6 +394,10 @@ class StatsReply(_message.Message):
     BYTES_READ_FIELD_NUMBER: _ClassVar[int]
     KERNEL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_RETRIEVED_FIELD_NUMBER: _ClassVar[int]
+    MISSED_MASS_FIELD_NUMBER: _ClassVar[int]
+    MISSED_MASS_BOUND_FIELD_NUMBER: _ClassVar[int]
+    MISSED_MASS_BOUND_MAX_FIELD_NUMBER: _ClassVar[int]
     tokens: int
     reused: int
     tail_tokens: int
@@ -308,7 +407,11 @@ class StatsReply(_message.Message):
     bytes_read: int
     kernel_seconds: float
     rules: _containers.ScalarMap[str, int]
-    def __init__(self, tokens: _Optional[int] = ..., reused: _Optional[int] = ..., tail_tokens: _Optional[int] = ..., tail_nbytes: _Optional[int] = ..., queries: _Optional[int] = ..., tokens_scanned: _Optional[int] = ..., bytes_read: _Optional[int] = ..., kernel_seconds: _Optional[float] = ..., rules: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    tokens_retrieved: int
+    missed_mass: float
+    missed_mass_bound: float
+    missed_mass_bound_max: float
+    def __init__(self, tokens: _Optional[int] = ..., reused: _Optional[int] = ..., tail_tokens: _Optional[int] = ..., tail_nbytes: _Optional[int] = ..., queries: _Optional[int] = ..., tokens_scanned: _Optional[int] = ..., bytes_read: _Optional[int] = ..., kernel_seconds: _Optional[float] = ..., rules: _Optional[_Mapping[str, int]] = ..., tokens_retrieved: _Optional[int] = ..., missed_mass: _Optional[float] = ..., missed_mass_bound: _Optional[float] = ..., missed_mass_bound_max: _Optional[float] = ...) -> None: ...
 
 class CloseSessionRequest(_message.Message):
     __slots__ = ("session_id",)

@@ -59,6 +59,21 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextReply.FromString,
                 _registered_method=True)
+        self.BuildIndex = channel.unary_unary(
+                '/kvdb.v1.Kvdb/BuildIndex',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.BuildIndexRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.IndexesReply.FromString,
+                _registered_method=True)
+        self.ListIndexes = channel.unary_unary(
+                '/kvdb.v1.Kvdb/ListIndexes',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ListIndexesRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.IndexesReply.FromString,
+                _registered_method=True)
+        self.VerifyIndexes = channel.unary_unary(
+                '/kvdb.v1.Kvdb/VerifyIndexes',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesReply.FromString,
+                _registered_method=True)
         self.CreateSession = channel.unary_unary(
                 '/kvdb.v1.Kvdb/CreateSession',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CreateSessionRequest.SerializeToString,
@@ -123,8 +138,8 @@ class KvdbServicer:
 
     def ImportContext(self, request_iterator, context):
         """Stores a context. The client sends `begin`, reads `begun`, sends the chunks of tokens [begun.start, n) of every layer, then
-        `commit`, and reads `committed`. Layers come in any order, the chunks of one layer in the order of their tokens. If the
-        call ends in any other way, nothing was stored.
+        `commit`, and reads `committed`. Layers come in any order, the chunks of one layer in the order of their tokens; samples of
+        a layer's queries may come at any time between. If the call ends in any other way, nothing was stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,6 +159,26 @@ class KvdbServicer:
 
     def DropContext(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BuildIndex(self, request, context):
+        """Builds a kind of index over the segments of a context. A build goes on when the call that asked for it ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListIndexes(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyIndexes(self, request, context):
+        """Checks every index of a context against its keys; DATA_LOSS where one does not fit.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -239,6 +274,21 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.DropContext,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextReply.SerializeToString,
+            ),
+            'BuildIndex': grpc.unary_unary_rpc_method_handler(
+                    servicer.BuildIndex,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.BuildIndexRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.IndexesReply.SerializeToString,
+            ),
+            'ListIndexes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListIndexes,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ListIndexesRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.IndexesReply.SerializeToString,
+            ),
+            'VerifyIndexes': grpc.unary_unary_rpc_method_handler(
+                    servicer.VerifyIndexes,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesReply.SerializeToString,
             ),
             'CreateSession': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateSession,
@@ -426,6 +476,87 @@ class Kvdb:
             '/kvdb.v1.Kvdb/DropContext',
             kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.DropContextReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BuildIndex(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/BuildIndex',
+            kvdb_dot_rpc_dot_kvdb__pb2.BuildIndexRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.IndexesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListIndexes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/ListIndexes',
+            kvdb_dot_rpc_dot_kvdb__pb2.ListIndexesRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.IndexesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyIndexes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/VerifyIndexes',
+            kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesReply.FromString,
             options,
             channel_credentials,
             insecure,

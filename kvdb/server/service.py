@@ -1,6 +1,7 @@
 """The calls of kvdb.v1.Kvdb, each of them the engine's own method between two messages."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from re import sub
 
 import grpc
@@ -11,11 +12,12 @@ from kvdb.errors import InvalidArgument
 from kvdb.rpc import chunk, codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.chunk import Chunk
+from kvdb.rpc.wanted import from_wanted
 from kvdb.server import edge
 from kvdb.server.sessions import Sessions
 from kvdb.server.streams import OpenStream, Streams
 from kvdb.session import SessionState
-from kvdb.types import Array
+from kvdb.types import Array, IndexInfo
 from kvdb.version import __version__
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
@@ -47,11 +49,14 @@ class KvdbService:
                 yield pb.ImportReply(begun=pb.ImportBegun(start=writing.start))
                 for data in requests:
                     request = chunk.deserialize(data)
-                    if not isinstance(request, Chunk):
+                    if isinstance(request, Chunk):
+                        writing.write(request.layer, request.k, request.v)
+                    elif request.WhichOneof("step") == "sample":
+                        writing.sample(request.sample.layer, codec.from_array(request.sample.q))
+                    else:
                         _expect(request, "commit")
                         yield pb.ImportReply(committed=codec.to_info(writing.commit()))
                         return
-                    writing.write(request.layer, request.k, request.v)
             finally:
                 writing.abort()
 
@@ -64,6 +69,20 @@ class KvdbService:
     def drop_context(self, request: pb.DropContextRequest, _context: grpc.ServicerContext) -> pb.DropContextReply:
         self._database.drop(request.name)
         return pb.DropContextReply()
+
+    def build_index(self, request: pb.BuildIndexRequest, context: grpc.ServicerContext) -> pb.IndexesReply:
+        """A call that waits is counted with the streams, because it holds its thread as long; it ends with its client."""
+        with self._streams.entered(context) if request.wait else nullcontext():
+            built = self._database.build_index(request.name, request.kind, request.wait, context.is_active)
+        return _indexes(built)
+
+    def list_indexes(self, request: pb.ListIndexesRequest, _context: grpc.ServicerContext) -> pb.IndexesReply:
+        return _indexes(self._database.indexes(request.name))
+
+    def verify_indexes(self, request: pb.VerifyIndexesRequest, context: grpc.ServicerContext) -> pb.VerifyIndexesReply:
+        with self._streams.entered(context) as stream:
+            self._streams.begin(stream)
+            return pb.VerifyIndexesReply(indexes=self._database.verify(request.name))
 
     def create_session(self, request: pb.CreateSessionRequest, _context: grpc.ServicerContext) -> pb.SessionReply:
         state = self._database.create_session(codec.from_spec(request.spec), codec.from_tokens(request.tokens))
@@ -102,7 +121,7 @@ class KvdbService:
 
     def explain(self, request: pb.ExplainRequest, _context: grpc.ServicerContext) -> pb.ExplainReply:
         with self._sessions.use(request.session_id) as session:
-            return pb.ExplainReply(plan=session.explain(request.layer))
+            return pb.ExplainReply(plan=session.explain(request.layer, from_wanted(request)))
 
     def stats(self, request: pb.StatsRequest, _context: grpc.ServicerContext) -> pb.StatsReply:
         with self._sessions.use(request.session_id) as session:
@@ -159,17 +178,21 @@ def _expect(request: Chunk | pb.ImportRequest, step: str) -> pb.ImportRequest:
     return request
 
 
+def _indexes(infos: Sequence[IndexInfo]) -> pb.IndexesReply:
+    return pb.IndexesReply(indexes=map(codec.to_index_info, infos))
+
+
 def _update(session: SessionState, request: pb.UpdateRequest) -> None:
     session.update(request.layer, codec.from_array(request.k), codec.from_array(request.v), _start(request))
 
 
 def _attention(session: SessionState, request: pb.AttentionRequest) -> Array:
-    return session.attention(request.layer, codec.from_array(request.q), codec.from_retrieval(request))
+    return session.attention(request.layer, codec.from_array(request.q), from_wanted(request))
 
 
 def _attend(session: SessionState, request: pb.AttendRequest) -> Array:
     q, k, v = (codec.from_array(array) for array in (request.q, request.k, request.v))
-    return session.attend(request.layer, q, k, v, codec.from_retrieval(request), _start(request))
+    return session.attend(request.layer, q, k, v, from_wanted(request), _start(request))
 
 
 def _start(request: pb.UpdateRequest | pb.AttendRequest) -> int | None:

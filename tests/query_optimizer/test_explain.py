@@ -22,7 +22,8 @@ def test_a_long_context_without_an_index_is_read_whole():
         "   ├─ Exact scan on segment 7  cpu  visible 16,000 of 20,000 tokens  62.5 MiB\n"
         "   └─ Exact scan on tail  cpu  120 tokens  0.5 MiB\n"
         "not taken: asked (the query names no retrieval)\n"
-        "not taken: short_context (16,120 tokens are more than 4,096)"
+        "not taken: short_context (16,120 tokens are more than 4,096)\n"
+        "not taken: indexed (no part has an index)"
     )
 
 

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from indexes.retrieval import Exact
-from kvdb.errors import DtypeError, InvalidArgument, ShapeError, SpecError, Unsupported
+from kvdb.errors import DtypeError, InvalidArgument, ShapeError, SpecError
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.types import ContextInfo, ModelSpec, Rope, SessionStats
+from kvdb.types import ContextInfo, IndexInfo, ModelSpec, Rope, SessionStats
 
 DTYPES = [np.dtype(ml_dtypes.bfloat16), *map(np.dtype, ("float16", "float32", "float64", "int8", "int64", "uint16", "bool"))]
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=5)
@@ -82,24 +81,16 @@ def test_infos(spec, name, count):
     assert codec.from_info(sent(codec.to_info(info))) == info
 
 
+@given(COUNTS, st.text())
+def test_index_infos(count, kind):
+    info = IndexInfo(count, count + 1, kind, 2, 3, count + 4)
+    assert codec.from_index_info(sent(codec.to_index_info(info))) == info
+
+
 @given(COUNTS, FINITE, st.dictionaries(st.text(string.ascii_letters), st.integers(0, 2**63)))
 def test_stats(count, seconds, rules):
-    stats = SessionStats(count, 1, 2, 3, 4, 5, 6, seconds, rules)
+    stats = SessionStats(count, 1, 2, 3, 4, 5, 6, 7, seconds, 0.25, 0.5, 0.75, rules)
     assert codec.from_stats(sent(codec.to_stats(stats))) == stats
-
-
-@pytest.mark.parametrize("retrieval", [None, Exact()])
-def test_retrievals(retrieval):
-    for request in (pb.AttendRequest(), pb.AttentionRequest()):
-        codec.put_retrieval(request, retrieval)
-        assert codec.from_retrieval(sent(request)) == retrieval
-
-
-def test_retrievals_of_another_version_are_refused():
-    with pytest.raises(Unsupported, match="Dipr"):
-        codec.put_retrieval(pb.AttendRequest(), "Dipr")
-    with pytest.raises(Unsupported, match="one version"):
-        codec.from_retrieval(pb.AttendRequest(retrieval=pb.Retrieval()))
 
 
 def test_arrays_that_do_not_fit_together():

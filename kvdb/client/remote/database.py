@@ -9,7 +9,7 @@ from kvdb.client.remote.session import RemoteSession
 from kvdb.errors import Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.types import ContextInfo, ModelSpec, Tokens
+from kvdb.types import ContextInfo, IndexInfo, ModelSpec, Tokens
 
 
 class RemoteDatabase:
@@ -60,6 +60,24 @@ class RemoteDatabase:
         connection = self._connected()
         connection.call(connection.stub.DropContext, pb.DropContextRequest(name=name))
 
+    def build_index(self, name: str, kind: str, wait: bool) -> list[IndexInfo]:
+        """Build an index on the server; see `kvdb.database.Database.build_index`, whose errors it raises."""
+        connection = self._connected()
+        request = pb.BuildIndexRequest(name=name, kind=check.kind(kind), wait=bool(wait))
+        return _infos(connection.call(connection.stub.BuildIndex, request))
+
+    def indexes(self, name: str) -> list[IndexInfo]:
+        """Raises NotFound."""
+        connection = self._connected()
+        return _infos(connection.call(connection.stub.ListIndexes, pb.ListIndexesRequest(name=name)))
+
+    def verify(self, name: str) -> int:
+        """Check every index of a context on the server. Raises NotFound or IntegrityError."""
+        connection = self._connected()
+        request = pb.VerifyIndexesRequest(name=name)
+        reply: pb.VerifyIndexesReply = connection.call(connection.stub.VerifyIndexes, request)
+        return reply.indexes
+
     def close(self) -> None:
         """Close every session opened here, and the channel. Closing twice does nothing."""
         if self._open:
@@ -72,3 +90,7 @@ class RemoteDatabase:
         if not self._open:
             raise Unavailable("the database is closed; connect again")
         return self._connection
+
+
+def _infos(reply: pb.IndexesReply) -> list[IndexInfo]:
+    return [codec.from_index_info(info) for info in reply.indexes]

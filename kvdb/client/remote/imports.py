@@ -41,6 +41,15 @@ class RemoteImport:
             piece = slice(at, at + tokens)
             self._stream.send(chunk.serialize(Chunk(int(layer), k[:, piece], v[:, piece])))
 
+    def sample(self, layer: int, q: Array) -> None:
+        """Send queries of one layer, `[q_heads, m, head_dim]`. Raises what the server raised, and MessageTooLarge."""
+        self._check_open()
+        check.layer(self._spec, layer)
+        check.queries(self._spec, q)
+        self._connection.check_size(f"the sample of layer {layer}'s queries", q.nbytes)
+        sample = pb.ImportSample(layer=int(layer), q=codec.to_array(q))
+        self._stream.send(chunk.serialize(pb.ImportRequest(sample=sample)))
+
     def commit(self) -> ContextInfo:
         """Publish the context. Raises what the server raised; then nothing was stored."""
         self._check_open()

@@ -9,13 +9,14 @@ from weakref import WeakSet
 import numpy as np
 
 import kvdb.check as check
-from indexes.retrieval import Retrieval
+from indexes.retrieval import Wanted
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.direct import DirectDecode, available
 from kvdb.client.remote.stream import StreamDecode
 from kvdb.errors import PositionError, SessionClosed, Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.wanted import put_wanted
 from kvdb.types import Array, ContextInfo, ModelSpec, SessionStats, Tokens
 
 START_MAX = (1 << 63) - 1
@@ -65,7 +66,7 @@ class RemoteSession:
                 codec.put_array(request.update.v, piece[1])
                 self._decode(request)
 
-    def attention(self, layer: int, q: Array, retrieval: Retrieval | None = None) -> Array:
+    def attention(self, layer: int, q: Array, wanted: Wanted) -> Array:
         """Attention of one layer's last n tokens; see `kvdb.session.SessionState.attention`, whose errors it raises.
 
         Raises MessageTooLarge for more queries than one message takes; attend to fewer tokens at a time.
@@ -76,12 +77,10 @@ class RemoteSession:
             request = pb.DecodeRequest()
             self._fill(request.attention, layer)
             codec.put_array(request.attention.q, q)
-            codec.put_retrieval(request.attention, retrieval)
+            put_wanted(request.attention, wanted)
             return _writable(self._decode(request))
 
-    def attend(
-        self, layer: int, q: Array, k: Array, v: Array, retrieval: Retrieval | None = None, start: int | None = None
-    ) -> Array:
+    def attend(self, layer: int, q: Array, k: Array, v: Array, wanted: Wanted, start: int | None = None) -> Array:
         """`update` and `attention` in one call; see `kvdb.session.SessionState.attend`, whose errors it raises."""
         with self._lock:
             self._check_layer(layer)
@@ -92,7 +91,7 @@ class RemoteSession:
                 self._fill(call, layer, first)
                 for message, array in zip((call.q, call.k, call.v), piece, strict=True):
                     codec.put_array(message, array)
-                codec.put_retrieval(call, retrieval)
+                put_wanted(call, wanted)
                 outs.append(_writable(self._decode(request)))
             return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
 
@@ -110,10 +109,11 @@ class RemoteSession:
         request = pb.StoreRequest(session_id=self._id, name=check.name(name), tokens=ids)
         return codec.from_info(self._connection.call(self._connection.stub.Store, request))
 
-    def explain(self, layer: int) -> str:
+    def explain(self, layer: int, wanted: Wanted) -> str:
         """The plan of this layer's next query, as text. Raises LayerError or SessionClosed."""
         self._check_layer(layer)
         request = pb.ExplainRequest(session_id=self._id, layer=layer)
+        put_wanted(request, wanted)
         reply: pb.ExplainReply = self._connection.call(self._connection.stub.Explain, request)
         return reply.plan
 

@@ -1,0 +1,1 @@
+"""Commands of `kvdb` that talk to a server."""

@@ -1,0 +1,58 @@
+"""What a query asks for beside its vectors, as the requests carry it."""
+
+from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP, Wanted
+from kvdb.errors import InvalidArgument, Unsupported
+from kvdb.rpc import kvdb_pb2 as pb
+
+Request = pb.AttentionRequest | pb.AttendRequest | pb.ExplainRequest
+
+K_MAX = (1 << 64) - 1
+"""The most that the wire carries; no context has more tokens."""
+
+
+def put_wanted(message: Request, wanted: Wanted) -> None:
+    """Into a request. Raises Unsupported for a retrieval that this version has no message for."""
+    match wanted.retrieval:
+        case None:
+            pass
+        case Exact():
+            message.retrieval.exact.SetInParent()
+        case Dipr(alpha):
+            message.retrieval.dipr.alpha = alpha
+        case TopK(k):
+            message.retrieval.top_k.k = min(k, K_MAX)
+        case TopP(p):
+            message.retrieval.top_p.p = p
+        case _:
+            raise Unsupported(f"retrieval {wanted.retrieval!r} cannot be sent to a server; expected Exact, Dipr, TopK or TopP")
+    if wanted.missed_mass_max is not None:
+        message.missed_mass_max = wanted.missed_mass_max
+    if wanted.estimate_tail:
+        message.estimate_tail = True
+
+
+def from_wanted(message: Request) -> Wanted:
+    """What a request asks for. Raises InvalidArgument for values that cannot be, Unsupported for a newer client's retrieval."""
+    try:
+        return Wanted(
+            retrieval=_retrieval(message.retrieval) if message.HasField("retrieval") else None,
+            missed_mass_max=message.missed_mass_max if message.HasField("missed_mass_max") else None,
+            estimate_tail=message.estimate_tail,
+        )
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
+
+
+def _retrieval(message: pb.Retrieval) -> Retrieval:
+    match message.WhichOneof("kind"):
+        case "exact":
+            return Exact()
+        case "dipr":
+            return Dipr(message.dipr.alpha)
+        case "top_k":
+            return TopK(message.top_k.k)
+        case "top_p":
+            return TopP(message.top_p.p)
+    raise Unsupported(
+        "this server does not know the request's retrieval; expected exact, dipr, top_k or top_p, or run both from one version"
+    )
