@@ -1,3 +1,4 @@
+// The flat index's scan, in one instruction set.
 #pragma once
 
 #include "kernels.h"
@@ -7,7 +8,182 @@ namespace kvdb::indexes {
 
 template <class Isa>
 struct FlatTable {
-    static constexpr FlatKernels kernels{0};
+    using f32 = typename Isa::f32;
+    using i32 = typename Isa::i32;
+    using u32 = typename Isa::u32;
+    static constexpr int kVectors = kKeyGroup / Isa::width;  // of 32-bit lanes for a group
+    // Of a group: with fewer kept, reading these keys costs less than reading the group's low plane.
+    static constexpr int kRefineFrom = 4;
+
+    static void at_least(const std::uint16_t* lengths, std::uint16_t length, std::uint64_t* bits) {
+        for (int w = 0; w < kChunkWords; ++w) bits[w] = Isa::at_least(lengths + 64 * w, length);
+    }
+
+    static void dot(const FlatTile& tile, const float* centre, int head_dim, float* out) {
+        f32 sums[kTile] = {};
+        for (int i = 0; i < head_dim; i += Isa::width) {
+            const f32 c = load(centre + i, head_dim - i);
+            KVDB_UNROLL
+            for (int r = 0; r < kTile; ++r) {
+                sums[r] = Isa::fma(c, load(tile.queries[r] + i, head_dim - i), sums[r]);
+            }
+        }
+        KVDB_UNROLL
+        for (int r = 0; r < kTile; ++r) out[r] = simd::sum_of_group<Isa, Isa::width>(sums[r])[0];
+    }
+
+    static void prune(FlatPrune& item) {
+        item.refined = 0;
+        for (int w = 0; w < kChunkWords; ++w) item.kept[w] = 0;
+        for (std::uint64_t rest = item.groups; rest; rest &= rest - 1) {
+            const int group = __builtin_ctzll(rest);
+            i32 sums[kTile][kVectors] = {};
+            add_plane(item.scan, item.scan.high, group, sums);
+            std::uint64_t kept = keep(item, group, sums, kHighError, 16, 120);
+            if (__builtin_popcountll(kept) >= kRefineFrom) {
+                ++item.refined;
+                i32 low[kTile][kVectors] = {};
+                add_plane(item.scan, item.scan.low, group, low);
+                KVDB_UNROLL
+                for (int r = 0; r < kTile; ++r) {
+                    KVDB_UNROLL
+                    for (int v = 0; v < kVectors; ++v) low[r][v] += sums[r][v] * 16;
+                }
+                kept = keep(item, group, low, kError, 1, 127.5f);
+            }
+            item.kept[group / 4] |= kept << (group % 4 * kKeyGroup);
+        }
+    }
+
+    static void mass(FlatMass& item) {
+        f32 estimates[kTile] = {}, bounds[kTile] = {};
+        const float factor = item.scale * 1.44269504f;
+        for (int group = 0; group < kChunkGroups; ++group) {
+            std::uint32_t keys[kTile];
+            std::uint32_t any = 0;
+            for (int r = 0; r < kTile; ++r) {
+                keys[r] = item.keys[r][group / 4] >> (group % 4 * kKeyGroup) & 0xffff;
+                any |= keys[r];
+            }
+            if (!any) continue;
+            i32 sums[kTile][kVectors] = {}, low[kTile][kVectors] = {};
+            add_plane(item.scan, item.scan.high, group, sums);
+            add_plane(item.scan, item.scan.low, group, low);
+            KVDB_UNROLL
+            for (int r = 0; r < kTile; ++r) {
+                KVDB_UNROLL
+                for (int v = 0; v < kVectors; ++v) {
+                    const i32 set = bit_lanes(keys[r], v * Isa::width);
+                    const Estimate e = estimate(item.scan, r, group, v,
+                                                low[r][v] + sums[r][v] * 16, kError, 1, 127.5f);
+                    const f32 cap = Isa::splat(item.cap[r]);
+                    // A bound that is no number says nothing: the cap holds all the same.
+                    const f32 value = e.value < cap ? e.value : cap;
+                    const f32 upper = e.value + e.error < cap ? e.value + e.error : cap;
+                    estimates[r] += masked(simd::exp2<Isa>((value - cap) * factor), set);
+                    bounds[r] += masked(simd::exp2<Isa>((upper - cap) * factor), set);
+                }
+            }
+        }
+        for (int r = 0; r < kTile; ++r) {
+            item.estimate[r] += simd::sum_of_group<Isa, Isa::width>(estimates[r])[0];
+            item.bound[r] += simd::sum_of_group<Isa, Isa::width>(bounds[r])[0];
+        }
+    }
+
+    static constexpr FlatKernels kernels{at_least, dot, prune, mass};
+
+  private:
+    struct Estimate {
+        f32 value, error;
+    };
+
+    // Elements of a row, zeros behind its end. head_dim is a multiple of 8.
+    KVDB_INLINE static f32 load(const float* row, [[maybe_unused]] int left) {
+        if constexpr (Isa::width > kHeadDimStep) {
+            if (left < Isa::width) return Isa::widen_half(row);
+        }
+        return Isa::widen(row);
+    }
+
+    KVDB_INLINE static f32 masked(f32 x, i32 set) { return (f32)((i32)x & set); }
+
+    // All ones in lane l where bit first + l is set.
+    KVDB_INLINE static i32 bit_lanes(std::uint32_t bits, int first) {
+        i32 lanes;
+        KVDB_UNROLL
+        for (int l = 0; l < Isa::width; ++l) lanes[l] = 1 << l;
+        const i32 all = lanes & static_cast<std::int32_t>(bits >> first);
+        return all == lanes;
+    }
+
+    KVDB_INLINE static i32 splat(std::int32_t x) {
+        i32 v;
+        KVDB_UNROLL
+        for (int i = 0; i < Isa::width; ++i) v[i] = x;
+        return v;
+    }
+
+    // Adds the products of the rounded queries with one plane of a group's codes.
+    KVDB_INLINE static void add_plane(const FlatScan& scan, const std::uint8_t* plane, int group,
+                                      i32 (&sums)[kTile][kVectors]) {
+        const int steps = scan.head_dim / 8;
+        const std::uint8_t* codes = plane + std::int64_t{group} * steps * kKeyGroup * 4;
+        for (int s = 0; s < steps; ++s) {
+            KVDB_UNROLL
+            for (int v = 0; v < kVectors; ++v) {
+                const u32 both =
+                    Isa::template load<u32>(codes + (s * kVectors + v) * Isa::width * 4);
+                const u32 first = both & 0x0f0f0f0f, second = both >> 4 & 0x0f0f0f0f;
+                KVDB_UNROLL
+                for (int r = 0; r < kTile; ++r) {
+                    const std::int32_t* q = scan.tile->packed[r] + 2 * s;
+                    sums[r][v] = Isa::dot_nibbles(first, splat(q[0]), sums[r][v]);
+                    sums[r][v] = Isa::dot_nibbles(second, splat(q[1]), sums[r][v]);
+                }
+            }
+        }
+    }
+
+    // Of q.k, from a sum over the codes; times `weight`, less `middle` for each dimension.
+    KVDB_INLINE static Estimate estimate(const FlatScan& scan, int r, int group, int v, i32 sum,
+                                         Length left, int weight, float middle) {
+        const int at = group * kKeyGroup + v * Isa::width;
+        const FlatTile& tile = *scan.tile;
+        const f32 norm = length(scan, kNorm, at), scale = length(scan, kScale, at);
+        const f32 error = length(scan, left, at);
+        const f32 centred =
+            __builtin_convertvector(sum * weight, f32) - Isa::splat(middle * tile.sum[r]);
+        const f32 all = Isa::splat(tile.norm[r] + tile.error[r]);
+        return {Isa::fma(centred * scale, Isa::splat(tile.step[r]), Isa::splat(scan.base[r])),
+                Isa::fma(all, error, Isa::fma(norm, Isa::splat(tile.error[r]),
+                                              Isa::splat(scan.slack[r])))};
+    }
+
+    KVDB_INLINE static f32 length(const FlatScan& scan, Length which, int at) {
+        return Isa::widen(reinterpret_cast<const BFloat16*>(scan.lengths + which * kChunk + at));
+    }
+
+    // Keys that some row may want. A bound that is no number prunes nothing.
+    KVDB_INLINE static std::uint64_t keep(FlatPrune& item, int group,
+                                          const i32 (&sums)[kTile][kVectors], Length left,
+                                          int weight, float middle) {
+        std::uint64_t kept = 0;
+        KVDB_UNROLL
+        for (int v = 0; v < kVectors; ++v) {
+            i32 pruned = splat(-1);
+            KVDB_UNROLL
+            for (int r = 0; r < kTile; ++r) {
+                const Estimate e =
+                    estimate(item.scan, r, group, v, sums[r][v], left, weight, middle);
+                const f32 upper = e.value + e.error;
+                Isa::store(item.upper[r] + group * kKeyGroup + v * Isa::width, upper);
+                pruned &= upper < Isa::splat(item.threshold[r]);
+            }
+            kept |= std::uint64_t{Isa::clear_lanes(pruned)} << (v * Isa::width);
+        }
+        return kept;
+    }
 };
 
 }  // namespace kvdb::indexes
