@@ -38,10 +38,10 @@ def read_values(blocks: Blocks, kv_head: int, begin: int, out: Any) -> None:
 
 class Flat:
     """Codes of chunks of FLAT_CHUNK keys, in arrays of the caller's: centres float32 [chunks, kv_heads, head_dim + 1], lengths
-    uint16 [chunks, kv_heads, 4, FLAT_CHUNK], high and low uint8 [chunks, kv_heads, FLAT_CHUNK * head_dim / 2], longest int32
-    [chunks, kv_heads]."""
+    uint16 [chunks, kv_heads, 4, FLAT_CHUNK], high and low uint8 [chunks, kv_heads, FLAT_CHUNK * head_dim / 2], signs uint8
+    [chunks, kv_heads, FLAT_CHUNK * (head_dim / 8 + 4)], longest int32 [chunks, kv_heads]."""
 
-    def __init__(self, centres: Any, lengths: Any, high: Any, low: Any, longest: Any) -> None: ...
+    def __init__(self, centres: Any, lengths: Any, high: Any, low: Any, signs: Any, longest: Any) -> None: ...
     def encode(self, blocks: Blocks, coded: int) -> None:
         """Codes the keys of tokens [coded, tokens)."""
 

@@ -141,10 +141,11 @@ class _Codes:
     lengths: npt.NDArray[np.uint16]
     high: npt.NDArray[np.uint8]
     low: npt.NDArray[np.uint8]
+    signs: npt.NDArray[np.uint8]
     longest: npt.NDArray[np.int32]
 
     def __post_init__(self) -> None:
-        self.native = _native.Flat(self.centres, self.lengths, self.high, self.low, self.longest)
+        self.native = _native.Flat(self.centres, self.lengths, self.high, self.low, self.signs, self.longest)
 
     @classmethod
     def empty(cls, kv_heads: int, head_dim: int, chunks: int) -> "_Codes":
@@ -154,12 +155,13 @@ class _Codes:
             np.zeros((chunks, kv_heads, LENGTHS, CHUNK), np.uint16),
             np.zeros((chunks, kv_heads, plane), np.uint8),
             np.zeros((chunks, kv_heads, plane), np.uint8),
+            np.zeros((chunks, kv_heads, CHUNK * (head_dim // 8 + 4)), np.uint8),
             np.zeros((chunks, kv_heads), np.int32),
         )
 
     def arrays(self, chunks: int | None) -> dict[str, npt.NDArray[Any]]:
         """The first `chunks` chunks of each array."""
-        names = ("centres", "lengths", "high", "low", "longest")
+        names = ("centres", "lengths", "high", "low", "signs", "longest")
         return {name: getattr(self, name)[:chunks] for name in names}
 
     def grown(self, tokens: int) -> "_Codes":

@@ -47,6 +47,29 @@ struct Avx512Base : Generic<Self, 16> {
     KVDB_INLINE static std::uint32_t clear_lanes(i32 v) {
         return ~static_cast<std::uint32_t>(_mm512_movepi32_mask((__m512i)v)) & 0xffffu;
     }
+    // Of `bytes`, `stride` can be read whatever `count` is.
+    template <int rows, int stride>
+    KVDB_INLINE static void sum_chosen(const std::uint8_t* bits, int count,
+                                       const std::int8_t* bytes, std::int32_t* sums) {
+        const u32 ones = (u32)_mm512_set1_epi8(1);
+        i32 parts[rows] = {};
+        for (int i = 0; i < count; i += 64) {
+            std::uint64_t chosen = 0;
+            const int left = count - i < 64 ? (count - i) / 8 : 8;
+            if (left == 8) {
+                __builtin_memcpy(&chosen, bits + i / 8, 8);
+            } else {
+                for (int b = 0; b < left; ++b) chosen |= std::uint64_t{bits[i / 8 + b]} << (8 * b);
+            }
+            KVDB_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                const __m512i row = _mm512_maskz_loadu_epi8(chosen, bytes + r * stride + i);
+                parts[r] = Self::dot_nibbles(ones, (i32)row, parts[r]);
+            }
+        }
+        KVDB_UNROLL
+        for (int r = 0; r < rows; ++r) sums[r] = _mm512_reduce_add_epi32((__m512i)parts[r]);
+    }
     KVDB_INLINE static std::uint64_t at_least(const std::uint16_t* values, std::uint16_t least) {
         const __m512i bound = _mm512_set1_epi16(static_cast<short>(least));
         const std::uint64_t low = _mm512_cmpge_epu16_mask(_mm512_loadu_si512(values), bound);

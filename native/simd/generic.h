@@ -106,6 +106,17 @@ struct Generic {
         for (int i = 0; i < lanes; ++i) bits |= static_cast<std::uint32_t>(v[i] + 1) << i;
         return bits;
     }
+    // For each of `rows` rows of signed bytes, [rows][stride], the sum of those whose bit is set.
+    template <int rows, int stride>
+    KVDB_INLINE static void sum_chosen(const std::uint8_t* bits, int count,
+                                       const std::int8_t* bytes, std::int32_t* sums) {
+        for (int r = 0; r < rows; ++r) sums[r] = 0;
+        for (int i = 0; i < count; ++i) {
+            const std::int32_t chosen = -(bits[i / 8] >> (i % 8) & 1);
+            KVDB_UNROLL
+            for (int r = 0; r < rows; ++r) sums[r] += bytes[r * stride + i] & chosen;
+        }
+    }
     // A bit for each of 64 values that is at least `least`.
     KVDB_INLINE static std::uint64_t at_least(const std::uint16_t* values, std::uint16_t least) {
         std::uint64_t bits = 0;

@@ -18,7 +18,7 @@ struct PyFlat {
     std::int64_t tokens;
     Out<float, 3> centres;
     Out<std::uint16_t, 4> lengths;
-    Out<std::uint8_t, 3> high, low;
+    Out<std::uint8_t, 3> high, low, signs;
     Out<std::int32_t, 2> longest;
 
     void check(const PyBlocks& blocks) const {
@@ -37,7 +37,7 @@ struct PyFlat {
 
 PyFlat make_flat(const Out<float, 3>& centres, const Out<std::uint16_t, 4>& lengths,
                  const Out<std::uint8_t, 3>& high, const Out<std::uint8_t, 3>& low,
-                 const Out<std::int32_t, 2>& longest) {
+                 const Out<std::uint8_t, 3>& signs, const Out<std::int32_t, 2>& longest) {
     const auto chunks = static_cast<std::int64_t>(centres.shape(0));
     const auto heads = static_cast<std::int64_t>(centres.shape(1));
     const auto dim = static_cast<std::int64_t>(centres.shape(2)) - 1;
@@ -48,14 +48,17 @@ PyFlat make_flat(const Out<float, 3>& centres, const Out<std::uint16_t, 4>& leng
     check_shape(lengths, {chunks, heads, kLengths, kChunk}, "lengths");
     check_shape(high, {chunks, heads, kChunk * dim / 2}, "high");
     check_shape(low, {chunks, heads, kChunk * dim / 2}, "low");
+    check_shape(signs, {chunks, heads, kChunk * FlatCodes::sign_bytes(static_cast<int>(dim))},
+                "signs");
     check_shape(longest, {chunks, heads}, "longest");
     return {{static_cast<int>(heads), static_cast<int>(dim), centres.data(), lengths.data(),
-             high.data(), low.data(), longest.data()},
+             high.data(), low.data(), signs.data(), longest.data()},
             chunks * kChunk,
             centres,
             lengths,
             high,
             low,
+            signs,
             longest};
 }
 
@@ -127,10 +130,10 @@ void bind_flat(nb::module_& m) {
             "__init__",
             [](PyFlat* self, const Out<float, 3>& centres, const Out<std::uint16_t, 4>& lengths,
                const Out<std::uint8_t, 3>& high, const Out<std::uint8_t, 3>& low,
-               const Out<std::int32_t, 2>& longest) {
-                new (self) PyFlat(make_flat(centres, lengths, high, low, longest));
+               const Out<std::uint8_t, 3>& signs, const Out<std::int32_t, 2>& longest) {
+                new (self) PyFlat(make_flat(centres, lengths, high, low, signs, longest));
             },
-            "centres"_a, "lengths"_a, "high"_a, "low"_a, "longest"_a)
+            "centres"_a, "lengths"_a, "high"_a, "low"_a, "signs"_a, "longest"_a)
         .def("encode", &encode, "blocks"_a, "coded"_a)
         .def("violations", &violations, "blocks"_a)
         .def("search", &search, "blocks"_a, "queries"_a, "beta"_a, "k"_a, "scale"_a)

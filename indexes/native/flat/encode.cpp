@@ -16,7 +16,8 @@ constexpr float kLengthMax = 1e15f;  // beyond it a key is kept without a code
 constexpr float kRounding = 1e-4f;
 
 struct Coded {
-    float norm, scale, high_error, error;
+    float norm, scale, high_error, error, sign_scale, sign_error;
+    std::uint8_t signs[kHeadDimMax / 8];
     std::uint8_t codes[kHeadDimMax];
 };
 
@@ -32,7 +33,7 @@ void encode_key(const float* x, int head_dim, float raw_norm, Coded& key) {
     for (int i = 0; i < head_dim; ++i) largest = std::max(largest, std::fabs(x[i]));
     const float norm = static_cast<float>(length(x, head_dim));
     if (!(norm <= kLengthMax) || !(raw_norm <= kLengthMax)) {
-        key = {INFINITY, 0, INFINITY, INFINITY, {}};
+        key = {INFINITY, 0, INFINITY, INFINITY, 0, INFINITY, {}, {}};
         return;
     }
     const float scale = from_bfloat16(bfloat16_up(largest / 127.5f));
@@ -47,11 +48,23 @@ void encode_key(const float* x, int head_dim, float raw_norm, Coded& key) {
         left += a * a;
         left_high += b * b;
     }
+    float sum = 0, left_signs = 0;
+    for (int i = 0; i < head_dim; ++i) sum += std::fabs(x[i]);
+    key.sign_scale = from_bfloat16(bfloat16_up(sum / static_cast<float>(head_dim)));
+    for (int i = 0; i < head_dim; i += 8) {
+        key.signs[i / 8] = 0;
+        for (int j = 0; j < 8; ++j) {
+            const float a = std::fabs(x[i + j]) - key.sign_scale;
+            left_signs += a * a;
+            key.signs[i / 8] |= static_cast<std::uint8_t>((x[i + j] >= 0) << j);
+        }
+    }
     const float rounding = kRounding * (norm + raw_norm) + FLT_MIN;
     key.norm = norm * (1 + kRounding) + rounding;
     key.scale = scale;
     key.high_error = std::sqrt(left_high) * (1 + kRounding) + rounding;
     key.error = std::sqrt(left) * (1 + kRounding) + rounding;
+    key.sign_error = std::sqrt(left_signs) * (1 + kRounding) + rounding;
 }
 
 void store(const FlatCodes& codes, std::int64_t at, int slot, const Coded& key) {
@@ -59,6 +72,9 @@ void store(const FlatCodes& codes, std::int64_t at, int slot, const Coded& key) 
     codes.length(at, kScale)[slot] = bfloat16_up(key.scale);
     codes.length(at, kHighError)[slot] = bfloat16_up(key.high_error);
     codes.length(at, kError)[slot] = bfloat16_up(key.error);
+    const std::uint16_t halves[2] = {bfloat16_up(key.sign_scale), bfloat16_up(key.sign_error)};
+    std::copy_n(key.signs, codes.head_dim / 8, codes.sign(at, slot));
+    std::memcpy(codes.sign(at, slot) + codes.head_dim / 8, halves, sizeof halves);
     const int steps = codes.head_dim / 8;
     const std::int64_t group = at * codes.plane_bytes() +
                                std::int64_t{slot / kKeyGroup} * steps * kKeyGroup * 4 +
@@ -139,8 +155,14 @@ bool fits(const FlatCodes& codes, std::int64_t at, int slot, const float* x, flo
     const std::int64_t group = at * codes.plane_bytes() +
                                std::int64_t{slot / kKeyGroup} * steps * kKeyGroup * 4 +
                                slot % kKeyGroup * 4;
-    double left = 0, left_high = 0;
+    const std::uint8_t* signs = codes.sign(at, slot);
+    std::uint16_t halves[2];
+    std::memcpy(halves, signs + d / 8, sizeof halves);
+    double left = 0, left_high = 0, left_signs = 0;
     for (int i = 0; i < d; ++i) {
+        const double sign_scale = from_bfloat16(halves[0]);
+        const double c = x[i] - (signs[i / 8] >> (i % 8) & 1 ? sign_scale : -sign_scale);
+        left_signs += c * c;
         const std::int64_t byte = group + std::int64_t{i / 8} * kKeyGroup * 4 + i % 4;
         const int shift = i % 8 < 4 ? 0 : 4;
         const int high = codes.high[byte] >> shift & 15, low = codes.low[byte] >> shift & 15;
@@ -151,6 +173,7 @@ bool fits(const FlatCodes& codes, std::int64_t at, int slot, const float* x, flo
     }
     return length(x, d) <= norm && std::sqrt(left) <= from_bfloat16(codes.length(at, kError)[slot]) &&
            std::sqrt(left_high) <= from_bfloat16(codes.length(at, kHighError)[slot]) &&
+           std::sqrt(left_signs) <= from_bfloat16(halves[1]) &&
            raw_norm <= codes.centre(at)[d];
 }
 

@@ -57,6 +57,7 @@ FlatScan make_scan(const FlatCodes& codes, const FlatTile& tile, std::int64_t at
                   codes.length(at, kNorm),
                   codes.high + at * codes.plane_bytes(),
                   codes.low + at * codes.plane_bytes(),
+                  codes.sign(at, 0),
                   {},
                   {}};
     const float* centre = codes.centre(at);

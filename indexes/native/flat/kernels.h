@@ -5,7 +5,8 @@
 // dimension stands out, then coded with 8 bits a dimension in two planes of 4: the high plane alone
 // is a coarser code. Of each key are kept a scale and three lengths, each rounded up: of the key,
 // and of what either code leaves of it. By Cauchy-Schwarz they bound the error of every estimated
-// q.k, and the length alone bounds q.k.
+// q.k, and the length alone bounds q.k. Apart lie the signs of each key, with a scale and an error
+// of their own: where few keys are long enough, these are looked at one by one.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +33,7 @@ struct FlatCodes {
     std::uint16_t* lengths;  // [kLengths][kChunk]
     std::uint8_t* high;      // [kChunkGroups][head_dim / 8][kKeyGroup][4]: dimensions d and d + 4 of
     std::uint8_t* low;       // eight in one byte
+    std::uint8_t* signs;     // [kChunk][sign_bytes]
     std::int32_t* longest;   // the token of the largest kNorm
 
     std::int64_t at(std::int64_t chunk, int kv_head) const { return chunk * kv_heads + kv_head; }
@@ -40,6 +42,11 @@ struct FlatCodes {
         return lengths + (at * kLengths + which) * kChunk;
     }
     std::int64_t plane_bytes() const { return std::int64_t{kChunk} * head_dim / 2; }
+    // A bit for each dimension, set where it is not negative; scale and error, bfloat16.
+    static constexpr int sign_bytes(int head_dim) { return head_dim / 8 + 4; }
+    std::uint8_t* sign(std::int64_t at, int slot) const {
+        return signs + (at * kChunk + slot) * sign_bytes(head_dim);
+    }
 };
 
 // Up to kTile queries, rotated and rounded to 8 bits. Rows behind the last repeat it.
@@ -59,8 +66,17 @@ struct FlatScan {
     const std::uint16_t* lengths;  // [kLengths][kChunk]
     const std::uint8_t* high;
     const std::uint8_t* low;
+    const std::uint8_t* signs;
     float base[kTile];
     float slack[kTile];  // what rounding in float32 can add, at most
+};
+
+// Which of `count` keys may reach some row's threshold, by their signs.
+struct FlatSieve {
+    FlatScan scan;
+    float threshold[kTile];
+    int count;
+    std::uint16_t keys[kChunk];  // in and out
 };
 
 // Bounds of the keys in `groups`; those of which one may reach its row's threshold are kept.
@@ -88,6 +104,7 @@ struct FlatKernels {
     // Bits of the keys whose length, as bfloat16, is at least `length`.
     void (*at_least)(const std::uint16_t* lengths, std::uint16_t length, std::uint64_t* bits);
     void (*dot)(const FlatTile& tile, const float* centre, int head_dim, float* out);  // [kTile]
+    void (*sieve)(FlatSieve&);
     void (*prune)(FlatPrune&);
     void (*mass)(FlatMass&);
 };

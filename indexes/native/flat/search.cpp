@@ -10,10 +10,10 @@
 namespace kvdb::indexes {
 namespace {
 
-constexpr int kSpan = 4;            // chunks of an item
-constexpr int kSparse = kChunk / 16;  // keys of a chunk that are scored without looking at codes
-constexpr int kDense = kChunk / 4;  // with more, a better threshold is waited for
-constexpr int kSamples = 64;        // tokens of each KV head scored for an estimate
+constexpr int kSpan = 8;              // chunks of an item
+constexpr int kSparse = kChunk / 8;   // keys of a chunk that are looked at one by one
+constexpr int kDense = kChunk / 4;    // with more, a better threshold is waited for
+constexpr int kSamples = 64;          // tokens of each KV head scored for an estimate
 
 void raise(std::atomic<float>& value, float to) {
     float seen = value.load(std::memory_order_relaxed);
@@ -89,6 +89,9 @@ class Search {
     struct Slot {  // of one thread
         std::vector<std::int32_t> ids, tokens;
         std::vector<float> hits, scores;
+        std::vector<FlatSieve> sieves{kSpan};
+        std::int64_t sieved[kSpan];  // chunks
+        int sieves_used = 0;
         std::int64_t by_length = 0, by_code = 0, scored = 0, nbytes = 0;
     };
 
@@ -168,6 +171,7 @@ class Search {
         const int head = static_cast<int>(item / spans_);
         std::uint8_t& deferred = deferred_[item * tiles_ + tile];
         slot.tokens.clear();
+        slot.sieves_used = 0;
         for (int c = 0; c < kSpan; ++c) {
             const std::int64_t chunk = item % spans_ * kSpan + c;
             if (chunk >= chunks_ || (late && !(deferred >> c & 1))) continue;
@@ -176,7 +180,10 @@ class Search {
                 any_deferred_.store(true, std::memory_order_relaxed);
             }
         }
+        for (int u = 0; u < slot.sieves_used; ++u) sieve(slot.sieves[u], slot.sieved[u], slot);
         if (slot.tokens.empty()) return;
+        // Of one item the tokens rise, whichever way each chunk went.
+        if (slot.sieves_used > 0) std::sort(slot.tokens.begin(), slot.tokens.end());
         score(head, tile, slot.tokens, slot);
         std::vector<Record>& records = late ? late_records_ : records_;
         for (int r = 0; r < rows_in(tile); ++r) {
@@ -241,16 +248,46 @@ class Search {
         std::int64_t left = by_length(prune, bits);
         slot.nbytes += kChunk * 2;
         slot.by_length += left;
-        if (left > kSparse) {
-            left = by_code(prune, bits, slot);
-            if (!late && left > kDense && wanted_.k == 0) {
-                climb(head, tile, chunk, prune, bits, slot);
-                return false;
-            }
+        if (left <= kSparse) {
+            prepare_sieve(prune, chunk, bits, slot);
+            return true;
+        }
+        left = by_code(prune, bits, slot);
+        if (!late && left > kDense && wanted_.k == 0) {
+            climb(head, tile, chunk, prune, bits, slot);
+            return false;
         }
         slot.by_code += left;
         append(chunk, bits, slot.tokens);
         return true;
+    }
+
+    // Notes the keys whose signs are to be looked at, and has them brought.
+    void prepare_sieve(const FlatPrune& prune, std::int64_t chunk, const std::uint64_t* bits,
+                       Slot& slot) const {
+        FlatSieve& sieve = slot.sieves[slot.sieves_used];
+        slot.sieved[slot.sieves_used++] = chunk;
+        sieve.scan = prune.scan;
+        std::copy_n(prune.threshold, kTile, sieve.threshold);
+        sieve.count = 0;
+        const int stride = FlatCodes::sign_bytes(codes_.head_dim);
+        for (int w = 0; w < kChunkWords; ++w) {
+            for (std::uint64_t rest = bits[w]; rest; rest &= rest - 1) {
+                const int key = 64 * w + __builtin_ctzll(rest);
+                __builtin_prefetch(sieve.scan.signs + key * stride);
+                __builtin_prefetch(sieve.scan.signs + (key + 1) * stride - 1);
+                sieve.keys[sieve.count++] = static_cast<std::uint16_t>(key);
+            }
+        }
+        slot.nbytes += std::int64_t{sieve.count} * stride;
+    }
+
+    static void sieve(FlatSieve& sieve, std::int64_t chunk, Slot& slot) {
+        flat_kernels().sieve(sieve);
+        slot.by_code += sieve.count;
+        for (int i = 0; i < sieve.count; ++i) {
+            slot.tokens.push_back(static_cast<std::int32_t>(chunk * kChunk + sieve.keys[i]));
+        }
     }
 
     static void append(std::int64_t chunk, const std::uint64_t* bits,

@@ -32,6 +32,31 @@ struct FlatTable {
         for (int r = 0; r < kTile; ++r) out[r] = simd::sum_of_group<Isa, Isa::width>(sums[r])[0];
     }
 
+    static void sieve(FlatSieve& item) {
+        const FlatTile& tile = *item.scan.tile;
+        const int head_dim = item.scan.head_dim;
+        const int stride = FlatCodes::sign_bytes(head_dim);
+        int kept = 0;
+        for (int i = 0; i < item.count; ++i) {
+            const std::uint8_t* signs = item.scan.signs + item.keys[i] * stride;
+            const float scale = half(signs + head_dim / 8), error = half(signs + head_dim / 8 + 2);
+            std::int32_t sums[kTile];
+            Isa::template sum_chosen<kTile, kHeadDimMax>(
+                signs, head_dim, reinterpret_cast<const std::int8_t*>(tile.packed), sums);
+            bool pruned = true;
+            for (int r = 0; r < kTile; ++r) {
+                const float sum = 2 * static_cast<float>(sums[r]) - tile.sum[r];
+                const float upper = item.scan.base[r] + item.scan.slack[r] +
+                                    tile.step[r] * scale * sum +
+                                    (tile.norm[r] + tile.error[r]) * error;
+                pruned = pruned && upper < item.threshold[r];
+            }
+            item.keys[kept] = item.keys[i];
+            kept += !pruned;
+        }
+        item.count = kept;
+    }
+
     static void prune(FlatPrune& item) {
         item.refined = 0;
         for (int w = 0; w < kChunkWords; ++w) item.kept[w] = 0;
@@ -91,12 +116,18 @@ struct FlatTable {
         }
     }
 
-    static constexpr FlatKernels kernels{at_least, dot, prune, mass};
+    static constexpr FlatKernels kernels{at_least, dot, sieve, prune, mass};
 
   private:
     struct Estimate {
         f32 value, error;
     };
+
+    KVDB_INLINE static float half(const std::uint8_t* from) {
+        std::uint16_t bits;
+        __builtin_memcpy(&bits, from, sizeof bits);
+        return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
+    }
 
     // Elements of a row, zeros behind its end. head_dim is a multiple of 8.
     KVDB_INLINE static f32 load(const float* row, [[maybe_unused]] int left) {
@@ -118,10 +149,7 @@ struct FlatTable {
     }
 
     KVDB_INLINE static i32 splat(std::int32_t x) {
-        i32 v;
-        KVDB_UNROLL
-        for (int i = 0; i < Isa::width; ++i) v[i] = x;
-        return v;
+        return (i32)Isa::splat(__builtin_bit_cast(float, x));
     }
 
     // Adds the products of the rounded queries with one plane of a group's codes.
@@ -129,6 +157,7 @@ struct FlatTable {
                                       i32 (&sums)[kTile][kVectors]) {
         const int steps = scan.head_dim / 8;
         const std::uint8_t* codes = plane + std::int64_t{group} * steps * kKeyGroup * 4;
+        i32 others[kTile][kVectors] = {};  // apart, so that no sum waits for the other
         for (int s = 0; s < steps; ++s) {
             KVDB_UNROLL
             for (int v = 0; v < kVectors; ++v) {
@@ -139,9 +168,14 @@ struct FlatTable {
                 for (int r = 0; r < kTile; ++r) {
                     const std::int32_t* q = scan.tile->packed[r] + 2 * s;
                     sums[r][v] = Isa::dot_nibbles(first, splat(q[0]), sums[r][v]);
-                    sums[r][v] = Isa::dot_nibbles(second, splat(q[1]), sums[r][v]);
+                    others[r][v] = Isa::dot_nibbles(second, splat(q[1]), others[r][v]);
                 }
             }
+        }
+        KVDB_UNROLL
+        for (int r = 0; r < kTile; ++r) {
+            KVDB_UNROLL
+            for (int v = 0; v < kVectors; ++v) sums[r][v] += others[r][v];
         }
     }
 
