@@ -50,7 +50,14 @@ class Flat:
     def nbytes(self) -> int:
         return self._codes.nbytes
 
-    def search(self, queries: Queries, retrieval: Retrieval, *, estimate_tail: bool = False, tight: bool = False) -> Found:
+    def search(
+        self,
+        queries: Queries,
+        retrieval: Retrieval,
+        *,
+        estimate_tail: bool = False,
+        tight: bool = False,  # noqa: ARG002, not offered
+    ) -> Found:
         """See `indexes.base.Index`; the result is exact. `missed_bound` is cheap and loose unless `tight`; then one pass over
         all codes bounds each token not found by itself. Tails are not estimated: `tail` is None.
 
@@ -72,9 +79,7 @@ class Flat:
         shape = queries.q.shape[:2]
         nbytes = int(passed[3])
         if tight:
-            self._codes.native.missed(
-                self.blocks.native, queries.native, offsets, ids, caps, queries.scale, missed, bound
-            )
+            self._codes.native.missed(self.blocks.native, queries.native, offsets, ids, caps, queries.scale, missed, bound)
             nbytes += self._codes.used(self.blocks.tokens)
         seen = max(0, int(queries.end.max(initial=0)) - int(queries.begin.min(initial=self.blocks.tokens)))
         scanned = seen * self.blocks.kv_heads

@@ -80,7 +80,7 @@ std::int64_t visible_bits(const QueryRows& queries, std::int64_t i, std::int64_t
         if (from >= to) continue;
         bits[w] = (to == 64 ? ~0ull : (1ull << to) - 1) & ~0ull << from;
         if (queries.hidden) bits[w] &= ~queries.hidden[first / 64];
-        count += __builtin_popcountll(bits[w]);
+        count += bits[w] == ~0ull ? 64 : __builtin_popcountll(bits[w]);
     }
     return count;
 }

@@ -101,8 +101,8 @@ struct FlatMass {
 };
 
 struct FlatKernels {
-    // Bits of the keys whose length, as bfloat16, is at least `length`.
-    void (*at_least)(const std::uint16_t* lengths, std::uint16_t length, std::uint64_t* bits);
+    // Clears the bits of keys whose length, as bfloat16, is below `length`. Returns how many are left.
+    int (*at_least)(const std::uint16_t* lengths, std::uint16_t length, std::uint64_t* bits);
     void (*dot)(const FlatTile& tile, const float* centre, int head_dim, float* out);  // [kTile]
     void (*sieve)(FlatSieve&);
     void (*prune)(FlatPrune&);

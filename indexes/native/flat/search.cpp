@@ -13,7 +13,8 @@ namespace {
 constexpr int kSpan = 8;              // chunks of an item
 constexpr int kSparse = kChunk / 8;   // keys of a chunk that are looked at one by one
 constexpr int kDense = kChunk / 4;    // with more, a better threshold is waited for
-constexpr int kSamples = 64;          // tokens of each KV head scored for an estimate
+constexpr int kSamples = 32;          // tokens of each KV head scored for an estimate
+constexpr int kSeeds = 64;            // and, at most, scored for a first threshold
 
 void raise(std::atomic<float>& value, float to) {
     float seen = value.load(std::memory_order_relaxed);
@@ -136,7 +137,7 @@ class Search {
         slot.nbytes += count * static_cast<std::int64_t>(blocks_.geometry.row_bytes());
     }
 
-    // A first threshold: the longest key of each chunk, and some tokens evenly spread, which also
+    // A first threshold: the longest keys of some chunks, and some tokens evenly spread, which also
     // tell what is missed.
     void seed(int head, std::int64_t tile, Slot& slot) {
         tile_[head * tiles_ + tile] = make_tile(queries_, codes_.head_dim, head, tile);
@@ -147,7 +148,8 @@ class Search {
         }
         if (tile == 0) std::copy_n(slot.tokens.data(), kSamples, &sampled_[head * kSamples]);
         if (wanted_.k == 0 && wanted_.beta < INFINITY) {
-            for (std::int64_t c = first_chunk_; c < first_chunk_ + chunks_; ++c) {
+            const std::int64_t step = (chunks_ + kSeeds - 1) / kSeeds;
+            for (std::int64_t c = first_chunk_; c < first_chunk_ + chunks_; c += step) {
                 const std::int32_t token = codes_.longest[codes_.at(c, head)];
                 if (token >= begin_ && token < end_) slot.tokens.push_back(token);
             }
@@ -312,15 +314,8 @@ class Search {
         // To bfloat16, rounded down.
         std::uint32_t least;
         std::memcpy(&least, &shortest, sizeof least);
-        std::uint64_t longer[kChunkWords];
-        flat_kernels().at_least(prune.scan.lengths, static_cast<std::uint16_t>(least >> 16),
-                                longer);
-        std::int64_t count = 0;
-        for (int w = 0; w < kChunkWords; ++w) {
-            bits[w] &= longer[w];
-            count += __builtin_popcountll(bits[w]);
-        }
-        return count;
+        return flat_kernels().at_least(prune.scan.lengths, static_cast<std::uint16_t>(least >> 16),
+                                       bits);
     }
 
     std::int64_t by_code(FlatPrune& prune, std::uint64_t* bits, Slot& slot) const {

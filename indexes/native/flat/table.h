@@ -15,8 +15,13 @@ struct FlatTable {
     // Of a group: with fewer kept, reading these keys costs less than reading the group's low plane.
     static constexpr int kRefineFrom = 4;
 
-    static void at_least(const std::uint16_t* lengths, std::uint16_t length, std::uint64_t* bits) {
-        for (int w = 0; w < kChunkWords; ++w) bits[w] = Isa::at_least(lengths + 64 * w, length);
+    static int at_least(const std::uint16_t* lengths, std::uint16_t length, std::uint64_t* bits) {
+        int count = 0;
+        for (int w = 0; w < kChunkWords; ++w) {
+            bits[w] &= Isa::at_least(lengths + 64 * w, length);
+            count += __builtin_popcountll(bits[w]);
+        }
+        return count;
     }
 
     static void dot(const FlatTile& tile, const float* centre, int head_dim, float* out) {
