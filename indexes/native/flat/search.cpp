@@ -12,7 +12,8 @@ namespace {
 
 constexpr int kSpan = 8;              // chunks of an item
 constexpr int kSparse = kChunk / 8;   // keys of a chunk that are looked at one by one
-constexpr int kDense = kChunk / 4;    // with more, a better threshold is waited for
+constexpr int kMany = kChunk / 8;     // with more, a better threshold is looked for
+constexpr int kDense = kChunk / 2;    // with more even so, it is waited for
 constexpr int kSamples = 32;          // tokens of each KV head scored for an estimate
 constexpr int kSeeds = 64;            // and, at most, scored for a first threshold
 
@@ -177,6 +178,7 @@ class Search {
         for (int c = 0; c < kSpan; ++c) {
             const std::int64_t chunk = item % spans_ * kSpan + c;
             if (chunk >= chunks_ || (late && !(deferred >> c & 1))) continue;
+            if (chunk + 1 < chunks_) bring(codes_.at(first_chunk_ + chunk + 1, head));
             if (!scan(head, tile, first_chunk_ + chunk, slot, late)) {
                 deferred |= static_cast<std::uint8_t>(1 << c);
                 any_deferred_.store(true, std::memory_order_relaxed);
@@ -191,6 +193,14 @@ class Search {
         for (int r = 0; r < rows_in(tile); ++r) {
             keep(head, tile, r, slot, records[item * rows_ + tile * kTile + r], slot_number);
         }
+    }
+
+    // Prefetches what is read of every chunk.
+    void bring(std::int64_t at) const {
+        const auto* centre = reinterpret_cast<const char*>(codes_.centre(at));
+        for (int i = 0; i <= 4 * codes_.head_dim; i += 64) __builtin_prefetch(centre + i);
+        const auto* norms = reinterpret_cast<const char*>(codes_.length(at, kNorm));
+        for (int i = 0; i < 2 * kChunk; i += 64) __builtin_prefetch(norms + i);
     }
 
     // Appends a row's hits to the slot's.
@@ -255,9 +265,10 @@ class Search {
             return true;
         }
         left = by_code(prune, bits, slot);
-        if (!late && left > kDense && wanted_.k == 0) {
+        if (left > kMany && wanted_.k == 0) {
             climb(head, tile, chunk, prune, bits, slot);
-            return false;
+            left = look_again(head, tile, prune, bits);
+            if (!late && left > kDense) return false;
         }
         slot.by_code += left;
         append(chunk, bits, slot.tokens);
@@ -356,6 +367,24 @@ class Search {
                 }
             }
         }
+    }
+
+    // Clears keys whose bounds miss the thresholds that now hold.
+    std::int64_t look_again(int head, std::int64_t tile, const FlatPrune& prune,
+                            std::uint64_t* bits) const {
+        float least[kTile];
+        for (int r = 0; r < kTile; ++r) least[r] = threshold(row_of(head, tile, r));
+        std::int64_t count = 0;
+        for (int w = 0; w < kChunkWords; ++w) {
+            for (std::uint64_t rest = bits[w]; rest; rest &= rest - 1) {
+                const int key = 64 * w + __builtin_ctzll(rest);
+                bool pruned = true;
+                for (int r = 0; r < kTile; ++r) pruned &= prune.upper[r][key] < least[r];
+                if (pruned) bits[w] ^= rest & -rest;
+                count += !pruned;
+            }
+        }
+        return count;
     }
 
     FlatFound gather(int threads) {

@@ -14,6 +14,7 @@ struct FlatTable {
     static constexpr int kVectors = kKeyGroup / Isa::width;  // of 32-bit lanes for a group
     // Of a group: with fewer kept, reading these keys costs less than reading the group's low plane.
     static constexpr int kRefineFrom = 4;
+    static constexpr int kTogether = Isa::registers >= 32 && Isa::width == kKeyGroup ? 2 : 1;
 
     static int at_least(const std::uint16_t* lengths, std::uint16_t length, std::uint64_t* bits) {
         int count = 0;
@@ -65,54 +66,30 @@ struct FlatTable {
     static void prune(FlatPrune& item) {
         item.refined = 0;
         for (int w = 0; w < kChunkWords; ++w) item.kept[w] = 0;
-        for (std::uint64_t rest = item.groups; rest; rest &= rest - 1) {
-            const int group = __builtin_ctzll(rest);
-            i32 sums[kTile][kVectors] = {};
-            add_plane(item.scan, item.scan.high, group, sums);
-            std::uint64_t kept = keep(item, group, sums, kHighError, 16, 120);
-            if (__builtin_popcountll(kept) >= kRefineFrom) {
-                ++item.refined;
-                i32 low[kTile][kVectors] = {};
-                add_plane(item.scan, item.scan.low, group, low);
-                KVDB_UNROLL
-                for (int r = 0; r < kTile; ++r) {
-                    KVDB_UNROLL
-                    for (int v = 0; v < kVectors; ++v) low[r][v] += sums[r][v] * 16;
-                }
-                kept = keep(item, group, low, kError, 1, 127.5f);
+        for (int first = 0; first < kChunkGroups; first += kTogether) {
+            const std::uint64_t wanted = item.groups >> first & ((1 << kTogether) - 1);
+            if (!wanted) continue;
+            Sums high[kTogether];
+            multiply(item.scan, item.scan.high, first, high);
+            for (int g = 0; g < kTogether; ++g) {
+                if (wanted >> g & 1) prune_group(item, first + g, high[g]);
             }
-            item.kept[group / 4] |= kept << (group % 4 * kKeyGroup);
         }
     }
 
     static void mass(FlatMass& item) {
         f32 estimates[kTile] = {}, bounds[kTile] = {};
-        const float factor = item.scale * 1.44269504f;
-        for (int group = 0; group < kChunkGroups; ++group) {
-            std::uint32_t keys[kTile];
+        for (int first = 0; first < kChunkGroups; first += kTogether) {
             std::uint32_t any = 0;
-            for (int r = 0; r < kTile; ++r) {
-                keys[r] = item.keys[r][group / 4] >> (group % 4 * kKeyGroup) & 0xffff;
-                any |= keys[r];
+            for (int g = first; g < first + kTogether; ++g) {
+                for (int r = 0; r < kTile; ++r) any |= keys_of(item, r, g);
             }
             if (!any) continue;
-            i32 sums[kTile][kVectors] = {}, low[kTile][kVectors] = {};
-            add_plane(item.scan, item.scan.high, group, sums);
-            add_plane(item.scan, item.scan.low, group, low);
-            KVDB_UNROLL
-            for (int r = 0; r < kTile; ++r) {
-                KVDB_UNROLL
-                for (int v = 0; v < kVectors; ++v) {
-                    const i32 set = bit_lanes(keys[r], v * Isa::width);
-                    const Estimate e = estimate(item.scan, r, group, v,
-                                                low[r][v] + sums[r][v] * 16, kError, 1, 127.5f);
-                    const f32 cap = Isa::splat(item.cap[r]);
-                    // A bound that is no number says nothing: the cap holds all the same.
-                    const f32 value = e.value < cap ? e.value : cap;
-                    const f32 upper = e.value + e.error < cap ? e.value + e.error : cap;
-                    estimates[r] += masked(simd::exp2<Isa>((value - cap) * factor), set);
-                    bounds[r] += masked(simd::exp2<Isa>((upper - cap) * factor), set);
-                }
+            Sums high[kTogether], low[kTogether];
+            multiply(item.scan, item.scan.high, first, high);
+            multiply(item.scan, item.scan.low, first, low);
+            for (int g = 0; g < kTogether; ++g) {
+                weigh(item, first + g, whole(high[g], low[g]), estimates, bounds);
             }
         }
         for (int r = 0; r < kTile; ++r) {
@@ -127,6 +104,46 @@ struct FlatTable {
     struct Estimate {
         f32 value, error;
     };
+    struct Sums {  // over the codes of a group, for each row
+        i32 of[kTile][kVectors];
+    };
+
+    KVDB_INLINE static void prune_group(FlatPrune& item, int group, const Sums& high) {
+        std::uint64_t kept = keep(item, group, high, kHighError, 16, 120);
+        if (__builtin_popcountll(kept) >= kRefineFrom) {
+            ++item.refined;
+            Sums low[1];
+            multiply(item.scan, item.scan.low, group, low);
+            kept = keep(item, group, whole(high, low[0]), kError, 1, 127.5f);
+        }
+        item.kept[group / 4] |= kept << (group % 4 * kKeyGroup);
+    }
+
+    KVDB_INLINE static std::uint32_t keys_of(const FlatMass& item, int r, int group) {
+        return item.keys[r][group / 4] >> (group % 4 * kKeyGroup) & 0xffff;
+    }
+
+    // Adds what a group weighs.
+    KVDB_INLINE static void weigh(const FlatMass& item, int group, const Sums& sums,
+                                  f32 (&estimates)[kTile], f32 (&bounds)[kTile]) {
+        const float factor = item.scale * 1.44269504f;
+        KVDB_UNROLL
+        for (int r = 0; r < kTile; ++r) {
+            const std::uint32_t keys = keys_of(item, r, group);
+            KVDB_UNROLL
+            for (int v = 0; v < kVectors; ++v) {
+                const i32 set = bit_lanes(keys, v * Isa::width);
+                const Estimate e =
+                    estimate(item.scan, r, group, v, sums.of[r][v], kError, 1, 127.5f);
+                const f32 cap = Isa::splat(item.cap[r]);
+                // A bound that is no number says nothing: the cap holds all the same.
+                const f32 value = e.value < cap ? e.value : cap;
+                const f32 upper = e.value + e.error < cap ? e.value + e.error : cap;
+                estimates[r] += masked(simd::exp2<Isa>((value - cap) * factor), set);
+                bounds[r] += masked(simd::exp2<Isa>((upper - cap) * factor), set);
+            }
+        }
+    }
 
     KVDB_INLINE static float half(const std::uint8_t* from) {
         std::uint16_t bits;
@@ -157,31 +174,51 @@ struct FlatTable {
         return (i32)Isa::splat(__builtin_bit_cast(float, x));
     }
 
-    // Adds the products of the rounded queries with one plane of a group's codes.
-    KVDB_INLINE static void add_plane(const FlatScan& scan, const std::uint8_t* plane, int group,
-                                      i32 (&sums)[kTile][kVectors]) {
+    // The products of the rounded queries with one plane of the codes of groups [group, group +
+    // count). Two groups keep the multipliers busy and share what is read of the queries.
+    template <int count>
+    KVDB_INLINE static void multiply(const FlatScan& scan, const std::uint8_t* plane, int group,
+                                     Sums (&sums)[count]) {
         const int steps = scan.head_dim / 8;
-        const std::uint8_t* codes = plane + std::int64_t{group} * steps * kKeyGroup * 4;
-        i32 others[kTile][kVectors] = {};  // apart, so that no sum waits for the other
+        const int bytes = steps * kKeyGroup * 4;
+        const std::uint8_t* codes = plane + std::int64_t{group} * bytes;
+        KVDB_UNROLL
+        for (int g = 0; g < count; ++g) sums[g] = {};
         for (int s = 0; s < steps; ++s) {
             KVDB_UNROLL
             for (int v = 0; v < kVectors; ++v) {
-                const u32 both =
-                    Isa::template load<u32>(codes + (s * kVectors + v) * Isa::width * 4);
-                const u32 first = both & 0x0f0f0f0f, second = both >> 4 & 0x0f0f0f0f;
+                u32 first[count], second[count];
+                KVDB_UNROLL
+                for (int g = 0; g < count; ++g) {
+                    const u32 both = Isa::template load<u32>(
+                        codes + g * bytes + (s * kVectors + v) * Isa::width * 4);
+                    first[g] = both & 0x0f0f0f0f;
+                    second[g] = both >> 4 & 0x0f0f0f0f;
+                }
                 KVDB_UNROLL
                 for (int r = 0; r < kTile; ++r) {
                     const std::int32_t* q = scan.tile->packed[r] + 2 * s;
-                    sums[r][v] = Isa::dot_nibbles(first, splat(q[0]), sums[r][v]);
-                    others[r][v] = Isa::dot_nibbles(second, splat(q[1]), others[r][v]);
+                    const i32 q0 = splat(q[0]), q1 = splat(q[1]);
+                    KVDB_UNROLL
+                    for (int g = 0; g < count; ++g) {
+                        i32& sum = sums[g].of[r][v];
+                        sum = Isa::dot_nibbles(first[g], q0, sum);
+                        sum = Isa::dot_nibbles(second[g], q1, sum);
+                    }
                 }
             }
         }
+    }
+
+    // 16 times the high plane's and the low plane's.
+    KVDB_INLINE static Sums whole(const Sums& high, const Sums& low) {
+        Sums sums;
         KVDB_UNROLL
         for (int r = 0; r < kTile; ++r) {
             KVDB_UNROLL
-            for (int v = 0; v < kVectors; ++v) sums[r][v] += others[r][v];
+            for (int v = 0; v < kVectors; ++v) sums.of[r][v] = high.of[r][v] * 16 + low.of[r][v];
         }
+        return sums;
     }
 
     // Of q.k, from a sum over the codes; times `weight`, less `middle` for each dimension.
@@ -205,8 +242,8 @@ struct FlatTable {
 
     // Keys that some row may want. A bound that is no number prunes nothing.
     KVDB_INLINE static std::uint64_t keep(FlatPrune& item, int group,
-                                          const i32 (&sums)[kTile][kVectors], Length left,
-                                          int weight, float middle) {
+                                          const Sums& sums, Length left, int weight,
+                                          float middle) {
         std::uint64_t kept = 0;
         KVDB_UNROLL
         for (int v = 0; v < kVectors; ++v) {
@@ -214,7 +251,7 @@ struct FlatTable {
             KVDB_UNROLL
             for (int r = 0; r < kTile; ++r) {
                 const Estimate e =
-                    estimate(item.scan, r, group, v, sums[r][v], left, weight, middle);
+                    estimate(item.scan, r, group, v, sums.of[r][v], left, weight, middle);
                 const f32 upper = e.value + e.error;
                 Isa::store(item.upper[r] + group * kKeyGroup + v * Isa::width, upper);
                 pruned &= upper < Isa::splat(item.threshold[r]);
