@@ -36,6 +36,30 @@ def read_keys(blocks: Blocks, kv_head: int, begin: int, out: Any) -> None:
 def read_values(blocks: Blocks, kv_head: int, begin: int, out: Any) -> None:
     """Values, as `read_keys`."""
 
+class Flat:
+    """Codes of chunks of FLAT_CHUNK keys, in arrays of the caller's: centres float32 [chunks, kv_heads, head_dim + 1], lengths
+    uint16 [chunks, kv_heads, 4, FLAT_CHUNK], high and low uint8 [chunks, kv_heads, FLAT_CHUNK * head_dim / 2], signs uint8
+    [chunks, kv_heads, FLAT_CHUNK * (head_dim / 8 + 4)], longest int32 [chunks, kv_heads]."""
+
+    def __init__(self, centres: Any, lengths: Any, high: Any, low: Any, signs: Any, longest: Any) -> None: ...
+    def encode(self, blocks: Blocks, coded: int) -> None:
+        """Codes the keys of tokens [coded, tokens)."""
+
+    def violations(self, blocks: Blocks) -> int:
+        """How many keys lie beyond what their codes claim."""
+
+    def search(self, blocks: Blocks, queries: Queries, beta: float, k: int, scale: float) -> tuple[Any, ...]:
+        """What lies within beta of each row's largest q.k, or, with k > 0, the k largest. Returns offsets int64 [rows + 1], ids
+        int32, scores float32; caps float32 [rows], which no visible token that was not found exceeds; missed and its bound,
+        float32 [rows], as in Found; int64 [4]: keys left by their length, left by their codes, scored, and bytes read."""
+
+    def missed(
+        self, blocks: Blocks, queries: Queries, offsets: Any, ids: Any, caps: Any, scale: float, missed: Any, bound: Any
+    ) -> None:
+        """missed and its bound, float32 [rows], from all codes: of visible tokens not among a row's ids."""
+
+FLAT_CHUNK: int
+
 def isa() -> str:
     """The instruction set in use: KVDB_ISA from the environment, or the best of `isas()`."""
 

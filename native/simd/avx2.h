@@ -25,6 +25,14 @@ struct Avx2 : Generic<Avx2, 8> {
         store(to, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
     }
 
+    KVDB_INLINE static i32 dot_nibbles(u32 nibbles, i32 bytes, i32 sum) {
+        const __m256i pairs = _mm256_maddubs_epi16((__m256i)nibbles, (__m256i)bytes);
+        return sum + (i32)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    }
+    KVDB_INLINE static std::uint32_t clear_lanes(i32 v) {
+        return ~_mm256_movemask_ps((__m256)v) & 0xffu;
+    }
+
     KVDB_INLINE static void stream(void* to, u16 v) {
         _mm256_stream_si256(static_cast<__m256i*>(to), (__m256i)v);
     }

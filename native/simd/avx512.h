@@ -38,6 +38,45 @@ struct Avx512Base : Generic<Self, 16> {
         Base::store(to, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
     }
 
+    using typename Base::i32;
+    using typename Base::u32;
+    KVDB_INLINE static i32 dot_nibbles(u32 nibbles, i32 bytes, i32 sum) {
+        const __m512i pairs = _mm512_maddubs_epi16((__m512i)nibbles, (__m512i)bytes);
+        return sum + (i32)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+    }
+    KVDB_INLINE static std::uint32_t clear_lanes(i32 v) {
+        return ~static_cast<std::uint32_t>(_mm512_movepi32_mask((__m512i)v)) & 0xffffu;
+    }
+    // Of `bytes`, `stride` can be read whatever `count` is.
+    template <int rows, int stride>
+    KVDB_INLINE static void sum_chosen(const std::uint8_t* bits, int count,
+                                       const std::int8_t* bytes, std::int32_t* sums) {
+        const u32 ones = (u32)_mm512_set1_epi8(1);
+        i32 parts[rows] = {};
+        for (int i = 0; i < count; i += 64) {
+            std::uint64_t chosen = 0;
+            const int left = count - i < 64 ? (count - i) / 8 : 8;
+            if (left == 8) {
+                __builtin_memcpy(&chosen, bits + i / 8, 8);
+            } else {
+                for (int b = 0; b < left; ++b) chosen |= std::uint64_t{bits[i / 8 + b]} << (8 * b);
+            }
+            KVDB_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                const __m512i row = _mm512_maskz_loadu_epi8(chosen, bytes + r * stride + i);
+                parts[r] = Self::dot_nibbles(ones, (i32)row, parts[r]);
+            }
+        }
+        KVDB_UNROLL
+        for (int r = 0; r < rows; ++r) sums[r] = _mm512_reduce_add_epi32((__m512i)parts[r]);
+    }
+    KVDB_INLINE static std::uint64_t at_least(const std::uint16_t* values, std::uint16_t least) {
+        const __m512i bound = _mm512_set1_epi16(static_cast<short>(least));
+        const std::uint64_t low = _mm512_cmpge_epu16_mask(_mm512_loadu_si512(values), bound);
+        const std::uint64_t high = _mm512_cmpge_epu16_mask(_mm512_loadu_si512(values + 32), bound);
+        return low | high << 32;
+    }
+
     KVDB_INLINE static void stream(void* to, u16 v) {
         _mm512_stream_si512(static_cast<__m512i*>(to), (__m512i)v);
     }

@@ -31,6 +31,10 @@ struct Avx512Bf16 : Avx512Base<Avx512Bf16> {
         low = natural;
     }
 
+    KVDB_INLINE static i32 dot_nibbles(u32 nibbles, i32 bytes, i32 sum) {
+        return (i32)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)nibbles, (__m512i)bytes);
+    }
+
     using Avx512Base::narrow;
     KVDB_INLINE static void narrow(BFloat16* to, f32 v) {
         store(to, (__m256i)_mm512_cvtneps_pbh(v));

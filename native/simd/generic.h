@@ -91,6 +91,39 @@ struct Generic {
         store(to, __builtin_convertvector(result | (sign >> 16), u16_half));
     }
 
+    // Adds to each lane the dot product of its four bytes, of 0 to 15, with four signed ones.
+    KVDB_INLINE static i32 dot_nibbles(u32 nibbles, i32 bytes, i32 sum) {
+        KVDB_UNROLL
+        for (int at = 0; at < 32; at += 8) {
+            sum += (i32)(nibbles >> at & 15) * (bytes << (24 - at) >> 24);
+        }
+        return sum;
+    }
+    // A bit for each lane that is 0; the others are -1.
+    KVDB_INLINE static std::uint32_t clear_lanes(i32 v) {
+        std::uint32_t bits = 0;
+        KVDB_UNROLL
+        for (int i = 0; i < lanes; ++i) bits |= static_cast<std::uint32_t>(v[i] + 1) << i;
+        return bits;
+    }
+    // For each of `rows` rows of signed bytes, [rows][stride], the sum of those whose bit is set.
+    template <int rows, int stride>
+    KVDB_INLINE static void sum_chosen(const std::uint8_t* bits, int count,
+                                       const std::int8_t* bytes, std::int32_t* sums) {
+        for (int r = 0; r < rows; ++r) sums[r] = 0;
+        for (int i = 0; i < count; ++i) {
+            const std::int32_t chosen = -(bits[i / 8] >> (i % 8) & 1);
+            KVDB_UNROLL
+            for (int r = 0; r < rows; ++r) sums[r] += bytes[r * stride + i] & chosen;
+        }
+    }
+    // A bit for each of 64 values that is at least `least`.
+    KVDB_INLINE static std::uint64_t at_least(const std::uint16_t* values, std::uint16_t least) {
+        std::uint64_t bits = 0;
+        for (int i = 0; i < 64; ++i) bits |= std::uint64_t{values[i] >= least} << i;
+        return bits;
+    }
+
     // A store that need not stay in the caches. `to` is aligned to the vector.
     KVDB_INLINE static void stream(void* to, u16 v) { store(to, v); }
     KVDB_INLINE static void stream_end() {}

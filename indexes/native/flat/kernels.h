@@ -1,12 +1,112 @@
+// The flat index: what it keeps of each key, and the seam between driver and the code of one
+// instruction set.
+//
+// Keys come in chunks. A chunk's keys are taken relative to its centre and rotated, so that no
+// dimension stands out, then coded with 8 bits a dimension in two planes of 4: the high plane alone
+// is a coarser code. Of each key are kept a scale and three lengths, each rounded up: of the key,
+// and of what either code leaves of it. By Cauchy-Schwarz they bound the error of every estimated
+// q.k, and the length alone bounds q.k. Apart lie the signs of each key, with a scale and an error
+// of their own: where few keys are long enough, these are looked at one by one.
 #pragma once
 
+#include <cstdint>
+
 #include "../blocks.h"
+#include "../rows.h"
 #include "isa.h"
 
 namespace kvdb::indexes {
 
+inline constexpr int kChunk = 1024;              // tokens
+inline constexpr int kChunkWords = kChunk / 64;  // of a bitmap
+inline constexpr int kKeyGroup = 16;             // keys whose codes lie together
+inline constexpr int kChunkGroups = kChunk / kKeyGroup;
+inline constexpr int kTile = 4;  // query rows that share a read
+
+// Planes of bfloat16 [kChunk] in a chunk's lengths.
+enum Length : int { kNorm, kScale, kHighError, kError, kLengths };
+
+// What is kept of the chunks; [chunks][kv_heads][...].
+struct FlatCodes {
+    int kv_heads, head_dim;
+    float* centres;          // [head_dim + 1]: the centre, then the largest length of a key
+    std::uint16_t* lengths;  // [kLengths][kChunk]
+    std::uint8_t* high;      // [kChunkGroups][head_dim / 8][kKeyGroup][4]: dimensions d and d + 4 of
+    std::uint8_t* low;       // eight in one byte
+    std::uint8_t* signs;     // [kChunk][sign_bytes]
+    std::int32_t* longest;   // the token of the largest kNorm
+
+    std::int64_t at(std::int64_t chunk, int kv_head) const { return chunk * kv_heads + kv_head; }
+    float* centre(std::int64_t at) const { return centres + at * (head_dim + 1); }
+    std::uint16_t* length(std::int64_t at, Length which) const {
+        return lengths + (at * kLengths + which) * kChunk;
+    }
+    std::int64_t plane_bytes() const { return std::int64_t{kChunk} * head_dim / 2; }
+    // A bit for each dimension, set where it is not negative; scale and error, bfloat16.
+    static constexpr int sign_bytes(int head_dim) { return head_dim / 8 + 4; }
+    std::uint8_t* sign(std::int64_t at, int slot) const {
+        return signs + (at * kChunk + slot) * sign_bytes(head_dim);
+    }
+};
+
+// Up to kTile queries, rotated and rounded to 8 bits. Rows behind the last repeat it.
+struct FlatTile {
+    const float* queries[kTile];
+    std::int32_t packed[kTile][kHeadDimMax / 4];  // of the rounded query: four dimensions each
+    float step[kTile];                            // rounded to the query
+    float sum[kTile];                             // of the rounded query
+    float norm[kTile];                            // of the query, rounded up
+    float error[kTile];                           // of what rounding took away, rounded up
+};
+
+// One chunk of one KV head for one tile. base: q.centre.
+struct FlatScan {
+    const FlatTile* tile;
+    int head_dim;
+    const std::uint16_t* lengths;  // [kLengths][kChunk]
+    const std::uint8_t* high;
+    const std::uint8_t* low;
+    const std::uint8_t* signs;
+    float base[kTile];
+    float slack[kTile];  // what rounding in float32 can add, at most
+};
+
+// Which of `count` keys may reach some row's threshold, by their signs.
+struct FlatSieve {
+    FlatScan scan;
+    float threshold[kTile];
+    int count;
+    std::uint16_t keys[kChunk];  // in and out
+};
+
+// Bounds of the keys in `groups`; those of which one may reach its row's threshold are kept.
+struct FlatPrune {
+    FlatScan scan;
+    float threshold[kTile];
+    std::uint64_t groups;             // a bit for each group of keys
+    std::uint64_t kept[kChunkWords];  // out
+    float upper[kTile][kChunk];       // out: the bound, where the group's bit is set
+    int refined;                      // out: groups whose low plane was read
+};
+
+// Sums of exp(scale * (x - cap)) over the keys whose bit is set, x the estimate or its bound, at
+// most the row's cap.
+struct FlatMass {
+    FlatScan scan;
+    float scale;
+    float cap[kTile];
+    std::uint64_t keys[kTile][kChunkWords];
+    double estimate[kTile];  // out: added to
+    double bound[kTile];     // out: added to
+};
+
 struct FlatKernels {
-    int placeholder;
+    // Clears the bits of keys whose length, as bfloat16, is below `length`. Returns how many are left.
+    int (*at_least)(const std::uint16_t* lengths, std::uint16_t length, std::uint64_t* bits);
+    void (*dot)(const FlatTile& tile, const float* centre, int head_dim, float* out);  // [kTile]
+    void (*sieve)(FlatSieve&);
+    void (*prune)(FlatPrune&);
+    void (*mass)(FlatMass&);
 };
 
 KVDB_DECLARE_PER_ISA(FlatKernels, flat);

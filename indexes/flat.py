@@ -1,0 +1,262 @@
+"""A scan of short codes: exact by its bounds.
+
+Of every key are kept its length and 8 bits a dimension, relative to the mean of its chunk and rotated. By Cauchy-Schwarz the
+length bounds q.k, and what the code leaves of the key bounds the error of an estimated q.k. A search drops what cannot pass
+by its length, then by four bits, then by eight, and scores the rest exactly, so that DIPR and top-k come out as if every key
+had been read. The codes are scalar quantisation with a bound for each key; RaBitQ (arXiv 2405.12497) is the model for the
+centre, the rotation and the per-key factors.
+
+All bounds are deterministic: none of them holds with high probability only.
+"""
+
+import math
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+import indexes._native as _native
+from indexes import file
+from indexes.base import Cost, Float32, Found, IndexCorrupt, Queries
+from indexes.blocks import Blocks
+from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
+
+CHUNK = _native.FLAT_CHUNK
+LENGTHS = 4
+SAMPLED_KEYS = 64
+"""For the fingerprint of a file, of each KV head."""
+
+
+class Flat:
+    """Of one layer of one segment. Kept beside the keys: about head_dim + 9 bytes a token and KV head."""
+
+    kind: ClassVar[str] = "flat"
+
+    def __init__(self, blocks: Blocks, codes: "_Codes") -> None:
+        self.blocks = blocks
+        self._codes = codes
+
+    @classmethod
+    def build(cls, blocks: Blocks) -> Self:
+        """Code all keys of `blocks`."""
+        index = cls(replace(blocks, tokens=0), _Codes.empty(blocks.kv_heads, blocks.head_dim, 0))
+        index.add(blocks)
+        return index
+
+    @property
+    def nbytes(self) -> int:
+        return self._codes.nbytes
+
+    def search(
+        self,
+        queries: Queries,
+        retrieval: Retrieval,
+        *,
+        estimate_tail: bool = False,
+        tight: bool = False,  # noqa: ARG002, not offered
+    ) -> Found:
+        """See `indexes.base.Index`; the result is exact. `missed_bound` is cheap and loose unless `tight`; then one pass over
+        all codes bounds each token not found by itself. Tails are not estimated: `tail` is None.
+
+        TopP: tokens outside count as seen, so that what is left out has at most the share 1 - p of all.
+        """
+        if isinstance(retrieval, TopP):
+            return _top_p(self, queries, retrieval.p)
+        beta, k = math.inf, 0
+        if isinstance(retrieval, Dipr):
+            beta = retrieval.beta(queries.scale)
+        elif isinstance(retrieval, TopK):
+            k = retrieval.k
+        return self.within(queries, beta, k, tight=tight)
+
+    def within(self, queries: Queries, beta: float, k: int = 0, *, tight: bool = False) -> Found:
+        """The visible tokens within `beta`, in units of q.k, of the largest q.k and queries.floor, or the k largest."""
+        native = self._codes.native.search(self.blocks.native, queries.native, beta, min(k, 2**31), queries.scale)
+        offsets, ids, scores, caps, missed, bound, passed = native
+        shape = queries.q.shape[:2]
+        nbytes = int(passed[3])
+        if tight:
+            self._codes.native.missed(self.blocks.native, queries.native, offsets, ids, caps, queries.scale, missed, bound)
+            nbytes += self._codes.used(self.blocks.tokens)
+        seen = max(0, int(queries.end.max(initial=0)) - int(queries.begin.min(initial=self.blocks.tokens)))
+        scanned = seen * self.blocks.kv_heads
+        return Found(offsets, ids, scores, scanned, nbytes, missed.reshape(shape), bound.reshape(shape))
+
+    def add(self, blocks: Blocks) -> None:
+        """See `indexes.base.Index`. Raises ValueError for blocks of another layout, or fewer tokens."""
+        old = self.blocks
+        if (blocks.dtype, blocks.kv_heads, blocks.head_dim) != (old.dtype, old.kv_heads, old.head_dim):
+            raise ValueError(
+                f"the new blocks hold {blocks.dtype} [{blocks.kv_heads}, {blocks.head_dim}]; "
+                f"expected {old.dtype} [{old.kv_heads}, {old.head_dim}], as those indexed before"
+            )
+        if blocks.tokens < old.tokens:
+            raise ValueError(f"the new blocks hold {blocks.tokens} tokens; expected the {old.tokens} indexed before, and more")
+        self._codes = self._codes.grown(blocks.tokens)
+        self._codes.native.encode(blocks.native, old.tokens)
+        self.blocks = blocks
+
+    def save(self, path: Path) -> None:
+        """See `indexes.base.Index`. Raises OSError."""
+        header = {**_layout(self.blocks), "fingerprint": _fingerprint(self.blocks)}
+        file.write(path, self.kind, header, self._codes.arrays(_chunks(self.blocks.tokens)))
+
+    @classmethod
+    def load(cls, path: Path, blocks: Blocks) -> Self:
+        """See `indexes.base.Index`. Raises IndexCorrupt, OSError."""
+        header, arrays = file.read(path, cls.kind)
+        wanted = _layout(blocks)
+        found = {name: header.get(name) for name in wanted}
+        if found != wanted:
+            raise IndexCorrupt(f"{path} is an index of {found}; expected {wanted}")
+        if header.get("fingerprint") != _fingerprint(blocks):
+            raise IndexCorrupt(f"{path} is an index of other keys; build it again")
+        expected = _Codes.empty(blocks.kv_heads, blocks.head_dim, _chunks(blocks.tokens)).arrays(None)
+        for name, array in expected.items():
+            if name not in arrays or (arrays[name].shape, arrays[name].dtype) != (array.shape, array.dtype):
+                raise IndexCorrupt(f"{path} holds no {name} of shape {array.shape}; build the index again")
+        return cls(blocks, _Codes(**{name: arrays[name] for name in expected}))
+
+    def verify(self) -> None:
+        """Code every key again in mind: raises IndexCorrupt unless each bound holds."""
+        wrong = self._codes.native.violations(self.blocks.native)
+        if wrong:
+            raise IndexCorrupt(f"{wrong} keys lie beyond what their codes claim; build the index again")
+
+    def cost(self, tokens: int, rows: int, retrieval: Retrieval) -> Cost:
+        """Of all KV heads, where lengths prune little: every high code is read, and of what passes the key."""
+        blocks = self.blocks
+        keys = tokens * blocks.kv_heads
+        key_nbytes = blocks.token_nbytes / 2
+        if isinstance(retrieval, Exact):
+            return Cost(keys * key_nbytes, float(keys) * rows * blocks.head_dim)
+        exact = min(tokens, retrieval.k * rows if isinstance(retrieval, TopK) else tokens / 32) * blocks.kv_heads
+        codes = keys * (blocks.head_dim / 2 + 2 * LENGTHS)
+        return Cost(codes + exact * key_nbytes, float(keys) * rows * blocks.head_dim)
+
+
+@dataclass
+class _Codes:
+    """The arrays of the native index, with room for more chunks than there are."""
+
+    centres: Float32
+    lengths: npt.NDArray[np.uint16]
+    high: npt.NDArray[np.uint8]
+    low: npt.NDArray[np.uint8]
+    signs: npt.NDArray[np.uint8]
+    longest: npt.NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        self.native = _native.Flat(self.centres, self.lengths, self.high, self.low, self.signs, self.longest)
+
+    @classmethod
+    def empty(cls, kv_heads: int, head_dim: int, chunks: int) -> "_Codes":
+        plane = CHUNK * head_dim // 2
+        return cls(
+            np.zeros((chunks, kv_heads, head_dim + 1), np.float32),
+            np.zeros((chunks, kv_heads, LENGTHS, CHUNK), np.uint16),
+            np.zeros((chunks, kv_heads, plane), np.uint8),
+            np.zeros((chunks, kv_heads, plane), np.uint8),
+            np.zeros((chunks, kv_heads, CHUNK * (head_dim // 8 + 4)), np.uint8),
+            np.zeros((chunks, kv_heads), np.int32),
+        )
+
+    def arrays(self, chunks: int | None) -> dict[str, npt.NDArray[Any]]:
+        """The first `chunks` chunks of each array."""
+        names = ("centres", "lengths", "high", "low", "signs", "longest")
+        return {name: getattr(self, name)[:chunks] for name in names}
+
+    def grown(self, tokens: int) -> "_Codes":
+        """With room for `tokens` tokens; where that is more than before, for half as many again, so that adding stays cheap."""
+        have, want = len(self.centres), _chunks(tokens)
+        if want <= have:
+            return self
+        _, kv_heads, width = self.centres.shape
+        bigger = _Codes.empty(kv_heads, width - 1, max(want, have + have // 2))
+        for name, array in self.arrays(None).items():
+            getattr(bigger, name)[:have] = array
+        return bigger
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays(None).values())
+
+    def used(self, tokens: int) -> int:
+        return sum(array.nbytes for array in self.arrays(_chunks(tokens)).values())
+
+
+def _chunks(tokens: int) -> int:
+    return -(-tokens // CHUNK)
+
+
+def _layout(blocks: Blocks) -> dict[str, object]:
+    return {"dtype": blocks.dtype, "kv_heads": blocks.kv_heads, "head_dim": blocks.head_dim, "tokens": blocks.tokens}
+
+
+def _fingerprint(blocks: Blocks) -> int:
+    """CRC-32 of some keys of every KV head, evenly spread."""
+    total = 0
+    for token in np.unique(np.linspace(0, blocks.tokens - 1, SAMPLED_KEYS).astype(np.int64)) if blocks.tokens else ():
+        for head in range(blocks.kv_heads):
+            total = zlib.crc32(blocks.keys(head, int(token), int(token) + 1).tobytes(), total)
+    return total
+
+
+def _top_p(index: Flat, queries: Queries, p: float) -> Found:
+    """Widens the range until the mass found, and bounds on what was missed, agree on how many tokens are needed."""
+    alpha = 1e-2
+    while True:
+        whole = p == 1 or alpha < 1e-12
+        found = index.within(queries, math.inf if whole else -math.log(alpha) / queries.scale, tight=not whole)
+        counts = _tokens_for_share(queries, found, p)
+        if counts is not None:
+            return _cut(queries, found, counts)
+        alpha *= 1e-2
+
+
+def _tokens_for_share(queries: Queries, found: Found, p: float) -> list[int] | None:
+    """How many of each row's best tokens leave at most 1 - p of all mass, or None where that cannot be told yet."""
+    counts = []
+    outside, bounds = queries.outside.reshape(-1).astype(float), found.missed_bound.reshape(-1).astype(float)
+    for row in range(queries.rows):
+        scores = queries.scale * found.scores[found.offsets[row] : found.offsets[row + 1]].astype(float)
+        top = max(scores.max(initial=-math.inf), outside[row], bounds[row])
+        if top == -math.inf:
+            counts.append(0)
+            continue
+        seen = math.exp(outside[row] - top) + np.concatenate([[0.0], np.cumsum(np.exp(-np.sort(-scores) - top))])
+        least, most = seen[-1], seen[-1] + math.exp(bounds[row] - top)
+        # A share that rounding could miss counts as reached only by all.
+        needed = [len(scores) if p == 1 else int(np.searchsorted(seen, p * total)) for total in (least, most)]
+        if needed[0] != needed[1] or needed[1] > len(scores):
+            return None
+        counts.append(needed[1])
+    return counts
+
+
+def _cut(queries: Queries, found: Found, counts: list[int]) -> Found:
+    """Each row's best tokens alone; what is cut off counts as missed."""
+    keep = np.zeros(len(found.ids), bool)
+    missed, bound = found.missed.reshape(-1).copy(), found.missed_bound.reshape(-1).copy()
+    for row, count in enumerate(counts):
+        part = slice(int(found.offsets[row]), int(found.offsets[row + 1]))
+        order = np.argsort(-found.scores[part], kind="stable")
+        keep[part.start + order[:count]] = True
+        lost = queries.scale * found.scores[part][order[count:]].astype(float)
+        if len(lost):
+            left = lost.max() + math.log(np.exp(lost - lost.max()).sum())
+            missed[row] = np.logaddexp(missed[row], left)
+            bound[row] = np.nextafter(np.float32(np.logaddexp(bound[row], left)), np.float32(np.inf))
+    shape = queries.q.shape[:2]
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return replace(
+        found,
+        offsets=offsets,
+        ids=found.ids[keep],
+        scores=found.scores[keep],
+        missed=missed.reshape(shape),
+        missed_bound=bound.reshape(shape),
+    )
