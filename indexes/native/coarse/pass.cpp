@@ -1,0 +1,468 @@
+#include "pass.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "thread_pool.h"
+
+namespace kvdb::indexes {
+namespace {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr double kNothing = -std::numeric_limits<double>::infinity();
+constexpr std::int64_t kChunk = 256;  // tokens scored at a time
+// What float32 sums may be wrong by, relative to the lengths of query and key.
+constexpr float kRounding = 1e-5f;
+
+}  // namespace
+
+void LogSum::add(double other_exponent, double other_sum) {
+    if (!(other_sum > 0)) return;
+    if (!(sum > 0)) {
+        *this = {other_exponent, other_sum};
+    } else if (other_exponent <= exponent) {
+        sum += other_sum * std::exp2(other_exponent - exponent);
+    } else {
+        *this = {other_exponent, other_sum + sum * std::exp2(exponent - other_exponent)};
+    }
+}
+
+double LogSum::log2() const {
+    return sum > 0 ? exponent + std::log2(sum) : kNothing;
+}
+
+// Of one item, while it is read.
+struct Pass::Scratch {
+    std::vector<std::uint8_t> selected;  // [pages]
+    std::vector<std::uint64_t> tokens;   // a bit for each
+    std::vector<std::int32_t> ids;
+    std::vector<float> scores, weights;  // [rows][kChunk]
+    std::vector<float> unread;           // [pages] visible tokens of pages not selected
+    std::vector<float> page_weights;     // [rows][pages], for the tail
+    std::vector<std::uint16_t> page_of;  // [tokens], for the tail
+    std::vector<float> q;                // [rows][head_dim]
+};
+
+Pass::Pass(const Blocks& blocks, const std::vector<Segment>& segments, const QueryRows& queries,
+           const CoarseOptions& options, Tile& tile)
+    : blocks_(blocks),
+      segments_(segments),
+      queries_(queries),
+      options_(options),
+      tile_(tile),
+      kv_heads_(blocks.geometry.kv_heads),
+      rows_(tile.rows),
+      d_(blocks.geometry.head_dim),
+      factor_(static_cast<float>(options.scale * kLog2E)) {}
+
+Pass::Item Pass::item(std::int64_t number) const {
+    const Segment& segment = segments_[number / kv_heads_];
+    const int kv_head = static_cast<int>(number % kv_heads_);
+    return {segment, kv_head, segment.pages->of(segment.number, kv_head),
+            tile_.view(segment, kv_head), Visibility(queries_, segment)};
+}
+
+void Pass::run() {
+    ThreadPool& pool = ThreadPool::instance();
+    const int threads = pool.threads();
+    thresholds.assign(static_cast<std::size_t>(kv_heads_) * rows_, kNone);
+    references.assign(thresholds.size(), 0);
+    sums.assign(items() * rows_, RowSums{});
+    read.assign(items(), 0);
+    hits.resize(threads);
+    if (options_.tail) tails.assign(items() * rows_ * d_, 0);
+    pool.run(items(), threads, [&](std::int64_t i, int) { scan(i); });
+    pool.run(kv_heads_, threads, [&](std::int64_t h, int) { find_threshold(static_cast<int>(h)); });
+    pool.run(items(), threads, [&](std::int64_t i, int slot) { read_item(i, hits[slot]); });
+}
+
+void Pass::scan(std::int64_t number) {
+    const Item at = item(number);
+    const Tile::View& view = at.view;
+    const std::int64_t groups = view.pages / kPageGroup;
+    for (std::int64_t i = 0; i < tile_.n; ++i) {
+        at.visible.count(tile_.i0 + i, at.set, view.pages, view.counts + i * view.pages);
+    }
+    const float shift_norm = [&] {
+        double sum = 0;
+        for (int i = 0; i < d_; ++i) sum += double{at.set.shift[i]} * at.set.shift[i];
+        return static_cast<float>(std::sqrt(sum));
+    }();
+    std::vector<ScanRow> rows(rows_);
+    std::vector<float> most(std::size_t(rows_) * 2 * kPageGroup, kNone);
+    for (int r = 0; r < rows_; ++r) {
+        const CodedQuery& query = tile_.query(at.kv_head, r);
+        double base = 0;
+        for (int i = 0; i < d_; ++i) base += double{query.q[i]} * at.set.shift[i];
+        rows[r] = {
+            query.center,
+            query.center,
+            query.length,
+            static_cast<float>(base),
+            query.error * *at.set.norm + kRounding * query.norm * (*at.set.norm + shift_norm),
+            view.counts + r % tile_.n * view.pages,
+            view.middle(r),
+            view.reach(r),
+            view.priority_ ? view.priority_ + r * view.pages : nullptr,
+            view.best(r),
+            most.data() + r * 2 * kPageGroup};
+    }
+    const Pages& pages = *at.segment.pages;
+    coarse_kernels().scan({{at.set.center, at.set.center_scales, pages.center_dims()},
+                           {at.set.farthest, at.set.farthest_scales, d_},
+                           {at.set.radius, at.set.radius_scales, kChannelBlocks},
+                           options_.margin,
+                           groups,
+                           rows.data(),
+                           rows_});
+    for (int r = 0; r < rows_; ++r) {
+        const float* lanes = rows[r].most;
+        RowSums& sum = sums[number * rows_ + r];
+        sum.middle = *std::max_element(lanes, lanes + kPageGroup);
+        sum.bound_reference =
+            sum.middle + *std::max_element(lanes + kPageGroup, lanes + 2 * kPageGroup);
+    }
+}
+
+double Pass::variance(const Item& at, int r) const {
+    const CodedQuery& query = tile_.query(at.kv_head, r);
+    double sum = 0;
+    for (int b = 0; b < kChannelBlocks; ++b) sum += double{query.blocks[b]} * at.set.spread[b];
+    return sum * options_.scale * factor_ / 2;  // as an exponent of 2
+}
+
+void Pass::members(const Item& at, std::int64_t page, std::int64_t i,
+                   std::vector<std::int32_t>& tokens) const {
+    for (std::int64_t m = at.set.first[page]; m < at.set.first[page + 1]; ++m) {
+        const std::int64_t member = at.set.member(m);
+        if (at.visible.sees(i, member)) {
+            tokens.push_back(static_cast<std::int32_t>(at.segment.begin + member));
+        }
+    }
+}
+
+std::vector<float> Pass::scores_of(int kv_head, int r,
+                                   const std::vector<std::int32_t>& tokens) const {
+    std::vector<float> scores(tokens.size());
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    score_kernels().score[static_cast<int>(blocks_.geometry.dtype)](
+        {blocks_, kv_head, tile_.query(kv_head, r).q, 1, tokens.data(), count, scores.data(), 0});
+    return scores;
+}
+
+void Pass::find_threshold(int kv_head) {
+    using Want = CoarseOptions::Want;
+    for (int r = 0; r < rows_; ++r) {
+        const std::size_t row = std::size_t(kv_head) * rows_ + r;
+        thresholds[row] = options_.want == Want::range   ? range_threshold(kv_head, r)
+                          : options_.want == Want::top_k ? top_k_threshold(kv_head, r)
+                          : options_.want == Want::top_p ? top_p_threshold(kv_head, r)
+                                                         : kNone;
+        if (!options_.tail) continue;
+        double reference = thresholds[row] == kNone ? kNothing : double{factor_} * thresholds[row];
+        for (std::size_t s = 0; s < segments_.size(); ++s) {
+            const std::int64_t number = std::int64_t(s) * kv_heads_ + kv_head;
+            const double most = sums[number * rows_ + r].middle;
+            reference = std::max(reference, factor_ * most + variance(item(number), r));
+        }
+        references[row] = reference;
+    }
+}
+
+// The largest score of the tokens of the best page, and what lies beta below it.
+float Pass::range_threshold(int kv_head, int r) const {
+    const CodedQuery& query = tile_.query(kv_head, r);
+    float best = kNone;
+    std::size_t best_segment = 0;
+    std::int64_t best_group = 0;
+    for (std::size_t s = 0; s < segments_.size(); ++s) {
+        const Tile::View view = tile_.view(segments_[s], kv_head);
+        for (std::int64_t g = 0; g < view.pages / kPageGroup; ++g) {
+            if (view.best(r)[g] > best) {
+                best = view.best(r)[g];
+                best_segment = s;
+                best_group = g;
+            }
+        }
+    }
+    float largest = queries_.floor[query.row];
+    if (best > kNone) {
+        const Item at = item(std::int64_t(best_segment) * kv_heads_ + kv_head);
+        std::vector<std::int32_t> tokens;
+        std::int64_t best_page = best_group * kPageGroup;
+        for (std::int64_t p = best_page + 1; p < (best_group + 1) * kPageGroup; ++p) {
+            const float priority = at.view.priority(r, p, options_.margin);
+            if (priority > at.view.priority(r, best_page, options_.margin)) best_page = p;
+        }
+        members(at, best_page, query.i, tokens);
+        for (const float score : scores_of(kv_head, r, tokens)) largest = std::max(largest, score);
+    }
+    return largest - static_cast<float>(options_.parameter);
+}
+
+// The k-th largest score among the tokens of the best pages that hold k.
+float Pass::top_k_threshold(int kv_head, int r) const {
+    struct Ranked {
+        float priority;
+        std::uint32_t segment, page;
+    };
+    const auto k = static_cast<std::int64_t>(options_.parameter);
+    const CodedQuery& query = tile_.query(kv_head, r);
+    std::vector<Ranked> pages;
+    double visible = 0;
+    for (std::size_t s = 0; s < segments_.size(); ++s) {
+        const Tile::View view = tile_.view(segments_[s], kv_head);
+        const float* counts = view.counts + r % tile_.n * view.pages;
+        for (std::int64_t p = 0; p < view.pages; ++p) {
+            visible += counts[p];
+            if (counts[p] > 0) {
+                pages.push_back(
+                    {view.priority(r, p, options_.margin), std::uint32_t(s), std::uint32_t(p)});
+            }
+        }
+    }
+    if (visible <= double(k)) return kNone;
+    std::vector<std::int32_t> tokens;
+    std::size_t take = std::min<std::size_t>(pages.size(), std::size_t(k) / 16 + 4);
+    for (std::size_t taken = 0; std::int64_t(tokens.size()) < k;
+         take = std::min(2 * take, pages.size())) {
+        std::nth_element(pages.begin() + taken, pages.begin() + (take - 1), pages.end(),
+                         [](const Ranked& a, const Ranked& b) { return a.priority > b.priority; });
+        for (; taken < take; ++taken) {
+            const Item at = item(std::int64_t{pages[taken].segment} * kv_heads_ + kv_head);
+            members(at, pages[taken].page, query.i, tokens);
+        }
+    }
+    std::vector<float> scores = scores_of(kv_head, r, tokens);
+    std::nth_element(scores.begin(), scores.begin() + (k - 1), scores.end(), std::greater<>());
+    return scores[k - 1];
+}
+
+// The priority from which on pages hold somewhat more than the share p of the estimated mass.
+float Pass::top_p_threshold(int kv_head, int r) const {
+    constexpr int kBins = 1024;
+    constexpr double kOctaves = 64;          // what lies lower weighs nothing
+    if (options_.margin >= 1) return kNone;  // nothing may be overlooked
+    float top = kNone;
+    for (const Segment& segment : segments_) {
+        const Tile::View view = tile_.view(segment, kv_head);
+        const float* best = view.best(r);
+        top = std::max(top, *std::max_element(best, best + view.pages / kPageGroup));
+    }
+    if (top == kNone) return kNone;
+    std::vector<double> bins(kBins + 1);
+    double total = 0;
+    const double per_bin = kOctaves / kBins / factor_;
+    for (std::size_t s = 0; s < segments_.size(); ++s) {
+        const Item at = item(std::int64_t(s) * kv_heads_ + kv_head);
+        const float* counts = at.view.counts + r % tile_.n * at.view.pages;
+        const double more = variance(at, r);
+        for (std::int64_t p = 0; p < at.view.pages; ++p) {
+            if (!(counts[p] > 0)) continue;
+            const double exponent = factor_ * (double{at.view.middle(r)[p]} - top) + more;
+            const double mass = counts[p] * std::exp2(exponent);
+            const double bin = (double{top} - at.view.priority(r, p, options_.margin)) / per_bin;
+            bins[static_cast<int>(std::min<double>(bin, kBins))] += mass;
+            total += mass;
+        }
+    }
+    const double outside = options_.outside[tile_.query(kv_head, r).row] * kLog2E;
+    total += std::exp2(std::min(outside - double{factor_} * top, 1000.0));
+    const double wanted = total * (options_.parameter + 1) / 2;
+    double sum = 0;
+    for (int b = 0; b < kBins; ++b) {
+        sum += bins[b];
+        if (sum >= wanted) return top - static_cast<float>((b + 1) * per_bin);
+    }
+    return kNone;
+}
+
+void Pass::read_item(std::int64_t number, std::vector<Hit>& out) {
+    thread_local Scratch scratch;
+    const Item at = item(number);
+    const bool any = select(at, scratch);
+    scratch.page_weights.clear();
+    if (options_.tail) {
+        scratch.page_weights.assign(std::size_t(rows_) * at.view.pages, 0);
+    }
+    if (any) {
+        collect(at, scratch);
+        read[number] = std::int64_t(scratch.ids.size());
+        score(at, scratch, number, out);
+    }
+    weigh(at, scratch, number);
+    if (options_.tail) weigh_tail(at, scratch, number);
+}
+
+// Marks the pages that some row needs; all of them where reading one after the other costs less.
+bool Pass::select(const Item& at, Scratch& scratch) const {
+    const Tile::View& view = at.view;
+    const std::int64_t tokens = at.segment.end - at.segment.begin;
+    scratch.selected.assign(view.pages, options_.tight);
+    std::int64_t count = options_.tight ? tokens : 0;
+    for (int r = 0; r < rows_ && 4 * count <= tokens; ++r) {
+        const float threshold = thresholds[std::size_t(at.kv_head) * rows_ + r];
+        for (std::int64_t g = 0; g < view.pages / kPageGroup; ++g) {
+            if (!(view.best(r)[g] >= threshold) || view.best(r)[g] == kNone) continue;
+            for (std::int64_t p = g * kPageGroup; p < (g + 1) * kPageGroup; ++p) {
+                const float priority = view.priority(r, p, options_.margin);
+                if (scratch.selected[p] || !(priority >= threshold) || priority == kNone) continue;
+                scratch.selected[p] = 1;
+                count += at.set.first[p + 1] - at.set.first[p];
+            }
+        }
+    }
+    if (4 * count > tokens) std::fill(scratch.selected.begin(), scratch.selected.end(), 1);
+    return count > 0;
+}
+
+// The tokens of the selected pages that some query sees, in order.
+void Pass::collect(const Item& at, Scratch& scratch) const {
+    const std::int64_t tokens = at.segment.end - at.segment.begin;
+    scratch.tokens.assign((tokens + 63) / 64, 0);
+    if (options_.tail) scratch.page_of.assign(tokens, 0);
+    for (std::int64_t p = 0; p < at.view.pages; ++p) {
+        if (!scratch.selected[p]) continue;
+        for (std::int64_t m = at.set.first[p]; m < at.set.first[p + 1]; ++m) {
+            const std::int64_t member = at.set.member(m);
+            scratch.tokens[member / 64] |= std::uint64_t{1} << (member % 64);
+            if (options_.tail) scratch.page_of[member] = static_cast<std::uint16_t>(p);
+        }
+    }
+    std::int64_t begin = tokens, end = 0;
+    for (std::int64_t i = tile_.i0; i < tile_.i0 + tile_.n; ++i) {
+        if (at.visible.none(i)) continue;
+        begin = std::min(begin, at.visible.begin(i));
+        end = std::max(end, at.visible.end(i));
+    }
+    scratch.ids.clear();
+    for (std::size_t word = 0; word < scratch.tokens.size(); ++word) {
+        for (std::uint64_t bits = scratch.tokens[word]; bits; bits &= bits - 1) {
+            const auto member = std::int64_t(word) * 64 + std::countr_zero(bits);
+            const std::int64_t token = at.segment.begin + member;
+            if (member < begin || member >= end || queries_.is_hidden(token)) continue;
+            scratch.ids.push_back(static_cast<std::int32_t>(token));
+        }
+    }
+}
+
+// Exact scores of those tokens, for all rows at once; a hit where they reach the row's threshold.
+void Pass::score(const Item& at, Scratch& scratch, std::int64_t number, std::vector<Hit>& out) {
+    const auto kernel = score_kernels().score[static_cast<int>(blocks_.geometry.dtype)];
+    scratch.scores.resize(rows_ * kChunk);
+    scratch.weights.resize(kChunk);
+    scratch.q.resize(std::size_t(rows_) * d_);
+    for (int r = 0; r < rows_; ++r) {
+        std::copy_n(tile_.query(at.kv_head, r).q, d_, scratch.q.begin() + std::int64_t{r} * d_);
+    }
+    const auto total = std::int64_t(scratch.ids.size());
+    for (std::int64_t c = 0; c < total; c += kChunk) {
+        const std::int64_t count = std::min(kChunk, total - c);
+        const std::int32_t* ids = scratch.ids.data() + c;
+        kernel({blocks_, at.kv_head, scratch.q.data(), rows_, ids, count, scratch.scores.data(),
+                kChunk});
+        for (int r = 0; r < rows_; ++r) {
+            const std::int64_t i = tile_.query(at.kv_head, r).i;
+            const bool everything = at.visible.whole(i);
+            const float threshold = thresholds[std::size_t(at.kv_head) * rows_ + r];
+            const float* scores = scratch.scores.data() + r * kChunk;
+            const auto key = static_cast<std::uint32_t>(number * rows_ + r);
+            std::int64_t turned_down = 0;
+            for (std::int64_t t = 0; t < count; ++t) {
+                const bool seen = everything || at.visible.sees(i, ids[t] - at.segment.begin);
+                const bool hit = seen && scores[t] >= threshold;
+                if (hit) out.push_back({key, ids[t], scores[t]});
+                scratch.weights[t] = seen && !hit;
+                turned_down += seen && !hit;
+            }
+            if (turned_down == 0) continue;
+            const float reference = factor_ * threshold;
+            RowSums& sum = sums[number * rows_ + r];
+            sum.turned_down.add(
+                reference, coarse_kernels().mass({scores, nullptr, scratch.weights.data(), count,
+                                                  factor_, reference}));
+            if (!options_.tail) continue;
+            const double top = references[std::size_t(at.kv_head) * rows_ + r];
+            float* weights = scratch.page_weights.data() + r * at.view.pages;
+            for (std::int64_t t = 0; t < count; ++t) {
+                if (scratch.weights[t] == 0) continue;
+                weights[scratch.page_of[ids[t] - at.segment.begin]] +=
+                    std::exp2(static_cast<float>(double{factor_} * scores[t] - top));
+            }
+        }
+    }
+}
+
+// The mass of the pages that were not read, estimated and bounded.
+void Pass::weigh(const Item& at, Scratch& scratch, std::int64_t number) {
+    const std::int64_t pages = at.view.pages;
+    const auto mass = coarse_kernels().mass;
+    scratch.unread.resize(pages);
+    float unread = 0;
+    for (int r = 0; r < rows_; ++r) {
+        if (r == 0 || tile_.n > 1) {
+            const float* counts = at.view.counts + r % tile_.n * pages;
+            unread = 0;
+            for (std::int64_t p = 0; p < pages; ++p) {
+                scratch.unread[p] = scratch.selected[p] ? 0.0f : counts[p];
+                unread += scratch.unread[p];
+            }
+        }
+        if (unread == 0) continue;
+        RowSums& sum = sums[number * rows_ + r];
+        const float* middle = at.view.middle(r);
+        const float reference = factor_ * sum.middle, bound = factor_ * sum.bound_reference;
+        sum.missed.add(reference + variance(at, r),
+                       mass({middle, nullptr, scratch.unread.data(), pages, factor_, reference}));
+        // What underflows is less than 2^-126 for each token.
+        sum.bound.add(
+            bound, mass({middle, at.view.reach(r), scratch.unread.data(), pages, factor_, bound}) *
+                           1.00001 +
+                       1e-28);
+    }
+}
+
+void Pass::add_page_value(const Item& at, std::int64_t page, std::int64_t i, float weight,
+                          float* out) const {
+    const float* counts = at.view.counts + (i - tile_.i0) * at.view.pages;
+    if (counts[page] == static_cast<float>(at.set.first[page + 1] - at.set.first[page])) {
+        coarse_kernels().add({at.set.values + page * d_, d_, weight, out});
+        return;
+    }
+    // The mean value would tell of tokens that are not seen.
+    std::vector<std::int32_t> tokens;
+    members(at, page, i, tokens);
+    std::vector<float> value(d_);
+    for (const std::int32_t token : tokens) {
+        score_kernels().widen_values[static_cast<int>(blocks_.geometry.dtype)](
+            {blocks_, at.kv_head, token, 1, value.data()});
+        for (int j = 0; j < d_; ++j) out[j] += weight / counts[page] * value[j];
+    }
+}
+
+// The weight of each page's tokens that were not found, times its mean value.
+void Pass::weigh_tail(const Item& at, Scratch& scratch, std::int64_t number) {
+    constexpr double kOctaves = 40;  // what lies lower weighs nothing
+    const std::int64_t pages = at.view.pages;
+    for (int r = 0; r < rows_; ++r) {
+        const std::int64_t i = tile_.query(at.kv_head, r).i;
+        const float* counts = at.view.counts + (i - tile_.i0) * pages;
+        const double more = variance(at, r) - references[std::size_t(at.kv_head) * rows_ + r];
+        float* out = tails.data() + (number * rows_ + r) * d_;
+        double& total = sums[number * rows_ + r].tail_weight;
+        for (std::int64_t p = 0; p < pages; ++p) {
+            float weight = scratch.page_weights[r * pages + p];
+            const double exponent = double{factor_} * at.view.middle(r)[p] + more;
+            if (!scratch.selected[p] && counts[p] > 0 && exponent > -kOctaves) {
+                weight = counts[p] * std::exp2(static_cast<float>(exponent));
+            }
+            if (weight == 0) continue;
+            total += weight;
+            add_page_value(at, p, i, weight, out);
+        }
+    }
+}
+
+}  // namespace kvdb::indexes
