@@ -68,6 +68,7 @@ void Pass::run() {
     ThreadPool& pool = ThreadPool::instance();
     const int threads = pool.threads();
     thresholds.assign(static_cast<std::size_t>(kv_heads_) * rows_, kNone);
+    page_thresholds_.assign(thresholds.size(), kNone);
     references.assign(thresholds.size(), 0);
     sums.assign(items() * rows_, RowSums{});
     read.assign(items(), 0);
@@ -156,10 +157,10 @@ void Pass::find_threshold(int kv_head) {
     using Want = CoarseOptions::Want;
     for (int r = 0; r < rows_; ++r) {
         const std::size_t row = std::size_t(kv_head) * rows_ + r;
-        thresholds[row] = options_.want == Want::range   ? range_threshold(kv_head, r)
-                          : options_.want == Want::top_k ? top_k_threshold(kv_head, r)
-                          : options_.want == Want::top_p ? top_p_threshold(kv_head, r)
-                                                         : kNone;
+        if (options_.want == Want::range) thresholds[row] = range_threshold(kv_head, r);
+        if (options_.want == Want::top_k) thresholds[row] = top_k_threshold(kv_head, r);
+        page_thresholds_[row] =
+            options_.want == Want::top_p ? top_p_threshold(kv_head, r) : thresholds[row];
         if (!options_.tail) continue;
         double reference = thresholds[row] == kNone ? kNothing : double{factor_} * thresholds[row];
         for (std::size_t s = 0; s < segments_.size(); ++s) {
@@ -303,7 +304,7 @@ bool Pass::select(const Item& at, Scratch& scratch) const {
     scratch.selected.assign(view.pages, options_.tight);
     std::int64_t count = options_.tight ? tokens : 0;
     for (int r = 0; r < rows_ && 4 * count <= tokens; ++r) {
-        const float threshold = thresholds[std::size_t(at.kv_head) * rows_ + r];
+        const float threshold = page_thresholds_[std::size_t(at.kv_head) * rows_ + r];
         for (std::int64_t g = 0; g < view.pages / kPageGroup; ++g) {
             if (!(view.best(r)[g] >= threshold) || view.best(r)[g] == kNone) continue;
             for (std::int64_t p = g * kPageGroup; p < (g + 1) * kPageGroup; ++p) {

@@ -81,7 +81,8 @@ class Pass {
     const CoarseOptions& options_;
     Tile& tile_;
     int kv_heads_, rows_, d_;
-    float factor_;  // scores to exponents of 2
+    float factor_;                        // scores to exponents of 2
+    std::vector<float> page_thresholds_;  // pages of a lower priority are not read
 };
 
 }  // namespace kvdb::indexes
