@@ -59,6 +59,17 @@ struct MassItem {
     float factor, reference;
 };
 
+// Of scores [count]: the positions of those at or above the threshold, ascending, and the sum of
+// 2^(factor * (score - threshold)) of the others. -inf is neither.
+struct SiftItem {
+    const float* scores;
+    std::int64_t count;
+    float threshold, factor;
+    std::int32_t* hits;  // [count]
+    std::int64_t hit_count;
+    double others;
+};
+
 // The nearest of `clusters` centroids for each of `count` vectors x [count][dims] in float32.
 // centroids: [clusters / kPageGroup][dims][kPageGroup]; halves: [clusters] half their squared
 // lengths, +inf for those that are none.
@@ -83,6 +94,7 @@ struct AddItem {
 struct CoarseKernels {
     void (*scan)(const ScanItem&);
     double (*mass)(const MassItem&);
+    void (*sift)(SiftItem&);
     void (*assign)(const AssignItem&);
     void (*add)(const AddItem&);
 };

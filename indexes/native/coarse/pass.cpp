@@ -12,7 +12,12 @@ namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
+constexpr double kTailOctaves = 40;   // below its largest weight a tail has nothing
 constexpr std::int64_t kChunk = 256;  // tokens scored at a time
+// A row reads no more than one in this many tokens, unless the centers of pages ask for it.
+constexpr std::int64_t kShare = 16;
+// Where k are wanted and pages are guessed, so many times as many tokens are looked at.
+constexpr int kCandidates = 8;
 // What float32 sums may be wrong by, relative to the lengths of query and key.
 constexpr float kRounding = 1e-5f;
 
@@ -38,7 +43,8 @@ struct Pass::Scratch {
     std::vector<std::uint8_t> selected;  // [pages]
     std::vector<std::uint64_t> tokens;   // a bit for each
     std::vector<std::int32_t> ids;
-    std::vector<float> scores, weights;  // [rows][kChunk]
+    std::vector<float> scores;  // [rows][kChunk]
+    std::int32_t hits[kChunk];
     std::vector<float> unread;           // [pages] visible tokens of pages not selected
     std::vector<float> page_weights;     // [rows][pages], for the tail
     std::vector<std::uint16_t> page_of;  // [tokens], for the tail
@@ -69,6 +75,8 @@ void Pass::run() {
     const int threads = pool.threads();
     thresholds.assign(static_cast<std::size_t>(kv_heads_) * rows_, kNone);
     page_thresholds_.assign(thresholds.size(), kNone);
+    margins_.assign(thresholds.size(), options_.margin);
+    seeds_.assign(thresholds.size(), {});
     references.assign(thresholds.size(), 0);
     sums.assign(items() * rows_, RowSums{});
     read.assign(items(), 0);
@@ -157,10 +165,15 @@ void Pass::find_threshold(int kv_head) {
     using Want = CoarseOptions::Want;
     for (int r = 0; r < rows_; ++r) {
         const std::size_t row = std::size_t(kv_head) * rows_ + r;
-        if (options_.want == Want::range) thresholds[row] = range_threshold(kv_head, r);
-        if (options_.want == Want::top_k) thresholds[row] = top_k_threshold(kv_head, r);
-        page_thresholds_[row] =
-            options_.want == Want::top_p ? top_p_threshold(kv_head, r) : thresholds[row];
+        if (options_.want == Want::range) {
+            page_thresholds_[row] = thresholds[row] = range_threshold(kv_head, r);
+        } else if (options_.want == Want::top_k) {
+            thresholds[row] = top_k_threshold(kv_head, r);
+            if (options_.margin >= 1) page_thresholds_[row] = thresholds[row];
+        } else if (options_.want == Want::top_p) {
+            page_thresholds_[row] = top_p_threshold(kv_head, r);
+        }
+        if (options_.margin < 1 && options_.want == Want::range) narrow(kv_head, r);
         if (!options_.tail) continue;
         double reference = thresholds[row] == kNone ? kNothing : double{factor_} * thresholds[row];
         for (std::size_t s = 0; s < segments_.size(); ++s) {
@@ -172,8 +185,41 @@ void Pass::find_threshold(int kv_head) {
     }
 }
 
+// Whether more than a share of all tokens lies in pages that reach the row's threshold.
+bool Pass::excessive(int kv_head, int r, float margin) const {
+    const float threshold = page_thresholds_[std::size_t(kv_head) * rows_ + r];
+    std::int64_t pages = 0, reached = 0, tokens = 0;
+    for (const Segment& segment : segments_) {
+        const Tile::View view = tile_.view(segment, kv_head);
+        pages += view.pages;
+        tokens += segment.end - segment.begin;
+        const float* best = view.best(r);
+        for (std::int64_t g = 0; g < view.pages / kPageGroup; ++g) reached += best[g] >= threshold;
+    }
+    if (threshold == kNone || reached * kPageGroup * kShare <= pages) return false;
+    double read = 0;
+    for (const Segment& segment : segments_) {
+        const Tile::View view = tile_.view(segment, kv_head);
+        const float* counts = view.counts + r % tile_.n * view.pages;
+        for (std::int64_t p = 0; p < view.pages; ++p) {
+            read += view.priority(r, p, margin) >= threshold ? counts[p] : 0.0f;
+        }
+    }
+    return read * kShare > double(tokens);
+}
+
+// Gives pages less of their reach while too much would be read: a head that attends to a little of
+// everything has nothing to find.
+void Pass::narrow(int kv_head, int r) {
+    float& margin = margins_[std::size_t(kv_head) * rows_ + r];
+    for (const float share : {1.0f, 0.75f, 0.5f, 0.25f, 0.0f}) {
+        margin = share * options_.margin;
+        if (!excessive(kv_head, r, margin)) return;
+    }
+}
+
 // The largest score of the tokens of the best page, and what lies beta below it.
-float Pass::range_threshold(int kv_head, int r) const {
+float Pass::range_threshold(int kv_head, int r) {
     const CodedQuery& query = tile_.query(kv_head, r);
     float best = kNone;
     std::size_t best_segment = 0;
@@ -194,17 +240,18 @@ float Pass::range_threshold(int kv_head, int r) const {
         std::vector<std::int32_t> tokens;
         std::int64_t best_page = best_group * kPageGroup;
         for (std::int64_t p = best_page + 1; p < (best_group + 1) * kPageGroup; ++p) {
-            const float priority = at.view.priority(r, p, options_.margin);
-            if (priority > at.view.priority(r, best_page, options_.margin)) best_page = p;
+            const float priority = at.view.priority(r, p, margin(kv_head, r));
+            if (priority > at.view.priority(r, best_page, margin(kv_head, r))) best_page = p;
         }
         members(at, best_page, query.i, tokens);
+        seeds_[std::size_t(kv_head) * rows_ + r] = {best_segment, best_page};
         for (const float score : scores_of(kv_head, r, tokens)) largest = std::max(largest, score);
     }
     return largest - static_cast<float>(options_.parameter);
 }
 
 // The k-th largest score among the tokens of the best pages that hold k.
-float Pass::top_k_threshold(int kv_head, int r) const {
+float Pass::top_k_threshold(int kv_head, int r) {
     struct Ranked {
         float priority;
         std::uint32_t segment, page;
@@ -220,24 +267,34 @@ float Pass::top_k_threshold(int kv_head, int r) const {
             visible += counts[p];
             if (counts[p] > 0) {
                 pages.push_back(
-                    {view.priority(r, p, options_.margin), std::uint32_t(s), std::uint32_t(p)});
+                    {view.priority(r, p, margin(kv_head, r)), std::uint32_t(s), std::uint32_t(p)});
             }
         }
     }
     if (visible <= double(k)) return kNone;
+    const auto wanted =
+        options_.margin < 1 ? std::int64_t(std::min(visible, double(k) * kCandidates)) : k;
     std::vector<std::int32_t> tokens;
+    float least = std::numeric_limits<float>::infinity();
     std::size_t take = std::min<std::size_t>(pages.size(), std::size_t(k) / 16 + 4);
-    for (std::size_t taken = 0; std::int64_t(tokens.size()) < k;
+    for (std::size_t taken = 0; std::int64_t(tokens.size()) < wanted;
          take = std::min(2 * take, pages.size())) {
         std::nth_element(pages.begin() + taken, pages.begin() + (take - 1), pages.end(),
                          [](const Ranked& a, const Ranked& b) { return a.priority > b.priority; });
         for (; taken < take; ++taken) {
             const Item at = item(std::int64_t{pages[taken].segment} * kv_heads_ + kv_head);
             members(at, pages[taken].page, query.i, tokens);
+            least = std::min(least, pages[taken].priority);
         }
     }
     std::vector<float> scores = scores_of(kv_head, r, tokens);
     std::nth_element(scores.begin(), scores.begin() + (k - 1), scores.end(), std::greater<>());
+    // Where that asks for too much, these pages must do.
+    if (options_.margin < 1) {
+        const std::size_t row = std::size_t(kv_head) * rows_ + r;
+        page_thresholds_[row] = scores[k - 1];
+        if (excessive(kv_head, r, margins_[row])) page_thresholds_[row] = least;
+    }
     return scores[k - 1];
 }
 
@@ -264,15 +321,16 @@ float Pass::top_p_threshold(int kv_head, int r) const {
             if (!(counts[p] > 0)) continue;
             const double exponent = factor_ * (double{at.view.middle(r)[p]} - top) + more;
             const double mass = counts[p] * std::exp2(exponent);
-            const double bin = (double{top} - at.view.priority(r, p, options_.margin)) / per_bin;
+            const double bin = (double{top} - at.view.priority(r, p, margin(kv_head, r))) / per_bin;
             bins[static_cast<int>(std::min<double>(bin, kBins))] += mass;
             total += mass;
         }
     }
     const double outside = options_.outside[tile_.query(kv_head, r).row] * kLog2E;
+    const double inside = total;
     total += std::exp2(std::min(outside - double{factor_} * top, 1000.0));
     const double wanted = total * (options_.parameter + 1) / 2;
-    double sum = 0;
+    double sum = total - inside;
     for (int b = 0; b < kBins; ++b) {
         sum += bins[b];
         if (sum >= wanted) return top - static_cast<float>((b + 1) * per_bin);
@@ -303,15 +361,21 @@ bool Pass::select(const Item& at, Scratch& scratch) const {
     const std::int64_t tokens = at.segment.end - at.segment.begin;
     scratch.selected.assign(view.pages, options_.tight);
     std::int64_t count = options_.tight ? tokens : 0;
+    const auto size = [&](std::int64_t p) { return at.set.first[p + 1] - at.set.first[p]; };
     for (int r = 0; r < rows_ && 4 * count <= tokens; ++r) {
         const float threshold = page_thresholds_[std::size_t(at.kv_head) * rows_ + r];
+        const Seed& seed = seeds_[std::size_t(at.kv_head) * rows_ + r];
+        if (seed.page >= 0 && &segments_[seed.segment] == &at.segment) {
+            if (!scratch.selected[seed.page]) count += size(seed.page);
+            scratch.selected[seed.page] = 1;
+        }
         for (std::int64_t g = 0; g < view.pages / kPageGroup; ++g) {
             if (!(view.best(r)[g] >= threshold) || view.best(r)[g] == kNone) continue;
             for (std::int64_t p = g * kPageGroup; p < (g + 1) * kPageGroup; ++p) {
-                const float priority = view.priority(r, p, options_.margin);
+                const float priority = view.priority(r, p, margin(at.kv_head, r));
                 if (scratch.selected[p] || !(priority >= threshold) || priority == kNone) continue;
                 scratch.selected[p] = 1;
-                count += at.set.first[p + 1] - at.set.first[p];
+                count += size(p);
             }
         }
     }
@@ -353,7 +417,6 @@ void Pass::collect(const Item& at, Scratch& scratch) const {
 void Pass::score(const Item& at, Scratch& scratch, std::int64_t number, std::vector<Hit>& out) {
     const auto kernel = score_kernels().score[static_cast<int>(blocks_.geometry.dtype)];
     scratch.scores.resize(rows_ * kChunk);
-    scratch.weights.resize(kChunk);
     scratch.q.resize(std::size_t(rows_) * d_);
     for (int r = 0; r < rows_; ++r) {
         std::copy_n(tile_.query(at.kv_head, r).q, d_, scratch.q.begin() + std::int64_t{r} * d_);
@@ -366,31 +429,27 @@ void Pass::score(const Item& at, Scratch& scratch, std::int64_t number, std::vec
                 kChunk});
         for (int r = 0; r < rows_; ++r) {
             const std::int64_t i = tile_.query(at.kv_head, r).i;
-            const bool everything = at.visible.whole(i);
-            const float threshold = thresholds[std::size_t(at.kv_head) * rows_ + r];
-            const float* scores = scratch.scores.data() + r * kChunk;
-            const auto key = static_cast<std::uint32_t>(number * rows_ + r);
-            std::int64_t turned_down = 0;
-            for (std::int64_t t = 0; t < count; ++t) {
-                const bool seen = everything || at.visible.sees(i, ids[t] - at.segment.begin);
-                const bool hit = seen && scores[t] >= threshold;
-                if (hit) out.push_back({key, ids[t], scores[t]});
-                scratch.weights[t] = seen && !hit;
-                turned_down += seen && !hit;
+            const std::size_t row = std::size_t(at.kv_head) * rows_ + r;
+            float* scores = scratch.scores.data() + r * kChunk;
+            for (std::int64_t t = 0; t < count && !at.visible.whole(i); ++t) {
+                if (!at.visible.sees(i, ids[t] - at.segment.begin)) scores[t] = kNone;
             }
-            if (turned_down == 0) continue;
-            const float reference = factor_ * threshold;
-            RowSums& sum = sums[number * rows_ + r];
-            sum.turned_down.add(
-                reference, coarse_kernels().mass({scores, nullptr, scratch.weights.data(), count,
-                                                  factor_, reference}));
+            SiftItem sift{scores, count, thresholds[row], factor_, scratch.hits, 0, 0};
+            coarse_kernels().sift(sift);
+            const auto key = static_cast<std::uint32_t>(number * rows_ + r);
+            for (std::int64_t hit = 0; hit < sift.hit_count; ++hit) {
+                out.push_back({key, ids[scratch.hits[hit]], scores[scratch.hits[hit]]});
+            }
+            if (!(sift.others > 0)) continue;
+            sums[number * rows_ + r].turned_down.add(double{factor_} * thresholds[row],
+                                                     sift.others);
             if (!options_.tail) continue;
-            const double top = references[std::size_t(at.kv_head) * rows_ + r];
             float* weights = scratch.page_weights.data() + r * at.view.pages;
             for (std::int64_t t = 0; t < count; ++t) {
-                if (scratch.weights[t] == 0) continue;
+                const double exponent = double{factor_} * scores[t] - references[row];
+                if (scores[t] >= thresholds[row] || exponent < -kTailOctaves) continue;
                 weights[scratch.page_of[ids[t] - at.segment.begin]] +=
-                    std::exp2(static_cast<float>(double{factor_} * scores[t] - top));
+                    std::exp2(static_cast<float>(exponent));
             }
         }
     }
@@ -445,7 +504,6 @@ void Pass::add_page_value(const Item& at, std::int64_t page, std::int64_t i, flo
 
 // The weight of each page's tokens that were not found, times its mean value.
 void Pass::weigh_tail(const Item& at, Scratch& scratch, std::int64_t number) {
-    constexpr double kOctaves = 40;  // what lies lower weighs nothing
     const std::int64_t pages = at.view.pages;
     for (int r = 0; r < rows_; ++r) {
         const std::int64_t i = tile_.query(at.kv_head, r).i;
@@ -456,7 +514,7 @@ void Pass::weigh_tail(const Item& at, Scratch& scratch, std::int64_t number) {
         for (std::int64_t p = 0; p < pages; ++p) {
             float weight = scratch.page_weights[r * pages + p];
             const double exponent = double{factor_} * at.view.middle(r)[p] + more;
-            if (!scratch.selected[p] && counts[p] > 0 && exponent > -kOctaves) {
+            if (!scratch.selected[p] && counts[p] > 0 && exponent > -kTailOctaves) {
                 weight = counts[p] * std::exp2(static_cast<float>(exponent));
             }
             if (weight == 0) continue;

@@ -55,12 +55,19 @@ class Pass {
         Visibility visible;
     };
     struct Scratch;
+    struct Seed {
+        std::size_t segment = 0;
+        std::int64_t page = -1;
+    };
 
     Item item(std::int64_t number) const;
     void scan(std::int64_t number);
     void find_threshold(int kv_head);
-    float range_threshold(int kv_head, int r) const;
-    float top_k_threshold(int kv_head, int r) const;
+    void narrow(int kv_head, int r);
+    bool excessive(int kv_head, int r, float margin) const;
+    float margin(int kv_head, int r) const { return margins_[std::size_t(kv_head) * rows_ + r]; }
+    float range_threshold(int kv_head, int r);
+    float top_k_threshold(int kv_head, int r);
     float top_p_threshold(int kv_head, int r) const;
     void read_item(std::int64_t number, std::vector<Hit>& out);
     bool select(const Item& item, Scratch& scratch) const;
@@ -83,6 +90,8 @@ class Pass {
     int kv_heads_, rows_, d_;
     float factor_;                        // scores to exponents of 2
     std::vector<float> page_thresholds_;  // pages of a lower priority are not read
+    std::vector<Seed> seeds_;             // [kv_heads][rows] the page where the maximum was found
+    std::vector<float> margins_;          // [kv_heads][rows] of a page's reach
 };
 
 }  // namespace kvdb::indexes

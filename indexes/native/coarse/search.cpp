@@ -131,13 +131,15 @@ class Finish {
             keep = fewest(number, row, scores);
         }
         if (keep == scores.size()) return {kNone, all};
+        if (keep == 0) return {std::numeric_limits<float>::infinity(), 0};
         const float last = scores[keep - 1];
         const auto above = std::count_if(scores.begin(), scores.begin() + keep,
                                          [&](float score) { return score > last; });
         return {last, std::int64_t(keep) - above};
     }
 
-    // How many of the scores, descending, have the share p of the mass of everything.
+    // How many of the scores, descending, have the share p of the mass of everything together with
+    // what is outside.
     std::size_t fewest(std::int64_t number, const Row& row,
                        const std::vector<float>& scores) const {
         if (scores.empty()) return 0;
@@ -148,14 +150,16 @@ class Finish {
         double found = 0;
         for (const float score : scores) found += mass(score);
         total.add(top, found);
-        total.add(options_.outside[tile_.queries[number].row] * kLog2E, 1);
-        const double wanted = options_.parameter * std::exp2(total.log2() - top);
-        double sum = 0;
-        for (std::size_t i = 0; i < scores.size(); ++i) {
-            sum += mass(scores[i]);
-            if (sum >= wanted) return i + 1;
+        const double outside = options_.outside[tile_.queries[number].row] * kLog2E;
+        total.add(outside, 1);
+        // As a share of everything, for outside may weigh more than a double holds beside `top`.
+        const double everything = total.log2();
+        double sum = std::exp2(outside - everything);
+        std::size_t keep = 0;
+        while (keep < scores.size() && sum < options_.parameter) {
+            sum += std::exp2(factor * scores[keep++] - everything);
         }
-        return scores.size();
+        return keep;
     }
 
     // A token that was a hit while it was read, and is none.

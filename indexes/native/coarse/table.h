@@ -137,6 +137,38 @@ struct CoarseTable {
         return total;
     }
 
+    static void sift(SiftItem& item) {
+        constexpr int width = Isa::width;
+        const f32 threshold = Isa::splat(item.threshold), factor = Isa::splat(item.factor);
+        const f32 none{};
+        std::int64_t hits = 0;
+        double total = 0;
+        f32 sum{};
+        std::int64_t i = 0;
+        for (; i + width <= item.count; i += width) {
+            const f32 score = Isa::widen(item.scores + i);
+            const auto hit = score >= threshold;
+            const f32 below = power((score - threshold) * factor);
+            sum += hit ? none : below;
+            if (simd::max_of_group<Isa, width>(score)[0] < item.threshold) continue;
+            for (int j = 0; j < width; ++j) {
+                item.hits[hits] = static_cast<std::int32_t>(i + j);
+                hits += item.scores[i + j] >= item.threshold && item.scores[i + j] > kNone;
+            }
+        }
+        for (; i < item.count; ++i) {
+            const float score = item.scores[i];
+            if (score >= item.threshold && score > kNone) {
+                item.hits[hits++] = static_cast<std::int32_t>(i);
+            } else if (score > kNone) {
+                total += power(Isa::splat((score - item.threshold) * item.factor))[0];
+            }
+        }
+        for (int j = 0; j < width; ++j) total += sum[j];
+        item.hit_count = hits;
+        item.others = total;
+    }
+
     // Register tile: `tokens` vectors x by `vectors` of centroids.
     template <int tokens, int vectors>
     KVDB_INLINE static void nearest(const AssignItem& item, std::int64_t t) {
@@ -215,7 +247,7 @@ struct CoarseTable {
         }
     }
 
-    static constexpr CoarseKernels kernels{scan, mass, assign, add};
+    static constexpr CoarseKernels kernels{scan, mass, sift, assign, add};
 };
 
 }  // namespace kvdb::indexes
