@@ -20,7 +20,7 @@ class Bounds(Paged):
     @classmethod
     def build(cls, blocks: Blocks, page_size: int = 16, segment_tokens: int = 8192) -> Self:
         """Raises ValueError for sizes that do not fit."""
-        return cls._build(blocks, Layout(page_size, segment_tokens, margin=1.0, box=True))
+        return cls._build(blocks, Layout(page_size, segment_tokens, margin=1.0, exact=True, box=True))
 
     def _read_share(self, tokens: int, retrieval: Retrieval) -> float:  # noqa: ARG002, the same for all that was measured
         return 1.0

@@ -21,9 +21,9 @@ class Clusters(Paged):
     def build(
         cls,
         blocks: Blocks,
-        page_size: int = 32,
+        page_size: int = 16,
         segment_tokens: int = 8192,
-        margin: float = 0.5,
+        margin: float = 1.0,
         iterations: int = 6,
         far: float = 0.5,
     ) -> Self:

@@ -23,12 +23,14 @@ class Layout:
     page_size: tokens of a page, or of a cluster on average. segment_tokens: what is cut into pages, or clustered, at once.
     box: channel-wise bounds instead of means. farthest: also the key farthest from the mean. clustered: k-means instead of runs,
     by `iterations` rounds, in which the share `far` of the centroids starts at the keys farthest from the others.
-    margin: how much of its reach a page is given when its best token is guessed; with 1 nothing is overlooked.
+    margin: how much of its reach a page is given when its best token is guessed; with 1 nothing is overlooked. Unless `exact`,
+    a query gives less where too much would be read.
     """
 
     page_size: int
     segment_tokens: int
     margin: float
+    exact: bool = False
     box: bool = False
     farthest: bool = False
     clustered: bool = False

@@ -57,6 +57,7 @@ class Paged:
             parameter,
             queries.scale,
             self.layout.margin,
+            self.layout.exact,
             queries.outside,
             tail,
             tight,

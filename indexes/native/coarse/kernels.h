@@ -39,6 +39,7 @@ struct ScanRow {
     float* priority;     // [pages] out, or null
     float* best;         // [pages / kPageGroup] out: the largest priority of each group
     float* most;         // [2][kPageGroup] in and out: the largest middle and reach of each lane
+    float* squares;      // [kPageGroup] in and out: the sum over tokens of reach squared
 };
 
 // The priority of a page: max(middle + margin * reach, q.k of its farthest key).
@@ -50,12 +51,15 @@ struct ScanItem {
     int count;
 };
 
-// sum of weights[i] * 2^(factor * (x[i] + more[i]) - reference); 0 where x is -inf.
+// sum of weights[i] * 2^(factor * (middle[i] + more) - reference), where more is reach[i], or what
+// tokens that lie around the middle add to it: curve * reach[i]^2, but reach[i] at most. 0 where
+// middle is -inf.
 struct MassItem {
-    const float* x;
-    const float* more;  // or null
+    const float* middle;
+    const float* reach;
     const float* weights;
     std::int64_t count;
+    float curve;  // +inf: reach itself
     float factor, reference;
 };
 

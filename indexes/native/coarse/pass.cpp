@@ -14,8 +14,10 @@ constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
 constexpr double kTailOctaves = 40;   // below its largest weight a tail has nothing
 constexpr std::int64_t kChunk = 256;  // tokens scored at a time
-// A row reads no more than one in this many tokens, unless the centers of pages ask for it.
-constexpr std::int64_t kShare = 16;
+// A row reads no more than one in this many tokens, or what costs little anyway, unless the centers
+// of pages ask for it.
+constexpr std::int64_t kShare = 32;
+constexpr std::int64_t kLittle = 4096;
 // Where k are wanted and pages are guessed, so many times as many tokens are looked at.
 constexpr int kCandidates = 8;
 // What float32 sums may be wrong by, relative to the lengths of query and key.
@@ -101,6 +103,7 @@ void Pass::scan(std::int64_t number) {
     }();
     std::vector<ScanRow> rows(rows_);
     std::vector<float> most(std::size_t(rows_) * 2 * kPageGroup, kNone);
+    std::vector<float> squares(std::size_t(rows_) * kPageGroup);
     for (int r = 0; r < rows_; ++r) {
         const CodedQuery& query = tile_.query(at.kv_head, r);
         double base = 0;
@@ -116,7 +119,8 @@ void Pass::scan(std::int64_t number) {
             view.reach(r),
             view.priority_ ? view.priority_ + r * view.pages : nullptr,
             view.best(r),
-            most.data() + r * 2 * kPageGroup};
+            most.data() + r * 2 * kPageGroup,
+            squares.data() + r * kPageGroup};
     }
     const Pages& pages = *at.segment.pages;
     coarse_kernels().scan({{at.set.center, at.set.center_scales, pages.center_dims()},
@@ -129,17 +133,30 @@ void Pass::scan(std::int64_t number) {
     for (int r = 0; r < rows_; ++r) {
         const float* lanes = rows[r].most;
         RowSums& sum = sums[number * rows_ + r];
-        sum.middle = *std::max_element(lanes, lanes + kPageGroup);
-        sum.bound_reference =
-            sum.middle + *std::max_element(lanes + kPageGroup, lanes + 2 * kPageGroup);
+        sum.top = *std::max_element(lanes, lanes + kPageGroup) +
+                  *std::max_element(lanes + kPageGroup, lanes + 2 * kPageGroup);
+        double square = 0, tokens = 0;
+        for (int lane = 0; lane < kPageGroup; ++lane) square += rows[r].squares[lane];
+        for (std::int64_t p = 0; p < view.pages; ++p) tokens += rows[r].count[p];
+        sum.curve = square > 0 ? static_cast<float>(variance(at, r) * tokens / square) : 0.0f;
     }
 }
 
+// What the tokens of a page add to its middle, were they spread like a normal distribution: half
+// their variance. It is known for the segment as a whole, and taken to go with reach squared.
 double Pass::variance(const Item& at, int r) const {
     const CodedQuery& query = tile_.query(at.kv_head, r);
     double sum = 0;
     for (int b = 0; b < kChannelBlocks; ++b) sum += double{query.blocks[b]} * at.set.spread[b];
-    return sum * options_.scale * factor_ / 2;  // as an exponent of 2
+    return sum * options_.scale / 2;
+}
+
+// The score of which a page's tokens have the mass, as the estimate has it.
+float Pass::likely(const Item& at, int r, std::int64_t p) const {
+    const std::int64_t number = (&at.segment - segments_.data()) * kv_heads_ + at.kv_head;
+    const float reach = at.view.reach(r)[p];
+    const float around = sums[number * rows_ + r].curve * reach * reach;
+    return at.view.middle(r)[p] + std::min(around, reach);
 }
 
 void Pass::members(const Item& at, std::int64_t page, std::int64_t i,
@@ -169,17 +186,16 @@ void Pass::find_threshold(int kv_head) {
             page_thresholds_[row] = thresholds[row] = range_threshold(kv_head, r);
         } else if (options_.want == Want::top_k) {
             thresholds[row] = top_k_threshold(kv_head, r);
-            if (options_.margin >= 1) page_thresholds_[row] = thresholds[row];
+            if (options_.exact) page_thresholds_[row] = thresholds[row];
         } else if (options_.want == Want::top_p) {
             page_thresholds_[row] = top_p_threshold(kv_head, r);
         }
-        if (options_.margin < 1 && options_.want == Want::range) narrow(kv_head, r);
+        if (!options_.exact && options_.want == Want::range) narrow(kv_head, r);
         if (!options_.tail) continue;
         double reference = thresholds[row] == kNone ? kNothing : double{factor_} * thresholds[row];
         for (std::size_t s = 0; s < segments_.size(); ++s) {
             const std::int64_t number = std::int64_t(s) * kv_heads_ + kv_head;
-            const double most = sums[number * rows_ + r].middle;
-            reference = std::max(reference, factor_ * most + variance(item(number), r));
+            reference = std::max(reference, double{factor_} * sums[number * rows_ + r].top);
         }
         references[row] = reference;
     }
@@ -205,7 +221,7 @@ bool Pass::excessive(int kv_head, int r, float margin) const {
             read += view.priority(r, p, margin) >= threshold ? counts[p] : 0.0f;
         }
     }
-    return read * kShare > double(tokens);
+    return read > double(std::max(kLittle, tokens / kShare));
 }
 
 // Gives pages less of their reach while too much would be read: a head that attends to a little of
@@ -290,10 +306,12 @@ float Pass::top_k_threshold(int kv_head, int r) {
     std::vector<float> scores = scores_of(kv_head, r, tokens);
     std::nth_element(scores.begin(), scores.begin() + (k - 1), scores.end(), std::greater<>());
     // Where that asks for too much, these pages must do.
-    if (options_.margin < 1) {
+    if (!options_.exact) {
         const std::size_t row = std::size_t(kv_head) * rows_ + r;
         page_thresholds_[row] = scores[k - 1];
-        if (excessive(kv_head, r, margins_[row])) page_thresholds_[row] = least;
+        if (excessive(kv_head, r, margins_[row]) || least < scores[k - 1]) {
+            page_thresholds_[row] = least;
+        }
     }
     return scores[k - 1];
 }
@@ -301,8 +319,8 @@ float Pass::top_k_threshold(int kv_head, int r) {
 // The priority from which on pages hold somewhat more than the share p of the estimated mass.
 float Pass::top_p_threshold(int kv_head, int r) const {
     constexpr int kBins = 1024;
-    constexpr double kOctaves = 64;          // what lies lower weighs nothing
-    if (options_.margin >= 1) return kNone;  // nothing may be overlooked
+    constexpr double kOctaves = 64;    // what lies lower weighs nothing
+    if (options_.exact) return kNone;  // nothing may be overlooked
     float top = kNone;
     for (const Segment& segment : segments_) {
         const Tile::View view = tile_.view(segment, kv_head);
@@ -316,10 +334,9 @@ float Pass::top_p_threshold(int kv_head, int r) const {
     for (std::size_t s = 0; s < segments_.size(); ++s) {
         const Item at = item(std::int64_t(s) * kv_heads_ + kv_head);
         const float* counts = at.view.counts + r % tile_.n * at.view.pages;
-        const double more = variance(at, r);
         for (std::int64_t p = 0; p < at.view.pages; ++p) {
             if (!(counts[p] > 0)) continue;
-            const double exponent = factor_ * (double{at.view.middle(r)[p]} - top) + more;
+            const double exponent = factor_ * (double{likely(at, r, p)} - top);
             const double mass = counts[p] * std::exp2(exponent);
             const double bin = (double{top} - at.view.priority(r, p, margin(kv_head, r))) / per_bin;
             bins[static_cast<int>(std::min<double>(bin, kBins))] += mass;
@@ -458,7 +475,6 @@ void Pass::score(const Item& at, Scratch& scratch, std::int64_t number, std::vec
 // The mass of the pages that were not read, estimated and bounded.
 void Pass::weigh(const Item& at, Scratch& scratch, std::int64_t number) {
     const std::int64_t pages = at.view.pages;
-    const auto mass = coarse_kernels().mass;
     scratch.unread.resize(pages);
     float unread = 0;
     for (int r = 0; r < rows_; ++r) {
@@ -472,15 +488,12 @@ void Pass::weigh(const Item& at, Scratch& scratch, std::int64_t number) {
         }
         if (unread == 0) continue;
         RowSums& sum = sums[number * rows_ + r];
-        const float* middle = at.view.middle(r);
-        const float reference = factor_ * sum.middle, bound = factor_ * sum.bound_reference;
-        sum.missed.add(reference + variance(at, r),
-                       mass({middle, nullptr, scratch.unread.data(), pages, factor_, reference}));
+        MassItem mass{at.view.middle(r), at.view.reach(r), scratch.unread.data(), pages,
+                      sum.curve,         factor_,          factor_ * sum.top};
+        sum.missed.add(mass.reference, coarse_kernels().mass(mass));
         // What underflows is less than 2^-126 for each token.
-        sum.bound.add(
-            bound, mass({middle, at.view.reach(r), scratch.unread.data(), pages, factor_, bound}) *
-                           1.00001 +
-                       1e-28);
+        mass.curve = std::numeric_limits<float>::infinity();
+        sum.bound.add(mass.reference, coarse_kernels().mass(mass) * 1.00001 + 1e-28);
     }
 }
 
@@ -508,12 +521,12 @@ void Pass::weigh_tail(const Item& at, Scratch& scratch, std::int64_t number) {
     for (int r = 0; r < rows_; ++r) {
         const std::int64_t i = tile_.query(at.kv_head, r).i;
         const float* counts = at.view.counts + (i - tile_.i0) * pages;
-        const double more = variance(at, r) - references[std::size_t(at.kv_head) * rows_ + r];
+        const double reference = references[std::size_t(at.kv_head) * rows_ + r];
         float* out = tails.data() + (number * rows_ + r) * d_;
         double& total = sums[number * rows_ + r].tail_weight;
         for (std::int64_t p = 0; p < pages; ++p) {
             float weight = scratch.page_weights[r * pages + p];
-            const double exponent = double{factor_} * at.view.middle(r)[p] + more;
+            const double exponent = double{factor_} * likely(at, r, p) - reference;
             if (!scratch.selected[p] && counts[p] > 0 && exponent > -kTailOctaves) {
                 weight = counts[p] * std::exp2(static_cast<float>(exponent));
             }

@@ -23,9 +23,10 @@ struct LogSum {
 
 // What one item, a KV head in one segment, leaves for each row.
 struct RowSums {
-    float middle, bound_reference;  // the largest middle of a page, and what no score exceeds
-    LogSum missed, bound;           // of the pages that were not read
-    LogSum turned_down;             // of the tokens that were read and are no hits
+    float top;             // what no score exceeds
+    float curve;           // of MassItem, for the estimate
+    LogSum missed, bound;  // of the pages that were not read
+    LogSum turned_down;    // of the tokens that were read and are no hits
     double tail_weight = 0;
 };
 
@@ -78,6 +79,7 @@ class Pass {
     void add_page_value(const Item& item, std::int64_t page, std::int64_t i, float weight,
                         float* out) const;
     double variance(const Item& item, int r) const;
+    float likely(const Item& item, int r, std::int64_t page) const;
     std::vector<float> scores_of(int kv_head, int r, const std::vector<std::int32_t>& tokens) const;
     void members(const Item& item, std::int64_t page, std::int64_t i,
                  std::vector<std::int32_t>& tokens) const;

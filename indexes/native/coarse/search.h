@@ -14,7 +14,8 @@ struct CoarseOptions {
     Want want;
     double parameter;      // beta in units of q.k, k, or p
     float scale;           // of the softmax
-    float margin;          // how much of its reach a page is given: with 1 nothing is overlooked
+    float margin;          // how much of its reach a page is given
+    bool exact;            // with margin 1: overlook nothing, however much is read
     const float* outside;  // [q_heads][n] log of the sum of exp(scale * q.k) elsewhere
     bool tail, tight;
 };

@@ -91,6 +91,9 @@ struct CoarseTable {
                 Isa::store(most, Isa::max(Isa::widen(most), seen ? middle : none));
                 most += kPageGroup;
                 Isa::store(most, Isa::max(Isa::widen(most), reach));
+                float* squares = row[r].squares + p * Isa::width;
+                Isa::store(squares, Isa::fma(reach * reach, Isa::widen(row[r].count + at),
+                                             Isa::widen(squares)));
                 best = Isa::max(best, seen ? priority : none);
             }
             row[r].best[group] = simd::max_of_group<Isa, Isa::width>(best)[0];
@@ -111,29 +114,20 @@ struct CoarseTable {
         return simd::exp2<Isa>(x > limit ? limit : x);
     }
 
+    // A multiple of kPageGroup pages.
     static double mass(const MassItem& item) {
-        constexpr int width = Isa::width;
         f32 sum{};
-        std::int64_t i = 0;
         const f32 factor = Isa::splat(item.factor), reference = Isa::splat(-item.reference);
-        for (; i + width <= item.count; i += width) {
-            f32 x = Isa::widen(item.x + i);
-            if (item.more) x += Isa::widen(item.more + i);
+        const f32 curve = Isa::splat(item.curve);
+        for (std::int64_t i = 0; i < item.count; i += Isa::width) {
+            const f32 reach = Isa::widen(item.reach + i);
+            const f32 around = curve * reach * reach;
+            const f32 x = Isa::widen(item.middle + i) + (around < reach ? around : reach);
             sum =
                 Isa::fma(power(Isa::fma(x, factor, reference)), Isa::widen(item.weights + i), sum);
         }
-        if (i < item.count) {
-            float x[width], weights[width] = {};
-            for (int j = 0; j < width; ++j) {
-                const bool in = i + j < item.count;
-                x[j] = in ? item.x[i + j] + (item.more ? item.more[i + j] : 0.0f) : kNone;
-                weights[j] = in ? item.weights[i + j] : 0.0f;
-            }
-            sum = Isa::fma(power(Isa::fma(Isa::widen(x), factor, reference)), Isa::widen(weights),
-                           sum);
-        }
         double total = 0;
-        for (int j = 0; j < width; ++j) total += sum[j];
+        for (int j = 0; j < Isa::width; ++j) total += sum[j];
         return total;
     }
 
