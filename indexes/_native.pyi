@@ -60,6 +60,40 @@ class Flat:
 
 FLAT_CHUNK: int
 
+class CoarsePages:
+    """Pages of segments of equal length, over arrays that stay the caller's: `indexes/coarse/layout.py` says which.
+
+    fields: begin, segments, tokens of a segment, pages of a segment, kv_heads, head_dim, box, page_tokens.
+    """
+
+    def __init__(self, fields: dict[str, int], arrays: dict[str, Any]) -> None: ...
+    def check(self) -> None:
+        """Raises ValueError for pages whose members are no tokens of their segment."""
+
+def coarse_build(blocks: Blocks, pages: CoarsePages, clusters: int, iterations: int, far: float) -> None:
+    """Fills the arrays of `pages`. clusters: of each segment, where there are members; iterations of k-means, in which the
+    share `far` of the centroids starts at the keys farthest from the others."""
+
+def coarse_verify(blocks: Blocks, pages: CoarsePages) -> bool:
+    """Whether the arrays of `pages` are what the blocks make of its members."""
+
+def coarse_search(
+    blocks: Blocks,
+    pages: list[CoarsePages],
+    queries: Queries,
+    want: int,
+    parameter: float,
+    scale: float,
+    margin: float,
+    exact: bool,
+    outside: Any,
+    tail: bool,
+    tight: bool,
+) -> tuple[Any, Any, Any, int, int, Any, Any, Any]:
+    """The fields of `indexes.base.Found`, flat; the last, the tail, is empty unless asked for. want: 0 everything, 1 the range
+    `parameter` below the maximum, 2 the `parameter` largest, 3 the share `parameter` of the mass. margin: of a page's reach.
+    exact: never less, however much is read."""
+
 def isa() -> str:
     """The instruction set in use: KVDB_ISA from the environment, or the best of `isas()`."""
 

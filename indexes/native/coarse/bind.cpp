@@ -1,8 +1,167 @@
 #include "../bind.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
 #include "kernels.h"
+#include "search.h"
 
 namespace kvdb::indexes {
 
-void bind_coarse(nb::module_&) {}
+using namespace nb::literals;
+
+namespace {
+
+// `Pages` as Python holds them; keeps the arrays alive.
+struct PyPages {
+    Pages pages;
+    std::int64_t page_tokens;
+    nb::dict arrays;
+};
+
+std::int64_t integer(const nb::dict& fields, const char* name, std::int64_t least,
+                     std::int64_t most) {
+    if (!fields.contains(name)) fail(std::string("pages have no ") + name);
+    const auto value = nb::cast<std::int64_t>(fields[name]);
+    if (value < least || value > most) {
+        fail(std::string(name) + " is " + std::to_string(value) + "; expected " +
+             std::to_string(least) + " to " + std::to_string(most));
+    }
+    return value;
+}
+
+// The array of this name with `each` elements for every segment and KV head; null where an index
+// keeps none.
+template <class T, class Element = T>
+Element* array(const nb::dict& arrays, const char* name, const Pages& pages, std::int64_t each) {
+    if (!arrays.contains(name)) return nullptr;
+    const auto found = nb::cast<Out<T, 3>>(arrays[name]);
+    check_shape(found, {pages.segments, pages.kv_heads, each}, name);
+    return reinterpret_cast<Element*>(found.data());
+}
+
+void check_members(const Pages& pages) {
+    for (std::int64_t i = 0; i < pages.segments * pages.kv_heads; ++i) {
+        const PageSet set = pages.of(i / pages.kv_heads, static_cast<int>(i % pages.kv_heads));
+        bool right = set.first[0] == 0 && set.first[pages.pages] == pages.tokens;
+        for (std::int64_t p = 0; p < pages.pages; ++p) right &= set.first[p] <= set.first[p + 1];
+        if (!right) fail("first does not rise from 0 to the number of tokens");
+        for (std::int64_t t = 0; set.members && t < pages.tokens; ++t) {
+            right &= set.members[t] < pages.tokens;
+        }
+        if (!right) fail("members names a token beyond its segment");
+    }
+}
+
+PyPages make_pages(const nb::dict& fields, const nb::dict& arrays) {
+    Pages pages{};
+    pages.begin = integer(fields, "begin", 0, INT32_MAX);
+    pages.segments = integer(fields, "segments", 1, INT32_MAX);
+    pages.tokens = integer(fields, "tokens", 1, 65536);
+    pages.pages = integer(fields, "pages", 1, 65536);
+    pages.kv_heads = static_cast<int>(integer(fields, "kv_heads", 1, INT32_MAX));
+    pages.head_dim = static_cast<int>(integer(fields, "head_dim", kHeadDimStep, kHeadDimMax));
+    pages.box = integer(fields, "box", 0, 1) == 1;
+    if (pages.pages % kPageGroup != 0) fail("pages is not a multiple of its group");
+    const std::int64_t p = pages.pages, d = pages.head_dim;
+    pages.all = {array<std::uint8_t>(arrays, "center", pages, p * pages.center_dims()),
+                 array<float>(arrays, "center_scales", pages, p),
+                 array<std::uint8_t>(arrays, "farthest", pages, p * d),
+                 array<float>(arrays, "farthest_scales", pages, p),
+                 array<std::uint8_t>(arrays, "radius", pages, p * kChannelBlocks),
+                 array<float>(arrays, "radius_scales", pages, p),
+                 array<std::int32_t>(arrays, "first", pages, p + 1),
+                 array<std::uint16_t>(arrays, "members", pages, pages.tokens),
+                 array<std::uint16_t, BFloat16>(arrays, "values", pages, p * d),
+                 array<float>(arrays, "shift", pages, d),
+                 array<float>(arrays, "spread", pages, kChannelBlocks),
+                 array<float>(arrays, "norm", pages, 1)};
+    const PageSet& all = pages.all;
+    if (!all.center || !all.center_scales || !all.first || !all.shift || !all.spread || !all.norm ||
+        !all.farthest != !all.farthest_scales || !all.radius != !all.radius_scales ||
+        (all.farthest && !all.radius) || pages.box != !all.radius) {
+        fail("arrays of pages are missing, or do not go together");
+    }
+    return {pages, integer(fields, "page_tokens", 1, 65536), arrays};
+}
+
+void check_within(const PyPages& pages, const Blocks& blocks) {
+    const Pages& at = pages.pages;
+    if (at.kv_heads != blocks.geometry.kv_heads || at.head_dim != blocks.geometry.head_dim ||
+        at.begin + at.segments * at.tokens > blocks.tokens) {
+        fail("pages are not those of these blocks");
+    }
+}
+
+void build(const PyBlocks& blocks, const PyPages& pages, std::int64_t clusters, int iterations,
+           float far) {
+    check_within(pages, blocks.blocks);
+    if (clusters < 1 || clusters > std::min(pages.pages.pages, pages.pages.tokens) ||
+        iterations < 1 || !(far >= 0 && far < 1)) {
+        fail("clusters, iterations or far do not fit the pages");
+    }
+    const nb::gil_scoped_release release;
+    build_pages(blocks.blocks, pages.pages, {clusters, iterations, far}, pages.page_tokens);
+}
+
+bool verify(const PyBlocks& blocks, const PyPages& pages) {
+    check_within(pages, blocks.blocks);
+    check_members(pages.pages);
+    const nb::gil_scoped_release release;
+    return verify_pages(blocks.blocks, pages.pages, pages.page_tokens);
+}
+
+nb::tuple search(const PyBlocks& blocks, const nb::list& batches, const PyQueries& queries,
+                 int want, double parameter, float scale, float margin, bool exact,
+                 const In<float, 2>& outside, bool tail, bool tight) {
+    queries.check(blocks.blocks);
+    check_shape(outside, {std::int64_t(queries.q.shape(0)), queries.rows.n}, "outside");
+    if (want < 0 || want > 3) fail("want is no retrieval");
+    std::vector<Pages> all;
+    std::int64_t end = 0;
+    for (const nb::handle batch : batches) {
+        const auto& pages = nb::cast<const PyPages&>(batch);
+        check_within(pages, blocks.blocks);
+        if (pages.pages.begin != end) fail("pages do not follow each other");
+        if (!all.empty() &&
+            (all[0].box != pages.pages.box || !all[0].all.farthest != !pages.pages.all.farthest)) {
+            fail("pages are of several kinds");
+        }
+        end += pages.pages.segments * pages.pages.tokens;
+        all.push_back(pages.pages);
+        if (tail && !pages.pages.all.values) fail("these pages keep no values");
+    }
+    if (end != blocks.blocks.tokens) fail("pages do not hold all tokens of the blocks");
+    CoarseFound found;
+    {
+        const nb::gil_scoped_release release;
+        found = search_pages(blocks.blocks, all, queries.rows,
+                             {static_cast<CoarseOptions::Want>(want), parameter, scale, margin,
+                              exact, outside.data(), tail, tight});
+    }
+    return nb::make_tuple(to_numpy(std::move(found.found.offsets)),
+                          to_numpy(std::move(found.found.ids)),
+                          to_numpy(std::move(found.found.scores)), found.scanned, found.nbytes,
+                          to_numpy(std::move(found.missed)),
+                          to_numpy(std::move(found.missed_bound)), to_numpy(std::move(found.tail)));
+}
+
+}  // namespace
+
+void bind_coarse(nb::module_& m) {
+    nb::class_<PyPages>(m, "CoarsePages")
+        .def(
+            "__init__",
+            [](PyPages* self, const nb::dict& fields, const nb::dict& arrays) {
+                new (self) PyPages(make_pages(fields, arrays));
+            },
+            "fields"_a, "arrays"_a)
+        .def("check", [](const PyPages& pages) { check_members(pages.pages); });
+    m.def("coarse_build", &build, "blocks"_a, "pages"_a, "clusters"_a, "iterations"_a, "far"_a);
+    m.def("coarse_verify", &verify, "blocks"_a, "pages"_a);
+    m.def("coarse_search", &search, "blocks"_a, "pages"_a, "queries"_a, "want"_a, "parameter"_a,
+          "scale"_a, "margin"_a, "exact"_a, "outside"_a, "tail"_a, "tight"_a);
+}
 
 }  // namespace kvdb::indexes

@@ -1,12 +1,106 @@
+// Pages of tokens by their representatives: the seam between driver and the code of one instruction
+// set.
 #pragma once
+
+#include <cstdint>
 
 #include "../blocks.h"
 #include "isa.h"
 
 namespace kvdb::indexes {
 
+inline constexpr int kPageGroup = 16;       // pages whose codes lie together, as lanes of a vector
+inline constexpr int kChannelBlocks = 8;    // parts of a key whose residuals are bounded apart
+inline constexpr float kCodeZero = 128.0f;  // the code of 0: codes are unsigned, queries signed
+
+// Codes of one kind for the pages of one KV head in one segment:
+// [groups][dims / 4][kPageGroup][4] bytes; the value of a code is (code - zero) * scale of its
+// page.
+struct Codes {
+    const std::uint8_t* codes;  // null where a kind of index keeps none
+    const float* scales;        // [pages]
+    int dims;
+};
+
+// One row of queries against such codes: value = sum(byte * code) * scale + base.
+struct ByteQuery {
+    const std::int8_t* bytes;  // [dims]
+    std::int32_t start;        // takes the codes' zero back
+    float scale;
+};
+
+struct ScanRow {
+    ByteQuery center, farthest, radius;
+    float base;          // q.k of where the segment's keys were shifted to
+    float slack;         // what rounding may hide
+    const float* count;  // [pages] visible tokens of each page
+    float* middle;       // [pages] out: q.k of the representative; -inf where no token is visible
+    float* reach;        // [pages] out: no token's q.k lies farther above it
+    float* priority;     // [pages] out, or null
+    float* best;         // [pages / kPageGroup] out: the largest priority of each group
+    float* most;         // [2][kPageGroup] in and out: the largest middle and reach of each lane
+    float* squares;      // [kPageGroup] in and out: the sum over tokens of reach squared
+};
+
+// The priority of a page: max(middle + margin * reach, q.k of its farthest key).
+struct ScanItem {
+    Codes center, farthest, radius;
+    float margin;
+    std::int64_t groups;
+    const ScanRow* rows;
+    int count;
+};
+
+// sum of weights[i] * 2^(factor * (middle[i] + more) - reference), where more is reach[i], or what
+// tokens that lie around the middle add to it: curve * reach[i]^2, but reach[i] at most. 0 where
+// middle is -inf.
+struct MassItem {
+    const float* middle;
+    const float* reach;
+    const float* weights;
+    std::int64_t count;
+    float curve;  // +inf: reach itself
+    float factor, reference;
+};
+
+// Of scores [count]: the positions of those at or above the threshold, ascending, and the sum of
+// 2^(factor * (score - threshold)) of the others. -inf is neither.
+struct SiftItem {
+    const float* scores;
+    std::int64_t count;
+    float threshold, factor;
+    std::int32_t* hits;  // [count]
+    std::int64_t hit_count;
+    double others;
+};
+
+// The nearest of `clusters` centroids for each of `count` vectors x [count][dims] in float32.
+// centroids: [clusters / kPageGroup][dims][kPageGroup]; halves: [clusters] half their squared
+// lengths, +inf for those that are none.
+struct AssignItem {
+    const float* x;
+    const float* centroids;
+    const float* halves;
+    std::int64_t count, clusters;
+    int dims;
+    std::int32_t* nearest;
+    float* distances;  // [count] |c|^2 / 2 - x.c
+};
+
+// out[dims] += weight * values[dims].
+struct AddItem {
+    const BFloat16* values;
+    int dims;
+    float weight;
+    float* out;
+};
+
 struct CoarseKernels {
-    int placeholder;
+    void (*scan)(const ScanItem&);
+    double (*mass)(const MassItem&);
+    void (*sift)(SiftItem&);
+    void (*assign)(const AssignItem&);
+    void (*add)(const AddItem&);
 };
 
 KVDB_DECLARE_PER_ISA(CoarseKernels, coarse);

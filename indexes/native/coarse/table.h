@@ -1,3 +1,4 @@
+// Representatives of pages, in one instruction set.
 #pragma once
 
 #include "kernels.h"
@@ -7,7 +8,240 @@ namespace kvdb::indexes {
 
 template <class Isa>
 struct CoarseTable {
-    static constexpr CoarseKernels kernels{0};
+    using f32 = typename Isa::f32;
+    using i32 = typename Isa::i32;
+    using u32 = typename Isa::u32;
+    static constexpr int kParts = kPageGroup / Isa::width;  // vectors that hold a group
+    static constexpr float kNone = -__builtin_inff();
+
+    // c + the products of the four bytes of each lane, unsigned, with four signed bytes.
+    KVDB_INLINE static i32 dot_bytes(u32 a, std::int32_t four, i32 c) {
+        if constexpr (requires { Isa::dot_bytes(a, four, c); }) {
+            return Isa::dot_bytes(a, four, c);
+        } else {
+            KVDB_UNROLL
+            for (int j = 0; j < 4; ++j) {
+                c += (i32)((a >> (8 * j)) & 255) * static_cast<std::int8_t>(four >> (8 * j));
+            }
+            return c;
+        }
+    }
+
+    // Scores of one group for `rows` queries, of which `query` picks the one for these codes.
+    template <int rows>
+    KVDB_INLINE static void dots(const Codes& codes, std::int64_t group, const ScanRow* row,
+                                 ByteQuery ScanRow::* query, f32 (*out)[kParts]) {
+        i32 sums[rows][kParts];
+        KVDB_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            KVDB_UNROLL
+            for (int p = 0; p < kParts; ++p) sums[r][p] = i32{} + (row[r].*query).start;
+        }
+        const std::uint8_t* at = codes.codes + group * codes.dims * kPageGroup;
+        for (int i = 0; i < codes.dims; i += 4, at += 4 * kPageGroup) {
+            KVDB_UNROLL
+            for (int p = 0; p < kParts; ++p) {
+                const u32 four_each = Isa::template load<u32>(at + p * Isa::width * 4);
+                KVDB_UNROLL
+                for (int r = 0; r < rows; ++r) {
+                    std::int32_t four;
+                    __builtin_memcpy(&four, (row[r].*query).bytes + i, 4);
+                    sums[r][p] = dot_bytes(four_each, four, sums[r][p]);
+                }
+            }
+        }
+        KVDB_UNROLL
+        for (int p = 0; p < kParts; ++p) {
+            const f32 scale = Isa::widen(codes.scales + group * kPageGroup + p * Isa::width);
+            KVDB_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                out[r][p] = __builtin_convertvector(sums[r][p], f32) * scale *
+                            Isa::splat((row[r].*query).scale);
+            }
+        }
+    }
+
+    template <int rows>
+    KVDB_INLINE static void scan_group(const ScanItem& item, std::int64_t group,
+                                       const ScanRow* row) {
+        f32 center[rows][kParts], radius[rows][kParts] = {}, farthest[rows][kParts];
+        dots<rows>(item.center, group, row, &ScanRow::center, center);
+        if (item.radius.codes) dots<rows>(item.radius, group, row, &ScanRow::radius, radius);
+        if (item.farthest.codes) {
+            dots<rows>(item.farthest, group, row, &ScanRow::farthest, farthest);
+        }
+        KVDB_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            f32 best = Isa::splat(kNone);
+            KVDB_UNROLL
+            for (int p = 0; p < kParts; ++p) {
+                const std::int64_t at = group * kPageGroup + p * Isa::width;
+                const auto seen = Isa::widen(row[r].count + at) > 0.0f;
+                const f32 middle = center[r][p] + row[r].base;
+                const f32 reach = radius[r][p] + row[r].slack;
+                f32 priority = Isa::fma(reach, Isa::splat(item.margin), middle);
+                if (item.farthest.codes) {
+                    priority = Isa::max(priority, farthest[r][p] + row[r].base);
+                }
+                const f32 none = Isa::splat(kNone);
+                Isa::store(row[r].middle + at, seen ? middle : none);
+                Isa::store(row[r].reach + at, reach);
+                if (row[r].priority) Isa::store(row[r].priority + at, seen ? priority : none);
+                float* most = row[r].most + p * Isa::width;
+                Isa::store(most, Isa::max(Isa::widen(most), seen ? middle : none));
+                most += kPageGroup;
+                Isa::store(most, Isa::max(Isa::widen(most), reach));
+                float* squares = row[r].squares + p * Isa::width;
+                Isa::store(squares, Isa::fma(reach * reach, Isa::widen(row[r].count + at),
+                                             Isa::widen(squares)));
+                best = Isa::max(best, seen ? priority : none);
+            }
+            row[r].best[group] = simd::max_of_group<Isa, Isa::width>(best)[0];
+        }
+    }
+
+    static void scan(const ScanItem& item) {
+        for (std::int64_t group = 0; group < item.groups; ++group) {
+            int r = 0;
+            for (; r + 4 <= item.count; r += 4) scan_group<4>(item, group, item.rows + r);
+            for (; r < item.count; ++r) scan_group<1>(item, group, item.rows + r);
+        }
+    }
+
+    // What weighs nothing may lie far above the reference.
+    KVDB_INLINE static f32 power(f32 x) {
+        const f32 limit = Isa::splat(1.0f);
+        return simd::exp2<Isa>(x > limit ? limit : x);
+    }
+
+    // A multiple of kPageGroup pages.
+    static double mass(const MassItem& item) {
+        f32 sum{};
+        const f32 factor = Isa::splat(item.factor), reference = Isa::splat(-item.reference);
+        const f32 curve = Isa::splat(item.curve);
+        for (std::int64_t i = 0; i < item.count; i += Isa::width) {
+            const f32 reach = Isa::widen(item.reach + i);
+            const f32 around = curve * reach * reach;
+            const f32 x = Isa::widen(item.middle + i) + (around < reach ? around : reach);
+            sum =
+                Isa::fma(power(Isa::fma(x, factor, reference)), Isa::widen(item.weights + i), sum);
+        }
+        double total = 0;
+        for (int j = 0; j < Isa::width; ++j) total += sum[j];
+        return total;
+    }
+
+    static void sift(SiftItem& item) {
+        constexpr int width = Isa::width;
+        const f32 threshold = Isa::splat(item.threshold), factor = Isa::splat(item.factor);
+        const f32 none{};
+        std::int64_t hits = 0;
+        double total = 0;
+        f32 sum{};
+        std::int64_t i = 0;
+        for (; i + width <= item.count; i += width) {
+            const f32 score = Isa::widen(item.scores + i);
+            const auto hit = score >= threshold;
+            const f32 below = power((score - threshold) * factor);
+            sum += hit ? none : below;
+            if (simd::max_of_group<Isa, width>(score)[0] < item.threshold) continue;
+            for (int j = 0; j < width; ++j) {
+                item.hits[hits] = static_cast<std::int32_t>(i + j);
+                hits += item.scores[i + j] >= item.threshold && item.scores[i + j] > kNone;
+            }
+        }
+        for (; i < item.count; ++i) {
+            const float score = item.scores[i];
+            if (score >= item.threshold && score > kNone) {
+                item.hits[hits++] = static_cast<std::int32_t>(i);
+            } else if (score > kNone) {
+                total += power(Isa::splat((score - item.threshold) * item.factor))[0];
+            }
+        }
+        for (int j = 0; j < width; ++j) total += sum[j];
+        item.hit_count = hits;
+        item.others = total;
+    }
+
+    // Register tile: `tokens` vectors x by `vectors` of centroids.
+    template <int tokens, int vectors>
+    KVDB_INLINE static void nearest(const AssignItem& item, std::int64_t t) {
+        constexpr int width = Isa::width;
+        f32 best[tokens];
+        i32 which[tokens] = {};
+        i32 lane;
+        for (int j = 0; j < width; ++j) lane[j] = j;
+        KVDB_UNROLL
+        for (int r = 0; r < tokens; ++r) best[r] = Isa::splat(-kNone);
+        constexpr int step = vectors * width;
+        for (std::int64_t c = 0; c < item.clusters; c += step) {
+            f32 sums[tokens][vectors] = {};
+            for (int i = 0; i < item.dims; ++i) {
+                f32 centroid[vectors];
+                KVDB_UNROLL
+                for (int v = 0; v < vectors; ++v) {
+                    const std::int64_t at = c + v * width;
+                    centroid[v] =
+                        Isa::widen(item.centroids + (at / kPageGroup * item.dims + i) * kPageGroup +
+                                   at % kPageGroup);
+                }
+                KVDB_UNROLL
+                for (int r = 0; r < tokens; ++r) {
+                    const f32 x = Isa::splat(item.x[(t + r) * item.dims + i]);
+                    KVDB_UNROLL
+                    for (int v = 0; v < vectors; ++v) {
+                        sums[r][v] = Isa::fma(x, centroid[v], sums[r][v]);
+                    }
+                }
+            }
+            KVDB_UNROLL
+            for (int v = 0; v < vectors; ++v) {
+                const f32 half = Isa::widen(item.halves + c + v * width);
+                const i32 number = lane + static_cast<std::int32_t>(c + v * width);
+                KVDB_UNROLL
+                for (int r = 0; r < tokens; ++r) {
+                    const f32 distance = half - sums[r][v];
+                    const auto nearer = distance < best[r];
+                    best[r] = nearer ? distance : best[r];
+                    which[r] = nearer ? number : which[r];
+                }
+            }
+        }
+        for (int r = 0; r < tokens; ++r) {
+            int at = 0;
+            for (int j = 1; j < width; ++j) {
+                if (best[r][j] < best[r][at]) at = j;
+            }
+            item.nearest[t + r] = which[r][at];
+            item.distances[t + r] = best[r][at];
+        }
+    }
+
+    // `clusters` is a multiple of 4 * kPageGroup.
+    static void assign(const AssignItem& item) {
+        std::int64_t t = 0;
+        for (; t + Isa::tile_rows <= item.count; t += Isa::tile_rows) {
+            nearest<Isa::tile_rows, Isa::tile_vectors>(item, t);
+        }
+        for (; t < item.count; ++t) nearest<1, Isa::tile_vectors>(item, t);
+    }
+
+    static void add(const AddItem& item) {
+        int i = 0;
+        for (; i + Isa::width <= item.dims; i += Isa::width) {
+            const f32 sum = Isa::fma(Isa::widen(item.values + i), Isa::splat(item.weight),
+                                     Isa::widen(item.out + i));
+            Isa::store(item.out + i, sum);
+        }
+        for (; i < item.dims; ++i) {
+            const std::uint32_t bits = std::uint32_t{item.values[i].bits} << 16;
+            float value;
+            __builtin_memcpy(&value, &bits, sizeof value);
+            item.out[i] += item.weight * value;
+        }
+    }
+
+    static constexpr CoarseKernels kernels{scan, mass, sift, assign, add};
 };
 
 }  // namespace kvdb::indexes

@@ -1,0 +1,43 @@
+"""Clusters of like keys, found segment by segment (RetroInfer's wave index, arXiv 2505.02922)."""
+
+from typing import Self
+
+from indexes.blocks import Blocks
+from indexes.coarse.layout import Layout
+from indexes.coarse.paged import Paged
+from indexes.retrieval import Dipr, Exact, Retrieval, TopK
+
+
+class Clusters(Paged):
+    """Approximate: a cluster is read when its centroid and a margin of its reach come up to the threshold.
+
+    What is found has exact scores and belongs to the set; with margin 1 nothing is overlooked. Attention over the clusters that
+    were not read can be estimated (`estimate_tail`): the weight of the centroid times the visible tokens, with their mean value.
+    """
+
+    kind = "coarse-clusters"
+
+    @classmethod
+    def build(
+        cls,
+        blocks: Blocks,
+        page_size: int = 16,
+        segment_tokens: int = 8192,
+        margin: float = 1.0,
+        iterations: int = 6,
+        far: float = 0.5,
+    ) -> Self:
+        """page_size: tokens for each centroid. margin: a cluster's share of its reach, 0 to 1. Raises ValueError."""
+        layout = Layout(page_size, segment_tokens, margin, clustered=True, values=True, iterations=iterations, far=far)
+        return cls._build(blocks, layout)
+
+    def _read_share(self, tokens: int, retrieval: Retrieval) -> float:
+        match retrieval:
+            case Exact():
+                return 1.0
+            case TopK():
+                return 4.0 * retrieval.k / max(tokens, 1)
+            case Dipr():
+                return 0.005
+            case _:
+                return 0.5

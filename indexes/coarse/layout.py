@@ -1,0 +1,141 @@
+"""How tokens are cut into segments and segments into pages, and the arrays that are kept of them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import indexes._native as _native
+from indexes.blocks import Blocks
+
+Array = npt.NDArray[Any]
+
+GROUP = 16  # pages are padded to this many: their codes lie together, as lanes of a vector
+CHANNEL_BLOCKS = 8  # the parts of a key whose residuals are bounded apart
+SEGMENT_TOKENS_MAX = 65536
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What an index keeps, and how it searches.
+
+    page_size: tokens of a page, or of a cluster on average. segment_tokens: what is cut into pages, or clustered, at once.
+    box: channel-wise bounds instead of means. farthest: also the key farthest from the mean. clustered: k-means instead of runs,
+    by `iterations` rounds, in which the share `far` of the centroids starts at the keys farthest from the others.
+    margin: how much of its reach a page is given when its best token is guessed; with 1 nothing is overlooked. Unless `exact`,
+    a query gives less where too much would be read.
+    """
+
+    page_size: int
+    segment_tokens: int
+    margin: float
+    exact: bool = False
+    box: bool = False
+    farthest: bool = False
+    clustered: bool = False
+    values: bool = False
+    iterations: int = 1
+    far: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.page_size <= self.segment_tokens:
+            raise ValueError(f"page_size is {self.page_size}; expected 1 to segment_tokens, {self.segment_tokens}")
+        if not self.segment_tokens <= SEGMENT_TOKENS_MAX:
+            raise ValueError(f"segment_tokens is {self.segment_tokens}; expected at most {SEGMENT_TOKENS_MAX}")
+        if not 0 <= self.margin <= 1:
+            raise ValueError(f"margin is {self.margin}; expected 0 to 1, a share of the reach of a page")
+        if self.iterations < 1 or not 0 <= self.far < 1:
+            raise ValueError(f"iterations is {self.iterations}, far is {self.far}; expected at least 1, and a share below 1")
+
+    def page_nbytes(self, head_dim: int) -> int:
+        """What a scan reads of each page."""
+        center = (2 if self.box else 1) * head_dim + 4
+        return center + (0 if self.box else CHANNEL_BLOCKS + 4) + (head_dim + 4 if self.farthest else 0)
+
+
+class Batch:
+    """Segments of equal length, one behind the other: tokens [begin, begin + segments * tokens)."""
+
+    def __init__(self, layout: Layout, blocks: Blocks, begin: int, segments: int, tokens: int, arrays: dict[str, Array]) -> None:
+        """Raises ValueError for arrays that do not fit."""
+        self.begin, self.segments, self.tokens, self.arrays = begin, segments, tokens, arrays
+        fields = {
+            "begin": begin,
+            "segments": segments,
+            "tokens": tokens,
+            "pages": _padded(-(-tokens // layout.page_size)),
+            "kv_heads": blocks.kv_heads,
+            "head_dim": blocks.head_dim,
+            "box": int(layout.box),
+            "page_tokens": layout.page_size,
+        }
+        self.native = _native.CoarsePages(fields, arrays)
+
+    @classmethod
+    def build(cls, layout: Layout, blocks: Blocks, begin: int, segments: int, tokens: int) -> "Batch":
+        arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes(layout, blocks, segments, tokens).items()}
+        batch = cls(layout, blocks, begin, segments, tokens, arrays)
+        clusters = -(-tokens // layout.page_size)
+        _native.coarse_build(blocks.native, batch.native, clusters, layout.iterations, layout.far)
+        return batch
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.segments * self.tokens
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+def shapes(layout: Layout, blocks: Blocks, segments: int, tokens: int) -> dict[str, tuple[tuple[int, int, int], type]]:
+    """Name, shape and dtype of every array of a batch: `[segments, kv_heads, ...]`."""
+    pages, d = _padded(-(-tokens // layout.page_size)), blocks.head_dim
+    each: dict[str, tuple[int, type]] = {
+        "center": (pages * (2 if layout.box else 1) * d, np.uint8),
+        "center_scales": (pages, np.float32),
+        "first": (pages + 1, np.int32),
+        "shift": (d, np.float32),
+        "spread": (CHANNEL_BLOCKS, np.float32),
+        "norm": (1, np.float32),
+    }
+    if not layout.box:
+        each["radius"] = (pages * CHANNEL_BLOCKS, np.uint8)
+        each["radius_scales"] = (pages, np.float32)
+    if layout.farthest:
+        each["farthest"] = (pages * d, np.uint8)
+        each["farthest_scales"] = (pages, np.float32)
+    if layout.clustered:
+        each["members"] = (tokens, np.uint16)
+    if layout.values:
+        each["values"] = (pages * d, np.uint16)
+    return {name: ((segments, blocks.kv_heads, count), dtype) for name, (count, dtype) in each.items()}
+
+
+def build(layout: Layout, blocks: Blocks, begin: int) -> list[Batch]:
+    """Tokens [begin, blocks.tokens): whole segments, then one of what is left."""
+    whole, rest = divmod(blocks.tokens - begin, layout.segment_tokens)
+    batches = []
+    if whole:
+        batches.append(Batch.build(layout, blocks, begin, whole, layout.segment_tokens))
+    if rest:
+        batches.append(Batch.build(layout, blocks, blocks.tokens - rest, 1, rest))
+    return batches
+
+
+def extend(layout: Layout, blocks: Blocks, batches: list[Batch]) -> list[Batch]:
+    """Batches for more tokens.
+
+    Short segments at the end that are no longer than what follows them are cut anew with it, so that few of them pile up and
+    a token is taken in again only as often as its segment doubles.
+    """
+    kept = list(batches)
+    begin = kept[-1].end if kept else 0
+    while kept and kept[-1].tokens < layout.segment_tokens and kept[-1].tokens <= blocks.tokens - begin:
+        begin = kept.pop().begin
+    return kept + build(layout, blocks, begin)
+
+
+def _padded(pages: int) -> int:
+    return -(-pages // GROUP) * GROUP

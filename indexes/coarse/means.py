@@ -1,0 +1,33 @@
+"""Pages with their mean key and the key farthest from it (after InfLLM, arXiv 2402.04617)."""
+
+from typing import Self
+
+from indexes.blocks import Blocks
+from indexes.coarse.layout import Layout
+from indexes.coarse.paged import Paged
+from indexes.retrieval import Dipr, Exact, Retrieval, TopK
+
+
+class Means(Paged):
+    """Approximate: a page is read when its farthest key, or its mean and a margin of its reach, comes up to the threshold.
+
+    What is found has exact scores and belongs to the set, but a token that is neither is overlooked; `missed_bound` counts it.
+    """
+
+    kind = "coarse-means"
+
+    @classmethod
+    def build(cls, blocks: Blocks, page_size: int = 16, segment_tokens: int = 8192, margin: float = 0.25) -> Self:
+        """margin: a page's share of its reach, 0 to 1; 1 is exact. Raises ValueError for sizes that do not fit."""
+        return cls._build(blocks, Layout(page_size, segment_tokens, margin, farthest=True))
+
+    def _read_share(self, tokens: int, retrieval: Retrieval) -> float:
+        match retrieval:
+            case Exact():
+                return 1.0
+            case TopK():
+                return 16.0 * retrieval.k / max(tokens, 1)
+            case Dipr():
+                return 0.05
+            case _:
+                return 0.5

@@ -1,0 +1,174 @@
+"""What the coarse kinds share: every verb of an index, over batches of pages."""
+
+from dataclasses import asdict, fields
+from hashlib import sha256
+from math import isfinite
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+import indexes._native as _native
+from indexes import file
+from indexes.base import Cost, Found, IndexCorrupt, Queries
+from indexes.blocks import DTYPES, Blocks
+from indexes.coarse.layout import Batch, Layout, build, extend, shapes
+from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
+
+FINGERPRINT_TOKENS = 64
+READ_OF_TOP_K = 4
+"""Tokens read for each of the k that are wanted; a guess."""
+
+
+class Paged:
+    """Pages with representatives. A kind says what it keeps (`Layout`) and how much of it a search reads (`_read_share`)."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, blocks: Blocks, layout: Layout, batches: list[Batch]) -> None:
+        self.blocks = blocks
+        self.layout = layout
+        self._batches = batches
+
+    @classmethod
+    def _build(cls, blocks: Blocks, layout: Layout) -> Self:
+        return cls(blocks, layout, build(layout, blocks, 0))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(batch.nbytes for batch in self._batches)
+
+    def search(self, queries: Queries, retrieval: Retrieval, *, estimate_tail: bool = False, tight: bool = False) -> Found:
+        """See `Index.search`. tight: reads every visible key, so that `missed` and its bound are exact.
+
+        TopP counts queries.outside to the mass of which it wants a share. Raises ValueError.
+        """
+        if not isfinite(queries.scale) or queries.scale <= 0:
+            raise ValueError(f"scale is {queries.scale}; expected a positive number")
+        if np.isnan(queries.outside).any() or np.isposinf(queries.outside).any():
+            raise ValueError("outside holds NaN or infinity; expected finite numbers, or -inf for none")
+        want, parameter = _wanted(retrieval, queries.scale, self.blocks.tokens)
+        tail = estimate_tail and self.layout.values
+        offsets, ids, scores, scanned, nbytes, missed, bound, tails = _native.coarse_search(
+            self.blocks.native,
+            [batch.native for batch in self._batches],
+            queries.native,
+            want,
+            parameter,
+            queries.scale,
+            self.layout.margin,
+            self.layout.exact,
+            queries.outside,
+            tail,
+            tight,
+        )
+        shape = queries.q.shape[:2]
+        tail_or_none = tails.reshape(queries.q.shape) if tail else None
+        return Found(offsets, ids, scores, scanned, nbytes, missed.reshape(shape), bound.reshape(shape), tail_or_none)
+
+    def add(self, blocks: Blocks) -> None:
+        """See `Index.add`. Raises ValueError for blocks that are not those before and more."""
+        if _shape(blocks) != _shape(self.blocks) or blocks.tokens < self.blocks.tokens:
+            raise ValueError(
+                f"blocks are {_shape(blocks)} with {blocks.tokens} tokens; "
+                f"expected {_shape(self.blocks)} with {self.blocks.tokens} or more"
+            )
+        if blocks.tokens > self.blocks.tokens:
+            self._batches = extend(self.layout, blocks, self._batches)
+        self.blocks = blocks
+
+    def save(self, path: Path) -> None:
+        """See `Index.save`. Raises OSError."""
+        header = {
+            "blocks": _shape(self.blocks),
+            "tokens": self.blocks.tokens,
+            "fingerprint": fingerprint(self.blocks),
+            "layout": asdict(self.layout),
+            "batches": [[batch.begin, batch.segments, batch.tokens] for batch in self._batches],
+        }
+        arrays = {f"{i}.{name}": a for i, batch in enumerate(self._batches) for name, a in batch.arrays.items()}
+        file.write(path, self.kind, header, arrays)
+
+    @classmethod
+    def load(cls, path: Path, blocks: Blocks) -> Self:
+        """See `Index.load`. Raises IndexCorrupt, OSError."""
+        header, arrays = file.read(path, cls.kind)
+        try:
+            expected = {"blocks": _shape(blocks), "tokens": blocks.tokens, "fingerprint": fingerprint(blocks)}
+            for name, value in expected.items():
+                if header[name] != value:
+                    raise IndexCorrupt(f"{path} is of {name} {header[name]!r}; expected {value!r}: it is another layer's")
+            layout = Layout(**{item.name: header["layout"][item.name] for item in fields(Layout)})
+            batches = [
+                _read_batch(layout, blocks, f"{i}.", *placed, arrays=arrays) for i, placed in enumerate(header["batches"])
+            ]
+        except IndexCorrupt:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise IndexCorrupt(f"{path} does not hold what its header says ({error}); build the index again") from error
+        ends = [0, *(batch.end for batch in batches)]
+        if [batch.begin for batch in batches] != ends[:-1] or ends[-1] != blocks.tokens:
+            raise IndexCorrupt(f"{path} does not hold every token once; build the index again")
+        return cls(blocks, layout, batches)
+
+    def verify(self) -> None:
+        """Derive from the keys and values all that is kept of each page, and compare. Raises IndexCorrupt."""
+        for batch in self._batches:
+            try:
+                right = _native.coarse_verify(self.blocks.native, batch.native)
+            except ValueError as error:
+                raise IndexCorrupt(f"pages of tokens [{batch.begin}, {batch.end}): {error}") from error
+            if not right:
+                raise IndexCorrupt(f"pages of tokens [{batch.begin}, {batch.end}) are not those of their keys")
+
+    def cost(self, tokens: int, rows: int, retrieval: Retrieval) -> Cost:
+        """See `Index.cost`. The representatives of all pages, and the keys of the pages that are expected to be read."""
+        d = self.blocks.head_dim
+        scan = -(-tokens // self.layout.page_size) * self.layout.page_nbytes(d)
+        read = tokens * min(1.0, self._read_share(tokens, retrieval))
+        heads = self.blocks.kv_heads
+        return Cost(heads * (scan + read * d * DTYPES[self.blocks.dtype].itemsize), heads * rows * (scan + read * d))
+
+    def _read_share(self, tokens: int, retrieval: Retrieval) -> float:
+        """The share of the keys that a search is expected to read exactly."""
+        raise NotImplementedError
+
+
+def fingerprint(blocks: Blocks) -> str:
+    """Of the keys of some tokens of every head, the first and the last among them: what tells one layer from another."""
+    hashed = sha256()
+    tokens = np.unique(np.linspace(0, max(blocks.tokens - 1, 0), FINGERPRINT_TOKENS).astype(int)) if blocks.tokens else []
+    for head in range(blocks.kv_heads):
+        for token in tokens:
+            hashed.update(blocks.keys(head, int(token), int(token) + 1).tobytes())
+    return hashed.hexdigest()
+
+
+def _shape(blocks: Blocks) -> dict[str, object]:
+    return {"dtype": blocks.dtype, "kv_heads": blocks.kv_heads, "head_dim": blocks.head_dim}
+
+
+def _wanted(retrieval: Retrieval, scale: float, tokens: int) -> tuple[int, float]:
+    """The number by which the kernels know a retrieval, and its parameter in their units."""
+    match retrieval:
+        case Exact():
+            return 0, 0.0
+        case Dipr():
+            return 1, retrieval.beta(scale)
+        case TopK():
+            return 2, float(min(retrieval.k, max(tokens, 1)))
+        case TopP():
+            return 3, retrieval.p
+
+
+def _read_batch(
+    layout: Layout, blocks: Blocks, prefix: str, begin: int, segments: int, tokens: int, *, arrays: dict[str, Any]
+) -> Batch:
+    expected = shapes(layout, blocks, segments, tokens)
+    read = {name: arrays[prefix + name] for name in expected}
+    for name, (shape, dtype) in expected.items():
+        if read[name].shape != shape or read[name].dtype != dtype:
+            raise ValueError(f"{name} is {read[name].dtype} {read[name].shape}; expected {np.dtype(dtype)} {shape}")
+    batch = Batch(layout, blocks, begin, segments, tokens, read)
+    batch.native.check()
+    return batch

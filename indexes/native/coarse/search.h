@@ -1,0 +1,33 @@
+// Searching pages: representatives first, then the keys of the pages that may hold what is wanted.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "../rows.h"
+#include "pages.h"
+
+namespace kvdb::indexes {
+
+struct CoarseOptions {
+    enum class Want : int { all, range, top_k, top_p };
+    Want want;
+    double parameter;      // beta in units of q.k, k, or p
+    float scale;           // of the softmax
+    float margin;          // how much of its reach a page is given
+    bool exact;            // with margin 1: overlook nothing, however much is read
+    const float* outside;  // [q_heads][n] log of the sum of exp(scale * q.k) elsewhere
+    bool tail, tight;
+};
+
+struct CoarseFound {
+    FoundRows found;
+    std::int64_t scanned = 0, nbytes = 0;
+    std::vector<float> missed, missed_bound;  // [q_heads * n]
+    std::vector<float> tail;                  // [q_heads * n][head_dim] or empty
+};
+
+CoarseFound search_pages(const Blocks& blocks, const std::vector<Pages>& batches,
+                         const QueryRows& queries, const CoarseOptions& options);
+
+}  // namespace kvdb::indexes

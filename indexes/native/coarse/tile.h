@@ -1,0 +1,94 @@
+// The queries of one pass over the pages, coded, and where the pass keeps what it computes.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "search.h"
+#include "workspace.h"
+
+namespace kvdb::indexes {
+
+inline constexpr double kLog2E = 1.4426950408889634;
+
+// One segment of one batch.
+struct Segment {
+    const Pages* pages;
+    std::int64_t number;       // within its batch
+    std::int64_t begin, end;   // tokens
+    std::int64_t page_offset;  // pages of the segments before it
+};
+
+// One query of one head, coded.
+struct CodedQuery {
+    const float* q;
+    std::int64_t i;    // which of the batch
+    std::int64_t row;  // h * n + i
+    std::vector<std::int8_t> bytes;
+    std::int8_t radius[kChannelBlocks];
+    ByteQuery center, length;
+    float error;                   // length of what coding took away
+    float norm;                    // |q|
+    float blocks[kChannelBlocks];  // the squared length of each channel block
+
+    void code(int head_dim, bool box);
+};
+
+// Queries [i0, i0 + n) of every head. Rows of each KV head: [group][n].
+class Tile {
+  public:
+    Tile(const std::vector<Segment>& segments, const QueryRows& queries, const Geometry& geometry,
+         std::int64_t i0, std::int64_t n, bool box, bool priorities);
+
+    std::int64_t i0, n;
+    int rows;                         // of each KV head
+    std::vector<CodedQuery> queries;  // [kv_heads][rows]
+
+    const CodedQuery& query(int kv_head, int r) const { return queries[kv_head * rows + r]; }
+
+    // Of one KV head in one segment.
+    struct View {
+        std::int64_t pages;
+        float* counts;  // [n][pages]
+        float *middle_, *reach_, *priority_, *best_;
+        float* middle(int r) const { return middle_ + r * pages; }
+        float* reach(int r) const { return reach_ + r * pages; }
+        float* best(int r) const { return best_ + r * (pages / kPageGroup); }
+        float priority(int r, std::int64_t p, float margin) const {
+            if (priority_) return priority_[r * pages + p];
+            return middle_[r * pages + p] + margin * reach_[r * pages + p];
+        }
+    };
+    View view(const Segment& segment, int kv_head) const;
+
+  private:
+    std::int64_t pages_ = 0;  // of all segments
+    float *counts_, *middle_, *reach_, *priority_, *best_;
+};
+
+// Which tokens of a segment a query of a tile sees.
+class Visibility {
+  public:
+    Visibility(const QueryRows& queries, const Segment& segment);
+
+    // Whether all of the segment, or nothing.
+    bool whole(std::int64_t i) const { return !hidden_ && begin(i) == 0 && end(i) == tokens_; }
+    bool none(std::int64_t i) const { return begin(i) >= end(i); }
+    bool sees(std::int64_t i, std::int64_t member) const {
+        return member >= begin(i) && member < end(i) &&
+               !(hidden_ && queries_.is_hidden(segment_.begin + member));
+    }
+    // counts[pages] of query i.
+    void count(std::int64_t i, const PageSet& set, std::int64_t pages, float* counts) const;
+
+    std::int64_t begin(std::int64_t i) const;  // members of the segment
+    std::int64_t end(std::int64_t i) const;
+
+  private:
+    const QueryRows& queries_;
+    const Segment& segment_;
+    std::int64_t tokens_;
+    bool hidden_;  // some of its tokens are
+};
+
+}  // namespace kvdb::indexes
