@@ -11,6 +11,10 @@ struct Avx512Bf16 : Avx512Base<Avx512Bf16> {
     KVDB_INLINE static f32 dot_pairs(f32 a, f32 b, f32 c) {
         return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
     }
+    // Adds dot products of four bytes, those of `a` unsigned, those of `b` signed.
+    KVDB_INLINE static i32 dot_bytes(i32 a, i32 b, i32 c) {
+        return (i32)_mm512_dpbusd_epi32((__m512i)c, (__m512i)a, (__m512i)b);
+    }
     // `pairs` (at most 16) pairs; the lanes above become zero.
     KVDB_INLINE static f32 load_pairs(const BFloat16* from, int pairs) {
         return (f32)_mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << pairs) - 1), from);
