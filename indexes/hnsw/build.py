@@ -12,7 +12,7 @@ Links = npt.NDArray[np.uint32]
 NO_LINK = np.uint32(0xFFFFFFFF)
 
 
-class HnswlibMissing(ImportError):
+class HnswlibMissing(ModuleNotFoundError):
     """hnswlib is not installed; only building needs it."""
 
 

@@ -81,7 +81,8 @@ PyGraph make_graph(const Out<std::uint8_t, 3>& codes, const Out<float, 2>& resid
 
 nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQueries& queries,
                     const In<std::int32_t, 2>& probes, const In<std::uint8_t, 3>& probe_codes,
-                    std::int64_t random, const In<std::int32_t, 2>& outliers, float beta,
+                    std::int64_t random, const In<std::int32_t, 2>& outliers,
+                    const In<float, 1>& radius, float beta,
                     std::int64_t k, float scale, bool listed, bool share, bool scan, bool give_up,
                     int patience, std::int64_t least, float slack, float dense_share) {
     graph.check(blocks);
@@ -95,13 +96,14 @@ nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQuerie
     check_shape(outliers, {heads, static_cast<std::int64_t>(outliers.shape(1))}, "outliers");
     graph.check_tokens(probes.data(), probes.size(), "probes", 0);
     graph.check_tokens(outliers.data(), outliers.size(), "outliers", -1);
+    check_shape(radius, {heads}, "radius");
     if (random < 0 || random > count) fail("random must be 0 to the number of probes");
     if (graph.graph.tokens > 0 && count == 0) fail("probes are empty");
     if (!(beta >= 0) || k < 0 || !std::isfinite(scale) || !(slack >= 0) || !(dense_share >= 0)) {
         fail("beta, k, slack and dense_share must not be negative, scale must be finite");
     }
     const Probes from{probes.data(), probe_codes.data(), count, random, outliers.data(),
-                      static_cast<std::int64_t>(outliers.shape(1))};
+                      static_cast<std::int64_t>(outliers.shape(1)), radius.data()};
     SearchResult result;
     {
         const nb::gil_scoped_release release;
@@ -112,7 +114,8 @@ nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQuerie
     return nb::make_tuple(to_numpy(std::move(result.found.offsets)),
                           to_numpy(std::move(result.found.ids)),
                           to_numpy(std::move(result.found.scores)),
-                          to_numpy(std::move(result.missed)), to_numpy(std::move(result.dense)),
+                          to_numpy(std::move(result.missed)), to_numpy(std::move(result.bound)),
+                          to_numpy(std::move(result.dense)),
                           result.scanned, result.nbytes);
 }
 
@@ -194,7 +197,7 @@ void bind_graph(nb::module_& m) {
             },
             "codes"_a, "residual"_a, "links"_a, "low"_a, "step"_a, "tokens"_a);
     m.def("graph_search", &py_search, "graph"_a, "blocks"_a, "queries"_a, "probes"_a,
-          "probe_codes"_a, "random"_a, "outliers"_a, nb::kw_only(), "beta"_a, "k"_a, "scale"_a,
+          "probe_codes"_a, "random"_a, "outliers"_a, "radius"_a, nb::kw_only(), "beta"_a, "k"_a, "scale"_a,
           "listed"_a, "share"_a, "scan"_a, "give_up"_a, "patience"_a, "least"_a, "slack"_a,
           "dense_share"_a);
     m.def("graph_bound", &py_bound, "graph"_a, "blocks"_a, "queries"_a, "scale"_a, "offsets"_a,

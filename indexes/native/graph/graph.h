@@ -32,6 +32,7 @@ struct Probes {
     std::int64_t count, random;
     const std::int32_t* outliers;  // [kv_heads][outlier_count], keys that codes do not hold well, or -1
     std::int64_t outlier_count;
+    const float* radius;  // [kv_heads] the largest residual
 };
 
 struct SearchOptions {
@@ -50,7 +51,7 @@ struct SearchOptions {
 
 struct SearchResult {
     FoundRows found;
-    std::vector<float> missed;
+    std::vector<float> missed, bound;
     std::vector<std::uint8_t> dense;
     std::int64_t scanned = 0, nbytes = 0;
 };
@@ -59,7 +60,7 @@ struct SearchResult {
 struct RowFound {
     std::vector<std::int32_t> ids;
     std::vector<float> scores;
-    float missed = -__builtin_inff();
+    float missed = -__builtin_inff(), bound = -__builtin_inff();
     bool dense = false;
 };
 

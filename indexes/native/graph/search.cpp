@@ -63,6 +63,7 @@ SearchResult collect(std::vector<RowFound>& rows) {
         result.found.offsets.push_back(result.found.offsets.back() +
                                        static_cast<std::int64_t>(row.ids.size()));
         result.missed.push_back(row.missed);
+        result.bound.push_back(row.bound);
         result.dense.push_back(row.dense);
     }
     result.found.ids.reserve(result.found.offsets.back());

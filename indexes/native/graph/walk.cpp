@@ -363,6 +363,7 @@ void Walk::finish(std::int64_t r, RowFound& out) {
     }
     rescore(r, out);
     estimate_missed(r, out);
+    bound_missed(r, out);
 }
 
 void Walk::rescore(std::int64_t r, RowFound& out) {
@@ -401,6 +402,20 @@ void Walk::keep_largest(std::int64_t r, RowFound& out) {
     out.ids.resize(k);
     out.scores.resize(k);
     if (k > 0) rows_[r].limit = *std::min_element(out.scores.begin(), out.scores.end());
+}
+
+// Every token not found as far along the query as a key can be.
+void Walk::bound_missed(std::int64_t r, RowFound& out) const {
+    const std::int64_t left = item_.visible - static_cast<std::int64_t>(out.ids.size());
+    out.bound = kNone;
+    if (left <= 0) return;
+    const float* q = query(r);
+    double square = 0;
+    for (int i = 0; i < graph_->head_dim; ++i) square += double{q[i]} * q[i];
+    const double most =
+        lens_.highest[r] + std::sqrt(square) * double{probes_->radius[item_.kv_head]};
+    out.bound = static_cast<float>(options_.scale * (most + 1e-5 * std::abs(most)) +
+                                   std::log(static_cast<double>(left)) + 1e-5);
 }
 
 // From the random probes below the limit, each of which stands for as many tokens.

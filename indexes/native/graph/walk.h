@@ -78,6 +78,7 @@ class Walk {
     void finish(std::int64_t r, RowFound& out);
     void rescore(std::int64_t r, RowFound& out);
     void keep_largest(std::int64_t r, RowFound& out);
+    void bound_missed(std::int64_t r, RowFound& out) const;
     void estimate_missed(std::int64_t r, RowFound& out);
 
     bool visible(std::uint32_t token) const { return queries_->visible(item_.query, token); }
