@@ -136,9 +136,12 @@ void Walk::start() {
         scanned_ += count;
         return;
     }
+    // Probes that nobody wants are not remembered: to meet one again costs less.
+    const float* margins = measure_margins(count);
     for (std::int64_t t = 0; t < count; ++t) {
-        if (visited_.insert(tokens[t])) push(tokens[t], t, false);
+        if (margins[t] >= 0 && visited_.insert(tokens[t])) push(tokens[t], t);
     }
+    scanned_ += count;
     for (int r = 0; r < item_.heads; ++r) {
         if (!rows_[r].done) start_row(r, count);
     }
@@ -263,8 +266,14 @@ void Walk::meet() {
     if (fresh_.empty()) return;
     estimate(graph_->codes_of(item_.kv_head), fresh_.data(),
              static_cast<std::int64_t>(fresh_.size()));
-    for (std::size_t t = 0; t < fresh_.size(); ++t) {
-        push(fresh_[t], static_cast<std::int64_t>(t), static_cast<std::int64_t>(list_.size()) < options_.least);
+    const auto count = static_cast<std::int64_t>(fresh_.size());
+    const float* margins = measure_margins(count);
+    for (std::int64_t t = 0; t < count; ++t) {
+        if (margins[t] >= 0) {
+            push(fresh_[t], t);
+        } else if (static_cast<std::int64_t>(list_.size()) < options_.least) {
+            list_.push_back(fresh_[t]);
+        }
     }
     for (int r = 0; r < item_.heads; ++r) {
         Row& row = rows_[r];
@@ -272,8 +281,32 @@ void Walk::meet() {
     }
 }
 
+// How far the scores lie above what some row may want of them: most tokens are told apart here,
+// without a branch.
+const float* Walk::measure_margins(std::int64_t count) {
+    margins_.assign(count, kNone);
+    for (int r = 0; r < item_.heads; ++r) {
+        const Row& row = rows_[r];
+        if (row.done) continue;
+        float least = row.limit - options_.slack * options_.beta;
+        if (row.patience > 0 && row.seen > kNone) least = std::min(least, far_below(row));
+        if (!(least > kNone)) least = std::numeric_limits<float>::lowest();
+        const float* scores = scores_.data() + r * room_;
+        float* margins = margins_.data();
+        for (std::int64_t t = 0; t < count; ++t) {
+            margins[t] = std::max(margins[t], scores[t] - least);
+        }
+    }
+    return margins_.data();
+}
+
+// From here on a step outside of the range does not come closer.
+float Walk::far_below(const Row& row) const {
+    return row.seen - (1 + options_.slack) * options_.beta;
+}
+
 // A token whose scores stand at `at`: it may be found, and it may be a step of the walk.
-void Walk::push(std::uint32_t token, std::int64_t at, bool always) {
+void Walk::push(std::uint32_t token, std::int64_t at) {
     const float beyond = options_.slack * options_.beta;
     float margin = kNone;
     std::uint32_t nearest = 0;
@@ -287,24 +320,28 @@ void Walk::push(std::uint32_t token, std::int64_t at, bool always) {
             row.patience = options_.patience;
         }
         const bool far = score < row.limit - beyond &&
-                         (row.patience <= 0 || score < row.seen - options_.beta - beyond);
+                         (row.patience <= 0 || score < far_below(row));
         if (!far && score - row.limit > margin) {
             margin = score - row.limit;
             nearest = static_cast<std::uint32_t>(r);
         }
     }
-    if (margin == kNone && !always) return;
+    if (margin == kNone) return;
     prefetch(graph_->links_of(item_.kv_head) + std::int64_t{token} * graph_->degree,
              4 * graph_->degree);
     if (options_.listed) {
         list_.push_back(token);
-    } else if (margin > kNone) {
+    } else {
         steps_.push_back({margin, score_at(nearest, at), token, nearest});
         std::push_heap(steps_.begin(), steps_.end());
     }
 }
 
 void Walk::offer(Row& row, std::uint32_t token, float score) {
+    if (!options_.scan) {
+        prefetch(blocks_->key(item_.kv_head, token),
+                 static_cast<std::int64_t>(blocks_->geometry.row_bytes()));
+    }
     row.found.push_back({score, token});
     if (options_.k > 0) {
         std::vector<float>& heap = row.largest;

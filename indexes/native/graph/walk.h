@@ -69,7 +69,9 @@ class Walk {
     void expand_hidden(std::uint32_t token);
     void take(std::uint32_t token);
     void meet();
-    void push(std::uint32_t token, std::int64_t at, bool always);
+    void push(std::uint32_t token, std::int64_t at);
+    const float* measure_margins(std::int64_t count);
+    float far_below(const Row& row) const;
     bool wants(const Step& step);
     void offer(Row& row, std::uint32_t token, float score);
     void raise(Row& row, float score);
@@ -98,7 +100,7 @@ class Walk {
     std::vector<Row> rows_;
     std::vector<Step> steps_;  // a heap
     std::vector<std::uint32_t> list_, fresh_, hidden_;
-    std::vector<float> scores_, probe_scores_, rest_;
+    std::vector<float> scores_, probe_scores_, rest_, margins_;
     std::int64_t room_ = 0, probes_seen_ = 0;
 };
 
