@@ -17,7 +17,7 @@ class Settings:
     links: int = 12
     spare: int = 8
     width: int = 64
-    neighbours: int = 64
+    neighbours: int = 100
     random: int = 512
     starts: int = 256
     slack: float = 0.0

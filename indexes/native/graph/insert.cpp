@@ -39,15 +39,24 @@ class Linker {
         for (const std::uint32_t other : chosen) link_back(other, token);
     }
 
-    // Adds to a token's links those candidates that no link stands closer to, as far as there is
-    // room, and the way back.
+    // Adds to a token's links those candidates that no link stands closer to, then the nearest of
+    // the others, as far as there is room, and the way back: what queries want lies in a range, not
+    // on a way to one nearest key, and a walk within the range needs the links that the heuristic
+    // spares.
     void connect(std::uint32_t pivot, std::vector<std::uint32_t> candidates) {
         std::uint32_t* links = links_of(pivot);
         std::vector<std::uint32_t> chosen(links, links + count(links));
         std::erase_if(candidates, [&](std::uint32_t token) {
             return token == pivot || std::find(chosen.begin(), chosen.end(), token) != chosen.end();
         });
-        choose(by_distance(pivot, candidates), graph_.degree, chosen);
+        const std::vector<Near> near = by_distance(pivot, candidates);
+        choose(near, graph_.degree, chosen);
+        for (const Near& left : near) {
+            if (static_cast<int>(chosen.size()) >= graph_.degree) break;
+            if (std::find(chosen.begin(), chosen.end(), left.token) == chosen.end()) {
+                chosen.push_back(left.token);
+            }
+        }
         const int before = count(links);
         std::copy(chosen.begin() + before, chosen.end(), links + before);
         for (std::size_t i = before; i < chosen.size(); ++i) {
