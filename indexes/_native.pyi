@@ -79,6 +79,7 @@ def graph_search(
     least: int,
     slack: float,
     dense_share: float,
+    budget: float,
 ) -> tuple[Any, Any, Any, Any, Any, Any, int, int]:
     """Tokens in the range beta of the best, or the k best where k > 0: offsets, ids, scores, missed, bound, dense, scanned, nbytes,
     as in `indexes.base.Found`.

@@ -106,8 +106,8 @@ class Hnsw:
     ) -> Found:
         """As the protocol says; `tail` is None.
 
-        tight: bound what was missed by the codes of all keys, read for it. give_up: leave queries whose range holds more than
-        `settings.dense` of what they see, with nothing found and `dense` set; without it all codes are read for them. form:
+        tight: bound what was missed by the codes of all keys, read for it. give_up: leave queries that want too much for a walk, by
+        `settings.dense` and `settings.budget`, with nothing found and `dense` set; without it all codes are read for them. form:
         "listed" for the order of AlayaDB's algorithm. share: whether the query heads of a group walk together.
         """
         if isinstance(retrieval, Exact):
@@ -153,6 +153,7 @@ class Hnsw:
             least=settings.least,
             slack=settings.slack,
             dense_share=settings.dense,
+            budget=settings.budget,
         )
         shape = queries.q.shape[:2]
         flags = dense.view(np.bool_).reshape(shape) if give_up else None

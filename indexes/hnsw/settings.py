@@ -10,8 +10,9 @@ class Settings:
     begin and which stand for all others in estimates. starts: tokens where walks begin, learnt from sample queries.
 
     slack: how far beyond the range a walk goes, in betas. patience: steps that a query head may go outside of its range without
-    coming closer. least: of the paper's form, candidates that are expanded whatever their score. dense: a query that wants more
-    than this share of what it sees is not worth a walk.
+    coming closer. least: of the paper's form, candidates that are expanded whatever their score. dense: a query that, by the
+    random tokens, wants more than this share of what it sees is not worth a walk. budget: nor is the rest of a walk that has met
+    this share, if that is more than 2,048 tokens; as many cost about a sixth of reading all keys and values.
     """
 
     links: int = 12
@@ -23,7 +24,8 @@ class Settings:
     slack: float = 0.0
     patience: int = 16
     least: int = 64
-    dense: float = 1 / 32
+    dense: float = 1 / 128
+    budget: float = 1 / 64
 
     @property
     def degree(self) -> int:

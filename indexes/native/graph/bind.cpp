@@ -84,7 +84,8 @@ nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQuerie
                     std::int64_t random, const In<std::int32_t, 2>& outliers,
                     const In<float, 1>& radius, float beta,
                     std::int64_t k, float scale, bool listed, bool share, bool scan, bool give_up,
-                    int patience, std::int64_t least, float slack, float dense_share) {
+                    int patience, std::int64_t least, float slack, float dense_share,
+                    float budget) {
     graph.check(blocks);
     Blocks seen = blocks.blocks;
     seen.tokens = graph.graph.tokens;
@@ -99,7 +100,8 @@ nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQuerie
     check_shape(radius, {heads}, "radius");
     if (random < 0 || random > count) fail("random must be 0 to the number of probes");
     if (graph.graph.tokens > 0 && count == 0) fail("probes are empty");
-    if (!(beta >= 0) || k < 0 || !std::isfinite(scale) || !(slack >= 0) || !(dense_share >= 0)) {
+    if (!(beta >= 0) || k < 0 || !std::isfinite(scale) || !(slack >= 0) || !(dense_share >= 0) ||
+        !(budget >= 0)) {
         fail("beta, k, slack and dense_share must not be negative, scale must be finite");
     }
     const Probes from{probes.data(), probe_codes.data(), count, random, outliers.data(),
@@ -109,7 +111,7 @@ nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQuerie
         const nb::gil_scoped_release release;
         result = search(graph.graph, from, seen, queries.rows,
                         {beta, k, scale, listed, share, scan, give_up, patience, least, slack,
-                         dense_share});
+                         dense_share, budget});
     }
     return nb::make_tuple(to_numpy(std::move(result.found.offsets)),
                           to_numpy(std::move(result.found.ids)),
@@ -199,7 +201,7 @@ void bind_graph(nb::module_& m) {
     m.def("graph_search", &py_search, "graph"_a, "blocks"_a, "queries"_a, "probes"_a,
           "probe_codes"_a, "random"_a, "outliers"_a, "radius"_a, nb::kw_only(), "beta"_a, "k"_a, "scale"_a,
           "listed"_a, "share"_a, "scan"_a, "give_up"_a, "patience"_a, "least"_a, "slack"_a,
-          "dense_share"_a);
+          "dense_share"_a, "budget"_a);
     m.def("graph_bound", &py_bound, "graph"_a, "blocks"_a, "queries"_a, "scale"_a, "offsets"_a,
           "ids"_a, "bound"_a);
     m.def("graph_encode", &py_encode, "graph"_a, "blocks"_a, "kv_head"_a, "begin"_a);

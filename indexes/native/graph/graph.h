@@ -46,7 +46,8 @@ struct SearchOptions {
     int patience;        // steps outside of the range
     std::int64_t least;  // listed: candidates taken whatever their score
     float slack;         // how far beyond the range the walk goes, in betas
-    float dense_share;   // of the visible tokens: more than that is too much
+    float dense_share;   // of the visible tokens: a row that wants more is left
+    float budget;        // of the visible tokens: a walk that meets more leaves its rows
 };
 
 struct SearchResult {

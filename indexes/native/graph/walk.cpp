@@ -13,7 +13,8 @@ namespace {
 constexpr int kBatch = 8;  // tokens expanded together, so that their neighbours' codes come together
 constexpr int kStarts = 4;  // probes of each row that are expanded whatever their score
 constexpr std::int64_t kScanned = 512;   // codes estimated together
-constexpr std::int64_t kDenseCheck = 512;
+constexpr std::int64_t kDenseCheck = 128;
+constexpr std::int64_t kBudgetLeast = 2048;  // tokens that any walk may meet
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 void prefetch(const void* from, std::int64_t bytes) {
@@ -53,8 +54,11 @@ void Walk::run(const Graph& graph, const Probes& probes, const Blocks& blocks,
 
 void Walk::begin(const Item& item) {
     item_ = item;
-    selective_ = 4 * item.visible < 3 * graph_->tokens;
     width_ = options_.k > 0 ? options_.k + options_.k / 2 + 32 : 0;
+    budget_ = std::max(kBudgetLeast, static_cast<std::int64_t>(
+                                         double{options_.budget} * static_cast<double>(item.visible))) +
+              8 * width_;
+    selective_ = 4 * item.visible < 3 * graph_->tokens;
     scanned_ = nbytes_ = 0;
     visited_.clear();
     steps_.clear();
@@ -279,6 +283,27 @@ void Walk::meet() {
         Row& row = rows_[r];
         if (static_cast<std::int64_t>(row.found.size()) > row.check) check_density(row, r);
     }
+    if (static_cast<std::int64_t>(visited_.count()) > budget_) stop();
+}
+
+// The walk has met too much: rows that want much are left; when that does not end it, all are.
+void Walk::stop() {
+    bool any = false;
+    for (Row& row : rows_) {
+        compact(row);
+        if (row.done || static_cast<std::int64_t>(row.found.size()) < kDenseCheck) continue;
+        leave(row);
+        any = true;
+    }
+    for (Row& row : rows_) {
+        if (!any && !row.done) leave(row);
+    }
+    budget_ += budget_ / 4;
+}
+
+void Walk::leave(Row& row) {
+    row.dense = row.done = true;
+    row.found.clear();
 }
 
 // How far the scores lie above what some row may want of them: most tokens are told apart here,
@@ -381,8 +406,7 @@ void Walk::check_density(Row& row, std::int64_t r) {
     const auto share = static_cast<double>(options_.dense_share);
     if (static_cast<double>(have) > share * static_cast<double>(item_.visible) ||
         static_cast<double>(inside) > share * static_cast<double>(probes_seen_)) {
-        row.dense = row.done = true;
-        row.found.clear();
+        leave(row);
     }
 }
 

@@ -76,6 +76,8 @@ class Walk {
     void offer(Row& row, std::uint32_t token, float score);
     void raise(Row& row, float score);
     void check_density(Row& row, std::int64_t r);
+    void stop();
+    static void leave(Row& row);
     void compact(Row& row) const;
     void finish(std::int64_t r, RowFound& out);
     void rescore(std::int64_t r, RowFound& out);
@@ -94,7 +96,7 @@ class Walk {
     SearchOptions options_;
     Item item_;
     bool selective_;  // so much is hidden that it stands in the way
-    std::int64_t width_, scanned_, nbytes_;
+    std::int64_t width_, budget_, scanned_, nbytes_;
     Lens lens_;
     Visited visited_;
     std::vector<Row> rows_;
