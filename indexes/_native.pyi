@@ -108,3 +108,56 @@ def threads() -> int:
 
 def set_threads(n: int) -> None:
     """From 1 to 1024, from now on, for the whole process. Raises ValueError."""
+
+class Graph:
+    """A graph over the keys of each KV head. codes: uint8 [kv_heads, capacity, head_dim rounded up to 64]; residual: float32
+    [kv_heads, capacity]; links: uint32 [kv_heads, capacity, degree], a list ends with the first that is no token; low, step:
+    float32 [kv_heads, head_dim], a key is about low + step * code. The arrays are shared, and written by what says so."""
+
+    def __init__(self, codes: Any, residual: Any, links: Any, low: Any, step: Any, tokens: int) -> None: ...
+
+def graph_search(
+    graph: Graph,
+    blocks: Blocks,
+    queries: Queries,
+    probes: Any,
+    probe_codes: Any,
+    random: int,
+    outliers: Any,
+    radius: Any,
+    *,
+    beta: float,
+    k: int,
+    scale: float,
+    listed: bool,
+    share: bool,
+    scan: bool,
+    give_up: bool,
+    patience: int,
+    least: int,
+    slack: float,
+    dense_share: float,
+    budget: float,
+) -> tuple[Any, Any, Any, Any, Any, Any, int, int]:
+    """Tokens in the range beta of the best, or the k best where k > 0: offsets, ids, scores, missed, bound, dense, scanned, nbytes,
+    as in `indexes.base.Found`.
+
+    probes: int32 [kv_heads, count], where walks begin, the first `random` of them drawn at random; probe_codes: uint8 [kv_heads,
+    count, stride]. outliers: int32 [kv_heads, any], tokens always looked at exactly, -1 for none. radius: float32 [kv_heads], the
+    largest residual. The rest are those of `indexes.hnsw.settings.Settings`.
+    """
+
+def graph_bound(graph: Graph, blocks: Blocks, queries: Queries, scale: float, offsets: Any, ids: Any, bound: Any) -> None:
+    """bound float32 [q_heads, n]: the log of the sum of exp(scale * q.k) over visible tokens but those found, at most. Reads all."""
+
+def graph_encode(graph: Graph, blocks: Blocks, kv_head: int, begin: int) -> None:
+    """Writes codes and residual of the tokens from `begin` on."""
+
+def graph_insert(graph: Graph, blocks: Blocks, begin: int, width: int) -> None:
+    """Writes links of the tokens from `begin` on, and links back to them; `width` candidates are considered for each."""
+
+def graph_connect(graph: Graph, blocks: Blocks, kv_head: int, pivots: Any, offsets: Any, candidates: Any) -> None:
+    """Links pivots, int32 [count], to those of their candidates[offsets[i] : offsets[i + 1]] that no link stands closer to."""
+
+def graph_reachable(graph: Graph, kv_head: int, starts: Any) -> int:
+    """How many tokens links lead to from `starts`, int32 [count]."""

@@ -71,7 +71,8 @@ class Found:
     whatever form, counted once for each KV head. nbytes: read for it, exact keys included. missed: float32 `[q_heads, n]`, an
     estimate of the log of the sum of exp(scale * q.k) over the visible tokens that were not found, -inf where there are none.
     missed_bound: the same, never below the truth, +inf where nothing is known. tail: float32 `[q_heads, n, head_dim]`, the
-    estimated attention output over the tokens not found, None where the index cannot estimate it or was not asked to.
+    estimated attention output over the tokens not found, None where the index cannot estimate it or was not asked to. dense: bool
+    `[q_heads, n]`, set for queries left unanswered because they want so much that reading all costs less; None where all are.
     """
 
     offsets: Int64
@@ -82,6 +83,7 @@ class Found:
     missed: Float32
     missed_bound: Float32
     tail: Float32 | None = None
+    dense: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)

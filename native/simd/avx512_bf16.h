@@ -11,9 +11,9 @@ struct Avx512Bf16 : Avx512Base<Avx512Bf16> {
     KVDB_INLINE static f32 dot_pairs(f32 a, f32 b, f32 c) {
         return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
     }
-    // Adds the products of four unsigned bytes of each lane with four signed ones.
-    KVDB_INLINE static i32 dot_bytes(u32 a, std::int32_t four, i32 c) {
-        return (i32)_mm512_dpbusd_epi32((__m512i)c, (__m512i)a, _mm512_set1_epi32(four));
+    // Adds dot products of four bytes, those of `a` unsigned, those of `b` signed.
+    KVDB_INLINE static i32 dot_bytes(i32 a, i32 b, i32 c) {
+        return (i32)_mm512_dpbusd_epi32((__m512i)c, (__m512i)a, (__m512i)b);
     }
     // `pairs` (at most 16) pairs; the lanes above become zero.
     KVDB_INLINE static f32 load_pairs(const BFloat16* from, int pairs) {
@@ -36,7 +36,7 @@ struct Avx512Bf16 : Avx512Base<Avx512Bf16> {
     }
 
     KVDB_INLINE static i32 dot_nibbles(u32 nibbles, i32 bytes, i32 sum) {
-        return (i32)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)nibbles, (__m512i)bytes);
+        return dot_bytes((i32)nibbles, bytes, sum);
     }
 
     using Avx512Base::narrow;

@@ -16,8 +16,8 @@ struct CoarseTable {
 
     // c + the products of the four bytes of each lane, unsigned, with four signed bytes.
     KVDB_INLINE static i32 dot_bytes(u32 a, std::int32_t four, i32 c) {
-        if constexpr (requires { Isa::dot_bytes(a, four, c); }) {
-            return Isa::dot_bytes(a, four, c);
+        if constexpr (requires(i32 v) { Isa::dot_bytes(v, v, v); }) {
+            return Isa::dot_bytes((i32)a, i32{} + four, c);
         } else {
             KVDB_UNROLL
             for (int j = 0; j < 4; ++j) {

@@ -1,8 +1,214 @@
+#include <nanobind/stl/optional.h>
+
+#include <cmath>
+
 #include "../bind.h"
-#include "kernels.h"
+#include "graph.h"
 
 namespace kvdb::indexes {
 
-void bind_graph(nb::module_&) {}
+using namespace nb::literals;
+
+namespace {
+
+// `Graph` and `Probes` as Python holds them; keeps their arrays alive.
+struct PyGraph {
+    Graph graph;
+    Out<std::uint8_t, 3> codes;
+    Out<float, 2> residual;
+    Out<std::uint32_t, 3> links;
+    In<float, 2> low, step;
+
+    void check(const PyBlocks& blocks) const {
+        const Geometry& geometry = blocks.blocks.geometry;
+        if (geometry.kv_heads != graph.kv_heads || geometry.head_dim != graph.head_dim ||
+            blocks.blocks.tokens < graph.tokens) {
+            fail("the blocks are not those of the graph: it has " +
+                 std::to_string(graph.kv_heads) + " KV heads of " +
+                 std::to_string(graph.head_dim) + " dimensions and " +
+                 std::to_string(graph.tokens) + " tokens");
+        }
+    }
+    void check_head(int kv_head) const {
+        if (kv_head < 0 || kv_head >= graph.kv_heads) {
+            fail("kv_head is " + std::to_string(kv_head) + "; expected 0 to " +
+                 std::to_string(graph.kv_heads - 1));
+        }
+    }
+    void check_tokens(const std::int32_t* tokens, std::size_t count, const char* name,
+                      std::int32_t least) const {
+        for (std::size_t i = 0; i < count; ++i) {
+            if (tokens[i] < least || tokens[i] >= graph.tokens) {
+                fail(std::string(name) + " holds " + std::to_string(tokens[i]) +
+                     "; expected tokens below " + std::to_string(graph.tokens));
+            }
+        }
+    }
+};
+
+PyGraph make_graph(const Out<std::uint8_t, 3>& codes, const Out<float, 2>& residual,
+                   const Out<std::uint32_t, 3>& links, const In<float, 2>& low,
+                   const In<float, 2>& step, std::int64_t tokens) {
+    const auto heads = static_cast<std::int64_t>(codes.shape(0));
+    const auto capacity = static_cast<std::int64_t>(codes.shape(1));
+    const auto stride = static_cast<std::int64_t>(codes.shape(2));
+    const auto head_dim = static_cast<std::int64_t>(low.shape(1));
+    const auto degree = static_cast<std::int64_t>(links.shape(2));
+    check_shape(residual, {heads, capacity}, "residual");
+    check_shape(links, {heads, capacity, degree}, "links");
+    check_shape(low, {heads, head_dim}, "low");
+    check_shape(step, {heads, head_dim}, "step");
+    if (heads < 1 || head_dim < 1 || head_dim > kHeadDimMax || stride % kCodeStep != 0 ||
+        stride < head_dim || stride >= head_dim + kCodeStep) {
+        fail("codes have " + std::to_string(stride) + " bytes a token; expected " +
+             std::to_string(head_dim) + " rounded up to a multiple of " +
+             std::to_string(kCodeStep));
+    }
+    if (tokens < 0 || tokens > capacity || tokens > INT32_MAX || degree < 2 || degree > 1024) {
+        fail("tokens is " + std::to_string(tokens) + " and degree " + std::to_string(degree) +
+             "; expected at most " + std::to_string(capacity) + ", and 2 to 1024");
+    }
+    for (std::size_t i = 0; i < step.size(); ++i) {
+        if (!(step.data()[i] > 0 && step.data()[i] < INFINITY && std::isfinite(low.data()[i]))) {
+            fail("low and step must be finite, and step above 0");
+        }
+    }
+    return {{static_cast<int>(heads), static_cast<int>(head_dim), static_cast<int>(degree), tokens,
+             capacity, stride, codes.data(), residual.data(), links.data(), low.data(),
+             step.data()},
+            codes, residual, links, low, step};
+}
+
+nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQueries& queries,
+                    const In<std::int32_t, 2>& probes, const In<std::uint8_t, 3>& probe_codes,
+                    std::int64_t random, const In<std::int32_t, 2>& outliers,
+                    const In<float, 1>& radius, float beta,
+                    std::int64_t k, float scale, bool listed, bool share, bool scan, bool give_up,
+                    int patience, std::int64_t least, float slack, float dense_share,
+                    float budget) {
+    graph.check(blocks);
+    Blocks seen = blocks.blocks;
+    seen.tokens = graph.graph.tokens;
+    queries.check(seen);
+    const std::int64_t heads = graph.graph.kv_heads;
+    const auto count = static_cast<std::int64_t>(probes.shape(1));
+    check_shape(probes, {heads, count}, "probes");
+    check_shape(probe_codes, {heads, count, graph.graph.stride}, "probe_codes");
+    check_shape(outliers, {heads, static_cast<std::int64_t>(outliers.shape(1))}, "outliers");
+    graph.check_tokens(probes.data(), probes.size(), "probes", 0);
+    graph.check_tokens(outliers.data(), outliers.size(), "outliers", -1);
+    check_shape(radius, {heads}, "radius");
+    if (random < 0 || random > count) fail("random must be 0 to the number of probes");
+    if (graph.graph.tokens > 0 && count == 0) fail("probes are empty");
+    if (!(beta >= 0) || k < 0 || !std::isfinite(scale) || !(slack >= 0) || !(dense_share >= 0) ||
+        !(budget >= 0)) {
+        fail("beta, k, slack and dense_share must not be negative, scale must be finite");
+    }
+    const Probes from{probes.data(), probe_codes.data(), count, random, outliers.data(),
+                      static_cast<std::int64_t>(outliers.shape(1)), radius.data()};
+    SearchResult result;
+    {
+        const nb::gil_scoped_release release;
+        result = search(graph.graph, from, seen, queries.rows,
+                        {beta, k, scale, listed, share, scan, give_up, patience, least, slack,
+                         dense_share, budget});
+    }
+    return nb::make_tuple(to_numpy(std::move(result.found.offsets)),
+                          to_numpy(std::move(result.found.ids)),
+                          to_numpy(std::move(result.found.scores)),
+                          to_numpy(std::move(result.missed)), to_numpy(std::move(result.bound)),
+                          to_numpy(std::move(result.dense)),
+                          result.scanned, result.nbytes);
+}
+
+void py_bound(const PyGraph& graph, const PyBlocks& blocks, const PyQueries& queries, float scale,
+              const In<std::int64_t, 1>& offsets, const In<std::int32_t, 1>& ids,
+              const Out<float, 2>& out) {
+    graph.check(blocks);
+    Blocks seen = blocks.blocks;
+    seen.tokens = graph.graph.tokens;
+    queries.check(seen);
+    const std::int64_t rows = queries.rows.rows() * graph.graph.kv_heads;
+    check_shape(offsets, {rows + 1}, "offsets");
+    check_shape(out, {rows / queries.rows.n, queries.rows.n}, "bound");
+    for (std::int64_t row = 0; row < rows; ++row) {
+        if (offsets.data()[row] < 0 || offsets.data()[row] > offsets.data()[row + 1] ||
+            offsets.data()[row + 1] > static_cast<std::int64_t>(ids.shape(0))) {
+            fail("offsets must rise from 0 to the number of ids");
+        }
+    }
+    const nb::gil_scoped_release release;
+    bound(graph.graph, queries.rows, scale, offsets.data(), ids.data(), out.data());
+}
+
+void py_encode(const PyGraph& graph, const PyBlocks& blocks, int kv_head, std::int64_t begin) {
+    graph.check(blocks);
+    graph.check_head(kv_head);
+    if (begin < 0 || begin > graph.graph.tokens) fail("begin must be 0 to the number of tokens");
+    const nb::gil_scoped_release release;
+    encode(graph.graph, blocks.blocks, kv_head, begin, graph.graph.tokens);
+}
+
+void py_insert(const PyGraph& graph, const PyBlocks& blocks, std::int64_t begin, int width) {
+    graph.check(blocks);
+    if (begin < 0 || begin > graph.graph.tokens || width < 1) {
+        fail("begin must be 0 to the number of tokens, width at least 1");
+    }
+    const nb::gil_scoped_release release;
+    insert(graph.graph, blocks.blocks, begin, width);
+}
+
+void py_connect(const PyGraph& graph, const PyBlocks& blocks, int kv_head,
+                const In<std::int32_t, 1>& pivots, const In<std::int64_t, 1>& offsets,
+                const In<std::int32_t, 1>& candidates) {
+    graph.check(blocks);
+    graph.check_head(kv_head);
+    const auto count = static_cast<std::int64_t>(pivots.shape(0));
+    check_shape(offsets, {count + 1}, "offsets");
+    graph.check_tokens(pivots.data(), pivots.size(), "pivots", 0);
+    graph.check_tokens(candidates.data(), candidates.size(), "candidates", 0);
+    for (std::int64_t i = 0; i < count; ++i) {
+        if (offsets.data()[i] < 0 || offsets.data()[i] > offsets.data()[i + 1] ||
+            offsets.data()[i + 1] > static_cast<std::int64_t>(candidates.shape(0))) {
+            fail("offsets must rise from 0 to the number of candidates");
+        }
+    }
+    const nb::gil_scoped_release release;
+    connect(graph.graph, blocks.blocks, kv_head, pivots.data(), count, offsets.data(),
+            candidates.data());
+}
+
+std::int64_t py_reachable(const PyGraph& graph, int kv_head, const In<std::int32_t, 1>& starts) {
+    graph.check_head(kv_head);
+    graph.check_tokens(starts.data(), starts.size(), "starts", 0);
+    const nb::gil_scoped_release release;
+    return reachable(graph.graph, kv_head, starts.data(),
+                     static_cast<std::int64_t>(starts.size()));
+}
+
+}  // namespace
+
+void bind_graph(nb::module_& m) {
+    nb::class_<PyGraph>(m, "Graph")
+        .def(
+            "__init__",
+            [](PyGraph* self, const Out<std::uint8_t, 3>& codes, const Out<float, 2>& residual,
+               const Out<std::uint32_t, 3>& links, const In<float, 2>& low,
+               const In<float, 2>& step, std::int64_t tokens) {
+                new (self) PyGraph(make_graph(codes, residual, links, low, step, tokens));
+            },
+            "codes"_a, "residual"_a, "links"_a, "low"_a, "step"_a, "tokens"_a);
+    m.def("graph_search", &py_search, "graph"_a, "blocks"_a, "queries"_a, "probes"_a,
+          "probe_codes"_a, "random"_a, "outliers"_a, "radius"_a, nb::kw_only(), "beta"_a, "k"_a, "scale"_a,
+          "listed"_a, "share"_a, "scan"_a, "give_up"_a, "patience"_a, "least"_a, "slack"_a,
+          "dense_share"_a, "budget"_a);
+    m.def("graph_bound", &py_bound, "graph"_a, "blocks"_a, "queries"_a, "scale"_a, "offsets"_a,
+          "ids"_a, "bound"_a);
+    m.def("graph_encode", &py_encode, "graph"_a, "blocks"_a, "kv_head"_a, "begin"_a);
+    m.def("graph_insert", &py_insert, "graph"_a, "blocks"_a, "begin"_a, "width"_a);
+    m.def("graph_connect", &py_connect, "graph"_a, "blocks"_a, "kv_head"_a, "pivots"_a,
+          "offsets"_a, "candidates"_a);
+    m.def("graph_reachable", &py_reachable, "graph"_a, "kv_head"_a, "starts"_a);
+}
 
 }  // namespace kvdb::indexes

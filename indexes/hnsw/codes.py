@@ -1,0 +1,166 @@
+"""What the index keeps of each key: a byte a dimension, what that leaves of it, and its links; and how bytes become numbers."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import indexes._native as _native
+from indexes.base import Float32, IndexCorrupt, Int32
+from indexes.blocks import Blocks
+from indexes.hnsw.build import NO_LINK
+
+CODE_STEP = 64
+DEVIATIONS = 6.0  # a channel's codes reach so many standard deviations, if its keys do
+SAMPLE = 65_536  # keys, spread evenly, that the range of the codes is measured on
+OUTLIER = 4.0  # times the usual residual: keys that codes do not hold well
+OUTLIERS_MAX = 64
+GROWTH = 1.25
+
+
+@dataclass
+class Codes:
+    """codes: uint8 `[kv_heads, capacity, stride]`. residual: float32 `[kv_heads, capacity]`, the length of what a code leaves of
+    its key. links: uint32 `[kv_heads, capacity, degree]`. low, step: float32 `[kv_heads, head_dim]`, a key is about low + step *
+    code. What lies behind `tokens` has no meaning."""
+
+    codes: npt.NDArray[np.uint8]
+    residual: Float32
+    links: npt.NDArray[np.uint32]
+    low: Float32
+    step: Float32
+    tokens: int
+    measured: int = 0  # so many tokens there were when low and step were chosen
+    outliers: Int32 = field(default_factory=lambda: np.empty((0, 0), np.int32))
+
+    @classmethod
+    def of(cls, blocks: Blocks, degree: int) -> "Codes":
+        """Of all keys; no key is linked."""
+        heads, n, d = blocks.kv_heads, blocks.tokens, blocks.head_dim
+        made = cls(
+            np.empty((heads, n, -(-d // CODE_STEP) * CODE_STEP), np.uint8),
+            np.empty((heads, n), np.float32),
+            np.full((heads, n, degree), NO_LINK, np.uint32),
+            np.empty((heads, d), np.float32),
+            np.empty((heads, d), np.float32),
+            n,
+        )
+        made.encode_all(blocks)
+        return made
+
+    @classmethod
+    def restored(cls, header: dict[str, Any], arrays: dict[str, npt.NDArray[Any]], blocks: Blocks, degree: int) -> "Codes":
+        """What `saved` gave. Raises IndexCorrupt for arrays of another shape or links beyond the tokens."""
+        heads, n, d = blocks.kv_heads, blocks.tokens, blocks.head_dim
+        expected = {
+            "codes": ((heads, n, -(-d // CODE_STEP) * CODE_STEP), np.uint8),
+            "residual": ((heads, n), np.float32),
+            "links": ((heads, n, degree), np.uint32),
+            "low": ((heads, d), np.float32),
+            "step": ((heads, d), np.float32),
+        }
+        for name, (shape, dtype) in expected.items():
+            if arrays[name].shape != shape or arrays[name].dtype != dtype:
+                raise IndexCorrupt(f"array {name!r} is {arrays[name].dtype} {arrays[name].shape}; expected {shape}")
+        made = cls(*(arrays[name] for name in expected), n, int(header["measured"]))
+        made.check_links()
+        made.find_outliers()
+        return made
+
+    def saved(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        """Header and arrays."""
+        arrays = {name: getattr(self, name)[:, : self.tokens] for name in ("codes", "residual", "links")}
+        return {"tokens": self.tokens, "measured": self.measured}, arrays | {"low": self.low, "step": self.step}
+
+    @cached_property
+    def native(self) -> _native.Graph:
+        return _native.Graph(self.codes, self.residual, self.links, self.low, self.step, self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.codes, self.residual, self.links, self.low, self.step, self.outliers)
+        return sum(array.nbytes for array in arrays)
+
+    def encode_all(self, blocks: Blocks) -> None:
+        """Choose the range of the codes by the keys that there are."""
+        for head in range(len(self.codes)):
+            self.low[head], self.step[head] = _range(blocks, head)
+        self.measured = self.tokens
+        self.encode(blocks, 0)
+
+    def encode(self, blocks: Blocks, begin: int) -> None:
+        """Codes of the tokens from `begin` on."""
+        for head in range(len(self.codes)):
+            _native.graph_encode(self.native, blocks.native, head, begin)
+        self.find_outliers()
+
+    def find_outliers(self) -> None:
+        """Outliers: int32 `[kv_heads, most]`, tokens by residual, largest first, -1 behind the last."""
+        found = []
+        for residual in self.residual[:, : self.tokens]:
+            usual = float(np.median(residual[:: max(1, self.tokens // 1024)])) if self.tokens else 0.0
+            where = np.flatnonzero(residual > OUTLIER * usual + np.finfo(np.float32).tiny)
+            found.append(where[np.argsort(-residual[where], kind="stable")[:OUTLIERS_MAX]])
+        self.outliers = np.full((len(found), max(map(len, found))), -1, np.int32)
+        for row, tokens in zip(self.outliers, found, strict=True):
+            row[: len(tokens)] = tokens
+
+    def grow(self, blocks: Blocks) -> None:
+        """Make room for, and codes of, tokens behind those that there are. Amortised, each is copied and encoded a few times."""
+        begin, capacity = self.tokens, self.codes.shape[1]
+        if blocks.tokens > capacity:
+            capacity = max(blocks.tokens, int(capacity * GROWTH))
+            self.codes, self.residual, self.links = (
+                _longer(array, begin, capacity) for array in (self.codes, self.residual, self.links)
+            )
+        self.tokens = blocks.tokens
+        self.__dict__.pop("native", None)
+        if self.tokens >= 2 * self.measured:
+            self.encode_all(blocks)
+        else:
+            self.encode(blocks, begin)
+
+    def check_links(self) -> None:
+        """Raises IndexCorrupt for a link beyond the tokens, or one behind the end of its list."""
+        links = self.links[:, : self.tokens]
+        ends = links == NO_LINK
+        if ((links >= self.tokens) & ~ends).any():
+            raise IndexCorrupt(f"a link leads beyond the {self.tokens} tokens; build the index again")
+        if (ends[..., :-1] & ~ends[..., 1:]).any():
+            raise IndexCorrupt("a list of links goes on behind its end; build the index again")
+
+    def verify(self, blocks: Blocks) -> None:
+        """Every link a token, every residual that of code and key. Raises IndexCorrupt."""
+        self.check_links()
+        for head in range(len(self.codes)):
+            for begin in range(0, self.tokens, SAMPLE):
+                end = min(begin + SAMPLE, self.tokens)
+                code = self.codes[head, begin:end, : blocks.head_dim].astype(np.float32)
+                rest = blocks.keys(head, begin, end) - (self.low[head] + self.step[head] * code)
+                length = np.linalg.norm(rest, axis=1)
+                if not np.allclose(length, self.residual[head, begin:end], rtol=1e-2, atol=1e-4 * float(length.max())):
+                    raise IndexCorrupt(f"codes of KV head {head} are not those of its keys; build the index again")
+
+
+def _range(blocks: Blocks, head: int) -> tuple[Float32, Float32]:
+    """The keys' own range, but a few outliers do not cost all others their precision."""
+    n = blocks.tokens
+    if n == 0:
+        return np.zeros(blocks.head_dim, np.float32), np.ones(blocks.head_dim, np.float32)
+    stride = max(1, n // SAMPLE)
+    parts = [blocks.keys(head, begin, min(begin + 4096, n))[::stride] for begin in range(0, n, 4096)]
+    keys = np.concatenate(parts).astype(np.float64)
+    mean, spread = keys.mean(axis=0), DEVIATIONS * keys.std(axis=0)
+    low, high = np.maximum(keys.min(axis=0), mean - spread), np.minimum(keys.max(axis=0), mean + spread)
+    step = (high - low) / 255
+    least = max(float(step.mean()) / 16, float(np.abs(mean).max()) * 1e-6, 1e-12)  # later keys may differ where these do not
+    step = np.maximum(step, least)
+    return (low - step * 0.01).astype(np.float32), step.astype(np.float32)
+
+
+def _longer(array: npt.NDArray[np.generic], tokens: int, capacity: int) -> npt.NDArray[np.generic]:
+    longer = np.empty((array.shape[0], capacity, *array.shape[2:]), array.dtype)
+    longer[:, :tokens] = array[:, :tokens]
+    return longer

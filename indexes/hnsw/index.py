@@ -1,0 +1,226 @@
+"""The graph index: hnswlib's links, our walk (`native/graph/`), for DIPR as in AlayaDB (arXiv 2504.10326, algorithm 1)."""
+
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+import indexes._native as _native
+import indexes.file as index_file
+from indexes.base import Cost, Float32, Found, IndexCorrupt, Int32, Queries
+from indexes.blocks import Blocks
+from indexes.hnsw.build import links_of
+from indexes.hnsw.codes import Codes
+from indexes.hnsw.mass import keep_mass, mass_missing
+from indexes.hnsw.samples import merged_lists, nearest_keys, starts
+from indexes.hnsw.saved import fingerprint, restore
+from indexes.hnsw.settings import Settings
+from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
+
+Form = Literal["best_first", "listed"]
+ALPHA_FACTOR = 0.02  # each attempt at a mass takes tokens of so much less weight
+ALPHA_LEAST = 1e-12
+
+
+@dataclass
+class Hnsw:
+    """An index of kind "hnsw". Finds nearly all that a query wants, at a cost that hardly grows with the number of tokens.
+
+    Codes and links are kept of each key; walks look at codes, what may be wanted is scored exactly. top_p is without guarantee:
+    the mass of what a walk does not see is estimated from tokens drawn at random.
+    """
+
+    kind: ClassVar[str] = "hnsw"
+
+    blocks: Blocks
+    settings: Settings
+    codes: Codes
+    starts: Int32
+    """`[kv_heads, count]`: tokens that sample queries want."""
+
+    @classmethod
+    def build(cls, blocks: Blocks, samples: Float32 | None = None, settings: Settings = Settings()) -> Self:
+        """samples: float32 `[q_heads, m, head_dim]`, queries of decode steps, from which links and starts are learnt.
+
+        Uses all of the pool's threads. Raises ModuleNotFoundError without hnswlib, ValueError for samples of another shape.
+        """
+        made = cls(blocks, settings, Codes.of(blocks, settings.degree), np.empty((blocks.kv_heads, 0), np.int32))
+        for head in range(blocks.kv_heads):
+            links = links_of(blocks.keys(head), settings.links, settings.width, _native.threads())
+            made.codes.links[head, :, : links.shape[1]] = links
+        if samples is not None and blocks.tokens > 1:
+            made.learn(samples)
+        return made
+
+    def learn(self, samples: Float32) -> None:
+        """Add what sample queries, float32 `[q_heads, m, head_dim]`, show. Raises ValueError for another shape."""
+        heads, d = self.blocks.kv_heads, self.blocks.head_dim
+        if samples.ndim != 3 or samples.shape[0] % heads or not samples.size or samples.shape[2] != d:
+            raise ValueError(f"samples have shape {list(samples.shape)}; expected [{heads} x any, m, {d}], m at least 1")
+        if not np.isfinite(samples).all():
+            raise ValueError("samples hold NaN or infinity; expected finite numbers")
+        groups = np.ascontiguousarray(samples, np.float32).reshape(heads, -1, d)
+        learnt = []
+        for head, queries in enumerate(groups):
+            nearest = nearest_keys(self.blocks, head, queries, self.settings.neighbours)
+            pivots, offsets, candidates = merged_lists(nearest)
+            _native.graph_connect(self.codes.native, self.blocks.native, head, pivots, offsets, candidates)
+            learnt.append(starts(nearest, self.settings.starts))
+        most = max(map(len, learnt))
+        self.starts = np.stack([np.resize(tokens, most) for tokens in learnt])  # a start twice does no harm
+        self.__dict__.pop("_probes", None)
+
+    @property
+    def nbytes(self) -> int:
+        tokens, codes = self._probes
+        return self.codes.nbytes + tokens.nbytes + codes.nbytes + self.starts.nbytes
+
+    @cached_property
+    def _probes(self) -> tuple[Int32, npt.NDArray[np.uint8]]:
+        """Where walks begin: tokens `[kv_heads, count]`, the random ones first, and their codes, together."""
+        n = self.codes.tokens
+        count = min(self.settings.random, n)
+        edges = np.arange(count + 1) * n // max(count, 1)
+        drawn = np.random.default_rng(n).integers(edges[:-1], edges[1:]) if count else edges[:0]
+        heads = self.blocks.kv_heads
+        tokens = np.hstack([np.broadcast_to(drawn, (heads, count)), self.starts]).astype(np.int32)
+        return tokens, np.stack([self.codes.codes[head, tokens[head]] for head in range(heads)])
+
+    @cached_property
+    def _radius(self) -> Float32:
+        return self.codes.residual[:, : self.codes.tokens].max(axis=1, initial=0.0)
+
+    def search(
+        self,
+        queries: Queries,
+        retrieval: Retrieval,
+        *,
+        estimate_tail: bool = False,  # noqa: ARG002, of the protocol; a graph has no estimate of values
+        tight: bool = False,
+        give_up: bool = False,
+        form: Form = "best_first",
+        share: bool = True,
+    ) -> Found:
+        """As the protocol says; `tail` is None.
+
+        tight: bound what was missed by the codes of all keys, read for it. give_up: leave queries that want too much for a walk, by
+        `settings.dense` and `settings.budget`, with nothing found and `dense` set; without it all codes are read for them. form:
+        "listed" for the order of AlayaDB's algorithm. share: whether the query heads of a group walk together.
+        """
+        if isinstance(retrieval, Exact):
+            return self._everything(queries)
+        if isinstance(retrieval, TopP):
+            found = self._search_mass(queries, retrieval, give_up)
+        else:
+            found = self._walk(queries, retrieval, give_up=give_up, listed=form == "listed", share=share)
+        if not tight:
+            return found
+        bound = np.empty_like(found.missed_bound)
+        native = (self.codes.native, self.blocks.native, queries.native)
+        _native.graph_bound(*native, queries.scale, found.offsets, found.ids, bound)
+        keys = self.codes.tokens * self.blocks.kv_heads
+        return replace(
+            found,
+            missed_bound=np.minimum(found.missed_bound, bound),
+            scanned=max(found.scanned, keys),
+            nbytes=found.nbytes + keys * (self.codes.codes.shape[2] + 4),
+        )
+
+    def _walk(
+        self, queries: Queries, retrieval: Dipr | TopK, *, give_up: bool, listed: bool = False, share: bool = True
+    ) -> Found:
+        settings, (probes, codes) = self.settings, self._probes
+        offsets, ids, scores, missed, bound, dense, scanned, nbytes = _native.graph_search(
+            self.codes.native,
+            self.blocks.native,
+            queries.native,
+            probes,
+            codes,
+            min(settings.random, self.codes.tokens),
+            self.codes.outliers,
+            self._radius,
+            beta=retrieval.beta(queries.scale) if isinstance(retrieval, Dipr) else 0.0,
+            k=retrieval.k if isinstance(retrieval, TopK) else 0,
+            scale=queries.scale,
+            listed=listed,
+            share=share,
+            scan=False,
+            give_up=give_up,
+            patience=settings.patience,
+            least=settings.least,
+            slack=settings.slack,
+            dense_share=settings.dense,
+            budget=settings.budget,
+        )
+        shape = queries.q.shape[:2]
+        flags = dense.view(np.bool_).reshape(shape) if give_up else None
+        return Found(offsets, ids, scores, scanned, nbytes, missed.reshape(shape), bound.reshape(shape), None, flags)
+
+    def _search_mass(self, queries: Queries, retrieval: TopP, give_up: bool) -> Found:
+        """Widens the range until what was found and what lies outside have the mass, by the estimate of the rest."""
+        alpha = max(1 - retrieval.p, 0.01) / 2
+        while True:
+            found = self._walk(queries, Dipr(alpha), give_up=give_up)
+            if alpha <= ALPHA_LEAST or not mass_missing(queries, found, retrieval.p):
+                return keep_mass(queries, found, retrieval.p)
+            alpha = max(alpha * ALPHA_FACTOR, ALPHA_LEAST)
+
+    def _everything(self, queries: Queries) -> Found:
+        heads, n = queries.q.shape[:2]
+        shown = np.ones(self.codes.tokens, np.bool_)
+        if queries.hidden is not None:
+            bits = np.unpackbits(queries.hidden.view(np.uint8), bitorder="little", count=self.codes.tokens)
+            shown = bits == 0
+        rows = [np.flatnonzero(shown[begin:end]) + begin for begin, end in zip(queries.begin, queries.end, strict=True)]
+        ids = np.concatenate([*rows * heads, np.empty(0, np.int64)]).astype(np.int32)
+        offsets = np.append(0, np.cumsum([len(row) for row in rows] * heads)).astype(np.int64)
+        scores = np.empty(len(ids), np.float32)
+        _native.score(self.blocks.native, queries.native, offsets, ids, scores)
+        none = np.full((heads, n), -np.inf, np.float32)
+        seen = len(np.unique(np.concatenate(rows))) * self.blocks.kv_heads if rows else 0
+        return Found(offsets, ids, scores, seen, seen * self.blocks.token_nbytes // 2, none, none.copy())
+
+    def add(self, blocks: Blocks) -> None:
+        """As the protocol says, by HNSW's insertion. Raises ValueError for blocks of another shape, or of fewer tokens."""
+        shape = ("dtype", "kv_heads", "head_dim")
+        if any(getattr(blocks, name) != getattr(self.blocks, name) for name in shape) or blocks.tokens < self.blocks.tokens:
+            raise ValueError(f"the blocks hold {blocks.tokens} tokens of another kind or fewer than {self.blocks.tokens} before")
+        begin = self.codes.tokens
+        self.blocks = blocks
+        self.codes.grow(blocks)
+        _native.graph_insert(self.codes.native, blocks.native, begin, self.settings.width)
+        for name in ("_probes", "_radius"):
+            self.__dict__.pop(name, None)
+
+    def save(self, path: Path) -> None:
+        """As the protocol says. Raises OSError."""
+        header, arrays = self.codes.saved()
+        header |= {"settings": asdict(self.settings), "dtype": self.blocks.dtype, "keys": fingerprint(self.blocks)}
+        index_file.write(path, self.kind, header, arrays | {"starts": self.starts})
+
+    @classmethod
+    def load(cls, path: Path, blocks: Blocks) -> Self:
+        """As the protocol says. Raises IndexCorrupt, or OSError."""
+        settings, codes, learnt = restore(*index_file.read(path, cls.kind), blocks, path)
+        return cls(blocks, settings, codes, learnt)
+
+    def verify(self) -> None:
+        """As the protocol says: links, codes, and that walks can come to nearly all tokens."""
+        self.codes.verify(self.blocks)
+        for head, tokens in enumerate(self._probes[0]):
+            lost = self.codes.tokens - _native.graph_reachable(self.codes.native, head, tokens)
+            if lost > 1 + self.codes.tokens // 100:
+                raise IndexCorrupt(f"{lost} tokens of KV head {head} cannot be reached by links; build the index again")
+
+    def cost(self, tokens: int, rows: int, retrieval: Retrieval) -> Cost:
+        """Of a walk over a sharp head; one over a diffuse head gives up at `settings.dense` of the tokens."""
+        token_nbytes, d = self.blocks.token_nbytes // 2, self.blocks.head_dim
+        if isinstance(retrieval, Exact):
+            return Cost(float(tokens * token_nbytes), float(tokens * rows * d))
+        found = min(tokens, retrieval.k if isinstance(retrieval, TopK) else 100)
+        met = min(tokens, self.settings.random + self.starts.shape[1] + 8 * found * rows)
+        nbytes = met * self.codes.codes.shape[2] + rows * found * (4 * self.settings.degree + token_nbytes)
+        return Cost(float(nbytes), float(met * rows * d + rows * found * d))

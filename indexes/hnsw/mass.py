@@ -1,0 +1,59 @@
+"""Choosing by mass among what was found."""
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from indexes.base import Found, Queries
+
+Float64 = npt.NDArray[np.float64]
+
+
+def mass_missing(queries: Queries, found: Found, p: float) -> bool:
+    """Whether a query that was answered has less than the share p, by the estimate of what was not found."""
+    inside, total = _logs(queries, found)
+    short = (np.logaddexp(inside, _flat(queries.outside)) < np.log(p) + total) & np.isfinite(_flat(found.missed))
+    return bool(short.any() if found.dense is None else (short & ~found.dense.reshape(-1)).any())
+
+
+def keep_mass(queries: Queries, found: Found, p: float) -> Found:
+    """The fewest of the tokens found that have, with what lies outside, the share p; all, if that is too few."""
+    _, total = _logs(queries, found)
+    outside = _flat(queries.outside)
+    ids, scores, offsets = [found.ids[:0]], [found.scores[:0]], [0]
+    dropped = np.full(queries.rows, -np.inf)
+    for row in range(queries.rows):
+        at = slice(found.offsets[row], found.offsets[row + 1])
+        logits = queries.scale * found.scores[at].astype(np.float64)
+        order = np.argsort(-logits, kind="stable")
+        sums = np.logaddexp(np.logaddexp.accumulate(logits[order]), outside[row])
+        enough = outside[row] >= np.log(p) + total[row]
+        count = 0 if enough else min(int(np.searchsorted(sums, np.log(p) + total[row])) + 1, len(order))
+        kept = np.sort(order[:count])
+        dropped[row] = np.logaddexp.reduce(logits[order[count:]], initial=-np.inf)
+        ids.append(found.ids[at][kept])
+        scores.append(found.scores[at][kept])
+        offsets.append(offsets[-1] + count)
+    shape = found.missed.shape
+    return replace(
+        found,
+        offsets=np.array(offsets, np.int64),
+        ids=np.concatenate(ids),
+        scores=np.concatenate(scores),
+        missed=np.logaddexp(_flat(found.missed), dropped).reshape(shape).astype(np.float32),
+        missed_bound=(np.logaddexp(_flat(found.missed_bound), dropped) + 1e-5).reshape(shape).astype(np.float32),
+    )
+
+
+def _flat(values: npt.NDArray[np.float32]) -> Float64:
+    return values.astype(np.float64).reshape(-1)
+
+
+def _logs(queries: Queries, found: Found) -> tuple[Float64, Float64]:
+    """The logs of the mass found and of all of it, of each row."""
+    inside = np.full(queries.rows, -np.inf)
+    for row in range(queries.rows):
+        logits = queries.scale * found.scores[found.offsets[row] : found.offsets[row + 1]].astype(np.float64)
+        inside[row] = np.logaddexp.reduce(logits, initial=-np.inf)
+    return inside, np.logaddexp(np.logaddexp(inside, _flat(found.missed)), _flat(queries.outside))

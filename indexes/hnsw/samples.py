@@ -1,0 +1,59 @@
+"""What an index learns from sample queries: links between their nearest keys, and where walks may begin.
+
+Decode queries come from another distribution than keys: the keys nearest to a query need not be near to each other, so that a
+graph of keys alone has no way between them. RoarGraph (arXiv 2408.08933) projects the graph of sample queries and their nearest
+keys onto the keys: a query's nearest key, the pivot, is linked to the others. Attention queries are many to a pivot, so the
+lists of all queries are merged before they are pruned.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from indexes.base import Float32, Int32, Int64
+from indexes.blocks import Blocks
+
+CHUNK = 8192  # keys multiplied at a time
+TOP = 4  # of each query, keys that walks may begin with
+
+
+def nearest_keys(blocks: Blocks, kv_head: int, queries: Float32, count: int) -> Int32:
+    """int32 `[m, min(count, tokens)]`: of each of `queries`, `[m, head_dim]`, the tokens with the largest q.k, largest first.
+
+    Exact, by matrix products in float32; the product of 1,024 queries and CHUNK keys is 32 MiB.
+    """
+    count = min(count, blocks.tokens)
+    scores = np.empty((len(queries), 0), np.float32)
+    tokens = np.empty((len(queries), 0), np.int32)
+    for begin in range(0, blocks.tokens, CHUNK):
+        product = queries @ blocks.keys(kv_head, begin, min(begin + CHUNK, blocks.tokens)).T
+        if scores.shape[1] < count:
+            chosen = np.arange(product.shape[1])
+        else:  # most chunks hold few keys that any query still wants
+            chosen = np.flatnonzero((product > scores[:, -1:]).any(axis=0))
+        scores = np.hstack([scores, product[:, chosen]])
+        ids = np.broadcast_to((begin + chosen).astype(np.int32), (len(queries), len(chosen)))
+        tokens = np.hstack([tokens, ids])
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+        scores, tokens = np.take_along_axis(scores, order, 1), np.take_along_axis(tokens, order, 1)
+    return tokens
+
+
+def merged_lists(nearest: Int32) -> tuple[Int32, Int64, Int32]:
+    """Pivots, offsets and candidates: candidates[offsets[i] : offsets[i + 1]] are those that pivots[i] may be linked to.
+
+    A query's nearest key to its others, and each of them to the next: a chain that a walk can follow where the pivot's links
+    are full.
+    """
+    pivot = np.repeat(nearest[:, :1], max(nearest.shape[1] - 1, 0), axis=1)
+    pairs = np.concatenate([np.stack([pivot, nearest[:, 1:]], -1), np.stack([nearest[:, :-1], nearest[:, 1:]], -1)])
+    keys = pairs.reshape(-1, 2).astype(np.int64)
+    merged = np.unique(keys[:, 0] << 32 | keys[:, 1])
+    pivots, begins = np.unique(merged >> 32, return_index=True)
+    offsets = np.append(begins, len(merged)).astype(np.int64)
+    return pivots.astype(np.int32), offsets, (merged & 0xFFFFFFFF).astype(np.int32)
+
+
+def starts(nearest: Int32, most: int) -> npt.NDArray[np.int32]:
+    """Up to `most` tokens that are among the TOP of some query, those of most queries first."""
+    tokens, counts = np.unique(nearest[:, :TOP], return_counts=True)
+    return tokens[np.argsort(-counts, kind="stable")[:most]].astype(np.int32)

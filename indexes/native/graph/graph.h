@@ -1,0 +1,90 @@
+// A graph over the keys of each KV head, and what is kept of them beside it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "../blocks.h"
+#include "../rows.h"
+#include "kernels.h"
+
+namespace kvdb::indexes {
+
+// Arrays have room for `capacity` tokens a head. Links beyond `tokens` end a token's list, so that
+// no content of `links` can lead a walk astray.
+struct Graph {
+    int kv_heads, head_dim, degree;
+    std::int64_t tokens, capacity, stride;
+    std::uint8_t* codes;   // [kv_heads][capacity][stride]
+    float* residual;       // [kv_heads][capacity], what a code leaves of its key
+    std::uint32_t* links;  // [kv_heads][capacity][degree]
+    const float* low;      // [kv_heads][head_dim], a key is low + step * code
+    const float* step;
+
+    const std::uint8_t* codes_of(int head) const { return codes + head * capacity * stride; }
+    std::uint32_t* links_of(int head) const { return links + head * capacity * degree; }
+};
+
+// Where walks begin. Their codes lie together.
+struct Probes {
+    const std::int32_t* tokens;  // [kv_heads][count], first `random` that were drawn at random
+    const std::uint8_t* codes;   // [kv_heads][count][stride]
+    std::int64_t count, random;
+    const std::int32_t* outliers;  // [kv_heads][outlier_count], keys that codes do not hold well, or -1
+    std::int64_t outlier_count;
+    const float* radius;  // [kv_heads] the largest residual
+};
+
+struct SearchOptions {
+    float beta;      // the range in units of q.k
+    std::int64_t k;  // above 0: the k largest instead
+    float scale;
+    bool listed;         // the paper's form: candidates in the order in which they were met
+    bool share;          // the query heads of a group walk together
+    bool scan;           // all codes in order, no walk
+    bool give_up;        // rows whose range holds too much are left
+    int patience;        // steps outside of the range
+    std::int64_t least;  // listed: candidates taken whatever their score
+    float slack;         // how far beyond the range the walk goes, in betas
+    float dense_share;   // of the visible tokens: a row that wants more is left
+    float budget;        // of the visible tokens: a walk that meets more leaves its rows
+};
+
+struct SearchResult {
+    FoundRows found;
+    std::vector<float> missed, bound;
+    std::vector<std::uint8_t> dense;
+    std::int64_t scanned = 0, nbytes = 0;
+};
+
+// What a search wants of one row, before the results of all are put together.
+struct RowFound {
+    std::vector<std::int32_t> ids;
+    std::vector<float> scores;
+    float missed = -__builtin_inff(), bound = -__builtin_inff();
+    bool dense = false;
+};
+
+SearchResult search(const Graph& graph, const Probes& probes, const Blocks& blocks,
+                    const QueryRows& queries, const SearchOptions& options);
+
+// bound [q_heads * n]: an upper bound of the log of the sum of exp(scale * q.k) over the visible
+// tokens that are not in ids[offsets[row], offsets[row + 1]), which ascend.
+void bound(const Graph& graph, const QueryRows& queries, float scale,
+           const std::int64_t* offsets, const std::int32_t* ids, float* bound);
+
+void encode(const Graph& graph, const Blocks& blocks, int kv_head, std::int64_t begin,
+            std::int64_t end);
+
+// Links the tokens [begin, graph.tokens) of every head to their nearest keys and back.
+void insert(const Graph& graph, const Blocks& blocks, std::int64_t begin, int width);
+
+// Adds links from each pivot to its candidates, pruned, and back where there is room.
+void connect(const Graph& graph, const Blocks& blocks, int kv_head, const std::int32_t* pivots,
+             std::int64_t count, const std::int64_t* offsets, const std::int32_t* candidates);
+
+// Tokens that can be reached from `starts`, through links.
+std::int64_t reachable(const Graph& graph, int kv_head, const std::int32_t* starts,
+                       std::int64_t count);
+
+}  // namespace kvdb::indexes

@@ -1,0 +1,58 @@
+// The tokens a walk has met.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace kvdb::indexes {
+
+// A hash set that is empty again at the cost of what it held: a bit for every token of a long
+// context would be read from memory anew for each walk.
+class Visited {
+  public:
+    void clear() {
+        slots_.assign(kSlots, kFree);
+        shift_ = 32 - kSlotsLog;
+        count_ = 0;
+    }
+
+    bool insert(std::uint32_t token) {
+        if (2 * count_ >= slots_.size()) grow();
+        return place(token);
+    }
+
+    std::size_t count() const { return count_; }
+
+  private:
+    static constexpr int kSlotsLog = 12;
+    static constexpr std::size_t kSlots = std::size_t{1} << kSlotsLog;
+    static constexpr std::uint32_t kFree = 0xffffffffu;  // no token: there are at most INT32_MAX
+
+    bool place(std::uint32_t token) {
+        const std::size_t mask = slots_.size() - 1;
+        for (std::size_t i = (token * 0x9e3779b1u) >> shift_;; i = (i + 1) & mask) {
+            if (slots_[i] == token) return false;
+            if (slots_[i] == kFree) {
+                slots_[i] = token;
+                ++count_;
+                return true;
+            }
+        }
+    }
+
+    void grow() {
+        std::vector<std::uint32_t> old(2 * slots_.size(), kFree);
+        old.swap(slots_);
+        --shift_;
+        count_ = 0;
+        for (const std::uint32_t token : old) {
+            if (token != kFree) place(token);
+        }
+    }
+
+    std::vector<std::uint32_t> slots_;
+    int shift_ = 0;
+    std::size_t count_ = 0;
+};
+
+}  // namespace kvdb::indexes
