@@ -59,13 +59,35 @@ def attend(
     scale: float,
     out: Any,
     lse: Any | None = None,
+    top: Any | None = None,
 ) -> None:
     """Softmax attention of q [q_heads, n, head_dim] over the first counts[b] tokens of each block b, in order.
 
     counts: int32 [blocks]. causal: 0, every query sees all N tokens; or n, the last n tokens are the queries' own, and query i
     sees the first N - n + i + 1. Query head h reads KV head h // (q_heads // kv_heads). out: [q_heads, n, head_dim] of q's type
-    or float32. lse: float32 [q_heads, n], contiguous, the logarithm of sum exp(scale * q.k). A query that sees nothing gets
-    out 0 and lse -inf. Sums are float32; with 16-bit types the relative error is that of rounding the output, about 2e-3.
+    or float32. lse: float32 [q_heads, n], contiguous, the logarithm of sum exp(scale * q.k).
+    top: the same, the largest scale * q.k. A query that sees nothing gets
+    out 0 and lse and top -inf. Sums are float32; with 16-bit types the relative error is that of rounding the output, about 2e-3.
+    """
+
+def attend_found(
+    geometry: Geometry,
+    table: Any,
+    offsets: Any,
+    ids: Any,
+    scores: Any,
+    cut: Any,
+    scale: float,
+    state_out: Any,
+    state_lse: Any,
+    out: Any,
+    lse: Any,
+) -> None:
+    """The states float32 state_out [q_heads, n, head_dim], state_lse [q_heads, n], merged with attention over chosen tokens.
+
+    Row h * n + i has the tokens ids[offsets[row] : offsets[row + 1]], int32, of the run `table`, and their q.k, scores float32; of
+    them those count whose score is at least cut, float32 [q_heads, n]. Only values are read. out: float32 or of the geometry's
+    type, contiguous; lse: float32 [q_heads, n]. Both may be the state's own arrays. A row that sees nothing gets 0 and -inf.
     """
 
 def read_blocks(geometry: Geometry, table: Any) -> int:

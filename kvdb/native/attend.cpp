@@ -189,6 +189,7 @@ class Attention {
             .out = call_.out,
             .out_dtype = call_.out_dtype,
             .lse = call_.lse,
+            .top = call_.top,
             .lse_stride = call_.n,
             .kv_head = first_head(output),
             .heads = plan_.heads,
@@ -222,6 +223,33 @@ void attend(const AttendCall& call) {
     if (call.n == 0) return;
     Attention attention(call);
     attention.run();
+}
+
+void attend_found(const AttendFoundCall& call) {
+    const std::int64_t rows = call.q_heads * call.n;
+    const int head_dim = call.geometry.head_dim;
+    const int group = call.q_heads / call.geometry.kv_heads;
+    const std::size_t out_bytes = head_dim * (call.out_dtype == Dtype::float32 ? 4 : 2);
+    const FoundKernel kernel = current_kernels().found[static_cast<int>(call.geometry.dtype)];
+    ThreadPool& pool = ThreadPool::instance();
+    const bool small = call.offsets[rows] * head_dim < kInlineElements;
+    pool.run(rows, small ? 1 : pool.threads(), [&](std::int64_t row, int) {
+        kernel({
+            .geometry = call.geometry,
+            .table = call.table,
+            .kv_head = static_cast<int>(row / call.n) / group,
+            .ids = call.ids + call.offsets[row],
+            .scores = call.scores + call.offsets[row],
+            .count = call.offsets[row + 1] - call.offsets[row],
+            .cut = call.cut[row],
+            .scale = call.scale,
+            .state_out = call.state_out + row * head_dim,
+            .state_lse = call.state_lse[row],
+            .out = static_cast<std::byte*>(call.out) + row * out_bytes,
+            .out_dtype = call.out_dtype,
+            .lse = call.lse + row,
+        });
+    });
 }
 
 }  // namespace kvdb

@@ -17,11 +17,32 @@ struct AttendCall {
     Rows out;
     Dtype out_dtype;
     float* lse;  // optional, [q_heads, n], contiguous
+    float* top;  // optional, as lse: the largest scale * q.k, -inf where nothing is seen
 };
 
 // out = softmax(scale * q K^T) V and lse = log sum exp(scale * q K^T), accumulated in float32. A
 // query that sees no token gets out 0 and lse -inf. Query head h reads KV head
 // h / (q_heads / kv_heads). Throws std::invalid_argument if counts or causal make no sense.
 void attend(const AttendCall& call);
+
+struct AttendFoundCall {
+    Geometry geometry;
+    const std::uint64_t* table;
+    int q_heads;
+    std::int64_t n;
+    const std::int64_t* offsets;  // [q_heads * n + 1]
+    const std::int32_t* ids;
+    const float* scores;
+    const float* cut;  // [q_heads, n]
+    float scale;
+    const float* state_out;  // [q_heads, n, head_dim]
+    const float* state_lse;  // [q_heads, n]
+    void* out;               // [q_heads, n, head_dim]; may be state_out
+    Dtype out_dtype;
+    float* lse;  // [q_heads, n]; may be state_lse
+};
+
+// The state of each row merged with the attention over its chosen tokens, whose scores are known.
+void attend_found(const AttendFoundCall& call);
 
 }  // namespace kvdb

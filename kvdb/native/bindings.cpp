@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -26,6 +27,10 @@ using ConstArray = nb::ndarray<nb::ro, nb::device::cpu>;
 using TableArray = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using CountsArray = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using LseArray = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ConstLseArray = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OffsetsArray = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ScoresArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using StateArray = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 [[noreturn]] void fail(const std::string& message) {
     throw std::invalid_argument(message);
@@ -135,9 +140,19 @@ void py_copy(const Geometry& geometry, const TableArray& source, std::int64_t so
     copy(geometry, table_of(source), source_start, table_of(target), target_start, n);
 }
 
+// [q_heads, n]
+template <class AnyArray>
+void check_rows(const AnyArray& array, std::int64_t q_heads, std::int64_t n, const char* name) {
+    if (static_cast<std::int64_t>(array.shape(0)) != q_heads ||
+        static_cast<std::int64_t>(array.shape(1)) != n) {
+        fail(std::string(name) + " has shape " + shape_of(array) + "; expected [" +
+             std::to_string(q_heads) + ", " + std::to_string(n) + "]");
+    }
+}
+
 void py_attend(const Geometry& geometry, const ConstArray& q, const TableArray& table,
                const CountsArray& counts, std::int64_t causal, float scale, const Array& out,
-               const std::optional<LseArray>& lse) {
+               const std::optional<LseArray>& lse, const std::optional<LseArray>& top) {
     AttendCall call{};
     call.geometry = geometry;
     call.n = tokens_of(q, "q");
@@ -155,17 +170,60 @@ void py_attend(const Geometry& geometry, const ConstArray& q, const TableArray& 
              " elements; expected one for each of " + std::to_string(table.shape(0)) +
              " blocks in table");
     }
-    if (lse && (static_cast<std::int64_t>(lse->shape(0)) != q_heads ||
-                static_cast<std::int64_t>(lse->shape(1)) != call.n)) {
-        fail("lse has shape " + shape_of(*lse) + "; expected [" + std::to_string(q_heads) + ", " +
-             std::to_string(call.n) + "]");
-    }
+    if (lse) check_rows(*lse, q_heads, call.n, "lse");
+    if (top) check_rows(*top, q_heads, call.n, "top");
     call.run = {table.data(), counts.data(), static_cast<std::int64_t>(table.shape(0))};
     call.causal = causal;
     call.scale = scale;
     call.lse = lse ? lse->data() : nullptr;
+    call.top = top ? top->data() : nullptr;
     const nb::gil_scoped_release release;
     attend(call);
+}
+
+void py_attend_found(const Geometry& geometry, const TableArray& table, const OffsetsArray& offsets,
+                     const CountsArray& ids, const ScoresArray& scores, const ConstLseArray& cut,
+                     float scale, const StateArray& state_out, const ConstLseArray& state_lse,
+                     const Array& out, const LseArray& lse) {
+    const auto q_heads = static_cast<std::int64_t>(state_out.shape(0));
+    const auto n = static_cast<std::int64_t>(state_out.shape(1));
+    if (q_heads == 0 || q_heads % geometry.kv_heads != 0) {
+        fail("state_out has " + std::to_string(q_heads) + " heads; expected a multiple of the " +
+             std::to_string(geometry.kv_heads) + " KV heads");
+    }
+    rows_of(state_out, q_heads, n, geometry, Dtype::float32, "state_out");
+    const Dtype out_dtype = has_dtype(out, Dtype::float32) ? Dtype::float32 : geometry.dtype;
+    const Rows rows = rows_of(out, q_heads, n, geometry, out_dtype, "out");
+    if (rows.token_stride != geometry.head_dim || rows.head_stride != n * geometry.head_dim) {
+        fail("out is not contiguous");
+    }
+    check_rows(cut, q_heads, n, "cut");
+    check_rows(state_lse, q_heads, n, "state_lse");
+    check_rows(lse, q_heads, n, "lse");
+    const auto count = static_cast<std::int64_t>(ids.shape(0));
+    const std::int64_t* at = offsets.data();
+    if (static_cast<std::int64_t>(offsets.shape(0)) != q_heads * n + 1 || at[0] != 0 ||
+        at[q_heads * n] != count || !std::is_sorted(at, at + q_heads * n + 1)) {
+        fail("offsets must rise from 0 to the number of ids, " + std::to_string(count) + ", in " +
+             std::to_string(q_heads * n + 1) + " steps");
+    }
+    if (static_cast<std::int64_t>(scores.shape(0)) != count) {
+        fail("scores has " + std::to_string(scores.shape(0)) + " elements; expected one for each of " +
+             std::to_string(count) + " ids");
+    }
+    const std::int64_t tokens = table_of(table).size * geometry.block_size;
+    const auto [low, high] = std::minmax_element(ids.data(), ids.data() + count);
+    if (count > 0 && (*low < 0 || *high >= tokens)) {
+        fail("ids run from " + std::to_string(*low) + " to " + std::to_string(*high) +
+             "; expected tokens of the blocks, 0 to " + std::to_string(tokens - 1));
+    }
+    const AttendFoundCall call{geometry,      table.data(),     static_cast<int>(q_heads),
+                               n,             at,               ids.data(),
+                               scores.data(), cut.data(),       scale,
+                               state_out.data(), state_lse.data(), rows.data,
+                               out_dtype,     lse.data()};
+    const nb::gil_scoped_release release;
+    attend_found(call);
 }
 
 std::uint64_t py_read_blocks(const Geometry& geometry, const TableArray& table) {
@@ -202,7 +260,9 @@ NB_MODULE(_native, m) {
     m.def("copy", &py_copy, "geometry"_a, "source"_a, "source_start"_a, "target"_a,
           "target_start"_a, "n"_a);
     m.def("attend", &py_attend, "geometry"_a, "q"_a, "table"_a, "counts"_a, "causal"_a, "scale"_a,
-          "out"_a, "lse"_a = nb::none());
+          "out"_a, "lse"_a = nb::none(), "top"_a = nb::none());
+    m.def("attend_found", &py_attend_found, "geometry"_a, "table"_a, "offsets"_a, "ids"_a,
+          "scores"_a, "cut"_a, "scale"_a, "state_out"_a, "state_lse"_a, "out"_a, "lse"_a);
     m.def("read_blocks", &py_read_blocks, "geometry"_a, "table"_a);
     m.def("isa", &isa);
     m.def("isas", &isas);

@@ -56,9 +56,27 @@ struct FinishItem {
     Rows out;
     Dtype out_dtype;
     float* lse;  // optional, [q_heads, n] with lse_stride floats between heads
+    float* top;  // optional, as lse: the largest scale * q.k
     std::int64_t lse_stride;
     int kv_head, heads, group, head_dim;
     std::int64_t row_begin, row_end;
+};
+
+// One row over chosen tokens of its KV head, merged with a state it has already.
+struct FoundItem {
+    Geometry geometry;
+    const std::uint64_t* table;
+    int kv_head;
+    const std::int32_t* ids;
+    const float* scores;  // q.k of each
+    std::int64_t count;
+    float cut;  // tokens whose score is below do not count
+    float scale;
+    const float* state_out;  // [head_dim]
+    float state_lse;
+    void* out;  // [head_dim]
+    Dtype out_dtype;
+    float* lse;
 };
 
 // `rows` rows of `row_bytes` (a multiple of 16).
@@ -80,6 +98,7 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t step) {
 }
 
 using AttendKernel = void (*)(const AttendItem&);
+using FoundKernel = void (*)(const FoundItem&);
 using CopyKernel = bool (*)(const CopyItem&);
 
 struct Kernels {
@@ -88,6 +107,7 @@ struct Kernels {
     std::size_t (*decode_scratch_bytes)(int head_dim, int heads, std::int64_t rows);
     std::size_t (*prefill_scratch_bytes)(int head_dim, std::int64_t rows);
     void (*finish)(const FinishItem&);
+    FoundKernel found[kDtypes];
     CopyKernel copy;                  // returns true
     CopyKernel copy_finite[kDtypes];  // returns whether every element is finite
     std::uint64_t (*read)(const std::byte*, std::size_t bytes);  // xor of 64-bit words

@@ -30,13 +30,13 @@ class Finish {
                 const float sum = merge(item, local, base, values);
                 const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
                 store_row(values, inverse, item.head_dim, row_of<Out>(item.out, item, head, r));
-                if (item.lse) {
-                    const std::int64_t q_head =
-                        std::int64_t{item.kv_head + head} * item.group + r % item.group;
-                    constexpr float ln2 = 0.693147180559945f;
-                    item.lse[q_head * item.lse_stride + r / item.group] =
-                        sum == 0 ? -__builtin_inff() : base * ln2 + __builtin_logf(sum);
-                }
+                const std::int64_t q_head =
+                    std::int64_t{item.kv_head + head} * item.group + r % item.group;
+                const std::int64_t at = q_head * item.lse_stride + r / item.group;
+                constexpr float ln2 = 0.693147180559945f;
+                constexpr float none = -__builtin_inff();
+                if (item.lse) item.lse[at] = sum == 0 ? none : base * ln2 + __builtin_logf(sum);
+                if (item.top) item.top[at] = sum == 0 ? none : base * ln2;
             }
         }
     }

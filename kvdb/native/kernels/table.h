@@ -4,6 +4,7 @@
 #include "copy.h"
 #include "decode.h"
 #include "finish.h"
+#include "found.h"
 #include "prefill.h"
 
 namespace kvdb::kernels {
@@ -31,6 +32,7 @@ struct Table {
         .decode_scratch_bytes = decode_scratch_bytes,
         .prefill_scratch_bytes = prefill_scratch_bytes,
         .finish = Finish<Isa>::run,
+        .found = {Found<Isa, float>::run, Found<Isa, Float16>::run, Found<Isa, BFloat16>::run},
         .copy = Copy<Isa>::plain,
         .copy_finite = {Copy<Isa>::finite_float32, Copy<Isa>::finite_float16,
                         Copy<Isa>::finite_bfloat16},
