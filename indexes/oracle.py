@@ -122,16 +122,19 @@ class Oracle:
 
     def judge(self, found: Found, retrieval: Retrieval) -> Judged:
         """How well `found` answers `queries`."""
-        rows = [found.ids[a:b].astype(np.int64) for a, b in zip(found.offsets, found.offsets[1:], strict=False)]
-        wanted = self.wanted(retrieval)
+        rows, wanted = _rows_of(found), self.wanted(retrieval)
         recall = np.array([self._recall(i, ids, wanted[i], retrieval) for i, ids in enumerate(rows)])
         found_mass = np.array([_log_sum_exp(self.scale * self.logits[i, ids]) for i, ids in enumerate(rows)])
         kept = np.logaddexp(found_mass, self._window)
-        missed = np.array([self._missed(i, ids) for i, ids in enumerate(rows)])
-        bound = found.missed_bound.reshape(-1).astype(np.float64)
-        holds = np.isneginf(missed) | (bound >= missed - self.scale * self._border - 1e-6)
-        estimate = found.missed.reshape(-1).astype(np.float64)
+        missed, holds = self.certify(found)
+        bound, estimate = (x.reshape(-1).astype(np.float64) for x in (found.missed_bound, found.missed))
         return Judged(recall, 1 - self.share(missed), self._attention(rows), kept, missed, estimate, bound, holds)
+
+    def certify(self, found: Found) -> tuple[Float64, Mask]:
+        """The log of the mass that was missed in truth, and where `found.missed_bound` is not below it, `[rows]` each."""
+        missed = np.array([self._missed(i, ids) for i, ids in enumerate(_rows_of(found))])
+        slack = self.scale * self._border + 1e-6  # what float32 may do to the oracle's own products
+        return missed, np.isneginf(missed) | (found.missed_bound.reshape(-1) >= missed - slack)
 
     def error(self, out: npt.ArrayLike) -> Float64:
         """The norm of out - exact attention over everything visible, `[rows]`, over the norm of the latter."""
@@ -243,6 +246,10 @@ def _border(blocks: Blocks, q: Float32) -> Float64:
             longest = max(longest, float(np.linalg.norm(keys, axis=1).max()))
         lengths[head] *= ROUNDING * longest
     return np.asarray(lengths.reshape(-1))
+
+
+def _rows_of(found: Found) -> list[Int64]:
+    return [found.ids[a:b].astype(np.int64) for a, b in zip(found.offsets, found.offsets[1:], strict=False)]
 
 
 def _log_sum_exp(logits: npt.NDArray[np.floating]) -> float:
