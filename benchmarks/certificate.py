@@ -58,7 +58,7 @@ def _workloads(cache: Path | None) -> list[Workload]:
 def _certify(
     kind: str, layer: Layer, rows: int, cache: Path | None
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """Logs of missed mass and bound, the share that was missed, and whether the bound holds, of at least `rows` random queries."""
+    """Logs of missed mass and bound, the share that was missed and whether the bound holds, of `rows` random queries or more."""
     chance = np.random.default_rng(layer.tokens)
     index = build(kind, layer, cache).index
     heads, parts = layer.workload.queries.shape[0], []
@@ -75,7 +75,7 @@ def _certify(
 def _random(layer: Layer, chance: np.random.Generator) -> Queries:
     """The workload's queries, turned a little and of other lengths, each seeing a range of its own; one in eight is noise."""
     q = layer.workload.queries
-    heads, n, head_dim = q.shape
+    heads, n, _ = q.shape
     length = np.linalg.norm(q, axis=2, keepdims=True)
     noise = chance.standard_normal(q.shape).astype(np.float32)
     noise *= length / np.linalg.norm(noise, axis=2, keepdims=True)

@@ -24,8 +24,8 @@ DENSE = 0.04
 
 @dataclass(frozen=True)
 class Answer:
-    """out: float32 `[q_heads, 1, head_dim]`. nbytes: read for it. found: what the search found, which took search_s seconds. whole:
-    whether that was too much, so that everything was read after all."""
+    """out: float32 `[q_heads, 1, head_dim]`. nbytes: read for it. found: by the search, in search_s seconds.
+    whole: whether that was too much, so that everything was read after all."""
 
     out: np.ndarray
     nbytes: int

@@ -40,12 +40,11 @@ def main() -> None:
         certificate.run(given.certificate, given.kinds, given.cache)
         return
     rows: list[Row] = []
+    swept = max((n for n in given.tokens if n <= TOKENS[-1]), default=min(given.tokens))
     for tokens in given.tokens:
         for name in given.workloads:
             for workload in workloads(name, tokens, given.queries, given.cache):
-                rows += layer_rows(
-                    workload, given, swept=tokens == max(n for n in given.tokens if n <= max(TOKENS[-1], min(given.tokens)))
-                )
+                rows += layer_rows(workload, given, swept=tokens == swept)
     tables.show(rows, sys.stderr)
     for row in tables.growth(rows):
         report("retrieve.growth", **row)
