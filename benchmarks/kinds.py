@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from indexes.coarse import Bounds, Clusters, Means
+from indexes.coarse.bounds import Bounds
+from indexes.coarse.clusters import Clusters
+from indexes.coarse.means import Means
 from indexes.flat import Flat
 from indexes.hnsw import Hnsw
 

@@ -11,6 +11,8 @@ done before (`--build-only`).
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -45,6 +47,7 @@ def main() -> None:
         for name in given.workloads:
             for workload in workloads(name, tokens, given.queries, given.cache):
                 rows += layer_rows(workload, given, swept=tokens == swept)
+    rows = [json.loads(line) for path in given.also for line in path.read_text().splitlines() if is_row(line)] + rows
     tables.show(rows, sys.stderr)
     for row in tables.growth(rows):
         report("retrieve.growth", **row)
@@ -65,6 +68,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--cache", type=Path, help="folder that keeps workloads and indexes")
     parser.add_argument("--plots", type=Path, help="folder for the plots")
+    parser.add_argument("--also", type=Path, nargs="+", default=[], help="lines of earlier runs, for table, growth and plots")
     parser.add_argument("--build-only", action="store_true", help="fill the cache and measure nothing")
     parser.add_argument("--certificate", type=int, metavar="QUERIES", help="check the bound on the missed mass instead")
     parser.add_argument("--quick", action="store_true", help="8,192 tokens alone")
@@ -72,6 +76,10 @@ def arguments() -> argparse.Namespace:
     if given.quick:
         given.tokens = [8192]
     return given
+
+
+def is_row(line: str) -> bool:
+    return line.startswith('{"benchmark": "retrieve"') or line.startswith('{"benchmark": "retrieve.others"')
 
 
 def workloads(name: str, tokens: int, queries: int, cache: Path | None) -> list[Workload]:
@@ -168,9 +176,20 @@ def judged(layer: Layer, built: Built, oracle: Oracle, retrieval: Dipr) -> Row:
         "read_mib": float(np.mean([answer.nbytes for answer in answers])) / 2**20,
         "read_whole": float(np.mean([answer.whole for answer in answers])),
         "bound_valid": float(truth.bound_holds.mean()),
-        "bound_ratio": float(np.median(np.exp(truth.missed_bound - truth.missed)[some])) if some.any() else 1.0,
-        "estimate_ratio": float(np.median(np.exp(truth.missed_estimate - truth.missed)[some])) if some.any() else 1.0,
+        "bound_ratio": middle_ratio(truth.missed_bound, truth.missed, some),
+        "estimate_ratio": middle_ratio(truth.missed_estimate, truth.missed, some),
+        "missed": float(oracle.share(truth.missed).mean()),
+        "missed_bound": float(np.minimum(oracle.share(truth.missed_bound), 1).mean()),
     }
+
+
+def middle_ratio(said: np.ndarray, truth: np.ndarray, rows: np.ndarray) -> float | None:
+    """The median of exp(said - truth) over the rows; None where it is infinite, 1 where there are no rows."""
+    if not rows.any():
+        return 1.0
+    with np.errstate(over="ignore"):
+        ratio = float(np.median(np.exp(said[rows] - truth[rows])))
+    return ratio if math.isfinite(ratio) else None
 
 
 def other_rows(layer: Layer, oracle: Oracle, given: argparse.Namespace, ours: list[Row]) -> list[Row]:

@@ -24,7 +24,9 @@ COLUMNS: tuple[tuple[str, str, str, float], ...] = (
     ("token_nbytes", "B/token", ">8.1f", 1),
     ("build_s_per_million_keys", "s/M keys", ">9.2f", 1),
     ("bound_valid", "bound %", ">8.1f", 100),
-    ("bound_ratio", "x truth", ">8.2f", 1),
+    ("missed", "missed", ">8.1e", 1),
+    ("missed_bound", "at most", ">8.1e", 1),
+    ("bound_ratio", "x truth", ">8.3g", 1),
 )
 Row = dict[str, Any]
 
@@ -37,14 +39,12 @@ def show(rows: list[Row], to: TextIO) -> None:
         print(f"\nDIPR, alpha {Dipr().alpha}; a token's keys and values take {raw} bytes for each KV head", file=to)
         print(" ".join(f"{title:{form[0]}{_width(form)}}" for _, title, form, _ in COLUMNS), file=to)
         for row in timed:
-            print(" ".join(f"{_scaled(row[field], factor):{form}}" for field, _, form, factor in COLUMNS), file=to)
+            print(" ".join(_cell(row[field], form, factor) for field, _, form, factor in COLUMNS), file=to)
     libraries = [row for row in rows if "effort" in row]
     if libraries:
         print(f"\nTop-{libraries[0]['k']} by other libraries: one step of every KV head", file=to)
-        print(
-            f"{'library':<12} {'tokens':>9} {'effort':>7} {'recall':>7} {'one by one ms':>14} {'batched ms':>11} {'s/M keys':>9}",
-            file=to,
-        )
+        titles = f"{'effort':>7} {'recall':>7} {'one by one ms':>14} {'batched ms':>11} {'s/M keys':>9}"
+        print(f"{'library':<12} {'tokens':>9} {titles}", file=to)
     for row in libraries:
         times = f"{row['single_ms']:>14.3f} {row['batched_ms']:>11.3f} {row['build_s_per_million']:>9.1f}"
         print(f"{row['name']:<12} {row['tokens']:>9,} {row['effort']:>7} {row['recall']:>7.4f} {times}", file=to)
@@ -82,8 +82,10 @@ def equal_cost(ours: list[Row], others: list[Row]) -> Iterator[Row]:
             }
 
 
-def _scaled(value: Any, factor: float) -> Any:
-    return value if isinstance(value, str) or factor == 1 else factor * value
+def _cell(value: Any, form: str, factor: float) -> str:
+    if value is None:
+        return f"{'-':>{_width(form)}}"
+    return format(value if factor == 1 else factor * value, form)
 
 
 def _width(form: str) -> str:
