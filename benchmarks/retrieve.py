@@ -79,7 +79,7 @@ def arguments() -> argparse.Namespace:
 
 
 def is_row(line: str) -> bool:
-    return line.startswith('{"benchmark": "retrieve"') or line.startswith('{"benchmark": "retrieve.others"')
+    return line.startswith(('{"benchmark": "retrieve"', '{"benchmark": "retrieve.others"'))
 
 
 def workloads(name: str, tokens: int, queries: int, cache: Path | None) -> list[Workload]:

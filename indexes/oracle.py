@@ -111,14 +111,17 @@ class Oracle:
         self.visible = np.array([np.count_nonzero(row > -np.inf) for row in self.logits])
         self._border = _border(blocks, queries.q)
         self.out = self._attention(None)
+        self._wanted: dict[Retrieval, list[Int64]] = {}
 
     def wanted(self, retrieval: Retrieval) -> list[Int64]:
         """Token ids of each row, ascending, of what an index over `queries` should find."""
-        floor, outside = self.queries.floor.reshape(-1), self.queries.outside.reshape(-1)
-        return [
-            b + np.flatnonzero(wanted_set(row[b:e], retrieval, self.scale, float(floor[i]), float(outside[i])))
-            for i, (row, b, e) in enumerate(self._rows())
-        ]
+        if retrieval not in self._wanted:
+            floor, outside = self.queries.floor.reshape(-1), self.queries.outside.reshape(-1)
+            self._wanted[retrieval] = [
+                b + np.flatnonzero(wanted_set(row[b:e], retrieval, self.scale, float(floor[i]), float(outside[i])))
+                for i, (row, b, e) in enumerate(self._rows())
+            ]
+        return self._wanted[retrieval]
 
     def judge(self, found: Found, retrieval: Retrieval) -> Judged:
         """How well `found` answers `queries`."""
