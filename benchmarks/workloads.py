@@ -7,7 +7,13 @@ of which some hundred tokens carry a graded amount; one of a diffuse head for a 
 bisection so that 90 % of its softmax mass lies in SHARP_TOKENS or DIFFUSE_TOKENS tokens.
 """
 
+import os
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import ml_dtypes
 import numpy as np
@@ -54,25 +60,47 @@ class Shape:
     dtype: np.dtype[np.generic] = BFLOAT16
 
 
-def generate(kind: str, shape: Shape, queries: int = 8, samples: int = 256, seed: int = 0) -> Workload:
-    """A layer of heads of one kind, "sharp" or "diffuse". Equal arguments give equal arrays."""
+def generate(kind: str, shape: Shape, queries: int = 8, samples: int = 256, seed: int = 0, cache: Path | None = None) -> Workload:
+    """A layer of heads of one kind, "sharp" or "diffuse". Equal arguments give equal arrays.
+
+    cache: a folder that keeps what was made before; without one the arrays lie in files that are deleted already. They are
+    mapped, so memory is needed only for what is touched. Heads are made by as many processes as there are CPUs.
+    """
     if kind not in {"sharp", "diffuse"}:
         raise ValueError(f"kind is {kind!r}; expected sharp or diffuse")
-    d, heads, count = shape.head_dim, shape.kv_heads, queries + samples
-    k = np.empty((heads, shape.tokens, d), shape.dtype)
-    v = np.empty_like(k)
-    q = np.empty((heads * shape.group, count, d), np.float32)
-    for head in range(heads):
-        rng = np.random.default_rng([seed, head, kind == "sharp"])
-        maker = _Head(rng, shape)
-        keys = _rotate(maker.keys(), np.arange(shape.tokens)).astype(shape.dtype)
-        k[head], v[head] = keys, maker.values().astype(shape.dtype)
-        wanted = SHARP_TOKENS if kind == "sharp" else min(DIFFUSE_TOKENS, shape.tokens // 3)
-        positions = shape.tokens + rng.integers(0, 512, shape.group * count)
-        raw = _rotate(maker.queries(kind, shape.group * count), positions)
-        scaled = _sharpen(raw, keys.astype(np.float32), wanted).astype(shape.dtype).astype(np.float32)
-        q[head * shape.group : (head + 1) * shape.group] = scaled.reshape(shape.group, count, d)
-    return Workload(kind, k, v, np.ascontiguousarray(q[:, :queries]), np.ascontiguousarray(q[:, queries:]))
+    if cache is None:
+        with TemporaryDirectory() as passing:
+            return generate(kind, shape, queries, samples, seed, Path(passing))
+    heads, rows = shape.kv_heads, shape.group * (queries + samples)
+    name = f"{kind}-{shape.tokens}x{heads}x{shape.group}x{shape.head_dim}-{shape.dtype.name}-{queries}-{samples}-{seed}"
+    folder = cache / name
+    if not folder.exists():
+        started = Path(f"{folder}.part")
+        started.mkdir(parents=True, exist_ok=True)
+        keys = (heads, shape.tokens, shape.head_dim)
+        stored = np.dtype(f"u{shape.dtype.itemsize}")  # npy files know no bfloat16
+        for array, size, dtype in (("k", keys, stored), ("v", keys, stored), ("q", (heads, rows, keys[2]), np.dtype(np.float32))):
+            np.lib.format.open_memmap(started / f"{array}.npy", "w+", dtype, size)
+        with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
+            list(pool.map(partial(_make_head, started, kind, shape, rows, seed), range(heads)))
+        started.rename(folder)
+    k, v, q = (np.load(folder / f"{array}.npy", mmap_mode="r") for array in "kvq")
+    q = q.reshape(heads * shape.group, queries + samples, shape.head_dim)
+    asked, learnt = (np.ascontiguousarray(part) for part in (q[:, :queries], q[:, queries:]))
+    return Workload(kind, k.view(shape.dtype), v.view(shape.dtype), asked, learnt)
+
+
+def _make_head(folder: Path, kind: str, shape: Shape, rows: int, seed: int, head: int) -> None:
+    """One KV head, into its rows of the arrays that lie in the folder."""
+    k, v, q = (np.load(folder / f"{array}.npy", mmap_mode="r+")[head] for array in "kvq")
+    rng = np.random.default_rng([seed, head, kind == "sharp"])
+    maker = _Head(rng, shape)
+    keys = _rotate(maker.keys(), np.arange(shape.tokens)).astype(shape.dtype)
+    k[:], v[:] = keys.view(k.dtype), maker.values().astype(shape.dtype).view(v.dtype)
+    wanted = SHARP_TOKENS if kind == "sharp" else min(DIFFUSE_TOKENS, shape.tokens // 3)
+    positions = shape.tokens + rng.integers(0, 512, rows)
+    raw = _rotate(maker.queries(kind, rows), positions)
+    q[:] = _sharpen(raw, keys.astype(np.float32), wanted).astype(shape.dtype).astype(np.float32)
 
 
 class _Head:
@@ -145,8 +173,8 @@ def _sharpen(q: Float32, keys: Float32, wanted: int, step: int = 64) -> Float32:
     for at in range(0, len(q), step):
         logits = q[at : at + step] @ keys.T / np.sqrt(q.shape[1])
         logits -= logits.max(axis=1, keepdims=True)
-        logits = -np.sort(np.partition(-logits, wanted, axis=1)[:, :wanted]), np.sort(logits)  # top, all
-        out[at : at + step] = q[at : at + step] * _lengths(*logits)[:, None]
+        logits.sort(axis=1)
+        out[at : at + step] = q[at : at + step] * _lengths(logits[:, -wanted:], logits)[:, None]
     return out
 
 

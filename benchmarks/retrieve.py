@@ -1,0 +1,216 @@
+"""What does attention by retrieval cost beside exact attention, how wrong is it, and what do other libraries find?
+
+    python -m benchmarks.retrieve [--tokens 16384 131072] [--kinds flat hnsw] [--workloads sharp vault] [--cache DIR] [--quick]
+    python -m benchmarks.retrieve --certificate 100000
+
+One JSON line per measurement, a table at the end, plots into `benchmarks/plots`. Every timed attention by an index comes behind a
+timed exact one in the same run, which leaves caches cold. `--cache` keeps workloads and indexes, so that the long builds can be
+done before (`--build-only`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from benchmarks import certificate, tables
+from benchmarks.harness import machine, report
+from benchmarks.kinds import KINDS, USUAL, Built, build
+from benchmarks.layer import Answer, Layer, joined
+from benchmarks.workloads import Shape, Workload, generate
+from indexes.oracle import Oracle
+from indexes.retrieval import Dipr
+from kvdb import _native
+
+TOKENS = [16_384, 32_768, 65_536, 131_072]
+ALPHAS = (0.2, 0.05, 0.012, 0.003, 0.0005)
+ROUNDS, BUDGET_S = 24, 40.0
+Row = dict[str, object]
+
+
+def main() -> None:
+    given = arguments()
+    report("machine", **machine(), isa=_native.isa(), threads=_native.threads())
+    if given.certificate:
+        certificate.run(given.certificate, given.kinds, given.cache)
+        return
+    rows: list[Row] = []
+    swept = max((n for n in given.tokens if n <= TOKENS[-1]), default=min(given.tokens))
+    for tokens in given.tokens:
+        for name in given.workloads:
+            for workload in workloads(name, tokens, given.queries, given.cache):
+                rows += layer_rows(workload, given, swept=tokens == swept)
+    rows = [json.loads(line) for path in given.also for line in path.read_text().splitlines() if is_row(line)] + rows
+    tables.show(rows, sys.stderr)
+    for row in tables.growth(rows):
+        report("retrieve.growth", **row)
+    if given.plots is not None and rows:
+        from benchmarks import plots  # needs matplotlib, which only a benchmark does
+
+        plots.draw(rows, given.plots)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="lengths (default %(default)s)")
+    parser.add_argument("--kinds", nargs="*", choices=list(KINDS), default=USUAL, help="indexes (default %(default)s)")
+    parser.add_argument("--workloads", nargs="+", choices=["sharp", "diffuse", "vault"], default=["sharp", "diffuse"])
+    parser.add_argument("--queries", type=int, default=8, help="decode steps of each workload (default 8)")
+    parser.add_argument(
+        "--others", type=int, default=0, metavar="HEADS", help="KV heads on which other libraries run (default 0)"
+    )
+    parser.add_argument("--cache", type=Path, help="folder that keeps workloads and indexes")
+    parser.add_argument("--plots", type=Path, help="folder for the plots")
+    parser.add_argument("--also", type=Path, nargs="+", default=[], help="lines of earlier runs, for table, growth and plots")
+    parser.add_argument("--build-only", action="store_true", help="fill the cache and measure nothing")
+    parser.add_argument("--certificate", type=int, metavar="QUERIES", help="check the bound on the missed mass instead")
+    parser.add_argument("--quick", action="store_true", help="8,192 tokens alone")
+    given = parser.parse_args()
+    if given.quick:
+        given.tokens = [8192]
+    return given
+
+
+def is_row(line: str) -> bool:
+    return line.startswith(('{"benchmark": "retrieve"', '{"benchmark": "retrieve.others"'))
+
+
+def workloads(name: str, tokens: int, queries: int, cache: Path | None) -> list[Workload]:
+    started = time.perf_counter()
+    if name == "vault":
+        from benchmarks.traces import record  # needs torch and transformers
+
+        made = record(tokens, queries, cache=cache)
+    else:
+        made = [generate(name, Shape(tokens), queries, cache=cache)]
+    progress(f"{name}, {tokens} tokens: made in {time.perf_counter() - started:.1f} s")
+    return made
+
+
+def layer_rows(workload: Workload, given: argparse.Namespace, swept: bool) -> list[Row]:
+    """Everything measured on one layer."""
+    layer = Layer(workload)
+    builts = []
+    for kind in given.kinds:
+        builts.append(build(kind, layer, given.cache))
+        progress(f"{workload.name}, {layer.tokens} tokens: {kind} built in {builts[-1].build_s:.1f} s")
+    if given.build_only and not given.others:
+        return []
+    oracle = Oracle(layer.blocks, layer.queries(), layer.window)
+    progress(f"{workload.name}, {layer.tokens} tokens: truth known")
+    rows = [] if given.build_only else kind_rows(layer, builts, oracle, swept)
+    if given.others and workload.name == "sharp":
+        rows += other_rows(layer, oracle, given, rows)
+    return rows
+
+
+def kind_rows(layer: Layer, builts: list[Built], oracle: Oracle, swept: bool) -> list[Row]:
+    common: Row = {"workload": layer.workload.name, "tokens": layer.tokens, "kv_heads": layer.kv_heads}
+    seconds, search_s = timed(layer, builts)
+    rows: list[Row] = []
+    for built in builts:
+        for alpha in ALPHAS if swept else (Dipr().alpha,):
+            row: Row = {"benchmark": "retrieve", "kind": built.kind, **common, **judged(layer, built, oracle, Dipr(alpha))}
+            if alpha == Dipr().alpha:
+                exact, own = seconds[f"exact before {built.kind}"], seconds[built.kind]
+                row |= {"ms": 1e3 * own, "search_ms": 1e3 * search_s[built.kind], "exact_ms": 1e3 * exact, "faster": exact / own}
+            row |= {"token_nbytes": built.token_nbytes(), "raw_token_nbytes": layer.blocks.token_nbytes}
+            row |= {"build_s": built.build_s, "build_s_per_million_keys": built.build_s_per_million()}
+            report(**row)  # type: ignore[arg-type]
+            rows.append(row)
+    return rows
+
+
+def timed(layer: Layer, builts: list[Built]) -> tuple[dict[str, float], dict[str, float]]:
+    """Median seconds of attention by each index and of the exact one right before it, and of the search alone."""
+    queries = [layer.query(i) for i in range(layer.workload.queries.shape[1])]
+    seconds: dict[str, list[float]] = {}
+    search_s: dict[str, list[float]] = {built.kind: [] for built in builts}
+    for q in queries[:2]:  # warm up
+        for built in builts:
+            layer.sparse(built.index, q, Dipr())
+    started = time.perf_counter()
+    for number in range(max(ROUNDS, len(queries))):
+        if number >= len(queries) and time.perf_counter() - started > BUDGET_S:
+            break
+        q = queries[number % len(queries)]
+        for built in builts:
+            begin = time.perf_counter()
+            layer.exact(q)
+            middle = time.perf_counter()
+            answer = layer.sparse(built.index, q, Dipr())
+            end = time.perf_counter()
+            seconds.setdefault(f"exact before {built.kind}", []).append(middle - begin)
+            seconds.setdefault(built.kind, []).append(end - middle)
+            search_s[built.kind].append(answer.search_s)
+    return {name: median(values) for name, values in seconds.items()}, {kind: median(values) for kind, values in search_s.items()}
+
+
+def judged(layer: Layer, built: Built, oracle: Oracle, retrieval: Dipr) -> Row:
+    """How right attention by an index is, over all queries, and what it reads."""
+    answers: list[Answer] = [layer.sparse(built.index, layer.query(i), retrieval) for i in range(layer.workload.queries.shape[1])]
+    truth = oracle.judge(joined([answer.found for answer in answers]), retrieval)
+    out = np.concatenate([answer.out for answer in answers], axis=1)
+    some = truth.missed > -np.inf
+    rows = len(truth.recall)
+    scanned = sum(answer.found.scanned for answer in answers) / len(answers) / layer.kv_heads
+    return {
+        "alpha": retrieval.alpha,
+        "error": oracle.error_of_all(out),
+        "error_max": float(oracle.error(out).max()),
+        "recall": float(truth.recall.mean()),
+        "recall_min": float(truth.recall.min()),
+        "mass": float(truth.mass.mean()),
+        "wanted": float(np.mean([len(ids) for ids in oracle.wanted(retrieval)])),
+        "found": sum(len(answer.found.ids) for answer in answers) / rows,
+        "scanned": scanned,
+        "scanned_share": scanned / layer.tokens,
+        "read_share": float(np.mean([answer.nbytes for answer in answers])) / layer.nbytes,
+        "read_mib": float(np.mean([answer.nbytes for answer in answers])) / 2**20,
+        "read_whole": float(np.mean([answer.whole for answer in answers])),
+        "bound_valid": float(truth.bound_holds.mean()),
+        "bound_ratio": middle_ratio(truth.missed_bound, truth.missed, some),
+        "estimate_ratio": middle_ratio(truth.missed_estimate, truth.missed, some),
+        "missed": float(oracle.share(truth.missed).mean()),
+        "missed_bound": float(np.minimum(oracle.share(truth.missed_bound), 1).mean()),
+    }
+
+
+def middle_ratio(said: np.ndarray, truth: np.ndarray, rows: np.ndarray) -> float | None:
+    """The median of exp(said - truth) over the rows; None where it is infinite, 1 where there are no rows."""
+    if not rows.any():
+        return 1.0
+    with np.errstate(over="ignore"):
+        ratio = float(np.median(np.exp(said[rows] - truth[rows])))
+    return ratio if math.isfinite(ratio) else None
+
+
+def other_rows(layer: Layer, oracle: Oracle, given: argparse.Namespace, ours: list[Row]) -> list[Row]:
+    """The other libraries' points, and what each reaches in the time of our searches."""
+    from benchmarks import others  # needs libraries that only this comparison does
+
+    heads = min(given.others, layer.kv_heads)
+    rows: list[Row] = []
+    for name in others.OTHERS:
+        for point in others.points(name, layer, oracle, heads, given.cache):
+            row: Row = {"benchmark": "retrieve.others", "workload": layer.workload.name, "tokens": layer.tokens, **vars(point)}
+            report(**row, heads_measured=heads, best_recall=others.exhaustive(oracle))  # type: ignore[arg-type]
+            rows.append(row)
+    for row in tables.equal_cost(ours, rows):
+        report("retrieve.equal_cost", **row)
+    return rows
+
+
+def progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""The truth about a query: every product with every key, in float32, from the blocks themselves.
+
+Sums of exponentials are float64. `indexes/recall.py` measures with it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+import numpy as np
+import numpy.typing as npt
+
+from indexes.base import Float32, Found, Int64, Queries
+from indexes.blocks import Blocks
+from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
+
+Float64 = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+STEP = 16_384
+"""Keys or values read at once."""
+ROUNDING = 2.0**-20
+"""By how much, of |q||k|, a product in float32 may differ from another order of the same sum."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What one search did, `[rows]` each, and out `[rows, head_dim]`: attention over found tokens and window.
+
+    kept (found tokens and window), missed, missed_estimate and missed_bound are logs of sums of exp(scale * q.k).
+    """
+
+    recall: Float64
+    mass: Float64
+    out: Float64
+    kept: Float64
+    missed: Float64
+    missed_estimate: Float64
+    missed_bound: Float64
+    bound_holds: Mask
+
+
+def dipr_set(logits: Float32, beta: float, floor: float = -np.inf) -> Mask:
+    """Which tokens lie within `beta` of the largest of all and `floor`. logits: q.k `[tokens]`, -inf where nothing is seen."""
+    seen = logits > -np.inf
+    return seen & (logits >= max(float(logits.max(initial=-np.inf)), floor) - beta)
+
+
+def top_k_set(logits: Float32, k: int) -> Mask:
+    """The k largest; of equal ones those that come first."""
+    chosen = np.zeros(len(logits), np.bool_)
+    chosen[np.argsort(-logits, kind="stable")[:k]] = True
+    return chosen & (logits > -np.inf)
+
+
+def top_p_set(logits: Float32, p: float, scale: float, outside: float = -np.inf) -> Mask:
+    """The fewest that have the share p of the softmax mass, together with what is `outside`, which everybody has already.
+
+    outside: the log of the sum of exp(scale * q.k) there.
+    """
+    order = np.argsort(-logits, kind="stable")
+    top = max(float(scale * logits.max(initial=-np.inf)), outside)
+    if top == -np.inf:
+        return np.zeros(len(logits), np.bool_)
+    weights = np.exp(scale * logits[order].astype(np.float64) - top)
+    had = np.exp(outside - top)
+    before = had + np.concatenate([[0.0], np.cumsum(weights)[:-1]]) if len(order) else np.empty(0)
+    chosen = np.zeros(len(logits), np.bool_)
+    chosen[order[before < p * (had + weights.sum())]] = True
+    return chosen & (logits > -np.inf)
+
+
+def wanted_set(logits: Float32, retrieval: Retrieval, scale: float, floor: float, outside: float) -> Mask:
+    """What `retrieval` asks for. logits: q.k `[tokens]`, -inf where a query sees nothing."""
+    match retrieval:
+        case Exact():
+            return logits > -np.inf
+        case Dipr():
+            return dipr_set(logits, retrieval.beta(scale), floor)
+        case TopK():
+            return top_k_set(logits, retrieval.k)
+        case TopP():
+            return top_p_set(logits, retrieval.p, scale, outside)
+        case _:
+            assert_never(retrieval)
+
+
+class Oracle:
+    """The truth about queries over blocks. Holds every product: 4 * q_heads * n * tokens bytes.
+
+    window: how many of each query's first and last visible tokens are attended exactly, whatever an index finds.
+    queries: what is left for an index to answer, with the window's maximum and mass in `floor` and `outside`.
+    """
+
+    def __init__(self, blocks: Blocks, queries: Queries, window: tuple[int, int] = (0, 0)) -> None:
+        self.blocks = blocks
+        self.scale = queries.scale
+        self._heads, self._n = queries.q.shape[:2]
+        self.logits = _products(blocks, queries.q)
+        self._hide(queries)
+        self._outside = queries.outside.reshape(-1).astype(np.float64)
+        begin = np.minimum(queries.begin + window[0], queries.end)
+        end = np.maximum(queries.end - window[1], begin)
+        self._begin, self._end = np.tile(begin, self._heads), np.tile(end, self._heads)
+        windowed = [np.concatenate([row[:b], row[e:]]) for row, b, e in self._rows()]
+        largest = np.array([row.max(initial=-np.inf) for row in windowed], np.float32).reshape(queries.floor.shape)
+        self._window = np.array([_log_sum_exp(self.scale * row) for row in windowed])
+        self._total = np.array([_log_sum_exp(self.scale * row) for row in self.logits])
+        outside = np.logaddexp(self._window, self._outside).astype(np.float32).reshape(largest.shape)
+        self.queries = replace(queries, begin=begin, end=end, floor=np.maximum(queries.floor, largest), outside=outside)
+        self.visible = np.array([np.count_nonzero(row > -np.inf) for row in self.logits])
+        self._border = _border(blocks, queries.q)
+        self.out = self._attention(None)
+        self._wanted: dict[Retrieval, list[Int64]] = {}
+
+    def wanted(self, retrieval: Retrieval) -> list[Int64]:
+        """Token ids of each row, ascending, of what an index over `queries` should find."""
+        if retrieval not in self._wanted:
+            floor, outside = self.queries.floor.reshape(-1), self.queries.outside.reshape(-1)
+            self._wanted[retrieval] = [
+                b + np.flatnonzero(wanted_set(row[b:e], retrieval, self.scale, float(floor[i]), float(outside[i])))
+                for i, (row, b, e) in enumerate(self._rows())
+            ]
+        return self._wanted[retrieval]
+
+    def judge(self, found: Found, retrieval: Retrieval) -> Judged:
+        """How well `found` answers `queries`."""
+        rows, wanted = _rows_of(found), self.wanted(retrieval)
+        recall = np.array([self._recall(i, ids, wanted[i], retrieval) for i, ids in enumerate(rows)])
+        found_mass = np.array([_log_sum_exp(self.scale * self.logits[i, ids]) for i, ids in enumerate(rows)])
+        kept = np.logaddexp(found_mass, self._window)
+        missed, holds = self.certify(found)
+        bound, estimate = (x.reshape(-1).astype(np.float64) for x in (found.missed_bound, found.missed))
+        return Judged(recall, 1 - self.share(missed), self._attention(rows), kept, missed, estimate, bound, holds)
+
+    def certify(self, found: Found) -> tuple[Float64, Mask]:
+        """The log of the mass that was missed in truth, and where `found.missed_bound` is not below it, `[rows]` each."""
+        missed = np.array([self._missed(i, ids) for i, ids in enumerate(_rows_of(found))])
+        slack = self.scale * self._border + 1e-6  # what float32 may do to the oracle's own products
+        return missed, np.isneginf(missed) | (found.missed_bound.reshape(-1) >= missed - slack)
+
+    def error(self, out: npt.ArrayLike) -> Float64:
+        """The norm of out - exact attention over everything visible, `[rows]`, over the norm of the latter."""
+        difference = np.asarray(out, np.float64).reshape(self.out.shape) - self.out
+        exact: Float64 = np.linalg.norm(self.out, axis=1)
+        return np.asarray(np.linalg.norm(difference, axis=1) / np.maximum(exact, 1e-30))
+
+    def error_of_all(self, out: npt.ArrayLike) -> float:
+        """The same in one norm over all rows."""
+        difference = np.asarray(out, np.float64).reshape(self.out.shape) - self.out
+        return float(np.linalg.norm(difference)) / max(float(np.linalg.norm(self.out)), 1e-30)
+
+    def share(self, logs: Float64) -> Float64:
+        """Of the mass over everything, from the log of a sum of exp(scale * q.k)."""
+        everything = np.logaddexp(self._total, self._outside)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.where(np.isneginf(logs), 0.0, np.exp(logs - everything))
+
+    def _rows(self) -> Iterator[tuple[Float32, int, int]]:
+        yield from zip(self.logits, self._begin.tolist(), self._end.tolist(), strict=True)
+
+    def _hide(self, queries: Queries) -> None:
+        """Products with what a query does not see become -inf."""
+        for i, row in enumerate(self.logits):
+            row[: queries.begin[i % self._n]] = -np.inf
+            row[queries.end[i % self._n] :] = -np.inf
+        if queries.hidden is not None:
+            bits = np.unpackbits(queries.hidden.view(np.uint8), bitorder="little")[: self.blocks.tokens]
+            self.logits[:, bits.astype(np.bool_)] = -np.inf
+
+    def _recall(self, i: int, ids: Int64, wanted: Int64, retrieval: Retrieval) -> float:
+        """Tokens so close to the edge that rounding decides on them count only where their number is fixed, or there are none
+        but them; then any of them will do."""
+        if not len(wanted) or isinstance(retrieval, Exact):
+            return len(ids) / len(wanted) if len(wanted) else 1.0
+        row, edge = self.logits[i], self._edge(i, wanted, retrieval)
+        sure = wanted[row[wanted] > edge + self._border[i]]
+        hits = int(np.isin(sure, ids, assume_unique=True).sum())
+        if len(sure) and not isinstance(retrieval, TopK):
+            return hits / len(sure)
+        close = int((np.abs(row[ids] - edge) <= self._border[i]).sum())
+        return (hits + min(close, len(wanted) - len(sure))) / len(wanted)
+
+    def _edge(self, i: int, wanted: Int64, retrieval: Retrieval) -> float:
+        """The least q.k that is wanted."""
+        row = self.logits[i]
+        if isinstance(retrieval, Dipr):
+            return max(float(row[wanted].max()), float(self.queries.floor.flat[i])) - retrieval.beta(self.scale)
+        return float(row[wanted].min())
+
+    def _missed(self, i: int, ids: Int64) -> float:
+        """The log of the mass that was visible in the range of `queries` and not found."""
+        begin, end = self._begin[i], self._end[i]
+        rest = self.logits[i, begin:end].copy()
+        rest[ids - begin] = -np.inf
+        return _log_sum_exp(self.scale * rest)
+
+    def _attention(self, found: Sequence[Int64] | None) -> Float64:
+        """Over the found tokens of each row and the window, or over everything."""
+        head_dim, per_head = self.blocks.head_dim, self._heads * self._n // self.blocks.kv_heads
+        out = np.zeros((self._heads * self._n, head_dim))
+        for head in range(self.blocks.kv_heads):
+            mine = range(head * per_head, (head + 1) * per_head)
+            weights = np.stack([self._weights(i, None if found is None else found[i]) for i in mine])
+            for begin in range(0, self.blocks.tokens, STEP):
+                part = weights[:, begin : begin + STEP]
+                if part.any():
+                    out[mine.start : mine.stop] += part @ self.blocks.values(head, begin, begin + part.shape[1])
+        return out
+
+    def _weights(self, i: int, ids: Int64 | None) -> Float32:
+        logits = self.logits[i]
+        if ids is not None:
+            logits = logits.copy()
+            logits[self._begin[i] : self._end[i]] = -np.inf
+            logits[ids] = self.logits[i, ids]
+        total = _log_sum_exp(self.scale * logits)
+        return np.zeros_like(logits) if total == -np.inf else np.exp(np.float32(self.scale) * logits - np.float32(total))
+
+
+def merged(judged: Judged, tail: Float32) -> Float64:
+    """Its output with `tail`, an estimate of the output over the tokens not found, by the estimate of their mass."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        share = 1 / (1 + np.exp(judged.kept - judged.missed_estimate))
+    share = np.where(np.isneginf(judged.missed_estimate), 0.0, share)[:, None]
+    out: Float64 = (1 - share) * judged.out + share * tail.reshape(judged.out.shape)
+    return out
+
+
+def _products(blocks: Blocks, q: Float32) -> Float32:
+    """q.k `[q_heads * n, tokens]`."""
+    heads, n, head_dim = q.shape
+    grouped = q.reshape(blocks.kv_heads, -1, head_dim)
+    out = np.empty((blocks.kv_heads, grouped.shape[1], blocks.tokens), np.float32)
+    for head in range(blocks.kv_heads):
+        for begin in range(0, blocks.tokens, STEP):
+            end = min(begin + STEP, blocks.tokens)
+            out[head, :, begin:end] = grouped[head] @ blocks.keys(head, begin, end).T
+    return out.reshape(heads * n, blocks.tokens)
+
+
+def _border(blocks: Blocks, q: Float32) -> Float64:
+    """ROUNDING in units of q.k, `[q_heads * n]`: by the lengths of the query and the longest key."""
+    lengths = np.linalg.norm(q.astype(np.float64), axis=2).reshape(blocks.kv_heads, -1)
+    for head in range(blocks.kv_heads):
+        longest = 0.0
+        for begin in range(0, blocks.tokens, STEP):
+            keys = blocks.keys(head, begin, min(begin + STEP, blocks.tokens))
+            longest = max(longest, float(np.linalg.norm(keys, axis=1).max()))
+        lengths[head] *= ROUNDING * longest
+    return np.asarray(lengths.reshape(-1))
+
+
+def _rows_of(found: Found) -> list[Int64]:
+    return [found.ids[a:b].astype(np.int64) for a, b in zip(found.offsets, found.offsets[1:], strict=False)]
+
+
+def _log_sum_exp(logits: npt.NDArray[np.floating]) -> float:
+    top = float(logits.max(initial=-np.inf))
+    if top == -np.inf:
+        return top
+    return top + float(np.log(np.exp(logits - np.float32(top)).sum(dtype=np.float64)))

@@ -1,0 +1,122 @@
+"""How good is what an index finds? Any index against the exact oracle: recall, mass, output error, reads, time."""
+
+from dataclasses import asdict, dataclass
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from indexes.base import Found, Index, Queries
+from indexes.oracle import Oracle, merged
+from indexes.retrieval import Retrieval
+
+
+@dataclass(frozen=True)
+class Report:
+    """One index, one retrieval, a batch of queries. Shares are in [0, 1]; means run over the rows, that is heads x queries.
+
+    visible: tokens a row sees, window included. wanted: tokens the retrieval asks for, outside the window. recall, recall_min:
+    share of them found. mass: share of the softmax mass over everything visible that found tokens and window carry. error:
+    of the attention output over found tokens and window, against that over everything visible, relative in the L2 norm over all
+    rows; error_max: of the worst row. error_with_tail: with the index's estimate of the rest merged in, None where it gave none.
+    found: tokens a row. scanned: keys looked at for each KV head. nbytes: read for one call; index_nbytes: kept beside the keys
+    and values. seconds: of one call, the median. missed: share of the mass that was missed in truth, missed_estimate what the
+    index said, missed_bound what it said it is at most. bound_valid: share of rows whose bound holds. bound_ratio: the median of
+    bound over truth, of the rows that missed anything.
+    """
+
+    kind: str
+    retrieval: str
+    tokens: int
+    rows: int
+    visible: float
+    wanted: float
+    recall: float
+    recall_min: float
+    mass: float
+    error: float
+    error_max: float
+    error_with_tail: float | None
+    found: float
+    found_share: float
+    scanned: float
+    scanned_share: float
+    nbytes: int
+    index_nbytes: int
+    seconds: float
+    missed: float
+    missed_estimate: float
+    missed_bound: float
+    bound_valid: float
+    bound_ratio: float
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        tail = "" if self.error_with_tail is None else f" ({100 * self.error_with_tail:.3f} % with tail)"
+        return (
+            f"{self.kind:<16} {self.retrieval:<12} {self.tokens:>8} tokens  recall {self.recall:.4f}  mass {self.mass:.4f}"
+            f"  error {100 * self.error:.3f} %{tail}  found {self.found:.0f} ({100 * self.found_share:.2f} %)"
+            f"  scanned {self.scanned:.0f} ({100 * self.scanned_share:.2f} %)  read {self.nbytes / 2**20:.2f} MiB"
+            f"  {1e3 * self.seconds:.3f} ms  missed {self.missed:.1e} <= {self.missed_bound:.1e}"
+            f" ({100 * self.bound_valid:.0f} % valid, x{self.bound_ratio:.2f})"
+        )
+
+
+def measure(
+    index: Index,
+    queries: Queries,
+    retrieval: Retrieval,
+    *,
+    window: tuple[int, int] = (0, 0),
+    repetitions: int = 5,
+    estimate_tail: bool = False,
+    oracle: Oracle | None = None,
+) -> Report:
+    """Search `repetitions` times and judge the last. window: as for Oracle; oracle: one made of the same arguments before.
+
+    Raises ValueError where the search does.
+    """
+    oracle = oracle or Oracle(index.blocks, queries, window)
+    seconds = []
+    for _ in range(repetitions):
+        started = perf_counter()
+        found = index.search(oracle.queries, retrieval, estimate_tail=estimate_tail)
+        seconds.append(perf_counter() - started)
+    return report(index, found, retrieval, oracle, median(seconds))
+
+
+def report(index: Index, found: Found, retrieval: Retrieval, oracle: Oracle, seconds: float) -> Report:
+    """What there is to say of one search that took `seconds`."""
+    judged, error = oracle.judge(found, retrieval), None
+    visible, scanned = float(oracle.visible.mean()), found.scanned / index.blocks.kv_heads
+    if found.tail is not None:
+        error = oracle.error_of_all(merged(judged, found.tail))
+    some = judged.missed > -np.inf
+    return Report(
+        kind=index.kind,
+        retrieval=str(retrieval),
+        tokens=index.blocks.tokens,
+        rows=len(judged.recall),
+        visible=visible,
+        wanted=float(np.mean([len(ids) for ids in oracle.wanted(retrieval)])),
+        recall=float(judged.recall.mean()),
+        recall_min=float(judged.recall.min()),
+        mass=float(judged.mass.mean()),
+        error=oracle.error_of_all(judged.out),
+        error_max=float(oracle.error(judged.out).max()),
+        error_with_tail=error,
+        found=len(found.ids) / len(judged.recall),
+        found_share=len(found.ids) / max(float(oracle.visible.sum()), 1),
+        scanned=scanned,
+        scanned_share=scanned / max(visible, 1),
+        nbytes=found.nbytes,
+        index_nbytes=index.nbytes,
+        seconds=seconds,
+        missed=float(oracle.share(judged.missed).mean()),
+        missed_estimate=float(oracle.share(judged.missed_estimate).mean()),
+        missed_bound=float(np.minimum(oracle.share(judged.missed_bound), 1).mean()),
+        bound_valid=float(judged.bound_holds.mean()),
+        bound_ratio=float(np.median(np.exp(judged.missed_bound - judged.missed)[some])) if some.any() else 1.0,
+    )
