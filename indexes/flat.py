@@ -40,7 +40,7 @@ class Flat:
         self._codes = codes
 
     @classmethod
-    def build(cls, blocks: Blocks) -> Self:
+    def build(cls, blocks: Blocks, samples: Float32 | None = None) -> Self:  # noqa: ARG003, codes need none
         """Code all keys of `blocks`."""
         index = cls(replace(blocks, tokens=0), _Codes.empty(blocks.kv_heads, blocks.head_dim, 0))
         index.add(blocks)

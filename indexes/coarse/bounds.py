@@ -2,6 +2,7 @@
 
 from typing import Self
 
+from indexes.base import Float32
 from indexes.blocks import Blocks
 from indexes.coarse.layout import Layout
 from indexes.coarse.paged import Paged
@@ -18,7 +19,13 @@ class Bounds(Paged):
     kind = "coarse-bounds"
 
     @classmethod
-    def build(cls, blocks: Blocks, page_size: int = 16, segment_tokens: int = 8192) -> Self:
+    def build(
+        cls,
+        blocks: Blocks,
+        samples: Float32 | None = None,  # noqa: ARG003, pages need none
+        page_size: int = 16,
+        segment_tokens: int = 8192,
+    ) -> Self:
         """Raises ValueError for sizes that do not fit."""
         return cls._build(blocks, Layout(page_size, segment_tokens, margin=1.0, exact=True, box=True))
 

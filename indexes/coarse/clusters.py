@@ -2,6 +2,7 @@
 
 from typing import Self
 
+from indexes.base import Float32
 from indexes.blocks import Blocks
 from indexes.coarse.layout import Layout
 from indexes.coarse.paged import Paged
@@ -21,6 +22,7 @@ class Clusters(Paged):
     def build(
         cls,
         blocks: Blocks,
+        samples: Float32 | None = None,  # noqa: ARG003, pages need none
         page_size: int = 16,
         segment_tokens: int = 8192,
         margin: float = 1.0,

@@ -2,6 +2,7 @@
 
 from typing import Self
 
+from indexes.base import Float32
 from indexes.blocks import Blocks
 from indexes.coarse.layout import Layout
 from indexes.coarse.paged import Paged
@@ -17,7 +18,14 @@ class Means(Paged):
     kind = "coarse-means"
 
     @classmethod
-    def build(cls, blocks: Blocks, page_size: int = 16, segment_tokens: int = 8192, margin: float = 0.25) -> Self:
+    def build(
+        cls,
+        blocks: Blocks,
+        samples: Float32 | None = None,  # noqa: ARG003, pages need none
+        page_size: int = 16,
+        segment_tokens: int = 8192,
+        margin: float = 0.25,
+    ) -> Self:
         """margin: a page's share of its reach, 0 to 1; 1 is exact. Raises ValueError for sizes that do not fit."""
         return cls._build(blocks, Layout(page_size, segment_tokens, margin, farthest=True))
 

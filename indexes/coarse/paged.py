@@ -99,9 +99,7 @@ class Paged:
                 if header[name] != value:
                     raise IndexCorrupt(f"{path} is of {name} {header[name]!r}; expected {value!r}: it is another layer's")
             layout = Layout(**{item.name: header["layout"][item.name] for item in fields(Layout)})
-            batches = [
-                _read_batch(layout, blocks, f"{i}.", *placed, arrays=arrays) for i, placed in enumerate(header["batches"])
-            ]
+            batches = [_read_batch(layout, blocks, f"{i}.", *placed, arrays=arrays) for i, placed in enumerate(header["batches"])]
         except IndexCorrupt:
             raise
         except (KeyError, TypeError, ValueError) as error:

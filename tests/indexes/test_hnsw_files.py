@@ -226,7 +226,9 @@ def test_what_python_hands_over_is_checked():
     with pytest.raises(ValueError, match="kv_head"):
         native.graph_encode(graph.native, blocks.native, 2, 0)
     with pytest.raises(ValueError, match="pivots"):
-        native.graph_connect(graph.native, blocks.native, 0, np.full(1, TOKENS, np.int32), np.zeros(2, np.int64), one[:0].astype("i4"))
+        native.graph_connect(
+            graph.native, blocks.native, 0, np.full(1, TOKENS, np.int32), np.zeros(2, np.int64), one[:0].astype("i4")
+        )
     with pytest.raises(ValueError, match="begin"):
         native.graph_insert(graph.native, blocks.native, -1, 64)
     with pytest.raises(ValueError, match="starts"):
