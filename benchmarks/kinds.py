@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.layer import Layer
+from benchmarks.workloads import Workload
+from indexes.base import Index
+from indexes.blocks import Blocks
 from indexes.coarse.bounds import Bounds
 from indexes.coarse.clusters import Clusters
 from indexes.coarse.means import Means
 from indexes.flat import Flat
 from indexes.hnsw import Hnsw
-
-from benchmarks.layer import Layer
-from benchmarks.workloads import Workload
-from indexes.base import Index
-from indexes.blocks import Blocks
 
 Builder = Callable[[Blocks, Workload], Index]
 

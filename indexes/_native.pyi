@@ -139,8 +139,8 @@ def graph_search(
     dense_share: float,
     budget: float,
 ) -> tuple[Any, Any, Any, Any, Any, Any, int, int]:
-    """Tokens in the range beta of the best, or the k best where k > 0: offsets, ids, scores, missed, bound, dense, scanned, nbytes,
-    as in `indexes.base.Found`.
+    """Tokens in the range beta of the best, or the k best where k > 0: offsets, ids, scores, missed, bound, dense, scanned,
+    nbytes, as in `indexes.base.Found`.
 
     probes: int32 [kv_heads, count], where walks begin, the first `random` of them drawn at random; probe_codes: uint8 [kv_heads,
     count, stride]. outliers: int32 [kv_heads, any], tokens always looked at exactly, -1 for none. radius: float32 [kv_heads], the
@@ -148,7 +148,7 @@ def graph_search(
     """
 
 def graph_bound(graph: Graph, blocks: Blocks, queries: Queries, scale: float, offsets: Any, ids: Any, bound: Any) -> None:
-    """bound float32 [q_heads, n]: the log of the sum of exp(scale * q.k) over visible tokens but those found, at most. Reads all."""
+    """bound float32 [q_heads, n]: the log of the sum of exp(scale * q.k) over visible tokens not found, at most. Reads all."""
 
 def graph_encode(graph: Graph, blocks: Blocks, kv_head: int, begin: int) -> None:
     """Writes codes and residual of the tokens from `begin` on."""

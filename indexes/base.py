@@ -105,11 +105,20 @@ class Index(Protocol):
         """Bytes kept beside the keys and values."""
         ...
 
-    def search(self, queries: Queries, retrieval: Retrieval, *, estimate_tail: bool = False, tight: bool = False) -> Found:
+    def search(
+        self,
+        queries: Queries,
+        retrieval: Retrieval,
+        *,
+        estimate_tail: bool = False,
+        tight: bool = False,
+        give_up: bool = False,
+    ) -> Found:
         """The tokens that `retrieval` asks for, of these blocks and within what the queries see.
 
-        For Dipr the maximum runs over these tokens and queries.floor. tight: spend more on `missed_bound`. Raises ValueError
-        for queries of another shape, a range beyond the blocks, NaN or infinity.
+        For Dipr the maximum runs over these tokens and queries.floor. tight: spend more on `missed_bound`. give_up: queries that
+        want so much that reading all costs less may be left unanswered, with nothing found and `dense` set. Raises ValueError for
+        queries of another shape, a range beyond the blocks, NaN or infinity.
         """
         ...
 

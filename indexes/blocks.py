@@ -1,5 +1,6 @@
 """Where the keys and values of one layer lie: blocks at addresses, as they were stored."""
 
+import zlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,8 @@ import numpy.typing as npt
 
 import indexes._native as _native
 
+SAMPLED_TOKENS = 64
+"""Of each KV head, whose keys tell one layer from another."""
 Array = npt.NDArray[Any]
 DTYPES = {
     "float32": np.dtype(np.float32),
@@ -54,6 +57,26 @@ class Blocks:
     def token_nbytes(self) -> int:
         """Bytes of the keys and values of one token of one KV head."""
         return int(2 * self.head_dim * DTYPES[self.dtype].itemsize)
+
+    def identity(self) -> dict[str, object]:
+        """What a file of an index says of its keys, as JSON can hold it: their shape, and the CRC-32 of some, spread evenly."""
+        crc = 0
+        spread = np.linspace(0, max(self.tokens - 1, 0), min(self.tokens, SAMPLED_TOKENS)).astype(np.int64)
+        for token in spread.tolist():
+            for head in range(self.kv_heads):
+                crc = zlib.crc32(self.keys(head, token, token + 1).tobytes(), crc)
+        shape = {name: getattr(self, name) for name in ("dtype", "kv_heads", "head_dim", "tokens")}
+        return {**shape, "keys": crc}
+
+    def check_extends(self, before: "Blocks") -> None:
+        """Raises ValueError unless these can be the tokens of `before` and more behind them."""
+        for name in ("dtype", "kv_heads", "head_dim"):
+            if getattr(self, name) != getattr(before, name):
+                raise ValueError(
+                    f"the new blocks have {name} {getattr(self, name)}; expected {getattr(before, name)}, as those indexed before"
+                )
+        if self.tokens < before.tokens:
+            raise ValueError(f"the new blocks hold {self.tokens} tokens; expected the {before.tokens} indexed before, and more")
 
     def keys(self, kv_head: int, begin: int = 0, end: int | None = None) -> npt.NDArray[np.float32]:
         """float32 `[end - begin, head_dim]`, a copy."""

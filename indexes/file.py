@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from indexes.base import IndexCorrupt
+from indexes.blocks import Blocks
 
 Array = npt.NDArray[Any]
 
@@ -75,6 +76,13 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Array]]:
         raise
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise IndexCorrupt(f"{path} has a header that cannot be read ({error!r}); build the index again") from error
+
+
+def check_blocks(path: Path, header: Mapping[str, Any], blocks: Blocks) -> None:
+    """Raises IndexCorrupt unless the header's "blocks" are the identity of these."""
+    found, expected = header.get("blocks"), blocks.identity()
+    if found != expected:
+        raise IndexCorrupt(f"{path} is an index of other keys, {found}; expected {expected}: build the index again")
 
 
 def _dtype_name(name: str, array: Array) -> str:

@@ -10,7 +10,6 @@ All bounds are deterministic: none of them holds with high probability only.
 """
 
 import math
-import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -26,8 +25,6 @@ from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 
 CHUNK = _native.FLAT_CHUNK
 LENGTHS = 4
-SAMPLED_KEYS = 64
-"""For the fingerprint of a file, of each KV head."""
 
 
 class Flat:
@@ -55,8 +52,9 @@ class Flat:
         queries: Queries,
         retrieval: Retrieval,
         *,
-        estimate_tail: bool = False,
-        tight: bool = False,  # noqa: ARG002, not offered
+        estimate_tail: bool = False,  # noqa: ARG002, of the protocol; codes have no estimate of values
+        tight: bool = False,
+        give_up: bool = False,  # noqa: ARG002, answers all
     ) -> Found:
         """See `indexes.base.Index`; the result is exact. `missed_bound` is cheap and loose unless `tight`; then one pass over
         all codes bounds each token not found by itself. Tails are not estimated: `tail` is None.
@@ -87,33 +85,20 @@ class Flat:
 
     def add(self, blocks: Blocks) -> None:
         """See `indexes.base.Index`. Raises ValueError for blocks of another layout, or fewer tokens."""
-        old = self.blocks
-        if (blocks.dtype, blocks.kv_heads, blocks.head_dim) != (old.dtype, old.kv_heads, old.head_dim):
-            raise ValueError(
-                f"the new blocks hold {blocks.dtype} [{blocks.kv_heads}, {blocks.head_dim}]; "
-                f"expected {old.dtype} [{old.kv_heads}, {old.head_dim}], as those indexed before"
-            )
-        if blocks.tokens < old.tokens:
-            raise ValueError(f"the new blocks hold {blocks.tokens} tokens; expected the {old.tokens} indexed before, and more")
+        blocks.check_extends(self.blocks)
         self._codes = self._codes.grown(blocks.tokens)
-        self._codes.native.encode(blocks.native, old.tokens)
+        self._codes.native.encode(blocks.native, self.blocks.tokens)
         self.blocks = blocks
 
     def save(self, path: Path) -> None:
         """See `indexes.base.Index`. Raises OSError."""
-        header = {**_layout(self.blocks), "fingerprint": _fingerprint(self.blocks)}
-        file.write(path, self.kind, header, self._codes.arrays(_chunks(self.blocks.tokens)))
+        file.write(path, self.kind, {"blocks": self.blocks.identity()}, self._codes.arrays(_chunks(self.blocks.tokens)))
 
     @classmethod
     def load(cls, path: Path, blocks: Blocks) -> Self:
         """See `indexes.base.Index`. Raises IndexCorrupt, OSError."""
         header, arrays = file.read(path, cls.kind)
-        wanted = _layout(blocks)
-        found = {name: header.get(name) for name in wanted}
-        if found != wanted:
-            raise IndexCorrupt(f"{path} is an index of {found}; expected {wanted}")
-        if header.get("fingerprint") != _fingerprint(blocks):
-            raise IndexCorrupt(f"{path} is an index of other keys; build it again")
+        file.check_blocks(path, header, blocks)
         expected = _Codes.empty(blocks.kv_heads, blocks.head_dim, _chunks(blocks.tokens)).arrays(None)
         for name, array in expected.items():
             if name not in arrays or (arrays[name].shape, arrays[name].dtype) != (array.shape, array.dtype):
@@ -190,19 +175,6 @@ class _Codes:
 
 def _chunks(tokens: int) -> int:
     return -(-tokens // CHUNK)
-
-
-def _layout(blocks: Blocks) -> dict[str, object]:
-    return {"dtype": blocks.dtype, "kv_heads": blocks.kv_heads, "head_dim": blocks.head_dim, "tokens": blocks.tokens}
-
-
-def _fingerprint(blocks: Blocks) -> int:
-    """CRC-32 of some keys of every KV head, evenly spread."""
-    total = 0
-    for token in np.unique(np.linspace(0, blocks.tokens - 1, SAMPLED_KEYS).astype(np.int64)) if blocks.tokens else ():
-        for head in range(blocks.kv_heads):
-            total = zlib.crc32(blocks.keys(head, int(token), int(token) + 1).tobytes(), total)
-    return total
 
 
 def _top_p(index: Flat, queries: Queries, p: float) -> Found:

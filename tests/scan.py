@@ -31,7 +31,15 @@ class Scan:
     def build(cls, blocks: Blocks, samples: np.ndarray | None = None) -> Self:
         return cls(blocks, samples)
 
-    def search(self, queries: Queries, retrieval: Retrieval, *, estimate_tail: bool = False, tight: bool = False) -> Found:
+    def search(
+        self,
+        queries: Queries,
+        retrieval: Retrieval,
+        *,
+        estimate_tail: bool = False,
+        tight: bool = False,
+        give_up: bool = False,
+    ) -> Found:
         heads, n, head_dim = queries.q.shape
         ids, scores, missed, tails = [], [], [], []
         for head in range(heads):

@@ -74,7 +74,7 @@ class Batch:
 
     @classmethod
     def build(cls, layout: Layout, blocks: Blocks, begin: int, segments: int, tokens: int) -> "Batch":
-        arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes(layout, blocks, segments, tokens).items()}
+        arrays: dict[str, Array] = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes(layout, blocks, segments, tokens).items()}
         batch = cls(layout, blocks, begin, segments, tokens, arrays)
         clusters = -(-tokens // layout.page_size)
         _native.coarse_build(blocks.native, batch.native, clusters, layout.iterations, layout.far)

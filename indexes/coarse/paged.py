@@ -1,7 +1,6 @@
 """What the coarse kinds share: every verb of an index, over batches of pages."""
 
 from dataclasses import asdict, fields
-from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -15,7 +14,6 @@ from indexes.blocks import DTYPES, Blocks
 from indexes.coarse.layout import Batch, Layout, build, extend, shapes
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 
-FINGERPRINT_TOKENS = 64
 READ_OF_TOP_K = 4
 """Tokens read for each of the k that are wanted; a guess."""
 
@@ -38,7 +36,15 @@ class Paged:
     def nbytes(self) -> int:
         return sum(batch.nbytes for batch in self._batches)
 
-    def search(self, queries: Queries, retrieval: Retrieval, *, estimate_tail: bool = False, tight: bool = False) -> Found:
+    def search(
+        self,
+        queries: Queries,
+        retrieval: Retrieval,
+        *,
+        estimate_tail: bool = False,
+        tight: bool = False,
+        give_up: bool = False,  # noqa: ARG002, answers all
+    ) -> Found:
         """See `Index.search`. tight: reads every visible key, so that `missed` and its bound are exact.
 
         TopP counts queries.outside to the mass of which it wants a share. Raises ValueError.
@@ -68,11 +74,7 @@ class Paged:
 
     def add(self, blocks: Blocks) -> None:
         """See `Index.add`. Raises ValueError for blocks that are not those before and more."""
-        if _shape(blocks) != _shape(self.blocks) or blocks.tokens < self.blocks.tokens:
-            raise ValueError(
-                f"blocks are {_shape(blocks)} with {blocks.tokens} tokens; "
-                f"expected {_shape(self.blocks)} with {self.blocks.tokens} or more"
-            )
+        blocks.check_extends(self.blocks)
         if blocks.tokens > self.blocks.tokens:
             self._batches = extend(self.layout, blocks, self._batches)
         self.blocks = blocks
@@ -80,9 +82,7 @@ class Paged:
     def save(self, path: Path) -> None:
         """See `Index.save`. Raises OSError."""
         header = {
-            "blocks": _shape(self.blocks),
-            "tokens": self.blocks.tokens,
-            "fingerprint": fingerprint(self.blocks),
+            "blocks": self.blocks.identity(),
             "layout": asdict(self.layout),
             "batches": [[batch.begin, batch.segments, batch.tokens] for batch in self._batches],
         }
@@ -93,11 +93,8 @@ class Paged:
     def load(cls, path: Path, blocks: Blocks) -> Self:
         """See `Index.load`. Raises IndexCorrupt, OSError."""
         header, arrays = file.read(path, cls.kind)
+        file.check_blocks(path, header, blocks)
         try:
-            expected = {"blocks": _shape(blocks), "tokens": blocks.tokens, "fingerprint": fingerprint(blocks)}
-            for name, value in expected.items():
-                if header[name] != value:
-                    raise IndexCorrupt(f"{path} is of {name} {header[name]!r}; expected {value!r}: it is another layer's")
             layout = Layout(**{item.name: header["layout"][item.name] for item in fields(Layout)})
             batches = [_read_batch(layout, blocks, f"{i}.", *placed, arrays=arrays) for i, placed in enumerate(header["batches"])]
         except IndexCorrupt:
@@ -130,20 +127,6 @@ class Paged:
     def _read_share(self, tokens: int, retrieval: Retrieval) -> float:
         """The share of the keys that a search is expected to read exactly."""
         raise NotImplementedError
-
-
-def fingerprint(blocks: Blocks) -> str:
-    """Of the keys of some tokens of every head, the first and the last among them: what tells one layer from another."""
-    hashed = sha256()
-    tokens = np.unique(np.linspace(0, max(blocks.tokens - 1, 0), FINGERPRINT_TOKENS).astype(int)) if blocks.tokens else []
-    for head in range(blocks.kv_heads):
-        for token in tokens:
-            hashed.update(blocks.keys(head, int(token), int(token) + 1).tobytes())
-    return hashed.hexdigest()
-
-
-def _shape(blocks: Blocks) -> dict[str, object]:
-    return {"dtype": blocks.dtype, "kv_heads": blocks.kv_heads, "head_dim": blocks.head_dim}
 
 
 def _wanted(retrieval: Retrieval, scale: float, tokens: int) -> tuple[int, float]:

@@ -1,6 +1,5 @@
 """The links between keys: hnswlib builds them, for one KV head at a time."""
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,7 @@ def _state(graph: Any) -> dict[str, Any]:
     return state if isinstance(state, dict) else state[0]
 
 
-def _hnswlib() -> ModuleType:
+def _hnswlib() -> Any:
     try:
         import hnswlib  # heavy, and only building needs it
     except ImportError as error:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ SAMPLE = 65_536  # keys, spread evenly, that the range of the codes is measured 
 OUTLIER = 4.0  # times the usual residual: keys that codes do not hold well
 OUTLIERS_MAX = 64
 GROWTH = 1.25
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Codes:
         for name, (shape, dtype) in expected.items():
             if arrays[name].shape != shape or arrays[name].dtype != dtype:
                 raise IndexCorrupt(f"array {name!r} is {arrays[name].dtype} {arrays[name].shape}; expected {shape}")
-        made = cls(*(arrays[name] for name in expected), n, int(header["measured"]))
+        made = cls(**{name: arrays[name] for name in expected}, tokens=n, measured=int(header["measured"]))
         made.check_links()
         made.find_outliers()
         return made
@@ -72,7 +73,7 @@ class Codes:
     def saved(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         """Header and arrays."""
         arrays = {name: getattr(self, name)[:, : self.tokens] for name in ("codes", "residual", "links")}
-        return {"tokens": self.tokens, "measured": self.measured}, arrays | {"low": self.low, "step": self.step}
+        return {"measured": self.measured}, arrays | {"low": self.low, "step": self.step}
 
     @cached_property
     def native(self) -> _native.Graph:
@@ -112,9 +113,9 @@ class Codes:
         begin, capacity = self.tokens, self.codes.shape[1]
         if blocks.tokens > capacity:
             capacity = max(blocks.tokens, int(capacity * GROWTH))
-            self.codes, self.residual, self.links = (
-                _longer(array, begin, capacity) for array in (self.codes, self.residual, self.links)
-            )
+            self.codes = _longer(self.codes, begin, capacity)
+            self.residual = _longer(self.residual, begin, capacity)
+            self.links = _longer(self.links, begin, capacity)
         self.tokens = blocks.tokens
         self.__dict__.pop("native", None)
         if self.tokens >= 2 * self.measured:
@@ -160,7 +161,7 @@ def _range(blocks: Blocks, head: int) -> tuple[Float32, Float32]:
     return (low - step * 0.01).astype(np.float32), step.astype(np.float32)
 
 
-def _longer(array: npt.NDArray[np.generic], tokens: int, capacity: int) -> npt.NDArray[np.generic]:
+def _longer(array: npt.NDArray[Scalar], tokens: int, capacity: int) -> npt.NDArray[Scalar]:
     longer = np.empty((array.shape[0], capacity, *array.shape[2:]), array.dtype)
     longer[:, :tokens] = array[:, :tokens]
     return longer

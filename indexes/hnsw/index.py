@@ -16,13 +16,14 @@ from indexes.hnsw.build import links_of
 from indexes.hnsw.codes import Codes
 from indexes.hnsw.mass import keep_mass, mass_missing
 from indexes.hnsw.samples import merged_lists, nearest_keys, starts
-from indexes.hnsw.saved import fingerprint, restore
+from indexes.hnsw.saved import restore
 from indexes.hnsw.settings import Settings
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 
 Form = Literal["best_first", "listed"]
 ALPHA_FACTOR = 0.02  # each attempt at a mass takes tokens of so much less weight
 ALPHA_LEAST = 1e-12
+DEFAULT = Settings()
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Hnsw:
     """`[kv_heads, count]`: tokens that sample queries want."""
 
     @classmethod
-    def build(cls, blocks: Blocks, samples: Float32 | None = None, settings: Settings = Settings()) -> Self:
+    def build(cls, blocks: Blocks, samples: Float32 | None = None, settings: Settings = DEFAULT) -> Self:
         """samples: float32 `[q_heads, m, head_dim]`, queries of decode steps, from which links and starts are learnt.
 
         Uses all of the pool's threads. Raises ModuleNotFoundError without hnswlib, ValueError for samples of another shape.
@@ -91,7 +92,7 @@ class Hnsw:
 
     @cached_property
     def _radius(self) -> Float32:
-        return self.codes.residual[:, : self.codes.tokens].max(axis=1, initial=0.0)
+        return np.asarray(self.codes.residual[:, : self.codes.tokens].max(axis=1, initial=0.0), np.float32)
 
     def search(
         self,
@@ -106,8 +107,8 @@ class Hnsw:
     ) -> Found:
         """As the protocol says; `tail` is None.
 
-        tight: bound what was missed by the codes of all keys, read for it. give_up: leave queries that want too much for a walk, by
-        `settings.dense` and `settings.budget`, with nothing found and `dense` set; without it all codes are read for them. form:
+        tight: bound what was missed by the codes of all keys, read for it. give_up: by `settings.dense` and
+        `settings.budget`; without it all codes are read for queries that want so much. form:
         "listed" for the order of AlayaDB's algorithm. share: whether the query heads of a group walk together.
         """
         if isinstance(retrieval, Exact):
@@ -185,9 +186,7 @@ class Hnsw:
 
     def add(self, blocks: Blocks) -> None:
         """As the protocol says, by HNSW's insertion. Raises ValueError for blocks of another shape, or of fewer tokens."""
-        shape = ("dtype", "kv_heads", "head_dim")
-        if any(getattr(blocks, name) != getattr(self.blocks, name) for name in shape) or blocks.tokens < self.blocks.tokens:
-            raise ValueError(f"the blocks hold {blocks.tokens} tokens of another kind or fewer than {self.blocks.tokens} before")
+        blocks.check_extends(self.blocks)
         begin = self.codes.tokens
         self.blocks = blocks
         self.codes.grow(blocks)
@@ -198,7 +197,7 @@ class Hnsw:
     def save(self, path: Path) -> None:
         """As the protocol says. Raises OSError."""
         header, arrays = self.codes.saved()
-        header |= {"settings": asdict(self.settings), "dtype": self.blocks.dtype, "keys": fingerprint(self.blocks)}
+        header |= {"settings": asdict(self.settings), "blocks": self.blocks.identity()}
         index_file.write(path, self.kind, header, arrays | {"starts": self.starts})
 
     @classmethod

@@ -28,7 +28,15 @@ class Brute:
     def build(cls, blocks: Blocks) -> Self:
         return cls(blocks)
 
-    def search(self, queries: Queries, retrieval: Retrieval, *, estimate_tail: bool = False, tight: bool = False) -> Found:
+    def search(
+        self,
+        queries: Queries,
+        retrieval: Retrieval,
+        *,
+        estimate_tail: bool = False,
+        tight: bool = False,
+        give_up: bool = False,
+    ) -> Found:
         heads, n, head_dim = queries.q.shape
         group = heads // self.blocks.kv_heads
         ids, scores, missed, tails = [], [], [], []

@@ -15,7 +15,7 @@ DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bf
 
 @dataclass
 class Layer:
-    """kv_heads 2, group 2, head_dim 32. Keys lie around `topics` directions, SPAN tokens around each; queries look for one each."""
+    """kv_heads 2, group 2, head_dim 32. Keys lie around `topics` directions, SPAN tokens each; queries look for one each."""
 
     blocks: Blocks
     q: np.ndarray  # [4, n, 32]

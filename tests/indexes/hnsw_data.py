@@ -44,7 +44,7 @@ def pack(hidden):
 
 def every_score(blocks, queries):
     """float64 `[rows, tokens]`: q.k, -inf where a query does not see."""
-    heads, n, d = queries.q.shape
+    heads, n = queries.q.shape[:2]
     group = heads // blocks.kv_heads
     out = np.empty((heads, n, blocks.tokens))
     for head in range(heads):

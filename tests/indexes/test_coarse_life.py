@@ -43,7 +43,7 @@ def test_short_segments_do_not_pile_up():
 def test_other_blocks_are_refused(kind):
     layer = Layer.of(300)
     index = kind.build(layer.blocks)
-    with pytest.raises(ValueError, match="expected .* with 300 or more"):
+    with pytest.raises(ValueError, match="expected the 300 indexed before"):
         index.add(layer.cut(299))
     with pytest.raises(ValueError, match="float16"):
         index.add(Layer.of(400, "float16").blocks)
@@ -70,7 +70,7 @@ def test_a_file_that_is_not_of_these_keys_is_refused(kind, tmp_path):
     path = tmp_path / "index"
     kind.build(layer.blocks).save(path)
     for other in (Layer.of(700, seed=1).blocks, layer.cut(699), Layer.of(700, "float16").blocks):
-        with pytest.raises(IndexCorrupt, match="another layer"):
+        with pytest.raises(IndexCorrupt, match="other keys"):
             kind.load(path, other)
     other_kind = KINDS[(KINDS.index(kind) + 1) % 3]
     with pytest.raises(IndexCorrupt):

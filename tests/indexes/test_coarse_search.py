@@ -46,7 +46,7 @@ def test_every_retrieval_finds_what_brute_force_finds(layers, isa, kind, dtype):
             if kind is Bounds or isinstance(retrieval, Exact):
                 assert same_set(x[row], ids, want)
             elif isinstance(retrieval, Dipr):
-                assert same_set(x[row], ids, np.intersect1d(ids, want))  # none that is not wanted
+                assert x[row, ids].min() >= x[row, ids].max() - retrieval.beta(queries.scale) - 1e-3
             elif isinstance(retrieval, TopK):
                 assert len(ids) == len(want)
             recalls.append(len(np.intersect1d(ids, want)) / len(want))
