@@ -74,7 +74,8 @@ class Batch:
 
     @classmethod
     def build(cls, layout: Layout, blocks: Blocks, begin: int, segments: int, tokens: int) -> "Batch":
-        arrays: dict[str, Array] = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes(layout, blocks, segments, tokens).items()}
+        wanted = shapes(layout, blocks, segments, tokens)
+        arrays: dict[str, Array] = {name: np.empty(shape, dtype) for name, (shape, dtype) in wanted.items()}
         batch = cls(layout, blocks, begin, segments, tokens, arrays)
         clusters = -(-tokens // layout.page_size)
         _native.coarse_build(blocks.native, batch.native, clusters, layout.iterations, layout.far)
