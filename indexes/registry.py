@@ -1,21 +1,16 @@
-"""The kinds of index by name. A kind's module is imported when it is first wanted."""
+"""The kinds of index by name."""
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from indexes.base import Float32, Index
 from indexes.blocks import Blocks
-
-KINDS: Mapping[str, tuple[str, str]] = {
-    "flat": ("indexes.flat", "Flat"),
-    "coarse-bounds": ("indexes.coarse.bounds", "Bounds"),
-    "coarse-means": ("indexes.coarse.means", "Means"),
-    "coarse-clusters": ("indexes.coarse.clusters", "Clusters"),
-    "hnsw": ("indexes.hnsw", "Hnsw"),
-}
-"""Name of a kind, its module and its class; the cheapest to build first."""
+from indexes.coarse.bounds import Bounds
+from indexes.coarse.clusters import Clusters
+from indexes.coarse.means import Means
+from indexes.flat import Flat
+from indexes.hnsw import Hnsw
 
 
 class UnknownKind(ValueError):
@@ -30,12 +25,15 @@ class Kind(Protocol):
     def load(self, path: Path, blocks: Blocks) -> Index: ...
 
 
+KINDS: Mapping[str, Kind] = {index.kind: index for index in (Flat, Bounds, Means, Clusters, Hnsw)}
+"""By name, the cheapest to build first."""
+
+
 def kind(name: str) -> Kind:
     """The class of that name. Raises UnknownKind."""
     if name not in KINDS:
         raise UnknownKind(f"no kind of index is named {name!r}; expected one of {', '.join(KINDS)}")
-    module, cls = KINDS[name]
-    return cast(Kind, getattr(import_module(module), cls))
+    return KINDS[name]
 
 
 def build(name: str, blocks: Blocks, samples: Float32 | None = None) -> Index:

@@ -60,14 +60,17 @@ def attend(
     out: Any,
     lse: Any | None = None,
     top: Any | None = None,
+    kv_begin: int = 0,
+    kv_end: int | None = None,
 ) -> None:
     """Softmax attention of q [q_heads, n, head_dim] over the first counts[b] tokens of each block b, in order.
 
     counts: int32 [blocks]. causal: 0, every query sees all N tokens; or n, the last n tokens are the queries' own, and query i
     sees the first N - n + i + 1. Query head h reads KV head h // (q_heads // kv_heads). out: [q_heads, n, head_dim] of q's type
     or float32. lse: float32 [q_heads, n], contiguous, the logarithm of sum exp(scale * q.k).
-    top: the same, the largest scale * q.k. A query that sees nothing gets
-    out 0 and lse and top -inf. Sums are float32; with 16-bit types the relative error is that of rounding the output, about 2e-3.
+    top: the same, the largest scale * q.k. Only KV heads [kv_begin, kv_end) are attended; what belongs to others is left as it
+    is. A query that sees nothing gets out 0 and lse and top -inf. Sums are float32; with 16-bit types the relative
+    error is that of rounding the output, about 2e-3.
     """
 
 def attend_found(

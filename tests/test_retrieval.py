@@ -9,6 +9,7 @@ from indexes.retrieval import Dipr, Exact, TopK, TopP, Wanted
 from kvdb.config import Config, IndexConfig, OptimizerConfig, StorageConfig, WindowConfig
 from kvdb.database import Database
 from tests.reference import TOLERANCE, attention, relative_error
+from tests.scan import Scan
 
 BLOCK, SINK, RECENT, TAIL = 16, 8, 16, 32
 ALPHA = 0.012
@@ -21,7 +22,7 @@ ASKED = {
 
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch):
-    monkeypatch.setattr(registry, "KINDS", {**registry.KINDS, "flat": ("tests.scan", "Scan")})
+    monkeypatch.setattr(registry, "KINDS", {**registry.KINDS, "flat": Scan})
 
 
 @pytest.fixture

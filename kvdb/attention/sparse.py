@@ -23,7 +23,9 @@ from kvdb.storage.block import BlockLayout, bits
 from kvdb.types import Addresses, Array
 
 DENSE = 0.04
-"""Where a query needs a larger share of the searched tokens than this, reading all of them is cheaper than picking."""
+"""Where queries need a larger share of the searched tokens than this, reading all of them is cheaper than picking."""
+DENSE_HEADS = 0.5
+"""Where more KV heads than this share need to be read whole, all are: a page holds the tokens of all heads."""
 
 
 @dataclass(frozen=True)
@@ -83,19 +85,22 @@ def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tupl
     for attempt, tight in widened(retrieval, sections.tokens):
         founds = _search(question, sections, q32, first, attempt, tight)
         seen.add(layout, founds)
-        if isinstance(attempt, Exact) or sum(len(f.ids) for f in founds) > DENSE * q32.size / q32.shape[2] * sections.tokens:
+        dense = _dense(founds, layout.kv_heads)
+        if isinstance(attempt, Exact) or dense.mean() > DENSE_HEADS or _many(founds, q32, sections):
             state, reading = execute.exact(layout, question.run, q, q.shape[1], question.scale)
             nbytes = reading.nbytes + seen.nbytes
             return state, replace(reading, nbytes=nbytes, kernel_ns=perf_counter_ns() - started)
         state = _attend(question, sections, first, founds)
+        if dense.any():
+            founds = _read_dense(question, dense, state, founds)
         missed, bound = (_share([getattr(f, name) for f in founds], state.lse) for name in ("missed", "missed_bound"))
         if limit is None or bound.max() <= limit:
             break
     state = _with_tail(state, founds) if question.wanted.estimate_tail else state
     reading = Reading(
         scanned=seen.scanned,
-        retrieved=seen.whole + sum(len(f.ids) for f in founds) / (q.shape[0] * q.shape[1]),
-        nbytes=seen.nbytes + seen.whole * layout.token_nbytes,
+        retrieved=seen.whole + sum(len(f.ids) for f in founds) / (q.shape[0] * q.shape[1]) + dense.mean() * sections.tokens,
+        nbytes=seen.nbytes + int((seen.whole + dense.mean() * question.run.tokens) * layout.token_nbytes),
         kernel_ns=perf_counter_ns() - started,
         missed=float(missed.mean()),
         missed_bound=float(bound.mean()),
@@ -132,13 +137,43 @@ def _search(question: Question, sections: Sections, q: Float32, first: Whole, re
     for part in sections.searched:
         begin, end = np.full(n, part.begin, np.int64), np.full(n, part.end, np.int64)
         queries = Queries(q, question.layout.kv_heads, question.scale, begin, end, floor, outside)
-        found = part.index.search(queries, retrieval, estimate_tail=question.wanted.estimate_tail, tight=tight)
+        found = part.index.search(queries, retrieval, estimate_tail=question.wanted.estimate_tail, tight=tight, give_up=True)
         founds.append(found)
+        if found.dense is not None and found.dense.all():
+            return founds
         floor = np.maximum(floor, _largest(found, floor.shape))
     if len(founds) == 1 or question.wanted.estimate_tail:  # what was found is better than an estimate of it
         return founds
     cut = _cut(founds, floor, question.scale, retrieval)
     return [_trimmed(found, cut.ravel(), question.scale) for found in founds]
+
+
+def _dense(founds: Sequence[Found], kv_heads: int) -> npt.NDArray[np.bool_]:
+    """bool `[kv_heads]`: those of which some query was left unanswered by some part."""
+    dense = np.zeros(kv_heads, np.bool_)
+    for found in founds:
+        if found.dense is not None:
+            dense |= found.dense.reshape(kv_heads, -1).any(axis=1)
+    return dense
+
+
+def _many(founds: Sequence[Found], q: Float32, sections: Sections) -> bool:
+    return bool(sum(len(found.ids) for found in founds) > DENSE * q.shape[0] * q.shape[1] * sections.tokens)
+
+
+def _read_dense(question: Question, dense: npt.NDArray[np.bool_], state: AttentionState, founds: Sequence[Found]) -> list[Found]:
+    """Overwrites the state's rows of the dense KV heads with attention over everything. Returns what is missed without them."""
+    run, q = question.run, question.q
+    call = (question.layout.native, bits(q), run.addresses, run.counts, q.shape[1], question.scale, state.out, state.lse)
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], dense, [False]])))
+    for begin, end in edges.reshape(-1, 2).tolist():
+        _native.attend(*call, None, begin, end)
+    rows = np.repeat(dense, len(q) // len(dense))[:, None]
+    nothing = np.float32(-np.inf)
+    return [
+        replace(found, missed=np.where(rows, nothing, found.missed), missed_bound=np.where(rows, nothing, found.missed_bound))
+        for found in founds
+    ]
 
 
 def _attend(question: Question, sections: Sections, first: Whole, founds: Sequence[Found]) -> AttentionState:

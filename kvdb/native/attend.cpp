@@ -28,12 +28,14 @@ struct Plan {
     bool prefill;
     int threads;
     int group;          // query heads for each KV head
+    int kv_heads;       // that are attended
     int heads;          // KV heads of an item: decode takes all, prefill one
     std::int64_t rows;  // of each KV head
     std::int64_t tile_rows, row_tiles;
     std::int64_t tokens;
     std::vector<Split> splits;  // and one past the end
 
+    std::int64_t outputs() const { return kv_heads / heads * row_tiles; }
     std::int64_t split_count() const { return static_cast<std::int64_t>(splits.size()) - 1; }
     std::int64_t padded_rows() const { return round_up(tile_rows, kRowPadding); }
 };
@@ -79,17 +81,18 @@ Plan make_plan(const AttendCall& call) {
     plan.group = call.q_heads / geometry.kv_heads;
     plan.rows = plan.group * call.n;
     plan.prefill = plan.rows > kDecodeRowsMax;
-    plan.heads = plan.prefill ? 1 : geometry.kv_heads;
+    plan.kv_heads = call.kv_end - call.kv_begin;
+    plan.heads = plan.prefill ? 1 : plan.kv_heads;
     const std::int64_t rows_max = plan.prefill ? kPrefillRows : kDecodeRowsMax;
     plan.row_tiles = (plan.rows + rows_max - 1) / rows_max;
     plan.tile_rows = (plan.rows + plan.row_tiles - 1) / plan.row_tiles;
 
-    const std::int64_t read = plan.tokens * geometry.kv_heads * geometry.head_dim * 2;
+    const std::int64_t read = plan.tokens * plan.kv_heads * geometry.head_dim * 2;
     const std::int64_t passes = 1 + plan.rows / kDecodeRowsMax;
     plan.threads = read * passes < kInlineElements ? 1 : ThreadPool::instance().threads();
     std::int64_t parts = 1;
     if (plan.threads > 1) {
-        const std::int64_t outputs = geometry.kv_heads / plan.heads * plan.row_tiles;
+        const std::int64_t outputs = plan.outputs();
         const std::int64_t wanted = plan.threads * kItemsPerThread;
         parts = std::clamp<std::int64_t>((wanted + outputs - 1) / outputs, 1,
                                          1 + plan.tokens / kSplitTokensMin);
@@ -107,7 +110,7 @@ class Attention {
     void run() {
         ThreadPool& pool = ThreadPool::instance();
         const std::int64_t splits = plan_.split_count();
-        const std::int64_t outputs = call_.geometry.kv_heads / plan_.heads * plan_.row_tiles;
+        const std::int64_t outputs = plan_.outputs();
         if (splits == 1) {
             reserve(plan_.threads);
             pool.run(outputs, plan_.threads, [&](std::int64_t output, int slot) {
@@ -148,7 +151,7 @@ class Attention {
     }
 
     int first_head(std::int64_t output) const {
-        return static_cast<int>(output / plan_.row_tiles) * plan_.heads;
+        return call_.kv_begin + static_cast<int>(output / plan_.row_tiles) * plan_.heads;
     }
     std::int64_t first_row(std::int64_t output) const {
         return output % plan_.row_tiles * plan_.tile_rows;
@@ -220,7 +223,7 @@ void attend(const AttendCall& call) {
                                     "; expected 0 or the number of queries, " +
                                     std::to_string(call.n));
     }
-    if (call.n == 0) return;
+    if (call.n == 0 || call.kv_begin == call.kv_end) return;
     Attention attention(call);
     attention.run();
 }

@@ -11,6 +11,7 @@ struct AttendCall {
     int q_heads;
     std::int64_t n;
     Run run;
+    int kv_begin, kv_end;  // KV heads that are attended; rows of others are left as they are
     // The last `causal` tokens of the run are the new ones: 0 (every query sees all tokens), or n.
     std::int64_t causal;
     float scale;

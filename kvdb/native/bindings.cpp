@@ -152,7 +152,8 @@ void check_rows(const AnyArray& array, std::int64_t q_heads, std::int64_t n, con
 
 void py_attend(const Geometry& geometry, const ConstArray& q, const TableArray& table,
                const CountsArray& counts, std::int64_t causal, float scale, const Array& out,
-               const std::optional<LseArray>& lse, const std::optional<LseArray>& top) {
+               const std::optional<LseArray>& lse, const std::optional<LseArray>& top,
+               int kv_begin, std::optional<int> kv_end) {
     AttendCall call{};
     call.geometry = geometry;
     call.n = tokens_of(q, "q");
@@ -162,6 +163,12 @@ void py_attend(const Geometry& geometry, const ConstArray& q, const TableArray& 
              std::to_string(geometry.kv_heads) + " KV heads");
     }
     call.q_heads = static_cast<int>(q_heads);
+    call.kv_begin = kv_begin;
+    call.kv_end = kv_end.value_or(geometry.kv_heads);
+    if (kv_begin < 0 || kv_begin > call.kv_end || call.kv_end > geometry.kv_heads) {
+        fail("KV heads [" + std::to_string(kv_begin) + ", " + std::to_string(call.kv_end) +
+             ") are not among the " + std::to_string(geometry.kv_heads) + " there are");
+    }
     call.query = rows_of(q, q_heads, call.n, geometry, geometry.dtype, "q");
     call.out_dtype = has_dtype(out, Dtype::float32) ? Dtype::float32 : geometry.dtype;
     call.out = rows_of(out, q_heads, call.n, geometry, call.out_dtype, "out");
@@ -260,7 +267,8 @@ NB_MODULE(_native, m) {
     m.def("copy", &py_copy, "geometry"_a, "source"_a, "source_start"_a, "target"_a,
           "target_start"_a, "n"_a);
     m.def("attend", &py_attend, "geometry"_a, "q"_a, "table"_a, "counts"_a, "causal"_a, "scale"_a,
-          "out"_a, "lse"_a = nb::none(), "top"_a = nb::none());
+          "out"_a, "lse"_a = nb::none(), "top"_a = nb::none(), "kv_begin"_a = 0,
+          "kv_end"_a = nb::none());
     m.def("attend_found", &py_attend_found, "geometry"_a, "table"_a, "offsets"_a, "ids"_a,
           "scores"_a, "cut"_a, "scale"_a, "state_out"_a, "state_lse"_a, "out"_a, "lse"_a);
     m.def("read_blocks", &py_read_blocks, "geometry"_a, "table"_a);

@@ -1,5 +1,7 @@
 """What a search over several parts reads, and what it says of what it left out."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -135,3 +137,43 @@ def test_where_everything_is_alike_everything_is_read():
     assert relative_error(state.out, dense) <= 1e-5
     assert reading.retrieved == PARTS * TOKENS + 5
     flat.close()
+
+
+class GivesUp(Scan):
+    """Leaves the queries of some query heads unanswered."""
+
+    heads: tuple[int, ...] = ()
+
+    def search(self, queries, retrieval, **options):
+        assert options["give_up"]
+        found = super().search(queries, retrieval, **options)
+        dense = np.zeros(queries.q.shape[:2], bool)
+        dense[list(self.heads)] = True
+        keep = ~np.repeat(dense.ravel(), np.diff(found.offsets))
+        counts = np.where(dense.ravel(), 0, np.diff(found.offsets))
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return replace(found, offsets=offsets, ids=found.ids[keep], scores=found.scores[keep], dense=dense)
+
+
+@pytest.mark.parametrize("dense", [(0,), (3, 4), (0, 2, 5), tuple(range(8))], ids=str)
+def test_kv_heads_that_an_index_gives_up_are_read_whole(dense):
+    spec = kvdb.ModelSpec("m", 1, 8, 4, 16, "float32")
+    rng = np.random.default_rng(1)
+    k, v, q = (rng.standard_normal((heads, n, 16)).astype(np.float32) for heads, n in ((4, 320), (4, 320), (8, 1)))
+    store = BlockStore(StorageConfig(block_size=BLOCK, arena_bytes=1 << 20))
+    segment, tail = store.tables(spec)[0], store.tables(spec)[0]
+    segment.append(k, v)
+    index = GivesUp(segment.keys(320))
+    index.heads = dense
+    run, sections = Run([(segment, 320)], tail), Sections([Searched(index, BLOCK, 320 - BLOCK, 0)], BLOCK)
+    state, reading = sparse(Question(segment.layout, run, q, 0.25, Wanted(TopK(2))), sections, TopK(2))
+    whole, _ = attention(q, k, v, 0.25)
+    kv_heads = sorted({head // 2 for head in dense})
+    for head in range(8):
+        error = relative_error(state.out[head], whole[head])
+        assert error <= 1e-5 if head // 2 in kv_heads or len(kv_heads) > 2 else error > 0.1
+    assert (reading.missed == 0) == (len(kv_heads) > 2)
+    assert reading.retrieved == (320 if len(kv_heads) > 2 else 2 * BLOCK + 2 * (8 - len(dense)) / 8 + 288 * len(kv_heads) / 4)
+    for table in (segment, tail):
+        table.release()
+    store.close()

@@ -8,13 +8,14 @@ from kvdb.cli import main
 from kvdb.config import Config, IndexConfig, ServerConfig, StorageConfig
 from kvdb.database import Database
 from kvdb.server.serve import Server
+from tests.scan import Scan
 
 NAME = "handbook"
 
 
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch):
-    monkeypatch.setattr(registry, "KINDS", {**registry.KINDS, "flat": ("tests.scan", "Scan")})
+    monkeypatch.setattr(registry, "KINDS", {**registry.KINDS, "flat": Scan})
 
 
 @pytest.fixture

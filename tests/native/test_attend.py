@@ -139,3 +139,23 @@ def test_a_nan_in_the_query_shows_in_its_row_only():
         assert np.isnan(out[1, n - 1]).all()
         out[1, n - 1] = 0
         assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("n", [1, 20])
+def test_chosen_kv_heads_alone_are_attended(n):
+    counts = whole_blocks(900, 64)
+    blocks, k, v = filled("bfloat16", 4, 64, 64, counts)
+    q = random((8, n, 64), "bfloat16", 2)
+    out, lse = np.full(q.shape, 7, np.float32), np.full(q.shape[:2], 7, np.float32)
+    given = blocks.geometry, bits(q), blocks.table, np.asarray(counts, np.int32), n, 0.1, out, lse, None
+    _native.attend(*given, 2, 2)
+    assert (out == 7).all()
+    _native.attend(*given, 1, 3)
+    expected, expected_lse = attention(q, k, v, 0.1, n)
+    assert relative_error(out[2:6], expected[2:6]) <= TOLERANCE["bfloat16"]
+    np.testing.assert_allclose(lse[2:6], expected_lse[2:6], rtol=1e-5, atol=1e-5)
+    for others in (out[:2], out[6:], lse[:2], lse[6:]):
+        assert (others == 7).all()
+    for begin, end in ((-1, 2), (3, 2), (0, 5)):
+        with pytest.raises(ValueError, match="not among the 4"):
+            _native.attend(*given, begin, end)
