@@ -8,19 +8,19 @@ import numpy as np
 
 from indexes.base import Cost, Found, IndexCorrupt, Queries
 from indexes.blocks import Blocks
-from indexes.retrieval import Dipr, Retrieval, TopK, TopP
-
-LOOSE = 3.0
-"""By how much `missed_bound` is too large, as a logarithm, unless a tight one is asked for."""
+from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 
 
 @dataclass
 class Scan:
-    """Finds what is asked for, exactly. broken: what `verify` says."""
+    """Finds what is asked for, exactly. keep: only that share, the largest first, as bad indexes do. broken: what `verify` says.
+    loose: by how much `missed_bound` is too large, as a logarithm, unless a tight one is asked for."""
 
     blocks: Blocks
     samples: np.ndarray | None = None
     broken: str = ""
+    keep: float = 1.0
+    loose: float = 3.0
     kind: ClassVar[str] = "flat"
 
     @property
@@ -47,11 +47,13 @@ class Scan:
             keys, values = self.blocks.keys(kv_head).astype(np.float64), self.blocks.values(kv_head).astype(np.float64)
             for i in range(n):
                 at = np.arange(queries.begin[i], queries.end[i])
+                at = at if queries.hidden is None else at[~_bits(queries.hidden, self.blocks.tokens)[at]]
                 products = keys[at] @ queries.q[head, i].astype(np.float64)
                 chosen = wanted(products, retrieval, queries.scale, queries.floor[head, i], queries.outside[head, i])
+                chosen = np.sort(chosen[np.argsort(-products[chosen])][: int(np.ceil(self.keep * len(chosen)))])
                 ids.append(at[chosen])
                 scores.append(products[chosen])
-                log, tail = attention(queries.scale * products[~chosen], values[at[~chosen]])
+                log, tail = attention(queries.scale * np.delete(products, chosen), np.delete(values[at], chosen, axis=0))
                 missed.append(log)
                 tails.append(tail)
         log = np.array(missed, np.float32).reshape(heads, n)
@@ -62,7 +64,7 @@ class Scan:
             scanned=int((queries.end - queries.begin).max()) * self.blocks.kv_heads,
             nbytes=self.blocks.tokens,
             missed=log,
-            missed_bound=np.nextafter(log + np.float32(0 if tight else LOOSE), np.float32(np.inf)),
+            missed_bound=np.nextafter(log + np.float32(0 if tight else self.loose), np.float32(np.inf)),
             tail=np.array(tails, np.float32).reshape(heads, n, head_dim) if estimate_tail else None,
         )
 
@@ -87,24 +89,25 @@ class Scan:
         return Cost(float(tokens), float(tokens * rows))
 
 
+def _bits(words: np.ndarray, count: int) -> np.ndarray:
+    return np.unpackbits(words.view(np.uint8), bitorder="little", count=count).astype(bool)
+
+
 def wanted(products: np.ndarray, retrieval: Retrieval, scale: float, floor: float, outside: float) -> np.ndarray:
-    """Which of the products are asked for."""
+    """Which of the products are asked for, as positions."""
+    order = np.argsort(-products, kind="stable")
     match retrieval:
+        case Exact():
+            return order
         case Dipr():
-            return products >= max(products.max(initial=-np.inf), floor) - retrieval.beta(scale)
+            return np.flatnonzero(products >= max(products.max(initial=-np.inf), floor) - retrieval.beta(scale))
         case TopK(k):
-            chosen = np.zeros(len(products), bool)
-            chosen[np.argsort(-products)[:k]] = True
-            return chosen
+            return order[:k]
         case TopP(p):
-            order = np.argsort(-products)
-            top = max(scale * products.max(initial=-np.inf), outside)
-            weights, others = np.exp(scale * products[order] - top), np.exp(outside - top)
+            top = max(scale * products.max(initial=-np.inf), float(outside), -1e300)
+            weights, others = np.exp(scale * products[order] - top), np.exp(float(outside) - top)
             before = others + np.cumsum(weights) - weights
-            chosen = np.zeros(len(products), bool)
-            chosen[order[before < p * (others + weights.sum())]] = True
-            return chosen
-    raise AssertionError(retrieval)
+            return order if p == 1 else order[before < p * (others + weights.sum())]
 
 
 def attention(logits: np.ndarray, values: np.ndarray) -> tuple[float, np.ndarray]:

@@ -10,8 +10,8 @@ from indexes.blocks import DTYPES, Blocks
 from indexes.oracle import Oracle, dipr_set, merged, top_k_set, top_p_set
 from indexes.recall import measure
 from indexes.retrieval import Dipr, Exact, TopK, TopP
-from tests.indexes.brute import Brute
 from tests.reference import attention, relative_error
+from tests.scan import Scan
 
 RETRIEVALS = [Exact(), Dipr(0.05), TopK(20), TopP(0.7)]
 KV_HEADS, GROUP, DIM, TOKENS, STEPS = 2, 3, 16, 700, 4
@@ -36,13 +36,13 @@ def hidden_bits(tokens, which):
 @pytest.mark.parametrize("window", [(0, 0), (8, 32)])
 def test_an_index_that_finds_everything_has_recall_one_and_a_bound_that_holds(dtype, retrieval, window):
     *_, blocks, q = make(dtype)
-    report = measure(Brute(blocks), Queries.of(q, KV_HEADS, SCALE, TOKENS), retrieval, window=window, repetitions=1)
+    report = measure(Scan(blocks, loose=0), Queries.of(q, KV_HEADS, SCALE, TOKENS), retrieval, window=window, repetitions=1)
     assert (report.recall, report.recall_min, report.bound_valid) == (1, 1, 1)
     assert report.found == pytest.approx(report.wanted)
     assert report.bound_ratio == pytest.approx(1, abs=1e-4)
     assert report.missed == pytest.approx(report.missed_estimate, abs=1e-6)
     assert report.mass + report.missed == pytest.approx(1)
-    assert report.scanned == TOKENS
+    assert report.scanned == TOKENS - sum(window)
     assert str(retrieval) in str(report)
     assert report.to_dict()["recall"] == 1
 
@@ -50,7 +50,7 @@ def test_an_index_that_finds_everything_has_recall_one_and_a_bound_that_holds(dt
 def test_everything_found_is_the_exact_output():
     k, v, blocks, q = make()
     queries = Queries.of(q, KV_HEADS, SCALE, TOKENS)
-    report = measure(Brute(blocks), queries, Exact(), repetitions=1)
+    report = measure(Scan(blocks, loose=0), queries, Exact(), repetitions=1)
     assert report.error < 1e-5
     assert report.mass == 1
     assert report.missed == 0
@@ -61,7 +61,7 @@ def test_everything_found_is_the_exact_output():
 @pytest.mark.parametrize("retrieval", [Exact(), Dipr(0.05), TopK(20)], ids=str)
 def test_an_index_that_drops_half_of_the_tokens_shows_it(retrieval):
     *_, blocks, q = make()
-    report = measure(Brute(blocks, keep=0.5), Queries.of(q, KV_HEADS, SCALE, TOKENS), retrieval, repetitions=1)
+    report = measure(Scan(blocks, keep=0.5, loose=0), Queries.of(q, KV_HEADS, SCALE, TOKENS), retrieval, repetitions=1)
     assert report.recall == pytest.approx(0.5, abs=0.06)
     assert 0.01 < report.missed < 0.9
     assert report.error > 0.02
@@ -70,7 +70,7 @@ def test_an_index_that_drops_half_of_the_tokens_shows_it(retrieval):
 def test_the_one_wanted_token_that_was_not_found_is_seen():
     *_, blocks, q = make()
     queries = Queries.of(20 * q, KV_HEADS, SCALE, TOKENS)
-    report = measure(Brute(blocks, keep=0), queries, Dipr(0.9), repetitions=1)
+    report = measure(Scan(blocks, keep=0, loose=0), queries, Dipr(0.9), repetitions=1)
     assert report.wanted < 1.5
     assert report.recall == 0
 
@@ -79,7 +79,7 @@ def test_a_bound_below_the_truth_is_seen():
     *_, blocks, q = make()
     queries = Queries.of(q, KV_HEADS, SCALE, TOKENS)
     oracle = Oracle(blocks, queries)
-    found = Brute(blocks).search(queries, TopK(5))
+    found = Scan(blocks, loose=0).search(queries, TopK(5))
     low = found.missed_bound.copy()
     low[1, 2] -= 0.01
     holds = oracle.judge(replace(found, missed_bound=low), TopK(5)).bound_holds
@@ -89,7 +89,7 @@ def test_a_bound_below_the_truth_is_seen():
 def test_the_tail_of_a_perfect_estimate_leaves_no_error():
     *_, blocks, q = make()
     oracle = Oracle(blocks, Queries.of(q, KV_HEADS, SCALE, TOKENS), (8, 32))
-    found = Brute(blocks).search(oracle.queries, TopK(5), estimate_tail=True)
+    found = Scan(blocks, loose=0).search(oracle.queries, TopK(5), estimate_tail=True)
     judged = oracle.judge(found, TopK(5))
     assert oracle.error_of_all(judged.out) > 0.01
     assert oracle.error_of_all(merged(judged, found.tail)) < 1e-5
@@ -98,7 +98,7 @@ def test_the_tail_of_a_perfect_estimate_leaves_no_error():
 def test_the_output_is_attention_over_window_and_found_tokens_alone():
     k, v, blocks, q = make()
     oracle = Oracle(blocks, Queries.of(q, KV_HEADS, SCALE, TOKENS), (8, 32))
-    found = Brute(blocks).search(oracle.queries, TopK(5))
+    found = Scan(blocks, loose=0).search(oracle.queries, TopK(5))
     judged = oracle.judge(found, TopK(5))
     ids = found.ids[found.offsets[5] : found.offsets[6]]
     seen = np.concatenate([np.arange(8), ids, np.arange(TOKENS - 32, TOKENS)])
@@ -120,7 +120,7 @@ def test_what_a_query_does_not_see_counts_nowhere():
     out = oracle.out.reshape(q.shape)
     assert relative_error(out[:, 1:2], expected) < 1e-5
     assert not out[:, 2].any()
-    report = measure(Brute(blocks), queries, Dipr(0.05), oracle=oracle, repetitions=1)
+    report = measure(Scan(blocks, loose=0), queries, Dipr(0.05), oracle=oracle, repetitions=1)
     assert report.recall == report.bound_valid == 1
 
 
@@ -148,7 +148,7 @@ def test_the_sets_by_hand():
 @pytest.mark.parametrize("retrieval", RETRIEVALS, ids=str)
 def test_nothing_to_see_is_nothing_missed(retrieval):
     *_, blocks, q = make(tokens=64)
-    report = measure(Brute(blocks), Queries.of(q, KV_HEADS, SCALE, 0), retrieval, repetitions=1)
+    report = measure(Scan(blocks, loose=0), Queries.of(q, KV_HEADS, SCALE, 0), retrieval, repetitions=1)
     assert (report.recall, report.wanted, report.found, report.missed, report.error) == (1, 0, 0, 0, 0)
 
 
@@ -156,6 +156,6 @@ def test_nothing_to_see_is_nothing_missed(retrieval):
 def test_keys_that_are_all_equal(retrieval):
     keys = np.ones((KV_HEADS, 100, DIM), np.float32)
     q = make()[3]
-    report = measure(Brute(Blocks.of(keys, keys)), Queries.of(q, KV_HEADS, SCALE, 100), retrieval, repetitions=1)
+    report = measure(Scan(Blocks.of(keys, keys), loose=0), Queries.of(q, KV_HEADS, SCALE, 100), retrieval, repetitions=1)
     assert report.recall == 1
     assert report.error < 1e-5
