@@ -1,67 +1,60 @@
-"""One layer of a workload in blocks, and its two ways to attend: everything, or what an index finds."""
+"""One layer of a workload as a session reads it: in blocks of the CPU tier, attended whole or by what an index finds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from benchmarks.harness import huge_pages
 from benchmarks.workloads import Workload
 from indexes.base import Found, Index, Queries
-from indexes.blocks import Blocks
-from indexes.retrieval import Retrieval
-from kvdb import _native
+from indexes.retrieval import Retrieval, Wanted
+from kvdb.attention import execute
+from kvdb.attention.execute import Reading
+from kvdb.attention.run import Run
+from kvdb.attention.sparse import Question, Searched, Sections, sparse
+from kvdb.config import StorageConfig, WindowConfig
+from kvdb.storage.store import BlockStore
+from kvdb.types import ModelSpec
 
-BLOCK_SIZE = 64
-FIRST, LAST = 64, 256
-"""The window: tokens that are attended exactly, whatever an index finds."""
-DENSE = 0.04
-"""Where more than this share of the tokens is wanted, reading all of them is cheaper than picking: attention is exact then."""
+STEP = 1 << 16
 
 
 @dataclass(frozen=True)
 class Answer:
-    """out: float32 `[q_heads, 1, head_dim]`. nbytes: read for it. found: by the search, in search_s seconds.
-    whole: whether that was too much, so that everything was read after all."""
+    """out: `[q_heads, 1, head_dim]` in the layer's dtype. found: by the search, in search_s seconds. whole: whether that was too
+    much, so that all was read."""
 
     out: np.ndarray
-    nbytes: int
+    reading: Reading
     found: Found
     search_s: float
     whole: bool
 
 
 class Layer:
-    """A workload's keys and values in blocks that lie in huge pages, as in the block pool."""
+    """A workload's keys and values, and the window that kvdb reads whole by default."""
 
     def __init__(self, workload: Workload) -> None:
-        heads, self.tokens, head_dim = workload.k.shape
-        self.workload, self.scale, self.kv_heads = workload, workload.scale, heads
-        dtype = workload.k.dtype.name
-        self.geometry = _native.Geometry(getattr(_native.Dtype, dtype), heads, head_dim, BLOCK_SIZE)
-        count = -(-self.tokens // BLOCK_SIZE)
-        memory = huge_pages(count * self.geometry.block_bytes)
-        table = np.uint64(memory.ctypes.data) + np.arange(count, dtype=np.uint64) * np.uint64(self.geometry.block_bytes)
-        self.blocks = Blocks(dtype, heads, head_dim, BLOCK_SIZE, table, self.tokens, memory)
-        self.counts = np.full(count, BLOCK_SIZE, np.int32)
-        self.counts[-1] = self.tokens - (count - 1) * BLOCK_SIZE
-        step = 1 << 16
-        for at in range(0, self.tokens, step):  # so that mapped arrays need not be in memory at once
-            k, v = (np.ascontiguousarray(bits(x[:, at : at + step])) for x in (workload.k, workload.v))
-            assert _native.append(self.geometry, table, at, k, v) is None
-        last = -(-LAST // BLOCK_SIZE)
-        edge = [*range(FIRST // BLOCK_SIZE), *range(count - last, count)]
-        self._window = table[edge], self.counts[edge]
-        self.begin = np.array([FIRST], np.int64)
-        self.end = np.array([(count - last) * BLOCK_SIZE], np.int64)
+        self.kv_heads, self.tokens, head_dim = workload.k.shape
+        self.workload, self.scale = workload, workload.scale
+        spec = ModelSpec("benchmark", 1, len(workload.queries), self.kv_heads, head_dim, workload.k.dtype.name)
+        self._store = BlockStore(StorageConfig())
+        table, tail = self._store.tables(spec)[0], self._store.tables(spec)[0]
+        for at in range(0, self.tokens, STEP):  # so that mapped arrays need not be in memory at once
+            table.append(*(np.ascontiguousarray(x[:, at : at + STEP]) for x in (workload.k, workload.v)))
+        self.layout, self.blocks = table.layout, table.keys(self.tokens)
+        self._run = Run([(table, self.tokens)], tail)
+        size, window = table.layout.block_size, WindowConfig()
+        self.begin = -(-window.sink_tokens // size) * size
+        self.end = (self.tokens - window.recent_tokens) // size * size
 
     @property
     def window(self) -> tuple[int, int]:
         """As indexes.oracle.Oracle takes it."""
-        return FIRST, self.tokens - int(self.end[0])
+        return self.begin, self.tokens - self.end
 
     def query(self, i: int) -> np.ndarray:
         """`[q_heads, 1, head_dim]` in the layer's dtype."""
@@ -76,33 +69,34 @@ class Layer:
         return self.tokens * self.kv_heads * self.blocks.token_nbytes
 
     def exact(self, q: np.ndarray) -> np.ndarray:
-        """float32, as q."""
-        out = np.empty(q.shape, np.float32)
-        _native.attend(self.geometry, bits(q), self.blocks.table, self.counts, 0, self.scale, out)
-        return out
+        """As q."""
+        return execute.exact(self.layout, self._run, q, 0, self.scale)[0].out
 
     def sparse(self, index: Index, q: np.ndarray, retrieval: Retrieval) -> Answer:
-        """The window exactly; of the rest what the index finds, by a search that starts from the window's largest score."""
-        out, lse, top = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32), np.empty(q.shape[:2], np.float32)
-        table, counts = self._window
-        _native.attend(self.geometry, bits(q), table, counts, 0, self.scale, out, lse, top)
-        floor = top / np.float32(self.scale)
-        queries = Queries(q.astype(np.float32), self.kv_heads, self.scale, self.begin, self.end, floor, lse)
+        """What a session does below its checks: the window exactly, of the rest what the index finds."""
+        watched = _Watched(index)
+        sections = Sections([Searched(watched, self.begin, self.end, 0)], self.layout.block_size)
+        state, reading = sparse(Question(self.layout, self._run, q, self.scale, Wanted(retrieval)), sections, retrieval)
+        return Answer(state.out, reading, watched.found, watched.seconds, reading.retrieved == self.tokens)
+
+
+class _Watched:
+    """An index that remembers its last search, and how long it took."""
+
+    found: Found
+    seconds: float
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+
+    def search(self, queries: Queries, retrieval: Retrieval, **options: bool) -> Found:
         started = perf_counter()
-        found = index.search(queries, retrieval)
-        search_s = perf_counter() - started
-        token = self.blocks.token_nbytes
-        nbytes = found.nbytes + sum(self.window) * self.kv_heads * token
-        if len(found.ids) > DENSE * q.shape[0] * self.tokens:
-            return Answer(self.exact(q), nbytes + self.nbytes, found, search_s, whole=True)
-        given = found.offsets, found.ids, found.scores, np.full(lse.shape, -np.inf, np.float32)
-        _native.attend_found(self.geometry, self.blocks.table, *given, self.scale, out, lse, out, lse)
-        return Answer(out, nbytes + len(found.ids) * token // 2, found, search_s, whole=False)
+        self.found = self._index.search(queries, retrieval, **options)
+        self.seconds = perf_counter() - started
+        return self.found
 
-
-def bits(array: np.ndarray) -> np.ndarray:
-    """Memory as the native modules take it: 16-bit floats as uint16."""
-    return array.view(np.uint16) if array.dtype in {np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)} else array
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._index, name)
 
 
 def joined(founds: list[Found]) -> Found:
@@ -117,4 +111,9 @@ def joined(founds: list[Found]) -> Found:
         nbytes=sum(found.nbytes for found in founds),
         missed=np.concatenate([found.missed for found in founds], axis=1),
         missed_bound=np.concatenate([found.missed_bound for found in founds], axis=1),
+        dense=np.concatenate([_none_dense(found) if found.dense is None else found.dense for found in founds], axis=1),
     )
+
+
+def _none_dense(found: Found) -> np.ndarray:
+    return np.zeros(found.missed.shape, np.bool_)

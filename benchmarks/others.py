@@ -190,7 +190,7 @@ def _built(name: str, layer: Layer, head: int, cache: Path | None) -> tuple[Any,
     if path is not None and path.exists():
         other.load(path, layer.blocks.head_dim)
         return other, json.loads(path.with_suffix(f".{name}.json").read_text())["build_s"]
-    keys = layer.blocks.keys(head, int(layer.begin[0]), int(layer.end[0]))
+    keys = layer.blocks.keys(head, layer.begin, layer.end)
     started = time.perf_counter()
     other.build(keys)
     build_s = time.perf_counter() - started
@@ -203,7 +203,7 @@ def _built(name: str, layer: Layer, head: int, cache: Path | None) -> tuple[Any,
 def _point(other: Any, effort: int, k: int, layer: Layer, head: int, wanted: list[np.ndarray]) -> tuple[float, float, float]:
     """Recall, and seconds of a step of one KV head, one query at a time and together."""
     q_heads, n, _ = layer.workload.queries.shape
-    group, offset = q_heads // layer.kv_heads, int(layer.begin[0])
+    group, offset = q_heads // layer.kv_heads, layer.begin
     mine = range(head * group, (head + 1) * group)
     recalls, single, batched = [], [], []
     for i in range(n):

@@ -156,25 +156,29 @@ def timed(layer: Layer, builts: list[Built]) -> tuple[dict[str, float], dict[str
 def judged(layer: Layer, built: Built, oracle: Oracle, retrieval: Dipr) -> Row:
     """How right attention by an index is, over all queries, and what it reads."""
     answers: list[Answer] = [layer.sparse(built.index, layer.query(i), retrieval) for i in range(layer.workload.queries.shape[1])]
-    truth = oracle.judge(joined([answer.found for answer in answers]), retrieval)
-    out = np.concatenate([answer.out for answer in answers], axis=1)
-    some = truth.missed > -np.inf
-    rows = len(truth.recall)
+    found = joined([answer.found for answer in answers])
+    truth = oracle.judge(found, retrieval)
+    out = np.concatenate([answer.out.astype(np.float32) for answer in answers], axis=1)
+    whole = np.repeat([answer.whole for answer in answers], len(out)).reshape(len(answers), -1).T.reshape(-1)
+    assert found.dense is not None
+    searched = ~(whole | found.dense.reshape(-1))
+    recall = truth.recall[searched] if searched.any() else np.ones(1)
+    some = searched & (truth.missed > -np.inf)
     scanned = sum(answer.found.scanned for answer in answers) / len(answers) / layer.kv_heads
     return {
         "alpha": retrieval.alpha,
         "error": oracle.error_of_all(out),
         "error_max": float(oracle.error(out).max()),
-        "recall": float(truth.recall.mean()),
-        "recall_min": float(truth.recall.min()),
+        "recall": float(recall.mean()),
+        "recall_min": float(recall.min()),
         "mass": float(truth.mass.mean()),
         "wanted": float(np.mean([len(ids) for ids in oracle.wanted(retrieval)])),
-        "found": sum(len(answer.found.ids) for answer in answers) / rows,
+        "found": len(found.ids) / len(truth.recall),
         "scanned": scanned,
         "scanned_share": scanned / layer.tokens,
-        "read_share": float(np.mean([answer.nbytes for answer in answers])) / layer.nbytes,
-        "read_mib": float(np.mean([answer.nbytes for answer in answers])) / 2**20,
-        "read_whole": float(np.mean([answer.whole for answer in answers])),
+        "read_share": float(np.mean([answer.reading.nbytes for answer in answers])) / layer.nbytes,
+        "read_mib": float(np.mean([answer.reading.nbytes for answer in answers])) / 2**20,
+        "read_whole": float(1 - searched.mean()),
         "bound_valid": float(truth.bound_holds.mean()),
         "bound_ratio": middle_ratio(truth.missed_bound, truth.missed, some),
         "estimate_ratio": middle_ratio(truth.missed_estimate, truth.missed, some),
