@@ -111,8 +111,8 @@ void widen(const PyBlocks& blocks, int kv_head, std::int64_t begin, const Out<fl
              std::to_string(geometry.kv_heads - 1));
     }
     if (begin < 0 || count > blocks.blocks.tokens - begin) {
-        fail("tokens [" + std::to_string(begin) + ", " + std::to_string(begin + count) +
-             ") were asked for; there are " + std::to_string(blocks.blocks.tokens));
+        fail(std::to_string(count) + " tokens from " + std::to_string(begin) +
+             " on were asked for; there are " + std::to_string(blocks.blocks.tokens));
     }
     const nb::gil_scoped_release release;
     const ScoreKernels& kernels = score_kernels();

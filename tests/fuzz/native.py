@@ -63,8 +63,11 @@ def load(directory: Path) -> Recorder:
     return recorder
 
 
-def use(rng: np.random.Generator) -> None:
-    """One index of a random kind over random keys, used as a caller would, with values that are hard to bear."""
+def use(rng: np.random.Generator, kinds: list[str]) -> list[Any]:
+    """One index of a random kind over random keys, used as a caller would, with values that are hard to bear.
+
+    Returns the blocks: what they hold must live as long as calls with their addresses are made.
+    """
     import indexes.registry as registry
     from indexes.base import Queries
     from indexes.blocks import Blocks
@@ -76,7 +79,7 @@ def use(rng: np.random.Generator) -> None:
     k[rng.random(k.shape[:2]) < rng.choice([0, 0.5, 1])] = 0
     k = np.nan_to_num(k.astype(np.float32), posinf=1, neginf=-1).astype(k.dtype)
     blocks = Blocks.of(k, k, int(rng.choice([1, 16, 64])))
-    kind = str(rng.choice(list(registry.KINDS)))
+    kind = str(rng.choice(kinds or list(registry.KINDS)))
     samples = rng.standard_normal((kv_heads * group, 8, head_dim)).astype(np.float32)
     index = registry.build(kind, blocks, samples if rng.random() < 0.5 else None)
     q = rng.standard_normal((kv_heads * group, n, head_dim)).astype(np.float32) * 10.0 ** rng.integers(-6, 4)
@@ -85,9 +88,11 @@ def use(rng: np.random.Generator) -> None:
     for retrieval in (Exact(), Dipr(float(rng.random()) or 1), TopK(int(rng.integers(1, 900))), TopP(float(rng.random()) or 1)):
         index.search(queries, retrieval, estimate_tail=bool(rng.random() < 0.5), tight=bool(rng.random() < 0.5))
     more = np.concatenate([k, k[:, : int(rng.integers(0, tokens + 1))]], axis=1)
-    index.add(Blocks.of(more, more, blocks.block_size))
+    grown = Blocks.of(more, more, blocks.block_size)
+    index.add(grown)
     with TemporaryDirectory() as directory:
         spoiled(rng, kind, index, Path(directory) / "index")
+    return [blocks, grown]
 
 
 def spoiled(rng: np.random.Generator, kind: str, index: Any, path: Path) -> None:
@@ -134,6 +139,7 @@ def main() -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", nargs="*", default=[], help="of index (default all)")
     given = parser.parse_args()
     recorder = load(given.directory)
     made = refused = uses = 0
@@ -143,7 +149,7 @@ def main() -> int:
         isas = recorder.isas()
         recorder.set_isa(isas[uses % len(isas)])
         recorder.calls.clear()
-        use(rng)
+        alive = use(rng, given.kinds)
         uses += 1
         for _ in range(200):
             function, args, named = choice.choice(recorder.calls)
@@ -160,6 +166,7 @@ def main() -> int:
                 function(*args, **named)
             except REFUSALS:
                 refused += 1
+        del alive
     sys.stdout.write(f"{uses} indexes used, {made} calls with wrong arguments, {refused} of them refused\n")
     return 0 if uses and made > refused > 0 else 1
 
