@@ -109,7 +109,7 @@ def verify(views: Views) -> int:
                     index.verify()
                 except IndexCorrupt as error:
                     raise IntegrityError(
-                        f"index {kind} of segment {view.segment.number} does not fit its keys: {error}; build it again"
+                        f"index {kind} of segment {view.segment.number} does not fit its keys: {error}"
                     ) from None
                 count += 1
     return count
