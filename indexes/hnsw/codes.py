@@ -35,6 +35,8 @@ class Codes:
     tokens: int
     measured: int = 0  # so many tokens there were when low and step were chosen
     outliers: Int32 = field(default_factory=lambda: np.empty((0, 0), np.int32))
+    parents: npt.NDArray[np.uint32] | None = None
+    """`[kv_heads, capacity]`, for adding: of each token one that links to it, on a way from token 0."""
 
     @classmethod
     def of(cls, blocks: Blocks, degree: int) -> "Codes":
@@ -81,8 +83,11 @@ class Codes:
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.codes, self.residual, self.links, self.low, self.step, self.outliers)
-        return sum(array.nbytes for array in arrays)
+        arrays = (self.codes, self.residual, self.links, self.low, self.step, self.outliers, self.parents)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    def no_parents(self) -> npt.NDArray[np.uint32]:
+        return np.full(self.residual.shape, NO_LINK, np.uint32)
 
     def encode_all(self, blocks: Blocks) -> None:
         """Choose the range of the codes by the keys that there are."""
@@ -116,6 +121,7 @@ class Codes:
             self.codes = _longer(self.codes, begin, capacity)
             self.residual = _longer(self.residual, begin, capacity)
             self.links = _longer(self.links, begin, capacity)
+            self.parents = None if self.parents is None else _longer(self.parents, begin, capacity)
         self.tokens = blocks.tokens
         self.__dict__.pop("native", None)
         if self.tokens >= 2 * self.measured:

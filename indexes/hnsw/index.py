@@ -54,6 +54,7 @@ class Hnsw:
             made.codes.links[head, :, : links.shape[1]] = links
         if samples is not None and blocks.tokens > 1:
             made.learn(samples)
+        _native.graph_repair(made.codes.native, made.codes.no_parents())
         return made
 
     def learn(self, samples: Float32) -> None:
@@ -69,7 +70,7 @@ class Hnsw:
             nearest = nearest_keys(self.blocks, head, queries, self.settings.neighbours)
             pivots, offsets, candidates = merged_lists(nearest)
             _native.graph_connect(self.codes.native, self.blocks.native, head, pivots, offsets, candidates)
-            learnt.append(starts(nearest, self.settings.starts))
+            learnt.append(starts(nearest, max(self.settings.starts - 1, 0)))
         most = max(map(len, learnt))
         self.starts = np.stack([np.resize(tokens, most) for tokens in learnt])  # a start twice does no harm
         self.__dict__.pop("_probes", None)
@@ -81,13 +82,15 @@ class Hnsw:
 
     @cached_property
     def _probes(self) -> tuple[Int32, npt.NDArray[np.uint8]]:
-        """Where walks begin: tokens `[kv_heads, count]`, the random ones first, and their codes, together."""
+        """Where walks begin: tokens `[kv_heads, count]`, the random ones first, the one that all are reached from last, and their
+        codes, together."""
         n = self.codes.tokens
         count = min(self.settings.random, n)
         edges = np.arange(count + 1) * n // max(count, 1)
         drawn = np.random.default_rng(n).integers(edges[:-1], edges[1:]) if count else edges[:0]
         heads = self.blocks.kv_heads
-        tokens = np.hstack([np.broadcast_to(drawn, (heads, count)), self.starts]).astype(np.int32)
+        root = np.zeros((heads, min(n, 1)))
+        tokens = np.hstack([np.broadcast_to(drawn, (heads, count)), self.starts, root]).astype(np.int32)
         return tokens, np.stack([self.codes.codes[head, tokens[head]] for head in range(heads)])
 
     @cached_property
@@ -185,12 +188,15 @@ class Hnsw:
         return Found(offsets, ids, scores, seen, seen * self.blocks.token_nbytes // 2, none, none.copy())
 
     def add(self, blocks: Blocks) -> None:
-        """As the protocol says, by HNSW's insertion. Raises ValueError for blocks of another shape, or of fewer tokens."""
+        """As the protocol says, by HNSW's insertion; the first time, all links are walked once. Raises ValueError for blocks of another shape, or of fewer tokens."""
         blocks.check_extends(self.blocks)
         begin = self.codes.tokens
         self.blocks = blocks
+        if self.codes.parents is None:
+            self.codes.parents = self.codes.no_parents()
+            _native.graph_repair(self.codes.native, self.codes.parents)
         self.codes.grow(blocks)
-        _native.graph_insert(self.codes.native, blocks.native, begin, self.settings.width)
+        _native.graph_insert(self.codes.native, blocks.native, begin, self.settings.width, self.codes.parents)
         for name in ("_probes", "_radius"):
             self.__dict__.pop(name, None)
 
@@ -207,11 +213,11 @@ class Hnsw:
         return cls(blocks, settings, codes, learnt)
 
     def verify(self) -> None:
-        """As the protocol says: links, codes, and that walks can come to nearly all tokens."""
+        """As the protocol says: links, codes, and that links lead from token 0, where all walks begin too, to every token."""
         self.codes.verify(self.blocks)
-        for head, tokens in enumerate(self._probes[0]):
-            lost = self.codes.tokens - _native.graph_reachable(self.codes.native, head, tokens)
-            if lost > 1 + self.codes.tokens // 100:
+        for head in range(self.blocks.kv_heads):
+            lost = self.codes.tokens - _native.graph_reachable(self.codes.native, head)
+            if lost:
                 raise IndexCorrupt(f"{lost} tokens of KV head {head} cannot be reached by links; build the index again")
 
     def cost(self, tokens: int, rows: int, retrieval: Retrieval) -> Cost:

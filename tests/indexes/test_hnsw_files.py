@@ -63,7 +63,7 @@ def test_other_blocks_cannot_be_added():
     blocks, _, _ = layer()
     graph = Hnsw.build(first(blocks, 100))
     for wrong in (first(blocks, 99), layer(dtype="float32")[0]):
-        with pytest.raises(ValueError, match="tokens of another kind or fewer"):
+        with pytest.raises(ValueError, match="the new blocks h"):
             graph.add(wrong)
 
 
@@ -231,5 +231,10 @@ def test_what_python_hands_over_is_checked():
         )
     with pytest.raises(ValueError, match="begin"):
         native.graph_insert(graph.native, blocks.native, -1, 64)
-    with pytest.raises(ValueError, match="starts"):
-        native.graph_reachable(graph.native, 0, np.full(1, -1, np.int32))
+    with pytest.raises(ValueError, match="kv_head"):
+        native.graph_reachable(graph.native, -1)
+    for wrong in (np.zeros((2, 5), np.uint32), np.zeros((1, TOKENS), np.uint32)):
+        with pytest.raises(ValueError, match="parents"):
+            native.graph_repair(graph.native, wrong)
+        with pytest.raises(ValueError, match="parents"):
+            native.graph_insert(graph.native, blocks.native, TOKENS, 64, wrong)

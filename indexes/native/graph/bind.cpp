@@ -149,13 +149,15 @@ void py_encode(const PyGraph& graph, const PyBlocks& blocks, int kv_head, std::i
     encode(graph.graph, blocks.blocks, kv_head, begin, graph.graph.tokens);
 }
 
-void py_insert(const PyGraph& graph, const PyBlocks& blocks, std::int64_t begin, int width) {
+void py_insert(const PyGraph& graph, const PyBlocks& blocks, std::int64_t begin, int width,
+               const Out<std::uint32_t, 2>& parents) {
     graph.check(blocks);
+    check_shape(parents, {graph.graph.kv_heads, graph.graph.capacity}, "parents");
     if (begin < 0 || begin > graph.graph.tokens || width < 1) {
         fail("begin must be 0 to the number of tokens, width at least 1");
     }
     const nb::gil_scoped_release release;
-    insert(graph.graph, blocks.blocks, begin, width);
+    insert(graph.graph, blocks.blocks, begin, width, parents.data());
 }
 
 void py_connect(const PyGraph& graph, const PyBlocks& blocks, int kv_head,
@@ -178,12 +180,16 @@ void py_connect(const PyGraph& graph, const PyBlocks& blocks, int kv_head,
             candidates.data());
 }
 
-std::int64_t py_reachable(const PyGraph& graph, int kv_head, const In<std::int32_t, 1>& starts) {
-    graph.check_head(kv_head);
-    graph.check_tokens(starts.data(), starts.size(), "starts", 0);
+std::int64_t py_repair(const PyGraph& graph, const Out<std::uint32_t, 2>& parents) {
+    check_shape(parents, {graph.graph.kv_heads, graph.graph.capacity}, "parents");
     const nb::gil_scoped_release release;
-    return reachable(graph.graph, kv_head, starts.data(),
-                     static_cast<std::int64_t>(starts.size()));
+    return repair(graph.graph, parents.data());
+}
+
+std::int64_t py_reachable(const PyGraph& graph, int kv_head) {
+    graph.check_head(kv_head);
+    const nb::gil_scoped_release release;
+    return reachable(graph.graph, kv_head);
 }
 
 }  // namespace
@@ -205,10 +211,12 @@ void bind_graph(nb::module_& m) {
     m.def("graph_bound", &py_bound, "graph"_a, "blocks"_a, "queries"_a, "scale"_a, "offsets"_a,
           "ids"_a, "bound"_a);
     m.def("graph_encode", &py_encode, "graph"_a, "blocks"_a, "kv_head"_a, "begin"_a);
-    m.def("graph_insert", &py_insert, "graph"_a, "blocks"_a, "begin"_a, "width"_a);
+    m.def("graph_insert", &py_insert, "graph"_a, "blocks"_a, "begin"_a, "width"_a,
+          "parents"_a);
     m.def("graph_connect", &py_connect, "graph"_a, "blocks"_a, "kv_head"_a, "pivots"_a,
           "offsets"_a, "candidates"_a);
-    m.def("graph_reachable", &py_reachable, "graph"_a, "kv_head"_a, "starts"_a);
+    m.def("graph_repair", &py_repair, "graph"_a, "parents"_a);
+    m.def("graph_reachable", &py_reachable, "graph"_a, "kv_head"_a);
 }
 
 }  // namespace kvdb::indexes

@@ -26,25 +26,4 @@ void encode(const Graph& graph, const Blocks& blocks, int kv_head, std::int64_t 
     });
 }
 
-std::int64_t reachable(const Graph& graph, int kv_head, const std::int32_t* starts,
-                       std::int64_t count) {
-    std::vector<bool> met(graph.tokens);
-    std::vector<std::uint32_t> next;
-    std::int64_t reached = 0;
-    const auto meet = [&](std::uint32_t token) {
-        if (met[token]) return;
-        met[token] = true;
-        ++reached;
-        next.push_back(token);
-    };
-    for (std::int64_t i = 0; i < count; ++i) meet(starts[i]);
-    while (!next.empty()) {
-        const std::uint32_t* links =
-            graph.links_of(kv_head) + std::int64_t{next.back()} * graph.degree;
-        next.pop_back();
-        for (int j = 0; j < graph.degree && links[j] < graph.tokens; ++j) meet(links[j]);
-    }
-    return reached;
-}
-
 }  // namespace kvdb::indexes
