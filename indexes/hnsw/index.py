@@ -13,7 +13,7 @@ import indexes.file as index_file
 from indexes.base import Cost, Float32, Found, IndexCorrupt, Int32, Queries
 from indexes.blocks import Blocks
 from indexes.hnsw.build import links_of
-from indexes.hnsw.codes import Codes
+from indexes.hnsw.codes import Codes, in_lines
 from indexes.hnsw.mass import keep_mass, mass_missing
 from indexes.hnsw.samples import merged_lists, nearest_keys, starts
 from indexes.hnsw.saved import restore
@@ -91,7 +91,7 @@ class Hnsw:
         heads = self.blocks.kv_heads
         root = np.zeros((heads, min(n, 1)))
         tokens = np.hstack([np.broadcast_to(drawn, (heads, count)), self.starts, root]).astype(np.int32)
-        return tokens, np.stack([self.codes.codes[head, tokens[head]] for head in range(heads)])
+        return tokens, in_lines(np.stack([self.codes.codes[head, tokens[head]] for head in range(heads)]))
 
     @cached_property
     def _radius(self) -> Float32:
