@@ -22,20 +22,25 @@ def nearest_keys(blocks: Blocks, kv_head: int, queries: Float32, count: int) -> 
     Exact, by matrix products in float32; the product of 1,024 queries and CHUNK keys is 32 MiB.
     """
     count = min(count, blocks.tokens)
-    scores = np.empty((len(queries), 0), np.float32)
-    tokens = np.empty((len(queries), 0), np.int32)
+    m = len(queries)
+    every = np.arange(m)
+    rows, scores, tokens = every[:0], np.empty(0, np.float32), np.empty(0, np.int32)
+    least = np.full((m, 1), -np.inf, np.float32)
     for begin in range(0, blocks.tokens, CHUNK):
         product = queries @ blocks.keys(kv_head, begin, min(begin + CHUNK, blocks.tokens)).T
-        if scores.shape[1] < count:
-            chosen = np.arange(product.shape[1])
-        else:  # most chunks hold few keys that any query still wants
-            chosen = np.flatnonzero((product > scores[:, -1:]).any(axis=0))
-        scores = np.hstack([scores, product[:, chosen]])
-        ids = np.broadcast_to((begin + chosen).astype(np.int32), (len(queries), len(chosen)))
-        tokens = np.hstack([tokens, ids])
-        order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-        scores, tokens = np.take_along_axis(scores, order, 1), np.take_along_axis(tokens, order, 1)
-    return tokens
+        if begin == 0 and product.shape[1] > count:
+            least = -np.partition(-product, count - 1, axis=1)[:, count - 1 : count]
+        row, column = np.nonzero(product >= least)
+        rows = np.concatenate([rows, row])
+        scores = np.concatenate([scores, product[row, column]])
+        tokens = np.concatenate([tokens, (begin + column).astype(np.int32)])
+        order = np.lexsort((-scores, rows))
+        place = np.arange(len(rows)) - np.searchsorted(rows[order], every)[rows[order]]
+        order = order[place < count]
+        rows, scores, tokens = rows[order], scores[order], tokens[order]
+        if len(rows) == m * count:
+            least = scores.reshape(m, count)[:, -1:]
+    return tokens.reshape(m, count)
 
 
 def merged_lists(nearest: Int32) -> tuple[Int32, Int64, Int32]:
