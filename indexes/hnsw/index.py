@@ -15,7 +15,7 @@ from indexes.blocks import Blocks
 from indexes.hnsw.build import links_of
 from indexes.hnsw.codes import Codes, in_lines
 from indexes.hnsw.mass import keep_mass, mass_missing
-from indexes.hnsw.samples import merged_lists, nearest_keys, starts
+from indexes.hnsw.samples import check_samples, merged_lists, nearest_keys, starts
 from indexes.hnsw.saved import restore
 from indexes.hnsw.settings import Settings
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
@@ -48,6 +48,8 @@ class Hnsw:
 
         Uses all of the pool's threads. Raises ModuleNotFoundError without hnswlib, ValueError for samples of another shape.
         """
+        if samples is not None:
+            check_samples(blocks, samples)
         made = cls(blocks, settings, Codes.of(blocks, settings.degree), np.empty((blocks.kv_heads, 0), np.int32))
         for head in range(blocks.kv_heads):
             links = links_of(blocks.keys(head), settings.links, settings.width, _native.threads())
@@ -59,11 +61,8 @@ class Hnsw:
 
     def learn(self, samples: Float32) -> None:
         """Add what sample queries, float32 `[q_heads, m, head_dim]`, show. Raises ValueError for another shape."""
+        check_samples(self.blocks, samples)
         heads, d = self.blocks.kv_heads, self.blocks.head_dim
-        if samples.ndim != 3 or samples.shape[0] % heads or not samples.size or samples.shape[2] != d:
-            raise ValueError(f"samples have shape {list(samples.shape)}; expected [{heads} x any, m, {d}], m at least 1")
-        if not np.isfinite(samples).all():
-            raise ValueError("samples hold NaN or infinity; expected finite numbers")
         groups = np.ascontiguousarray(samples, np.float32).reshape(heads, -1, d)
         learnt = []
         for head, queries in enumerate(groups):
@@ -188,7 +187,10 @@ class Hnsw:
         return Found(offsets, ids, scores, seen, seen * self.blocks.token_nbytes // 2, none, none.copy())
 
     def add(self, blocks: Blocks) -> None:
-        """As the protocol says, by HNSW's insertion; the first time, all links are walked once. Raises ValueError for blocks of another shape, or of fewer tokens."""
+        """As the protocol says, by HNSW's insertion; the first time, all links are walked once.
+
+        Raises ValueError for blocks of another shape, or of fewer tokens.
+        """
         blocks.check_extends(self.blocks)
         begin = self.codes.tokens
         self.blocks = blocks

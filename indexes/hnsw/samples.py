@@ -16,6 +16,15 @@ CHUNK = 8192  # keys multiplied at a time
 TOP = 4  # of each query, keys that walks may begin with
 
 
+def check_samples(blocks: Blocks, samples: Float32) -> None:
+    """Raises ValueError unless these are float32 `[q_heads, m, head_dim]`, finite, for the KV heads of the blocks."""
+    heads, d = blocks.kv_heads, blocks.head_dim
+    if samples.ndim != 3 or samples.shape[0] % heads or not samples.size or samples.shape[2] != d:
+        raise ValueError(f"samples have shape {list(samples.shape)}; expected [{heads} x any, m, {d}], m at least 1")
+    if not np.isfinite(samples).all():
+        raise ValueError("samples hold NaN or infinity; expected finite numbers")
+
+
 def nearest_keys(blocks: Blocks, kv_head: int, queries: Float32, count: int) -> Int32:
     """int32 `[m, min(count, tokens)]`: of each of `queries`, `[m, head_dim]`, the tokens with the largest q.k, largest first.
 

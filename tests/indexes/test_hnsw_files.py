@@ -50,7 +50,8 @@ def test_an_index_grows_from_nothing(start):
 
 def test_inserted_links_lead_to_the_nearest():
     """Without hnswlib's graph: all links are those of `add`, and the walk must find its way over them."""
-    blocks, q, samples = layer(tokens=9000)
+    more, q, samples = layer(tokens=16_000)
+    blocks = first(more, 9000)
     graph = Hnsw.build(first(blocks, 0))
     graph.add(blocks)
     graph.learn(samples)
@@ -241,7 +242,8 @@ def test_far_keys_do_not_cost_the_others_their_precision():
 
 
 def test_nearest_keys_and_lists_are_those_of_brute_force():
-    blocks, _, samples = layer(tokens=9000)
+    more, _, samples = layer(tokens=16_000)
+    blocks = first(more, 9000)
     queries = samples[2:4].reshape(-1, 64)
     nearest = nearest_keys(blocks, 1, queries, 30)
     order = np.argsort(-(queries.astype(np.float64) @ blocks.keys(1).astype(np.float64).T), axis=1)[:, :30]

@@ -85,6 +85,8 @@ class Range {
 inline constexpr std::int64_t kDenseCheck = 128;  // fewer are no reason to leave a query
 
 // Estimates are not exact: of a search for k so many are kept.
-inline std::int64_t width_of(std::int64_t k) { return k > 0 ? k + k / 2 + 32 : 0; }
+inline std::int64_t width_of(std::int64_t k) {
+    return k > 0 ? k + k / 2 + 32 : 0;
+}
 
 }  // namespace kvdb::indexes

@@ -24,9 +24,9 @@ struct Task {
     const QueryRows& queries;
     SearchOptions options;
     int kv_head;
-    std::int64_t query;     // of the batch
-    int head, heads;        // of the group: [head, head + heads)
-    std::int64_t visible;   // tokens the query sees
+    std::int64_t query;        // of the batch
+    int head, heads;           // of the group: [head, head + heads)
+    std::int64_t visible;      // tokens the query sees
     const std::uint8_t* rows;  // or null: only those rows that are set
 
     bool has(std::int64_t r) const { return !rows || rows[r]; }

@@ -11,8 +11,8 @@ namespace kvdb::indexes {
 inline constexpr std::uint32_t kNoToken = 0xffffffffu;
 
 // HNSW's pruning of links back leaves tokens that no link leads to. Here each token has a parent,
-// whose list holds a link to it, and parents lead to token 0: whoever drops no link of the tree cuts
-// nobody off.
+// whose list holds a link to it, and parents lead to token 0: whoever drops no link of the tree
+// cuts nobody off.
 class Tree {
   public:
     // parents [tokens]: kNoToken where a token is not reached.

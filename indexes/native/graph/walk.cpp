@@ -8,7 +8,8 @@ namespace kvdb::indexes {
 
 namespace {
 
-constexpr int kBatch = 8;  // tokens expanded together, so that their neighbours' codes come together
+constexpr int kBatch =
+    8;  // tokens expanded together, so that their neighbours' codes come together
 constexpr std::int64_t kScanned = 512;       // codes estimated together
 constexpr std::int64_t kBudgetLeast = 2048;  // tokens that any walk may meet
 
@@ -64,8 +65,8 @@ void Walk::estimate(const std::uint8_t* codes, const std::uint32_t* tokens, std:
         scores_.resize(task_->heads * room_);
     }
     graph_kernels().estimate({codes, task_->graph.stride, tokens, count, lens_.bytes.data(),
-                              lens_.factor.data(), lens_.bias.data(), task_->heads,
-                              scores_.data(), room_});
+                              lens_.factor.data(), lens_.bias.data(), task_->heads, scores_.data(),
+                              room_});
 }
 
 void Walk::walk_best_first() {
@@ -88,9 +89,8 @@ void Walk::walk_listed() {
         fresh_.clear();
         for (int taken = 0; taken < kBatch && at < list_.size(); ++taken) expand(list_[at++]);
         meet();
-        if (std::all_of(ranges_.begin(), ranges_.end(), [](const Range& range) {
-                return range.done();
-            })) {
+        if (std::all_of(ranges_.begin(), ranges_.end(),
+                        [](const Range& range) { return range.done(); })) {
             return;
         }
     }

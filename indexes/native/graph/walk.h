@@ -12,9 +12,9 @@
 namespace kvdb::indexes {
 
 // DIPRS, AlayaDB (arXiv 2504.10326), algorithm 1, in two forms. Listed, as in the paper: candidates
-// are expanded in the order in which they were met, and taken in while they are in range of the best
-// one or the list is short. Best first: the one furthest within the range of any of the query heads
-// is expanded next, the range begins at the floor, and steps outside of it are counted.
+// are expanded in the order in which they were met, and taken in while they are in range of the
+// best one or the list is short. Best first: the one furthest within the range of any of the query
+// heads is expanded next, the range begins at the floor, and steps outside of it are counted.
 //
 // Hidden tokens are walked through like others, but are neither found nor the best. Where most of a
 // token's neighbours are hidden, theirs are looked at too.
@@ -54,9 +54,7 @@ class Walk {
     void stop();
 
     float score_at(std::int64_t r, std::int64_t at) const { return scores_[r * room_ + at]; }
-    float* probe_scores(std::int64_t r) {
-        return probe_scores_.data() + r * task_->probes.count;
-    }
+    float* probe_scores(std::int64_t r) { return probe_scores_.data() + r * task_->probes.count; }
 
     const Task* task_ = nullptr;
     bool selective_;  // so much is hidden that it stands in the way
