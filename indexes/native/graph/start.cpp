@@ -46,7 +46,7 @@ void Walk::look_at_probes() {
     for (int r = 0; r < task_->heads; ++r) {
         const float* scores = scores_.data() + r * room_;
         float* visible = probe_scores(r);
-        for (std::int64_t t = 0; t < count; ++t) visible[t] = scores[t] + margins_[t];
+        for (std::int64_t t = 0; t < count; ++t) visible[t] = margins_[t] < 0 ? kNone : scores[t];
         ranges_[r].expect(Lanes(visible, count).largest());
     }
 }
