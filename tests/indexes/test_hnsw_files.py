@@ -132,7 +132,7 @@ def test_verify_sees_damage(damage):
         graph.verify()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 400), st.integers(0, 100), st.floats(0, 1))
 def test_repair_reaches_all_and_adding_cuts_nobody_off(seed, tokens, more, full):
     """From any links, those of islands and of lists that are full included; other links only where a list is full."""
