@@ -153,11 +153,16 @@ def graph_bound(graph: Graph, blocks: Blocks, queries: Queries, scale: float, of
 def graph_encode(graph: Graph, blocks: Blocks, kv_head: int, begin: int) -> None:
     """Writes codes and residual of the tokens from `begin` on."""
 
-def graph_insert(graph: Graph, blocks: Blocks, begin: int, width: int) -> None:
-    """Writes links of the tokens from `begin` on, and links back to them; `width` candidates are considered for each."""
+def graph_insert(graph: Graph, blocks: Blocks, begin: int, width: int, parents: Any) -> None:
+    """Writes links of the tokens from `begin` on, and links back to them; `width` candidates are considered for each. parents:
+    what `graph_repair` gave for the tokens before, is written for these."""
 
 def graph_connect(graph: Graph, blocks: Blocks, kv_head: int, pivots: Any, offsets: Any, candidates: Any) -> None:
     """Links pivots, int32 [count], to those of their candidates[offsets[i] : offsets[i + 1]] that no link stands closer to."""
 
-def graph_reachable(graph: Graph, kv_head: int, starts: Any) -> int:
-    """How many tokens links lead to from `starts`, int32 [count]."""
+def graph_repair(graph: Graph, parents: Any) -> int:
+    """Links to the tokens that links do not lead to from token 0; how many there were, of all heads. Writes parents, uint32
+    [kv_heads, capacity]: of each token one that links to it, on a way from token 0."""
+
+def graph_reachable(graph: Graph, kv_head: int) -> int:
+    """How many tokens links lead to from token 0."""

@@ -1,5 +1,6 @@
 """What the index keeps of each key: a byte a dimension, what that leaves of it, and its links; and how bytes become numbers."""
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ SAMPLE = 65_536  # keys, spread evenly, that the range of the codes is measured 
 OUTLIER = 4.0  # times the usual residual: keys that codes do not hold well
 OUTLIERS_MAX = 64
 GROWTH = 1.25
+LINE = 128  # bytes: two of the processor's cache lines, which it likes to fetch together
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
@@ -35,19 +37,22 @@ class Codes:
     tokens: int
     measured: int = 0  # so many tokens there were when low and step were chosen
     outliers: Int32 = field(default_factory=lambda: np.empty((0, 0), np.int32))
+    parents: npt.NDArray[np.uint32] | None = None
+    """`[kv_heads, capacity]`, for adding: of each token one that links to it, on a way from token 0."""
 
     @classmethod
     def of(cls, blocks: Blocks, degree: int) -> "Codes":
         """Of all keys; no key is linked."""
         heads, n, d = blocks.kv_heads, blocks.tokens, blocks.head_dim
         made = cls(
-            np.empty((heads, n, -(-d // CODE_STEP) * CODE_STEP), np.uint8),
+            empty_lines((heads, n, -(-d // CODE_STEP) * CODE_STEP), np.dtype(np.uint8)),
             np.empty((heads, n), np.float32),
-            np.full((heads, n, degree), NO_LINK, np.uint32),
+            empty_lines((heads, n, degree), np.dtype(np.uint32)),
             np.empty((heads, d), np.float32),
             np.empty((heads, d), np.float32),
             n,
         )
+        made.links[:] = NO_LINK
         made.encode_all(blocks)
         return made
 
@@ -65,6 +70,8 @@ class Codes:
         for name, (shape, dtype) in expected.items():
             if arrays[name].shape != shape or arrays[name].dtype != dtype:
                 raise IndexCorrupt(f"array {name!r} is {arrays[name].dtype} {arrays[name].shape}; expected {shape}")
+            if name in {"codes", "links"}:
+                arrays[name] = in_lines(arrays[name])
         made = cls(**{name: arrays[name] for name in expected}, tokens=n, measured=int(header["measured"]))
         made.check_links()
         made.find_outliers()
@@ -81,8 +88,11 @@ class Codes:
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.codes, self.residual, self.links, self.low, self.step, self.outliers)
-        return sum(array.nbytes for array in arrays)
+        arrays = (self.codes, self.residual, self.links, self.low, self.step, self.outliers, self.parents)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    def no_parents(self) -> npt.NDArray[np.uint32]:
+        return np.full(self.residual.shape, NO_LINK, np.uint32)
 
     def encode_all(self, blocks: Blocks) -> None:
         """Choose the range of the codes by the keys that there are."""
@@ -116,6 +126,7 @@ class Codes:
             self.codes = _longer(self.codes, begin, capacity)
             self.residual = _longer(self.residual, begin, capacity)
             self.links = _longer(self.links, begin, capacity)
+            self.parents = None if self.parents is None else _longer(self.parents, begin, capacity)
         self.tokens = blocks.tokens
         self.__dict__.pop("native", None)
         if self.tokens >= 2 * self.measured:
@@ -161,7 +172,24 @@ def _range(blocks: Blocks, head: int) -> tuple[Float32, Float32]:
     return (low - step * 0.01).astype(np.float32), step.astype(np.float32)
 
 
+def empty_lines(shape: tuple[int, ...], dtype: np.dtype[Scalar]) -> npt.NDArray[Scalar]:
+    """An array that begins with a line of the cache, so that a code or a list of links fills as few lines as can be."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(nbytes + LINE, np.uint8)
+    begin = -memory.ctypes.data % LINE
+    return memory[begin : begin + nbytes].view(dtype).reshape(shape)
+
+
+def in_lines(array: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
+    """The array, or a copy that begins with a line."""
+    if array.ctypes.data % LINE == 0:
+        return array
+    copy = empty_lines(array.shape, array.dtype)
+    copy[:] = array
+    return copy
+
+
 def _longer(array: npt.NDArray[Scalar], tokens: int, capacity: int) -> npt.NDArray[Scalar]:
-    longer = np.empty((array.shape[0], capacity, *array.shape[2:]), array.dtype)
+    longer = empty_lines((array.shape[0], capacity, *array.shape[2:]), array.dtype)
     longer[:, :tokens] = array[:, :tokens]
     return longer

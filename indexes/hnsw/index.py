@@ -13,9 +13,9 @@ import indexes.file as index_file
 from indexes.base import Cost, Float32, Found, IndexCorrupt, Int32, Queries
 from indexes.blocks import Blocks
 from indexes.hnsw.build import links_of
-from indexes.hnsw.codes import Codes
+from indexes.hnsw.codes import Codes, in_lines
 from indexes.hnsw.mass import keep_mass, mass_missing
-from indexes.hnsw.samples import merged_lists, nearest_keys, starts
+from indexes.hnsw.samples import check_samples, merged_lists, nearest_keys, starts
 from indexes.hnsw.saved import restore
 from indexes.hnsw.settings import Settings
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
@@ -48,28 +48,28 @@ class Hnsw:
 
         Uses all of the pool's threads. Raises ModuleNotFoundError without hnswlib, ValueError for samples of another shape.
         """
+        if samples is not None:
+            check_samples(blocks, samples)
         made = cls(blocks, settings, Codes.of(blocks, settings.degree), np.empty((blocks.kv_heads, 0), np.int32))
         for head in range(blocks.kv_heads):
             links = links_of(blocks.keys(head), settings.links, settings.width, _native.threads())
             made.codes.links[head, :, : links.shape[1]] = links
         if samples is not None and blocks.tokens > 1:
             made.learn(samples)
+        _native.graph_repair(made.codes.native, made.codes.no_parents())
         return made
 
     def learn(self, samples: Float32) -> None:
         """Add what sample queries, float32 `[q_heads, m, head_dim]`, show. Raises ValueError for another shape."""
+        check_samples(self.blocks, samples)
         heads, d = self.blocks.kv_heads, self.blocks.head_dim
-        if samples.ndim != 3 or samples.shape[0] % heads or not samples.size or samples.shape[2] != d:
-            raise ValueError(f"samples have shape {list(samples.shape)}; expected [{heads} x any, m, {d}], m at least 1")
-        if not np.isfinite(samples).all():
-            raise ValueError("samples hold NaN or infinity; expected finite numbers")
         groups = np.ascontiguousarray(samples, np.float32).reshape(heads, -1, d)
         learnt = []
         for head, queries in enumerate(groups):
             nearest = nearest_keys(self.blocks, head, queries, self.settings.neighbours)
             pivots, offsets, candidates = merged_lists(nearest)
             _native.graph_connect(self.codes.native, self.blocks.native, head, pivots, offsets, candidates)
-            learnt.append(starts(nearest, self.settings.starts))
+            learnt.append(starts(nearest, max(self.settings.starts - 1, 0)))
         most = max(map(len, learnt))
         self.starts = np.stack([np.resize(tokens, most) for tokens in learnt])  # a start twice does no harm
         self.__dict__.pop("_probes", None)
@@ -81,14 +81,16 @@ class Hnsw:
 
     @cached_property
     def _probes(self) -> tuple[Int32, npt.NDArray[np.uint8]]:
-        """Where walks begin: tokens `[kv_heads, count]`, the random ones first, and their codes, together."""
+        """Where walks begin: tokens `[kv_heads, count]`, the random ones first, the one that all are reached from last, and their
+        codes, together."""
         n = self.codes.tokens
         count = min(self.settings.random, n)
         edges = np.arange(count + 1) * n // max(count, 1)
         drawn = np.random.default_rng(n).integers(edges[:-1], edges[1:]) if count else edges[:0]
         heads = self.blocks.kv_heads
-        tokens = np.hstack([np.broadcast_to(drawn, (heads, count)), self.starts]).astype(np.int32)
-        return tokens, np.stack([self.codes.codes[head, tokens[head]] for head in range(heads)])
+        root = np.zeros((heads, min(n, 1)))
+        tokens = np.hstack([np.broadcast_to(drawn, (heads, count)), self.starts, root]).astype(np.int32)
+        return tokens, in_lines(np.stack([self.codes.codes[head, tokens[head]] for head in range(heads)]))
 
     @cached_property
     def _radius(self) -> Float32:
@@ -185,12 +187,18 @@ class Hnsw:
         return Found(offsets, ids, scores, seen, seen * self.blocks.token_nbytes // 2, none, none.copy())
 
     def add(self, blocks: Blocks) -> None:
-        """As the protocol says, by HNSW's insertion. Raises ValueError for blocks of another shape, or of fewer tokens."""
+        """As the protocol says, by HNSW's insertion; the first time, all links are walked once.
+
+        Raises ValueError for blocks of another shape, or of fewer tokens.
+        """
         blocks.check_extends(self.blocks)
         begin = self.codes.tokens
         self.blocks = blocks
+        if self.codes.parents is None:
+            self.codes.parents = self.codes.no_parents()
+            _native.graph_repair(self.codes.native, self.codes.parents)
         self.codes.grow(blocks)
-        _native.graph_insert(self.codes.native, blocks.native, begin, self.settings.width)
+        _native.graph_insert(self.codes.native, blocks.native, begin, self.settings.width, self.codes.parents)
         for name in ("_probes", "_radius"):
             self.__dict__.pop(name, None)
 
@@ -207,11 +215,11 @@ class Hnsw:
         return cls(blocks, settings, codes, learnt)
 
     def verify(self) -> None:
-        """As the protocol says: links, codes, and that walks can come to nearly all tokens."""
+        """As the protocol says: links, codes, and that links lead from token 0, where all walks begin too, to every token."""
         self.codes.verify(self.blocks)
-        for head, tokens in enumerate(self._probes[0]):
-            lost = self.codes.tokens - _native.graph_reachable(self.codes.native, head, tokens)
-            if lost > 1 + self.codes.tokens // 100:
+        for head in range(self.blocks.kv_heads):
+            lost = self.codes.tokens - _native.graph_reachable(self.codes.native, head)
+            if lost:
                 raise IndexCorrupt(f"{lost} tokens of KV head {head} cannot be reached by links; build the index again")
 
     def cost(self, tokens: int, rows: int, retrieval: Retrieval) -> Cost:

@@ -16,26 +16,40 @@ CHUNK = 8192  # keys multiplied at a time
 TOP = 4  # of each query, keys that walks may begin with
 
 
+def check_samples(blocks: Blocks, samples: Float32) -> None:
+    """Raises ValueError unless these are float32 `[q_heads, m, head_dim]`, finite, for the KV heads of the blocks."""
+    heads, d = blocks.kv_heads, blocks.head_dim
+    if samples.ndim != 3 or samples.shape[0] % heads or not samples.size or samples.shape[2] != d:
+        raise ValueError(f"samples have shape {list(samples.shape)}; expected [{heads} x any, m, {d}], m at least 1")
+    if not np.isfinite(samples).all():
+        raise ValueError("samples hold NaN or infinity; expected finite numbers")
+
+
 def nearest_keys(blocks: Blocks, kv_head: int, queries: Float32, count: int) -> Int32:
     """int32 `[m, min(count, tokens)]`: of each of `queries`, `[m, head_dim]`, the tokens with the largest q.k, largest first.
 
     Exact, by matrix products in float32; the product of 1,024 queries and CHUNK keys is 32 MiB.
     """
     count = min(count, blocks.tokens)
-    scores = np.empty((len(queries), 0), np.float32)
-    tokens = np.empty((len(queries), 0), np.int32)
+    m = len(queries)
+    every = np.arange(m)
+    rows, scores, tokens = every[:0], np.empty(0, np.float32), np.empty(0, np.int32)
+    least = np.full((m, 1), -np.inf, np.float32)
     for begin in range(0, blocks.tokens, CHUNK):
         product = queries @ blocks.keys(kv_head, begin, min(begin + CHUNK, blocks.tokens)).T
-        if scores.shape[1] < count:
-            chosen = np.arange(product.shape[1])
-        else:  # most chunks hold few keys that any query still wants
-            chosen = np.flatnonzero((product > scores[:, -1:]).any(axis=0))
-        scores = np.hstack([scores, product[:, chosen]])
-        ids = np.broadcast_to((begin + chosen).astype(np.int32), (len(queries), len(chosen)))
-        tokens = np.hstack([tokens, ids])
-        order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-        scores, tokens = np.take_along_axis(scores, order, 1), np.take_along_axis(tokens, order, 1)
-    return tokens
+        if begin == 0 and product.shape[1] > count:
+            least = -np.partition(-product, count - 1, axis=1)[:, count - 1 : count]
+        row, column = np.nonzero(product >= least)
+        rows = np.concatenate([rows, row])
+        scores = np.concatenate([scores, product[row, column]])
+        tokens = np.concatenate([tokens, (begin + column).astype(np.int32)])
+        order = np.lexsort((-scores, rows))
+        place = np.arange(len(rows)) - np.searchsorted(rows[order], every)[rows[order]]
+        order = order[place < count]
+        rows, scores, tokens = rows[order], scores[order], tokens[order]
+        if len(rows) == m * count:
+            least = scores.reshape(m, count)[:, -1:]
+    return tokens.reshape(m, count)
 
 
 def merged_lists(nearest: Int32) -> tuple[Int32, Int64, Int32]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Settings:
     """links: M of HNSW; a key has up to 2 * links of them. spare: room for links that sample queries and added tokens ask for.
     width: efConstruction. neighbours: nearest keys of a sample query that are linked. random: tokens drawn at random, where walks
-    begin and which stand for all others in estimates. starts: tokens where walks begin, learnt from sample queries.
+    begin and which stand for all others in estimates. starts: tokens where walks begin, token 0 and some that samples want.
 
     slack: how far beyond the range a walk goes, in betas. patience: steps that a query head may go outside of its range without
     coming closer. least: of the paper's form, candidates that are expanded whatever their score. dense: a query that, by the

@@ -172,7 +172,7 @@ def test_samples_of_queries_lead_where_keys_do_not():
     rng = np.random.default_rng(3)
     centres = 12 * rng.standard_normal((300, 64)).astype(np.float32)
     keys = np.repeat(centres, 40, axis=0) + rng.standard_normal((12_000, 64)).astype(np.float32)
-    keys[::40, 0] = 60  # one of each cluster
+    keys[::200, 0] = 60  # one of every fifth cluster
     blocks = Blocks.of(keys[None])
     q = np.zeros((2, 8, 64), np.float32)
     q[..., 0], q[..., 1:] = 4, 0.1 * rng.standard_normal((2, 8, 63))

@@ -10,6 +10,7 @@ import indexes.file as index_file
 from indexes.base import IndexCorrupt, Queries
 from indexes.blocks import DTYPES, Blocks
 from indexes.hnsw import Hnsw, Settings
+from indexes.hnsw.build import NO_LINK
 from indexes.hnsw.samples import merged_lists, nearest_keys
 from indexes.retrieval import Dipr, Exact, TopK, TopP
 from tests.indexes.hnsw_data import TOKENS, ask, check_form, every_score, index, layer, recall, wanted
@@ -49,7 +50,8 @@ def test_an_index_grows_from_nothing(start):
 
 def test_inserted_links_lead_to_the_nearest():
     """Without hnswlib's graph: all links are those of `add`, and the walk must find its way over them."""
-    blocks, q, samples = layer(tokens=9000)
+    more, q, samples = layer(tokens=16_000)
+    blocks = first(more, 9000)
     graph = Hnsw.build(first(blocks, 0))
     graph.add(blocks)
     graph.learn(samples)
@@ -63,7 +65,7 @@ def test_other_blocks_cannot_be_added():
     blocks, _, _ = layer()
     graph = Hnsw.build(first(blocks, 100))
     for wrong in (first(blocks, 99), layer(dtype="float32")[0]):
-        with pytest.raises(ValueError, match="tokens of another kind or fewer"):
+        with pytest.raises(ValueError, match="the new blocks h"):
             graph.add(wrong)
 
 
@@ -128,6 +130,42 @@ def test_verify_sees_damage(damage):
         graph.codes.links[:] = 0xFFFFFFFF
     with pytest.raises(IndexCorrupt):
         graph.verify()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 400), st.integers(0, 100), st.floats(0, 1))
+def test_repair_reaches_all_and_adding_cuts_nobody_off(seed, tokens, more, full):
+    """From any links, those of islands and of lists that are full included; other links only where a list is full."""
+    rng = np.random.default_rng(seed)
+    blocks = Blocks.of(rng.standard_normal((2, tokens + more, 8)).astype(np.float32))
+    graph = Hnsw.build(first(blocks, 0), None, Settings(links=2, spare=0))
+    graph.add(first(blocks, tokens))
+    near = np.arange(tokens)[:, None] // 7 * 7 + rng.integers(0, 7, (2, tokens, 4))  # islands of seven
+    lists = np.where(rng.random(near.shape) < full, np.minimum(near, tokens - 1), NO_LINK).astype(np.uint32)
+    lists = np.sort(lists, axis=-1)
+    graph.codes.links[:, :tokens] = lists
+    graph.codes.parents = graph.codes.no_parents()
+    lost = native.graph_repair(graph.codes.native, graph.codes.parents)
+    assert lost >= 2 * (tokens - 7) or tokens < 7
+    parents = graph.codes.parents[:, :tokens]
+    assert (graph.codes.links[np.arange(2)[:, None], parents] == np.arange(tokens)[None, :, None]).any(-1)[:, 1:].all()
+    graph.verify()
+    again = graph.codes.links.copy()
+    assert native.graph_repair(graph.codes.native, graph.codes.parents) == 0
+    np.testing.assert_array_equal(graph.codes.links, again)
+    graph.add(blocks)
+    graph.verify()
+
+
+def test_a_loaded_index_takes_in_more(tmp_path):
+    blocks, q, samples = layer()
+    Hnsw.build(first(blocks, 5000), samples).save(tmp_path / "graph")
+    graph = Hnsw.load(tmp_path / "graph", first(blocks, 5000))
+    graph.verify()
+    graph.add(blocks)
+    graph.verify()
+    queries = ask(q)
+    assert recall(graph.search(queries, Dipr()), wanted(every_score(blocks, queries), queries, Dipr())) >= 0.97
 
 
 @settings(max_examples=30, deadline=None)
@@ -204,7 +242,8 @@ def test_far_keys_do_not_cost_the_others_their_precision():
 
 
 def test_nearest_keys_and_lists_are_those_of_brute_force():
-    blocks, _, samples = layer(tokens=9000)
+    more, _, samples = layer(tokens=16_000)
+    blocks = first(more, 9000)
     queries = samples[2:4].reshape(-1, 64)
     nearest = nearest_keys(blocks, 1, queries, 30)
     order = np.argsort(-(queries.astype(np.float64) @ blocks.keys(1).astype(np.float64).T), axis=1)[:, :30]
@@ -230,6 +269,11 @@ def test_what_python_hands_over_is_checked():
             graph.native, blocks.native, 0, np.full(1, TOKENS, np.int32), np.zeros(2, np.int64), one[:0].astype("i4")
         )
     with pytest.raises(ValueError, match="begin"):
-        native.graph_insert(graph.native, blocks.native, -1, 64)
-    with pytest.raises(ValueError, match="starts"):
-        native.graph_reachable(graph.native, 0, np.full(1, -1, np.int32))
+        native.graph_insert(graph.native, blocks.native, -1, 64, graph.no_parents())
+    with pytest.raises(ValueError, match="kv_head"):
+        native.graph_reachable(graph.native, -1)
+    for wrong in (np.zeros((2, 5), np.uint32), np.zeros((1, TOKENS), np.uint32)):
+        with pytest.raises(ValueError, match="parents"):
+            native.graph_repair(graph.native, wrong)
+        with pytest.raises(ValueError, match="parents"):
+            native.graph_insert(graph.native, blocks.native, TOKENS, 64, wrong)

@@ -30,7 +30,8 @@ struct Probes {
     const std::int32_t* tokens;  // [kv_heads][count], first `random` that were drawn at random
     const std::uint8_t* codes;   // [kv_heads][count][stride]
     std::int64_t count, random;
-    const std::int32_t* outliers;  // [kv_heads][outlier_count], keys that codes do not hold well, or -1
+    const std::int32_t*
+        outliers;  // [kv_heads][outlier_count], keys that codes do not hold well, or -1
     std::int64_t outlier_count;
     const float* radius;  // [kv_heads] the largest residual
 };
@@ -70,21 +71,26 @@ SearchResult search(const Graph& graph, const Probes& probes, const Blocks& bloc
 
 // bound [q_heads * n]: an upper bound of the log of the sum of exp(scale * q.k) over the visible
 // tokens that are not in ids[offsets[row], offsets[row + 1]), which ascend.
-void bound(const Graph& graph, const QueryRows& queries, float scale,
-           const std::int64_t* offsets, const std::int32_t* ids, float* bound);
+void bound(const Graph& graph, const QueryRows& queries, float scale, const std::int64_t* offsets,
+           const std::int32_t* ids, float* bound);
 
 void encode(const Graph& graph, const Blocks& blocks, int kv_head, std::int64_t begin,
             std::int64_t end);
 
-// Links the tokens [begin, graph.tokens) of every head to their nearest keys and back.
-void insert(const Graph& graph, const Blocks& blocks, std::int64_t begin, int width);
+// Links the tokens [begin, graph.tokens) of every head to their nearest keys and back. parents:
+// what `repair` gave for those before; continued.
+void insert(const Graph& graph, const Blocks& blocks, std::int64_t begin, int width,
+            std::uint32_t* parents);
 
 // Adds links from each pivot to its candidates, pruned, and back where there is room.
 void connect(const Graph& graph, const Blocks& blocks, int kv_head, const std::int32_t* pivots,
              std::int64_t count, const std::int64_t* offsets, const std::int32_t* candidates);
 
-// Tokens that can be reached from `starts`, through links.
-std::int64_t reachable(const Graph& graph, int kv_head, const std::int32_t* starts,
-                       std::int64_t count);
+// Links to all tokens that links did not lead to from token 0; returns how many there were.
+// parents [kv_heads][capacity]: for each token one that links to it, on a way from token 0.
+std::int64_t repair(const Graph& graph, std::uint32_t* parents);
+
+// Tokens that can be reached from token 0, through links.
+std::int64_t reachable(const Graph& graph, int kv_head);
 
 }  // namespace kvdb::indexes

@@ -5,13 +5,13 @@
 #include "../score/kernels.h"
 #include "graph.h"
 #include "thread_pool.h"
+#include "tree.h"
 #include "visited.h"
 
 namespace kvdb::indexes {
 
 namespace {
 
-constexpr std::uint32_t kEnd = 0xffffffffu;
 constexpr int kEntries = 64;  // tokens, spread evenly, that the search for neighbours begins with
 
 struct Near {
@@ -26,17 +26,19 @@ class Linker {
     Linker(const Graph& graph, const Blocks& blocks, int kv_head)
         : graph_(graph), blocks_(blocks), kv_head_(kv_head), key_(graph.head_dim) {}
 
-    // HNSW's insertion (Malkov and Yashunin, arXiv 1603.09320, algorithms 1, 2 and 4) into the level
-    // that holds all tokens; `width` candidates are kept.
-    void insert(std::uint32_t token, int width) {
+    // HNSW's insertion (Malkov and Yashunin, arXiv 1603.09320, algorithms 1, 2 and 4) into the
+    // level that holds all tokens; `width` candidates are kept. No link of the tree is dropped.
+    void insert(std::uint32_t token, int width, Tree& tree) {
         std::uint32_t* links = links_of(token);
-        std::fill_n(links, graph_.degree, kEnd);
+        std::fill_n(links, graph_.degree, kNoToken);
+        tree.set_parent(token, token == 0 ? 0 : kNoToken);
         if (token == 0) return;
         const std::vector<Near> candidates = nearest(token, width);
         std::vector<std::uint32_t> chosen;
         choose(candidates, graph_.degree / 2, chosen);
         std::copy(chosen.begin(), chosen.end(), links);
-        for (const std::uint32_t other : chosen) link_back(other, token);
+        for (const std::uint32_t other : chosen) link_back(other, token, tree);
+        if (!tree.reached(token)) tree.adopt(token, chosen.data(), static_cast<int>(chosen.size()));
     }
 
     // Adds to a token's links those candidates that no link stands closer to, then the nearest of
@@ -126,7 +128,9 @@ class Linker {
                     kept.pop_back();
                 }
             }
-            if (open.empty() || (static_cast<int>(kept.size()) >= width && kept.front() < open.front())) break;
+            if (open.empty() ||
+                (static_cast<int>(kept.size()) >= width && kept.front() < open.front()))
+                break;
             const std::uint32_t* links = links_of(open.front().token);
             std::pop_heap(open.begin(), open.end(), farther);
             open.pop_back();
@@ -145,25 +149,29 @@ class Linker {
         for (const Near& candidate : candidates) {
             if (static_cast<int>(chosen.size()) >= most) return;
             measure(candidate.token, chosen);
-            const bool hidden = std::any_of(distances_.begin(), distances_.end(), [&](float d) {
-                return d < candidate.distance;
-            });
+            const bool hidden = std::any_of(distances_.begin(), distances_.end(),
+                                            [&](float d) { return d < candidate.distance; });
             if (!hidden) chosen.push_back(candidate.token);
         }
     }
 
-    void link_back(std::uint32_t from, std::uint32_t to) {
+    void link_back(std::uint32_t from, std::uint32_t to, Tree& tree) {
         std::uint32_t* links = links_of(from);
         const int used = count(links);
         if (used < graph_.degree) {
             links[used] = to;
+            if (!tree.reached(to)) tree.set_parent(to, from);
             return;
         }
-        std::vector<std::uint32_t> others(links, links + used), chosen;
-        others.push_back(to);
+        std::vector<std::uint32_t> others(1, to), chosen;
+        for (int j = 0; j < used; ++j) {
+            (tree.is_branch(from, links[j]) ? chosen : others).push_back(links[j]);
+        }
         choose(by_distance(from, others), graph_.degree, chosen);
-        std::fill_n(links, graph_.degree, kEnd);
+        std::fill_n(links, graph_.degree, kNoToken);
         std::copy(chosen.begin(), chosen.end(), links);
+        const bool kept = std::find(chosen.begin(), chosen.end(), to) != chosen.end();
+        if (kept && !tree.reached(to)) tree.set_parent(to, from);
     }
 
     const Graph& graph_;
@@ -175,14 +183,16 @@ class Linker {
 
 }  // namespace
 
-void insert(const Graph& graph, const Blocks& blocks, std::int64_t begin, int width) {
+void insert(const Graph& graph, const Blocks& blocks, std::int64_t begin, int width,
+            std::uint32_t* parents) {
     ThreadPool& pool = ThreadPool::instance();
     pool.run(graph.kv_heads, pool.threads(), [&](std::int64_t head, int) {
         Linker linker(graph, blocks, static_cast<int>(head));
+        Tree tree(graph, static_cast<int>(head), parents + head * graph.capacity);
         std::uint32_t* links = graph.links_of(static_cast<int>(head));
-        std::fill(links + begin * graph.degree, links + graph.tokens * graph.degree, kEnd);
+        std::fill(links + begin * graph.degree, links + graph.tokens * graph.degree, kNoToken);
         for (std::int64_t token = begin; token < graph.tokens; ++token) {
-            linker.insert(static_cast<std::uint32_t>(token), width);
+            linker.insert(static_cast<std::uint32_t>(token), width, tree);
         }
     });
 }

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "../score/kernels.h"
 #include "graph.h"
@@ -12,10 +11,9 @@ namespace kvdb::indexes {
 
 namespace {
 
-constexpr int kRowsMax = 8;  // query heads that walk together
+constexpr int kRowsMax = 8;              // query heads that walk together
 constexpr std::int64_t kScanMax = 4096;  // so few visible tokens are read sooner than walked to
 constexpr std::int64_t kChunk = 512;
-constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 std::vector<std::int64_t> count_visible(const QueryRows& queries) {
     std::vector<std::int64_t> visible(queries.n);
@@ -26,7 +24,8 @@ std::vector<std::int64_t> count_visible(const QueryRows& queries) {
             const std::int64_t next = std::min((t / 64 + 1) * 64, end);
             const std::uint64_t word = queries.hidden[t / 64] >> (t % 64);
             const std::int64_t width = next - t;
-            const std::uint64_t mask = width == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << width) - 1;
+            const std::uint64_t mask =
+                width == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << width) - 1;
             visible[i] -= __builtin_popcountll(word & mask);
             t = next;
         }
@@ -35,23 +34,22 @@ std::vector<std::int64_t> count_visible(const QueryRows& queries) {
 }
 
 // The rows that gave up are read in full, if that is what the caller wants.
-void walk(Walk& walker, const Graph& graph, const Probes& probes, const Blocks& blocks,
-          const QueryRows& queries, SearchOptions options, Walk::Item item, RowFound* rows,
-          std::int64_t& scanned, std::int64_t& nbytes) {
-    options.scan = options.scan || item.visible <= kScanMax ||
+void walk(Walk& walker, Task task, RowFound* rows, std::int64_t& scanned, std::int64_t& nbytes) {
+    SearchOptions& options = task.options;
+    options.scan = options.scan || task.visible <= kScanMax ||
                    static_cast<double>(options.k) >
-                       double{options.dense_share} * static_cast<double>(item.visible);
-    walker.run(graph, probes, blocks, queries, options, item, rows);
+                       double{options.dense_share} * static_cast<double>(task.visible);
+    walker.run(task, rows);
     scanned = walker.scanned();
     nbytes = walker.nbytes();
     if (options.give_up) return;
     std::uint8_t again[kRowsMax];
     bool any = false;
-    for (int r = 0; r < item.heads; ++r) any |= (again[r] = rows[r].dense);
+    for (int r = 0; r < task.heads; ++r) any |= (again[r] = rows[r].dense);
     if (!any) return;
     options.scan = true;
-    item.rows = again;
-    walker.run(graph, probes, blocks, queries, options, item, rows);
+    task.rows = again;
+    walker.run(task, rows);
     scanned = std::max(scanned, walker.scanned());
     nbytes += walker.nbytes();
 }
@@ -94,9 +92,10 @@ SearchResult search(const Graph& graph, const Probes& probes, const Blocks& bloc
         const int head = static_cast<int>(item % parts) * together;
         const int heads = std::min(together, queries.group - head);
         RowFound* to = rows.data() + (kv_head * queries.n + query) * queries.group + head;
-        walk(walker, graph, probes, blocks, queries, options,
-             {kv_head, query, head, heads, visible[query], nullptr}, to, scanned[item],
-             nbytes[item]);
+        walk(walker,
+             {graph, probes, blocks, queries, options, kv_head, query, head, heads, visible[query],
+              nullptr},
+             to, scanned[item], nbytes[item]);
     });
     std::vector<RowFound> ordered(rows.size());
     for (std::int64_t row = 0; row < static_cast<std::int64_t>(rows.size()); ++row) {
@@ -147,9 +146,8 @@ struct Sharp {
         for (int i = 0; i < graph.head_dim; ++i) {
             square += double{q[i]} * q[i];
             left += std::abs(rest[i]);
-            sums += std::abs(double{q[i]}) *
-                    (std::abs(graph.low[kv_head * graph.head_dim + i]) +
-                     256.0 * graph.step[kv_head * graph.head_dim + i]);
+            sums += std::abs(double{q[i]}) * (std::abs(graph.low[kv_head * graph.head_dim + i]) +
+                                              256.0 * graph.step[kv_head * graph.head_dim + i]);
         }
         length = static_cast<float>(std::sqrt(square) * (1 + 1e-5));
         // What no lens holds of the query, and what float32 rounds off.
@@ -159,8 +157,8 @@ struct Sharp {
 
 }  // namespace
 
-void bound(const Graph& graph, const QueryRows& queries, float scale,
-           const std::int64_t* offsets, const std::int32_t* ids, float* bound) {
+void bound(const Graph& graph, const QueryRows& queries, float scale, const std::int64_t* offsets,
+           const std::int32_t* ids, float* bound) {
     ThreadPool& pool = ThreadPool::instance();
     const std::int64_t rows = queries.rows() * graph.kv_heads;
     pool.run(rows, pool.threads(), [&](std::int64_t row, int) {

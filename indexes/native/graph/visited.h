@@ -16,9 +16,11 @@ class Visited {
         count_ = 0;
     }
 
+    // Whether it was not there.
     bool insert(std::uint32_t token) {
+        if (!place(token)) return false;
         if (2 * count_ >= slots_.size()) grow();
-        return place(token);
+        return true;
     }
 
     std::size_t count() const { return count_; }
@@ -30,10 +32,11 @@ class Visited {
 
     bool place(std::uint32_t token) {
         const std::size_t mask = slots_.size() - 1;
+        std::uint32_t* slots = slots_.data();
         for (std::size_t i = (token * 0x9e3779b1u) >> shift_;; i = (i + 1) & mask) {
-            if (slots_[i] == token) return false;
-            if (slots_[i] == kFree) {
-                slots_[i] = token;
+            if (slots[i] == token) return false;
+            if (slots[i] == kFree) {
+                slots[i] = token;
                 ++count_;
                 return true;
             }
