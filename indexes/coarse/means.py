@@ -22,9 +22,9 @@ class Means(Paged):
         cls,
         blocks: Blocks,
         samples: Float32 | None = None,  # noqa: ARG003, pages need none
-        page_size: int = 16,
+        page_size: int = 8,
         segment_tokens: int = 8192,
-        margin: float = 0.25,
+        margin: float = 0.7,
     ) -> Self:
         """margin: a page's share of its reach, 0 to 1; 1 is exact. Raises ValueError for sizes that do not fit."""
         return cls._build(blocks, Layout(page_size, segment_tokens, margin, farthest=True))

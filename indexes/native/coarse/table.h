@@ -62,8 +62,7 @@ struct CoarseTable {
     }
 
     template <int rows>
-    KVDB_INLINE static void scan_group(const ScanItem& item, std::int64_t group,
-                                       const ScanRow* row) {
+    KVDB_INLINE static void scan_group(const ScanItem& item, std::int64_t group, ScanRow* row) {
         f32 center[rows][kParts], radius[rows][kParts] = {}, farthest[rows][kParts];
         dots<rows>(item.center, group, row, &ScanRow::center, center);
         if (item.radius.codes) dots<rows>(item.radius, group, row, &ScanRow::radius, radius);
@@ -115,20 +114,26 @@ struct CoarseTable {
     }
 
     // A multiple of kPageGroup pages.
-    static double mass(const MassItem& item) {
-        f32 sum{};
+    static void mass(MassItem& item) {
+        f32 total{}, estimate{}, bound{};
         const f32 factor = Isa::splat(item.factor), reference = Isa::splat(-item.reference);
         const f32 curve = Isa::splat(item.curve);
         for (std::int64_t i = 0; i < item.count; i += Isa::width) {
             const f32 reach = Isa::widen(item.reach + i);
             const f32 around = curve * reach * reach;
-            const f32 x = Isa::widen(item.middle + i) + (around < reach ? around : reach);
-            sum =
-                Isa::fma(power(Isa::fma(x, factor, reference)), Isa::widen(item.weights + i), sum);
+            const f32 middle = Isa::widen(item.middle + i);
+            const f32 x = middle + (around < reach ? around : reach), y = middle + reach;
+            const f32 weights = Isa::widen(item.weights + i);
+            total += weights;
+            estimate = Isa::fma(power(Isa::fma(x, factor, reference)), weights, estimate);
+            bound = Isa::fma(power(Isa::fma(y, factor, reference)), weights, bound);
         }
-        double total = 0;
-        for (int j = 0; j < Isa::width; ++j) total += sum[j];
-        return total;
+        item.total = item.estimate = item.bound = 0;
+        for (int j = 0; j < Isa::width; ++j) {
+            item.total += total[j];
+            item.estimate += estimate[j];
+            item.bound += bound[j];
+        }
     }
 
     static void sift(SiftItem& item) {
