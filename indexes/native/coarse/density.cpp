@@ -11,16 +11,19 @@ constexpr std::int64_t kShare = 32;
 constexpr std::int64_t kLittle = 4096;
 // Fewer tokens are never left to an exact read.
 constexpr std::int64_t kLeast = 4096;
-// What a byte of a key in a page costs, in bytes of keys and values that are read in order.
-constexpr double kScattered = 6;
+// The share of the tokens that is worth reading in pages.
+constexpr double kWorth = 0.25;
 
 }  // namespace
 
-double Density::limit(int r) const {
-    const std::int64_t i = items_.tile.i0 + r % items_.tile.n;
-    const std::int64_t visible = items_.queries.end[i] - items_.queries.begin[i];
-    if (!items_.options.give_up || visible < kLeast) return std::numeric_limits<double>::infinity();
-    return 2 / kScattered * double(visible);  // keys and values against keys
+double Density::limit() const {
+    const QueryRows& queries = items_.queries;
+    std::int64_t visible = 0;
+    for (std::int64_t i = items_.tile.i0; i < items_.tile.i0 + items_.tile.n; ++i) {
+        visible = std::max(visible, queries.end[i] - queries.begin[i]);
+    }
+    const bool answer = !items_.options.give_up || items_.blocks.tokens < kLeast;
+    return answer ? std::numeric_limits<double>::infinity() : kWorth * double(visible);
 }
 
 Density::Reads Density::reads(int kv_head, int r, std::size_t shares, double stop) const {
@@ -59,10 +62,10 @@ bool Density::excessive(int kv_head, int r) const {
 
 void Density::narrow(int kv_head, int r) {
     RowPlan& plan = items_.plan(kv_head, r);
-    const double most = this->most(), limit = this->limit(r);
+    const double most = this->most(), limit = this->limit();
     const Reads read = reads(kv_head, r, kShares.size(), limit);
     if (read.back() > limit) {
-        plan.dense = true;
+        items_.dense[kv_head] = 1;
         return;
     }
     std::size_t s = 0;
@@ -71,37 +74,33 @@ void Density::narrow(int kv_head, int r) {
 }
 
 void Density::give_up(int kv_head) {
-    if (!items_.options.give_up) return;
-    double together = 0, most = 0;
-    for (int r = 0; r < items_.rows; ++r) {
-        RowPlan& plan = items_.plan(kv_head, r);
-        if (plan.dense) continue;
-        const double limit = this->limit(r), read = reads(kv_head, r, 1, limit)[0];
-        plan.dense = read > limit;
-        if (plan.dense) continue;
-        together += read;
-        most = std::max(most, limit);
+    const double limit = this->limit();
+    if (limit < std::numeric_limits<double>::infinity()) {
+        items_.dense[kv_head] = reads_together(kv_head, limit) > limit;
     }
-    if (together <= most || reads_together(kv_head) <= most) return;
-    for (int r = 0; r < items_.rows; ++r) items_.plan(kv_head, r).dense = true;
 }
 
-// Tokens of the pages that any row reads that is answered.
-double Density::reads_together(int kv_head) const {
+// Tokens of the pages that any row reads; stops where they come to more than `stop`.
+double Density::reads_together(int kv_head, double stop) const {
     double total = 0;
     std::vector<float> read;
-    for (const Segment& segment : items_.segments) {
-        const Tile::View view = items_.tile.view(segment, kv_head);
+    for (std::size_t s = 0; s < items_.segments.size() && total <= stop; ++s) {
+        const Tile::View view = items_.tile.view(items_.segments[s], kv_head);
         read.assign(view.pages, 0);
         for (int r = 0; r < items_.rows; ++r) {
             const RowPlan& plan = items_.plan(kv_head, r);
             const float* counts = items_.counts(view, r);
-            for (std::int64_t p = 0; p < view.pages && !plan.dense; ++p) {
+            const float* best = view.best(r);
+            for (std::int64_t p = 0; p < view.pages; ++p) {
+                if (!(best[p / kPageGroup] >= plan.page_threshold)) {
+                    p += kPageGroup - 1;
+                    continue;
+                }
                 const bool reached = view.priority(r, p, plan.margin) >= plan.page_threshold;
                 if (reached) read[p] = std::max(read[p], counts[p]);
             }
         }
-        for (const float tokens : read) total += tokens;
+        for (const float tokens : read) total += double{tokens};
     }
     return total;
 }

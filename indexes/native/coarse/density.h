@@ -12,15 +12,15 @@ class Density {
   public:
     explicit Density(Items& items) : items_(items) {}
 
-    // Tokens in pages that hold so many cost as much to find as to read everything exactly; +inf
-    // where the row is to be answered at any cost.
-    double limit(int r) const;
-    // Whether the row would read more than is worth it for a head that attends to a few tokens.
+    // Where a KV head would read more tokens than this, reading everything exactly costs less; +inf
+    // where it is to be answered at any cost.
+    double limit() const;
+    // Whether the row would read more than a head does that attends to a few tokens.
     bool excessive(int kv_head, int r) const;
     // Gives pages less of their reach while too much would be read: a head that attends to a little
     // of everything has nothing to find.
     void narrow(int kv_head, int r);
-    // Leaves rows unanswered that would read too much, each for itself or all of them together.
+    // Leaves a KV head unanswered whose rows would read too much together.
     void give_up(int kv_head);
 
   private:
@@ -31,7 +31,7 @@ class Density {
     // Visible tokens of the pages that reach the row's threshold, with each of the first `shares`
     // shares of its margin. Stops where the last comes to more than `stop`.
     Reads reads(int kv_head, int r, std::size_t shares, double stop) const;
-    double reads_together(int kv_head) const;
+    double reads_together(int kv_head, double stop) const;
     double most() const;
 
     Items& items_;

@@ -34,7 +34,8 @@ Items::Items(const Blocks& blocks, const std::vector<Segment>& segments, const Q
       head_dim(blocks.geometry.head_dim),
       factor(static_cast<float>(options.scale * kLog2E)),
       plans(static_cast<std::size_t>(kv_heads) * rows),
-      sums(static_cast<std::size_t>(count()) * rows) {
+      sums(static_cast<std::size_t>(count()) * rows),
+      dense(kv_heads) {
     for (RowPlan& plan : plans) plan.margin = options.margin;
 }
 

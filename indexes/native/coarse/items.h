@@ -32,7 +32,6 @@ struct RowPlan {
     std::size_t seed_segment = 0;
     std::int64_t seed_page = -1;  // read in any case, unless it is -1: there the maximum was found
     double reference = 0;         // of tail weights, as an exponent of 2
-    bool dense = false;           // left unanswered
 };
 
 // A KV head in one segment.
@@ -57,8 +56,9 @@ class Items {
     const Tile& tile;
     const int kv_heads, rows, head_dim;
     const float factor;           // scores to exponents of 2
-    std::vector<RowPlan> plans;   // [kv_heads][rows]
-    std::vector<RowSums> sums;    // [count()][rows]
+    std::vector<RowPlan> plans;        // [kv_heads][rows]
+    std::vector<RowSums> sums;         // [count()][rows]
+    std::vector<std::uint8_t> dense;   // [kv_heads] not 0 where no row is answered
 
     std::int64_t count() const { return std::int64_t(segments.size()) * kv_heads; }
     Item at(std::int64_t number) const;

@@ -42,7 +42,14 @@ void Pass::run() {
     pool.run(items.count(), threads, [&](std::int64_t i, int) { scan(i); });
     pool.run(items.kv_heads, threads,
              [&](std::int64_t head, int) { Thresholds(items).find(static_cast<int>(head)); });
+    give_up_all();
     pool.run(items.count(), threads, [&](std::int64_t i, int slot) { read_item(i, hits[slot]); });
+}
+
+// Where most KV heads are read whole the few others cost little more, less than a search.
+void Pass::give_up_all() {
+    const auto dense = std::count(items.dense.begin(), items.dense.end(), 1);
+    if (2 * dense > items.kv_heads) std::fill(items.dense.begin(), items.dense.end(), 1);
 }
 
 std::vector<ScanRow> Pass::scan_rows(const Item& item) const {

@@ -24,6 +24,7 @@ class Pass {
 
   private:
     void scan(std::int64_t number);
+    void give_up_all();
     std::vector<ScanRow> scan_rows(const Item& item) const;
     void read_item(std::int64_t number, std::vector<Hit>& out);
 };

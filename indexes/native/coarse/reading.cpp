@@ -39,8 +39,9 @@ void Reading::select(const Items& items, const Item& item) {
     selected_.assign(item.view.pages, 0);
     pages.clear();
     members_ = 0;
+    if (items.dense[item.kv_head]) return;
     for (int r = 0; r < items.rows && !items.options.tight && 4 * members_ <= tokens; ++r) {
-        if (!items.plan(item.kv_head, r).dense) select_for(items, item, r);
+        select_for(items, item, r);
     }
     if (!items.options.tight && 4 * members_ <= tokens) return;
     pages.resize(item.view.pages);
@@ -106,7 +107,7 @@ void Reading::score(Items& items, const Item& item, std::vector<Hit>& hits) {
         kernel({items.blocks, item.kv_head, q_.data(), items.rows, ids_.data() + begin, count,
                 scores_.data(), kChunk});
         for (int r = 0; r < items.rows; ++r) {
-            if (!items.plan(item.kv_head, r).dense) sift(items, item, r, begin, count, hits);
+            sift(items, item, r, begin, count, hits);
         }
     }
 }

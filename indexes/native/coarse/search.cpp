@@ -64,7 +64,7 @@ class Finish {
         const std::int64_t head = number / tile_.rows;
         const std::int64_t items = pass_.items.count(), kv_heads = blocks_.geometry.kv_heads;
         const int d = blocks_.geometry.head_dim;
-        row.dense = pass_.items.plans[number].dense;
+        row.dense = pass_.items.dense[head];
         if (options_.tail) row.tail.assign(d, 0);
         std::int64_t count = 0;
         for (std::int64_t item = head; item < items; item += kv_heads) {

@@ -21,8 +21,8 @@ using Want = CoarseOptions::Want;
 }  // namespace
 
 void Thresholds::find(int kv_head) {
-    for (int r = 0; r < items_.rows; ++r) find_row(kv_head, r);
-    density_.give_up(kv_head);
+    for (int r = 0; r < items_.rows && !items_.dense[kv_head]; ++r) find_row(kv_head, r);
+    if (!items_.dense[kv_head]) density_.give_up(kv_head);
     for (int r = 0; r < items_.rows && items_.options.tail; ++r) find_reference(kv_head, r);
 }
 
@@ -46,7 +46,7 @@ void Thresholds::find_reference(int kv_head, int r) {
     RowPlan& plan = items_.plan(kv_head, r);
     const double factor = items_.factor;
     plan.reference = -std::numeric_limits<double>::infinity();
-    if (plan.threshold != kNone && !plan.dense) plan.reference = factor * plan.threshold;
+    if (plan.threshold != kNone && !items_.dense[kv_head]) plan.reference = factor * plan.threshold;
     for (std::size_t s = 0; s < items_.segments.size(); ++s) {
         const float top = items_.sum(items_.at(s, kv_head), r).top;
         plan.reference = std::max(plan.reference, factor * top);
@@ -116,8 +116,10 @@ float Thresholds::top_k(int kv_head, int r) {
     const auto k = static_cast<std::int64_t>(items_.options.parameter);
     const std::int64_t i = items_.tile.query(kv_head, r).i;
     RowPlan& plan = items_.plan(kv_head, r);
-    plan.dense = double(k) > density_.limit(r);
-    if (plan.dense) return kNone;
+    if (double(k) > density_.limit()) {
+        items_.dense[kv_head] = 1;
+        return kNone;
+    }
     std::vector<Ranked> pages = visible_pages(kv_head, r);
     double visible = 0;
     for (const Ranked& page : pages) {
@@ -173,7 +175,7 @@ float Thresholds::top_p(int kv_head, int r) {
     const double wanted = (items_.options.parameter + 1) / 2, outset = had;
     const auto enough = [&] { return had >= wanted * (had + rest); };
     if (enough()) return kAll;
-    const double limit = density_.limit(r);
+    const double limit = density_.limit();
     const std::size_t most = std::max(kLooked, std::size_t(items_.blocks.tokens) / kLookedShare);
     std::size_t tokens = 0, take = std::min<std::size_t>(pages.size(), 16), taken = 0;
     while (taken < pages.size() && tokens <= most) {
@@ -190,7 +192,7 @@ float Thresholds::top_p(int kv_head, int r) {
         tokens += ids.size();
         take = std::min(2 * take, pages.size());
         if (double(tokens) <= limit) continue;
-        items_.plan(kv_head, r).dense = true;
+        items_.dense[kv_head] = 1;
         return kNone;
     }
     // The rest is as the estimate says, by the ratio in which it was right so far.

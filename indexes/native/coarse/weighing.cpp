@@ -15,15 +15,12 @@ constexpr double kTailOctaves = 40;  // below its largest weight a tail has noth
 void Weighing::weigh(Items& items, const Item& item, const std::vector<std::int32_t>& read) {
     const std::int64_t pages = item.view.pages;
     const float* held = nullptr;  // whose counts unread_ has
-    bool held_dense = false;
     for (int r = 0; r < items.rows; ++r) {
         const float* counts = items.counts(item.view, r);
-        const bool dense = items.plan(item.kv_head, r).dense;
-        if (counts != held || dense != held_dense) {
+        if (counts != held) {
             unread_.assign(counts, counts + pages);
-            for (const std::int32_t p : read) unread_[p] = dense ? unread_[p] : 0.0f;
+            for (const std::int32_t p : read) unread_[p] = 0;
             held = counts;
-            held_dense = dense;
         }
         RowSums& sum = items.sum(item, r);
         MassItem mass{item.view.middle(r), item.view.reach(r), unread_.data(),
@@ -63,7 +60,7 @@ void Weighing::weigh_tail(Items& items, const Item& item, const std::vector<std:
         const float* counts = items.counts(item.view, r);
         const RowPlan& plan = items.plan(item.kv_head, r);
         unread_.assign(counts, counts + pages);
-        for (const std::int32_t p : read) unread_[p] = plan.dense ? unread_[p] : 0.0f;
+        for (const std::int32_t p : read) unread_[p] = 0;
         double& total = items.sum(item, r).tail_weight;
         for (std::int64_t p = 0; p < pages; ++p) {
             float weight = weights[r * pages + p];

@@ -9,8 +9,7 @@ namespace kvdb::indexes {
 
 class Weighing {
   public:
-    // Adds the mass of all pages but those that were read to the item's sums; a row that is left
-    // unanswered has read nothing.
+    // Adds the mass of all pages but those that were read to the item's sums.
     void weigh(Items& items, const Item& item, const std::vector<std::int32_t>& read);
 
     // Adds, to the sums and to out [rows][head_dim], the weight of each page's tokens that were not
