@@ -123,7 +123,7 @@ def test_filters_hold_for_any_range_and_any_bitmap(data, kind, retrieval, tight)
 @pytest.mark.parametrize("retrieval", [Dipr(0.3), TopK(5), TopP(0.2)])
 def test_the_tail_brings_the_output_nearer(retrieval, hide):
     layer = Layer.of(4096)
-    layer.q *= 0.3  # diffuse
+    layer.q *= 0.2  # diffuse
     hidden = np.random.default_rng(0).random(4096) < 0.3 if hide else None
     blocks = layer.blocks
     if hide:  # what nobody sees must not be felt

@@ -62,12 +62,9 @@ bool Density::excessive(int kv_head, int r) const {
 
 void Density::narrow(int kv_head, int r) {
     RowPlan& plan = items_.plan(kv_head, r);
-    const double most = this->most(), limit = this->limit();
-    const Reads read = reads(kv_head, r, kShares.size(), limit);
-    if (read.back() > limit) {
-        items_.dense[kv_head] = 1;
-        return;
-    }
+    if (items_.options.give_up) return;
+    const double most = this->most();
+    const Reads read = reads(kv_head, r, kShares.size(), std::numeric_limits<double>::infinity());
     std::size_t s = 0;
     while (s + 1 < kShares.size() && read[s] > most) ++s;
     plan.margin *= kShares[s];

@@ -18,7 +18,7 @@ class Density {
     // Whether the row would read more than a head does that attends to a few tokens.
     bool excessive(int kv_head, int r) const;
     // Gives pages less of their reach while too much would be read: a head that attends to a little
-    // of everything has nothing to find.
+    // of everything has nothing to find. One that may be given up is not answered by half.
     void narrow(int kv_head, int r);
     // Leaves a KV head unanswered whose rows would read too much together.
     void give_up(int kv_head);

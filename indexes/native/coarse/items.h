@@ -24,14 +24,18 @@ struct RowSums {
     double tail_weight = 0;
 };
 
+struct PageOf {
+    std::size_t segment = 0;
+    std::int64_t page = -1;  // none
+};
+
 // What is decided of a row before its keys are read.
 struct RowPlan {
     float threshold = -std::numeric_limits<float>::infinity();       // of scores
     float page_threshold = -std::numeric_limits<float>::infinity();  // of priorities
     float margin;                                                    // of a page's reach
-    std::size_t seed_segment = 0;
-    std::int64_t seed_page = -1;  // read in any case, unless it is -1: there the maximum was found
-    double reference = 0;         // of tail weights, as an exponent of 2
+    PageOf seed;           // where the maximum was found: read in any case
+    double reference = 0;  // of tail weights, as an exponent of 2
 };
 
 // A KV head in one segment.

@@ -50,8 +50,8 @@ void Reading::select(const Items& items, const Item& item) {
 
 void Reading::select_for(const Items& items, const Item& item, int r) {
     const RowPlan& plan = items.plan(item.kv_head, r);
-    if (plan.seed_page >= 0 && &items.segments[plan.seed_segment] == &item.segment) {
-        mark(item.set, plan.seed_page);
+    if (plan.seed.page >= 0 && &items.segments[plan.seed.segment] == &item.segment) {
+        mark(item.set, plan.seed.page);
     }
     const float* best = item.view.best(r);
     for (std::int64_t g = 0; g < item.view.pages / kPageGroup; ++g) {

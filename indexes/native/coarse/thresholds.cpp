@@ -53,37 +53,50 @@ void Thresholds::find_reference(int kv_head, int r) {
     }
 }
 
-// The largest score of the tokens of the best page, and what lies beta below it.
+// The largest score of the tokens of the pages that promise most, and what lies beta below it. The
+// page of the highest priority may only be a wide one, so that of the highest middle is asked too.
 float Thresholds::range(int kv_head, int r) {
-    const CodedQuery& query = items_.tile.query(kv_head, r);
-    RowPlan& plan = items_.plan(kv_head, r);
-    float best = kNone;
-    std::int64_t best_group = 0;
+    const float floor = items_.queries.floor[items_.tile.query(kv_head, r).row];
+    float largest = kNone;
+    for (const bool middle : {false, true}) {
+        const PageOf page = most_promising(kv_head, r, middle, largest);
+        if (page.page >= 0) largest = std::max(largest, largest_of(kv_head, r, page, largest));
+    }
+    return std::max(largest, floor) - static_cast<float>(items_.options.parameter);
+}
+
+// Of the pages in groups whose best is above `least`.
+PageOf Thresholds::most_promising(int kv_head, int r, bool middle, float least) const {
+    const float margin = items_.plan(kv_head, r).margin;
+    PageOf best;
+    float most = kNone;
     for (std::size_t s = 0; s < items_.segments.size(); ++s) {
         const Tile::View view = items_.tile.view(items_.segments[s], kv_head);
+        const float* groups = view.best(r);
         for (std::int64_t g = 0; g < view.pages / kPageGroup; ++g) {
-            if (view.best(r)[g] > best) {
-                best = view.best(r)[g];
-                plan.seed_segment = s;
-                best_group = g;
+            if (!(groups[g] > std::max(least, most))) continue;
+            for (std::int64_t p = g * kPageGroup; p < (g + 1) * kPageGroup; ++p) {
+                const float value = middle ? view.middle(r)[p] : view.priority(r, p, margin);
+                if (!(value > most)) continue;
+                most = value;
+                best = {s, p};
             }
         }
     }
-    float largest = items_.queries.floor[query.row];
-    if (best > kNone) {
-        const Item item = items_.at(plan.seed_segment, kv_head);
-        plan.seed_page = best_group * kPageGroup;
-        for (std::int64_t p = plan.seed_page + 1; p < (best_group + 1) * kPageGroup; ++p) {
-            const float priority = item.view.priority(r, p, plan.margin);
-            if (priority > item.view.priority(r, plan.seed_page, plan.margin)) plan.seed_page = p;
-        }
-        std::vector<std::int32_t> tokens;
-        items_.members(item, plan.seed_page, query.i, tokens);
-        for (const float score : items_.scores_of(kv_head, r, tokens)) {
-            largest = std::max(largest, score);
-        }
+    return best;
+}
+
+// The largest score of a page's tokens; where it is more than `least`, the page is read in any case.
+float Thresholds::largest_of(int kv_head, int r, const PageOf& page, float least) {
+    std::vector<std::int32_t> tokens;
+    items_.members(items_.at(page.segment, kv_head), page.page, items_.tile.query(kv_head, r).i,
+                   tokens);
+    float largest = kNone;
+    for (const float score : items_.scores_of(kv_head, r, tokens)) {
+        largest = std::max(largest, score);
     }
-    return largest - static_cast<float>(items_.options.parameter);
+    if (largest > least) items_.plan(kv_head, r).seed = page;
+    return largest;
 }
 
 std::vector<Thresholds::Ranked> Thresholds::visible_pages(int kv_head, int r) const {

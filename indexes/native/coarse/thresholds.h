@@ -22,6 +22,8 @@ class Thresholds {
     void find_row(int kv_head, int r);
     void find_reference(int kv_head, int r);
     float range(int kv_head, int r);
+    PageOf most_promising(int kv_head, int r, bool middle, float least) const;
+    float largest_of(int kv_head, int r, const PageOf& page, float least);
     float top_k(int kv_head, int r);
     float top_p(int kv_head, int r);
     std::vector<Ranked> visible_pages(int kv_head, int r) const;
