@@ -57,12 +57,13 @@ double Density::most() const {
 }
 
 bool Density::excessive(int kv_head, int r) const {
-    return reads(kv_head, r, 1, most())[0] > most();
+    const double most = this->most();
+    return reads(kv_head, r, 1, most)[0] > most;
 }
 
 void Density::narrow(int kv_head, int r) {
     RowPlan& plan = items_.plan(kv_head, r);
-    if (items_.options.give_up) return;
+    if (items_.options.give_up || !excessive(kv_head, r)) return;
     const double most = this->most();
     const Reads read = reads(kv_head, r, kShares.size(), std::numeric_limits<double>::infinity());
     std::size_t s = 0;

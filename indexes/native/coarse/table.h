@@ -12,6 +12,8 @@ struct CoarseTable {
     using i32 = typename Isa::i32;
     using u32 = typename Isa::u32;
     static constexpr int kParts = kPageGroup / Isa::width;  // vectors that hold a group
+    // Sums side by side for each of them, so that one need not wait for the other.
+    static constexpr int kChains = kParts == 1 ? 2 : 1;
     static constexpr float kNone = -__builtin_inff();
 
     // c + the products of the four bytes of each lane, unsigned, with four signed bytes.
@@ -31,31 +33,36 @@ struct CoarseTable {
     template <int rows>
     KVDB_INLINE static void dots(const Codes& codes, std::int64_t group, const ScanRow* row,
                                  ByteQuery ScanRow::* query, f32 (*out)[kParts]) {
-        i32 sums[rows][kParts];
+        i32 sums[kChains][rows][kParts] = {};
         KVDB_UNROLL
         for (int r = 0; r < rows; ++r) {
             KVDB_UNROLL
-            for (int p = 0; p < kParts; ++p) sums[r][p] = i32{} + (row[r].*query).start;
+            for (int p = 0; p < kParts; ++p) sums[0][r][p] = i32{} + (row[r].*query).start;
         }
         const std::uint8_t* at = codes.codes + group * codes.dims * kPageGroup;
-        for (int i = 0; i < codes.dims; i += 4, at += 4 * kPageGroup) {
+        for (int i = 0; i < codes.dims; i += 4 * kChains) {
             KVDB_UNROLL
-            for (int p = 0; p < kParts; ++p) {
-                const u32 four_each = Isa::template load<u32>(at + p * Isa::width * 4);
+            for (int c = 0; c < kChains; ++c, at += 4 * kPageGroup) {
                 KVDB_UNROLL
-                for (int r = 0; r < rows; ++r) {
-                    std::int32_t four;
-                    __builtin_memcpy(&four, (row[r].*query).bytes + i, 4);
-                    sums[r][p] = dot_bytes(four_each, four, sums[r][p]);
+                for (int p = 0; p < kParts; ++p) {
+                    const u32 four_each = Isa::template load<u32>(at + p * Isa::width * 4);
+                    KVDB_UNROLL
+                    for (int r = 0; r < rows; ++r) {
+                        std::int32_t four;
+                        __builtin_memcpy(&four, (row[r].*query).bytes + i + 4 * c, 4);
+                        sums[c][r][p] = dot_bytes(four_each, four, sums[c][r][p]);
+                    }
                 }
             }
         }
+        KVDB_UNROLL
+        for (int r = 0; r < rows && kChains == 2; ++r) sums[0][r][0] += sums[kChains - 1][r][0];
         KVDB_UNROLL
         for (int p = 0; p < kParts; ++p) {
             const f32 scale = Isa::widen(codes.scales + group * kPageGroup + p * Isa::width);
             KVDB_UNROLL
             for (int r = 0; r < rows; ++r) {
-                out[r][p] = __builtin_convertvector(sums[r][p], f32) * scale *
+                out[r][p] = __builtin_convertvector(sums[0][r][p], f32) * scale *
                             Isa::splat((row[r].*query).scale);
             }
         }
