@@ -23,10 +23,10 @@ class Clusters(Paged):
         cls,
         blocks: Blocks,
         samples: Float32 | None = None,  # noqa: ARG003, pages need none
-        page_size: int = 16,
+        page_size: int = 32,
         segment_tokens: int = 8192,
         margin: float = 1.0,
-        iterations: int = 6,
+        iterations: int = 10,
         far: float = 0.5,
     ) -> Self:
         """page_size: tokens for each centroid. margin: a cluster's share of its reach, 0 to 1. Raises ValueError."""

@@ -47,6 +47,8 @@ class Paged:
     ) -> Found:
         """See `Index.search`. tight: reads every visible key, so that `missed` and its bound are exact.
 
+        give_up: all queries of a KV head are left, after the scan of the representatives, where their pages hold so many tokens
+        that reading them costs more than reading everything; what is answered is answered with all of the margin.
         TopP counts queries.outside to the mass of which it wants a share. Raises ValueError.
         """
         if not isfinite(queries.scale) or queries.scale <= 0:

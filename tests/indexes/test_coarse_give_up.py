@@ -19,12 +19,12 @@ SHARP, DIFFUSE = 3.0, 0.02
 
 @pytest.fixture(scope="module")
 def layer():
-    return Layer.of(TOKENS, "bfloat16", topics=60)
+    return Layer.of(TOKENS, "bfloat16", topics=24)
 
 
 @pytest.fixture(scope="module")
 def built(layer):
-    return {kind: kind.build(layer.blocks, segment_tokens=2048) for kind in KINDS}
+    return {kind: kind.build(layer.blocks, page_size=16, segment_tokens=2048) for kind in KINDS}
 
 
 def queries(layer, factors, **kwargs):

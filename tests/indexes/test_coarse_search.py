@@ -131,7 +131,7 @@ def test_the_tail_brings_the_output_nearer(retrieval, hide):
         v = np.where(hidden[:, None], 1e4, np.stack([blocks.values(h) for h in range(2)]))
         blocks = Blocks.of(k, v.astype(np.float32))
     queries = layer.queries(hidden=hidden)
-    found = Clusters.build(blocks, segment_tokens=1024).search(queries, retrieval, estimate_tail=True)
+    found = Clusters.build(blocks, page_size=16, segment_tokens=1024).search(queries, retrieval, estimate_tail=True)
     x = check_rows(blocks, queries, found)
     plain, estimated = [], []
     for row, ids in enumerate(rows(found)):
