@@ -19,12 +19,13 @@ SHARP, DIFFUSE = 3.0, 0.02
 
 @pytest.fixture(scope="module")
 def layer():
-    return Layer.of(TOKENS, "bfloat16", topics=24)
+    return Layer.of(TOKENS, "bfloat16", topics=60)
 
 
 @pytest.fixture(scope="module")
 def built(layer):
-    return {kind: kind.build(layer.blocks, page_size=16, segment_tokens=2048) for kind in KINDS}
+    sizes = {Bounds: 16, Means: 8, Clusters: 16}  # fewer tokens than a topic has in a segment
+    return {kind: kind.build(layer.blocks, page_size=sizes[kind], segment_tokens=2048) for kind in KINDS}
 
 
 def queries(layer, factors, **kwargs):

@@ -140,12 +140,11 @@ nb::tuple search(const PyBlocks& blocks, const nb::list& batches, const PyQuerie
                              {static_cast<CoarseOptions::Want>(want), parameter, scale, margin,
                               exact, outside.data(), tail, tight, give_up});
     }
-    return nb::make_tuple(to_numpy(std::move(found.found.offsets)),
-                          to_numpy(std::move(found.found.ids)),
-                          to_numpy(std::move(found.found.scores)), found.scanned, found.nbytes,
-                          to_numpy(std::move(found.missed)),
-                          to_numpy(std::move(found.missed_bound)), to_numpy(std::move(found.tail)),
-                          to_numpy(std::move(found.dense)));
+    return nb::make_tuple(
+        to_numpy(std::move(found.found.offsets)), to_numpy(std::move(found.found.ids)),
+        to_numpy(std::move(found.found.scores)), found.scanned, found.nbytes,
+        to_numpy(std::move(found.missed)), to_numpy(std::move(found.missed_bound)),
+        to_numpy(std::move(found.tail)), to_numpy(std::move(found.dense)));
 }
 
 }  // namespace

@@ -59,10 +59,10 @@ class Items {
     const CoarseOptions& options;
     const Tile& tile;
     const int kv_heads, rows, head_dim;
-    const float factor;           // scores to exponents of 2
-    std::vector<RowPlan> plans;        // [kv_heads][rows]
-    std::vector<RowSums> sums;         // [count()][rows]
-    std::vector<std::uint8_t> dense;   // [kv_heads] not 0 where no row is answered
+    const float factor;               // scores to exponents of 2
+    std::vector<RowPlan> plans;       // [kv_heads][rows]
+    std::vector<RowSums> sums;        // [count()][rows]
+    std::vector<std::uint8_t> dense;  // [kv_heads] not 0 where no row is answered
 
     std::int64_t count() const { return std::int64_t(segments.size()) * kv_heads; }
     Item at(std::int64_t number) const;
@@ -70,9 +70,7 @@ class Items {
         return at(std::int64_t(segment) * kv_heads + kv_head);
     }
     RowPlan& plan(int kv_head, int r) { return plans[std::size_t(kv_head) * rows + r]; }
-    const RowPlan& plan(int kv_head, int r) const {
-        return plans[std::size_t(kv_head) * rows + r];
-    }
+    const RowPlan& plan(int kv_head, int r) const { return plans[std::size_t(kv_head) * rows + r]; }
     RowSums& sum(const Item& item, int r) { return sums[item.number * rows + r]; }
     const RowSums& sum(const Item& item, int r) const { return sums[item.number * rows + r]; }
     // Visible tokens of each page.

@@ -51,9 +51,9 @@ struct ScanItem {
     int count;
 };
 
-// The sum of weights[i] * 2^(factor * (middle[i] + more) - reference), where more is reach[i] for the
-// bound; for the estimate, what tokens that lie around the middle add to it: curve * reach[i]^2, but
-// reach[i] at most. 0 where middle is -inf.
+// The sum of weights[i] * 2^(factor * (middle[i] + more) - reference), where more is reach[i] for
+// the bound; for the estimate, what tokens that lie around the middle add to it: curve *
+// reach[i]^2, but reach[i] at most. 0 where middle is -inf.
 struct MassItem {
     const float* middle;
     const float* reach;

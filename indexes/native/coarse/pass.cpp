@@ -104,9 +104,8 @@ void Pass::scan(std::int64_t number) {
         for (const float square : rows[r].squares) squares += square;
         const CodedQuery& query = items.tile.query(item.kv_head, r);
         const double around = variance(query, item.set, items.options.scale);
-        sum.curve = squares > 0
-                        ? static_cast<float>(around * tokens[r % items.tile.n] / squares)
-                        : 0.0f;
+        sum.curve =
+            squares > 0 ? static_cast<float>(around * tokens[r % items.tile.n] / squares) : 0.0f;
     }
 }
 

@@ -171,7 +171,8 @@ class Finish {
         row.bound.add(exponent, 1.00001);
         if (!options_.tail) return;
         const Geometry& geometry = blocks_.geometry;
-        const auto weight = std::exp2(std::min(exponent - pass_.items.plans[number].reference, 64.0));
+        const auto weight =
+            std::exp2(std::min(exponent - pass_.items.plans[number].reference, 64.0));
         std::vector<float> value(geometry.head_dim);
         score_kernels().widen_values[static_cast<int>(geometry.dtype)](
             {blocks_, static_cast<int>(number / tile_.rows), id, 1, value.data()});

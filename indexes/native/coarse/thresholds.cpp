@@ -86,7 +86,8 @@ PageOf Thresholds::most_promising(int kv_head, int r, bool middle, float least) 
     return best;
 }
 
-// The largest score of a page's tokens; where it is more than `least`, the page is read in any case.
+// The largest score of a page's tokens; where it is more than `least`, the page is read in any
+// case.
 float Thresholds::largest_of(int kv_head, int r, const PageOf& page, float least) {
     std::vector<std::int32_t> tokens;
     items_.members(items_.at(page.segment, kv_head), page.page, items_.tile.query(kv_head, r).i,

@@ -23,9 +23,8 @@ void Weighing::weigh(Items& items, const Item& item, const std::vector<std::int3
             held = counts;
         }
         RowSums& sum = items.sum(item, r);
-        MassItem mass{item.view.middle(r), item.view.reach(r), unread_.data(),
-                      pages,               sum.curve,          items.factor,
-                      items.factor * sum.top};
+        MassItem mass{item.view.middle(r), item.view.reach(r), unread_.data(),        pages,
+                      sum.curve,           items.factor,       items.factor * sum.top};
         coarse_kernels().mass(mass);
         if (!(mass.total > 0)) continue;
         sum.missed.add(mass.reference, mass.estimate);
@@ -64,7 +63,8 @@ void Weighing::weigh_tail(Items& items, const Item& item, const std::vector<std:
         double& total = items.sum(item, r).tail_weight;
         for (std::int64_t p = 0; p < pages; ++p) {
             float weight = weights[r * pages + p];
-            const double exponent = double{items.factor} * items.likely(item, r, p) - plan.reference;
+            const double exponent =
+                double{items.factor} * items.likely(item, r, p) - plan.reference;
             if (unread_[p] > 0 && exponent > -kTailOctaves) {
                 weight = counts[p] * std::exp2(static_cast<float>(exponent));
             }
