@@ -26,9 +26,9 @@ struct FlatWanted {
 
 struct FlatFound {
     FoundRows rows;
-    std::vector<float> caps;    // [q_heads * n] no visible token that was not found exceeds it
-    std::vector<float> missed;  // [q_heads * n] log of the sum of exp(scale * q.k), from a sample
-    std::vector<float> bound;   // [q_heads * n] never below the truth
+    std::vector<float> caps;      // [q_heads * n] no visible token that was not found exceeds it
+    std::vector<float> missed;    // [q_heads * n] log of the sum of exp(scale * q.k), from a sample
+    std::vector<float> bound;     // [q_heads * n] never below the truth
     std::vector<std::int64_t> passed;  // keys left by length, by codes, scored; bytes read
 };
 

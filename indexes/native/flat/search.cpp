@@ -10,12 +10,12 @@
 namespace kvdb::indexes {
 namespace {
 
-constexpr int kSpan = 8;             // chunks of an item
-constexpr int kSparse = kChunk / 8;  // keys of a chunk that are looked at one by one
-constexpr int kMany = kChunk / 8;    // with more, a better threshold is looked for
-constexpr int kDense = kChunk / 2;   // with more even so, it is waited for
-constexpr int kSamples = 32;         // tokens of each KV head scored for an estimate
-constexpr int kSeeds = 64;           // and, at most, scored for a first threshold
+constexpr int kSpan = 8;              // chunks of an item
+constexpr int kSparse = kChunk / 8;   // keys of a chunk that are looked at one by one
+constexpr int kMany = kChunk / 8;     // with more, a better threshold is looked for
+constexpr int kDense = kChunk / 2;    // with more even so, it is waited for
+constexpr int kSamples = 32;          // tokens of each KV head scored for an estimate
+constexpr int kSeeds = 64;            // and, at most, scored for a first threshold
 
 void raise(std::atomic<float>& value, float to) {
     float seen = value.load(std::memory_order_relaxed);
@@ -132,8 +132,8 @@ class Search {
         if (slot.scores.size() < static_cast<std::size_t>(kTile * count)) {
             slot.scores.resize(kTile * count);
         }
-        score_({blocks_, head, queries_.q + row_of(head, tile, 0) * codes_.head_dim, rows_in(tile),
-                tokens.data(), count, slot.scores.data(), count});
+        score_({blocks_, head, queries_.q + row_of(head, tile, 0) * codes_.head_dim,
+                rows_in(tile), tokens.data(), count, slot.scores.data(), count});
         slot.scored += count;
         slot.nbytes += count * static_cast<std::int64_t>(blocks_.geometry.row_bytes());
     }
@@ -468,8 +468,8 @@ class Search {
         found.missed[row] = found.bound[row] = -INFINITY;
         if (left == 0) return;
         const double cap = double{scale_} * least;
-        found.bound[row] =
-            std::nextafter(static_cast<float>(cap + std::log(double(left)) + 1e-5), INFINITY);
+        found.bound[row] = std::nextafter(static_cast<float>(cap + std::log(double(left)) + 1e-5),
+                                          INFINITY);
         if (!std::isfinite(cap)) {
             found.missed[row] = found.bound[row] = INFINITY;
             return;
@@ -485,8 +485,8 @@ class Search {
             ++count;
         }
         const double mean = count ? sum / count : 1;
-        found.missed[row] =
-            std::min(found.bound[row], static_cast<float>(cap + std::log(mean * double(left))));
+        found.missed[row] = std::min(found.bound[row],
+                                     static_cast<float>(cap + std::log(mean * double(left))));
     }
 
     const Blocks& blocks_;
@@ -497,17 +497,17 @@ class Search {
     const std::int64_t heads_, rows_, tiles_;
     void (*const score_)(const ScoreItem&);
     std::int64_t begin_ = INT64_MAX, end_ = 0, first_chunk_ = 0, chunks_ = 0, spans_ = 0;
-    std::vector<std::int64_t> visible_;     // [n]
-    std::vector<std::atomic<float>> best_;  // the largest q.k so far, or the k-th largest
-    std::vector<std::vector<float>> top_;   // heaps
+    std::vector<std::int64_t> visible_;      // [n]
+    std::vector<std::atomic<float>> best_;   // the largest q.k so far, or the k-th largest
+    std::vector<std::vector<float>> top_;    // heaps
     std::unique_ptr<std::mutex[]> locks_;
     std::vector<Slot> slots_;
     std::vector<Record> records_, late_records_;  // [heads][spans][rows]
     std::vector<std::uint8_t> deferred_;          // [heads][spans][tiles] a bit for each chunk
     std::atomic<bool> any_deferred_{false};
     std::vector<FlatTile> tile_;
-    std::vector<float> samples_;         // [heads][rows][kSamples]
-    std::vector<std::int32_t> sampled_;  // [heads][kSamples]
+    std::vector<float> samples_;           // [heads][rows][kSamples]
+    std::vector<std::int32_t> sampled_;    // [heads][kSamples]
 };
 
 }  // namespace

@@ -1,9 +1,8 @@
-#include "../bind.h"
-
 #include <nanobind/stl/optional.h>
 
 #include <cmath>
 
+#include "../bind.h"
 #include "graph.h"
 
 namespace kvdb::indexes {
@@ -24,8 +23,9 @@ struct PyGraph {
         const Geometry& geometry = blocks.blocks.geometry;
         if (geometry.kv_heads != graph.kv_heads || geometry.head_dim != graph.head_dim ||
             blocks.blocks.tokens < graph.tokens) {
-            fail("the blocks are not those of the graph: it has " + std::to_string(graph.kv_heads) +
-                 " KV heads of " + std::to_string(graph.head_dim) + " dimensions and " +
+            fail("the blocks are not those of the graph: it has " +
+                 std::to_string(graph.kv_heads) + " KV heads of " +
+                 std::to_string(graph.head_dim) + " dimensions and " +
                  std::to_string(graph.tokens) + " tokens");
         }
     }
@@ -73,22 +73,19 @@ PyGraph make_graph(const Out<std::uint8_t, 3>& codes, const Out<float, 2>& resid
             fail("low and step must be finite, and step above 0");
         }
     }
-    return {
-        {static_cast<int>(heads), static_cast<int>(head_dim), static_cast<int>(degree), tokens,
-         capacity, stride, codes.data(), residual.data(), links.data(), low.data(), step.data()},
-        codes,
-        residual,
-        links,
-        low,
-        step};
+    return {{static_cast<int>(heads), static_cast<int>(head_dim), static_cast<int>(degree), tokens,
+             capacity, stride, codes.data(), residual.data(), links.data(), low.data(),
+             step.data()},
+            codes, residual, links, low, step};
 }
 
 nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQueries& queries,
                     const In<std::int32_t, 2>& probes, const In<std::uint8_t, 3>& probe_codes,
                     std::int64_t random, const In<std::int32_t, 2>& outliers,
-                    const In<float, 1>& radius, float beta, std::int64_t k, float scale,
-                    bool listed, bool share, bool scan, bool give_up, int patience,
-                    std::int64_t least, float slack, float dense_share, float budget) {
+                    const In<float, 1>& radius, float beta,
+                    std::int64_t k, float scale, bool listed, bool share, bool scan, bool give_up,
+                    int patience, std::int64_t least, float slack, float dense_share,
+                    float budget) {
     graph.check(blocks);
     Blocks seen = blocks.blocks;
     seen.tokens = graph.graph.tokens;
@@ -107,10 +104,8 @@ nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQuerie
         !(budget >= 0)) {
         fail("beta, k, slack and dense_share must not be negative, scale must be finite");
     }
-    const Probes from{probes.data(),   probe_codes.data(),
-                      count,           random,
-                      outliers.data(), static_cast<std::int64_t>(outliers.shape(1)),
-                      radius.data()};
+    const Probes from{probes.data(), probe_codes.data(), count, random, outliers.data(),
+                      static_cast<std::int64_t>(outliers.shape(1)), radius.data()};
     SearchResult result;
     {
         const nb::gil_scoped_release release;
@@ -122,7 +117,8 @@ nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQuerie
                           to_numpy(std::move(result.found.ids)),
                           to_numpy(std::move(result.found.scores)),
                           to_numpy(std::move(result.missed)), to_numpy(std::move(result.bound)),
-                          to_numpy(std::move(result.dense)), result.scanned, result.nbytes);
+                          to_numpy(std::move(result.dense)),
+                          result.scanned, result.nbytes);
 }
 
 void py_bound(const PyGraph& graph, const PyBlocks& blocks, const PyQueries& queries, float scale,
@@ -186,7 +182,8 @@ std::int64_t py_reachable(const PyGraph& graph, int kv_head, const In<std::int32
     graph.check_head(kv_head);
     graph.check_tokens(starts.data(), starts.size(), "starts", 0);
     const nb::gil_scoped_release release;
-    return reachable(graph.graph, kv_head, starts.data(), static_cast<std::int64_t>(starts.size()));
+    return reachable(graph.graph, kv_head, starts.data(),
+                     static_cast<std::int64_t>(starts.size()));
 }
 
 }  // namespace
@@ -202,15 +199,15 @@ void bind_graph(nb::module_& m) {
             },
             "codes"_a, "residual"_a, "links"_a, "low"_a, "step"_a, "tokens"_a);
     m.def("graph_search", &py_search, "graph"_a, "blocks"_a, "queries"_a, "probes"_a,
-          "probe_codes"_a, "random"_a, "outliers"_a, "radius"_a, nb::kw_only(), "beta"_a, "k"_a,
-          "scale"_a, "listed"_a, "share"_a, "scan"_a, "give_up"_a, "patience"_a, "least"_a,
-          "slack"_a, "dense_share"_a, "budget"_a);
+          "probe_codes"_a, "random"_a, "outliers"_a, "radius"_a, nb::kw_only(), "beta"_a, "k"_a, "scale"_a,
+          "listed"_a, "share"_a, "scan"_a, "give_up"_a, "patience"_a, "least"_a, "slack"_a,
+          "dense_share"_a, "budget"_a);
     m.def("graph_bound", &py_bound, "graph"_a, "blocks"_a, "queries"_a, "scale"_a, "offsets"_a,
           "ids"_a, "bound"_a);
     m.def("graph_encode", &py_encode, "graph"_a, "blocks"_a, "kv_head"_a, "begin"_a);
     m.def("graph_insert", &py_insert, "graph"_a, "blocks"_a, "begin"_a, "width"_a);
-    m.def("graph_connect", &py_connect, "graph"_a, "blocks"_a, "kv_head"_a, "pivots"_a, "offsets"_a,
-          "candidates"_a);
+    m.def("graph_connect", &py_connect, "graph"_a, "blocks"_a, "kv_head"_a, "pivots"_a,
+          "offsets"_a, "candidates"_a);
     m.def("graph_reachable", &py_reachable, "graph"_a, "kv_head"_a, "starts"_a);
 }
 

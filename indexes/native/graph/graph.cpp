@@ -19,8 +19,8 @@ void encode(const Graph& graph, const Blocks& blocks, int kv_head, std::int64_t 
         const std::int64_t from = begin + item * chunk;
         const std::int64_t head = std::int64_t{kv_head};
         graph_kernels().encode[static_cast<int>(blocks.geometry.dtype)](
-            {blocks, kv_head, from, std::min(chunk, end - from), graph.low + head * graph.head_dim,
-             graph.step + head * graph.head_dim,
+            {blocks, kv_head, from, std::min(chunk, end - from),
+             graph.low + head * graph.head_dim, graph.step + head * graph.head_dim,
              graph.codes + (head * graph.capacity + from) * graph.stride, graph.stride,
              graph.residual + head * graph.capacity + from});
     });

@@ -30,8 +30,7 @@ struct Probes {
     const std::int32_t* tokens;  // [kv_heads][count], first `random` that were drawn at random
     const std::uint8_t* codes;   // [kv_heads][count][stride]
     std::int64_t count, random;
-    const std::int32_t*
-        outliers;  // [kv_heads][outlier_count], keys that codes do not hold well, or -1
+    const std::int32_t* outliers;  // [kv_heads][outlier_count], keys that codes do not hold well, or -1
     std::int64_t outlier_count;
     const float* radius;  // [kv_heads] the largest residual
 };
@@ -71,8 +70,8 @@ SearchResult search(const Graph& graph, const Probes& probes, const Blocks& bloc
 
 // bound [q_heads * n]: an upper bound of the log of the sum of exp(scale * q.k) over the visible
 // tokens that are not in ids[offsets[row], offsets[row + 1]), which ascend.
-void bound(const Graph& graph, const QueryRows& queries, float scale, const std::int64_t* offsets,
-           const std::int32_t* ids, float* bound);
+void bound(const Graph& graph, const QueryRows& queries, float scale,
+           const std::int64_t* offsets, const std::int32_t* ids, float* bound);
 
 void encode(const Graph& graph, const Blocks& blocks, int kv_head, std::int64_t begin,
             std::int64_t end);

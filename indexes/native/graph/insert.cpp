@@ -26,8 +26,8 @@ class Linker {
     Linker(const Graph& graph, const Blocks& blocks, int kv_head)
         : graph_(graph), blocks_(blocks), kv_head_(kv_head), key_(graph.head_dim) {}
 
-    // HNSW's insertion (Malkov and Yashunin, arXiv 1603.09320, algorithms 1, 2 and 4) into the
-    // level that holds all tokens; `width` candidates are kept.
+    // HNSW's insertion (Malkov and Yashunin, arXiv 1603.09320, algorithms 1, 2 and 4) into the level
+    // that holds all tokens; `width` candidates are kept.
     void insert(std::uint32_t token, int width) {
         std::uint32_t* links = links_of(token);
         std::fill_n(links, graph_.degree, kEnd);
@@ -126,9 +126,7 @@ class Linker {
                     kept.pop_back();
                 }
             }
-            if (open.empty() ||
-                (static_cast<int>(kept.size()) >= width && kept.front() < open.front()))
-                break;
+            if (open.empty() || (static_cast<int>(kept.size()) >= width && kept.front() < open.front())) break;
             const std::uint32_t* links = links_of(open.front().token);
             std::pop_heap(open.begin(), open.end(), farther);
             open.pop_back();
@@ -147,8 +145,9 @@ class Linker {
         for (const Near& candidate : candidates) {
             if (static_cast<int>(chosen.size()) >= most) return;
             measure(candidate.token, chosen);
-            const bool hidden = std::any_of(distances_.begin(), distances_.end(),
-                                            [&](float d) { return d < candidate.distance; });
+            const bool hidden = std::any_of(distances_.begin(), distances_.end(), [&](float d) {
+                return d < candidate.distance;
+            });
             if (!hidden) chosen.push_back(candidate.token);
         }
     }

@@ -31,9 +31,9 @@ struct EncodeItem {
     Blocks blocks;
     int kv_head;
     std::int64_t begin, count;
-    const float* low;     // [head_dim]
-    const float* step;    // [head_dim], above 0
-    std::uint8_t* codes;  // [count][stride]
+    const float* low;      // [head_dim]
+    const float* step;     // [head_dim], above 0
+    std::uint8_t* codes;   // [count][stride]
     std::int64_t stride;
     float* residual;  // [count], the length of what the code leaves of the key
 };

@@ -12,7 +12,7 @@ namespace kvdb::indexes {
 
 namespace {
 
-constexpr int kRowsMax = 8;              // query heads that walk together
+constexpr int kRowsMax = 8;  // query heads that walk together
 constexpr std::int64_t kScanMax = 4096;  // so few visible tokens are read sooner than walked to
 constexpr std::int64_t kChunk = 512;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
@@ -26,8 +26,7 @@ std::vector<std::int64_t> count_visible(const QueryRows& queries) {
             const std::int64_t next = std::min((t / 64 + 1) * 64, end);
             const std::uint64_t word = queries.hidden[t / 64] >> (t % 64);
             const std::int64_t width = next - t;
-            const std::uint64_t mask =
-                width == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << width) - 1;
+            const std::uint64_t mask = width == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << width) - 1;
             visible[i] -= __builtin_popcountll(word & mask);
             t = next;
         }
@@ -148,8 +147,9 @@ struct Sharp {
         for (int i = 0; i < graph.head_dim; ++i) {
             square += double{q[i]} * q[i];
             left += std::abs(rest[i]);
-            sums += std::abs(double{q[i]}) * (std::abs(graph.low[kv_head * graph.head_dim + i]) +
-                                              256.0 * graph.step[kv_head * graph.head_dim + i]);
+            sums += std::abs(double{q[i]}) *
+                    (std::abs(graph.low[kv_head * graph.head_dim + i]) +
+                     256.0 * graph.step[kv_head * graph.head_dim + i]);
         }
         length = static_cast<float>(std::sqrt(square) * (1 + 1e-5));
         // What no lens holds of the query, and what float32 rounds off.
@@ -159,8 +159,8 @@ struct Sharp {
 
 }  // namespace
 
-void bound(const Graph& graph, const QueryRows& queries, float scale, const std::int64_t* offsets,
-           const std::int32_t* ids, float* bound) {
+void bound(const Graph& graph, const QueryRows& queries, float scale,
+           const std::int64_t* offsets, const std::int32_t* ids, float* bound) {
     ThreadPool& pool = ThreadPool::instance();
     const std::int64_t rows = queries.rows() * graph.kv_heads;
     pool.run(rows, pool.threads(), [&](std::int64_t row, int) {

@@ -49,7 +49,8 @@ struct GraphTable {
             i32 query[rows];
             KVDB_UNROLL
             for (int r = 0; r < rows; ++r) {
-                query[r] = Isa::template load<i32>(item.queries + (row + r) * item.stride + i);
+                query[r] =
+                    Isa::template load<i32>(item.queries + (row + r) * item.stride + i);
             }
             KVDB_UNROLL
             for (int j = 0; j < tokens; ++j) {

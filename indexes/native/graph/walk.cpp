@@ -10,10 +10,9 @@ namespace kvdb::indexes {
 
 namespace {
 
-constexpr int kBatch =
-    8;  // tokens expanded together, so that their neighbours' codes come together
-constexpr int kStarts = 4;              // probes of each row that are expanded whatever their score
-constexpr std::int64_t kScanned = 512;  // codes estimated together
+constexpr int kBatch = 8;  // tokens expanded together, so that their neighbours' codes come together
+constexpr int kStarts = 4;  // probes of each row that are expanded whatever their score
+constexpr std::int64_t kScanned = 512;   // codes estimated together
 constexpr std::int64_t kDenseCheck = 128;
 constexpr std::int64_t kBudgetLeast = 2048;  // tokens that any walk may meet
 constexpr float kNone = -std::numeric_limits<float>::infinity();
@@ -56,8 +55,8 @@ void Walk::run(const Graph& graph, const Probes& probes, const Blocks& blocks,
 void Walk::begin(const Item& item) {
     item_ = item;
     width_ = options_.k > 0 ? options_.k + options_.k / 2 + 32 : 0;
-    budget_ = std::max(kBudgetLeast, static_cast<std::int64_t>(double{options_.budget} *
-                                                               static_cast<double>(item.visible))) +
+    budget_ = std::max(kBudgetLeast, static_cast<std::int64_t>(
+                                         double{options_.budget} * static_cast<double>(item.visible))) +
               8 * width_;
     selective_ = 4 * item.visible < 3 * graph_->tokens;
     scanned_ = nbytes_ = 0;
@@ -345,8 +344,8 @@ void Walk::push(std::uint32_t token, std::int64_t at) {
             row.seen = score;
             row.patience = options_.patience;
         }
-        const bool far =
-            score < row.limit - beyond && (row.patience <= 0 || score < far_below(row));
+        const bool far = score < row.limit - beyond &&
+                         (row.patience <= 0 || score < far_below(row));
         if (!far && score - row.limit > margin) {
             margin = score - row.limit;
             nearest = static_cast<std::uint32_t>(r);

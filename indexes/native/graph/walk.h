@@ -11,9 +11,9 @@
 namespace kvdb::indexes {
 
 // DIPRS, AlayaDB (arXiv 2504.10326), algorithm 1, in two forms. Listed, as in the paper: candidates
-// are expanded in the order in which they were met, and taken in while they are in range of the
-// best one or the list is short. Best first: the one furthest within the range of any of the query
-// heads is expanded next, the range begins at the floor, and steps outside of it are counted.
+// are expanded in the order in which they were met, and taken in while they are in range of the best
+// one or the list is short. Best first: the one furthest within the range of any of the query heads
+// is expanded next, the range begins at the floor, and steps outside of it are counted.
 //
 // Hidden tokens are walked through like others, but are neither found nor the best. Where most of a
 // token's neighbours are hidden, theirs are looked at too.
@@ -21,9 +21,9 @@ class Walk {
   public:
     struct Item {
         int kv_head;
-        std::int64_t query;        // of the batch
-        int head, heads;           // of the group: [head, head + heads)
-        std::int64_t visible;      // tokens the query sees
+        std::int64_t query;  // of the batch
+        int head, heads;     // of the group: [head, head + heads)
+        std::int64_t visible;  // tokens the query sees
         const std::uint8_t* rows;  // or null: only those rows of the item that are set
     };
 
