@@ -13,8 +13,9 @@ class Clusters(Paged):
     """Approximate: a cluster is read when its centroid and a margin of its reach come up to the threshold.
 
     What is found has exact scores; with margin 1 nothing is overlooked. The reach is what no key of a cluster exceeds, which few
-    come near: a little less of it spares most of the clusters that hold nothing, all the more the longer the context. Attention over the clusters that
-    were not read can be estimated (`estimate_tail`): the weight of the centroid times the visible tokens, with their mean value.
+    come near: a little less of it spares most of the clusters that hold nothing, all the more the longer the context. Attention
+    over the clusters that were not read can be estimated (`estimate_tail`): the weight of the centroid times the visible tokens,
+    with their mean value.
     """
 
     kind = "coarse-clusters"
