@@ -75,9 +75,13 @@ void Density::narrow(int kv_head, int r) {
 
 void Density::give_up(int kv_head) {
     const double limit = this->limit();
-    if (limit < std::numeric_limits<double>::infinity()) {
-        items_.dense[kv_head] = reads_together(kv_head, limit) > limit;
+    if (limit == std::numeric_limits<double>::infinity()) return;
+    double each = 0;
+    for (int r = 0; r < items_.rows && each <= limit; ++r) {
+        each += reads(kv_head, r, 1, limit)[0];
     }
+    // Rows may read the same pages.
+    items_.dense[kv_head] = each > limit && reads_together(kv_head, limit) > limit;
 }
 
 // Tokens of the pages that any row reads; stops where they come to more than `stop`.
