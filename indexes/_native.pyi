@@ -89,10 +89,11 @@ def coarse_search(
     outside: Any,
     tail: bool,
     tight: bool,
-) -> tuple[Any, Any, Any, int, int, Any, Any, Any]:
-    """The fields of `indexes.base.Found`, flat; the last, the tail, is empty unless asked for. want: 0 everything, 1 the range
-    `parameter` below the maximum, 2 the `parameter` largest, 3 the share `parameter` of the mass. margin: of a page's reach.
-    exact: never less, however much is read."""
+    give_up: bool,
+) -> tuple[Any, Any, Any, int, int, Any, Any, Any, Any]:
+    """The fields of `indexes.base.Found`, flat; the tail is empty unless asked for, dense is uint8. want: 0 everything, 1 the
+    range `parameter` below the maximum, 2 the `parameter` largest, 3 the share `parameter` of the mass. margin: of a page's
+    reach. exact: never less, however much is read."""
 
 def isa() -> str:
     """The instruction set in use: KVDB_ISA from the environment, or the best of `isas()`."""

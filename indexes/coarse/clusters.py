@@ -12,8 +12,10 @@ from indexes.retrieval import Dipr, Exact, Retrieval, TopK
 class Clusters(Paged):
     """Approximate: a cluster is read when its centroid and a margin of its reach come up to the threshold.
 
-    What is found has exact scores and belongs to the set; with margin 1 nothing is overlooked. Attention over the clusters that
-    were not read can be estimated (`estimate_tail`): the weight of the centroid times the visible tokens, with their mean value.
+    What is found has exact scores; with margin 1 nothing is overlooked. The reach is what no key of a cluster exceeds, which few
+    come near: a little less of it spares most of the clusters that hold nothing, all the more the longer the context. Attention
+    over the clusters that were not read can be estimated (`estimate_tail`): the weight of the centroid times the visible tokens,
+    with their mean value.
     """
 
     kind = "coarse-clusters"
@@ -23,10 +25,10 @@ class Clusters(Paged):
         cls,
         blocks: Blocks,
         samples: Float32 | None = None,  # noqa: ARG003, pages need none
-        page_size: int = 16,
+        page_size: int = 32,
         segment_tokens: int = 8192,
-        margin: float = 1.0,
-        iterations: int = 6,
+        margin: float = 0.8,
+        iterations: int = 10,
         far: float = 0.5,
     ) -> Self:
         """page_size: tokens for each centroid. margin: a cluster's share of its reach, 0 to 1. Raises ValueError."""

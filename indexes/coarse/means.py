@@ -12,7 +12,8 @@ from indexes.retrieval import Dipr, Exact, Retrieval, TopK
 class Means(Paged):
     """Approximate: a page is read when its farthest key, or its mean and a margin of its reach, comes up to the threshold.
 
-    What is found has exact scores and belongs to the set, but a token that is neither is overlooked; `missed_bound` counts it.
+    What is found has exact scores, but a token that is neither is overlooked; `missed_bound` counts it. Where tokens that matter
+    are strewn singly, as few of a page as one or two may stand out from its mean: hence small pages and a large margin.
     """
 
     kind = "coarse-means"
@@ -22,11 +23,11 @@ class Means(Paged):
         cls,
         blocks: Blocks,
         samples: Float32 | None = None,  # noqa: ARG003, pages need none
-        page_size: int = 16,
+        page_size: int = 8,
         segment_tokens: int = 8192,
-        margin: float = 0.25,
+        margin: float = 0.7,
     ) -> Self:
-        """margin: a page's share of its reach, 0 to 1; 1 is exact. Raises ValueError for sizes that do not fit."""
+        """margin: a page's share of its reach, 0 to 1; 1 overlooks nothing. Raises ValueError for sizes that do not fit."""
         return cls._build(blocks, Layout(page_size, segment_tokens, margin, farthest=True))
 
     def _read_share(self, tokens: int, retrieval: Retrieval) -> float:
@@ -36,6 +37,6 @@ class Means(Paged):
             case TopK():
                 return 16.0 * retrieval.k / max(tokens, 1)
             case Dipr():
-                return 0.05
+                return 0.15
             case _:
                 return 0.5

@@ -43,10 +43,12 @@ class Paged:
         *,
         estimate_tail: bool = False,
         tight: bool = False,
-        give_up: bool = False,  # noqa: ARG002, answers all
+        give_up: bool = False,
     ) -> Found:
         """See `Index.search`. tight: reads every visible key, so that `missed` and its bound are exact.
 
+        give_up: all queries of a KV head are left, after the scan of the representatives, where their pages hold so many tokens
+        that reading them costs more than reading everything; what is answered is answered with all of the margin.
         TopP counts queries.outside to the mass of which it wants a share. Raises ValueError.
         """
         if not isfinite(queries.scale) or queries.scale <= 0:
@@ -55,7 +57,7 @@ class Paged:
             raise ValueError("outside holds NaN or infinity; expected finite numbers, or -inf for none")
         want, parameter = _wanted(retrieval, queries.scale, self.blocks.tokens)
         tail = estimate_tail and self.layout.values
-        offsets, ids, scores, scanned, nbytes, missed, bound, tails = _native.coarse_search(
+        offsets, ids, scores, scanned, nbytes, missed, bound, tails, dense = _native.coarse_search(
             self.blocks.native,
             [batch.native for batch in self._batches],
             queries.native,
@@ -67,10 +69,12 @@ class Paged:
             queries.outside,
             tail,
             tight,
+            give_up,
         )
         shape = queries.q.shape[:2]
         tail_or_none = tails.reshape(queries.q.shape) if tail else None
-        return Found(offsets, ids, scores, scanned, nbytes, missed.reshape(shape), bound.reshape(shape), tail_or_none)
+        flags = dense.view(np.bool_).reshape(shape) if give_up else None
+        return Found(offsets, ids, scores, scanned, nbytes, missed.reshape(shape), bound.reshape(shape), tail_or_none, flags)
 
     def add(self, blocks: Blocks) -> None:
         """See `Index.add`. Raises ValueError for blocks that are not those before and more."""

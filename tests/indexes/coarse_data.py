@@ -85,6 +85,8 @@ def wanted(x, retrieval, scale, floor=-np.inf, outside=-np.inf):
         case TopK():
             return np.sort(order[: retrieval.k])
         case TopP():
+            if len(order) == 0:
+                return order
             top = max(scale * x.max(initial=-np.inf), outside)
             weights, had = np.exp(scale * x[order] - top), np.exp(outside - top)
             before = had + np.concatenate([[0], np.cumsum(weights)[:-1]])

@@ -123,7 +123,7 @@ def test_filters_hold_for_any_range_and_any_bitmap(data, kind, retrieval, tight)
 @pytest.mark.parametrize("retrieval", [Dipr(0.3), TopK(5), TopP(0.2)])
 def test_the_tail_brings_the_output_nearer(retrieval, hide):
     layer = Layer.of(4096)
-    layer.q *= 0.3  # diffuse
+    layer.q *= 0.2  # diffuse
     hidden = np.random.default_rng(0).random(4096) < 0.3 if hide else None
     blocks = layer.blocks
     if hide:  # what nobody sees must not be felt
@@ -131,7 +131,7 @@ def test_the_tail_brings_the_output_nearer(retrieval, hide):
         v = np.where(hidden[:, None], 1e4, np.stack([blocks.values(h) for h in range(2)]))
         blocks = Blocks.of(k, v.astype(np.float32))
     queries = layer.queries(hidden=hidden)
-    found = Clusters.build(blocks, segment_tokens=1024).search(queries, retrieval, estimate_tail=True)
+    found = Clusters.build(blocks, page_size=16, segment_tokens=1024).search(queries, retrieval, estimate_tail=True)
     x = check_rows(blocks, queries, found)
     plain, estimated = [], []
     for row, ids in enumerate(rows(found)):

@@ -114,7 +114,7 @@ bool verify(const PyBlocks& blocks, const PyPages& pages) {
 
 nb::tuple search(const PyBlocks& blocks, const nb::list& batches, const PyQueries& queries,
                  int want, double parameter, float scale, float margin, bool exact,
-                 const In<float, 2>& outside, bool tail, bool tight) {
+                 const In<float, 2>& outside, bool tail, bool tight, bool give_up) {
     queries.check(blocks.blocks);
     check_shape(outside, {std::int64_t(queries.q.shape(0)), queries.rows.n}, "outside");
     if (want < 0 || want > 3) fail("want is no retrieval");
@@ -138,13 +138,13 @@ nb::tuple search(const PyBlocks& blocks, const nb::list& batches, const PyQuerie
         const nb::gil_scoped_release release;
         found = search_pages(blocks.blocks, all, queries.rows,
                              {static_cast<CoarseOptions::Want>(want), parameter, scale, margin,
-                              exact, outside.data(), tail, tight});
+                              exact, outside.data(), tail, tight, give_up});
     }
-    return nb::make_tuple(to_numpy(std::move(found.found.offsets)),
-                          to_numpy(std::move(found.found.ids)),
-                          to_numpy(std::move(found.found.scores)), found.scanned, found.nbytes,
-                          to_numpy(std::move(found.missed)),
-                          to_numpy(std::move(found.missed_bound)), to_numpy(std::move(found.tail)));
+    return nb::make_tuple(
+        to_numpy(std::move(found.found.offsets)), to_numpy(std::move(found.found.ids)),
+        to_numpy(std::move(found.found.scores)), found.scanned, found.nbytes,
+        to_numpy(std::move(found.missed)), to_numpy(std::move(found.missed_bound)),
+        to_numpy(std::move(found.tail)), to_numpy(std::move(found.dense)));
 }
 
 }  // namespace
@@ -161,7 +161,7 @@ void bind_coarse(nb::module_& m) {
     m.def("coarse_build", &build, "blocks"_a, "pages"_a, "clusters"_a, "iterations"_a, "far"_a);
     m.def("coarse_verify", &verify, "blocks"_a, "pages"_a);
     m.def("coarse_search", &search, "blocks"_a, "pages"_a, "queries"_a, "want"_a, "parameter"_a,
-          "scale"_a, "margin"_a, "exact"_a, "outside"_a, "tail"_a, "tight"_a);
+          "scale"_a, "margin"_a, "exact"_a, "outside"_a, "tail"_a, "tight"_a, "give_up"_a);
 }
 
 }  // namespace kvdb::indexes

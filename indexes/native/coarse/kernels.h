@@ -38,8 +38,8 @@ struct ScanRow {
     float* reach;        // [pages] out: no token's q.k lies farther above it
     float* priority;     // [pages] out, or null
     float* best;         // [pages / kPageGroup] out: the largest priority of each group
-    float* most;         // [2][kPageGroup] in and out: the largest middle and reach of each lane
-    float* squares;      // [kPageGroup] in and out: the sum over tokens of reach squared
+    float most[2 * kPageGroup];  // in and out: the largest middle and reach of each lane
+    float squares[kPageGroup];   // in and out: the sum over tokens of reach squared
 };
 
 // The priority of a page: max(middle + margin * reach, q.k of its farthest key).
@@ -47,20 +47,20 @@ struct ScanItem {
     Codes center, farthest, radius;
     float margin;
     std::int64_t groups;
-    const ScanRow* rows;
+    ScanRow* rows;
     int count;
 };
 
-// sum of weights[i] * 2^(factor * (middle[i] + more) - reference), where more is reach[i], or what
-// tokens that lie around the middle add to it: curve * reach[i]^2, but reach[i] at most. 0 where
-// middle is -inf.
+// The sum of weights[i] * 2^(factor * (middle[i] + more) - reference), where more is reach[i] for
+// the bound; for the estimate, what tokens that lie around the middle add to it: curve *
+// reach[i]^2, but reach[i] at most. 0 where middle is -inf.
 struct MassItem {
     const float* middle;
     const float* reach;
     const float* weights;
     std::int64_t count;
-    float curve;  // +inf: reach itself
-    float factor, reference;
+    float curve, factor, reference;
+    double total, estimate, bound;  // out: total of the weights
 };
 
 // Of scores [count]: the positions of those at or above the threshold, ascending, and the sum of
@@ -97,7 +97,7 @@ struct AddItem {
 
 struct CoarseKernels {
     void (*scan)(const ScanItem&);
-    double (*mass)(const MassItem&);
+    void (*mass)(MassItem&);
     void (*sift)(SiftItem&);
     void (*assign)(const AssignItem&);
     void (*add)(const AddItem&);

@@ -24,6 +24,7 @@ struct Row {
     LogSum missed, bound;
     double tail_weight = 0;
     std::vector<float> tail;
+    bool dense = false;
 };
 
 // Turns what a pass left into rows.
@@ -44,7 +45,7 @@ class Finish {
   private:
     // Hits of one key lie together and ascend, for one thread has read an item.
     void sort_by_item() {
-        begins_.assign(pass_.items() * tile_.rows + 1, 0);
+        begins_.assign(pass_.items.count() * tile_.rows + 1, 0);
         std::size_t total = 0;
         for (const auto& hits : pass_.hits) {
             for (const Hit& hit : hits) ++begins_[hit.key + 1];
@@ -61,13 +62,14 @@ class Finish {
     void finish(std::int64_t number, Row& row) {
         const auto r = static_cast<int>(number % tile_.rows);
         const std::int64_t head = number / tile_.rows;
-        const std::int64_t items = pass_.items(), kv_heads = blocks_.geometry.kv_heads;
+        const std::int64_t items = pass_.items.count(), kv_heads = blocks_.geometry.kv_heads;
         const int d = blocks_.geometry.head_dim;
+        row.dense = pass_.items.dense[head];
         if (options_.tail) row.tail.assign(d, 0);
         std::int64_t count = 0;
         for (std::int64_t item = head; item < items; item += kv_heads) {
             const std::int64_t key = item * tile_.rows + r;
-            const RowSums& sums = pass_.sums[key];
+            const RowSums& sums = pass_.items.sums[key];
             row.missed.add(sums.missed.exponent, sums.missed.sum);
             row.bound.add(sums.bound.exponent, sums.bound.sum);
             row.missed.add(sums.turned_down.exponent, sums.turned_down.sum);
@@ -169,7 +171,8 @@ class Finish {
         row.bound.add(exponent, 1.00001);
         if (!options_.tail) return;
         const Geometry& geometry = blocks_.geometry;
-        const auto weight = std::exp2(std::min(exponent - pass_.references[number], 64.0));
+        const auto weight =
+            std::exp2(std::min(exponent - pass_.items.plans[number].reference, 64.0));
         std::vector<float> value(geometry.head_dim);
         score_kernels().widen_values[static_cast<int>(geometry.dtype)](
             {blocks_, static_cast<int>(number / tile_.rows), id, 1, value.data()});
@@ -221,6 +224,7 @@ CoarseFound gather(const std::vector<Row>& rows, const CoarseOptions& options, i
         if (bound > kNone) bound += 1e-5 + 1e-6 * std::fabs(bound);
         out.missed_bound.push_back(static_cast<float>(bound));
         out.missed.push_back(std::min(missed, out.missed_bound.back()));
+        out.dense.push_back(row.dense);
         if (!options.tail) continue;
         const auto share = static_cast<float>(row.tail_weight > 0 ? 1 / row.tail_weight : 0);
         for (int i = 0; i < head_dim; ++i) out.tail.push_back(row.tail[i] * share);

@@ -17,7 +17,7 @@ struct CoarseOptions {
     float margin;          // how much of its reach a page is given
     bool exact;            // with margin 1: overlook nothing, however much is read
     const float* outside;  // [q_heads][n] log of the sum of exp(scale * q.k) elsewhere
-    bool tail, tight;
+    bool tail, tight, give_up;
 };
 
 struct CoarseFound {
@@ -25,6 +25,7 @@ struct CoarseFound {
     std::int64_t scanned = 0, nbytes = 0;
     std::vector<float> missed, missed_bound;  // [q_heads * n]
     std::vector<float> tail;                  // [q_heads * n][head_dim] or empty
+    std::vector<std::uint8_t> dense;          // [q_heads * n], not 0 where a row is left unanswered
 };
 
 CoarseFound search_pages(const Blocks& blocks, const std::vector<Pages>& batches,

@@ -12,6 +12,8 @@ struct CoarseTable {
     using i32 = typename Isa::i32;
     using u32 = typename Isa::u32;
     static constexpr int kParts = kPageGroup / Isa::width;  // vectors that hold a group
+    // Sums side by side for each of them, so that one need not wait for the other.
+    static constexpr int kChains = kParts == 1 ? 2 : 1;
     static constexpr float kNone = -__builtin_inff();
 
     // c + the products of the four bytes of each lane, unsigned, with four signed bytes.
@@ -31,39 +33,43 @@ struct CoarseTable {
     template <int rows>
     KVDB_INLINE static void dots(const Codes& codes, std::int64_t group, const ScanRow* row,
                                  ByteQuery ScanRow::* query, f32 (*out)[kParts]) {
-        i32 sums[rows][kParts];
+        i32 sums[kChains][rows][kParts] = {};
         KVDB_UNROLL
         for (int r = 0; r < rows; ++r) {
             KVDB_UNROLL
-            for (int p = 0; p < kParts; ++p) sums[r][p] = i32{} + (row[r].*query).start;
+            for (int p = 0; p < kParts; ++p) sums[0][r][p] = i32{} + (row[r].*query).start;
         }
         const std::uint8_t* at = codes.codes + group * codes.dims * kPageGroup;
-        for (int i = 0; i < codes.dims; i += 4, at += 4 * kPageGroup) {
+        for (int i = 0; i < codes.dims; i += 4 * kChains) {
             KVDB_UNROLL
-            for (int p = 0; p < kParts; ++p) {
-                const u32 four_each = Isa::template load<u32>(at + p * Isa::width * 4);
+            for (int c = 0; c < kChains; ++c, at += 4 * kPageGroup) {
                 KVDB_UNROLL
-                for (int r = 0; r < rows; ++r) {
-                    std::int32_t four;
-                    __builtin_memcpy(&four, (row[r].*query).bytes + i, 4);
-                    sums[r][p] = dot_bytes(four_each, four, sums[r][p]);
+                for (int p = 0; p < kParts; ++p) {
+                    const u32 four_each = Isa::template load<u32>(at + p * Isa::width * 4);
+                    KVDB_UNROLL
+                    for (int r = 0; r < rows; ++r) {
+                        std::int32_t four;
+                        __builtin_memcpy(&four, (row[r].*query).bytes + i + 4 * c, 4);
+                        sums[c][r][p] = dot_bytes(four_each, four, sums[c][r][p]);
+                    }
                 }
             }
         }
+        KVDB_UNROLL
+        for (int r = 0; r < rows && kChains == 2; ++r) sums[0][r][0] += sums[kChains - 1][r][0];
         KVDB_UNROLL
         for (int p = 0; p < kParts; ++p) {
             const f32 scale = Isa::widen(codes.scales + group * kPageGroup + p * Isa::width);
             KVDB_UNROLL
             for (int r = 0; r < rows; ++r) {
-                out[r][p] = __builtin_convertvector(sums[r][p], f32) * scale *
+                out[r][p] = __builtin_convertvector(sums[0][r][p], f32) * scale *
                             Isa::splat((row[r].*query).scale);
             }
         }
     }
 
     template <int rows>
-    KVDB_INLINE static void scan_group(const ScanItem& item, std::int64_t group,
-                                       const ScanRow* row) {
+    KVDB_INLINE static void scan_group(const ScanItem& item, std::int64_t group, ScanRow* row) {
         f32 center[rows][kParts], radius[rows][kParts] = {}, farthest[rows][kParts];
         dots<rows>(item.center, group, row, &ScanRow::center, center);
         if (item.radius.codes) dots<rows>(item.radius, group, row, &ScanRow::radius, radius);
@@ -115,20 +121,26 @@ struct CoarseTable {
     }
 
     // A multiple of kPageGroup pages.
-    static double mass(const MassItem& item) {
-        f32 sum{};
+    static void mass(MassItem& item) {
+        f32 total{}, estimate{}, bound{};
         const f32 factor = Isa::splat(item.factor), reference = Isa::splat(-item.reference);
         const f32 curve = Isa::splat(item.curve);
         for (std::int64_t i = 0; i < item.count; i += Isa::width) {
             const f32 reach = Isa::widen(item.reach + i);
             const f32 around = curve * reach * reach;
-            const f32 x = Isa::widen(item.middle + i) + (around < reach ? around : reach);
-            sum =
-                Isa::fma(power(Isa::fma(x, factor, reference)), Isa::widen(item.weights + i), sum);
+            const f32 middle = Isa::widen(item.middle + i);
+            const f32 x = middle + (around < reach ? around : reach), y = middle + reach;
+            const f32 weights = Isa::widen(item.weights + i);
+            total += weights;
+            estimate = Isa::fma(power(Isa::fma(x, factor, reference)), weights, estimate);
+            bound = Isa::fma(power(Isa::fma(y, factor, reference)), weights, bound);
         }
-        double total = 0;
-        for (int j = 0; j < Isa::width; ++j) total += sum[j];
-        return total;
+        item.total = item.estimate = item.bound = 0;
+        for (int j = 0; j < Isa::width; ++j) {
+            item.total += total[j];
+            item.estimate += estimate[j];
+            item.bound += bound[j];
+        }
     }
 
     static void sift(SiftItem& item) {

@@ -123,6 +123,12 @@ std::int64_t Visibility::end(std::int64_t i) const {
 
 void Visibility::count(std::int64_t i, const PageSet& set, std::int64_t pages,
                        float* counts) const {
+    if (whole(i)) {
+        for (std::int64_t p = 0; p < pages; ++p) {
+            counts[p] = static_cast<float>(set.first[p + 1] - set.first[p]);
+        }
+        return;
+    }
     const std::int64_t begin = this->begin(i), end = this->end(i);
     for (std::int64_t p = 0; p < pages; ++p) {
         const std::int64_t from = set.first[p], to = set.first[p + 1];

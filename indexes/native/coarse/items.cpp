@@ -1,0 +1,77 @@
+#include "items.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "../score/kernels.h"
+
+namespace kvdb::indexes {
+
+void LogSum::add(double other_exponent, double other_sum) {
+    if (!(other_sum > 0)) return;
+    if (!(sum > 0)) {
+        *this = {other_exponent, other_sum};
+    } else if (other_exponent <= exponent) {
+        sum += other_sum * std::exp2(other_exponent - exponent);
+    } else {
+        *this = {other_exponent, other_sum + sum * std::exp2(exponent - other_exponent)};
+    }
+}
+
+double LogSum::log2() const {
+    return sum > 0 ? exponent + std::log2(sum) : -std::numeric_limits<double>::infinity();
+}
+
+Items::Items(const Blocks& blocks, const std::vector<Segment>& segments, const QueryRows& queries,
+             const CoarseOptions& options, const Tile& tile)
+    : blocks(blocks),
+      segments(segments),
+      queries(queries),
+      options(options),
+      tile(tile),
+      kv_heads(blocks.geometry.kv_heads),
+      rows(tile.rows),
+      head_dim(blocks.geometry.head_dim),
+      factor(static_cast<float>(options.scale * kLog2E)),
+      plans(static_cast<std::size_t>(kv_heads) * rows),
+      sums(static_cast<std::size_t>(count()) * rows),
+      dense(kv_heads) {
+    for (RowPlan& plan : plans) plan.margin = options.margin;
+}
+
+Item Items::at(std::int64_t number) const {
+    const Segment& segment = segments[number / kv_heads];
+    const int kv_head = static_cast<int>(number % kv_heads);
+    return {number,
+            segment,
+            kv_head,
+            segment.pages->of(segment.number, kv_head),
+            tile.view(segment, kv_head),
+            Visibility(queries, segment)};
+}
+
+float Items::likely(const Item& item, int r, std::int64_t page) const {
+    const float reach = item.view.reach(r)[page];
+    return item.view.middle(r)[page] + std::min(sum(item, r).curve * reach * reach, reach);
+}
+
+void Items::members(const Item& item, std::int64_t page, std::int64_t i,
+                    std::vector<std::int32_t>& tokens) const {
+    for (std::int64_t m = item.set.first[page]; m < item.set.first[page + 1]; ++m) {
+        const std::int64_t member = item.set.member(m);
+        if (item.visible.sees(i, member)) {
+            tokens.push_back(static_cast<std::int32_t>(item.segment.begin + member));
+        }
+    }
+}
+
+std::vector<float> Items::scores_of(int kv_head, int r,
+                                    const std::vector<std::int32_t>& tokens) const {
+    std::vector<float> scores(tokens.size());
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    score_kernels().score[static_cast<int>(blocks.geometry.dtype)](
+        {blocks, kv_head, tile.query(kv_head, r).q, 1, tokens.data(), count, scores.data(), 0});
+    return scores;
+}
+
+}  // namespace kvdb::indexes
