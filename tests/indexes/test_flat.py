@@ -226,7 +226,7 @@ def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="range"):
         index.search(some_queries(blocks, end=np.array([101])), Dipr())
     with pytest.raises(ValueError, match="room"):
-        index._codes.native.search(some_blocks(CHUNK + 1).native, some_queries(blocks).native, 1.0, 0, 1.0)
+        index._codes.native.search(some_blocks(CHUNK + 1).native, some_queries(blocks).native, 1.0, 0, 1.0, False)
 
 
 def test_k_beyond_all_tokens_finds_all() -> None:
