@@ -14,7 +14,8 @@ constexpr std::int64_t kChunksMin = 2, kChunksMax = 16;
 constexpr double kFewByLength = 1.0 / 32;  // with fewer keys long enough, codes are not asked
 // What a tile's search costs, measured in reads of all keys and values: the codes of all keys, and
 // each share of them that a row finds.
-constexpr double kCodes = 0.5, kFound = 8;
+constexpr double kCodes = 0.6, kFound = 2.5;
+constexpr double kWorth = 0.8;
 
 }  // namespace
 
@@ -32,72 +33,70 @@ Demand::Demand(const Batch& batch, Thresholds& thresholds, int threads, float sc
 }
 
 void Demand::judge(const Tile& tile, Scanner& scanner, int thread) {
-    const Shares shares = this->shares(tile, scanner, thread);
-    bool dropped = false;
-    for (;;) {
-        double cost = kCodes;
-        int dearest = -1;
-        for (int r = 0; r < tile.rows; ++r) {
-            if (thresholds_.dropped(tile.row(r)) || shares.of[r] == 0) continue;
-            cost += shares.of[r] * kFound;
-            if (dearest < 0 || shares.of[r] > shares.of[dearest]) dearest = r;
-        }
-        if (cost <= 1) break;
-        thresholds_.drop(tile.row(dearest));
-        dropped = true;
+    bool hungry[kTile] = {};
+    if (!any_hungry(tile, scanner, hungry)) return;
+    const Shares shares = found(tile, scanner, thread);
+    double cost = kCodes;
+    for (int r = 0; r < tile.rows; ++r) cost += hungry[r] ? shares.of[r] * kFound : 0;
+    if (cost <= kWorth) return;
+    for (int r = 0; r < tile.rows; ++r) {
+        if (hungry[r]) thresholds_.drop(tile.row(r));
     }
-    if (dropped) bound_all(tile);
+    bound_all(tile);
 }
 
-Demand::Shares Demand::shares(const Tile& tile, Scanner& scanner, int thread) {
-    Shares shares;
-    const FlatWanted& wanted = thresholds_.wanted();
-    bool many[kTile], some = false;
-    for (int r = 0; r < tile.rows; ++r) {
-        const std::int64_t visible = batch_.visible[batch_.query_of(tile.row(r))];
-        some |= many[r] = visible >= kFewTokens;
-        if (!many[r]) continue;
-        shares.of[r] = thresholds_.by_rank() && wanted.k < visible
-                           ? static_cast<double>(wanted.k) / static_cast<double>(visible)
-                           : 1;
+// Rows for which codes must be read, because lengths alone do not drop nearly all keys.
+bool Demand::any_hungry(const Tile& tile, Scanner& scanner, bool* hungry) const {
+    std::int64_t seen[kTile] = {}, left[kTile] = {};
+    for (const std::int64_t chunk : chunks_) {
+        FlatPrune prune;
+        const bool aimed = scanner.aim(tile, chunk, prune);
+        for (int r = 0; r < tile.rows; ++r) {
+            std::uint64_t bits[kChunkWords];
+            const std::int64_t count =
+                visible_bits(batch_.queries, batch_.query_of(tile.row(r)), chunk, bits);
+            seen[r] += count;
+            left[r] += aimed ? scanner.by_length(prune, bits, r) : count;
+        }
     }
-    if (thresholds_.by_rank() || wanted.beta == INFINITY) return shares;
-    if (!some || few_by_length(tile, scanner)) return {};
+    bool any = false;
+    for (int r = 0; r < tile.rows; ++r) {
+        hungry[r] = batch_.visible[batch_.query_of(tile.row(r))] >= kFewTokens &&
+                    static_cast<double>(left[r]) > kFewByLength * static_cast<double>(seen[r]);
+        any = any || hungry[r];
+    }
+    return any;
+}
+
+Demand::Shares Demand::found(const Tile& tile, Scanner& scanner, int thread) {
+    const FlatWanted& wanted = thresholds_.wanted();
+    Shares shares;
     std::vector<Looked>& looked = looked_[thread];
     looked.resize(chunks_.size());
-    std::int64_t seen[kTile] = {}, passed[kTile] = {};
-    for (std::size_t c = 0; c < chunks_.size(); ++c) {
+    bool aimed = !thresholds_.by_rank();
+    for (std::size_t c = 0; aimed && c < chunks_.size(); ++c) {
         looked[c].chunk = chunks_[c];
         batch_.seen(tile, chunks_[c], looked[c].bits);
-        if (!scanner.aim(tile, chunks_[c], looked[c].prune)) return {};
+        aimed = scanner.aim(tile, chunks_[c], looked[c].prune);
+        if (!aimed) break;
         scanner.by_length(looked[c].prune, looked[c].bits);
         scanner.by_code(looked[c].prune, looked[c].bits);
         scanner.climb(tile, chunks_[c], looked[c].prune, looked[c].bits);
     }
     for (int r = 0; r < tile.rows; ++r) {
-        if (!many[r]) continue;
-        for (const Looked& at : looked) {
+        const std::int64_t i = batch_.query_of(tile.row(r));
+        std::int64_t seen = batch_.visible[i], passed = seen;
+        if (thresholds_.by_rank()) passed = std::min(seen, wanted.k);
+        if (aimed) seen = passed = 0;
+        for (std::size_t c = 0; aimed && c < looked.size(); ++c) {
             std::uint64_t bits[kChunkWords];
-            seen[r] += visible_bits(batch_.queries, batch_.query_of(tile.row(r)), at.chunk, bits);
-            for (int w = 0; w < kChunkWords; ++w) bits[w] &= at.bits[w];
-            passed[r] += passing(tile, r, at, bits);
+            seen += visible_bits(batch_.queries, i, looked[c].chunk, bits);
+            for (int w = 0; w < kChunkWords; ++w) bits[w] &= looked[c].bits[w];
+            passed += passing(tile, r, looked[c], bits);
         }
-        shares.of[r] = seen[r] ? static_cast<double>(passed[r]) / static_cast<double>(seen[r]) : 0;
+        shares.of[r] = seen ? static_cast<double>(passed) / static_cast<double>(seen) : 0;
     }
     return shares;
-}
-
-// Whether lengths alone drop nearly all: the usual case of sharp rows, told without reading codes.
-bool Demand::few_by_length(const Tile& tile, Scanner& scanner) const {
-    std::int64_t seen = 0, left = 0;
-    for (const std::int64_t chunk : chunks_) {
-        std::uint64_t bits[kChunkWords];
-        FlatPrune prune;
-        seen += batch_.seen(tile, chunk, bits);
-        if (!scanner.aim(tile, chunk, prune)) return false;
-        left += scanner.by_length(prune, bits);
-    }
-    return static_cast<double>(left) <= kFewByLength * static_cast<double>(seen);
 }
 
 // How many of `bits` the row may want.

@@ -33,8 +33,8 @@ class Demand {
         double of[kTile] = {};
     };
 
-    Shares shares(const Tile& tile, Scanner& scanner, int thread);
-    bool few_by_length(const Tile& tile, Scanner& scanner) const;
+    bool any_hungry(const Tile& tile, Scanner& scanner, bool* hungry) const;
+    Shares found(const Tile& tile, Scanner& scanner, int thread);
     std::int64_t passing(const Tile& tile, int r, const Looked& looked,
                          const std::uint64_t* bits) const;
     void bound_all(const Tile& tile);

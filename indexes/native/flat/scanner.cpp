@@ -15,6 +15,21 @@ void append(std::int64_t chunk, const std::uint64_t* bits, std::vector<std::int3
     });
 }
 
+// Shorter keys are of no use to a row: q.k <= q.centre + |q| * |k - centre|.
+float least_length(const FlatPrune& prune, int r) {
+    const float left = prune.threshold[r] - prune.scan.base[r] - prune.scan.slack[r];
+    const float length = left / prune.scan.tile->norm[r] * (1 - 1e-6f);
+    return length > 0 ? length : 0;  // or no number
+}
+
+// Returns how many of `bits` are left.
+std::int64_t clear_shorter(const FlatPrune& prune, float length, std::uint64_t* bits) {
+    std::uint32_t least;  // to bfloat16, rounded down
+    std::memcpy(&least, &length, sizeof least);
+    return flat_kernels().at_least(prune.scan.lengths, static_cast<std::uint16_t>(least >> 16),
+                                   bits);
+}
+
 }  // namespace
 
 Scanner::Scanner(const Batch& batch, Thresholds& thresholds)
@@ -87,23 +102,17 @@ void Scanner::bring(std::int64_t at) const {
     for (int i = 0; i < 2 * kChunk; i += 64) __builtin_prefetch(norms + i);
 }
 
-// Clears keys too short for every row: q.k <= q.centre + |q| * |k - centre|.
 std::int64_t Scanner::by_length(const FlatPrune& prune, std::uint64_t* bits) {
     float shortest = INFINITY;
-    for (int r = 0; r < kTile; ++r) {
-        const float left = prune.threshold[r] - prune.scan.base[r] - prune.scan.slack[r];
-        const float length = left / prune.scan.tile->norm[r] * (1 - 1e-6f);
-        shortest = length < shortest ? length : shortest;
-        if (!(length > 0)) shortest = 0;  // or no number
-    }
-    // To bfloat16, rounded down.
-    std::uint32_t least;
-    std::memcpy(&least, &shortest, sizeof least);
-    const std::int64_t left = flat_kernels().at_least(
-        prune.scan.lengths, static_cast<std::uint16_t>(least >> 16), bits);
+    for (int r = 0; r < kTile; ++r) shortest = std::min(shortest, least_length(prune, r));
+    const std::int64_t left = clear_shorter(prune, shortest, bits);
     tally_.nbytes += kChunk * 2;
     tally_.by_length += left;
     return left;
+}
+
+std::int64_t Scanner::by_length(const FlatPrune& prune, std::uint64_t* bits, int r) const {
+    return clear_shorter(prune, least_length(prune, r), bits);
 }
 
 std::int64_t Scanner::by_code(FlatPrune& prune, std::uint64_t* bits) {

@@ -14,6 +14,7 @@ struct FlatTable {
     static constexpr int kVectors = kKeyGroup / Isa::width;  // of 32-bit lanes for a group
     // Of a group: with fewer kept, reading these keys costs less than reading the group's low plane.
     static constexpr int kRefineFrom = 4;
+    static constexpr int kAhead = 4096;  // bytes of codes that are on their way
     static constexpr int kTogether = Isa::registers >= 32 && Isa::width == kKeyGroup ? 2 : 1;
 
     static int at_least(const std::uint16_t* lengths, std::uint16_t length, std::uint64_t* bits) {
@@ -185,6 +186,10 @@ struct FlatTable {
         KVDB_UNROLL
         for (int g = 0; g < count; ++g) sums[g] = {};
         for (int s = 0; s < steps; ++s) {
+            KVDB_UNROLL
+            for (int g = 0; g < count; ++g) {
+                __builtin_prefetch(codes + kAhead + (g * steps + s) * kKeyGroup * 4);
+            }
             KVDB_UNROLL
             for (int v = 0; v < kVectors; ++v) {
                 u32 first[count], second[count];
