@@ -37,10 +37,10 @@ struct Batch {
     const Blocks& blocks;
     const FlatCodes& codes;
     const QueryRows& queries;
-    const std::int64_t heads, rows, tiles;           // rows and tiles of each head
-    std::int64_t begin = INT64_MAX, end = 0;         // tokens that some query sees
-    std::int64_t first_chunk = 0, chunks = 0;        // where they lie
-    std::vector<std::int64_t> visible;               // [n] tokens that a query sees
+    const std::int64_t heads, rows, tiles;     // rows and tiles of each head
+    std::int64_t begin = INT64_MAX, end = 0;   // tokens that some query sees
+    std::int64_t first_chunk = 0, chunks = 0;  // where they lie
+    std::vector<std::int64_t> visible;         // [n] tokens that a query sees
 
     // Rounds the queries of a tile: before it is asked for.
     void prepare(int head, std::int64_t number);

@@ -32,8 +32,7 @@ void Hits::keep(const Tile& tile, std::int64_t item, bool late, const Scanner& s
     }
 }
 
-void Hits::keep_row(const Tile& tile, int r, const Scanner& scanner, Store& store,
-                    Record& record) {
+void Hits::keep_row(const Tile& tile, int r, const Scanner& scanner, Store& store, Record& record) {
     const std::int64_t row = tile.row(r), i = batch_.query_of(row);
     const std::vector<std::int32_t>& tokens = scanner.tokens();
     const float* scores = scanner.scores(r);

@@ -6,15 +6,15 @@
 namespace kvdb::indexes {
 namespace {
 
-constexpr int kEven = 32;      // tokens evenly spread
-constexpr int kLongest = 64;   // keys, at most
+constexpr int kEven = 32;     // tokens evenly spread
+constexpr int kLongest = 64;  // keys, at most
 
 }  // namespace
 
 Sample::Sample(const Batch& batch) : batch_(batch), scores_(batch.heads * batch.rows * kEven) {
     for (int s = 0; s < kEven && batch.begin < batch.end; ++s) {
-        tokens_.push_back(static_cast<std::int32_t>(
-            batch.begin + (batch.end - batch.begin) * (2 * s + 1) / (2 * kEven)));
+        tokens_.push_back(static_cast<std::int32_t>(batch.begin + (batch.end - batch.begin) *
+                                                                      (2 * s + 1) / (2 * kEven)));
     }
 }
 

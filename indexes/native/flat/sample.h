@@ -17,8 +17,8 @@ class Sample {
     // Tokens evenly spread, and, for thresholds, the longest keys of some chunks.
     void draw(const Tile& tile, Scanner& scanner, Thresholds& thresholds);
 
-    // The log of the mean of exp(scale * q.k) over the drawn tokens that a row sees and whose q.k is
-    // below `least`; that of `least` itself where there are none.
+    // The log of the mean of exp(scale * q.k) over the drawn tokens that a row sees and whose q.k
+    // is below `least`; that of `least` itself where there are none.
     double log_mean(std::int64_t row, double scale, float least) const;
 
   private:

@@ -10,9 +10,8 @@ constexpr int kMany = kChunk / 8;   // with more keys left, a better threshold i
 constexpr int kDense = kChunk / 2;  // with more even so, it is waited for
 
 void append(std::int64_t chunk, const std::uint64_t* bits, std::vector<std::int32_t>& tokens) {
-    each_bit(bits, [&](int key) {
-        tokens.push_back(static_cast<std::int32_t>(chunk * kChunk + key));
-    });
+    each_bit(bits,
+             [&](int key) { tokens.push_back(static_cast<std::int32_t>(chunk * kChunk + key)); });
 }
 
 // Shorter keys are of no use to a row: q.k <= q.centre + |q| * |k - centre|.
@@ -78,9 +77,8 @@ void Scanner::score(const Tile& tile, const std::vector<std::int32_t>& tokens) {
     scores_stride_ = tokens.size();
     if (scores_.size() < kTile * scores_stride_) scores_.resize(kTile * scores_stride_);
     const auto count = static_cast<std::int64_t>(tokens.size());
-    score_({batch_.blocks, tile.head,
-            batch_.queries.q + tile.first_row * batch_.codes.head_dim, tile.rows, tokens.data(),
-            count, scores_.data(), count});
+    score_({batch_.blocks, tile.head, batch_.queries.q + tile.first_row * batch_.codes.head_dim,
+            tile.rows, tokens.data(), count, scores_.data(), count});
     tally_.scored += count;
     tally_.nbytes += count * static_cast<std::int64_t>(batch_.blocks.geometry.row_bytes());
 }
@@ -111,7 +109,7 @@ std::int64_t Scanner::by_length(const FlatPrune& prune, std::uint64_t* bits) {
     return left;
 }
 
-std::int64_t Scanner::by_length(const FlatPrune& prune, std::uint64_t* bits, int r) const {
+std::int64_t Scanner::by_length_of(int r, const FlatPrune& prune, std::uint64_t* bits) const {
     return clear_shorter(prune, least_length(prune, r), bits);
 }
 
@@ -170,8 +168,7 @@ std::int64_t Scanner::look_again(const Tile& tile, const FlatPrune& prune,
 }
 
 // Notes the keys whose signs are to be looked at, and has them brought.
-void Scanner::prepare_sieve(const FlatPrune& prune, std::int64_t chunk,
-                            const std::uint64_t* bits) {
+void Scanner::prepare_sieve(const FlatPrune& prune, std::int64_t chunk, const std::uint64_t* bits) {
     if (sieves_used_ == sieves_.size()) {
         sieves_.emplace_back();
         sieved_.emplace_back();

@@ -35,7 +35,7 @@ class Scanner {
     // False where some row wants everything, so that codes are of no use.
     bool aim(const Tile& tile, std::int64_t chunk, FlatPrune& prune) const;
     std::int64_t by_length(const FlatPrune& prune, std::uint64_t* bits);
-    std::int64_t by_length(const FlatPrune& prune, std::uint64_t* bits, int r) const;  // of one row
+    std::int64_t by_length_of(int r, const FlatPrune& prune, std::uint64_t* bits) const;
     std::int64_t by_code(FlatPrune& prune, std::uint64_t* bits);
     // Scores the most promising of `bits` for each row, for better thresholds.
     void climb(const Tile& tile, std::int64_t chunk, const FlatPrune& prune,

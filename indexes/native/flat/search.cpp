@@ -12,7 +12,7 @@
 namespace kvdb::indexes {
 namespace {
 
-constexpr int kSpan = 8;                    // chunks of an item
+constexpr int kSpan = 8;                   // chunks of an item
 constexpr std::int64_t kSmallWork = 1024;  // rows times tokens, searched by one thread
 
 int threads_for(const Batch& batch) {

@@ -12,7 +12,8 @@ struct FlatTable {
     using i32 = typename Isa::i32;
     using u32 = typename Isa::u32;
     static constexpr int kVectors = kKeyGroup / Isa::width;  // of 32-bit lanes for a group
-    // Of a group: with fewer kept, reading these keys costs less than reading the group's low plane.
+    // Of a group: with fewer kept, reading these keys costs less than reading the group's low
+    // plane.
     static constexpr int kRefineFrom = 4;
     static constexpr int kAhead = 4096;  // bytes of codes that are on their way
     static constexpr int kTogether = Isa::registers >= 32 && Isa::width == kKeyGroup ? 2 : 1;
@@ -195,8 +196,8 @@ struct FlatTable {
                 u32 first[count], second[count];
                 KVDB_UNROLL
                 for (int g = 0; g < count; ++g) {
-                    const u32 both = Isa::template load<u32>(
-                        codes + g * bytes + (s * kVectors + v) * Isa::width * 4);
+                    const u32 both = Isa::template load<u32>(codes + g * bytes +
+                                                             (s * kVectors + v) * Isa::width * 4);
                     first[g] = both & 0x0f0f0f0f;
                     second[g] = both >> 4 & 0x0f0f0f0f;
                 }
@@ -237,8 +238,8 @@ struct FlatTable {
             __builtin_convertvector(sum * weight, f32) - Isa::splat(middle * tile.sum[r]);
         const f32 all = Isa::splat(tile.norm[r] + tile.error[r]);
         return {Isa::fma(centred * scale, Isa::splat(tile.step[r]), Isa::splat(scan.base[r])),
-                Isa::fma(all, error, Isa::fma(norm, Isa::splat(tile.error[r]),
-                                              Isa::splat(scan.slack[r])))};
+                Isa::fma(all, error,
+                         Isa::fma(norm, Isa::splat(tile.error[r]), Isa::splat(scan.slack[r])))};
     }
 
     KVDB_INLINE static f32 length(const FlatScan& scan, Length which, int at) {
@@ -246,9 +247,8 @@ struct FlatTable {
     }
 
     // Keys that some row may want. A bound that is no number prunes nothing.
-    KVDB_INLINE static std::uint64_t keep(FlatPrune& item, int group,
-                                          const Sums& sums, Length left, int weight,
-                                          float middle) {
+    KVDB_INLINE static std::uint64_t keep(FlatPrune& item, int group, const Sums& sums, Length left,
+                                          int weight, float middle) {
         std::uint64_t kept = 0;
         KVDB_UNROLL
         for (int v = 0; v < kVectors; ++v) {

@@ -36,7 +36,8 @@ class Thresholds {
         }
     }
 
-    // The row sees tokens of these q.k, all different; where the threshold hangs on the k-th largest.
+    // The row sees tokens of these q.k, all different; where the threshold hangs on the k-th
+    // largest.
     void rank(std::int64_t row, const float* scores, std::int64_t count);
 
     // The row is left unanswered. Not while other threads look at this row.
