@@ -8,7 +8,7 @@
 namespace kvdb::indexes {
 namespace {
 
-constexpr std::int64_t kFewTokens = 4096;  // a row that sees fewer is always answered
+constexpr std::int64_t kFewTokens = 8192;  // a row that sees fewer is always answered
 constexpr std::int64_t kEvery = 16;        // one chunk of so many is looked at
 constexpr std::int64_t kChunksMin = 2, kChunksMax = 16;
 constexpr double kFewByLength = 1.0 / 32;  // with fewer keys long enough, codes are not asked
