@@ -6,8 +6,8 @@
 namespace kvdb::indexes {
 namespace {
 
-constexpr int kEven = 32;     // tokens evenly spread
-constexpr int kLongest = 64;  // keys, at most
+constexpr int kEven = 32;       // tokens evenly spread
+constexpr int kLongest = 1024;  // keys, at most
 
 }  // namespace
 

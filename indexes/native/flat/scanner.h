@@ -46,8 +46,9 @@ class Scanner {
 
     const Tally& tally() const { return tally_; }
 
-    // How many keys of a chunk are so few that they are looked at one by one.
-    static constexpr int kSparse = kChunk / 8;
+    // Up to so many keys of a chunk are looked at one by one, by their signs: slower for a key than
+    // by all codes of the chunk, but less to read.
+    static constexpr int kSparse = kChunk / 2;
 
   private:
     void prepare_sieve(const FlatPrune& prune, std::int64_t chunk, const std::uint64_t* bits);

@@ -44,6 +44,13 @@ struct FlatTable {
         const FlatTile& tile = *item.scan.tile;
         const int head_dim = item.scan.head_dim;
         const int stride = FlatCodes::sign_bytes(head_dim);
+        float fixed[kTile], norm[kTile], step[kTile], least[kTile];
+        for (int r = 0; r < kTile; ++r) {
+            fixed[r] = item.scan.base[r] + item.scan.slack[r];
+            norm[r] = tile.norm[r] + tile.error[r];
+            step[r] = tile.step[r];
+            least[r] = item.threshold[r];
+        }
         int kept = 0;
         for (int i = 0; i < item.count; ++i) {
             const std::uint8_t* signs = item.scan.signs + item.keys[i] * stride;
@@ -51,16 +58,15 @@ struct FlatTable {
             std::int32_t sums[kTile];
             Isa::template sum_chosen<kTile, kHeadDimMax>(
                 signs, head_dim, reinterpret_cast<const std::int8_t*>(tile.packed), sums);
-            bool pruned = true;
+            int wanted = 0;
+            KVDB_UNROLL
             for (int r = 0; r < kTile; ++r) {
                 const float sum = 2 * static_cast<float>(sums[r]) - tile.sum[r];
-                const float upper = item.scan.base[r] + item.scan.slack[r] +
-                                    tile.step[r] * scale * sum +
-                                    (tile.norm[r] + tile.error[r]) * error;
-                pruned = pruned && upper < item.threshold[r];
+                const float upper = fixed[r] + step[r] * scale * sum + norm[r] * error;
+                wanted |= !(upper < least[r]);
             }
             item.keys[kept] = item.keys[i];
-            kept += !pruned;
+            kept += wanted;
         }
         item.count = kept;
     }
