@@ -44,13 +44,9 @@ struct FlatTable {
         const FlatTile& tile = *item.scan.tile;
         const int head_dim = item.scan.head_dim;
         const int stride = FlatCodes::sign_bytes(head_dim);
-        float fixed[kTile], norm[kTile], step[kTile], least[kTile];
-        for (int r = 0; r < kTile; ++r) {
-            fixed[r] = item.scan.base[r] + item.scan.slack[r];
-            norm[r] = tile.norm[r] + tile.error[r];
-            step[r] = tile.step[r];
-            least[r] = item.threshold[r];
-        }
+        const Rows fixed = rows(item.scan.base) + rows(item.scan.slack);
+        const Rows norm = rows(tile.norm) + rows(tile.error);
+        const Rows step = rows(tile.step), middle = rows(tile.sum), least = rows(item.threshold);
         int kept = 0;
         for (int i = 0; i < item.count; ++i) {
             const std::uint8_t* signs = item.scan.signs + item.keys[i] * stride;
@@ -58,15 +54,12 @@ struct FlatTable {
             std::int32_t sums[kTile];
             Isa::template sum_chosen<kTile, kHeadDimMax>(
                 signs, head_dim, reinterpret_cast<const std::int8_t*>(tile.packed), sums);
-            int wanted = 0;
-            KVDB_UNROLL
-            for (int r = 0; r < kTile; ++r) {
-                const float sum = 2 * static_cast<float>(sums[r]) - tile.sum[r];
-                const float upper = fixed[r] + step[r] * scale * sum + norm[r] * error;
-                wanted |= !(upper < least[r]);
-            }
+            RowsInt chosen;
+            __builtin_memcpy(&chosen, sums, sizeof chosen);
+            const Rows sum = 2 * __builtin_convertvector(chosen, Rows) - middle;
+            const RowsInt pruned = fixed + step * scale * sum + norm * error < least;
             item.keys[kept] = item.keys[i];
-            kept += wanted;
+            kept += !all(pruned);
         }
         item.count = kept;
     }
@@ -151,6 +144,20 @@ struct FlatTable {
                 bounds[r] += masked(simd::exp2<Isa>((upper - cap) * factor), set);
             }
         }
+    }
+
+    // A value of each row.
+    typedef float Rows __attribute__((vector_size(4 * kTile)));
+    typedef std::int32_t RowsInt __attribute__((vector_size(4 * kTile)));
+    typedef std::int64_t RowsPairs __attribute__((vector_size(4 * kTile)));
+    KVDB_INLINE static Rows rows(const float* from) {
+        Rows x;
+        __builtin_memcpy(&x, from, sizeof x);
+        return x;
+    }
+    KVDB_INLINE static bool all(RowsInt mask) {
+        const RowsPairs pairs = (RowsPairs)mask;
+        return (pairs[0] & pairs[1]) == -1;
     }
 
     KVDB_INLINE static float half(const std::uint8_t* from) {
