@@ -11,7 +11,7 @@ namespace {
 constexpr std::int64_t kFewTokens = 8192;  // a row that sees fewer is always answered
 constexpr std::int64_t kEvery = 16;        // one chunk of so many is looked at
 constexpr std::int64_t kChunksMin = 2, kChunksMax = 16;
-constexpr double kFewByLength = 1.0 / 32;  // with fewer keys long enough, codes are not asked
+constexpr double kFewByLength = 1.0 / 16;  // so few keys long enough are worth a search
 // What searching for a tile costs, in reads of all keys and values: all codes, and of its rows'
 // shares the keys, then the values. Measured on one machine, with bfloat16 of 128 dimensions.
 constexpr double kCodes = 0.6, kFound = 2.5;
