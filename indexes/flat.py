@@ -2,7 +2,7 @@
 
 Of every key are kept its length and 8 bits a dimension, relative to the mean of its chunk and rotated. By Cauchy-Schwarz the
 length bounds q.k, and what the code leaves of the key bounds the error of an estimated q.k. A search drops what cannot pass
-by its length, then by four bits, then by eight, and scores the rest exactly, so that DIPR and top-k come out as if every key
+by its length, then by its signs or by four bits and eight, and scores the rest exactly, so that DIPR and top-k come out as if every key
 had been read. The codes are scalar quantisation with a bound for each key; RaBitQ (arXiv 2405.12497) is the model for the
 centre, the rotation and the per-key factors.
 
@@ -60,6 +60,10 @@ class Flat:
         all codes bounds each token not found by itself. Tails are not estimated: `tail` is None.
 
         TopP: tokens outside count as seen, so that what is left out has at most the share 1 - p of all.
+
+        give_up: some chunks of each KV head tell what the codes of all of them would leave. Where reading codes and keys for it
+        is expected to cost nearly what all keys and values cost, the queries of the KV head are left, but for those that
+        lengths alone answer and those that see less than 8,192 tokens. The same queries are left whatever the threads do.
         """
         if isinstance(retrieval, TopP):
             return _top_p(self, queries, retrieval.p, give_up)
