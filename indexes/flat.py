@@ -2,9 +2,9 @@
 
 Of every key are kept its length and 8 bits a dimension, relative to the mean of its chunk and rotated. By Cauchy-Schwarz the
 length bounds q.k, and what the code leaves of the key bounds the error of an estimated q.k. A search drops what cannot pass
-by its length, then by its signs or by four bits and eight, and scores the rest exactly, so that DIPR and top-k come out as if every key
-had been read. The codes are scalar quantisation with a bound for each key; RaBitQ (arXiv 2405.12497) is the model for the
-centre, the rotation and the per-key factors.
+by its length, then by its signs, or by four bits and then eight, and scores the rest exactly, so that DIPR and top-k come out
+as if every key had been read. The codes are scalar quantisation with a bound for each key; RaBitQ (arXiv 2405.12497) is the
+model for the centre, the rotation and the per-key factors.
 
 All bounds are deterministic: none of them holds with high probability only.
 """
