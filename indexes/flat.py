@@ -2,9 +2,9 @@
 
 Of every key are kept its length and 8 bits a dimension, relative to the mean of its chunk and rotated. By Cauchy-Schwarz the
 length bounds q.k, and what the code leaves of the key bounds the error of an estimated q.k. A search drops what cannot pass
-by its length, then by four bits, then by eight, and scores the rest exactly, so that DIPR and top-k come out as if every key
-had been read. The codes are scalar quantisation with a bound for each key; RaBitQ (arXiv 2405.12497) is the model for the
-centre, the rotation and the per-key factors.
+by its length, then by its signs, or by four bits and then eight, and scores the rest exactly, so that DIPR and top-k come out
+as if every key had been read. The codes are scalar quantisation with a bound for each key; RaBitQ (arXiv 2405.12497) is the
+model for the centre, the rotation and the per-key factors.
 
 All bounds are deterministic: none of them holds with high probability only.
 """
@@ -54,34 +54,40 @@ class Flat:
         *,
         estimate_tail: bool = False,  # noqa: ARG002, of the protocol; codes have no estimate of values
         tight: bool = False,
-        give_up: bool = False,  # noqa: ARG002, answers all
+        give_up: bool = False,
     ) -> Found:
         """See `indexes.base.Index`; the result is exact. `missed_bound` is cheap and loose unless `tight`; then one pass over
         all codes bounds each token not found by itself. Tails are not estimated: `tail` is None.
 
         TopP: tokens outside count as seen, so that what is left out has at most the share 1 - p of all.
+
+        give_up: some chunks of each KV head tell what the codes of all of them would leave. Where reading codes and keys for it
+        is expected to cost nearly what all keys and values cost, the queries of the KV head are left, but for those that
+        lengths alone answer and those that see less than 8,192 tokens. The same queries are left whatever the threads do.
         """
         if isinstance(retrieval, TopP):
-            return _top_p(self, queries, retrieval.p)
+            return _top_p(self, queries, retrieval.p, give_up)
         beta, k = math.inf, 0
         if isinstance(retrieval, Dipr):
             beta = retrieval.beta(queries.scale)
         elif isinstance(retrieval, TopK):
             k = retrieval.k
-        return self.within(queries, beta, k, tight=tight)
+        return self.within(queries, beta, k, tight=tight, give_up=give_up)
 
-    def within(self, queries: Queries, beta: float, k: int = 0, *, tight: bool = False) -> Found:
+    def within(self, queries: Queries, beta: float, k: int = 0, *, tight: bool = False, give_up: bool = False) -> Found:
         """The visible tokens within `beta`, in units of q.k, of the largest q.k and queries.floor, or the k largest."""
-        native = self._codes.native.search(self.blocks.native, queries.native, beta, min(k, 2**31), queries.scale)
-        offsets, ids, scores, caps, missed, bound, passed = native
+        wanted = beta, min(k, 2**31), queries.scale, give_up
+        native = self._codes.native.search(self.blocks.native, queries.native, *wanted)
+        offsets, ids, scores, caps, missed, bound, passed, dense = native
         shape = queries.q.shape[:2]
         nbytes = int(passed[3])
-        if tight:
+        if tight and not dense.all():
             self._codes.native.missed(self.blocks.native, queries.native, offsets, ids, caps, queries.scale, missed, bound)
             nbytes += self._codes.used(self.blocks.tokens)
         seen = max(0, int(queries.end.max(initial=0)) - int(queries.begin.min(initial=self.blocks.tokens)))
         scanned = seen * self.blocks.kv_heads
-        return Found(offsets, ids, scores, scanned, nbytes, missed.reshape(shape), bound.reshape(shape))
+        flags = dense.view(np.bool_).reshape(shape) if give_up else None
+        return Found(offsets, ids, scores, scanned, nbytes, missed.reshape(shape), bound.reshape(shape), None, flags)
 
     def add(self, blocks: Blocks) -> None:
         """See `indexes.base.Index`. Raises ValueError for blocks of another layout, or fewer tokens."""
@@ -177,12 +183,13 @@ def _chunks(tokens: int) -> int:
     return -(-tokens // CHUNK)
 
 
-def _top_p(index: Flat, queries: Queries, p: float) -> Found:
+def _top_p(index: Flat, queries: Queries, p: float, give_up: bool) -> Found:
     """Widens the range until the mass found, and bounds on what was missed, agree on how many tokens are needed."""
     alpha = 1e-2
     while True:
         whole = p == 1 or alpha < 1e-12
-        found = index.within(queries, math.inf if whole else -math.log(alpha) / queries.scale, tight=not whole)
+        beta = math.inf if whole else -math.log(alpha) / queries.scale
+        found = index.within(queries, beta, tight=not whole, give_up=give_up)
         counts = _tokens_for_share(queries, found, p)
         if counts is not None:
             return _cut(queries, found, counts)
@@ -194,6 +201,9 @@ def _tokens_for_share(queries: Queries, found: Found, p: float) -> list[int] | N
     counts = []
     outside, bounds = queries.outside.reshape(-1).astype(float), found.missed_bound.reshape(-1).astype(float)
     for row in range(queries.rows):
+        if found.dense is not None and found.dense.reshape(-1)[row]:
+            counts.append(0)
+            continue
         scores = queries.scale * found.scores[found.offsets[row] : found.offsets[row + 1]].astype(float)
         top = max(scores.max(initial=-math.inf), outside[row], bounds[row])
         if top == -math.inf:

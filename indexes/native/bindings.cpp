@@ -63,10 +63,8 @@ PyQueries make_queries(const In<float, 3>& q, int kv_heads, const In<std::int64_
         }
     }
     PyQueries made{{}, q, begin, end, hidden, floor};
-    made.rows = {q.data(),   n,
-                 static_cast<int>(q_heads / kv_heads),
-                 begin.data(), end.data(),
-                 hidden ? hidden->data() : nullptr,
+    made.rows = {q.data(),     n,          static_cast<int>(q_heads / kv_heads),
+                 begin.data(), end.data(), hidden ? hidden->data() : nullptr,
                  floor.data()};
     made.hidden_words = hidden ? static_cast<std::int64_t>(hidden->shape(0)) : 0;
     return made;
@@ -116,9 +114,8 @@ void widen(const PyBlocks& blocks, int kv_head, std::int64_t begin, const Out<fl
     }
     const nb::gil_scoped_release release;
     const ScoreKernels& kernels = score_kernels();
-    (values ? kernels.widen_values
-            : kernels.widen_keys)[static_cast<int>(geometry.dtype)]({blocks.blocks, kv_head, begin,
-                                                                     count, out.data()});
+    (values ? kernels.widen_values : kernels.widen_keys)[static_cast<int>(geometry.dtype)](
+        {blocks.blocks, kv_head, begin, count, out.data()});
 }
 
 }  // namespace
@@ -127,8 +124,8 @@ void PyQueries::check(const Blocks& blocks) const {
     const Geometry& geometry = blocks.geometry;
     const auto q_heads = static_cast<std::int64_t>(q.shape(0));
     if (q_heads != std::int64_t{rows.group} * geometry.kv_heads) {
-        fail("q has " + std::to_string(q_heads) + " heads; expected " +
-             std::to_string(rows.group) + " for each of " + std::to_string(geometry.kv_heads));
+        fail("q has " + std::to_string(q_heads) + " heads; expected " + std::to_string(rows.group) +
+             " for each of " + std::to_string(geometry.kv_heads));
     }
     if (static_cast<int>(q.shape(2)) != geometry.head_dim) {
         fail("q has head_dim " + std::to_string(q.shape(2)) + "; expected " +
@@ -162,8 +159,8 @@ NB_MODULE(_native, m) {
             "__init__",
             [](PyBlocks* self, Dtype dtype, int kv_heads, int head_dim, int block_size,
                const In<std::uint64_t, 1>& table, std::int64_t tokens) {
-                new (self) PyBlocks(
-                    make_blocks(dtype, kv_heads, head_dim, block_size, table, tokens));
+                new (self)
+                    PyBlocks(make_blocks(dtype, kv_heads, head_dim, block_size, table, tokens));
             },
             "dtype"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a, "table"_a, "tokens"_a);
     nb::class_<PyQueries>(m, "Queries")

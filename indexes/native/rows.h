@@ -13,8 +13,9 @@ struct QueryRows {
     int group;                  // query heads for each KV head
     const std::int64_t* begin;  // [n], query i sees tokens [begin[i], end[i])
     const std::int64_t* end;
-    const std::uint64_t* hidden;  // or null: bit t % 64 of word t / 64 is set when token t is hidden
-    const float* floor;           // [q_heads][n] the largest q.k seen elsewhere, -inf for none
+    const std::uint64_t*
+        hidden;          // or null: bit t % 64 of word t / 64 is set when token t is hidden
+    const float* floor;  // [q_heads][n] the largest q.k seen elsewhere, -inf for none
 
     std::int64_t rows() const { return group * n; }  // of each KV head
     bool visible(std::int64_t i, std::int64_t token) const {

@@ -152,8 +152,8 @@ void check_rows(const AnyArray& array, std::int64_t q_heads, std::int64_t n, con
 
 void py_attend(const Geometry& geometry, const ConstArray& q, const TableArray& table,
                const CountsArray& counts, std::int64_t causal, float scale, const Array& out,
-               const std::optional<LseArray>& lse, const std::optional<LseArray>& top,
-               int kv_begin, std::optional<int> kv_end) {
+               const std::optional<LseArray>& lse, const std::optional<LseArray>& top, int kv_begin,
+               std::optional<int> kv_end) {
     AttendCall call{};
     call.geometry = geometry;
     call.n = tokens_of(q, "q");
@@ -215,8 +215,8 @@ void py_attend_found(const Geometry& geometry, const TableArray& table, const Of
              std::to_string(q_heads * n + 1) + " steps");
     }
     if (static_cast<std::int64_t>(scores.shape(0)) != count) {
-        fail("scores has " + std::to_string(scores.shape(0)) + " elements; expected one for each of " +
-             std::to_string(count) + " ids");
+        fail("scores has " + std::to_string(scores.shape(0)) +
+             " elements; expected one for each of " + std::to_string(count) + " ids");
     }
     const std::int64_t tokens = table_of(table).size * geometry.block_size;
     const auto [low, high] = std::minmax_element(ids.data(), ids.data() + count);
@@ -224,11 +224,20 @@ void py_attend_found(const Geometry& geometry, const TableArray& table, const Of
         fail("ids run from " + std::to_string(*low) + " to " + std::to_string(*high) +
              "; expected tokens of the blocks, 0 to " + std::to_string(tokens - 1));
     }
-    const AttendFoundCall call{geometry,      table.data(),     static_cast<int>(q_heads),
-                               n,             at,               ids.data(),
-                               scores.data(), cut.data(),       scale,
-                               state_out.data(), state_lse.data(), rows.data,
-                               out_dtype,     lse.data()};
+    const AttendFoundCall call{geometry,
+                               table.data(),
+                               static_cast<int>(q_heads),
+                               n,
+                               at,
+                               ids.data(),
+                               scores.data(),
+                               cut.data(),
+                               scale,
+                               state_out.data(),
+                               state_lse.data(),
+                               rows.data,
+                               out_dtype,
+                               lse.data()};
     const nb::gil_scoped_release release;
     attend_found(call);
 }

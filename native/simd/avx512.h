@@ -67,8 +67,26 @@ struct Avx512Base : Generic<Self, 16> {
                 parts[r] = Self::dot_nibbles(ones, (i32)row, parts[r]);
             }
         }
-        KVDB_UNROLL
-        for (int r = 0; r < rows; ++r) sums[r] = _mm512_reduce_add_epi32((__m512i)parts[r]);
+        if constexpr (rows == 4) {
+            const __m128i all = sum_of_each((__m512i)parts[0], (__m512i)parts[1], (__m512i)parts[2],
+                                            (__m512i)parts[3]);
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(sums), all);
+        } else {
+            KVDB_UNROLL
+            for (int r = 0; r < rows; ++r) sums[r] = _mm512_reduce_add_epi32((__m512i)parts[r]);
+        }
+    }
+    // The sums of four vectors' lanes.
+    KVDB_INLINE static __m128i sum_of_each(__m512i a, __m512i b, __m512i c, __m512i d) {
+        const __m512i ab =
+            _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        const __m512i cd =
+            _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+        const __m512i all =
+            _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+        const __m256i half =
+            _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+        return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
     }
     KVDB_INLINE static std::uint64_t at_least(const std::uint16_t* values, std::uint16_t least) {
         const __m512i bound = _mm512_set1_epi16(static_cast<short>(least));

@@ -79,7 +79,7 @@ std::int64_t violations(const PyFlat& flat, const PyBlocks& blocks) {
 }
 
 nb::tuple search(const PyFlat& flat, const PyBlocks& blocks, const PyQueries& queries, float beta,
-                 std::int64_t k, float scale) {
+                 std::int64_t k, float scale, bool give_up) {
     flat.check(blocks);
     queries.check(blocks.blocks);
     if (!(beta >= 0) || k < 0) {
@@ -89,13 +89,13 @@ nb::tuple search(const PyFlat& flat, const PyBlocks& blocks, const PyQueries& qu
     FlatFound found;
     {
         const nb::gil_scoped_release release;
-        found = flat_search(blocks.blocks, flat.codes, queries.rows, {beta, k}, scale);
+        found = flat_search(blocks.blocks, flat.codes, queries.rows, {beta, k, give_up}, scale);
     }
     return nb::make_tuple(to_numpy(std::move(found.rows.offsets)),
                           to_numpy(std::move(found.rows.ids)),
                           to_numpy(std::move(found.rows.scores)), to_numpy(std::move(found.caps)),
                           to_numpy(std::move(found.missed)), to_numpy(std::move(found.bound)),
-                          to_numpy(std::move(found.passed)));
+                          to_numpy(std::move(found.passed)), to_numpy(std::move(found.dense)));
 }
 
 void missed(const PyFlat& flat, const PyBlocks& blocks, const PyQueries& queries,
@@ -136,7 +136,7 @@ void bind_flat(nb::module_& m) {
             "centres"_a, "lengths"_a, "high"_a, "low"_a, "signs"_a, "longest"_a)
         .def("encode", &encode, "blocks"_a, "coded"_a)
         .def("violations", &violations, "blocks"_a)
-        .def("search", &search, "blocks"_a, "queries"_a, "beta"_a, "k"_a, "scale"_a)
+        .def("search", &search, "blocks"_a, "queries"_a, "beta"_a, "k"_a, "scale"_a, "give_up"_a)
         .def("missed", &missed, "blocks"_a, "queries"_a, "offsets"_a, "ids"_a, "caps"_a, "scale"_a,
              "missed"_a, "bound"_a);
 }

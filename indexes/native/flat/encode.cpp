@@ -10,7 +10,7 @@
 namespace kvdb::indexes {
 namespace {
 
-constexpr int kPiece = 64;          // keys widened at a time
+constexpr int kPiece = 64;           // keys widened at a time
 constexpr float kLengthMax = 1e15f;  // beyond it a key is kept without a code
 // More than what float32 loses while a key is centred, rotated and measured, of its length.
 constexpr float kRounding = 1e-4f;
@@ -90,8 +90,7 @@ void store(const FlatCodes& codes, std::int64_t at, int slot, const Coded& key) 
 }
 
 void widen(const Blocks& blocks, int kv_head, std::int64_t begin, std::int64_t count, float* out) {
-    const auto kernel =
-        score_kernels().widen_keys[static_cast<int>(blocks.geometry.dtype)];
+    const auto kernel = score_kernels().widen_keys[static_cast<int>(blocks.geometry.dtype)];
     kernel({blocks, kv_head, begin, count, out});
 }
 
@@ -171,10 +170,10 @@ bool fits(const FlatCodes& codes, std::int64_t at, int slot, const float* x, flo
         left += a * a;
         left_high += b * b;
     }
-    return length(x, d) <= norm && std::sqrt(left) <= from_bfloat16(codes.length(at, kError)[slot]) &&
+    return length(x, d) <= norm &&
+           std::sqrt(left) <= from_bfloat16(codes.length(at, kError)[slot]) &&
            std::sqrt(left_high) <= from_bfloat16(codes.length(at, kHighError)[slot]) &&
-           std::sqrt(left_signs) <= from_bfloat16(halves[1]) &&
-           raw_norm <= codes.centre(at)[d];
+           std::sqrt(left_signs) <= from_bfloat16(halves[1]) && raw_norm <= codes.centre(at)[d];
 }
 
 std::int64_t violations_in_chunk(const Blocks& blocks, const FlatCodes& codes, int kv_head,

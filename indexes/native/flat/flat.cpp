@@ -46,7 +46,8 @@ FlatTile make_tile(const QueryRows& queries, int head_dim, int kv_head, std::int
         made.step[r] = step;
         made.sum[r] = static_cast<float>(sum);
         made.norm[r] = norm;
-        made.error[r] = static_cast<float>(std::sqrt(left)) * (1 + kRounding) + norm * kRounding / 4;
+        made.error[r] =
+            static_cast<float>(std::sqrt(left)) * (1 + kRounding) + norm * kRounding / 4;
     }
     return made;
 }

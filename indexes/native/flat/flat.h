@@ -22,13 +22,16 @@ std::int64_t flat_violations(const Blocks& blocks, const FlatCodes& codes);
 struct FlatWanted {
     float beta;
     std::int64_t k;
+    bool give_up;  // rows that want so much that reading all costs less
 };
 
 struct FlatFound {
     FoundRows rows;
-    std::vector<float> caps;      // [q_heads * n] no visible token that was not found exceeds it
-    std::vector<float> missed;    // [q_heads * n] log of the sum of exp(scale * q.k), from a sample
-    std::vector<float> bound;     // [q_heads * n] never below the truth
+    std::vector<std::uint8_t>
+        dense;                  // [q_heads * n] whether the row was given up; it has no tokens
+    std::vector<float> caps;    // [q_heads * n] no visible token that was not found exceeds it
+    std::vector<float> missed;  // [q_heads * n] log of the sum of exp(scale * q.k), from a sample
+    std::vector<float> bound;   // [q_heads * n] never below the truth
     std::vector<std::int64_t> passed;  // keys left by length, by codes, scored; bytes read
 };
 
@@ -36,7 +39,8 @@ FlatFound flat_search(const Blocks& blocks, const FlatCodes& codes, const QueryR
                       const FlatWanted& wanted, float scale);
 
 // The log of the sum of exp(scale * q.k) over the visible tokens that were not found: an estimate,
-// and a bound that is never below the truth. Reads all codes. found: as FoundRows.
+// and a bound that is never below the truth. Reads all codes. found: as FoundRows. Rows whose cap
+// is +inf are left as they are.
 void flat_missed(const Blocks& blocks, const FlatCodes& codes, const QueryRows& queries,
                  const std::int64_t* offsets, const std::int32_t* ids, const float* caps,
                  float scale, float* missed, float* bound);

@@ -31,10 +31,10 @@ struct FlatCodes {
     int kv_heads, head_dim;
     float* centres;          // [head_dim + 1]: the centre, then the largest length of a key
     std::uint16_t* lengths;  // [kLengths][kChunk]
-    std::uint8_t* high;      // [kChunkGroups][head_dim / 8][kKeyGroup][4]: dimensions d and d + 4 of
-    std::uint8_t* low;       // eight in one byte
-    std::uint8_t* signs;     // [kChunk][sign_bytes]
-    std::int32_t* longest;   // the token of the largest kNorm
+    std::uint8_t* high;     // [kChunkGroups][head_dim / 8][kKeyGroup][4]: dimensions d and d + 4 of
+    std::uint8_t* low;      // eight in one byte
+    std::uint8_t* signs;    // [kChunk][sign_bytes]
+    std::int32_t* longest;  // the token of the largest kNorm
 
     std::int64_t at(std::int64_t chunk, int kv_head) const { return chunk * kv_heads + kv_head; }
     float* centre(std::int64_t at) const { return centres + at * (head_dim + 1); }
@@ -101,7 +101,8 @@ struct FlatMass {
 };
 
 struct FlatKernels {
-    // Clears the bits of keys whose length, as bfloat16, is below `length`. Returns how many are left.
+    // Clears the bits of keys whose length, as bfloat16, is below `length`. Returns how many are
+    // left.
     int (*at_least)(const std::uint16_t* lengths, std::uint16_t length, std::uint64_t* bits);
     void (*dot)(const FlatTile& tile, const float* centre, int head_dim, float* out);  // [kTile]
     void (*sieve)(FlatSieve&);

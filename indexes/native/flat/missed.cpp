@@ -47,6 +47,7 @@ void flat_missed(const Blocks& blocks, const FlatCodes& codes, const QueryRows& 
             std::int64_t left[kTile] = {};
             for (int r = 0; r < count; ++r) {
                 const std::int64_t row = head * rows + t * kTile + r;
+                if (caps[row] == INFINITY) continue;
                 visible_bits(queries, (t * kTile + r) % queries.n, chunk, mass.keys[r]);
                 clear_found(ids + offsets[row], ids + offsets[row + 1], chunk, mass.keys[r]);
                 for (const std::uint64_t word : mass.keys[r]) left[r] += __builtin_popcountll(word);
@@ -67,6 +68,7 @@ void flat_missed(const Blocks& blocks, const FlatCodes& codes, const QueryRows& 
         }
     });
     for (std::int64_t row = 0; row < heads * rows; ++row) {
+        if (caps[row] == INFINITY) continue;
         const double cap = double{scale} * caps[row];
         missed[row] = bound[row] = -INFINITY;
         if (bounds[row] == 0) continue;

@@ -12,8 +12,10 @@ struct FlatTable {
     using i32 = typename Isa::i32;
     using u32 = typename Isa::u32;
     static constexpr int kVectors = kKeyGroup / Isa::width;  // of 32-bit lanes for a group
-    // Of a group: with fewer kept, reading these keys costs less than reading the group's low plane.
+    // Of a group: with fewer kept, reading these keys costs less than reading the group's low
+    // plane.
     static constexpr int kRefineFrom = 4;
+    static constexpr int kAhead = 4096;  // bytes of codes that are on their way
     static constexpr int kTogether = Isa::registers >= 32 && Isa::width == kKeyGroup ? 2 : 1;
 
     static int at_least(const std::uint16_t* lengths, std::uint16_t length, std::uint64_t* bits) {
@@ -42,6 +44,9 @@ struct FlatTable {
         const FlatTile& tile = *item.scan.tile;
         const int head_dim = item.scan.head_dim;
         const int stride = FlatCodes::sign_bytes(head_dim);
+        const Rows fixed = rows(item.scan.base) + rows(item.scan.slack);
+        const Rows norm = rows(tile.norm) + rows(tile.error);
+        const Rows step = rows(tile.step), middle = rows(tile.sum), least = rows(item.threshold);
         int kept = 0;
         for (int i = 0; i < item.count; ++i) {
             const std::uint8_t* signs = item.scan.signs + item.keys[i] * stride;
@@ -49,16 +54,12 @@ struct FlatTable {
             std::int32_t sums[kTile];
             Isa::template sum_chosen<kTile, kHeadDimMax>(
                 signs, head_dim, reinterpret_cast<const std::int8_t*>(tile.packed), sums);
-            bool pruned = true;
-            for (int r = 0; r < kTile; ++r) {
-                const float sum = 2 * static_cast<float>(sums[r]) - tile.sum[r];
-                const float upper = item.scan.base[r] + item.scan.slack[r] +
-                                    tile.step[r] * scale * sum +
-                                    (tile.norm[r] + tile.error[r]) * error;
-                pruned = pruned && upper < item.threshold[r];
-            }
+            RowsInt chosen;
+            __builtin_memcpy(&chosen, sums, sizeof chosen);
+            const Rows sum = 2 * __builtin_convertvector(chosen, Rows) - middle;
+            const RowsInt pruned = fixed + step * scale * sum + norm * error < least;
             item.keys[kept] = item.keys[i];
-            kept += !pruned;
+            kept += !all(pruned);
         }
         item.count = kept;
     }
@@ -145,6 +146,20 @@ struct FlatTable {
         }
     }
 
+    // A value of each row.
+    typedef float Rows __attribute__((vector_size(4 * kTile)));
+    typedef std::int32_t RowsInt __attribute__((vector_size(4 * kTile)));
+    typedef std::int64_t RowsPairs __attribute__((vector_size(4 * kTile)));
+    KVDB_INLINE static Rows rows(const float* from) {
+        Rows x;
+        __builtin_memcpy(&x, from, sizeof x);
+        return x;
+    }
+    KVDB_INLINE static bool all(RowsInt mask) {
+        const RowsPairs pairs = (RowsPairs)mask;
+        return (pairs[0] & pairs[1]) == -1;
+    }
+
     KVDB_INLINE static float half(const std::uint8_t* from) {
         std::uint16_t bits;
         __builtin_memcpy(&bits, from, sizeof bits);
@@ -186,12 +201,16 @@ struct FlatTable {
         for (int g = 0; g < count; ++g) sums[g] = {};
         for (int s = 0; s < steps; ++s) {
             KVDB_UNROLL
+            for (int g = 0; g < count; ++g) {
+                __builtin_prefetch(codes + kAhead + (g * steps + s) * kKeyGroup * 4);
+            }
+            KVDB_UNROLL
             for (int v = 0; v < kVectors; ++v) {
                 u32 first[count], second[count];
                 KVDB_UNROLL
                 for (int g = 0; g < count; ++g) {
-                    const u32 both = Isa::template load<u32>(
-                        codes + g * bytes + (s * kVectors + v) * Isa::width * 4);
+                    const u32 both = Isa::template load<u32>(codes + g * bytes +
+                                                             (s * kVectors + v) * Isa::width * 4);
                     first[g] = both & 0x0f0f0f0f;
                     second[g] = both >> 4 & 0x0f0f0f0f;
                 }
@@ -232,8 +251,8 @@ struct FlatTable {
             __builtin_convertvector(sum * weight, f32) - Isa::splat(middle * tile.sum[r]);
         const f32 all = Isa::splat(tile.norm[r] + tile.error[r]);
         return {Isa::fma(centred * scale, Isa::splat(tile.step[r]), Isa::splat(scan.base[r])),
-                Isa::fma(all, error, Isa::fma(norm, Isa::splat(tile.error[r]),
-                                              Isa::splat(scan.slack[r])))};
+                Isa::fma(all, error,
+                         Isa::fma(norm, Isa::splat(tile.error[r]), Isa::splat(scan.slack[r])))};
     }
 
     KVDB_INLINE static f32 length(const FlatScan& scan, Length which, int at) {
@@ -241,9 +260,8 @@ struct FlatTable {
     }
 
     // Keys that some row may want. A bound that is no number prunes nothing.
-    KVDB_INLINE static std::uint64_t keep(FlatPrune& item, int group,
-                                          const Sums& sums, Length left, int weight,
-                                          float middle) {
+    KVDB_INLINE static std::uint64_t keep(FlatPrune& item, int group, const Sums& sums, Length left,
+                                          int weight, float middle) {
         std::uint64_t kept = 0;
         KVDB_UNROLL
         for (int v = 0; v < kVectors; ++v) {

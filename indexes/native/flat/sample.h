@@ -1,0 +1,30 @@
+// A few tokens of every head, scored exactly: for first thresholds, and for what is usual.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "batch.h"
+#include "scanner.h"
+#include "thresholds.h"
+
+namespace kvdb::indexes {
+
+class Sample {
+  public:
+    explicit Sample(const Batch& batch);
+
+    // Tokens evenly spread, and, for thresholds, the longest keys of some chunks.
+    void draw(const Tile& tile, Scanner& scanner, Thresholds& thresholds);
+
+    // The log of the mean of exp(scale * q.k) over the drawn tokens that a row sees and whose q.k
+    // is below `least`; that of `least` itself where there are none.
+    double log_mean(std::int64_t row, double scale, float least) const;
+
+  private:
+    const Batch& batch_;
+    std::vector<std::int32_t> tokens_;  // evenly spread
+    std::vector<float> scores_;         // [heads][rows] of them
+};
+
+}  // namespace kvdb::indexes
