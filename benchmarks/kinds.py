@@ -34,15 +34,15 @@ USUAL = [kind for kind in KINDS if kind != "hnsw-unsampled"]
 
 @dataclass(frozen=True)
 class Built:
-    """build_s: how long building took, also where it was loaded."""
+    """build_s: how long building took, also where it was loaded; None where that is not known."""
 
     kind: str
     index: Index
-    build_s: float
+    build_s: float | None
 
-    def build_s_per_million(self) -> float:
+    def build_s_per_million(self) -> float | None:
         """Seconds per million keys, a token being one key for each KV head."""
-        return self.build_s / (self.index.blocks.tokens * self.index.blocks.kv_heads / 1e6)
+        return None if self.build_s is None else self.build_s / (self.index.blocks.tokens * self.index.blocks.kv_heads / 1e6)
 
     def token_nbytes(self) -> float:
         """Kept beside keys and values, for each token and KV head."""

@@ -100,7 +100,7 @@ def layer_rows(workload: Workload, given: argparse.Namespace, swept: bool) -> li
     builts = []
     for kind in given.kinds:
         builts.append(build(kind, layer, given.cache))
-        progress(f"{workload.name}, {layer.tokens} tokens: {kind} built in {builts[-1].build_s:.1f} s")
+        progress(f"{workload.name}, {layer.tokens} tokens: {kind} built in {builts[-1].build_s or math.nan:.1f} s")
     if given.build_only and not given.others:
         return []
     oracle = Oracle(layer.blocks, layer.queries(), layer.window)

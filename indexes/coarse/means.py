@@ -2,11 +2,12 @@
 
 from typing import Self
 
-from indexes.base import Float32
+from indexes.base import Float32, Found, Queries
 from indexes.blocks import Blocks
 from indexes.coarse.layout import Layout
 from indexes.coarse.paged import Paged
-from indexes.retrieval import Dipr, Exact, Retrieval, TopK
+from indexes.mass import reach_mass
+from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 
 
 class Means(Paged):
@@ -29,6 +30,22 @@ class Means(Paged):
     ) -> Self:
         """margin: a page's share of its reach, 0 to 1; 1 overlooks nothing. Raises ValueError for sizes that do not fit."""
         return cls._build(blocks, Layout(page_size, segment_tokens, margin, farthest=True))
+
+    def search(
+        self,
+        queries: Queries,
+        retrieval: Retrieval,
+        *,
+        estimate_tail: bool = False,
+        tight: bool = False,
+        give_up: bool = False,
+    ) -> Found:
+        """See `Paged.search`. A mean says nothing of the mass of a page in which one token stands out, so TopP goes by ranges."""
+
+        def in_range(of: Retrieval) -> Found:
+            return super(Means, self).search(queries, of, estimate_tail=estimate_tail, tight=tight, give_up=give_up)
+
+        return reach_mass(in_range, queries, retrieval.p) if isinstance(retrieval, TopP) else in_range(retrieval)
 
     def _read_share(self, tokens: int, retrieval: Retrieval) -> float:
         match retrieval:

@@ -14,15 +14,13 @@ from indexes.base import Cost, Float32, Found, IndexCorrupt, Int32, Queries
 from indexes.blocks import Blocks
 from indexes.hnsw.build import links_of
 from indexes.hnsw.codes import Codes, in_lines
-from indexes.hnsw.mass import keep_mass, mass_missing
 from indexes.hnsw.samples import check_samples, merged_lists, nearest_keys, starts
 from indexes.hnsw.saved import restore
 from indexes.hnsw.settings import Settings
+from indexes.mass import reach_mass
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 
 Form = Literal["best_first", "listed"]
-ALPHA_FACTOR = 0.02  # each attempt at a mass takes tokens of so much less weight
-ALPHA_LEAST = 1e-12
 DEFAULT = Settings()
 
 
@@ -116,7 +114,7 @@ class Hnsw:
         if isinstance(retrieval, Exact):
             return self._everything(queries)
         if isinstance(retrieval, TopP):
-            found = self._search_mass(queries, retrieval, give_up)
+            found = reach_mass(lambda range_: self._walk(queries, range_, give_up=give_up), queries, retrieval.p)
         else:
             found = self._walk(queries, retrieval, give_up=give_up, listed=form == "listed", share=share)
         if not tight:
@@ -161,15 +159,6 @@ class Hnsw:
         shape = queries.q.shape[:2]
         flags = dense.view(np.bool_).reshape(shape) if give_up else None
         return Found(offsets, ids, scores, scanned, nbytes, missed.reshape(shape), bound.reshape(shape), None, flags)
-
-    def _search_mass(self, queries: Queries, retrieval: TopP, give_up: bool) -> Found:
-        """Widens the range until what was found and what lies outside have the mass, by the estimate of the rest."""
-        alpha = max(1 - retrieval.p, 0.01) / 2
-        while True:
-            found = self._walk(queries, Dipr(alpha), give_up=give_up)
-            if alpha <= ALPHA_LEAST or not mass_missing(queries, found, retrieval.p):
-                return keep_mass(queries, found, retrieval.p)
-            alpha = max(alpha * ALPHA_FACTOR, ALPHA_LEAST)
 
     def _everything(self, queries: Queries) -> Found:
         heads, n = queries.q.shape[:2]

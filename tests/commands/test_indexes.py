@@ -69,7 +69,7 @@ def test_an_index_that_does_not_fit_is_status_1(command, engine):
     status, said = command("verify", NAME)
     assert status == 1
     assert said.startswith("kvdb: index flat of segment ")
-    assert "token 3 differs; build it again" in said
+    assert "token 3 differs" in said
 
 
 @pytest.mark.parametrize("verb", ["indexes", "index", "verify"])

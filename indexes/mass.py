@@ -1,23 +1,38 @@
-"""Choosing by mass among what was found."""
+"""A share of the mass from an index that answers ranges: the range is widened until what it holds has the share."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from indexes.base import Found, Queries
+from indexes.retrieval import Dipr
 
 Float64 = npt.NDArray[np.float64]
+ALPHA_FACTOR = 0.02
+"""Each attempt takes tokens of so much less weight."""
+ALPHA_LEAST = 1e-12
 
 
-def mass_missing(queries: Queries, found: Found, p: float) -> bool:
+def reach_mass(search: Callable[[Dipr], Found], queries: Queries, p: float) -> Found:
+    """The fewest tokens that have, with what lies outside, the share p of the mass, as far as estimates of the rest are right."""
+    alpha = max(1 - p, 0.01) / 2
+    while True:
+        found = search(Dipr(alpha))
+        if alpha <= ALPHA_LEAST or not _mass_missing(queries, found, p):
+            return _keep_mass(queries, found, p)
+        alpha = max(alpha * ALPHA_FACTOR, ALPHA_LEAST)
+
+
+def _mass_missing(queries: Queries, found: Found, p: float) -> bool:
     """Whether a query that was answered has less than the share p, by the estimate of what was not found."""
     inside, total = _logs(queries, found)
     short = (np.logaddexp(inside, _flat(queries.outside)) < np.log(p) + total) & np.isfinite(_flat(found.missed))
     return bool(short.any() if found.dense is None else (short & ~found.dense.reshape(-1)).any())
 
 
-def keep_mass(queries: Queries, found: Found, p: float) -> Found:
+def _keep_mass(queries: Queries, found: Found, p: float) -> Found:
     """The fewest of the tokens found that have, with what lies outside, the share p; all, if that is too few."""
     _, total = _logs(queries, found)
     outside = _flat(queries.outside)
