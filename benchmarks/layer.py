@@ -47,6 +47,7 @@ class Layer:
             table.append(*(np.ascontiguousarray(x[:, at : at + STEP]) for x in (workload.k, workload.v)))
         self.layout, self.blocks = table.layout, table.keys(self.tokens)
         self._run = Run([(table, self.tokens)], tail)
+        self._prepared: dict[int, tuple[_Watched, Sections]] = {}
         size, window = table.layout.block_size, WindowConfig()
         self.begin = -(-window.sink_tokens // size) * size
         self.end = (self.tokens - window.recent_tokens) // size * size
@@ -74,8 +75,11 @@ class Layer:
 
     def sparse(self, index: Index, q: np.ndarray, retrieval: Retrieval) -> Answer:
         """What a session does below its checks: the window exactly, of the rest what the index finds."""
-        watched = _Watched(index)
-        sections = Sections([Searched(watched, self.begin, self.end, 0)], self.layout.block_size)
+        if id(index) not in self._prepared:  # as a session's plan is
+            watched = _Watched(index)
+            sections = Sections([Searched(watched, self.begin, self.end, 0)], self.layout.block_size)
+            self._prepared[id(index)] = watched, sections
+        watched, sections = self._prepared[id(index)]
         state, reading = sparse(Question(self.layout, self._run, q, self.scale, Wanted(retrieval)), sections, retrieval)
         return Answer(state.out, reading, watched.found, watched.seconds, reading.retrieved == self.tokens)
 

@@ -93,6 +93,9 @@ def attend_found(
     type, contiguous; lse: float32 [q_heads, n]. Both may be the state's own arrays. A row that sees nothing gets 0 and -inf.
     """
 
+def share(missed: Any, lse: Any) -> tuple[float, float]:
+    """Mean and largest of exp(missed) / (exp(missed) + exp(lse)), float32 `[q_heads, n]`; 1 for +inf, 0 where both are -inf."""
+
 def read_blocks(geometry: Geometry, table: Any) -> int:
     """Reads every byte of the blocks, on all threads, and returns the xor of their 64-bit words: memory's own speed."""
 

@@ -144,7 +144,7 @@ class Hnsw:
             self.codes.outliers,
             self._radius,
             beta=retrieval.beta(queries.scale) if isinstance(retrieval, Dipr) else 0.0,
-            k=retrieval.k if isinstance(retrieval, TopK) else 0,
+            k=min(retrieval.k, max(self.codes.tokens, 1)) if isinstance(retrieval, TopK) else 0,
             scale=queries.scale,
             listed=listed,
             share=share,

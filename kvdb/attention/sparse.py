@@ -55,11 +55,15 @@ class Sections:
             self._edges.append((at, part.first_block + part.begin // block_size))
             at = part.first_block + part.end // block_size
         self._rest = at
+        self._before: tuple[Addresses, Counts] | None = None
 
     def read_whole(self, run: Run) -> tuple[Addresses, Counts]:
-        """The blocks that are not searched."""
-        slices = [slice(*edge) for edge in self._edges] + [slice(self._rest, None)]
-        return np.concatenate([run.addresses[s] for s in slices]), np.concatenate([run.counts[s] for s in slices])
+        """The blocks that are not searched. run: always the same one, which may grow behind what is searched."""
+        if self._before is None:
+            slices = [slice(*edge) for edge in self._edges] or [slice(0)]
+            self._before = np.concatenate([run.addresses[s] for s in slices]), np.concatenate([run.counts[s] for s in slices])
+        addresses, counts = self._before
+        return np.concatenate([addresses, run.addresses[self._rest :]]), np.concatenate([counts, run.counts[self._rest :]])
 
 
 @dataclass(frozen=True)
@@ -86,27 +90,29 @@ def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tupl
         founds = _search(question, sections, q32, first, attempt, tight)
         seen.add(layout, founds)
         dense = _dense(founds, layout.kv_heads)
-        if isinstance(attempt, Exact) or dense.mean() > DENSE_HEADS or _many(founds, q32, sections):
+        dense_share = 0.0 if dense is None else float(dense.mean())
+        if isinstance(attempt, Exact) or dense_share > DENSE_HEADS or _many(founds, q32, sections):
             state, reading = execute.exact(layout, question.run, q, q.shape[1], question.scale)
             nbytes = reading.nbytes + seen.nbytes
             return state, replace(reading, nbytes=nbytes, kernel_ns=perf_counter_ns() - started)
         state = _attend(question, sections, first, founds)
-        if dense.any():
+        if dense is not None:
             founds = _read_dense(question, dense, state, founds)
-        missed, bound = (_share([getattr(f, name) for f in founds], state.lse) for name in ("missed", "missed_bound"))
-        if limit is None or bound.max() <= limit:
+        missed, _ = _share([found.missed for found in founds], state.lse)
+        bound, bound_max = _share([found.missed_bound for found in founds], state.lse)
+        if limit is None or bound_max <= limit:
             break
     state = _with_tail(state, founds) if question.wanted.estimate_tail else state
     reading = Reading(
         scanned=seen.scanned,
-        retrieved=seen.whole + sum(len(f.ids) for f in founds) / (q.shape[0] * q.shape[1]) + dense.mean() * sections.tokens,
-        nbytes=seen.nbytes + int((seen.whole + dense.mean() * question.run.tokens) * layout.token_nbytes),
+        retrieved=seen.whole + sum(len(f.ids) for f in founds) / (q.shape[0] * q.shape[1]) + dense_share * sections.tokens,
+        nbytes=seen.nbytes + int((seen.whole + dense_share * question.run.tokens) * layout.token_nbytes),
         kernel_ns=perf_counter_ns() - started,
-        missed=float(missed.mean()),
-        missed_bound=float(bound.mean()),
-        missed_bound_max=float(bound.max()),
+        missed=missed,
+        missed_bound=bound,
+        missed_bound_max=bound_max,
     )
-    return AttentionState(state.out.astype(q.dtype), state.lse), reading
+    return AttentionState(state.out.astype(q.dtype, copy=False), state.lse), reading
 
 
 class Seen:
@@ -139,22 +145,19 @@ def _search(question: Question, sections: Sections, q: Float32, first: Whole, re
         queries = Queries(q, question.layout.kv_heads, question.scale, begin, end, floor, outside)
         found = part.index.search(queries, retrieval, estimate_tail=question.wanted.estimate_tail, tight=tight, give_up=True)
         founds.append(found)
-        if found.dense is not None and found.dense.all():
+        if len(sections.searched) == 1 or (found.dense is not None and found.dense.all()):
             return founds
         floor = np.maximum(floor, _largest(found, floor.shape))
-    if len(founds) == 1 or question.wanted.estimate_tail:  # what was found is better than an estimate of it
+    if question.wanted.estimate_tail:  # what was found is better than an estimate of it
         return founds
     cut = _cut(founds, floor, question.scale, retrieval)
     return [_trimmed(found, cut.ravel(), question.scale) for found in founds]
 
 
-def _dense(founds: Sequence[Found], kv_heads: int) -> npt.NDArray[np.bool_]:
-    """bool `[kv_heads]`: those of which some query was left unanswered by some part."""
-    dense = np.zeros(kv_heads, np.bool_)
-    for found in founds:
-        if found.dense is not None:
-            dense |= found.dense.reshape(kv_heads, -1).any(axis=1)
-    return dense
+def _dense(founds: Sequence[Found], kv_heads: int) -> npt.NDArray[np.bool_] | None:
+    """bool `[kv_heads]`: those of which some query was left unanswered by some part; None for none."""
+    left = [found.dense for found in founds if found.dense is not None and found.dense.any()]
+    return np.any([dense.reshape(kv_heads, -1).any(axis=1) for dense in left], axis=0) if left else None
 
 
 def _many(founds: Sequence[Found], q: Float32, sections: Sections) -> bool:
@@ -164,7 +167,7 @@ def _many(founds: Sequence[Found], q: Float32, sections: Sections) -> bool:
 def _read_dense(question: Question, dense: npt.NDArray[np.bool_], state: AttentionState, founds: Sequence[Found]) -> list[Found]:
     """Overwrites the state's rows of the dense KV heads with attention over everything. Returns what is missed without them."""
     run, q = question.run, question.q
-    call = (question.layout.native, bits(q), run.addresses, run.counts, q.shape[1], question.scale, state.out, state.lse)
+    call = (question.layout.native, bits(q), run.addresses, run.counts, q.shape[1], question.scale, bits(state.out), state.lse)
     edges = np.flatnonzero(np.diff(np.concatenate([[False], dense, [False]])))
     for begin, end in edges.reshape(-1, 2).tolist():
         _native.attend(*call, None, begin, end)
@@ -177,15 +180,16 @@ def _read_dense(question: Question, dense: npt.NDArray[np.bool_], state: Attenti
 
 
 def _attend(question: Question, sections: Sections, first: Whole, founds: Sequence[Found]) -> AttentionState:
-    """The state over what is read whole and what was found, float32."""
-    out, lse = first.state.out.copy(), first.state.lse.copy()
-    cut = np.full(lse.shape, -np.inf, np.float32)
-    for part, found in zip(sections.searched, founds, strict=True):
-        table = part.index.blocks.table
-        _native.attend_found(
-            question.layout.native, table, found.offsets, found.ids, found.scores, cut, question.scale, out, lse, bits(out), lse
-        )
-    return AttentionState(out, lse)
+    """The state over what is read whole and what was found, float32 as long as something is to be merged with it."""
+    state, last = first.state, len(founds) - 1
+    nothing_cut = np.full(state.lse.shape, -np.inf, np.float32)
+    for i, (part, found) in enumerate(zip(sections.searched, founds, strict=True)):
+        wide = i < last or question.wanted.estimate_tail
+        to = AttentionState(np.empty(state.out.shape, np.float32 if wide else question.q.dtype), np.empty_like(state.lse))
+        wanted = part.index.blocks.table, found.offsets, found.ids, found.scores, nothing_cut, question.scale
+        _native.attend_found(question.layout.native, *wanted, state.out, state.lse, bits(to.out), to.lse)
+        state = to
+    return state
 
 
 def _cut(founds: Sequence[Found], floor: Float32, scale: float, retrieval: Retrieval) -> Float32:
@@ -244,13 +248,10 @@ def _largest(found: Found, shape: tuple[int, ...]) -> Float32:
     return largest.reshape(shape)
 
 
-def _share(missed: Sequence[Float32], lse: Float32) -> npt.NDArray[np.float64]:
-    """Of the whole softmax mass, what the logarithms of missed sums come to beside the sum that was read."""
-    total = np.logaddexp.reduce(np.stack(missed).astype(np.float64), axis=0)
-    everything = np.logaddexp(total, lse)
-    with np.errstate(invalid="ignore"):
-        share = np.where(np.isposinf(total), 1.0, np.exp(total - everything))
-    return np.where(np.isneginf(everything), 0.0, share)
+def _share(missed: Sequence[Float32], lse: Float32) -> tuple[float, float]:
+    """Of the whole softmax mass, what the logarithms of missed sums come to beside the sum that was read: mean and largest."""
+    total = missed[0] if len(missed) == 1 else np.logaddexp.reduce(np.stack(missed).astype(np.float64), axis=0)
+    return _native.share(np.asarray(total, np.float32), lse)
 
 
 def _with_tail(state: AttentionState, founds: Sequence[Found]) -> AttentionState:

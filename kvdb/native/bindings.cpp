@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
@@ -242,6 +243,18 @@ void py_attend_found(const Geometry& geometry, const TableArray& table, const Of
     attend_found(call);
 }
 
+nb::tuple py_share(const ConstLseArray& missed, const ConstLseArray& lse) {
+    check_rows(missed, lse.shape(0), lse.shape(1), "missed");
+    double sum = 0, largest = 0;
+    for (std::size_t i = 0; i < lse.size(); ++i) {
+        const double log = missed.data()[i], other = lse.data()[i];
+        const double share = log == -INFINITY ? 0 : 1 / (1 + std::exp(other - log));
+        sum += share;
+        largest = std::max(largest, share);
+    }
+    return nb::make_tuple(lse.size() ? sum / double(lse.size()) : 0.0, largest);
+}
+
 std::uint64_t py_read_blocks(const Geometry& geometry, const TableArray& table) {
     const nb::gil_scoped_release release;
     return read_blocks(geometry, table_of(table));
@@ -280,6 +293,7 @@ NB_MODULE(_native, m) {
           "kv_end"_a = nb::none());
     m.def("attend_found", &py_attend_found, "geometry"_a, "table"_a, "offsets"_a, "ids"_a,
           "scores"_a, "cut"_a, "scale"_a, "state_out"_a, "state_lse"_a, "out"_a, "lse"_a);
+    m.def("share", &py_share, "missed"_a, "lse"_a);
     m.def("read_blocks", &py_read_blocks, "geometry"_a, "table"_a);
     m.def("isa", &isa);
     m.def("isas", &isas);

@@ -110,3 +110,14 @@ def test_attend_tells_the_largest_score(rng):
     np.testing.assert_allclose(top, scores.max(-1) * SCALE, rtol=1e-5)
     native.attend(layout.native, q, table, np.zeros_like(counts), 0, SCALE, out, lse, top)
     assert (top == -np.inf).all()
+
+
+def test_shares_of_the_mass():
+    lse = np.array([[0.0, -np.inf, -np.inf, 3.0, 800.0]], np.float32)
+    missed = np.array([[0.0, -np.inf, -2.0, np.inf, 700.0]], np.float32)
+    mean, largest = native.share(missed, lse)
+    assert largest == 1
+    assert mean == pytest.approx((0.5 + 0 + 1 + 1 + 0) / 5)
+    assert native.share(np.full((2, 3), np.log(np.float32(3))), np.zeros((2, 3), np.float32)) == pytest.approx((0.75, 0.75))
+    with pytest.raises(ValueError, match="missed has shape"):
+        native.share(missed[:, :2].copy(), lse)

@@ -4,6 +4,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cmath>
+
 #include "kernels.h"
 #include "search.h"
 
@@ -117,7 +119,13 @@ nb::tuple search(const PyBlocks& blocks, const nb::list& batches, const PyQuerie
                  const In<float, 2>& outside, bool tail, bool tight, bool give_up) {
     queries.check(blocks.blocks);
     check_shape(outside, {std::int64_t(queries.q.shape(0)), queries.rows.n}, "outside");
-    if (want < 0 || want > 3) fail("want is no retrieval");
+    const double least = want == 2 ? 1 : 0, most = want == 2 ? 9e18 : want == 3 ? 1 : INFINITY;
+    if (want < 0 || want > 3 || !(parameter >= least && parameter <= most)) {
+        fail("want and parameter are no retrieval");
+    }
+    if (!(margin >= 0 && margin <= 1) || !(scale > 0 && std::isfinite(scale))) {
+        fail("margin must be 0 to 1, scale positive");
+    }
     std::vector<Pages> all;
     std::int64_t end = 0;
     for (const nb::handle batch : batches) {

@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "graph.h"
@@ -103,10 +104,13 @@ nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQuerie
     check_shape(radius, {heads}, "radius");
     if (random < 0 || random > count) fail("random must be 0 to the number of probes");
     if (graph.graph.tokens > 0 && count == 0) fail("probes are empty");
-    if (!(beta >= 0) || k < 0 || !std::isfinite(scale) || !(slack >= 0) || !(dense_share >= 0) ||
-        !(budget >= 0)) {
-        fail("beta, k, slack and dense_share must not be negative, scale must be finite");
+    if (!(beta >= 0) || k < 0 || !std::isfinite(scale) || !(slack >= 0)) {
+        fail("beta, k and slack must not be negative, scale must be finite");
     }
+    if (!(dense_share >= 0 && dense_share <= 1 && budget >= 0 && budget <= 1)) {
+        fail("dense_share and budget must be 0 to 1");
+    }
+    k = std::min(k, std::max<std::int64_t>(graph.graph.tokens, 1));
     const Probes from{probes.data(),   probe_codes.data(),
                       count,           random,
                       outliers.data(), static_cast<std::int64_t>(outliers.shape(1)),
