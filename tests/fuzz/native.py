@@ -141,6 +141,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="*", default=[], help="of index (default all)")
     given = parser.parse_args()
+    np.seterr(all="ignore")  # wrong numbers are what this is about
     recorder = load(given.directory)
     made = refused = uses = 0
     end = time.monotonic() + given.seconds

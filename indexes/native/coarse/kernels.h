@@ -38,8 +38,8 @@ struct ScanRow {
     float* reach;        // [pages] out: no token's q.k lies farther above it
     float* priority;     // [pages] out, or null
     float* best;         // [pages / kPageGroup] out: the largest priority of each group
-    float most[2 * kPageGroup];  // in and out: the largest middle and reach of each lane
-    float squares[kPageGroup];   // in and out: the sum over tokens of reach squared
+    float most[2 * kPageGroup] = {};  // in and out: the largest middle and reach of each lane
+    float squares[kPageGroup] = {};   // in and out: the sum over tokens of reach squared
 };
 
 // The priority of a page: max(middle + margin * reach, q.k of its farthest key).
@@ -60,7 +60,7 @@ struct MassItem {
     const float* weights;
     std::int64_t count;
     float curve, factor, reference;
-    double total, estimate, bound;  // out: total of the weights
+    double total = 0, estimate = 0, bound = 0;  // out: total of the weights
 };
 
 // Of scores [count]: the positions of those at or above the threshold, ascending, and the sum of
