@@ -1,6 +1,7 @@
 #include "attend.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -253,6 +254,17 @@ void attend_found(const AttendFoundCall& call) {
             .lse = call.lse + row,
         });
     });
+}
+
+Share share_of(const float* missed, const float* lse, std::size_t count) {
+    Share all{0, 0};
+    for (std::size_t i = 0; i < count; ++i) {
+        const double log = missed[i];
+        const double share = log == -INFINITY ? 0 : 1 / (1 + std::exp(lse[i] - log));
+        all.mean += share / double(count);
+        all.largest = std::max(all.largest, share);
+    }
+    return all;
 }
 
 }  // namespace kvdb

@@ -46,4 +46,11 @@ struct AttendFoundCall {
 // The state of each row merged with the attention over its chosen tokens, whose scores are known.
 void attend_found(const AttendFoundCall& call);
 
+struct Share {
+    double mean, largest;
+};
+
+// Of exp(missed) in exp(missed) + exp(lse); 1 for +inf, 0 where both are -inf.
+Share share_of(const float* missed, const float* lse, std::size_t count);
+
 }  // namespace kvdb

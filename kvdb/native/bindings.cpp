@@ -8,7 +8,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <cmath>
 #include <stdexcept>
 #include <string>
 
@@ -245,14 +244,8 @@ void py_attend_found(const Geometry& geometry, const TableArray& table, const Of
 
 nb::tuple py_share(const ConstLseArray& missed, const ConstLseArray& lse) {
     check_rows(missed, lse.shape(0), lse.shape(1), "missed");
-    double sum = 0, largest = 0;
-    for (std::size_t i = 0; i < lse.size(); ++i) {
-        const double log = missed.data()[i], other = lse.data()[i];
-        const double share = log == -INFINITY ? 0 : 1 / (1 + std::exp(other - log));
-        sum += share;
-        largest = std::max(largest, share);
-    }
-    return nb::make_tuple(lse.size() ? sum / double(lse.size()) : 0.0, largest);
+    const Share share = share_of(missed.data(), lse.data(), lse.size());
+    return nb::make_tuple(share.mean, share.largest);
 }
 
 std::uint64_t py_read_blocks(const Geometry& geometry, const TableArray& table) {
