@@ -14,7 +14,7 @@ from indexes.blocks import Blocks
 from indexes.hnsw.build import NO_LINK
 
 CODE_STEP = 64
-DEVIATIONS = 6.0  # a channel's codes reach so many standard deviations, if its keys do
+DEVIATIONS = (12.0, 48.0, math.inf)  # a channel's codes reach so many standard deviations, if its keys do
 SAMPLE = 65_536  # keys, spread evenly, that the range of the codes is measured on
 OUTLIER = 4.0  # times the usual residual: keys that codes do not hold well
 OUTLIERS_MAX = 64
@@ -97,9 +97,14 @@ class Codes:
     def encode_all(self, blocks: Blocks) -> None:
         """Choose the range of the codes by the keys that there are."""
         for head in range(len(self.codes)):
-            self.low[head], self.step[head] = _range(blocks, head)
+            for deviations in DEVIATIONS:
+                self.low[head], self.step[head] = _range(blocks, head, deviations)
+                _native.graph_encode(self.native, blocks.native, head, 0)
+                # Keys far out are what queries want. Cut off, they look worse than they are beside those looked at themselves.
+                if len(self._outliers_of(head)) < OUTLIERS_MAX:
+                    break
         self.measured = self.tokens
-        self.encode(blocks, 0)
+        self.find_outliers()
 
     def encode(self, blocks: Blocks, begin: int) -> None:
         """Codes of the tokens from `begin` on."""
@@ -109,14 +114,16 @@ class Codes:
 
     def find_outliers(self) -> None:
         """Outliers: int32 `[kv_heads, most]`, tokens by residual, largest first, -1 behind the last."""
-        found = []
-        for residual in self.residual[:, : self.tokens]:
-            usual = float(np.median(residual[:: max(1, self.tokens // 1024)])) if self.tokens else 0.0
-            where = np.flatnonzero(residual > OUTLIER * usual + np.finfo(np.float32).tiny)
-            found.append(where[np.argsort(-residual[where], kind="stable")[:OUTLIERS_MAX]])
+        found = [self._outliers_of(head) for head in range(len(self.codes))]
         self.outliers = np.full((len(found), max(map(len, found))), -1, np.int32)
         for row, tokens in zip(self.outliers, found, strict=True):
             row[: len(tokens)] = tokens
+
+    def _outliers_of(self, head: int) -> npt.NDArray[np.intp]:
+        residual = self.residual[head, : self.tokens]
+        usual = float(np.median(residual[:: max(1, self.tokens // 1024)])) if self.tokens else 0.0
+        where = np.flatnonzero(residual > OUTLIER * usual + np.finfo(np.float32).tiny)
+        return where[np.argsort(-residual[where], kind="stable")[:OUTLIERS_MAX]]
 
     def grow(self, blocks: Blocks) -> None:
         """Make room for, and codes of, tokens behind those that there are. Amortised, each is copied and encoded a few times."""
@@ -156,15 +163,15 @@ class Codes:
                     raise IndexCorrupt(f"codes of KV head {head} are not those of its keys; build the index again")
 
 
-def _range(blocks: Blocks, head: int) -> tuple[Float32, Float32]:
-    """The keys' own range, but a few outliers do not cost all others their precision."""
+def _range(blocks: Blocks, head: int, deviations: float) -> tuple[Float32, Float32]:
+    """The keys' own range up to so many standard deviations: a few outliers do not cost all others their precision."""
     n = blocks.tokens
     if n == 0:
         return np.zeros(blocks.head_dim, np.float32), np.ones(blocks.head_dim, np.float32)
     stride = max(1, n // SAMPLE)
     parts = [blocks.keys(head, begin, min(begin + 4096, n))[::stride] for begin in range(0, n, 4096)]
     keys = np.concatenate(parts).astype(np.float64)
-    mean, spread = keys.mean(axis=0), DEVIATIONS * keys.std(axis=0)
+    mean, spread = keys.mean(axis=0), np.maximum(keys.std(axis=0), 1e-30) * deviations
     low, high = np.maximum(keys.min(axis=0), mean - spread), np.minimum(keys.max(axis=0), mean + spread)
     step = (high - low) / 255
     least = max(float(step.mean()) / 16, float(np.abs(mean).max()) * 1e-6, 1e-12)  # later keys may differ where these do not

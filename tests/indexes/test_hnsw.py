@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import indexes._native as native
+from indexes.base import Queries
 from indexes.blocks import DTYPES, Blocks
 from indexes.hnsw import Hnsw, Settings
 from indexes.hnsw.build import HnswlibMissing
@@ -206,3 +207,19 @@ def test_building_without_hnswlib_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "hnswlib", None)
     with pytest.raises(HnswlibMissing, match=r"pip install kvdb\[hnsw\]"):
         Hnsw.build(layer()[0])
+
+
+def test_keys_far_from_all_others_keep_their_order():
+    """Codes that cut them off made them look worse than those few beside them that are looked at themselves."""
+    rng = np.random.default_rng(2)
+    k = rng.standard_normal((1, TOKENS, 64)).astype(np.float32)
+    direction = rng.standard_normal(64) / 8
+    far = rng.choice(TOKENS, 90, replace=False)
+    k[0, far] += np.linspace(60, 140, 90)[:, None] * direction
+    q = (12 * direction)[None, None].astype(np.float32)
+    index = Hnsw.build(Blocks.of(k), samples=np.repeat(q, 4, axis=1))
+    found = index.search(Queries.of(q, 1, SCALE, TOKENS), Dipr(1e-20))
+    scores = k[0] @ q[0, 0]
+    assert found.ids.tolist() == np.flatnonzero(scores >= scores.max() - Dipr(1e-20).beta(SCALE)).tolist()
+    assert 20 < len(found.ids) < 90
+    assert index.codes.residual[0, far].max() < 4 * np.median(index.codes.residual)
