@@ -51,8 +51,8 @@ class Flat:
     def search(self, blocks: Blocks, queries: Queries, beta: float, k: int, scale: float, give_up: bool) -> tuple[Any, ...]:
         """What lies within beta of each row's largest q.k, or, with k > 0, the k largest. Returns offsets int64 [rows + 1], ids
         int32, scores float32; caps float32 [rows], which no visible token that was not found exceeds; missed and its bound,
-        float32 [rows], as in Found; int64 [4]: keys left by their length, left by their codes, scored, and bytes read; uint8
-        [rows], as Found.dense."""
+        float32 [rows], as in Found; int64 [5]: keys left by their length, left by their codes, scored, bytes read, tokens
+        looked at; uint8 [rows], as Found.dense."""
 
     def missed(
         self, blocks: Blocks, queries: Queries, offsets: Any, ids: Any, caps: Any, scale: float, missed: Any, bound: Any

@@ -80,12 +80,12 @@ class Flat:
         native = self._codes.native.search(self.blocks.native, queries.native, *wanted)
         offsets, ids, scores, caps, missed, bound, passed, dense = native
         shape = queries.q.shape[:2]
-        nbytes = int(passed[3])
+        passed = passed.tolist()
+        nbytes = passed[3]
         if tight and not dense.all():
             self._codes.native.missed(self.blocks.native, queries.native, offsets, ids, caps, queries.scale, missed, bound)
             nbytes += self._codes.used(self.blocks.tokens)
-        seen = max(0, int(queries.end.max(initial=0)) - int(queries.begin.min(initial=self.blocks.tokens)))
-        scanned = seen * self.blocks.kv_heads
+        scanned = passed[4] * self.blocks.kv_heads
         flags = dense.view(np.bool_).reshape(shape) if give_up else None
         return Found(offsets, ids, scores, scanned, nbytes, missed.reshape(shape), bound.reshape(shape), None, flags)
 

@@ -68,7 +68,7 @@ def attend(
     counts: int32 [blocks]. causal: 0, every query sees all N tokens; or n, the last n tokens are the queries' own, and query i
     sees the first N - n + i + 1. Query head h reads KV head h // (q_heads // kv_heads). out: [q_heads, n, head_dim] of q's type
     or float32. lse: float32 [q_heads, n], contiguous, the logarithm of sum exp(scale * q.k).
-    top: the same, the largest scale * q.k. Only KV heads [kv_begin, kv_end) are attended; what belongs to others is left as it
+    top: the same, the largest q.k. Only KV heads [kv_begin, kv_end) are attended; what belongs to others is left as it
     is. A query that sees nothing gets out 0 and lse and top -inf. Sums are float32; with 16-bit types the relative
     error is that of rounding the output, about 2e-3.
     """

@@ -48,8 +48,8 @@ class Codes:
             empty_lines((heads, n, -(-d // CODE_STEP) * CODE_STEP), np.dtype(np.uint8)),
             np.empty((heads, n), np.float32),
             empty_lines((heads, n, degree), np.dtype(np.uint32)),
-            np.empty((heads, d), np.float32),
-            np.empty((heads, d), np.float32),
+            np.zeros((heads, d), np.float32),
+            np.ones((heads, d), np.float32),
             n,
         )
         made.links[:] = NO_LINK

@@ -46,7 +46,7 @@ def exact(layout: BlockLayout, run: Run, q: Array, new: int, scale: float) -> tu
 
 @dataclass(frozen=True)
 class Whole:
-    """The state over blocks that are read whole; top: float32 `[q_heads, n]`, the largest scale * q.k, -inf for none."""
+    """The state over blocks that are read whole; top: float32 `[q_heads, n]`, the largest q.k, -inf for none."""
 
     state: AttentionState
     top: Array

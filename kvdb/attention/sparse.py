@@ -134,7 +134,7 @@ def _search(question: Question, sections: Sections, q: Float32, first: Whole, re
     if isinstance(retrieval, Exact):
         return []
     n = q.shape[1]
-    floor, outside = _scores(first, question.scale), first.state.lse
+    floor, outside = first.top, first.state.lse
     if isinstance(retrieval, TopK):
         retrieval = TopK(min(retrieval.k, sections.tokens))  # any number may be asked for
     if isinstance(retrieval, TopP) and len(sections.searched) > 1:
@@ -156,7 +156,7 @@ def _search(question: Question, sections: Sections, q: Float32, first: Whole, re
 
 def _dense(founds: Sequence[Found], kv_heads: int) -> npt.NDArray[np.bool_] | None:
     """bool `[kv_heads]`: those of which some query was left unanswered by some part; None for none."""
-    left = [found.dense for found in founds if found.dense is not None and found.dense.any()]
+    left = [found.dense for found in founds if found.dense is not None and np.count_nonzero(found.dense)]
     return np.any([dense.reshape(kv_heads, -1).any(axis=1) for dense in left], axis=0) if left else None
 
 
@@ -232,11 +232,6 @@ def _kth(founds: Sequence[Found], k: int) -> Float32:
         if len(scores) > k:
             kth[row] = np.partition(scores, len(scores) - k)[len(scores) - k]
     return kth
-
-
-def _scores(first: Whole, scale: float) -> Float32:
-    """The largest q.k of what was read whole."""
-    return np.asarray(first.top / np.float32(scale), np.float32)
 
 
 def _largest(found: Found, shape: tuple[int, ...]) -> Float32:

@@ -194,6 +194,7 @@ class Attention {
             .out_dtype = call_.out_dtype,
             .lse = call_.lse,
             .top = call_.top,
+            .top_factor = call_.scale != 0 ? 0.693147181f / call_.scale : 0,
             .lse_stride = call_.n,
             .kv_head = first_head(output),
             .heads = plan_.heads,

@@ -18,7 +18,7 @@ struct AttendCall {
     Rows out;
     Dtype out_dtype;
     float* lse;  // optional, [q_heads, n], contiguous
-    float* top;  // optional, as lse: the largest scale * q.k, -inf where nothing is seen
+    float* top;  // optional, as lse: the largest q.k, -inf where nothing is seen
 };
 
 // out = softmax(scale * q K^T) V and lse = log sum exp(scale * q K^T), accumulated in float32. A

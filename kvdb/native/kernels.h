@@ -56,7 +56,8 @@ struct FinishItem {
     Rows out;
     Dtype out_dtype;
     float* lse;  // optional, [q_heads, n] with lse_stride floats between heads
-    float* top;  // optional, as lse: the largest scale * q.k
+    float* top;  // optional, as lse: the largest q.k, which is top_factor times the maximum kept
+    float top_factor;
     std::int64_t lse_stride;
     int kv_head, heads, group, head_dim;
     std::int64_t row_begin, row_end;

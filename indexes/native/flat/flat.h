@@ -32,7 +32,8 @@ struct FlatFound {
     std::vector<float> caps;    // [q_heads * n] no visible token that was not found exceeds it
     std::vector<float> missed;  // [q_heads * n] log of the sum of exp(scale * q.k), from a sample
     std::vector<float> bound;   // [q_heads * n] never below the truth
-    std::vector<std::int64_t> passed;  // keys left by length, by codes, scored; bytes read
+    std::vector<std::int64_t> passed;  // keys left by length, by codes, scored; bytes
+                                       // read; tokens that were looked at
 };
 
 FlatFound flat_search(const Blocks& blocks, const FlatCodes& codes, const QueryRows& queries,

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "batch.h"
@@ -107,7 +108,8 @@ class Search {
             found.caps.push_back(thresholds_.of(r));
             weigh(r, found);
         }
-        found.passed.assign(4, 0);
+        found.passed.assign(5, 0);
+        found.passed[4] = std::max<std::int64_t>(batch_.end - batch_.begin, 0);
         for (const Scanner& scanner : scanners_) {
             found.passed[0] += scanner.tally().by_length;
             found.passed[1] += scanner.tally().by_code;

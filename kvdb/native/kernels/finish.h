@@ -36,7 +36,7 @@ class Finish {
                 constexpr float ln2 = 0.693147180559945f;
                 constexpr float none = -__builtin_inff();
                 if (item.lse) item.lse[at] = sum == 0 ? none : base * ln2 + __builtin_logf(sum);
-                if (item.top) item.top[at] = sum == 0 ? none : base * ln2;
+                if (item.top) item.top[at] = sum == 0 ? none : base * item.top_factor;
             }
         }
     }
