@@ -37,9 +37,10 @@ def draw(rows: list[Row], folder: Path) -> None:
     timed = [row for row in ours if "ms" in row]
     if len({row["tokens"] for row in timed}) > 1:
         _time_over_length(timed, folder / "time-over-length.png")
-    swept = [row for row in ours if row["tokens"] in {other["tokens"] for other in ours if other["alpha"] != Dipr().alpha}]
-    if swept:
-        _error_over_bytes(swept, folder / "error-over-bytes.png")
+    lengths = {row["tokens"] for row in ours if row["alpha"] != Dipr().alpha}
+    if lengths:  # of several, the one that most workloads have
+        length = max(lengths, key=lambda n: (len({row["workload"] for row in ours if row["tokens"] == n}), n))
+        _error_over_bytes([row for row in ours if row["tokens"] == length], folder / "error-over-bytes.png")
 
 
 def _time_over_length(rows: list[Row], path: Path) -> None:
