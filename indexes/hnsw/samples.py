@@ -6,6 +6,8 @@ keys onto the keys: a query's nearest key, the pivot, is linked to the others. A
 lists of all queries are merged before they are pruned.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -28,15 +30,16 @@ def check_samples(blocks: Blocks, samples: Float32) -> None:
 def nearest_keys(blocks: Blocks, kv_head: int, queries: Float32, count: int) -> Int32:
     """int32 `[m, min(count, tokens)]`: of each of `queries`, `[m, head_dim]`, the tokens with the largest q.k, largest first.
 
-    Exact, by matrix products in float32; the product of 1,024 queries and CHUNK keys is 32 MiB.
+    Exact, by matrix products in float32, on the GPU where there is one; that of 1,024 queries and CHUNK keys is 32 MiB.
     """
     count = min(count, blocks.tokens)
+    multiply = multiplier(queries)
     m = len(queries)
     every = np.arange(m)
     rows, scores, tokens = every[:0], np.empty(0, np.float32), np.empty(0, np.int32)
     least = np.full((m, 1), -np.inf, np.float32)
     for begin in range(0, blocks.tokens, CHUNK):
-        product = queries @ blocks.keys(kv_head, begin, min(begin + CHUNK, blocks.tokens)).T
+        product = multiply(blocks.keys(kv_head, begin, min(begin + CHUNK, blocks.tokens)))
         if begin == 0 and product.shape[1] > count:
             least = -np.partition(-product, count - 1, axis=1)[:, count - 1 : count]
         row, column = np.nonzero(product >= least)
@@ -50,6 +53,19 @@ def nearest_keys(blocks: Blocks, kv_head: int, queries: Float32, count: int) -> 
         if len(rows) == m * count:
             least = scores.reshape(m, count)[:, -1:]
     return tokens.reshape(m, count)
+
+
+def multiplier(queries: Float32) -> Callable[[Float32], Float32]:
+    """Makes `[m, n]` products of `queries`, `[m, head_dim]`, with keys `[n, head_dim]`: cupy, if it finds a GPU, or numpy."""
+    try:
+        import cupy  # nobody needs it
+
+        if cupy.cuda.runtime.getDeviceCount() > 0:
+            there = cupy.asarray(queries)
+            return lambda keys: cupy.asnumpy(there @ cupy.asarray(keys).T)
+    except (ImportError, RuntimeError):  # not installed, or no driver
+        pass
+    return lambda keys: queries @ keys.T
 
 
 def merged_lists(nearest: Int32) -> tuple[Int32, Int64, Int32]:

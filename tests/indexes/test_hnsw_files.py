@@ -11,7 +11,6 @@ from indexes.base import IndexCorrupt, Queries
 from indexes.blocks import DTYPES, Blocks
 from indexes.hnsw import Hnsw, Settings
 from indexes.hnsw.build import NO_LINK
-from indexes.hnsw.samples import merged_lists, nearest_keys
 from indexes.retrieval import Dipr, Exact, TopK, TopP
 from tests.indexes.hnsw_data import TOKENS, ask, check_form, every_score, index, layer, recall, wanted
 
@@ -239,20 +238,6 @@ def test_far_keys_do_not_cost_the_others_their_precision():
     found = graph.search(queries, Dipr(), tight=True)
     check_form(found, scores)
     assert recall(found, wanted(scores, queries, Dipr())) >= 0.95
-
-
-def test_nearest_keys_and_lists_are_those_of_brute_force():
-    more, _, samples = layer(tokens=16_000)
-    blocks = first(more, 9000)
-    queries = samples[2:4].reshape(-1, 64)
-    nearest = nearest_keys(blocks, 1, queries, 30)
-    order = np.argsort(-(queries.astype(np.float64) @ blocks.keys(1).astype(np.float64).T), axis=1)[:, :30]
-    assert (nearest == order).mean() > 0.999
-    pivots, offsets, candidates = merged_lists(nearest)
-    merged = {int(p): set(candidates[a:b].tolist()) for p, a, b in zip(pivots, offsets[:-1], offsets[1:], strict=True)}
-    for row in nearest:
-        assert set(row[1:].tolist()) <= merged[int(row[0])]
-    assert len(nearest_keys(first(blocks, 5), 0, queries, 30)[0]) == 5
 
 
 def test_what_python_hands_over_is_checked():

@@ -1,0 +1,48 @@
+"""What a graph index learns from sample queries."""
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+
+from indexes.hnsw.samples import merged_lists, nearest_keys
+from tests.indexes.hnsw_data import TOKENS, layer
+
+
+def test_nearest_keys_and_lists_are_those_of_brute_force():
+    more, _, samples = layer(tokens=16_000)
+    blocks = replace(more, tokens=9000)
+    queries = samples[2:4].reshape(-1, 64)
+    nearest = nearest_keys(blocks, 1, queries, 30)
+    order = np.argsort(-(queries.astype(np.float64) @ blocks.keys(1).astype(np.float64).T), axis=1)[:, :30]
+    assert (nearest == order).mean() > 0.999
+    pivots, offsets, candidates = merged_lists(nearest)
+    merged = {int(p): set(candidates[a:b].tolist()) for p, a, b in zip(pivots, offsets[:-1], offsets[1:], strict=True)}
+    for row in nearest:
+        assert set(row[1:].tolist()) <= merged[int(row[0])]
+    assert len(nearest_keys(replace(blocks, tokens=5), 0, queries, 30)[0]) == 5
+
+
+def test_neighbours_come_from_a_gpu_where_there_is_one(monkeypatch):
+    """Through cupy's interface; numpy stands in for the card."""
+    blocks, _, samples = layer()
+    queries, travelled = samples[0], []
+    expected = nearest_keys(blocks, 0, queries, 30)
+
+    def there(array):
+        travelled.append(array.shape)
+        return array.copy()
+
+    card = SimpleNamespace(getDeviceCount=lambda: 1)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=card), asarray=there, asnumpy=np.asarray)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    np.testing.assert_array_equal(nearest_keys(blocks, 0, queries, 30), expected)
+    assert travelled == [queries.shape, (TOKENS, 64)]
+
+    def no_driver():
+        raise RuntimeError("cudaErrorNoDevice")
+
+    card.getDeviceCount = no_driver
+    np.testing.assert_array_equal(nearest_keys(blocks, 0, queries, 30), expected)
+    assert len(travelled) == 2
