@@ -104,7 +104,7 @@ def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tupl
             break
     state = _with_tail(state, founds) if question.wanted.estimate_tail else state
     reading = Reading(
-        scanned=seen.scanned,
+        scanned=seen.scanned + dense_share * sections.tokens,
         retrieved=seen.whole + sum(len(f.ids) for f in founds) / (q.shape[0] * q.shape[1]) + dense_share * sections.tokens,
         nbytes=seen.nbytes + int((seen.whole + dense_share * question.run.tokens) * layout.token_nbytes),
         kernel_ns=perf_counter_ns() - started,

@@ -173,6 +173,7 @@ def test_kv_heads_that_an_index_gives_up_are_read_whole(dense):
         error = relative_error(state.out[head], whole[head])
         assert error <= 1e-5 if head // 2 in kv_heads or len(kv_heads) > 2 else error > 0.1
     assert (reading.missed == 0) == (len(kv_heads) > 2)
+    assert reading.retrieved <= 320 <= reading.scanned
     assert reading.retrieved == (320 if len(kv_heads) > 2 else 2 * BLOCK + 2 * (8 - len(dense)) / 8 + 288 * len(kv_heads) / 4)
     for table in (segment, tail):
         table.release()
