@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -48,13 +49,14 @@ def imports(module: Module, known: set[str]) -> set[str]:
 
 
 def foreign_imports() -> str:
-    """The import statements of the four packages that name other libraries, as a script."""
+    """The import statements of the four packages that name other libraries which are installed, as a script."""
     statements = {
         ast.unparse(node)
         for module in modules()
         for node in _run_time_nodes(module.tree)
         if isinstance(node, ast.Import | ast.ImportFrom)
-        and not set(PACKAGES) & {name.split(".")[0] for name in _imported_names(node)}
+        and not set(PACKAGES) & (tops := {name.split(".")[0] for name in _imported_names(node)})
+        and all(map(find_spec, tops))
     }
     return "\n".join(sorted(statements))
 
