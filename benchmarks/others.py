@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,15 +68,15 @@ class Hnswlib:
         self._index.load_index(str(path))
 
 
-class _Faiss:
+class _Faiss(ABC):
     _index: Any
 
     def search(self, q: np.ndarray, k: int, effort: int, threads: int) -> np.ndarray:
         faiss.omp_set_num_threads(threads)
         return np.asarray(self._index.search(q, k, params=self._parameters(k, effort))[1])
 
-    def _parameters(self, k: int, effort: int) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _parameters(self, k: int, effort: int) -> Any: ...
 
     def save(self, path: Path) -> None:
         faiss.write_index(self._index, str(path))

@@ -1,5 +1,6 @@
 """What the coarse kinds share: every verb of an index, over batches of pages."""
 
+from abc import ABC, abstractmethod
 from dataclasses import asdict, fields
 from math import isfinite
 from pathlib import Path
@@ -18,7 +19,7 @@ READ_OF_TOP_K = 4
 """Tokens read for each of the k that are wanted; a guess."""
 
 
-class Paged:
+class Paged(ABC):
     """Pages with representatives. A kind says what it keeps (`Layout`) and how much of it a search reads (`_read_share`)."""
 
     kind: ClassVar[str]
@@ -128,9 +129,9 @@ class Paged:
         heads = self.blocks.kv_heads
         return Cost(heads * (scan + read * d * DTYPES[self.blocks.dtype].itemsize), heads * rows * (scan + read * d))
 
+    @abstractmethod
     def _read_share(self, tokens: int, retrieval: Retrieval) -> float:
         """The share of the keys that a search is expected to read exactly."""
-        raise NotImplementedError
 
 
 def _wanted(retrieval: Retrieval, scale: float, tokens: int) -> tuple[int, float]:
