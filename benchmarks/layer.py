@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.workloads import Workload
 from indexes.base import Found, Index, Queries
-from indexes.retrieval import Retrieval, Wanted
+from indexes.retrieval import Retrieval
 from kvdb.attention import execute
 from kvdb.attention.execute import Reading
 from kvdb.attention.run import Run
@@ -18,6 +18,7 @@ from kvdb.attention.sparse import Question, Searched, Sections, sparse
 from kvdb.config import StorageConfig, WindowConfig
 from kvdb.storage.store import BlockStore
 from kvdb.types import ModelSpec
+from query_optimizer.wanted import Wanted
 
 STEP = 1 << 16
 

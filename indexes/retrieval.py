@@ -1,7 +1,9 @@
 """Which tokens a query needs."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from math import log
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +64,18 @@ class TopP:
 
 
 Retrieval = Exact | Dipr | TopK | TopP
+KINDS = {"exact": Exact, "dipr": Dipr, "top_k": TopK, "top_p": TopP}
+"""The retrievals by the names they have in text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a query asks for beside its vectors.
+def retrieval_to_dict(retrieval: Retrieval) -> dict[str, Any]:
+    """Plain values; `retrieval_from_dict` takes them back."""
+    kind = next(name for name, cls in KINDS.items() if isinstance(retrieval, cls))
+    return {"kind": kind, **asdict(retrieval)}
 
-    retrieval: None lets the optimizer decide. missed_mass_max: read on until the softmax mass that was left out is proven to be
-    at most this share, None for no such proof. estimate_tail: add an estimate of the attention over what was left out. Raises
-    ValueError for a share outside (0, 1].
-    """
 
-    retrieval: Retrieval | None = None
-    missed_mass_max: float | None = None
-    estimate_tail: bool = False
-
-    def __post_init__(self) -> None:
-        if self.missed_mass_max is not None and not 0 < self.missed_mass_max <= 1:
-            raise ValueError(
-                f"max_missed_mass is {self.missed_mass_max!r}; expected a share of the softmax mass in (0, 1], or None"
-            )
+def retrieval_from_dict(values: Mapping[str, Any]) -> Retrieval:
+    """What `retrieval_to_dict` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+    given = dict(values)
+    made: Retrieval = KINDS[given.pop("kind")](**given)
+    return made

@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 import indexes.registry as registry
-from indexes.retrieval import Retrieval, Wanted
+from indexes.retrieval import Retrieval
 from kvdb.errors import DtypeError, InvalidArgument, LayerError, PositionError, ShapeError
 from kvdb.types import Array, ModelSpec, Tokens
+from query_optimizer.wanted import Wanted
 
 NAME_LENGTH_MAX = 1024
 

@@ -8,7 +8,7 @@ import numpy as np
 
 import indexes.registry as registry
 from indexes.base import Float32, Index
-from indexes.retrieval import Dipr, Exact, Retrieval, Wanted
+from indexes.retrieval import Dipr, Exact, Retrieval
 from kvdb.attention import execute
 from kvdb.attention.execute import Reading
 from kvdb.attention.run import Run
@@ -20,6 +20,7 @@ from kvdb.types import Array, ModelSpec
 from query_optimizer.facts import Facts, IndexFacts, PartFacts
 from query_optimizer.optimizer import Optimizer
 from query_optimizer.plan import Plan
+from query_optimizer.wanted import Wanted
 
 TAIL_INDEX = "flat"  # adding to it costs what the new keys cost
 PREPARED_MAX = 64  # plans of one layer; a caller may ask for another alpha each time

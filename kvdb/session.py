@@ -6,7 +6,6 @@ from typing import Protocol
 import kvdb.check as check
 import kvdb.layer as layers
 from indexes.base import Float32
-from indexes.retrieval import Wanted
 from kvdb.attention.execute import Reading
 from kvdb.catalog.catalog import release
 from kvdb.catalog.segment import Views, visible_tokens
@@ -15,6 +14,7 @@ from kvdb.layer import Layer
 from kvdb.storage.table import BlockTable
 from kvdb.types import Array, ContextInfo, ModelSpec, SessionStats, Tokens
 from query_optimizer.plan import Plan
+from query_optimizer.wanted import Wanted
 
 ANYTHING = Wanted()
 

@@ -1,61 +1,162 @@
-"""From facts to a plan, by the first rule that fires."""
+"""From facts to a plan: every part goes through the rules until one has fired for each of its KV heads."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from indexes.retrieval import Exact, Retrieval
+from query_optimizer.access import WINDOW, Access, Estimate, Refusal
 from query_optimizer.facts import Facts, PartFacts
-from query_optimizer.plan import Access, Plan, Refusal
-from query_optimizer.rules import Asked, Fired, Indexed, NoIndex, Rule, ShortContext
+from query_optimizer.plan import Plan
+from query_optimizer.rules import DEFAULT, Fired, Heads, Rule, Wish
+
+LENGTHS = 1.25
+"""A plan is made anew when the context has grown, or is shorter, by this factor."""
+ROOM = 64
+"""And not before it has grown by so many tokens."""
+STRIDED = 2.0
+"""Reading the tokens of some KV heads goes by pieces of a page, at about half the speed of reading all."""
 
 
 class UnknownRule(ValueError):
-    """A rule was named that does not exist."""
+    """A rule was named that does not exist, or that cannot be switched off."""
 
 
-def base_rules(short_context_tokens: int) -> tuple[Rule, ...]:
-    """The rules in their order."""
-    return (Asked(), ShortContext(short_context_tokens), Indexed(), NoIndex())
+@dataclass
+class _Chosen:
+    """What the rules came to for one part."""
+
+    accesses: list[Access] = field(default_factory=list)
+    wishes: list[tuple[str, str]] = field(default_factory=list)
 
 
 class Optimizer:
-    """Applies an ordered list of rules. rules_off: names of rules that are passed over.
+    """Applies an ordered list of rules, of which the last always fires. rules_off: names of rules that are passed over.
 
     Raises UnknownRule for a name that no rule has. The last rule, which always finds a way, cannot be switched off.
     """
 
     def __init__(self, rules: Sequence[Rule], rules_off: Sequence[str] = ()) -> None:
-        optional = [rule.name for rule in rules[:-1]]
+        self._rules = tuple(rules)
+        self._off = self.check(rules_off)
+
+    def check(self, rules_off: Sequence[str]) -> frozenset[str]:
+        """Names of rules that can be switched off. Raises UnknownRule for any other."""
+        optional = [rule.name for rule in self._rules[:-1]]
         for name in rules_off:
             if name not in optional:
                 raise UnknownRule(f"no rule that can be switched off is named {name!r}; expected one of {', '.join(optional)}")
-        self._rules = tuple(rules)
-        self._off = frozenset(rules_off)
+        return frozenset(rules_off)
 
     def plan(self, facts: Facts) -> Plan:
-        """The plan of the first rule that fires, with the reasons of those before it."""
+        """The plan that the rules come to. Raises UnknownRule for a hint that names no rule."""
+        off = self._off | self.check(facts.hints.rules_off) if facts.hints.rules_off else self._off
+        chosen = _Chosen()
+        for part in facts.parts:
+            self._choose(facts, part, off, chosen)
+        accesses = tuple(chosen.accesses)
+        asked = facts.retrieval is not None
+        retrieval = facts.retrieval if facts.retrieval is not None else _retrieval(accesses)
+        tokens = facts.tokens
+        return Plan(
+            layer=facts.layer,
+            retrieval=retrieval,
+            asked=asked,
+            accesses=accesses,
+            estimate=_total(facts, accesses),
+            tokens_min=int(tokens / LENGTHS),
+            tokens_end=max(int(tokens * LENGTHS), tokens + ROOM),
+            wishes=tuple(dict.fromkeys(chosen.wishes)),
+        )
+
+    def _choose(self, facts: Facts, part: PartFacts, off: frozenset[str], chosen: _Chosen) -> None:
+        heads: Heads = tuple(range(facts.kv_heads))
         refusals: list[Refusal] = []
+        found: list[tuple[str, Fired, Heads, tuple[Refusal, ...]]] = []
         for rule in self._rules:
-            verdict = "switched off" if rule.name in self._off else rule.when(facts)
+            verdict = "switched off" if rule.name in off else rule.when(facts, part, heads)
             if isinstance(verdict, Fired):
-                return _plan(facts, rule.name, verdict, tuple(refusals))
-            refusals.append(Refusal(rule.name, verdict))
-        raise AssertionError("the last rule must fire")
+                taken = heads if verdict.heads is None else verdict.heads
+                found.append((rule.name, verdict, taken, tuple(refusals)))
+                if verdict.wish:
+                    chosen.wishes.append((part.name, verdict.wish))
+                heads = tuple(head for head in heads if head not in taken)
+                if not heads:
+                    break
+                refusals.append(Refusal(rule.name, f"these {len(heads)} KV heads are not among those it took"))
+            elif isinstance(verdict, Wish):
+                chosen.wishes.append((part.name, verdict.kind))
+                refusals.append(Refusal(rule.name, verdict.reason))
+            else:
+                refusals.append(Refusal(rule.name, verdict))
+        assert not heads, "the last rule must fire"
+        chosen.accesses += _accesses(facts, part, found)
 
 
-def _plan(facts: Facts, rule: str, fired: Fired, refusals: tuple[Refusal, ...]) -> Plan:
-    accesses = tuple(access for part in facts.parts for access in _accesses(part, facts.token_nbytes, fired.retrieval))
-    return Plan(facts.layer, fired.retrieval, rule, accesses, refusals, fired.tokens_min, fired.tokens_end)
+def _accesses(facts: Facts, part: PartFacts, found: list[tuple[str, Fired, Heads, tuple[Refusal, ...]]]) -> Iterator[Access]:
+    """The ways into one part. What is read whole for all heads is one scan; otherwise the window is one, and goes first."""
+
+    def access(begin: int, end: int, heads: Heads, fired: Fired, rule: str, refusals: tuple[Refusal, ...]) -> Access:
+        return Access(
+            part=part.name,
+            begin=begin,
+            end=end,
+            visible=part.visible,
+            stored=part.stored,
+            index=fired.index,
+            retrieval=_wanted(facts, fired),
+            heads=heads,
+            kv_heads=facts.kv_heads,
+            tier=part.tier,
+            rule=rule,
+            estimate=_estimate(facts, part, fired, end - begin, heads),
+            refusals=refusals,
+            estimate_tail=fired.estimate_tail,
+            shift=part.shift,
+            kept_in=fired.kept_in,
+        )
+
+    everyone = tuple(range(facts.kv_heads))
+    if all(fired.index is None for _, fired, _, _ in found):
+        rule, fired, _, refusals = found[0]
+        yield access(0, part.visible, everyone, fired, rule, refusals)
+        return
+    if part.begin:
+        yield access(0, part.begin, everyone, Fired(), WINDOW, ())
+    for rule, fired, heads, refusals in found:
+        yield access(part.begin, part.end, heads, fired, rule, refusals)
+    if part.end < part.visible:
+        yield access(part.end, part.visible, everyone, Fired(), WINDOW, ())
 
 
-def _accesses(part: PartFacts, token_nbytes: int, retrieval: Retrieval) -> Iterator[Access]:
-    """The ways into one part: the index that reads least, and the tokens that are read whole."""
-    searched = 0
-    if part.indexes and not isinstance(retrieval, Exact):
-        index = min(part.indexes, key=lambda index: index.nbytes)
-        searched = part.searchable
-        path = f"Index search ({index.kind})"
-        yield Access(part.name, path, part.tier, searched, part.stored, round(index.nbytes), index.kind)
-    rest = part.visible - searched
-    if rest:
-        name = f"{part.name}, window" if searched else part.name
-        yield Access(name, "Exact scan", part.tier, rest, part.stored if not searched else rest, rest * token_nbytes)
+def _wanted(facts: Facts, fired: Fired) -> Retrieval:
+    if fired.index is None:
+        return Exact()
+    if facts.retrieval is not None:
+        return facts.retrieval
+    return DEFAULT if fired.retrieval is None else fired.retrieval
+
+
+def _retrieval(accesses: tuple[Access, ...]) -> Retrieval:
+    """What most searched tokens are retrieved by; exact where none are."""
+    searched = [access for access in accesses if access.index is not None]
+    if not searched:
+        return Exact()
+    return max(searched, key=lambda access: access.tokens * len(access.heads)).retrieval
+
+
+def _estimate(facts: Facts, part: PartFacts, fired: Fired, tokens: int, heads: Heads) -> Estimate:
+    share = len(heads) / facts.kv_heads
+    if fired.index is None:
+        seconds = part.seconds * tokens / max(part.visible, 1) * min(1.0, STRIDED * share)
+        return Estimate(tokens, round(tokens * facts.token_nbytes * share), seconds)
+    index = next(index for index in part.indexes if index.kind == fired.index)
+    seconds = index.sharp_seconds if fired.retrieval is not None else index.seconds
+    return Estimate(tokens, round(index.nbytes * share), seconds * share)
+
+
+def _total(facts: Facts, accesses: tuple[Access, ...]) -> Estimate:
+    searched = any(access.index is not None for access in accesses)
+    fixed = facts.step_seconds if searched else facts.call_seconds
+    nodes = [access.estimate for access in accesses]
+    tokens = facts.tokens
+    return Estimate(tokens, sum(node.nbytes for node in nodes), fixed + sum(node.seconds for node in nodes))

@@ -1,95 +1,103 @@
-"""What the optimizer returns: a frozen tree of access paths. `str(plan)` is EXPLAIN."""
+"""What the optimizer returns: a frozen tree, one merge over the access paths of all parts. `str(plan)` is EXPLAIN."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from indexes.retrieval import Retrieval
+from indexes.retrieval import Retrieval, retrieval_from_dict, retrieval_to_dict
+from query_optimizer.access import WINDOW, Access, Actual, Estimate, costs, milliseconds
 
 
-@dataclass(frozen=True)
-class Access:
-    """How one part is read. visible of stored tokens count. index: the kind that is searched, None where all is read."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What carrying out a plan came to. missed: the estimated share of the softmax mass that was left out, missed_bound what it
+    cannot exceed, missed_true what it was beside exact attention; output_error: relative to exact attention, the mean over heads.
+    """
 
-    part: str
-    path: str
-    tier: str
-    visible: int
-    stored: int
-    nbytes: int
-    index: str | None = None
+    missed: float
+    missed_bound: float
+    missed_true: float
+    output_error: float
+    planning_seconds: float
 
-    def __str__(self) -> str:
-        tokens = (
-            f"{self.visible:,} tokens" if self.visible == self.stored else f"visible {self.visible:,} of {self.stored:,} tokens"
-        )
-        return f"{self.path} on {self.part}  {self.tier}  {tokens}  {mebibytes(self.nbytes)}"
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """An earlier rule that did not fire, and why."""
-
-    rule: str
-    reason: str
+    def lines(self) -> list[str]:
+        """Of EXPLAIN ANALYZE."""
+        missed = f"{self.missed_true:.2%} of the softmax mass (estimated {self.missed:.2%}, bound {self.missed_bound:.2%})"
+        return [
+            f"Missed: {missed}",
+            f"Output Error: {self.output_error:.2%}, relative to exact attention",
+            f"Planning Time: {milliseconds(self.planning_seconds)}",
+        ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """The way of one layer's queries. Good for contexts of [tokens_min, tokens_end) tokens, None for no end."""
+    """The way of one layer's queries: every part by its access paths, and one merge over all of them.
+
+    asked: whether the caller named the retrieval. Good for contexts of [tokens_min, tokens_end) tokens. wishes: kinds of index
+    by part that would have been used, were they there. actual, outcome: what carrying it out took, after EXPLAIN ANALYZE.
+    """
 
     layer: int
     retrieval: Retrieval
-    rule: str
+    asked: bool
     accesses: tuple[Access, ...]
-    refusals: tuple[Refusal, ...]
-    tokens_min: int = 0
-    tokens_end: int | None = None
+    estimate: Estimate
+    tokens_min: int
+    tokens_end: int
+    wishes: tuple[tuple[str, str], ...] = ()
+    actual: Actual | None = None
+    outcome: Outcome | None = None
 
     @property
-    def tokens(self) -> int:
-        return sum(access.visible for access in self.accesses)
+    def rule(self) -> str:
+        """The rule that chose the way of the most tokens and heads."""
+        chosen = max(self.accesses, key=lambda access: access.tokens * len(access.heads), default=None)
+        return WINDOW if chosen is None else chosen.rule
 
     @property
-    def nbytes(self) -> int:
-        return sum(access.nbytes for access in self.accesses)
+    def searches(self) -> bool:
+        """Whether any index is asked."""
+        return any(access.index is not None for access in self.accesses)
 
     def holds_for(self, tokens: int) -> bool:
-        """Whether the facts the plan depended on are still in their range."""
-        return self.tokens_min <= tokens and (self.tokens_end is None or tokens < self.tokens_end)
+        """Whether the context's length is still in the range that the plan was made for."""
+        return self.tokens_min <= tokens < self.tokens_end
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for machines."""
-        return {
-            "layer": self.layer,
-            "retrieval": str(self.retrieval),
+        """Plain values, for machines; `from_dict` takes them back."""
+        return asdict(replace(self, accesses=())) | {
+            "retrieval": retrieval_to_dict(self.retrieval),
             "rule": self.rule,
-            "tokens": self.tokens,
-            "nbytes": self.nbytes,
-            "accesses": [
-                {
-                    "part": a.part,
-                    "path": a.path,
-                    "index": a.index,
-                    "tier": a.tier,
-                    "visible": a.visible,
-                    "stored": a.stored,
-                    "nbytes": a.nbytes,
-                }
-                for a in self.accesses
-            ],
-            "refusals": {r.rule: r.reason for r in self.refusals},
+            "accesses": [access.to_dict() for access in self.accesses],
+            "wishes": [list(wish) for wish in self.wishes],
         }
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Plan":
+        """The plan that `to_dict` wrote. Raises ValueError for anything else."""
+        try:
+            given = {name: value for name, value in values.items() if name != "rule"}
+            given["accesses"] = tuple(Access.from_dict(access) for access in given["accesses"])
+            given["retrieval"] = retrieval_from_dict(given["retrieval"])
+            given["estimate"] = Estimate(**given["estimate"])
+            given["wishes"] = tuple((part, kind) for part, kind in given["wishes"])
+            given["actual"] = Actual(**given["actual"]) if given["actual"] else None
+            given["outcome"] = Outcome(**given["outcome"]) if given["outcome"] else None
+            return cls(**given)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"these are not a plan's values ({error}); expected what Plan.to_dict returns") from None
+
     def __str__(self) -> str:
-        parts = "1 part" if len(self.accesses) == 1 else f"{len(self.accesses)} parts"
-        lines = [f"Attention  layer {self.layer}  retrieval {self.retrieval}  (rule: {self.rule})"]
-        lines.append(f"└─ Merge  {parts}  {self.tokens:,} tokens  {mebibytes(self.nbytes)}")
-        for i, access in enumerate(self.accesses):
-            lines.append(f"   {'└' if i == len(self.accesses) - 1 else '├'}─ {access}")
-        lines += [f"not taken: {r.rule} ({r.reason})" for r in self.refusals]
+        """EXPLAIN: the tree as PostgreSQL draws one."""
+        who = "asked for" if self.asked else "chosen by the optimizer"
+        lines = [f"Merge on layer {self.layer}  {costs(self.estimate, self.actual)}", f"  Retrieve: {self.retrieval}, {who}"]
+        for access in self.accesses:
+            first, *rest = access.lines()
+            lines += [f"  ->  {first}", *(f"  {line}" for line in rest)]
+        lines += [f"Would use: {kind} on {part}, once it stands" for part, kind in self.wishes]
+        if self.outcome is not None:
+            lines += self.outcome.lines()
+        if self.actual is not None:
+            lines.append(f"Execution Time: {milliseconds(self.actual.seconds)}")
         return "\n".join(lines)
-
-
-def mebibytes(nbytes: int) -> str:
-    """A number of bytes, for people."""
-    return f"{nbytes / (1 << 20):,.1f} MiB"

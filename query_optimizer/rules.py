@@ -1,25 +1,43 @@
-"""The rules, in their order: the first that fires wins.
+"""The rules, in their order. Each part is taken through them; the first that fires decides, for the KV heads it names.
 
-A rule is an object with a name and `when(facts)`, which returns a `Fired` or, as a string, the reason why it did not fire.
+A rule is an object with a name and `when(facts, part, heads)`, which returns a `Fired`, a `Wish` for an index that is not there,
+or, as a string, the reason why it did not fire. `heads` are the KV heads that no rule before it has decided on.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from indexes.retrieval import Dipr, Exact, Retrieval
-from query_optimizer.facts import Facts
+from indexes.retrieval import Dipr, Exact, Retrieval, TopK
+from query_optimizer.facts import Facts, HeadFacts, IndexFacts, PartFacts
 
-
-@dataclass(frozen=True)
-class Fired:
-    """What a rule decided, and the context lengths [tokens_min, tokens_end) for which it would decide the same."""
-
-    retrieval: Retrieval
-    tokens_min: int = 0
-    tokens_end: int | None = None
-
-
+Heads = tuple[int, ...]
 DEFAULT = Dipr()
+"""What is retrieved where the caller names nothing: a range lets each head decide how many tokens it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """What a rule decided. index: the kind to search, None to read everything. heads: None for all that are left.
+
+    retrieval: in place of the one asked for, only where the caller named none. kept_in: the tier to keep the part's pages in.
+    wish: a kind of index with which there would be a better way.
+    """
+
+    index: str | None = None
+    heads: Heads | None = None
+    retrieval: Retrieval | None = None
+    estimate_tail: bool = False
+    kept_in: str | None = None
+    wish: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A rule that would have fired, had the part an index of that kind."""
+
+    kind: str
+    reason: str
 
 
 class Rule(Protocol):
@@ -28,42 +46,224 @@ class Rule(Protocol):
     @property
     def name(self) -> str: ...
 
-    def when(self, facts: Facts) -> Fired | str: ...
+    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str: ...
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The caller named the retrieval; it is the oracle behind the same call."""
+class ExactAsked:
+    """Full attention was asked for: the oracle behind the same call (DESIGN, section 3)."""
 
-    name: str = "asked"
+    name: str = "exact_asked"
 
-    def when(self, facts: Facts) -> Fired | str:
-        return "the query names no retrieval" if facts.retrieval is None else Fired(facts.retrieval)
+    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
+        return Fired() if isinstance(facts.retrieval, Exact) else "exact attention was not asked for"
 
 
 @dataclass(frozen=True)
 class ShortContext:
-    """A short context is read whole: finding its few important tokens costs more than reading all (AlayaDB, section 6)."""
+    """A short context is read whole: finding its few important tokens costs more (AlayaDB, arXiv 2504.10326, section 6).
+
+    Short is what has at most `tokens_max` tokens, and what takes no longer to read than to search, at its best, by the costs of
+    this machine. An index that was hinted at is searched all the same.
+    """
 
     tokens_max: int
     name: str = "short_context"
 
-    def when(self, facts: Facts) -> Fired | str:
-        if facts.tokens > self.tokens_max:
+    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
+        if facts.hints.index is not None:
+            return "an index was asked for"
+        if facts.tokens <= self.tokens_max:
+            return Fired()
+        if not any(facts.usable(part) for part in facts.parts):
             return f"{facts.tokens:,} tokens are more than {self.tokens_max:,}"
-        return Fired(Exact(), tokens_end=self.tokens_max + 1)
+        read, search = facts.read_seconds, searching(facts)
+        if search >= read:
+            return Fired()
+        return f"{facts.tokens:,} tokens take {1e3 * read:.2f} ms to read and from {1e3 * search:.2f} ms to search"
 
 
 @dataclass(frozen=True)
-class Indexed:
-    """What can be searched is: a range of the largest weights decides how many tokens a head needs (AlayaDB, definition 2)."""
+class ManyQueries:
+    """A piece of a prompt reads everything once for all of its tokens, each of which would want others (InfLLM, arXiv
+    2402.04617, retrieves for steps of decoding)."""
 
-    retrieval: Retrieval = DEFAULT
-    name: str = "indexed"
+    tokens_max: int = 16
+    name: str = "many_queries"
 
-    def when(self, facts: Facts) -> Fired | str:
-        searchable = any(part.indexes and part.searchable for part in facts.parts)
-        return Fired(self.retrieval) if searchable else "no part has an index"
+    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
+        if facts.new_tokens <= self.tokens_max or facts.hints.index is not None:
+            return "one token asks" if facts.new_tokens == 1 else f"{facts.new_tokens} tokens ask"
+        return Fired()
+
+
+@dataclass(frozen=True)
+class FreshTail:
+    """What a session has just added is read whole: it is recent, and no index holds it yet (InfLLM, arXiv 2402.04617: the local
+    window)."""
+
+    name: str = "fresh_tail"
+
+    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
+        if not part.fresh:
+            return "not the session's own tokens"
+        return f"{part.searchable:,} of its tokens are indexed" if part.searchable else Fired()
+
+
+@dataclass(frozen=True)
+class Hinted:
+    """The caller named a kind of index."""
+
+    name: str = "hinted"
+
+    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
+        kind = facts.hints.index
+        if kind is None:
+            return "no index was asked for"
+        if kind in [index.kind for index in facts.usable(part)]:
+            return Fired(kind)
+        if kind in [index.kind for index in part.indexes]:
+            return f"{kind} keeps more than the memory budget of {facts.hints.memory_budget:,} bytes"
+        return Wish(kind, _missing(part, kind)) if part.searchable else "too short for an index"
+
+
+@dataclass(frozen=True)
+class PartialReuse:
+    """Of a part that is seen in part, the hidden tokens are filtered out (AlayaDB, section 7.1: partial reuse).
+
+    A filter is nothing to a scan, which begins and ends where it is told, and costs a walk dearly once most of its way leads
+    through hidden tokens: below `share_min` visible tokens the cheapest scan is taken.
+    """
+
+    share_min: float = 0.5
+    name: str = "partial_reuse"
+
+    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
+        if part.visible >= self.share_min * part.stored:
+            return f"{part.visible:,} of {part.stored:,} tokens are visible"
+        scan = cheapest(index for index in facts.usable(part) if not index.walks)
+        return Fired(scan.kind) if scan is not None else "no index of it can be scanned"
+
+
+@dataclass(frozen=True)
+class BudgetFits:
+    """Where the pages of a part fit into memory that is faster than where they lie, they are kept there, and few coarse pages are
+    picked (InfLLM, arXiv 2402.04617; AlayaDB, section 6: a sufficient budget of GPU memory)."""
+
+    tokens_share: float = 0.02
+    name: str = "budget_fits"
+
+    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
+        fast = facts.fast
+        if fast is None:
+            return f"no memory is faster than {part.tier}"
+        needed = part.visible * facts.token_nbytes
+        if needed > fast.free_nbytes:
+            return f"its pages take {needed:,} bytes, and {fast.free_nbytes:,} are free in {fast.tier}"
+        coarse = cheapest(index for index in facts.usable(part) if index.kind.startswith("coarse"))
+        if coarse is None:
+            return Wish("coarse-clusters", _missing(part, "coarse"))
+        k = max(1, round(self.tokens_share * part.visible))
+        return Fired(coarse.kind, retrieval=None if facts.bounded else TopK(k), kept_in=fast.tier)
+
+
+@dataclass(frozen=True)
+class DiffuseHead:
+    """Heads that want a large share of all tokens are not searched for them.
+
+    Known from earlier queries. Where the caller left the retrieval open and an index estimates what it does not retrieve, the
+    `k` largest weights are read and the rest is estimated from pages (RetroInfer, arXiv 2505.02922: tripartite attention);
+    otherwise all is read, and, as a page holds the tokens of all heads, for all of them where it is more than half.
+    """
+
+    share_max: float = 0.04
+    k: int = 256
+    queries_min: float = 2.0
+    wish: str = "coarse-clusters"
+    name: str = "diffuse_head"
+
+    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
+        if not part.heads:
+            return "nothing is known of its heads yet"
+        if facts.hints.index is not None or not part.searchable:
+            return "an index was asked for" if part.searchable else "nothing of it is searched"
+        diffuse = tuple(head for head in heads if self._is_diffuse(part.heads[head], part.searchable))
+        if not diffuse:
+            return "no head is known to want much"
+        free = facts.retrieval is None and not facts.bounded
+        tail = cheapest(index for index in facts.usable(part) if index.estimates_tail) if free else None
+        if tail is not None and self._pays(facts, part, tail, len(diffuse)):
+            return Fired(tail.kind, diffuse, TopK(self.k), estimate_tail=True)
+        wish = self.wish if free and not any(index.estimates_tail for index in part.indexes) else None
+        return Fired(heads=heads if 2 * len(diffuse) > facts.kv_heads else diffuse, wish=wish)
+
+    def _is_diffuse(self, head: HeadFacts, tokens: int) -> bool:
+        return head.queries >= self.queries_min and (head.dense >= 0.5 or head.retrieved > self.share_max * tokens)
+
+    def _pays(self, facts: Facts, part: PartFacts, tail: IndexFacts, heads: int) -> bool:
+        read = part.seconds - part.window_seconds
+        return facts.step_seconds + tail.sharp_seconds * heads / facts.kv_heads < read * min(1.0, 2 * heads / facts.kv_heads)
+
+
+@dataclass(frozen=True)
+class FirstLayers:
+    """The first layers attend to many tokens, of which a scan finds all in one pass (AlayaDB, section 6: layer 0 on flat).
+
+    Until their queries are known: then what they want and what that costs decides, as in all other layers.
+    """
+
+    layers: int = 1
+    name: str = "first_layers"
+
+    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
+        if facts.layer >= self.layers:
+            return f"layer {facts.layer} is none of the first {self.layers}" if self.layers != 1 else "not the first layer"
+        if part.heads:
+            return "its queries are known"
+        scan = cheapest(index for index in facts.usable(part) if not index.walks)
+        return Fired(scan.kind) if scan is not None else "no index of it can be scanned"
+
+
+@dataclass(frozen=True)
+class DeepLayers:
+    """Deeper layers attend to few tokens, to which a graph leads without a look at the others (AlayaDB, section 6).
+
+    Where that costs less than a scan, by the costs of this machine. tokens_min: a graph is wished for from here on.
+    """
+
+    tokens_min: int = 1 << 18
+    kind: str = "hnsw"
+    name: str = "deep_layers"
+
+    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
+        usable = facts.usable(part)
+        graph = cheapest(index for index in usable if index.walks)
+        scan = cheapest(index for index in usable if not index.walks)
+        if graph is None:
+            missing = _missing(part, "graph")
+            wished = part.searchable >= self.tokens_min and not any(index.walks for index in part.indexes)
+            return Wish(self.kind, missing) if wished else missing
+        if scan is not None and scan.seconds < graph.seconds:
+            return f"{scan.kind} takes {1e3 * scan.seconds:.2f} ms, {graph.kind} {1e3 * graph.seconds:.2f} ms"
+        return Fired(graph.kind)
+
+
+@dataclass(frozen=True)
+class CheapestScan:
+    """No graph yet, or one that costs more: of the indexes that are scanned the one that takes least time.
+
+    wish: the kind to build where there is none, "" for none.
+    """
+
+    wish: str = "flat"
+    name: str = "cheapest_scan"
+
+    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
+        scan = cheapest(index for index in facts.usable(part) if not index.walks)
+        if scan is not None:
+            return Fired(scan.kind)
+        missing = _missing(part, self.wish or "index")
+        return Wish(self.wish, missing) if self.wish and part.searchable and not part.indexes else missing
 
 
 @dataclass(frozen=True)
@@ -72,5 +272,43 @@ class NoIndex:
 
     name: str = "no_index"
 
-    def when(self, facts: Facts) -> Fired | str:  # noqa: ARG002  # a rule's shape; the last one always fires
-        return Fired(Exact())
+    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
+        return Fired()
+
+
+def base_rules(short_context_tokens: int = 4096, wish: str = "flat") -> tuple[Rule, ...]:
+    """The rules in their order. wish: the kind of index that is built first, "" for none."""
+    return (
+        ExactAsked(),
+        ShortContext(short_context_tokens),
+        ManyQueries(),
+        FreshTail(),
+        Hinted(),
+        PartialReuse(),
+        BudgetFits(),
+        DiffuseHead(),
+        FirstLayers(),
+        DeepLayers(),
+        CheapestScan(wish),
+        NoIndex(),
+    )
+
+
+def cheapest(indexes: Iterable[IndexFacts]) -> IndexFacts | None:
+    """The index that takes least time, None of none."""
+    return min(indexes, key=lambda index: index.seconds, default=None)
+
+
+def searching(facts: Facts) -> float:
+    """Seconds of a search at its best: the cheapest index of each part, and what has none is read."""
+    total = facts.step_seconds
+    for part in facts.parts:
+        index = min((index.sharp_seconds for index in facts.usable(part)), default=part.seconds - part.window_seconds)
+        total += part.window_seconds + index
+    return total
+
+
+def _missing(part: PartFacts, kind: str) -> str:
+    if any(name.startswith(kind) or kind in {"graph", "index"} for name in part.building):
+        return f"no {kind} yet, it is being built"
+    return f"no {kind} over it"

@@ -5,9 +5,10 @@ import pytest
 
 import indexes.registry as registry
 import kvdb
-from indexes.retrieval import Dipr, Exact, TopK, TopP, Wanted
+from indexes.retrieval import Dipr, Exact, TopK, TopP
 from kvdb.config import Config, IndexConfig, OptimizerConfig, StorageConfig, WindowConfig
 from kvdb.database import Database
+from query_optimizer.wanted import Wanted
 from tests.reference import TOLERANCE, attention, relative_error
 from tests.scan import Scan
 

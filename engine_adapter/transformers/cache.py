@@ -14,8 +14,8 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 import kvdb
-from indexes.retrieval import Wanted
 from kvdb.errors import ShapeError, Unsupported
+from query_optimizer.wanted import Wanted
 
 _LAYER = "_kvdb_layer"
 ANYTHING = Wanted()

@@ -20,8 +20,9 @@ from engine_adapter.transformers.prefill import prefill
 from engine_adapter.transformers.prompts import Prompt, as_batch, as_row, end_tokens, inferred_mask, rows_of
 from engine_adapter.transformers.reading import count, reading_since
 from engine_adapter.transformers.support import check_dropout, text_config
-from indexes.retrieval import Retrieval, Wanted
+from indexes.retrieval import Retrieval
 from kvdb.errors import AlreadyExists, InvalidArgument, NotFound, Unsupported
+from query_optimizer.wanted import Wanted
 
 Names = Sequence[str | None]
 

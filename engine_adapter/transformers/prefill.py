@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 import kvdb
 from engine_adapter.base import Progress
 from engine_adapter.transformers.cache import Row, SessionCache
-from indexes.retrieval import Wanted
+from query_optimizer.wanted import Wanted
 
 QUESTION_TOKENS_MAX = 256
 """More tokens than these behind what is stored are a text of their own, and read everything: what they leave in the database has

@@ -6,10 +6,31 @@ from time import perf_counter_ns
 import numpy as np
 
 import kvdb._native as _native
+from indexes.base import Float32, Found
+from indexes.retrieval import Retrieval
 from kvdb.attention.run import Counts, Run
+from kvdb.attention.sections import Searched
 from kvdb.attention.state import AttentionState
 from kvdb.storage.block import BlockLayout, bits
 from kvdb.types import Addresses, Array
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The state over blocks that are read whole; top: float32 `[q_heads, n]`, the largest q.k, -inf for none."""
+
+    state: AttentionState
+    top: Array
+
+
+@dataclass(frozen=True)
+class Search:
+    """One index that was asked: what it was asked for, what it found, and how long it took."""
+
+    part: Searched
+    retrieval: Retrieval
+    found: Found
+    ns: int
 
 
 @dataclass(frozen=True)
@@ -18,7 +39,9 @@ class Reading:
 
     scanned: tokens looked at in whatever form. retrieved: tokens attended, the mean over the queries. nbytes: read. kernel_ns:
     spent below Python or waiting for it. missed, missed_bound: the share of the softmax mass that was left out, an estimate and
-    what it cannot exceed, both means over the queries; missed_bound_max: the largest bound.
+    what it cannot exceed, both means over the queries; missed_bound_max: the largest bound. searches: those that led to the
+    answer. window, window_ns: what was read whole before them, None where there were none. lse: float32 `[q_heads, n]`, of what
+    was read, without estimates.
     """
 
     scanned: float
@@ -28,6 +51,10 @@ class Reading:
     missed: float = 0.0
     missed_bound: float = 0.0
     missed_bound_max: float = 0.0
+    searches: tuple[Search, ...] = ()
+    window: Whole | None = None
+    window_ns: int = 0
+    lse: Float32 | None = None
 
 
 def exact(layout: BlockLayout, run: Run, q: Array, new: int, scale: float) -> tuple[AttentionState, Reading]:
@@ -42,14 +69,6 @@ def exact(layout: BlockLayout, run: Run, q: Array, new: int, scale: float) -> tu
     _native.attend(layout.native, bits(q), run.addresses, run.counts, new, scale, bits(out), lse)
     spent = perf_counter_ns() - started
     return AttentionState(out, lse), Reading(run.tokens, run.tokens, run.tokens * layout.token_nbytes, spent)
-
-
-@dataclass(frozen=True)
-class Whole:
-    """The state over blocks that are read whole; top: float32 `[q_heads, n]`, the largest q.k, -inf for none."""
-
-    state: AttentionState
-    top: Array
 
 
 def whole(layout: BlockLayout, addresses: Addresses, counts: Counts, q: Array, new: int, scale: float) -> Whole:

@@ -7,8 +7,8 @@ to a server. Arrays are numpy here, in the spec's dtype; whoever answers checks 
 from collections.abc import Iterable
 from typing import Protocol
 
-from indexes.retrieval import Wanted
 from kvdb.types import Array, ContextInfo, IndexInfo, ModelSpec, SessionStats, Tokens
+from query_optimizer.wanted import Wanted
 
 
 class SessionTransport(Protocol):

@@ -1,8 +1,9 @@
 """What a query asks for beside its vectors, as the requests carry it."""
 
-from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP, Wanted
+from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 from kvdb.errors import InvalidArgument, Unsupported
 from kvdb.rpc import kvdb_pb2 as pb
+from query_optimizer.wanted import Wanted
 
 Request = pb.AttentionRequest | pb.AttendRequest | pb.ExplainRequest
 

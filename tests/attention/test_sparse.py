@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import kvdb
-from indexes.retrieval import Dipr, TopK, TopP, Wanted
+from indexes.retrieval import Dipr, TopK, TopP
 from kvdb.attention.run import Run
 from kvdb.attention.sparse import Question, Searched, Sections, sparse
 from kvdb.config import StorageConfig
 from kvdb.storage.store import BlockStore
+from query_optimizer.wanted import Wanted
 from tests.reference import attention, relative_error
 from tests.scan import Scan
 

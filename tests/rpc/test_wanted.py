@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexes.retrieval import Dipr, Exact, TopK, TopP, Wanted
+from indexes.retrieval import Dipr, Exact, TopK, TopP
 from kvdb.errors import InvalidArgument, Unsupported
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.wanted import K_MAX, from_wanted, put_wanted
+from query_optimizer.wanted import Wanted
 
 SHARES = st.floats(0, 1, exclude_min=True)
 RETRIEVALS = st.one_of(

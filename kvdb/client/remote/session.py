@@ -9,7 +9,6 @@ from weakref import WeakSet
 import numpy as np
 
 import kvdb.check as check
-from indexes.retrieval import Wanted
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.direct import DirectDecode, available
 from kvdb.client.remote.stream import StreamDecode
@@ -18,6 +17,7 @@ from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.wanted import put_wanted
 from kvdb.types import Array, ContextInfo, ModelSpec, SessionStats, Tokens
+from query_optimizer.wanted import Wanted
 
 START_MAX = (1 << 63) - 1
 

@@ -1,0 +1,86 @@
+"""How one layer's run is divided: what is searched, what of it is read whole for some KV heads, and everything else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from indexes.base import Index
+from indexes.retrieval import Retrieval
+from kvdb.attention.run import Counts, Run
+from kvdb.types import Addresses
+
+HeadMask = npt.NDArray[np.bool_]
+
+
+class Span(NamedTuple):
+    """Tokens [begin, end) of one segment or tail, whole blocks. first_block: where its blocks begin in the run."""
+
+    begin: int
+    end: int
+    first_block: int
+
+    @property
+    def tokens(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A span that an index is asked for. retrieval: None for that of the question. asked: bool `[kv_heads]`, None for all.
+
+    estimate_tail: whether what is not retrieved is estimated.
+    """
+
+    index: Index
+    span: Span
+    retrieval: Retrieval | None = None
+    asked: HeadMask | None = None
+    estimate_tail: bool = False
+
+
+@dataclass(frozen=True)
+class ReadWhole:
+    """A span of which some KV heads are read whole, bool `[kv_heads]`, while others are searched."""
+
+    span: Span
+    heads: HeadMask
+
+
+class Sections:
+    """The division of a run that may grow behind what is searched."""
+
+    def __init__(self, searched: Sequence[Searched], block_size: int, whole: Sequence[ReadWhole] = ()) -> None:
+        self.searched = tuple(searched)
+        self.whole = tuple(whole)
+        spans = sorted({part.span for part in (*searched, *whole)}, key=lambda span: span.first_block + span.begin // block_size)
+        self.tokens = sum(span.tokens for span in spans)
+        self._block_size = block_size
+        self._edges: list[tuple[int, int]] = []
+        at = 0
+        for span in spans:
+            first, last = self._blocks(span)
+            self._edges.append((at, first))
+            at = last
+        self._rest = at
+        self._before: tuple[Addresses, Counts] | None = None
+
+    def read_whole(self, run: Run) -> tuple[Addresses, Counts]:
+        """The blocks of which nothing is searched. run: always the same one."""
+        if self._before is None:
+            slices = [slice(*edge) for edge in self._edges] or [slice(0)]
+            self._before = np.concatenate([run.addresses[s] for s in slices]), np.concatenate([run.counts[s] for s in slices])
+        addresses, counts = self._before
+        return np.concatenate([addresses, run.addresses[self._rest :]]), np.concatenate([counts, run.counts[self._rest :]])
+
+    def blocks(self, run: Run, span: Span) -> tuple[Addresses, Counts]:
+        """The blocks of a span."""
+        first, last = self._blocks(span)
+        return run.addresses[first:last], run.counts[first:last]
+
+    def _blocks(self, span: Span) -> tuple[int, int]:
+        size = self._block_size
+        assert span.begin % size == span.end % size == 0
+        return span.first_block + span.begin // size, span.first_block + span.end // size

@@ -1,0 +1,142 @@
+"""How one part is read: a leaf of a plan, and its lines of EXPLAIN."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from indexes.retrieval import Retrieval, retrieval_from_dict, retrieval_to_dict
+
+WINDOW = "window"
+"""Stands in for a rule where tokens are read whole because they are the window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a node is expected to take. tokens: that are looked at; nbytes: that are read."""
+
+    tokens: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Actual:
+    """What a node took. tokens: that were attended, the mean over the queries; scanned: that were looked at in whatever form."""
+
+    tokens: float
+    scanned: float
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A rule that was asked before the one that fired, and why it did not fire."""
+
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How tokens [begin, end) of one part are read, and by which rule.
+
+    index: the kind that is searched for what `retrieval` needs, None where all is read. stored: tokens of the part, of which
+    `visible` count. heads: the KV heads that go this way, of kv_heads. estimate_tail: whether what is not retrieved is estimated.
+    tier: where the tokens lie; kept_in: the tier that a copy is kept in. refusals: rules that were asked before.
+    """
+
+    part: str
+    begin: int
+    end: int
+    visible: int
+    stored: int
+    index: str | None
+    retrieval: Retrieval
+    heads: tuple[int, ...]
+    kv_heads: int
+    tier: str
+    rule: str
+    estimate: Estimate
+    refusals: tuple[Refusal, ...] = ()
+    estimate_tail: bool = False
+    shift: int = 0
+    kept_in: str | None = None
+    actual: Actual | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def all_heads(self) -> bool:
+        return len(self.heads) == self.kv_heads
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; `from_dict` takes them back."""
+        changed = {"retrieval": retrieval_to_dict(self.retrieval), "heads": list(self.heads)}
+        values = asdict(self) | changed
+        return values | {"refusals": list(values["refusals"])}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Access":
+        """What `to_dict` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        given = dict(values)
+        given["retrieval"] = retrieval_from_dict(given["retrieval"])
+        given["heads"] = tuple(given["heads"])
+        given["estimate"] = Estimate(**given["estimate"])
+        given["actual"] = Actual(**given["actual"]) if given["actual"] else None
+        given["refusals"] = tuple(Refusal(**refusal) for refusal in given["refusals"])
+        return cls(**given)
+
+    def lines(self) -> Iterator[str]:
+        """Of EXPLAIN: the node, then what belongs to it, indented."""
+        window = " (window)" if self.rule == WINDOW else ""
+        path = "Exact Scan" if self.index is None else f"Index Search using {self.index}"
+        yield f"{path} on {self.part}{window}  {costs(self.estimate, self.actual)}"
+        if self.index is not None:
+            tail = ", the rest estimated" if self.estimate_tail else ""
+            yield f"      Retrieve: {self.retrieval}{tail}"
+        if self.visible < self.stored:
+            yield f"      Filter: the first {self.visible:,} of {self.stored:,} tokens are visible"
+        if not self.all_heads:
+            yield f"      KV Heads: {ranges(self.heads)} of {self.kv_heads}"
+        if self.shift:
+            yield f"      Shift: {self.shift:+,} positions, by rotating the query"
+        kept = f", kept in {self.kept_in}" if self.kept_in else ""
+        yield f"      Tier: {self.tier}{kept}"
+        if self.rule != WINDOW:
+            yield f"      Rule: {self.rule}"
+        for refusal in self.refusals:
+            yield f"        not {refusal.rule}: {refusal.reason}"
+
+
+def costs(estimate: Estimate, actual: Actual | None) -> str:
+    """The brackets behind a node: what was expected, and what it took."""
+    text = f"(cost={milliseconds(estimate.seconds)} tokens={estimate.tokens:,} bytes={mebibytes(estimate.nbytes)})"
+    if actual is None:
+        return text
+    looked = f" scanned={actual.scanned:,.0f}" if round(actual.scanned) != round(actual.tokens) else ""
+    read = f"bytes={mebibytes(actual.nbytes)}"
+    return f"{text} (actual time={milliseconds(actual.seconds)} tokens={actual.tokens:,.0f}{looked} {read})"
+
+
+def milliseconds(seconds: float) -> str:
+    """A duration, for people."""
+    return f"{seconds * 1000:,.2f} ms"
+
+
+def mebibytes(nbytes: float) -> str:
+    """A number of bytes, for people."""
+    return f"{nbytes / (1 << 20):,.1f} MiB"
+
+
+def ranges(numbers: tuple[int, ...]) -> str:
+    """Ascending numbers, such as 0, 2-5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
