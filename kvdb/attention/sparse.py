@@ -182,11 +182,10 @@ def _read_dense(question: Question, dense: npt.NDArray[np.bool_], state: Attenti
 def _attend(question: Question, sections: Sections, first: Whole, founds: Sequence[Found]) -> AttentionState:
     """The state over what is read whole and what was found, float32 as long as something is to be merged with it."""
     state, last = first.state, len(founds) - 1
-    nothing_cut = np.full(state.lse.shape, -np.inf, np.float32)
     for i, (part, found) in enumerate(zip(sections.searched, founds, strict=True)):
         wide = i < last or question.wanted.estimate_tail
         to = AttentionState(np.empty(state.out.shape, np.float32 if wide else question.q.dtype), np.empty_like(state.lse))
-        wanted = part.index.blocks.table, found.offsets, found.ids, found.scores, nothing_cut, question.scale
+        wanted = part.index.blocks.table, found.offsets, found.ids, found.scores, question.scale
         _native.attend_found(question.layout.native, *wanted, state.out, state.lse, bits(to.out), to.lse)
         state = to
     return state
