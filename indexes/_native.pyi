@@ -22,9 +22,12 @@ class Blocks:
 
 class Queries:
     """Queries q float32 [q_heads, n, head_dim]; query i sees tokens [begin[i], end[i]), int64 [n], but those whose bit in
-    `hidden`, uint64 [ceil(tokens / 64)], is set. floor: float32 [q_heads, n], the largest q.k elsewhere, -inf for none."""
+    `hidden`, uint64 [ceil(tokens / 64)], is set. floor: float32 [q_heads, n], the largest q.k elsewhere, -inf for none. asked:
+    bool [kv_heads], the heads whose queries a search answers, None for all."""
 
-    def __init__(self, q: Any, kv_heads: int, begin: Any, end: Any, floor: Any, hidden: Any | None = None) -> None: ...
+    def __init__(
+        self, q: Any, kv_heads: int, begin: Any, end: Any, floor: Any, hidden: Any | None = None, asked: Any | None = None
+    ) -> None: ...
 
 def score(blocks: Blocks, queries: Queries, offsets: Any, ids: Any, scores: Any) -> None:
     """scores float32 [count]: q.k of each row with its own tokens, ids[offsets[row] : offsets[row + 1]], ids int32 [count],

@@ -33,7 +33,9 @@ class Queries:
     q: float32 `[q_heads, n, head_dim]`, rotated back where the segment was moved. scale: what the softmax multiplies q.k with.
     begin, end: int64 `[n]`, query i sees tokens [begin[i], end[i]). hidden: a bit for each token (bit t % 64 of word t // 64),
     set for tokens that nobody sees. floor: float32 `[q_heads, n]`, the largest q.k outside of these tokens, -inf for none.
-    outside: float32 `[q_heads, n]`, the log of the sum of exp(scale * q.k) outside, -inf for none.
+    outside: float32 `[q_heads, n]`, the log of the sum of exp(scale * q.k) outside, -inf for none. asked: bool `[kv_heads]`, the
+    KV heads whose queries are to be answered, None for all; a search spends nothing on the others, finds nothing for them and
+    says nothing of what they miss: `missed` and its bound are -inf, `dense` is False.
     """
 
     q: Float32
@@ -44,6 +46,7 @@ class Queries:
     floor: Float32
     outside: Float32
     hidden: Words | None = None
+    asked: npt.NDArray[np.bool_] | None = None
 
     @classmethod
     def of(cls, q: npt.ArrayLike, kv_heads: int, scale: float, visible: int, hidden: Words | None = None) -> "Queries":
@@ -58,9 +61,15 @@ class Queries:
         """q_heads * n; row h * n + i is query i of head h."""
         return int(self.q.shape[0] * self.q.shape[1])
 
+    @property
+    def heads(self) -> int:
+        """KV heads whose queries are to be answered."""
+        return self.kv_heads if self.asked is None else int(np.count_nonzero(self.asked))
+
     @cached_property
     def native(self) -> _native.Queries:
-        return _native.Queries(self.q, self.kv_heads, self.begin, self.end, self.floor, self.hidden)
+        """Raises ValueError for arrays of other shapes, NaN or infinity; TypeError for other dtypes."""
+        return _native.Queries(self.q, self.kv_heads, self.begin, self.end, self.floor, self.hidden, self.asked)
 
 
 @dataclass(frozen=True)

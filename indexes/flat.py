@@ -21,6 +21,7 @@ import indexes._native as _native
 from indexes import file
 from indexes.base import Cost, Float32, Found, IndexCorrupt, Queries
 from indexes.blocks import Blocks
+from indexes.mass import heads_of, joined
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 
 CHUNK = _native.FLAT_CHUNK
@@ -82,10 +83,10 @@ class Flat:
         shape = queries.q.shape[:2]
         passed = passed.tolist()
         nbytes = passed[3]
-        if tight and not dense.all():
+        if tight and np.count_nonzero(dense) < queries.heads * (queries.rows // queries.kv_heads):
             self._codes.native.missed(self.blocks.native, queries.native, offsets, ids, caps, queries.scale, missed, bound)
-            nbytes += self._codes.used(self.blocks.tokens)
-        scanned = passed[4] * self.blocks.kv_heads
+            nbytes += self._codes.used(self.blocks.tokens) * queries.heads // queries.kv_heads
+        scanned = passed[4] * queries.heads
         flags = dense.view(np.bool_).reshape(shape) if give_up else None
         return Found(offsets, ids, scores, scanned, nbytes, missed.reshape(shape), bound.reshape(shape), None, flags)
 
@@ -186,19 +187,23 @@ def _chunks(tokens: int) -> int:
 def _top_p(index: Flat, queries: Queries, p: float, give_up: bool) -> Found:
     """Widens the range until the mass found, and bounds on what was missed, agree on how many tokens are needed."""
     alpha = 1e-2
+    found, unsure = None, np.empty(0, np.bool_)
     while True:
         whole = p == 1 or alpha < 1e-12
         beta = math.inf if whole else -math.log(alpha) / queries.scale
-        found = index.within(queries, beta, tight=not whole, give_up=give_up)
+        asked = queries if found is None else replace(queries, asked=unsure)
+        again = index.within(asked, beta, tight=not whole, give_up=give_up)
+        found = again if found is None else joined(queries, found, again, unsure)
         counts = _tokens_for_share(queries, found, p)
-        if counts is not None:
-            return _cut(queries, found, counts)
+        unsure = heads_of(queries, np.array([count is None for count in counts]))
+        if not unsure.any():
+            return _cut(queries, found, [count or 0 for count in counts])
         alpha *= 1e-2
 
 
-def _tokens_for_share(queries: Queries, found: Found, p: float) -> list[int] | None:
-    """How many of each row's best tokens leave at most 1 - p of all mass, or None where that cannot be told yet."""
-    counts = []
+def _tokens_for_share(queries: Queries, found: Found, p: float) -> list[int | None]:
+    """How many of each row's best tokens leave at most 1 - p of all mass, None where that cannot be told yet."""
+    counts: list[int | None] = []
     outside, bounds = queries.outside.reshape(-1).astype(float), found.missed_bound.reshape(-1).astype(float)
     for row in range(queries.rows):
         if found.dense is not None and found.dense.reshape(-1)[row]:
@@ -213,9 +218,7 @@ def _tokens_for_share(queries: Queries, found: Found, p: float) -> list[int] | N
         least, most = seen[-1], seen[-1] + math.exp(bounds[row] - top)
         # A share that rounding could miss counts as reached only by all.
         needed = [len(scores) if p == 1 else int(np.searchsorted(seen, p * total)) for total in (least, most)]
-        if needed[0] != needed[1] or needed[1] > len(scores):
-            return None
-        counts.append(needed[1])
+        counts.append(needed[1] if needed[0] == needed[1] <= len(scores) else None)
     return counts
 
 

@@ -1,4 +1,7 @@
-"""A share of the mass from an index that answers ranges: the range is widened until what it holds has the share."""
+"""A share of the mass from an index that answers ranges: the range is widened until what it holds has the share.
+
+Every KV head by itself, so that what comes out for one does not depend on which others are asked.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,26 +13,53 @@ from indexes.base import Found, Queries
 from indexes.retrieval import Dipr
 
 Float64 = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 ALPHA_FACTOR = 0.02
 """Each attempt takes tokens of so much less weight."""
 ALPHA_LEAST = 1e-12
 
 
-def reach_mass(search: Callable[[Dipr], Found], queries: Queries, p: float) -> Found:
+def reach_mass(search: Callable[[Queries, Dipr], Found], queries: Queries, p: float) -> Found:
     """The fewest tokens that have, with what lies outside, the share p of the mass, as far as estimates of the rest are right."""
     alpha = max(1 - p, 0.01) / 2
-    while True:
-        found = search(Dipr(alpha))
-        if alpha <= ALPHA_LEAST or not _mass_missing(queries, found, p):
-            return _keep_mass(queries, found, p)
+    found = search(queries, Dipr(alpha))
+    while alpha > ALPHA_LEAST and (short := heads_of(queries, _mass_missing(queries, found, p))).any():
         alpha = max(alpha * ALPHA_FACTOR, ALPHA_LEAST)
+        found = joined(queries, found, search(replace(queries, asked=short), Dipr(alpha)), short)
+    return _keep_mass(queries, found, p)
 
 
-def _mass_missing(queries: Queries, found: Found, p: float) -> bool:
-    """Whether a query that was answered has less than the share p, by the estimate of what was not found."""
+def heads_of(queries: Queries, rows: Mask) -> Mask:
+    """bool `[kv_heads]`: the KV heads of which some row is set."""
+    return np.asarray(rows.reshape(queries.kv_heads, -1).any(axis=1))
+
+
+def joined(queries: Queries, found: Found, again: Found, heads: Mask) -> Found:
+    """The rows of `again` for some KV heads, bool `[kv_heads]`, which it alone was asked for, those of `found` for the others."""
+    each = queries.rows // queries.kv_heads
+    rows = np.repeat(heads, each)
+    counts = np.where(rows, np.diff(again.offsets), np.diff(found.offsets))
+    parts = [again if head else found for head in heads]
+    slices = [slice(part.offsets[i * each], part.offsets[(i + 1) * each]) for i, part in enumerate(parts)]
+    chosen = rows.reshape(found.missed.shape)
+    return Found(
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        np.concatenate([part.ids[at] for part, at in zip(parts, slices, strict=True)]),
+        np.concatenate([part.scores[at] for part, at in zip(parts, slices, strict=True)]),
+        max(found.scanned, again.scanned),
+        found.nbytes + again.nbytes,
+        np.where(chosen, again.missed, found.missed),
+        np.where(chosen, again.missed_bound, found.missed_bound),
+        None,
+        None if found.dense is None or again.dense is None else np.where(chosen, again.dense, found.dense),
+    )
+
+
+def _mass_missing(queries: Queries, found: Found, p: float) -> Mask:
+    """The rows that were answered and have less than the share p, by the estimate of what was not found."""
     inside, total = _logs(queries, found)
     short = (np.logaddexp(inside, _flat(queries.outside)) < np.log(p) + total) & np.isfinite(_flat(found.missed))
-    return bool(short.any() if found.dense is None else (short & ~found.dense.reshape(-1)).any())
+    return np.asarray(short if found.dense is None else short & ~found.dense.reshape(-1))
 
 
 def _keep_mass(queries: Queries, found: Found, p: float) -> Found:

@@ -42,10 +42,10 @@ class Means(Paged):
     ) -> Found:
         """See `Paged.search`. A mean says nothing of the mass of a page in which one token stands out, so TopP goes by ranges."""
 
-        def in_range(of: Retrieval) -> Found:
-            return super(Means, self).search(queries, of, estimate_tail=estimate_tail, tight=tight, give_up=give_up)
+        def search(asked: Queries, of: Retrieval) -> Found:
+            return super(Means, self).search(asked, of, estimate_tail=estimate_tail, tight=tight, give_up=give_up)
 
-        return reach_mass(in_range, queries, retrieval.p) if isinstance(retrieval, TopP) else in_range(retrieval)
+        return reach_mass(search, queries, retrieval.p) if isinstance(retrieval, TopP) else search(queries, retrieval)
 
     def _read_share(self, tokens: int, retrieval: Retrieval) -> float:
         match retrieval:

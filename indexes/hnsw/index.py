@@ -114,7 +114,7 @@ class Hnsw:
         if isinstance(retrieval, Exact):
             return self._everything(queries)
         if isinstance(retrieval, TopP):
-            found = reach_mass(lambda range_: self._walk(queries, range_, give_up=give_up), queries, retrieval.p)
+            found = reach_mass(lambda asked, range_: self._walk(asked, range_, give_up=give_up), queries, retrieval.p)
         else:
             found = self._walk(queries, retrieval, give_up=give_up, listed=form == "listed", share=share)
         if not tight:
@@ -122,7 +122,7 @@ class Hnsw:
         bound = np.empty_like(found.missed_bound)
         native = (self.codes.native, self.blocks.native, queries.native)
         _native.graph_bound(*native, queries.scale, found.offsets, found.ids, bound)
-        keys = self.codes.tokens * self.blocks.kv_heads
+        keys = self.codes.tokens * queries.heads
         return replace(
             found,
             missed_bound=np.minimum(found.missed_bound, bound),
@@ -166,14 +166,16 @@ class Hnsw:
         if queries.hidden is not None:
             bits = np.unpackbits(queries.hidden.view(np.uint8), bitorder="little", count=self.codes.tokens)
             shown = bits == 0
-        rows = [np.flatnonzero(shown[begin:end]) + begin for begin, end in zip(queries.begin, queries.end, strict=True)]
-        ids = np.concatenate([*rows * heads, np.empty(0, np.int64)]).astype(np.int32)
-        offsets = np.append(0, np.cumsum([len(row) for row in rows] * heads)).astype(np.int64)
+        seen = [np.flatnonzero(shown[begin:end]) + begin for begin, end in zip(queries.begin, queries.end, strict=True)]
+        asked = np.ones(queries.kv_heads, np.bool_) if queries.asked is None else queries.asked
+        rows = [row if asked[head * queries.kv_heads // heads] else row[:0] for head in range(heads) for row in seen]
+        ids = np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32)
+        offsets = np.append(0, np.cumsum([len(row) for row in rows])).astype(np.int64)
         scores = np.empty(len(ids), np.float32)
         _native.score(self.blocks.native, queries.native, offsets, ids, scores)
         none = np.full((heads, n), -np.inf, np.float32)
-        seen = len(np.unique(np.concatenate(rows))) * self.blocks.kv_heads if rows else 0
-        return Found(offsets, ids, scores, seen, seen * self.blocks.token_nbytes // 2, none, none.copy())
+        keys = len(np.unique(np.concatenate(seen))) * queries.heads if seen else 0
+        return Found(offsets, ids, scores, keys, keys * self.blocks.token_nbytes // 2, none, none.copy())
 
     def add(self, blocks: Blocks) -> None:
         """As the protocol says, by HNSW's insertion; the first time, all links are walked once.

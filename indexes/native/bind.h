@@ -55,6 +55,7 @@ struct PyQueries {
     In<std::int64_t, 1> begin, end;
     std::optional<In<std::uint64_t, 1>> hidden;
     In<float, 2> floor;
+    std::optional<In<bool, 1>> asked;
     std::int64_t hidden_words = 0;
 
     // Fails unless they can be asked of these blocks.

@@ -46,7 +46,8 @@ void check_finite(const float* values, std::int64_t count, const char* name) {
 
 PyQueries make_queries(const In<float, 3>& q, int kv_heads, const In<std::int64_t, 1>& begin,
                        const In<std::int64_t, 1>& end, const In<float, 2>& floor,
-                       const std::optional<In<std::uint64_t, 1>>& hidden) {
+                       const std::optional<In<std::uint64_t, 1>>& hidden,
+                       const std::optional<In<bool, 1>>& asked) {
     const auto q_heads = static_cast<std::int64_t>(q.shape(0));
     const auto n = static_cast<std::int64_t>(q.shape(1));
     if (kv_heads < 1 || q_heads < 1 || q_heads % kv_heads != 0) {
@@ -56,16 +57,17 @@ PyQueries make_queries(const In<float, 3>& q, int kv_heads, const In<std::int64_
     check_shape(begin, {n}, "begin");
     check_shape(end, {n}, "end");
     check_shape(floor, {q_heads, n}, "floor");
+    if (asked) check_shape(*asked, {kv_heads}, "asked");
     check_finite(q.data(), static_cast<std::int64_t>(q.size()), "q");
     for (std::int64_t i = 0; i < q_heads * n; ++i) {
         if (!(floor.data()[i] < INFINITY)) {
             fail("floor holds NaN or infinity; expected finite numbers, or -inf for none");
         }
     }
-    PyQueries made{{}, q, begin, end, hidden, floor};
+    PyQueries made{{}, q, begin, end, hidden, floor, asked};
     made.rows = {q.data(),     n,          static_cast<int>(q_heads / kv_heads),
                  begin.data(), end.data(), hidden ? hidden->data() : nullptr,
-                 floor.data()};
+                 floor.data(), asked ? asked->data() : nullptr};
     made.hidden_words = hidden ? static_cast<std::int64_t>(hidden->shape(0)) : 0;
     return made;
 }
@@ -168,10 +170,12 @@ NB_MODULE(_native, m) {
             "__init__",
             [](PyQueries* self, const In<float, 3>& q, int kv_heads,
                const In<std::int64_t, 1>& begin, const In<std::int64_t, 1>& end,
-               const In<float, 2>& floor, const std::optional<In<std::uint64_t, 1>>& hidden) {
-                new (self) PyQueries(make_queries(q, kv_heads, begin, end, floor, hidden));
+               const In<float, 2>& floor, const std::optional<In<std::uint64_t, 1>>& hidden,
+               const std::optional<In<bool, 1>>& asked) {
+                new (self) PyQueries(make_queries(q, kv_heads, begin, end, floor, hidden, asked));
             },
-            "q"_a, "kv_heads"_a, "begin"_a, "end"_a, "floor"_a, "hidden"_a = nb::none());
+            "q"_a, "kv_heads"_a, "begin"_a, "end"_a, "floor"_a, "hidden"_a = nb::none(),
+            "asked"_a.noconvert() = nb::none());
 
     m.def("score", &score, "blocks"_a, "queries"_a, "offsets"_a, "ids"_a, "scores"_a);
     m.def(

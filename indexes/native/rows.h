@@ -16,6 +16,7 @@ struct QueryRows {
     const std::uint64_t*
         hidden;          // or null: bit t % 64 of word t / 64 is set when token t is hidden
     const float* floor;  // [q_heads][n] the largest q.k seen elsewhere, -inf for none
+    const bool* asked;   // or null: [kv_heads] whether the head's rows are to be answered
 
     std::int64_t rows() const { return group * n; }  // of each KV head
     bool visible(std::int64_t i, std::int64_t token) const {
@@ -23,6 +24,15 @@ struct QueryRows {
     }
     bool is_hidden(std::int64_t token) const {
         return hidden && (hidden[token / 64] >> (token % 64) & 1);
+    }
+    bool is_asked(int kv_head) const { return !asked || asked[kv_head]; }
+    // The KV heads whose rows are to be answered. The others cost nothing and find nothing.
+    std::vector<int> heads(int kv_heads) const {
+        std::vector<int> heads;
+        for (int head = 0; head < kv_heads; ++head) {
+            if (is_asked(head)) heads.push_back(head);
+        }
+        return heads;
     }
 };
 

@@ -179,13 +179,12 @@ def _attend(question: Question, sections: Sections, first: Whole, founds: Sequen
     """The state over what is read whole and what was found, float32 as long as something is to be merged with it."""
     state, last = first.state, len(founds) - 1
     merges = merges or any(found.tail is not None for found in founds)
-    nothing_cut = np.full(state.lse.shape, -np.inf, np.float32)
     for i, (part, found) in enumerate(
         zip(sections.searched, founds, strict=False)
     ):  # fewer, where a search gave up on everything
         dtype = np.float32 if merges or i < last else question.q.dtype
         to = AttentionState(np.empty(state.out.shape, dtype), np.empty_like(state.lse))
-        wanted = part.index.blocks.table, found.offsets, found.ids, found.scores, nothing_cut, question.scale
+        wanted = part.index.blocks.table, found.offsets, found.ids, found.scores, question.scale
         _native.attend_found(question.layout.native, *wanted, state.out, state.lse, bits(to.out), to.lse)
         state = to
     return state

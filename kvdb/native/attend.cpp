@@ -246,7 +246,6 @@ void attend_found(const AttendFoundCall& call) {
             .ids = call.ids + call.offsets[row],
             .scores = call.scores + call.offsets[row],
             .count = call.offsets[row + 1] - call.offsets[row],
-            .cut = call.cut[row],
             .scale = call.scale,
             .state_out = call.state_out + row * head_dim,
             .state_lse = call.state_lse[row],

@@ -34,7 +34,6 @@ struct AttendFoundCall {
     const std::int64_t* offsets;  // [q_heads * n + 1]
     const std::int32_t* ids;
     const float* scores;
-    const float* cut;  // [q_heads, n]
     float scale;
     const float* state_out;  // [q_heads, n, head_dim]
     const float* state_lse;  // [q_heads, n]

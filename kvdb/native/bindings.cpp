@@ -189,9 +189,9 @@ void py_attend(const Geometry& geometry, const ConstArray& q, const TableArray& 
 }
 
 void py_attend_found(const Geometry& geometry, const TableArray& table, const OffsetsArray& offsets,
-                     const CountsArray& ids, const ScoresArray& scores, const ConstLseArray& cut,
-                     float scale, const StateArray& state_out, const ConstLseArray& state_lse,
-                     const Array& out, const LseArray& lse) {
+                     const CountsArray& ids, const ScoresArray& scores, float scale,
+                     const StateArray& state_out, const ConstLseArray& state_lse, const Array& out,
+                     const LseArray& lse) {
     const auto q_heads = static_cast<std::int64_t>(state_out.shape(0));
     const auto n = static_cast<std::int64_t>(state_out.shape(1));
     if (q_heads == 0 || q_heads % geometry.kv_heads != 0) {
@@ -204,7 +204,6 @@ void py_attend_found(const Geometry& geometry, const TableArray& table, const Of
     if (rows.token_stride != geometry.head_dim || rows.head_stride != n * geometry.head_dim) {
         fail("out is not contiguous");
     }
-    check_rows(cut, q_heads, n, "cut");
     check_rows(state_lse, q_heads, n, "state_lse");
     check_rows(lse, q_heads, n, "lse");
     const auto count = static_cast<std::int64_t>(ids.shape(0));
@@ -231,7 +230,6 @@ void py_attend_found(const Geometry& geometry, const TableArray& table, const Of
                                at,
                                ids.data(),
                                scores.data(),
-                               cut.data(),
                                scale,
                                state_out.data(),
                                state_lse.data(),
@@ -285,7 +283,7 @@ NB_MODULE(_native, m) {
           "out"_a, "lse"_a = nb::none(), "top"_a = nb::none(), "kv_begin"_a = 0,
           "kv_end"_a = nb::none());
     m.def("attend_found", &py_attend_found, "geometry"_a, "table"_a, "offsets"_a, "ids"_a,
-          "scores"_a, "cut"_a, "scale"_a, "state_out"_a, "state_lse"_a, "out"_a, "lse"_a);
+          "scores"_a, "scale"_a, "state_out"_a, "state_lse"_a, "out"_a, "lse"_a);
     m.def("share", &py_share, "missed"_a, "lse"_a);
     m.def("read_blocks", &py_read_blocks, "geometry"_a, "table"_a);
     m.def("isa", &isa);

@@ -71,7 +71,6 @@ struct FoundItem {
     const std::int32_t* ids;
     const float* scores;  // q.k of each
     std::int64_t count;
-    float cut;  // tokens whose score is below do not count
     float scale;
     const float* state_out;  // [head_dim]
     float state_lse;

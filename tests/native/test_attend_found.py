@@ -54,13 +54,11 @@ def test_equals_numpy(rng, isa, dtype, head_dim):
         second = (rng.random(scores.shape) < 0.4) & ~first
         second[1] = False  # a head that finds nothing
         first[2, 1] = second[2, 1] = False  # a row that sees nothing at all
-        cut = np.full(scores.shape[:2], -np.inf, np.float32)
-        cut[0, 0] = np.median(scores[0, 0])
         state = plain(scores, v, first)
         lse, out = state.lse.astype(np.float32), np.empty(q.shape, DTYPES[dtype])
         given = np.ascontiguousarray(state.out, np.float32)
-        native.attend_found(layout.native, table, *found(second, scores), cut, SCALE, given, lse, bits(out), lse)
-        expected = merge([plain(scores, v, first), plain(scores, v, second & (scores >= cut[..., None]))])
+        native.attend_found(layout.native, table, *found(second, scores), SCALE, given, lse, bits(out), lse)
+        expected = merge([plain(scores, v, first), plain(scores, v, second)])
         np.testing.assert_allclose(out.astype(np.float32), expected.out, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
         np.testing.assert_allclose(lse, expected.lse, atol=1e-5)
         assert lse[2, 1] == -np.inf
@@ -72,9 +70,8 @@ def test_equals_numpy(rng, isa, dtype, head_dim):
 def test_many_tokens_a_row(rng):
     layout, table, _memory, q, v, scores = made(rng, "float32", 64)
     everything = np.ones(scores.shape, bool)
-    none = np.full(scores.shape[:2], -np.inf, np.float32)
-    out, lse = np.zeros(q.shape, np.float32), none.copy()
-    native.attend_found(layout.native, table, *found(everything, scores), none, SCALE, out, lse, out, lse)
+    out, lse = np.zeros(q.shape, np.float32), np.full(scores.shape[:2], -np.inf, np.float32)
+    native.attend_found(layout.native, table, *found(everything, scores), SCALE, out, lse, out, lse)
     expected = plain(scores, v, everything)
     np.testing.assert_allclose(out, expected.out, atol=1e-5)
     np.testing.assert_allclose(lse, expected.lse, atol=1e-5)
@@ -88,13 +85,12 @@ def test_many_tokens_a_row(rng):
         ("ids", lambda a: a + 1000, "expected tokens of the blocks"),
         ("ids", lambda a: a - 1000, "ids run from -"),
         ("scores", lambda a: a[:-1].copy(), "expected one for each"),
-        ("cut", lambda a: a[:-1].copy(), "cut has shape"),
     ],
 )
 def test_wrong_arrays_are_refused(rng, what, change, message):
     layout, table, _memory, q, _v, scores = made(rng, "float32", 8)
     offsets, ids, values = found(rng.random(scores.shape) < 0.2, scores)
-    arrays = {"offsets": offsets, "ids": ids, "scores": values, "cut": np.zeros(scores.shape[:2], np.float32)}
+    arrays = {"offsets": offsets, "ids": ids, "scores": values}
     arrays[what] = change(arrays[what])
     state, lse = np.zeros(q.shape, np.float32), np.zeros(q.shape[:2], np.float32)
     with pytest.raises(ValueError, match=message):

@@ -33,6 +33,7 @@ Items::Items(const Blocks& blocks, const std::vector<Segment>& segments, const Q
       rows(tile.rows),
       head_dim(blocks.geometry.head_dim),
       factor(static_cast<float>(options.scale * kLog2E)),
+      asked(queries.heads(kv_heads)),
       plans(static_cast<std::size_t>(kv_heads) * rows),
       sums(static_cast<std::size_t>(count()) * rows),
       dense(kv_heads) {

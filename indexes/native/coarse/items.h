@@ -60,11 +60,18 @@ class Items {
     const Tile& tile;
     const int kv_heads, rows, head_dim;
     const float factor;               // scores to exponents of 2
+    const std::vector<int> asked;     // KV heads whose rows are to be answered
     std::vector<RowPlan> plans;       // [kv_heads][rows]
     std::vector<RowSums> sums;        // [count()][rows]
     std::vector<std::uint8_t> dense;  // [kv_heads] not 0 where no row is answered
 
     std::int64_t count() const { return std::int64_t(segments.size()) * kv_heads; }
+    // Of these, those of KV heads that are asked, and the number of each among all.
+    std::int64_t asked_count() const { return std::int64_t(segments.size() * asked.size()); }
+    std::int64_t asked_item(std::int64_t i) const {
+        const auto heads = std::int64_t(asked.size());
+        return i / heads * kv_heads + asked[i % heads];
+    }
     Item at(std::int64_t number) const;
     Item at(std::size_t segment, int kv_head) const {
         return at(std::int64_t(segment) * kv_heads + kv_head);

@@ -39,17 +39,21 @@ void Pass::run() {
     read.assign(items.count(), 0);
     hits.resize(threads);
     if (items.options.tail) tails.assign(items.count() * items.rows * items.head_dim, 0);
-    pool.run(items.count(), threads, [&](std::int64_t i, int) { scan(i); });
-    pool.run(items.kv_heads, threads,
-             [&](std::int64_t head, int) { Thresholds(items).find(static_cast<int>(head)); });
+    const auto heads = std::int64_t(items.asked.size());
+    const std::int64_t count = items.asked_count();
+    pool.run(count, threads, [&](std::int64_t i, int) { scan(items.asked_item(i)); });
+    pool.run(heads, threads,
+             [&](std::int64_t i, int) { Thresholds(items).find(items.asked[i]); });
     give_up_all();
-    pool.run(items.count(), threads, [&](std::int64_t i, int slot) { read_item(i, hits[slot]); });
+    pool.run(count, threads,
+             [&](std::int64_t i, int slot) { read_item(items.asked_item(i), hits[slot]); });
 }
 
 // Where most KV heads are read whole the few others cost little more, less than a search.
 void Pass::give_up_all() {
     const auto dense = std::count(items.dense.begin(), items.dense.end(), 1);
-    if (2 * dense > items.kv_heads) std::fill(items.dense.begin(), items.dense.end(), 1);
+    if (2 * dense <= std::int64_t(items.asked.size())) return;
+    for (const int head : items.asked) items.dense[head] = 1;
 }
 
 std::vector<ScanRow> Pass::scan_rows(const Item& item) const {

@@ -66,6 +66,7 @@ class Finish {
         const int d = blocks_.geometry.head_dim;
         row.dense = pass_.items.dense[head];
         if (options_.tail) row.tail.assign(d, 0);
+        if (!queries_.is_asked(static_cast<int>(head))) return;
         std::int64_t count = 0;
         for (std::int64_t item = head; item < items; item += kv_heads) {
             const std::int64_t key = item * tile_.rows + r;
@@ -242,6 +243,7 @@ CoarseFound search_pages(const Blocks& blocks, const std::vector<Pages>& batches
     const bool priorities = !batches.empty() && batches[0].all.farthest;
     std::vector<Row> rows(geometry.kv_heads * queries.rows());
     const std::int64_t each = std::max<std::int64_t>(1, kRowsTogether / queries.group);
+    const auto heads = std::int64_t(queries.heads(geometry.kv_heads).size());
     std::int64_t scanned = 0, nbytes = 0;
     for (std::int64_t i = 0; i < queries.n; i += each) {
         Tile tile(segments, queries, geometry, i, std::min(each, queries.n - i), box, priorities);
@@ -253,8 +255,8 @@ CoarseFound search_pages(const Blocks& blocks, const std::vector<Pages>& batches
             const bool radius = pages.all.radius, farthest = pages.all.farthest;
             const std::int64_t page_bytes = pages.center_dims() + 4 + (radius ? 12 : 0) +
                                             (farthest ? geometry.head_dim + 4 : 0);
-            scanned += geometry.kv_heads * pages.pages;
-            nbytes += geometry.kv_heads * pages.pages * page_bytes;
+            scanned += heads * pages.pages;
+            nbytes += heads * pages.pages * page_bytes;
         }
         for (const std::int64_t tokens : pass.read) {
             scanned += tokens;

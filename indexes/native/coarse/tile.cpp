@@ -77,7 +77,7 @@ Tile::Tile(const std::vector<Segment>& segments, const QueryRows& from, const Ge
             query.i = i0 + r % n;
             query.row = (std::int64_t{h} * from.group + r / n) * from.n + query.i;
             query.q = from.q + query.row * geometry.head_dim;
-            query.code(geometry.head_dim, box);
+            if (from.is_asked(h)) query.code(geometry.head_dim, box);
         }
     }
     for (const Segment& segment : segments) pages_ += segment.pages->pages;

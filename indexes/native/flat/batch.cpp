@@ -9,6 +9,7 @@ Batch::Batch(const Blocks& blocks, const FlatCodes& codes, const QueryRows& quer
       heads(blocks.geometry.kv_heads),
       rows(queries.rows()),
       tiles((rows + kTile - 1) / kTile),
+      asked(queries.heads(blocks.geometry.kv_heads)),
       coded_(heads * tiles) {
     for (std::int64_t i = 0; i < queries.n; ++i) {
         begin = std::min(begin, queries.begin[i]);

@@ -41,6 +41,7 @@ struct Batch {
     std::int64_t begin = INT64_MAX, end = 0;   // tokens that some query sees
     std::int64_t first_chunk = 0, chunks = 0;  // where they lie
     std::vector<std::int64_t> visible;         // [n] tokens that a query sees
+    std::vector<int> asked;                    // heads whose rows are to be answered
 
     // Rounds the queries of a tile: before it is asked for.
     void prepare(int head, std::int64_t number);

@@ -31,7 +31,8 @@ void flat_missed(const Blocks& blocks, const FlatCodes& codes, const QueryRows& 
     const std::int64_t chunks = (blocks.tokens + kChunk - 1) / kChunk;
     std::vector<FlatTile> made(heads * tiles);
     for (std::int64_t t = 0; t < heads * tiles; ++t) {
-        made[t] = make_tile(queries, codes.head_dim, static_cast<int>(t / tiles), t % tiles);
+        const int head = static_cast<int>(t / tiles);
+        if (queries.is_asked(head)) made[t] = make_tile(queries, codes.head_dim, head, t % tiles);
     }
     std::vector<double> estimates(heads * rows), bounds(heads * rows);
     std::vector<std::mutex> locks(heads);

@@ -18,7 +18,8 @@ constexpr std::int64_t kSmallWork = 1024;  // rows times tokens, searched by one
 
 int threads_for(const Batch& batch) {
     if (batch.chunks == 0) return 1;
-    const std::int64_t work = (batch.end - batch.begin) * batch.heads * batch.rows;
+    const auto heads = static_cast<std::int64_t>(batch.asked.size());
+    const std::int64_t work = (batch.end - batch.begin) * heads * batch.rows;
     return work < kSmallWork ? 1 : ThreadPool::instance().threads();
 }
 
@@ -56,20 +57,26 @@ class Search {
     template <class Body>
     void each_tile(Body&& body) {
         ThreadPool::instance().run(
-            batch_.heads * batch_.tiles, threads_, [&](std::int64_t item, int thread) {
-                body(static_cast<int>(item / batch_.tiles), item % batch_.tiles, thread);
+            heads() * batch_.tiles, threads_, [&](std::int64_t item, int thread) {
+                body(batch_.asked[item / batch_.tiles], item % batch_.tiles, thread);
             });
     }
 
     void each_span(bool late) {
         ThreadPool::instance().run(
-            batch_.heads * spans_, threads_, [&](std::int64_t item, int thread) {
+            heads() * spans_, threads_, [&](std::int64_t item, int thread) {
                 for (std::int64_t t = 0; t < batch_.tiles; ++t) {
-                    if (late && !deferred_[item * batch_.tiles + t]) continue;
-                    const Tile tile = batch_.tile(static_cast<int>(item / spans_), t);
+                    const Tile tile = batch_.tile(batch_.asked[item / spans_], t);
+                    if (late && !deferred(tile, item % spans_)) continue;
                     if (!all_dropped(tile)) span(tile, item % spans_, late, thread);
                 }
             });
+    }
+
+    std::int64_t heads() const { return static_cast<std::int64_t>(batch_.asked.size()); }
+
+    std::uint8_t& deferred(const Tile& tile, std::int64_t span) {
+        return deferred_[(tile.head * spans_ + span) * batch_.tiles + tile.number];
     }
 
     bool all_dropped(const Tile& tile) const {
@@ -81,8 +88,7 @@ class Search {
     // The tokens of some chunks that the rows of a tile want. late: of those put off before.
     void span(const Tile& tile, std::int64_t number, bool late, int thread) {
         Scanner& scanner = scanners_[thread];
-        std::uint8_t& deferred =
-            deferred_[(tile.head * spans_ + number) * batch_.tiles + tile.number];
+        std::uint8_t& deferred = this->deferred(tile, number);
         scanner.start();
         for (int c = 0; c < kSpan; ++c) {
             const std::int64_t chunk = number * kSpan + c;
@@ -104,6 +110,13 @@ class Search {
         found.rows = hits_.gather(threads_);
         const std::int64_t rows = batch_.heads * batch_.rows;
         for (std::int64_t r = 0; r < rows; ++r) {
+            if (!batch_.queries.is_asked(static_cast<int>(r / batch_.rows))) {
+                found.dense.push_back(0);
+                found.caps.push_back(INFINITY);
+                found.missed.push_back(-INFINITY);
+                found.bound.push_back(-INFINITY);
+                continue;
+            }
             found.dense.push_back(thresholds_.dropped(r));
             found.caps.push_back(thresholds_.of(r));
             weigh(r, found);

@@ -80,14 +80,15 @@ SearchResult search(const Graph& graph, const Probes& probes, const Blocks& bloc
     const std::vector<std::int64_t> visible = count_visible(queries);
     const int together = options.share ? std::min(queries.group, kRowsMax) : 1;
     const std::int64_t parts = (queries.group + together - 1) / together;
-    const std::int64_t items = parts * graph.kv_heads * queries.n;
+    const std::vector<int> asked = queries.heads(graph.kv_heads);
+    const std::int64_t items = parts * static_cast<std::int64_t>(asked.size()) * queries.n;
     // [kv_heads][n][group] here, so that an item's rows lie together
     std::vector<RowFound> rows(queries.rows() * graph.kv_heads);
     std::vector<std::int64_t> scanned(items), nbytes(items);
     ThreadPool& pool = ThreadPool::instance();
     pool.run(items, pool.threads(), [&](std::int64_t item, int) {
         thread_local Walk walker;
-        const int kv_head = static_cast<int>(item / (parts * queries.n));
+        const int kv_head = asked[item / (parts * queries.n)];
         const std::int64_t query = item / parts % queries.n;
         const int head = static_cast<int>(item % parts) * together;
         const int heads = std::min(together, queries.group - head);
@@ -163,6 +164,8 @@ void bound(const Graph& graph, const QueryRows& queries, float scale, const std:
     const std::int64_t rows = queries.rows() * graph.kv_heads;
     pool.run(rows, pool.threads(), [&](std::int64_t row, int) {
         const int kv_head = static_cast<int>(row / queries.rows());
+        bound[row] = kNone;
+        if (!queries.is_asked(kv_head)) return;
         const std::int64_t query = row % queries.n, end = queries.end[query];
         Sharp sharp;
         sharp.set(graph, kv_head, queries.q + row * graph.head_dim);

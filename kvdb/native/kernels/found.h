@@ -37,13 +37,13 @@ class Found {
     }
 
   private:
-    // Of the scaled scores that count and the state's; 0 where there is nothing.
+    // Of the scaled scores and the state's; 0 where there is nothing.
     static float largest(const FoundItem& item) {
         float top = -__builtin_inff();
         for (std::int64_t t = 0; t < item.count; ++t) {
             if (item.scores[t] > top) top = item.scores[t];
         }
-        top = top < item.cut ? -__builtin_inff() : top * item.scale;
+        top *= item.scale;
         if (item.state_lse > top) top = item.state_lse;
         return top == -__builtin_inff() ? 0.0f : top;
     }
@@ -55,7 +55,7 @@ class Found {
         for (int t = 0; t < count; t += Isa::width) {
             const f32 score = Isa::template load<f32>(weights + t);
             const f32 weight = simd::exp2<Isa>((score * item.scale - top) * kLog2e);
-            Isa::store(weights + t, score >= item.cut ? weight : f32{});
+            Isa::store(weights + t, weight);
         }
         const T* rows[kChunk + kTogether];
         int kept = 0;
