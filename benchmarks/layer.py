@@ -14,7 +14,8 @@ from indexes.retrieval import Retrieval
 from kvdb.attention import execute
 from kvdb.attention.execute import Reading
 from kvdb.attention.run import Run
-from kvdb.attention.sparse import Question, Searched, Sections, sparse
+from kvdb.attention.sections import Searched, Sections, Span
+from kvdb.attention.sparse import Question, sparse
 from kvdb.config import StorageConfig, WindowConfig
 from kvdb.storage.store import BlockStore
 from kvdb.types import ModelSpec
@@ -78,7 +79,7 @@ class Layer:
         """What a session does below its checks: the window exactly, of the rest what the index finds."""
         if id(index) not in self._prepared:  # as a session's plan is
             watched = _Watched(index)
-            sections = Sections([Searched(watched, self.begin, self.end, 0)], self.layout.block_size)
+            sections = Sections([Searched(watched, Span(self.begin, self.end, 0))], self.layout.block_size)
             self._prepared[id(index)] = watched, sections
         watched, sections = self._prepared[id(index)]
         state, reading = sparse(Question(self.layout, self._run, q, self.scale, Wanted(retrieval)), sections, retrieval)

@@ -56,7 +56,7 @@ class Report:
     prefill_seconds: float
     first_token_seconds: float | None
     seconds: float
-    explain: str
+    explain: kvdb.Plan
     reading: Reading | None = None
 
 

@@ -107,6 +107,10 @@ class Index(Protocol):
     """An index over the keys of one layer of one segment. Searches may run at the same time as each other, not as `add`."""
 
     kind: ClassVar[str]
+    walks: ClassVar[bool]
+    """Whether a search wanders from token to token, hidden ones too, so that its cost hardly grows with their number."""
+    estimates_tail: ClassVar[bool]
+    """Whether it can estimate the attention over what it does not find."""
     blocks: Blocks
 
     @property

@@ -32,6 +32,8 @@ class Flat:
     """Of one layer of one segment. Kept beside the keys: about head_dim + 9 bytes a token and KV head."""
 
     kind: ClassVar[str] = "flat"
+    walks: ClassVar[bool] = False
+    estimates_tail: ClassVar[bool] = False
 
     def __init__(self, blocks: Blocks, codes: "_Codes") -> None:
         self.blocks = blocks

@@ -1,6 +1,7 @@
 """The kinds of index by name."""
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -34,6 +35,15 @@ def kind(name: str) -> Kind:
     if name not in KINDS:
         raise UnknownKind(f"no kind of index is named {name!r}; expected one of {', '.join(KINDS)}")
     return KINDS[name]
+
+
+def missing_library(name: str) -> str | None:
+    """The library that building an index of that kind needs and that is not installed; None where nothing is missing.
+
+    A kind says in `library` what it needs, if anything. Raises UnknownKind.
+    """
+    library: str | None = getattr(kind(name), "library", None)
+    return library if library is not None and find_spec(library) is None else None
 
 
 def build(name: str, blocks: Blocks, samples: Float32 | None = None) -> Index:

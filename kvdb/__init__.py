@@ -15,6 +15,8 @@ from kvdb.config import Config
 from kvdb.errors import KvdbError
 from kvdb.types import ContextInfo, IndexInfo, ModelSpec, Rope, SessionStats
 from kvdb.version import __version__ as __version__
+from query_optimizer.plan import Plan
+from query_optimizer.wanted import Hints
 
 __all__ = [
     "Client",
@@ -23,9 +25,11 @@ __all__ = [
     "ContextInfo",
     "Dipr",
     "Exact",
+    "Hints",
     "IndexInfo",
     "KvdbError",
     "ModelSpec",
+    "Plan",
     "Rope",
     "Session",
     "SessionStats",

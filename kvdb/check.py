@@ -10,7 +10,7 @@ import indexes.registry as registry
 from indexes.retrieval import Retrieval
 from kvdb.errors import DtypeError, InvalidArgument, LayerError, PositionError, ShapeError
 from kvdb.types import Array, ModelSpec, Tokens
-from query_optimizer.wanted import Wanted
+from query_optimizer.wanted import NO_HINTS, Hints, Wanted
 
 NAME_LENGTH_MAX = 1024
 
@@ -67,7 +67,7 @@ def token_ids(tokens: Any) -> Tokens:
     return given.astype(np.int32)
 
 
-def wanted(retrieval: Any, missed_mass_max: Any, estimate_tail: Any) -> Wanted:
+def wanted(retrieval: Any, missed_mass_max: Any, estimate_tail: Any, hints: Any = None) -> Wanted:
     """What a query asks for beside its vectors. Raises InvalidArgument."""
     if retrieval is not None and not isinstance(retrieval, Retrieval):
         raise InvalidArgument(
@@ -76,8 +76,11 @@ def wanted(retrieval: Any, missed_mass_max: Any, estimate_tail: Any) -> Wanted:
         )
     if missed_mass_max is not None and (isinstance(missed_mass_max, bool) or not isinstance(missed_mass_max, Real)):
         raise InvalidArgument(f"max_missed_mass is {missed_mass_max!r}; expected a share of the softmax mass in (0, 1], or None")
+    if hints is not None and not isinstance(hints, Hints):
+        raise InvalidArgument(f"hints are {hints!r}; expected kvdb.Hints(index=, rules_off=, memory_budget=), or None")
     try:
-        return Wanted(retrieval, None if missed_mass_max is None else float(missed_mass_max), bool(estimate_tail))
+        share = None if missed_mass_max is None else float(missed_mass_max)
+        return Wanted(retrieval, share, bool(estimate_tail), NO_HINTS if hints is None else hints)
     except ValueError as error:
         raise InvalidArgument(str(error)) from None
 

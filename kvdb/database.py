@@ -25,7 +25,11 @@ from kvdb.storage.store import BlockStore
 from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import TierStats
 from kvdb.types import ContextInfo, IndexInfo, ModelSpec, Tokens
-from query_optimizer.optimizer import Optimizer, UnknownRule, base_rules
+from query_optimizer.cost import Machine
+from query_optimizer.optimizer import Optimizer, UnknownRule
+from query_optimizer.plan import Plan
+from query_optimizer.rules import base_rules
+from query_optimizer.wanted import Wanted
 
 
 class Database:
@@ -35,10 +39,11 @@ class Database:
         """Raises ConfigError for an optimizer rule that does not exist."""
         self.config = config or Config()
         try:
-            rules = base_rules(self.config.optimizer.short_context_tokens)
+            rules = base_rules(self.config.optimizer.short_context_tokens, self.config.indexes.on_demand)
             self.optimizer = Optimizer(rules, self.config.optimizer.rules_off)
         except UnknownRule as error:
             raise ConfigError(f"optimizer.rules_off: {error}") from None
+        self.machine = Machine()
         self._catalog = Catalog()
         self._blocks = BlockStore(self.config.storage)
         self._builder = IndexBuilder(self.config.indexes.threads)
@@ -150,11 +155,27 @@ class Database:
         with self._held(name) as views:
             return indexing.verify(views)
 
-    def want_index(self, segment: Segment) -> None:
-        """A query could not be answered for want of an index; build one in the background, as the configuration says."""
+    def explain(self, name: str, layer: int | None, wanted: Wanted, analyze: bool) -> list[Plan]:
+        """The plans of a query of one token behind a context: of one layer, or of each. analyze: carry them out, for queries that
+        were kept when it was stored. Raises NotFound, LayerError or InvalidArgument."""
+        self._check_open()
+        context = self._catalog.get(name)
+        views = self._catalog.hold(name)
+        tokens = np.concatenate([view.segment.tokens[: view.visible] for view in views])
+        session = SessionState(self, context.spec, views, self._blocks.tables(context.spec), tokens)
+        try:
+            for view in views:
+                session.suppose(view.segment.indexes.samples)
+            layers = range(context.spec.layers) if layer is None else [layer]
+            return [session.explain(number, wanted, analyze) for number in layers]
+        finally:
+            session.close()
+
+    def wish(self, segment: Segment, kind: str) -> None:
+        """A plan would use an index of that kind; build it in the background, as the configuration says."""
         if self.config.indexes.on_demand and self._open:
             with suppress(Unavailable):
-                self._builder.want(segment, self.config.indexes.on_demand)
+                self._builder.want(segment, kind)
 
     def contexts(self) -> list[ContextInfo]:
         self._check_open()

@@ -1,15 +1,17 @@
 """A session inside the engine: the views of what is stored, a mutable tail a layer, and the queries over both."""
 
+from collections.abc import Mapping
 from threading import RLock
 from typing import Protocol
 
+import kvdb.analyze as analysis
 import kvdb.check as check
-import kvdb.layer as layers
+import kvdb.planner as planner
 from indexes.base import Float32
 from kvdb.attention.execute import Reading
 from kvdb.catalog.catalog import release
 from kvdb.catalog.segment import Views, visible_tokens
-from kvdb.errors import NonFiniteError, PositionError, SessionClosed
+from kvdb.errors import InvalidArgument, NonFiniteError, PositionError, SessionClosed
 from kvdb.layer import Layer
 from kvdb.storage.table import BlockTable
 from kvdb.types import Array, ContextInfo, ModelSpec, SessionStats, Tokens
@@ -19,7 +21,7 @@ from query_optimizer.wanted import Wanted
 ANYTHING = Wanted()
 
 
-class Engine(layers.Engine, Protocol):
+class Engine(planner.Engine, Protocol):
     """What a session needs of the database that opened it."""
 
     def opened(self, session: "SessionState") -> None: ...
@@ -94,6 +96,7 @@ class SessionState:
         with self._lock:
             state = self._layer(layer)
             n = self._queries(state, q)
+            state.planner.check(wanted)
             if n > state.run.tokens:
                 raise PositionError(
                     f"q asks for the last {n} tokens of layer {layer}, which holds {state.run.tokens}; "
@@ -107,6 +110,7 @@ class SessionState:
         with self._lock:
             state = self._layer(layer)
             n = self._queries(state, q)
+            state.planner.check(wanted)
             check.same_tokens(n, check.keys_values(self.spec, k, v))
             check.start(start, state.run.tokens, layer)
             state.append(k, v)
@@ -130,14 +134,22 @@ class SessionState:
             self._check_open()
             return self._engine.store(self, name, tokens)
 
-    def plan(self, layer: int, wanted: Wanted = ANYTHING) -> Plan:
-        """The plan of this layer's next one-token query. Raises LayerError or SessionClosed."""
+    def explain(self, layer: int, wanted: Wanted = ANYTHING, analyze: bool = False) -> Plan:
+        """`plan`; analyze: with what it takes to carry it out for the layer's last query. Raises LayerError, SessionClosed, and
+        InvalidArgument for hints that cannot be, or an analysis before the first query."""
         with self._lock:
-            return self._layer(layer).plan(wanted)
+            state = self._layer(layer)
+            state.planner.check(wanted)
+            if not analyze:
+                return state.planner.plan(wanted)
+            if state.samples.last is None:
+                raise InvalidArgument(f"layer {layer} has seen no query to analyze; ask one, or explain without analyze")
+            return analysis.analyze(state, self.spec, wanted, state.samples.last)
 
-    def explain(self, layer: int, wanted: Wanted = ANYTHING) -> str:
-        """`plan` as text."""
-        return str(self.plan(layer, wanted))
+    def suppose(self, samples: Mapping[int, Float32]) -> None:
+        """Take the last of these queries, float32 `[q_heads, m, head_dim]` by layer, as the last that was asked."""
+        for number, queries in samples.items():
+            self._layers[number].samples.last = queries[:, -1:].astype(self.spec.numpy_dtype)
 
     def samples(self) -> dict[int, Float32]:
         """Some queries of each layer that was asked any, float32 `[q_heads, m, head_dim]`."""

@@ -21,12 +21,16 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Actual:
-    """What a node took. tokens: that were attended, the mean over the queries; scanned: that were looked at in whatever form."""
+    """What a node took. tokens: that were attended, the mean over the queries; scanned: that were looked at in whatever form.
+
+    left_heads: KV heads of which a search gave up on some query, and which were read whole for it.
+    """
 
     tokens: float
     scanned: float
     nbytes: int
     seconds: float
+    left_heads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,8 @@ class Access:
             yield f"      Shift: {self.shift:+,} positions, by rotating the query"
         kept = f", kept in {self.kept_in}" if self.kept_in else ""
         yield f"      Tier: {self.tier}{kept}"
+        if self.actual is not None and self.actual.left_heads:
+            yield f"      Gave Up: on {self.actual.left_heads} of {len(self.heads)} KV heads, which were read whole"
         if self.rule != WINDOW:
             yield f"      Rule: {self.rule}"
         for refusal in self.refusals:

@@ -87,7 +87,8 @@ class Facts:
     new_tokens: how many of the last tokens ask. token_nbytes: K and V of one token, all KV heads. window_tokens: at least so many
     are always attended. call_seconds: what reading everything takes beside the reading; step_seconds: what a search takes beside
     the search and the reading. fast: memory that is faster than where the tokens lie, None for none. retrieval: what the caller
-    asked for, None when the optimizer decides. bounded: whether a bound on the missed mass was asked for.
+    asked for, None when the optimizer decides. bounded: whether a bound on the missed mass was asked for. estimate_tail: whether
+    an estimate of what is not retrieved was.
     """
 
     layer: int
@@ -103,6 +104,7 @@ class Facts:
     fast: FastMemory | None = None
     retrieval: Retrieval | None = None
     bounded: bool = False
+    estimate_tail: bool = False
     hints: Hints = NO_HINTS
 
     @property
@@ -115,9 +117,11 @@ class Facts:
         return self.call_seconds + sum(part.seconds for part in self.parts)
 
     def usable(self, part: PartFacts) -> tuple[IndexFacts, ...]:
-        """The indexes over a part that keep no more than the budget leaves."""
-        budget = self.hints.memory_budget
-        if budget is None:
-            return part.indexes
-        left = budget - self.window_tokens * self.token_nbytes
-        return tuple(index for index in part.indexes if index.kept <= left)
+        """The indexes over a part that keep no more than the budget leaves; those that estimate, where that is asked for."""
+        usable, budget = part.indexes, self.hints.memory_budget
+        if budget is not None:
+            left = budget - self.window_tokens * self.token_nbytes
+            usable = tuple(index for index in usable if index.kept <= left)
+        if self.estimate_tail:
+            return tuple(index for index in usable if index.estimates_tail) or usable
+        return usable

@@ -22,6 +22,8 @@ class Scan:
     keep: float = 1.0
     loose: float = 3.0
     kind: ClassVar[str] = "flat"
+    walks: ClassVar[bool] = False
+    estimates_tail: ClassVar[bool] = True
 
     @property
     def nbytes(self) -> int:

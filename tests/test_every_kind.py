@@ -46,11 +46,11 @@ def test_few_tokens_are_read_and_the_output_is_right(db, work, step, kind, asked
             for i in range(STEPS):
                 now = slice(i, i + 1)
                 q = work.queries[:, now].astype(work.k.dtype)
-                out = session.attend(0, q, k[:, now], v[:, now], retrieval=RETRIEVALS[asked])
+                out = session.attend(0, q, k[:, now], v[:, now], retrieval=RETRIEVALS[asked], hints=kvdb.Hints(index=kind))
                 assert relative_error(out, exact[i]) <= 0.05
             stats = session.stats()
-            assert stats.rules == {"asked": STEPS}
-            assert f"Index search ({kind})" in session.explain(0, retrieval=RETRIEVALS[asked])
+            assert stats.rules == {"hinted": STEPS}
+            assert f"Index Search using {kind}" in str(session.explain(0, hints=kvdb.Hints(index=kind)))
     assert stats.missed_mass <= stats.missed_mass_bound
     assert stats.missed_mass_bound_max <= 1
     if kind in SPARE:  # pages give up on so short a context where their bounds are wide
@@ -67,7 +67,9 @@ def test_a_bound_asked_for_holds(db, work, step, kind):
     )
     db.build_index("long", kind)
     with db.create_session(SPEC, ids) as session:
-        out = session.attend(0, work.queries[:, :1].astype(work.k.dtype), k[:, :1], v[:, :1], max_missed_mass=1e-3)
+        out = session.attend(
+            0, work.queries[:, :1].astype(work.k.dtype), k[:, :1], v[:, :1], max_missed_mass=1e-3, hints=kvdb.Hints(index=kind)
+        )
         assert session.stats().missed_mass_bound_max <= 1e-3
     assert relative_error(out, exact[0]) <= 0.01
     db.drop("long")

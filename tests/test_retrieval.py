@@ -31,7 +31,7 @@ def engine():
     """A database in which everything is small."""
     config = Config(
         storage=StorageConfig(block_size=BLOCK, arena_bytes=1 << 20),
-        optimizer=OptimizerConfig(short_context_tokens=64),
+        optimizer=OptimizerConfig(short_context_tokens=64, rules_off=("short_context", "many_queries")),
         window=WindowConfig(SINK, RECENT),
         indexes=IndexConfig(on_demand="", segment_tokens_min=64, tail_tokens=TAIL),
     )
@@ -127,10 +127,10 @@ def test_two_segments_and_a_tail_that_is_sealed_are_searched_as_one(engine, docu
         out = attend(with_index, document, 0, at, at + 1, ASKED["dipr"])
         check(out, document, 0, at, at + 1, [*SEARCHED, (STORED, STORED + sealed(at + 1 - STORED))])
     stats = with_index.stats()
-    assert stats.rules == {"asked": 120}
+    assert stats.rules == {"first_layers": 120}
     assert 0 < stats.missed_mass <= stats.missed_mass_bound <= stats.missed_mass_bound_max < 1
     assert stats.tokens_retrieved < stats.tokens_scanned
-    assert str(with_index.plan(0, ASKED["dipr"])).count("Index search (flat)") == 3
+    assert str(with_index.explain(0, ASKED["dipr"])).count("Index Search using flat") == 3
     with_index.close()
 
 
@@ -179,12 +179,12 @@ def test_without_an_index_everything_is_read_and_the_tail_is_searched(engine, do
 def test_an_index_that_appears_is_used_from_then_on(engine, document):
     session = engine.create_session(document.spec, document.tokens[:STORED])
     attend(session, document, 0, STORED, STORED + 1, Wanted())
-    assert session.plan(0).rule == "no_index"
+    assert session.explain(0).rule == "no_index"
     engine.build_index("document", "flat")
-    assert session.plan(0).rule == "indexed"
+    assert session.explain(0).rule == "first_layers"
     out = attend(session, document, 0, STORED + 1, STORED + 2, Wanted())
     check(out, document, 0, STORED + 1, STORED + 2, SEARCHED)
-    assert session.stats().rules == {"no_index": 1, "indexed": 1}
+    assert session.stats().rules == {"no_index": 1, "first_layers": 1}
     session.close()
 
 
@@ -208,7 +208,7 @@ def test_a_bound_on_the_missed_mass_holds(engine, document, asked, share):
 def test_a_bound_alone_searches_too(engine, document):
     engine.build_index("document", "flat")
     session = engine.create_session(document.spec, document.tokens[:STORED])
-    assert str(session.plan(0, Wanted(missed_mass_max=0.1)).retrieval) == "dipr(0.012)"
+    assert str(session.explain(0, Wanted(missed_mass_max=0.1)).retrieval) == "dipr(0.012)"
     session.close()
 
 
@@ -249,7 +249,7 @@ def test_a_prompt_that_ends_before_the_window_is_read_whole(engine, document):
     """The searched range is shorter than what is worth a search."""
     engine.build_index("document", "flat")
     session = engine.create_session(document.spec, document.tokens[:90])
-    assert session.plan(0, ASKED["dipr"]).accesses[0].index is None
+    assert session.explain(0, ASKED["dipr"]).accesses[0].index is None
     out = attend(session, document, 0, 90, 91, ASKED["dipr"])
     check(out, document, 0, 90, 91, [])
     session.close()
@@ -284,7 +284,7 @@ def test_a_plan_for_each_of_many_retrievals_is_not_kept(engine, document):
     session = engine.create_session(document.spec, document.tokens[:STORED])
     for i in range(1, 200):
         attend(session, document, 0, STORED + i - 1, STORED + i, Wanted(Dipr(i / 1000)))
-    assert len(session._layers[0]._prepared) <= 64
+    assert len(session._layers[0].planner._prepared) <= 64
     session.close()
 
 

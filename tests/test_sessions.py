@@ -65,7 +65,7 @@ def test_a_prompt_that_ends_inside_a_segment_reads_only_its_beginning(db, spec, 
         out = session.attend(0, new.q[0], new.k[0], new.v[0])
         k, v = (np.concatenate([old[:, :70], one], axis=1) for old, one in ((kv.k[0], new.k[0]), (kv.v[0], new.v[0])))
         assert relative_error(out, attention(new.q[0], k, v, spec.softmax_scale, new=1)[0]) <= 1e-5
-        assert "visible 70 of 130" in session.explain(0)
+        assert "the first 70 of 130 tokens are visible" in str(session.explain(0))
 
 
 def test_forks_go_their_own_ways(db, spec, make_kv):

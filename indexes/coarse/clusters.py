@@ -19,6 +19,7 @@ class Clusters(Paged):
     """
 
     kind = "coarse-clusters"
+    estimates_tail = True
 
     @classmethod
     def build(

@@ -23,6 +23,8 @@ class Paged(ABC):
     """Pages with representatives. A kind says what it keeps (`Layout`) and how much of it a search reads (`_read_share`)."""
 
     kind: ClassVar[str]
+    walks: ClassVar[bool] = False
+    estimates_tail: ClassVar[bool] = False
 
     def __init__(self, blocks: Blocks, layout: Layout, batches: list[Batch]) -> None:
         self.blocks = blocks

@@ -33,6 +33,9 @@ class Hnsw:
     """
 
     kind: ClassVar[str] = "hnsw"
+    library: ClassVar[str] = "hnswlib"
+    walks: ClassVar[bool] = True
+    estimates_tail: ClassVar[bool] = False
 
     blocks: Blocks
     settings: Settings

@@ -1,5 +1,6 @@
 """Carrying out a plan: every access path answers with a state, and what it took is counted."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 
@@ -77,3 +78,25 @@ def whole(layout: BlockLayout, addresses: Addresses, counts: Counts, q: Array, n
     lse, top = np.empty(q.shape[:2], np.float32), np.empty(q.shape[:2], np.float32)
     _native.attend(layout.native, bits(q), addresses, counts, new, scale, out, lse, top)
     return Whole(AttentionState(out, lse), top)
+
+
+def attend_heads(  # noqa: PLR0913, PLR0917  # the kernel's
+    layout: BlockLayout,
+    addresses: Addresses,
+    counts: Counts,
+    q: Array,
+    scale: float,
+    kv_heads: Sequence[int],
+    out: Float32,
+    lse: Float32,
+) -> None:
+    """Attention of some KV heads, ascending, over chosen blocks that every query sees; the rows of others are left as they are.
+
+    out: float32 as q, lse: float32 `[q_heads, n]`.
+    """
+    begin = 0
+    for i, head in enumerate(kv_heads):
+        if i + 1 == len(kv_heads) or kv_heads[i + 1] != head + 1:
+            run = kv_heads[begin], head + 1
+            _native.attend(layout.native, bits(q), addresses, counts, 0, scale, out, lse, None, *run)
+            begin = i + 1

@@ -55,7 +55,8 @@ class Sections:
     def __init__(self, searched: Sequence[Searched], block_size: int, whole: Sequence[ReadWhole] = ()) -> None:
         self.searched = tuple(searched)
         self.whole = tuple(whole)
-        spans = sorted({part.span for part in (*searched, *whole)}, key=lambda span: span.first_block + span.begin // block_size)
+        parts: tuple[Searched | ReadWhole, ...] = (*searched, *whole)
+        spans = sorted({part.span for part in parts}, key=lambda span: span.first_block + span.begin // block_size)
         self.tokens = sum(span.tokens for span in spans)
         self._block_size = block_size
         self._edges: list[tuple[int, int]] = []

@@ -164,7 +164,7 @@ def _left(sections: Sections, searches: Sequence[Search], kv_heads: int) -> tupl
     for search in searches:
         found, dense = search.found, search.found.dense
         if dense is not None and np.count_nonzero(dense):
-            heads = dense.reshape(kv_heads, -1).any(axis=1)
+            heads = np.asarray(dense.reshape(kv_heads, -1).any(axis=1), np.bool_)
             left.append(ReadWhole(search.part.span, heads))
             found = emptied(found, np.repeat(heads, dense.size // kv_heads))
         founds.append(found)
@@ -194,9 +194,8 @@ def _read_left(question: Question, sections: Sections, part: ReadWhole, state: A
     """Merges attention over all of a span into the state's rows of some KV heads, and forgets what of it was missed there."""
     addresses, counts = sections.blocks(question.run, part.span)
     out, lse = np.empty(state.out.shape, np.float32), np.empty_like(state.lse)
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], part.heads, [False]])))
-    for begin, end in edges.reshape(-1, 2).tolist():
-        _native.attend(question.layout.native, bits(question.q), addresses, counts, 0, question.scale, out, lse, None, begin, end)
+    heads = np.flatnonzero(part.heads).tolist()
+    execute.attend_heads(question.layout, addresses, counts, question.q, question.scale, heads, out, lse)
     rows = np.repeat(part.heads, len(out) // len(part.heads))
     whole = merge([AttentionState(state.out[rows], state.lse[rows]), AttentionState(out[rows], lse[rows])])
     state.out[rows], state.lse[rows] = whole.out, whole.lse

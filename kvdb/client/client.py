@@ -4,11 +4,15 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
+import kvdb.check as check
+from indexes.retrieval import Retrieval
 from kvdb.client.arrays import to_numpy, token_ids
 from kvdb.client.session import Session
 from kvdb.client.transport import ImportTransport, Transport
 from kvdb.errors import LayerError, ShapeError, SpecMismatch
 from kvdb.types import Array, ContextInfo, IndexInfo, ModelSpec
+from query_optimizer.plan import Plan
+from query_optimizer.wanted import Hints
 
 
 class Context:
@@ -149,6 +153,25 @@ class Client:
     def verify(self, name: str) -> int:
         """Check every index of a context against its keys; how many there are. Raises NotFound or IntegrityError."""
         return self._transport.verify(name)
+
+    def explain(  # what a query takes
+        self,
+        name: str,
+        layer: int | None = None,
+        *,
+        analyze: bool = False,
+        retrieval: Retrieval | None = None,
+        max_missed_mass: float | None = None,
+        estimate_tail: bool = False,
+        hints: Hints | None = None,
+    ) -> list[Plan]:
+        """The plans of a query of one token behind a context: of one layer or, without a number, of each.
+
+        analyze: carry them out, for queries that were kept of the context when it was stored. Raises NotFound, LayerError, or
+        InvalidArgument (also for an analysis where no query was kept).
+        """
+        wanted = check.wanted(retrieval, max_missed_mass, estimate_tail, hints)
+        return self._transport.explain(name, layer, wanted, bool(analyze))
 
     def close(self) -> None:
         """Close it and, when embedded, every session. Closing twice does nothing."""

@@ -8,6 +8,8 @@ from indexes.retrieval import Retrieval
 from kvdb.client.arrays import like, to_numpy, token_ids
 from kvdb.client.transport import SessionTransport
 from kvdb.types import ContextInfo, ModelSpec, SessionStats
+from query_optimizer.plan import Plan
+from query_optimizer.wanted import Hints
 
 
 class Session:
@@ -45,16 +47,17 @@ class Session:
         retrieval: Retrieval | None = None,
         max_missed_mass: float | None = None,
         estimate_tail: bool = False,
+        hints: Hints | None = None,
     ) -> Any:
         """Attention of one layer's last n tokens, each over everything up to and including itself.
 
         q (after RoPE) and the result: `[q_heads, n, head_dim]`. retrieval: which tokens are read, kvdb.Exact(), Dipr(alpha),
         TopK(k) or TopP(p); None lets the optimizer decide. max_missed_mass: read on until the share of the softmax mass that was
         left out is proven to be at most this. estimate_tail: add an estimate of the attention over what was left out, where the
-        index can make one. Raises LayerError, ShapeError, DtypeError, NonFiniteError, InvalidArgument, SessionClosed, and
-        PositionError for more queries than tokens.
+        index can make one. hints: kvdb.Hints, how it is to be done. Raises LayerError, ShapeError, DtypeError, NonFiniteError,
+        InvalidArgument, Unsupported, SessionClosed, and PositionError for more queries than tokens.
         """
-        wanted = check.wanted(retrieval, max_missed_mass, estimate_tail)
+        wanted = check.wanted(retrieval, max_missed_mass, estimate_tail, hints)
         return like(self._transport.attention(layer, to_numpy(q), wanted), q)
 
     def attend(  # noqa: PLR0913  # the three arrays, and what `attention` and `update` take
@@ -67,10 +70,11 @@ class Session:
         retrieval: Retrieval | None = None,
         max_missed_mass: float | None = None,
         estimate_tail: bool = False,
+        hints: Hints | None = None,
         start: int | None = None,
     ) -> Any:
         """`update` and `attention` of the same n tokens in one call. Raises what both raise."""
-        wanted = check.wanted(retrieval, max_missed_mass, estimate_tail)
+        wanted = check.wanted(retrieval, max_missed_mass, estimate_tail, hints)
         return like(self._transport.attend(layer, to_numpy(q), to_numpy(k), to_numpy(v), wanted, start), q)
 
     def fork(self) -> "Session":
@@ -81,9 +85,24 @@ class Session:
         """Keep everything in the session as a context; see `Client.store`."""
         return self._transport.store(name, token_ids(tokens))
 
-    def explain(self, layer: int, *, retrieval: Retrieval | None = None, max_missed_mass: float | None = None) -> str:
-        """The plan of this layer's next query, as text. Raises LayerError, InvalidArgument or SessionClosed."""
-        return self._transport.explain(layer, check.wanted(retrieval, max_missed_mass, False))
+    def explain(  # what `attention` takes
+        self,
+        layer: int,
+        *,
+        analyze: bool = False,
+        retrieval: Retrieval | None = None,
+        max_missed_mass: float | None = None,
+        estimate_tail: bool = False,
+        hints: Hints | None = None,
+    ) -> Plan:
+        """The plan of this layer's next query of one token; `str` of it is EXPLAIN, `to_dict` the same for machines.
+
+        analyze: carry it out for the layer's last query, and say beside every estimate what it took, and what was missed; the
+        session is left as it was. Raises LayerError, InvalidArgument (also for an analysis before the first query) or
+        SessionClosed.
+        """
+        wanted = check.wanted(retrieval, max_missed_mass, estimate_tail, hints)
+        return self._transport.explain(layer, wanted, bool(analyze))
 
     def stats(self) -> SessionStats:
         """What the session holds and has done. Raises SessionClosed."""

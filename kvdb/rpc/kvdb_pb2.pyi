@@ -92,6 +92,16 @@ class Retrieval(_message.Message):
     top_p: Retrieval.TopP
     def __init__(self, exact: _Optional[_Union[Retrieval.Exact, _Mapping]] = ..., dipr: _Optional[_Union[Retrieval.Dipr, _Mapping]] = ..., top_k: _Optional[_Union[Retrieval.TopK, _Mapping]] = ..., top_p: _Optional[_Union[Retrieval.TopP, _Mapping]] = ...) -> None: ...
 
+class Hints(_message.Message):
+    __slots__ = ("index", "rules_off", "memory_budget")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    RULES_OFF_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    index: str
+    rules_off: _containers.RepeatedScalarFieldContainer[str]
+    memory_budget: int
+    def __init__(self, index: _Optional[str] = ..., rules_off: _Optional[_Iterable[str]] = ..., memory_budget: _Optional[int] = ...) -> None: ...
+
 class ContextInfo(_message.Message):
     __slots__ = ("name", "spec", "tokens", "segments", "nbytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -275,23 +285,25 @@ class UpdateReply(_message.Message):
     def __init__(self) -> None: ...
 
 class AttentionRequest(_message.Message):
-    __slots__ = ("session_id", "layer", "q", "retrieval", "missed_mass_max", "estimate_tail")
+    __slots__ = ("session_id", "layer", "q", "retrieval", "missed_mass_max", "estimate_tail", "hints")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     Q_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
     MISSED_MASS_MAX_FIELD_NUMBER: _ClassVar[int]
     ESTIMATE_TAIL_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     layer: int
     q: Array
     retrieval: Retrieval
     missed_mass_max: float
     estimate_tail: bool
-    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., missed_mass_max: _Optional[float] = ..., estimate_tail: _Optional[bool] = ...) -> None: ...
+    hints: Hints
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., missed_mass_max: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
-    __slots__ = ("session_id", "layer", "q", "k", "v", "retrieval", "start", "missed_mass_max", "estimate_tail")
+    __slots__ = ("session_id", "layer", "q", "k", "v", "retrieval", "start", "missed_mass_max", "estimate_tail", "hints")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     Q_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +313,7 @@ class AttendRequest(_message.Message):
     START_FIELD_NUMBER: _ClassVar[int]
     MISSED_MASS_MAX_FIELD_NUMBER: _ClassVar[int]
     ESTIMATE_TAIL_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     layer: int
     q: Array
@@ -310,7 +323,8 @@ class AttendRequest(_message.Message):
     start: int
     missed_mass_max: float
     estimate_tail: bool
-    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., start: _Optional[int] = ..., missed_mass_max: _Optional[float] = ..., estimate_tail: _Optional[bool] = ...) -> None: ...
+    hints: Hints
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., start: _Optional[int] = ..., missed_mass_max: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ...) -> None: ...
 
 class AttentionReply(_message.Message):
     __slots__ = ("out",)
@@ -351,24 +365,52 @@ class StoreRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., name: _Optional[str] = ..., tokens: _Optional[bytes] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
-    __slots__ = ("session_id", "layer", "retrieval", "missed_mass_max", "estimate_tail")
+    __slots__ = ("session_id", "layer", "retrieval", "missed_mass_max", "estimate_tail", "hints", "analyze")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
     MISSED_MASS_MAX_FIELD_NUMBER: _ClassVar[int]
     ESTIMATE_TAIL_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
+    ANALYZE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     layer: int
     retrieval: Retrieval
     missed_mass_max: float
     estimate_tail: bool
-    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., missed_mass_max: _Optional[float] = ..., estimate_tail: _Optional[bool] = ...) -> None: ...
+    hints: Hints
+    analyze: bool
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., missed_mass_max: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ..., analyze: _Optional[bool] = ...) -> None: ...
 
 class ExplainReply(_message.Message):
     __slots__ = ("plan",)
     PLAN_FIELD_NUMBER: _ClassVar[int]
     plan: str
     def __init__(self, plan: _Optional[str] = ...) -> None: ...
+
+class ExplainContextRequest(_message.Message):
+    __slots__ = ("name", "layer", "retrieval", "missed_mass_max", "estimate_tail", "hints", "analyze")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    MISSED_MASS_MAX_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_TAIL_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
+    ANALYZE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    layer: int
+    retrieval: Retrieval
+    missed_mass_max: float
+    estimate_tail: bool
+    hints: Hints
+    analyze: bool
+    def __init__(self, name: _Optional[str] = ..., layer: _Optional[int] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., missed_mass_max: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ..., analyze: _Optional[bool] = ...) -> None: ...
+
+class ExplainContextReply(_message.Message):
+    __slots__ = ("plans",)
+    PLANS_FIELD_NUMBER: _ClassVar[int]
+    plans: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, plans: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ("session_id",)

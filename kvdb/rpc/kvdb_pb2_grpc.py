@@ -74,6 +74,11 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesReply.FromString,
                 _registered_method=True)
+        self.ExplainContext = channel.unary_unary(
+                '/kvdb.v1.Kvdb/ExplainContext',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextReply.FromString,
+                _registered_method=True)
         self.CreateSession = channel.unary_unary(
                 '/kvdb.v1.Kvdb/CreateSession',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CreateSessionRequest.SerializeToString,
@@ -178,6 +183,13 @@ class KvdbServicer:
 
     def VerifyIndexes(self, request, context):
         """Checks every index of a context against its keys; DATA_LOSS where one does not fit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainContext(self, request, context):
+        """The plans of a query behind a context, layer by layer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -289,6 +301,11 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.VerifyIndexes,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesReply.SerializeToString,
+            ),
+            'ExplainContext': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainContext,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextReply.SerializeToString,
             ),
             'CreateSession': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateSession,
@@ -557,6 +574,33 @@ class Kvdb:
             '/kvdb.v1.Kvdb/VerifyIndexes',
             kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/ExplainContext',
+            kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,9 +3,9 @@
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 from kvdb.errors import InvalidArgument, Unsupported
 from kvdb.rpc import kvdb_pb2 as pb
-from query_optimizer.wanted import Wanted
+from query_optimizer.wanted import NO_HINTS, Hints, Wanted
 
-Request = pb.AttentionRequest | pb.AttendRequest | pb.ExplainRequest
+Request = pb.AttentionRequest | pb.AttendRequest | pb.ExplainRequest | pb.ExplainContextRequest
 
 K_MAX = (1 << 64) - 1
 """The most that the wire carries; no context has more tokens."""
@@ -30,6 +30,11 @@ def put_wanted(message: Request, wanted: Wanted) -> None:
         message.missed_mass_max = wanted.missed_mass_max
     if wanted.estimate_tail:
         message.estimate_tail = True
+    if wanted.hints != NO_HINTS:
+        message.hints.index = wanted.hints.index or ""
+        message.hints.rules_off.extend(wanted.hints.rules_off)
+        if wanted.hints.memory_budget is not None:
+            message.hints.memory_budget = wanted.hints.memory_budget
 
 
 def from_wanted(message: Request) -> Wanted:
@@ -39,9 +44,15 @@ def from_wanted(message: Request) -> Wanted:
             retrieval=_retrieval(message.retrieval) if message.HasField("retrieval") else None,
             missed_mass_max=message.missed_mass_max if message.HasField("missed_mass_max") else None,
             estimate_tail=message.estimate_tail,
+            hints=_hints(message.hints) if message.HasField("hints") else NO_HINTS,
         )
     except ValueError as error:
         raise InvalidArgument(str(error)) from None
+
+
+def _hints(message: pb.Hints) -> Hints:
+    budget = message.memory_budget if message.HasField("memory_budget") else None
+    return Hints(message.index or None, tuple(message.rules_off), budget)
 
 
 def _retrieval(message: pb.Retrieval) -> Retrieval:

@@ -12,6 +12,7 @@ from kvdb.errors import InvalidArgument
 from kvdb.rpc import chunk, codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.chunk import Chunk
+from kvdb.rpc.plans import to_plan
 from kvdb.rpc.wanted import from_wanted
 from kvdb.server import edge
 from kvdb.server.sessions import Sessions
@@ -121,7 +122,13 @@ class KvdbService:
 
     def explain(self, request: pb.ExplainRequest, _context: grpc.ServicerContext) -> pb.ExplainReply:
         with self._sessions.use(request.session_id) as session:
-            return pb.ExplainReply(plan=session.explain(request.layer, from_wanted(request)))
+            plan = session.explain(request.layer, from_wanted(request), request.analyze)
+        return pb.ExplainReply(plan=to_plan(plan))
+
+    def explain_context(self, request: pb.ExplainContextRequest, _context: grpc.ServicerContext) -> pb.ExplainContextReply:
+        layer = request.layer if request.HasField("layer") else None
+        plans = self._database.explain(request.name, layer, from_wanted(request), request.analyze)
+        return pb.ExplainContextReply(plans=map(to_plan, plans))
 
     def stats(self, request: pb.StatsRequest, _context: grpc.ServicerContext) -> pb.StatsReply:
         with self._sessions.use(request.session_id) as session:

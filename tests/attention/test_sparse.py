@@ -8,7 +8,8 @@ import pytest
 import kvdb
 from indexes.retrieval import Dipr, TopK, TopP
 from kvdb.attention.run import Run
-from kvdb.attention.sparse import Question, Searched, Sections, sparse
+from kvdb.attention.sections import Searched, Sections, Span
+from kvdb.attention.sparse import Question, sparse
 from kvdb.config import StorageConfig
 from kvdb.storage.store import BlockStore
 from query_optimizer.wanted import Wanted
@@ -45,7 +46,8 @@ class Layer:
         self.run = Run([(table, TOKENS) for table in self.tables[:-1]], self.tables[-1])
         blocks = TOKENS // BLOCK
         searched = [
-            Searched(Scan(table.keys(TOKENS)), BLOCK, TOKENS - BLOCK, i * blocks) for i, table in enumerate(self.tables[:-1])
+            Searched(Scan(table.keys(TOKENS)), Span(BLOCK, TOKENS - BLOCK, i * blocks))
+            for i, table in enumerate(self.tables[:-1])
         ]
         self.sections = Sections(searched, BLOCK)
 
@@ -166,7 +168,7 @@ def test_kv_heads_that_an_index_gives_up_are_read_whole(dense):
     segment.append(k, v)
     index = GivesUp(segment.keys(320))
     index.heads = dense
-    run, sections = Run([(segment, 320)], tail), Sections([Searched(index, BLOCK, 320 - BLOCK, 0)], BLOCK)
+    run, sections = Run([(segment, 320)], tail), Sections([Searched(index, Span(BLOCK, 320 - BLOCK, 0))], BLOCK)
     state, reading = sparse(Question(segment.layout, run, q, 0.25, Wanted(TopK(2))), sections, TopK(2))
     whole, _ = attention(q, k, v, 0.25)
     kv_heads = sorted({head // 2 for head in dense})
@@ -175,7 +177,7 @@ def test_kv_heads_that_an_index_gives_up_are_read_whole(dense):
         assert error <= 1e-5 if head // 2 in kv_heads or len(kv_heads) > 2 else error > 0.1
     assert (reading.missed == 0) == (len(kv_heads) > 2)
     assert reading.retrieved <= 320 <= reading.scanned
-    assert reading.retrieved == (320 if len(kv_heads) > 2 else 2 * BLOCK + 2 * (8 - len(dense)) / 8 + 288 * len(kv_heads) / 4)
+    assert reading.retrieved == (320 if len(kv_heads) > 2 else 2 * BLOCK + 2 * (4 - len(kv_heads)) / 4 + 288 * len(kv_heads) / 4)
     for table in (segment, tail):
         table.release()
     store.close()

@@ -101,7 +101,7 @@ def decoding(db, note, kv):
         note(session.attention(1, kv.q[1][:, -7:]))
         note(session.attention(1, kv.q[1][:, -7:], retrieval=kvdb.Exact()))
         note(session.attend(1, *(array[:, :0] for array in (kv.q[1], *kv.pairs()[1]))))
-        note(session.explain(0))
+        note(str(session.explain(0)))
         note(session.stats())
 
 

@@ -9,7 +9,11 @@ from kvdb.client.remote.session import RemoteSession
 from kvdb.errors import Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.plans import from_plan
+from kvdb.rpc.wanted import put_wanted
 from kvdb.types import ContextInfo, IndexInfo, ModelSpec, Tokens
+from query_optimizer.plan import Plan
+from query_optimizer.wanted import Wanted
 
 
 class RemoteDatabase:
@@ -77,6 +81,14 @@ class RemoteDatabase:
         request = pb.VerifyIndexesRequest(name=name)
         reply: pb.VerifyIndexesReply = connection.call(connection.stub.VerifyIndexes, request)
         return reply.indexes
+
+    def explain(self, name: str, layer: int | None, wanted: Wanted, analyze: bool) -> list[Plan]:
+        """The plans of a query behind a context; see `kvdb.database.Database.explain`, whose errors it raises."""
+        connection = self._connected()
+        request = pb.ExplainContextRequest(name=name, layer=layer, analyze=analyze)
+        put_wanted(request, wanted)
+        reply: pb.ExplainContextReply = connection.call(connection.stub.ExplainContext, request)
+        return [from_plan(text) for text in reply.plans]
 
     def close(self) -> None:
         """Close every session opened here, and the channel. Closing twice does nothing."""

@@ -15,8 +15,10 @@ from kvdb.client.remote.stream import StreamDecode
 from kvdb.errors import PositionError, SessionClosed, Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.plans import from_plan
 from kvdb.rpc.wanted import put_wanted
 from kvdb.types import Array, ContextInfo, ModelSpec, SessionStats, Tokens
+from query_optimizer.plan import Plan
 from query_optimizer.wanted import Wanted
 
 START_MAX = (1 << 63) - 1
@@ -109,13 +111,13 @@ class RemoteSession:
         request = pb.StoreRequest(session_id=self._id, name=check.name(name), tokens=ids)
         return codec.from_info(self._connection.call(self._connection.stub.Store, request))
 
-    def explain(self, layer: int, wanted: Wanted) -> str:
-        """The plan of this layer's next query, as text. Raises LayerError or SessionClosed."""
+    def explain(self, layer: int, wanted: Wanted, analyze: bool = False) -> Plan:
+        """The plan of this layer's next query; see `kvdb.session.SessionState.explain`, whose errors it raises."""
         self._check_layer(layer)
-        request = pb.ExplainRequest(session_id=self._id, layer=layer)
+        request = pb.ExplainRequest(session_id=self._id, layer=layer, analyze=analyze)
         put_wanted(request, wanted)
         reply: pb.ExplainReply = self._connection.call(self._connection.stub.Explain, request)
-        return reply.plan
+        return from_plan(reply.plan)
 
     def stats(self) -> SessionStats:
         """What the session holds and has done. Raises SessionClosed."""

@@ -1,0 +1,83 @@
+"""EXPLAIN ANALYZE: a plan is carried out, each of its nodes is measured, and the result is compared with exact attention."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from time import perf_counter
+
+import numpy as np
+
+from indexes.base import Float32
+from kvdb.attention import execute
+from kvdb.attention.execute import Reading, Search
+from kvdb.attention.state import AttentionState
+from kvdb.layer import Layer
+from kvdb.types import Array, ModelSpec
+from query_optimizer.access import Access, Actual
+from query_optimizer.plan import Outcome, Plan
+from query_optimizer.wanted import Wanted
+
+
+def analyze(layer: Layer, spec: ModelSpec, wanted: Wanted, q: Array) -> Plan:
+    """The plan of a query of the last token, `[q_heads, 1, head_dim]`, with what carrying it out took.
+
+    Nodes that are read whole are read by themselves to be measured, where one launch reads them together otherwise; the whole is
+    measured as it is.
+    """
+    started = perf_counter()
+    prepared = layer.planner.fresh(1, wanted)
+    planning = perf_counter() - started
+    started = perf_counter()
+    state, reading = layer.carry_out(prepared, q, wanted)
+    seconds = perf_counter() - started
+    exact, _ = execute.exact(layer.tail.layout, layer.run, q, 1, spec.softmax_scale)
+    searches = iter(reading.searches)
+    accesses = tuple(_measured(layer, spec, access, searches, q) for access in prepared.plan.accesses)
+    return replace(
+        prepared.plan,
+        accesses=accesses,
+        actual=Actual(reading.retrieved, reading.scanned, reading.nbytes, seconds),
+        outcome=_outcome(state, exact, reading, planning),
+    )
+
+
+def _measured(layer: Layer, spec: ModelSpec, access: Access, searches: Iterator[Search], q: Array) -> Access:
+    if access.index is not None:
+        search = next(searches, None)  # none, where one before it gave up on everything
+        return access if search is None else replace(access, actual=_of_search(access, spec, search))
+    layout, run = layer.tail.layout, layer.run
+    first, last = layer.planner.blocks_of(access)
+    heads = access.heads
+    out, lse = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
+    started = perf_counter()
+    execute.attend_heads(layout, run.addresses[first:last], run.counts[first:last], q, spec.softmax_scale, heads, out, lse)
+    seconds = perf_counter() - started
+    nbytes = access.tokens * spec.token_nbytes * len(heads) // spec.kv_heads
+    return replace(access, actual=Actual(access.tokens, access.tokens, nbytes, seconds))
+
+
+def _of_search(access: Access, spec: ModelSpec, search: Search) -> Actual:
+    found, group = search.found, spec.q_heads // spec.kv_heads
+    left = 0 if found.dense is None else int(found.dense.reshape(spec.kv_heads, -1).any(axis=1).sum())
+    answered = max(len(access.heads) - left, 1)
+    values = len(found.ids) * spec.token_nbytes // (2 * spec.kv_heads)
+    return Actual(
+        tokens=len(found.ids) / (answered * group),
+        scanned=found.scanned / len(access.heads),
+        nbytes=found.nbytes + values,
+        seconds=search.ns / 1e9,
+        left_heads=left,
+    )
+
+
+def _outcome(state: AttentionState, exact: AttentionState, reading: Reading, planning: float) -> Outcome:
+    read: Float32 = exact.lse if reading.lse is None else reading.lse
+    out, right = state.out.astype(np.float64), exact.out.astype(np.float64)
+    length = np.linalg.norm(right, axis=-1)
+    error = np.linalg.norm(out - right, axis=-1) / np.where(length > 0, length, 1)
+    return Outcome(
+        missed=reading.missed,
+        missed_bound=reading.missed_bound_max,
+        missed_true=float(np.maximum(0, 1 - np.exp(read.astype(np.float64) - exact.lse)).mean()),
+        output_error=float(error.mean()),
+        planning_seconds=planning,
+    )
