@@ -7,7 +7,7 @@ from indexes.retrieval import Exact, Retrieval
 from query_optimizer.access import WINDOW, Access, Estimate, Refusal
 from query_optimizer.facts import Facts, PartFacts
 from query_optimizer.plan import Plan
-from query_optimizer.rules import DEFAULT, Fired, Heads, Rule, Wish
+from query_optimizer.rule import DEFAULT, Fired, Heads, Rule, Wish
 
 LENGTHS = 1.25
 """A plan is made anew when the context has grown, or is shorter, by this factor."""

@@ -4,49 +4,11 @@ A rule is an object with a name and `when(facts, part, heads)`, which returns a 
 or, as a string, the reason why it did not fire. `heads` are the KV heads that no rule before it has decided on.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
-from indexes.retrieval import Dipr, Exact, Retrieval, TopK
+from indexes.retrieval import Exact, TopK
 from query_optimizer.facts import Facts, HeadFacts, IndexFacts, PartFacts
-
-Heads = tuple[int, ...]
-DEFAULT = Dipr()
-"""What is retrieved where the caller names nothing: a range lets each head decide how many tokens it needs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fired:
-    """What a rule decided. index: the kind to search, None to read everything. heads: None for all that are left.
-
-    retrieval: in place of the one asked for, only where the caller named none. kept_in: the tier to keep the part's pages in.
-    wish: a kind of index with which there would be a better way.
-    """
-
-    index: str | None = None
-    heads: Heads | None = None
-    retrieval: Retrieval | None = None
-    estimate_tail: bool = False
-    kept_in: str | None = None
-    wish: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """A rule that would have fired, had the part an index of that kind."""
-
-    kind: str
-    reason: str
-
-
-class Rule(Protocol):
-    """One reason for one access path."""
-
-    @property
-    def name(self) -> str: ...
-
-    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str: ...
+from query_optimizer.rule import Fired, Heads, Rule, Wish, cheapest
 
 
 @dataclass(frozen=True)
@@ -292,11 +254,6 @@ def base_rules(short_context_tokens: int = 4096, wish: str = "flat") -> tuple[Ru
         CheapestScan(wish),
         NoIndex(),
     )
-
-
-def cheapest(indexes: Iterable[IndexFacts]) -> IndexFacts | None:
-    """The index that takes least time, None of none."""
-    return min(indexes, key=lambda index: index.seconds, default=None)
 
 
 def searching(facts: Facts) -> float:
