@@ -1,0 +1,77 @@
+"""From what a search takes to seconds, by what a machine does in a second."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from indexes.base import Cost
+
+
+class WrongMachine(ValueError):
+    """No description of a machine: a value is missing, of another type, or no positive number."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What one machine does in a second, and how long some calls take however little they do.
+
+    The defaults are those of the machine that the formulas of `indexes` were fitted on: two cores of an AMD EPYC with AVX-512
+    BF16. stream_bytes_s: exact attention reads of main memory, with all threads. cached_bytes_s: the same, of caches; cache_bytes:
+    how much they hold of a context that is read again and again. operations_s: multiplications of the attention kernel, with all
+    threads. jump_s: a read of a key that is in no cache, on one core. exact_call_s: of a call that reads next to nothing.
+    step_s: what a step by an index takes beside its searches and what it reads. search_s: the same of one search.
+    """
+
+    stream_bytes_s: float = 3.0e10
+    cached_bytes_s: float = 4.4e10
+    cache_bytes: float = 48e6
+    operations_s: float = 1.3e11
+    jump_s: float = 1.0e-7
+    gather_bytes_s: float = 8e9
+    exact_call_s: float = 5e-5
+    step_s: float = 2.5e-4
+    search_s: float = 1.2e-4
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+                raise WrongMachine(f"{name} is {value!r}; expected a positive number")
+
+    def seconds(self, cost: Cost) -> float:
+        """Of the search alone; what is given up is not counted."""
+        return cost.nbytes / self.stream_bytes_s + cost.operations / self.operations_s + cost.jumps * self.jump_s
+
+    def exact_seconds(self, nbytes: float, operations: float = 0.0) -> float:
+        """Of a call that reads keys and values whole. operations: two for each row, token and dimension; they matter where many
+        rows share the reads."""
+        cached = min(nbytes, self.cache_bytes)
+        reading = cached / self.cached_bytes_s + (nbytes - cached) / self.stream_bytes_s
+        return self.exact_call_s + max(reading, operations / self.operations_s)
+
+    def search_seconds(
+        self, window_nbytes: float, costs: Iterable[Cost], values_nbytes: float = 0.0, whole_seconds: float = 0.0
+    ) -> float:
+        """Of a step: the window, each search, and the values of what they find.
+
+        values_nbytes: counted for each query head, as heads do not share them. whole_seconds: of reading everything, for the KV
+        heads that are given up.
+        """
+        costs = tuple(costs)
+        searches = sum(self.search_s + self.seconds(cost) for cost in costs)
+        given_up = max((cost.given_up for cost in costs), default=0.0)
+        reading = window_nbytes / self.stream_bytes_s + (1 - given_up) * values_nbytes / self.gather_bytes_s
+        return self.step_s + searches + reading + given_up * whole_seconds
+
+    def to_dict(self) -> dict[str, float]:
+        """Plain values, as `from_dict` takes them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Raises WrongMachine for other names than those of the fields, or values that are no positive numbers."""
+        names = [field.name for field in fields(cls)]
+        if not isinstance(values, Mapping) or sorted(values) != sorted(names):
+            given = ", ".join(map(str, values)) if isinstance(values, Mapping) else repr(values)
+            raise WrongMachine(f"a machine is described by {given}; expected {', '.join(names)}")
+        return cls(**values)
