@@ -10,7 +10,7 @@ GUESS = 72.0
 SPREAD, SPREAD_POWER = 18.0, 0.55
 """A head that wants SPREAD * alpha ** -SPREAD_POWER tokens is as likely a diffuse one as a sharp one. The more tokens come in as
 alpha falls, the less do the few best stand out. Set between the heads of `benchmarks/workloads.py` and those of a trained model."""
-STEEPNESS = 8.0
+STEEPNESS = 12.0
 MANY = 0.04
 """Of the tokens: of more, `kvdb.attention` reads all rather than pick their values."""
 

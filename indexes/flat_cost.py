@@ -16,10 +16,11 @@ LENGTHS = 4
 """Planes of lengths that are kept of a chunk's keys."""
 TILE = 4
 """Rows that share a read; a tile of fewer costs nearly as much."""
-SAMPLE_JUMPS = 750.0
-"""Of each KV head and tile: keys drawn and scored before the scan, and what is found and scored behind it."""
-LENGTH_NBYTES, LENGTH_OPERATIONS = 2.0, 82.0
-"""Of each key and tile, where lengths tell that it is not wanted."""
+SAMPLE_JUMPS, SAMPLE_TILE_JUMPS = 520.0, 230.0
+"""Of each KV head, and of each of its tiles: keys drawn and scored before the scan, and what is found and scored behind it."""
+LENGTH_NBYTES = 2.0
+LENGTH_OPERATIONS, LENGTH_TILE_OPERATIONS = 38.0, 44.0
+"""Of each key, and again for each tile, where lengths tell that it is not wanted."""
 CODE_OPERATIONS = 430.0
 """Of each key and tile, where lengths do not tell and codes must."""
 FOUND_JUMPS = 1.0
@@ -51,7 +52,7 @@ def of(blocks: Blocks, tokens: int, rows: int, heads: int, retrieval: Retrieval,
     tiles = ceil(rows / TILE)
     cost = _by_rank(demand, rows, key_nbytes, d) if demand.alpha is None else _by_range(demand, rows, d)
     again = 2 if isinstance(retrieval, TopP) else 1  # a guess: the mass is bounded by all codes, and often for two ranges
-    jumps = (tiles * SAMPLE_JUMPS + cost.jumps) * again * heads / _native.threads()
+    jumps = (SAMPLE_JUMPS + tiles * SAMPLE_TILE_JUMPS + cost.jumps) * again * heads / _native.threads()
     return Cost(cost.nbytes * again * heads, cost.operations * again * heads, jumps, cost.given_up)
 
 
@@ -64,8 +65,8 @@ def _by_range(demand: Demand, rows: int, d: int) -> Cost:
     # Of a row that wants most of the keys many come with those that other rows want.
     found = demand.spread * (1 - dropped) * rows * min(demand.wanted, n / 3)
     return Cost(
-        nbytes=LENGTH_NBYTES * n * tiles + coded * (d / 2 + 2 * LENGTHS),
-        operations=LENGTH_OPERATIONS * n * tiles + coded * CODE_OPERATIONS * _width(rows) * d / 128,
+        nbytes=LENGTH_NBYTES * n + coded * (d / 2 + 2 * LENGTHS),
+        operations=(LENGTH_OPERATIONS + LENGTH_TILE_OPERATIONS * tiles) * n + coded * CODE_OPERATIONS * _width(rows) * d / 128,
         jumps=found * FOUND_JUMPS,
         given_up=max(demand.spread * dropped, demand.crowded),
     )

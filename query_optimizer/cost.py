@@ -30,7 +30,7 @@ class Machine:
     jump_s: float = 1.0e-7
     gather_bytes_s: float = 8e9
     exact_call_s: float = 5e-5
-    step_s: float = 2.5e-4
+    step_s: float = 3.0e-4
     search_s: float = 1.2e-4
 
     def __post_init__(self) -> None:

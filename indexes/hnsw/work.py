@@ -17,12 +17,15 @@ SCAN_MAX = 4096
 """Fewer visible tokens are all looked at, without a walk (`native/graph/search.cpp`)."""
 NEAR = 1024
 """Tokens whose codes and links stay in caches; how far apart the others lie makes each read slower."""
-WALK_JUMPS, FOUND_JUMPS = 40.0, 0.7
+WALK_ROWS = 1.1
+"""A walk costs as if it were made for so many more rows."""
+WALK_JUMPS, FOUND_JUMPS = 28.0, 0.45
 """Of each row, for each doubling of the tokens beyond NEAR: of any walk, and of each token that is found."""
-RANKED_JUMPS = 36.0
+RANKED_JUMPS = 29.0
 """The same of a walk to the k nearest, times the root of k."""
 WALK_FOUND_MAX = 150.0
-"""A walk that finds more sees that it does not pay."""
+"""A walk of a diffuse head that finds more gives up as often as not; one that finds much more costs no more."""
+GIVE_UP_POWER = 2.0
 SCAN_OPERATIONS = 130.0
 """Of each token and row, where all are looked at."""
 RANKED_SCAN_OPERATIONS = 8500.0
@@ -58,7 +61,7 @@ def cost(
         given_up = rising(demand.wanted * tokens, RANKED_AT_ONCE, 1.0)
     else:
         jumps = WALK_JUMPS + FOUND_JUMPS * min(demand.wanted, WALK_FOUND_MAX)
-        given_up = demand.spread
+        given_up = max(demand.spread * rising(demand.wanted, WALK_FOUND_MAX, GIVE_UP_POWER), demand.crowded)
     walks = ceil(heads / _native.threads())
     nbytes = probes * code_nbytes * heads
-    return Cost(nbytes * again, probes * rows * d * heads * again, jumps * far * rows * walks * again, given_up)
+    return Cost(nbytes * again, probes * rows * d * heads * again, jumps * far * (rows + WALK_ROWS) * walks * again, given_up)
