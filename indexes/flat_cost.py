@@ -16,14 +16,14 @@ LENGTHS = 4
 """Planes of lengths that are kept of a chunk's keys."""
 TILE = 4
 """Rows that share a read; a tile of fewer costs nearly as much."""
-SAMPLE_JUMPS, SAMPLE_TILE_JUMPS = 520.0, 230.0
+SAMPLE_JUMPS, SAMPLE_TILE_JUMPS = 720.0, 320.0
 """Of each KV head, and of each of its tiles: keys drawn and scored before the scan, and what is found and scored behind it."""
 LENGTH_NBYTES = 2.0
 LENGTH_OPERATIONS, LENGTH_TILE_OPERATIONS = 38.0, 44.0
 """Of each key, and again for each tile, where lengths tell that it is not wanted."""
 CODE_OPERATIONS = 430.0
 """Of each key and tile, where lengths do not tell and codes must."""
-FOUND_JUMPS = 1.0
+FOUND_JUMPS = 1.4
 """Of each key that a row of a diffuse head finds."""
 FEW_TOKENS = 8192
 """Rows that see fewer are always answered (`native/flat/demand.cpp`)."""

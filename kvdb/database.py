@@ -11,6 +11,7 @@ import numpy as np
 
 import kvdb.check as check
 import kvdb.indexing as indexing
+import kvdb.machine as machine_file
 from indexes.base import Float32
 from kvdb.catalog.catalog import Catalog, Context, release
 from kvdb.catalog.indexes import IndexSet
@@ -39,6 +40,7 @@ class Database:
             self.optimizer = Optimizer(rules, self.config.optimizer.rules_off)
         except UnknownRule as error:
             raise ConfigError(f"optimizer.rules_off: {error}") from None
+        self.machine = machine_file.known(self.config.optimizer.machine_file)
         self._catalog = Catalog()
         self._blocks = BlockStore(self.config.storage)
         self._builder = IndexBuilder(self.config.indexes.threads)

@@ -25,6 +25,8 @@ RANKED_POWER = 0.67
 """Of k: how the tokens that are read grow with it."""
 RANKED_OPERATIONS = 23_000.0
 """Of each of the k of each row, for finding the pages that may hold them."""
+RUN_JUMPS = 1.4
+"""Of the keys that are read, for each that does not lie behind the one before it."""
 RANKED_SCORE = 2.0
 """Times as much as in a range takes a key that is read, for keeping the best."""
 
@@ -72,7 +74,7 @@ class Work:
             Cost(scan.nbytes, scan.operations + ranking, 0.0, given_up),
             kept * read * key_nbytes,
             kept * operations,
-            kept * read / self.apart,
+            kept * read * RUN_JUMPS / self.apart,
             heads,
         )
 
@@ -84,7 +86,7 @@ class Work:
         together = sqrt(min(rows, TILE) / USUAL_ROWS)
         if demand.alpha is not None:
             return demand.wanted + self.tokens * demand.alpha**-self.growth * together
-        return float(demand.tokens) if self.ranked is None else self.ranked * demand.wanted**RANKED_POWER * together
+        return float(demand.tokens) if self.ranked is None else float(self.ranked * demand.wanted**RANKED_POWER * together)
 
 
 def _of_heads(scan: Cost, nbytes: float, operations: float, jumps: float, heads: int) -> Cost:

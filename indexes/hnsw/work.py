@@ -19,9 +19,9 @@ NEAR = 1024
 """Tokens whose codes and links stay in caches; how far apart the others lie makes each read slower."""
 WALK_ROWS = 1.1
 """A walk costs as if it were made for so many more rows."""
-WALK_JUMPS, FOUND_JUMPS = 28.0, 0.45
+WALK_JUMPS, FOUND_JUMPS = 39.0, 0.62
 """Of each row, for each doubling of the tokens beyond NEAR: of any walk, and of each token that is found."""
-RANKED_JUMPS = 29.0
+RANKED_JUMPS = 40.0
 """The same of a walk to the k nearest, times the root of k."""
 WALK_FOUND_MAX = 150.0
 """A walk of a diffuse head that finds more gives up as often as not; one that finds much more costs no more."""
