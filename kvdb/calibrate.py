@@ -66,7 +66,8 @@ class _Measuring:
         call_s = self._attend_s(self._layout.block_size)
         half_s, all_s = self._attend_s(TOKENS // 2), self._attend_s(TOKENS)
         nbytes = float(TOKENS * self._layout.token_nbytes)
-        stream = nbytes / 2 / max(all_s - half_s, LEAST)
+        mixed = nbytes / max(all_s - call_s, LEAST)  # some of it may come out of caches, but no more than half
+        stream = min(max(nbytes / 2 / max(all_s - half_s, LEAST), mixed / 1.5), mixed)
         cached_s = max(self._attend_s(CACHED_TOKENS) - call_s, LEAST)
         cached = max(CACHED_TOKENS * self._layout.token_nbytes / cached_s, stream)
         window_s, step_s, search_s = self._step()
@@ -114,9 +115,7 @@ class _Measuring:
         out, lse = np.zeros(shape, np.float32), np.zeros(shape[:2], np.float32)
         scores, cut = np.zeros(len(ids), np.float32), np.full(shape[:2], -np.inf, np.float32)
         found = offsets, ids, scores, cut, SPEC.softmax_scale
-        spent = self._cold(
-            lambda: _native.attend_found(self._layout.native, self._run.addresses, *found, out, lse, out, lse)
-        )
+        spent = self._cold(lambda: _native.attend_found(self._layout.native, self._run.addresses, *found, out, lse, out, lse))
         return len(ids) * self._layout.token_nbytes / (2 * SPEC.kv_heads) / spent
 
     def _step(self) -> tuple[float, float, float]:

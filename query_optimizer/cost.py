@@ -73,5 +73,7 @@ class Machine:
         """Raises WrongMachine for other names than those of the fields, or values that are no positive numbers."""
         names = [field.name for field in fields(cls)]
         if sorted(map(str, values)) != sorted(names):
-            raise WrongMachine(f"a machine is described by {', '.join(map(str, values)) or 'nothing'}; expected {', '.join(names)}")
+            raise WrongMachine(
+                f"a machine is described by {', '.join(map(str, values)) or 'nothing'}; expected {', '.join(names)}"
+            )
         return cls(**values)

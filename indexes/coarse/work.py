@@ -5,6 +5,7 @@ The constants here and those of each kind were fitted on the machine whose numbe
 of the attention kernel.
 """
 
+import math
 from dataclasses import dataclass
 from math import ceil, sqrt
 
@@ -85,8 +86,10 @@ class Work:
         """Tokens that are read for a tile's rows, which want the same ones in part."""
         together = sqrt(min(rows, TILE) / USUAL_ROWS)
         if demand.alpha is not None:
-            return demand.wanted + self.tokens * demand.alpha**-self.growth * together
-        return float(demand.tokens) if self.ranked is None else float(self.ranked * demand.wanted**RANKED_POWER * together)
+            return demand.wanted + self.tokens * math.exp(-self.growth * math.log(demand.alpha)) * together
+        if self.ranked is None:
+            return float(demand.tokens)
+        return self.ranked * math.pow(demand.wanted, RANKED_POWER) * together
 
 
 def _of_heads(scan: Cost, nbytes: float, operations: float, jumps: float, heads: int) -> Cost:

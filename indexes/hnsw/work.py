@@ -36,9 +36,7 @@ RANKED_AT_ONCE = 24_576 * 64
 """Tokens times k, beyond which a walk to the k nearest meets more than its budget as often as not."""
 
 
-def cost(
-    blocks: Blocks, settings: Settings, asked: tuple[int, int, int], retrieval: Retrieval, wanted: float | None
-) -> Cost:
+def cost(blocks: Blocks, settings: Settings, asked: tuple[int, int, int], retrieval: Retrieval, wanted: float | None) -> Cost:
     """Of one search. asked: tokens, rows of each KV head, KV heads."""
     tokens, rows, heads = asked
     d, n = blocks.head_dim, blocks.tokens
