@@ -88,7 +88,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a search is expected to take, on a machine as a kind's constants assume it; `query_optimizer.cost` makes seconds of it.
+    """What a search is expected to take; `query_optimizer.cost` makes seconds of it.
 
     nbytes: read in the order in which they lie. operations: multiplications, in those of the attention kernel: what a kind's own
     kernel does more slowly than that counts as so many more. jumps: reads of keys, codes or links that are in no cache, as many
@@ -152,7 +152,7 @@ class Index(Protocol):
     ) -> Cost:
         """Of one search with `give_up` among `tokens` visible ones of self.blocks.tokens, by `rows` queries of each KV head.
 
-        wanted: how many tokens a query of these heads is known to retrieve, the mean of earlier ones; None where nothing is known,
-        then `indexes.demand.GUESS`. heads: KV heads that are asked, None for all.
+        wanted: how many tokens a query of these heads is known to retrieve for a range, the mean of earlier ones; None where
+        nothing is known, then `indexes.demand.GUESS`. heads: KV heads that are asked, None for all.
         """
         ...

@@ -1,5 +1,6 @@
 """How much a query may want, for the formulas of costs: what is known of its heads, or a guess."""
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -9,10 +10,14 @@ GUESS = 72.0
 """Tokens that a query wants of which nothing is known: a guess, that its heads are sharp."""
 SPREAD, SPREAD_POWER = 18.0, 0.55
 """A head that wants SPREAD * alpha ** -SPREAD_POWER tokens is as likely a diffuse one as a sharp one. The more tokens come in as
-alpha falls, the less do the few best stand out. Set between the heads of `benchmarks/workloads.py` and those of a trained model."""
+alpha falls, the less do the few best stand out. Set between the sharp heads of `benchmarks/workloads.py` and the diffuse ones,
+and those of a trained model."""
 STEEPNESS = 12.0
 MANY = 0.04
 """Of the tokens: of more, `kvdb.attention` reads all rather than pick their values."""
+
+EXPONENT_MAX = 700.0
+"""Of which float64 has the exponential."""
 
 
 @dataclass(frozen=True)
@@ -51,4 +56,6 @@ class Demand:
 
 def rising(x: float, middle: float, power: float) -> float:
     """From 0 to 1 as x goes from 0 to infinity, one half at `middle`."""
-    return 0.0 if x <= 0 else 1 / (1 + (max(middle, 1e-30) / x) ** power)
+    if x <= 0 or middle <= 0:
+        return float(x > 0)
+    return 1 / (1 + math.exp(min(power * (math.log(middle) - math.log(x)), EXPONENT_MAX)))

@@ -22,7 +22,7 @@ import indexes.flat_cost as _cost
 from indexes import file
 from indexes.base import Cost, Float32, Found, IndexCorrupt, Queries
 from indexes.blocks import Blocks
-from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
+from indexes.retrieval import Dipr, Retrieval, TopK, TopP
 
 CHUNK = _native.FLAT_CHUNK
 LENGTHS = _cost.LENGTHS

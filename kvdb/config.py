@@ -38,8 +38,8 @@ class StorageConfig:
 @dataclass(frozen=True)
 class OptimizerConfig:
     """short_context_tokens: contexts up to this length are always read whole. rules_off: names of rules not to apply.
-    machine_file: where the numbers that `kvdb calibrate` measures are kept, "own" for the user's cache folder, "" for no file, and
-    so the numbers of a usual machine. calibrate_at_start: whether `kvdb serve` measures where such a file is wanted and missing."""
+    machine_file: where the numbers that `kvdb calibrate` measures are kept, "own" for the user's cache folder, "" for no file
+    and so the numbers of a usual machine. calibrate_at_start: whether `kvdb serve` measures them where they are missing."""
 
     short_context_tokens: int = 4096
     rules_off: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Known:
-    """The numbers in use. measured: whether they are this machine's, else the defaults. source: where from, and why not others."""
+    """The numbers in use. measured: whether they are this machine's, not the defaults. source: where from, or why."""
 
     machine: Machine
     measured: bool

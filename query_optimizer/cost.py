@@ -17,11 +17,11 @@ class Machine:
     """What one machine does in a second, and how long some calls take however little they do.
 
     The defaults are those of the machine that the formulas of `indexes` were fitted on: two cores of an AMD EPYC with AVX-512
-    BF16. stream_bytes_s: exact attention reads of main memory, with all threads. cached_bytes_s: the same, of caches; cache_bytes:
-    how much they hold of a context that is read again and again. operations_s: multiplications of the attention kernel, with all
-    threads. jump_s: a read of a key that is in no cache, on one core. gather_bytes_s: reads of values here and there, with all
-    threads. exact_call_s: of a call that reads next to nothing.
-    step_s: what a step by an index takes beside its searches and what it reads. search_s: the same of one search.
+    BF16. stream_bytes_s: exact attention reads of main memory, with all threads. cached_bytes_s: the same, of caches.
+    cache_bytes: how much they hold of a context that is read again and again. operations_s: multiplications of the attention
+    kernel, with all threads. jump_s: a read of a key that is in no cache, on one core. gather_bytes_s: reads of values here and
+    there, with all threads. exact_call_s: of a call that reads next to nothing. step_s: what a step by an index takes beside its
+    searches and what it reads. search_s: the same of one search. Raises WrongMachine for what is no positive number.
     """
 
     stream_bytes_s: float = 3.0e10

@@ -7,7 +7,6 @@ from indexes.blocks import Blocks
 from indexes.coarse.layout import Layout
 from indexes.coarse.paged import Paged
 from indexes.coarse.work import Work
-from indexes.retrieval import Retrieval
 
 
 class Bounds(Paged):

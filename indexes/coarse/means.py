@@ -8,7 +8,7 @@ from indexes.coarse.layout import Layout
 from indexes.coarse.paged import Paged
 from indexes.coarse.work import Work
 from indexes.mass import reach_mass
-from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
+from indexes.retrieval import Retrieval, TopP
 
 
 class Means(Paged):

@@ -26,6 +26,8 @@ RANKED_JUMPS = 40.0
 WALK_FOUND_MAX = 150.0
 """A walk of a diffuse head that finds more gives up as often as not; one that finds much more costs no more."""
 GIVE_UP_POWER = 2.0
+HIDDEN_MAX = 2.0
+"""How many times as many tokens as are visible a walk may have to go among before they cost no more; a guess."""
 SCAN_OPERATIONS = 130.0
 """Of each token and row, where all are looked at."""
 RANKED_SCAN_OPERATIONS = 8500.0
@@ -52,8 +54,8 @@ def cost(blocks: Blocks, settings: Settings, asked: tuple[int, int, int], retrie
         operations = rows * (SCAN_OPERATIONS * tokens * d / 128 + taken)
         return Cost(tokens * code_nbytes * heads * again, operations * heads * again, 0.0, demand.crowded)
     probes = settings.random + settings.starts
-    # Hidden tokens lie on the way to those that are seen.
-    far = max(1.0, log2(max(n, tokens) / NEAR)) * min(n / max(tokens, 1), 2.0) ** 0.5
+    hidden = min(max(n / max(tokens, 1), 1.0), HIDDEN_MAX)  # they lie on the way to those that are seen
+    far = max(1.0, log2(max(n, tokens) / NEAR)) * sqrt(hidden)
     if by_rank:
         jumps = RANKED_JUMPS * sqrt(demand.wanted)
         given_up = rising(demand.wanted * tokens, RANKED_AT_ONCE, 1.0)
