@@ -97,10 +97,18 @@ class Found:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a search is expected to take: bytes read and multiplications."""
+    """What a search is expected to take; `query_optimizer.cost` makes seconds of it.
+
+    nbytes: read in the order in which they lie. operations: multiplications, in those of the attention kernel: what a kind's own
+    kernel does more slowly than that counts as so many more. jumps: reads of keys, codes or links that are in no cache, as many
+    as one core makes one after the other. given_up: the share of the KV heads that is expected to be left unanswered, or to want
+    so much that the caller reads everything; that reading is not in the numbers before.
+    """
 
     nbytes: float
     operations: float
+    jumps: float = 0.0
+    given_up: float = 0.0
 
 
 class Index(Protocol):
@@ -152,6 +160,12 @@ class Index(Protocol):
         """Check the index against its keys. Raises IndexCorrupt."""
         ...
 
-    def cost(self, tokens: int, rows: int, retrieval: Retrieval) -> Cost:
-        """Of one search among `tokens` tokens by `rows` queries of each KV head."""
+    def cost(
+        self, tokens: int, rows: int, retrieval: Retrieval, *, wanted: float | None = None, heads: int | None = None
+    ) -> Cost:
+        """Of one search with `give_up` among `tokens` visible ones of self.blocks.tokens, by `rows` queries of each KV head.
+
+        wanted: how many tokens a query of these heads is known to retrieve for a range, the mean of earlier ones; None where
+        nothing is known, then `indexes.demand.GUESS`. heads: KV heads that are asked, None for all.
+        """
         ...

@@ -18,14 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 import indexes._native as _native
+import indexes.flat_cost as _cost
 from indexes import file
 from indexes.base import Cost, Float32, Found, IndexCorrupt, Queries
 from indexes.blocks import Blocks
 from indexes.mass import heads_of, joined
-from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
+from indexes.retrieval import Dipr, Retrieval, TopK, TopP
 
 CHUNK = _native.FLAT_CHUNK
-LENGTHS = 4
+LENGTHS = _cost.LENGTHS
 
 
 class Flat:
@@ -120,16 +121,12 @@ class Flat:
         if wrong:
             raise IndexCorrupt(f"{wrong} keys lie beyond what their codes claim; build the index again")
 
-    def cost(self, tokens: int, rows: int, retrieval: Retrieval) -> Cost:
-        """Of all KV heads, where lengths prune little: every high code is read, and of what passes the key."""
-        blocks = self.blocks
-        keys = tokens * blocks.kv_heads
-        key_nbytes = blocks.token_nbytes / 2
-        if isinstance(retrieval, Exact):
-            return Cost(keys * key_nbytes, float(keys) * rows * blocks.head_dim)
-        exact = min(tokens, retrieval.k * rows if isinstance(retrieval, TopK) else tokens / 32) * blocks.kv_heads
-        codes = keys * (blocks.head_dim / 2 + 2 * LENGTHS)
-        return Cost(codes + exact * key_nbytes, float(keys) * rows * blocks.head_dim)
+    def cost(
+        self, tokens: int, rows: int, retrieval: Retrieval, *, wanted: float | None = None, heads: int | None = None
+    ) -> Cost:
+        """See `indexes.base.Index`, and `_cost` for the formula."""
+        asked = self.blocks.kv_heads if heads is None else heads
+        return _cost.of(self.blocks, tokens, rows, asked, retrieval, wanted)
 
 
 @dataclass

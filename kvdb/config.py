@@ -12,6 +12,8 @@ from kvdb.errors import ConfigError
 
 MIB = 1 << 20
 BLOCK_SIZE_MAX = 1024
+OWN_CACHE = "own"
+"""As optimizer.machine_file: the user's cache folder."""
 T = TypeVar("T")
 
 
@@ -35,10 +37,14 @@ class StorageConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """short_context_tokens: contexts up to this length are always read whole. rules_off: names of rules not to apply."""
+    """short_context_tokens: contexts up to this length are always read whole. rules_off: names of rules not to apply.
+    machine_file: where the numbers that `kvdb calibrate` measures are kept, "own" for the user's cache folder, "" for no file
+    and so the numbers of a usual machine. calibrate_at_start: whether `kvdb serve` measures them where they are missing."""
 
     short_context_tokens: int = 4096
     rules_off: tuple[str, ...] = ()
+    machine_file: str = OWN_CACHE
+    calibrate_at_start: bool = True
 
 
 @dataclass(frozen=True)

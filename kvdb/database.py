@@ -11,6 +11,7 @@ import numpy as np
 
 import kvdb.check as check
 import kvdb.indexing as indexing
+import kvdb.machine as machine_file
 from indexes.base import Float32
 from kvdb.catalog.catalog import Catalog, Context, release
 from kvdb.catalog.indexes import IndexSet
@@ -25,7 +26,6 @@ from kvdb.storage.store import BlockStore
 from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import TierStats
 from kvdb.types import ContextInfo, IndexInfo, ModelSpec, Tokens
-from query_optimizer.cost import Machine
 from query_optimizer.optimizer import Optimizer, UnknownRule
 from query_optimizer.plan import Plan
 from query_optimizer.rules import base_rules
@@ -43,7 +43,7 @@ class Database:
             self.optimizer = Optimizer(rules, self.config.optimizer.rules_off)
         except UnknownRule as error:
             raise ConfigError(f"optimizer.rules_off: {error}") from None
-        self.machine = Machine()
+        self.machine = machine_file.known(self.config.optimizer.machine_file).machine
         self._catalog = Catalog()
         self._blocks = BlockStore(self.config.storage)
         self._builder = IndexBuilder(self.config.indexes.threads)

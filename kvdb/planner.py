@@ -26,6 +26,8 @@ from query_optimizer.wanted import NO_HINTS, Wanted
 
 PREPARED_MAX = 64
 """Plans of one layer; a caller may ask for another alpha each time."""
+DENSE = 0.5
+"""A KV head of which a larger share of the queries wants too much is not searched; what it wants says nothing of the others."""
 FIRST_USES, USES_MAX = 4, 256
 """A plan is made anew after so many queries, each time after twice as many, as what is known of the heads changes."""
 
@@ -170,8 +172,8 @@ class Planner:
             group=spec.q_heads // spec.kv_heads,
             token_nbytes=spec.token_nbytes,
             window_tokens=window.sink_tokens + window.recent_tokens,
-            call_seconds=machine.call_seconds,
-            step_seconds=machine.step_seconds,
+            call_seconds=machine.exact_call_s,
+            step_seconds=machine.step_s,
             retrieval=wanted.retrieval,
             bounded=wanted.missed_mass_max is not None,
             estimate_tail=wanted.estimate_tail,
@@ -216,29 +218,36 @@ class Planner:
         machine, spec = self._engine.machine, self._spec
         retrieval = wanted.retrieval or Dipr()
         rows = spec.q_heads // spec.kv_heads * new
-        tokens = part.span.tokens
+        heads = self._heads(part)
+        operations = 2.0 * part.visible * spec.q_heads * new * spec.head_dim
         return PartFacts(
             name=part.name,
             visible=part.visible,
             stored=part.stored,
             tier=self._tail.table.tier.name,
-            seconds=machine.exact_seconds(part.visible * spec.token_nbytes),
+            seconds=machine.exact_seconds(part.visible * spec.token_nbytes, operations) - machine.exact_call_s,
             begin=part.span.begin,
             end=part.span.end,
-            indexes=tuple(self._index_facts(index, tokens, rows, retrieval) for index in part.kinds.values()),
-            heads=self._heads(part),
+            indexes=tuple(self._index_facts(index, part.span.tokens, rows, retrieval, heads) for index in part.kinds.values()),
+            heads=heads,
             fresh=part.segment is None,
         )
 
-    def _index_facts(self, index: Index, tokens: int, rows: int, retrieval: Retrieval) -> IndexFacts:
-        cost = index.cost(tokens, rows, retrieval)
-        seconds = self._engine.machine.seconds(cost)
+    def _index_facts(
+        self, index: Index, tokens: int, rows: int, retrieval: Retrieval, heads: tuple[HeadFacts, ...]
+    ) -> IndexFacts:
+        """heads: what is known of them; those that are not searched for long do not count."""
+        machine = self._engine.machine
+        sharp = cost = index.cost(tokens, rows, retrieval)
+        answered = [head.retrieved for head in heads if head.dense < DENSE]
+        if answered:
+            cost = index.cost(tokens, rows, retrieval, wanted=sum(answered) / len(answered))
         return IndexFacts(
             kind=index.kind,
-            seconds=seconds,
+            seconds=machine.search_s + machine.seconds(cost),
             nbytes=cost.nbytes,
             kept=index.nbytes,
-            sharp_seconds=seconds,
+            sharp_seconds=machine.search_s + machine.seconds(sharp),
             walks=index.walks,
             estimates_tail=index.estimates_tail,
         )

@@ -87,7 +87,9 @@ class Scan:
         if self.broken:
             raise IndexCorrupt(self.broken)
 
-    def cost(self, tokens: int, rows: int, retrieval: Retrieval) -> Cost:
+    def cost(
+        self, tokens: int, rows: int, retrieval: Retrieval, *, wanted: float | None = None, heads: int | None = None
+    ) -> Cost:
         return Cost(float(tokens), float(tokens * rows))
 
 

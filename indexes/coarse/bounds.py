@@ -6,7 +6,7 @@ from indexes.base import Float32
 from indexes.blocks import Blocks
 from indexes.coarse.layout import Layout
 from indexes.coarse.paged import Paged
-from indexes.retrieval import Retrieval
+from indexes.coarse.work import Work
 
 
 class Bounds(Paged):
@@ -17,6 +17,15 @@ class Bounds(Paged):
     """
 
     kind = "coarse-bounds"
+    work = Work(
+        scan=1.25,
+        tokens=5000.0,
+        growth=0.225,
+        apart=16,
+        score=6.0,
+        rank_page=1300.0,
+        ranked=None,
+    )
 
     @classmethod
     def build(
@@ -28,6 +37,3 @@ class Bounds(Paged):
     ) -> Self:
         """Raises ValueError for sizes that do not fit."""
         return cls._build(blocks, Layout(page_size, segment_tokens, margin=1.0, exact=True, box=True))
-
-    def _read_share(self, tokens: int, retrieval: Retrieval) -> float:  # noqa: ARG002, the same for all that was measured
-        return 1.0

@@ -6,7 +6,7 @@ from indexes.base import Float32
 from indexes.blocks import Blocks
 from indexes.coarse.layout import Layout
 from indexes.coarse.paged import Paged
-from indexes.retrieval import Dipr, Exact, Retrieval, TopK
+from indexes.coarse.work import Work
 
 
 class Clusters(Paged):
@@ -20,6 +20,16 @@ class Clusters(Paged):
 
     kind = "coarse-clusters"
     estimates_tail = True
+
+    work = Work(
+        scan=5.5,
+        tokens=250.0,
+        growth=0.05,
+        apart=1,
+        score=4.7,
+        rank_page=500.0,
+        ranked=600.0,
+    )
 
     @classmethod
     def build(
@@ -35,14 +45,3 @@ class Clusters(Paged):
         """page_size: tokens for each centroid. margin: a cluster's share of its reach, 0 to 1. Raises ValueError."""
         layout = Layout(page_size, segment_tokens, margin, clustered=True, values=True, iterations=iterations, far=far)
         return cls._build(blocks, layout)
-
-    def _read_share(self, tokens: int, retrieval: Retrieval) -> float:
-        match retrieval:
-            case Exact():
-                return 1.0
-            case TopK():
-                return 4.0 * retrieval.k / max(tokens, 1)
-            case Dipr():
-                return 0.005
-            case _:
-                return 0.5

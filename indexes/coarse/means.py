@@ -6,8 +6,9 @@ from indexes.base import Float32, Found, Queries
 from indexes.blocks import Blocks
 from indexes.coarse.layout import Layout
 from indexes.coarse.paged import Paged
+from indexes.coarse.work import Work
 from indexes.mass import reach_mass
-from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
+from indexes.retrieval import Retrieval, TopP
 
 
 class Means(Paged):
@@ -18,6 +19,16 @@ class Means(Paged):
     """
 
     kind = "coarse-means"
+
+    work = Work(
+        scan=1.9,
+        tokens=1000.0,
+        growth=0.3,
+        apart=8,
+        score=4.7,
+        rank_page=1300.0,
+        ranked=100.0,
+    )
 
     @classmethod
     def build(
@@ -46,14 +57,3 @@ class Means(Paged):
             return super(Means, self).search(asked, of, estimate_tail=estimate_tail, tight=tight, give_up=give_up)
 
         return reach_mass(search, queries, retrieval.p) if isinstance(retrieval, TopP) else search(queries, retrieval)
-
-    def _read_share(self, tokens: int, retrieval: Retrieval) -> float:
-        match retrieval:
-            case Exact():
-                return 1.0
-            case TopK():
-                return 16.0 * retrieval.k / max(tokens, 1)
-            case Dipr():
-                return 0.15
-            case _:
-                return 0.5

@@ -1,6 +1,6 @@
 """What the coarse kinds share: every verb of an index, over batches of pages."""
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from dataclasses import asdict, fields
 from math import isfinite
 from pathlib import Path
@@ -11,20 +11,19 @@ import numpy as np
 import indexes._native as _native
 from indexes import file
 from indexes.base import Cost, Found, IndexCorrupt, Queries
-from indexes.blocks import DTYPES, Blocks
+from indexes.blocks import Blocks
 from indexes.coarse.layout import Batch, Layout, build, extend, shapes
+from indexes.coarse.work import Work
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
-
-READ_OF_TOP_K = 4
-"""Tokens read for each of the k that are wanted; a guess."""
 
 
 class Paged(ABC):
-    """Pages with representatives. A kind says what it keeps (`Layout`) and how much of it a search reads (`_read_share`)."""
+    """Pages with representatives. A kind says what it keeps (`Layout`) and how much of it a search reads (`work`)."""
 
     kind: ClassVar[str]
     walks: ClassVar[bool] = False
     estimates_tail: ClassVar[bool] = False
+    work: ClassVar[Work]
 
     def __init__(self, blocks: Blocks, layout: Layout, batches: list[Batch]) -> None:
         self.blocks = blocks
@@ -123,17 +122,12 @@ class Paged(ABC):
             if not right:
                 raise IndexCorrupt(f"pages of tokens [{batch.begin}, {batch.end}) are not those of their keys")
 
-    def cost(self, tokens: int, rows: int, retrieval: Retrieval) -> Cost:
-        """See `Index.cost`. The representatives of all pages, and the keys of the pages that are expected to be read."""
-        d = self.blocks.head_dim
-        scan = -(-tokens // self.layout.page_size) * self.layout.page_nbytes(d)
-        read = tokens * min(1.0, self._read_share(tokens, retrieval))
-        heads = self.blocks.kv_heads
-        return Cost(heads * (scan + read * d * DTYPES[self.blocks.dtype].itemsize), heads * rows * (scan + read * d))
-
-    @abstractmethod
-    def _read_share(self, tokens: int, retrieval: Retrieval) -> float:
-        """The share of the keys that a search is expected to read exactly."""
+    def cost(
+        self, tokens: int, rows: int, retrieval: Retrieval, *, wanted: float | None = None, heads: int | None = None
+    ) -> Cost:
+        """See `Index.cost`, and `Work` for the formula."""
+        asked = self.blocks.kv_heads if heads is None else heads
+        return self.work.cost(self.layout, self.blocks, (tokens, rows, asked), retrieval, wanted)
 
 
 def _wanted(retrieval: Retrieval, scale: float, tokens: int) -> tuple[int, float]:

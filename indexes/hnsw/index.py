@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 import indexes._native as _native
 import indexes.file as index_file
+import indexes.hnsw.work as work
 from indexes.base import Cost, Float32, Found, IndexCorrupt, Int32, Queries
 from indexes.blocks import Blocks
 from indexes.hnsw.build import links_of
@@ -216,12 +217,9 @@ class Hnsw:
             if lost:
                 raise IndexCorrupt(f"{lost} tokens of KV head {head} cannot be reached by links; build the index again")
 
-    def cost(self, tokens: int, rows: int, retrieval: Retrieval) -> Cost:
-        """Of a walk over a sharp head; one over a diffuse head gives up at `settings.dense` of the tokens."""
-        token_nbytes, d = self.blocks.token_nbytes // 2, self.blocks.head_dim
-        if isinstance(retrieval, Exact):
-            return Cost(float(tokens * token_nbytes), float(tokens * rows * d))
-        found = min(tokens, retrieval.k if isinstance(retrieval, TopK) else 100)
-        met = min(tokens, self.settings.random + self.starts.shape[1] + 8 * found * rows)
-        nbytes = met * self.codes.codes.shape[2] + rows * found * (4 * self.settings.degree + token_nbytes)
-        return Cost(float(nbytes), float(met * rows * d + rows * found * d))
+    def cost(
+        self, tokens: int, rows: int, retrieval: Retrieval, *, wanted: float | None = None, heads: int | None = None
+    ) -> Cost:
+        """As the protocol says; `indexes.hnsw.work` has the formula."""
+        asked = self.blocks.kv_heads if heads is None else heads
+        return work.cost(self.blocks, self.settings, (tokens, rows, asked), retrieval, wanted)

@@ -1,6 +1,7 @@
 """A server: built, started, drained."""
 
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -8,9 +9,11 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+import kvdb.machine as machine_file
+from kvdb.calibrate import calibrate
 from kvdb.config import Config, ServerConfig
 from kvdb.database import Database
-from kvdb.errors import ConfigError
+from kvdb.errors import ConfigError, KvdbError
 from kvdb.rpc.options import server_options
 from kvdb.server.allocator import keep_freed_memory
 from kvdb.server.edge import TokenCheck
@@ -84,6 +87,8 @@ def run(config: Config) -> int:
     Prints one line when clients may come. A second signal ends the process at once.
     """
     keep_freed_memory()
+    if config.optimizer.calibrate_at_start:
+        _calibrate(config.optimizer.machine_file)
     stop = Event()
     previous = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     with Database(config) as database:
@@ -95,3 +100,16 @@ def run(config: Config) -> int:
             signal.signal(number, handler)
         server.stop(config.server.drain_seconds)
     return 0
+
+
+def _calibrate(setting: str) -> None:
+    """Measure the machine where its numbers are wanted and missing; what cannot be kept is measured at the next start again."""
+    path = machine_file.path_of(setting)
+    if path is None or machine_file.known(setting).measured:
+        return
+    try:
+        machine_file.write(path, calibrate())
+        said = f"kept in {path}"
+    except KvdbError as error:
+        said = str(error)
+    print(f"kvdb measured this machine, {said}", file=sys.stderr, flush=True)  # noqa: T201

@@ -1,0 +1,173 @@
+"""What this machine does in a second, measured in less than one: the numbers that turn costs into time.
+
+Each number is the lower quartile of a few samples: whatever else the machine does only ever makes a sample longer.
+"""
+
+import gc
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+
+import indexes._native as _index_native
+import indexes.registry as registry
+import kvdb._native as _native
+from indexes.base import Queries
+from indexes.retrieval import Dipr
+from kvdb.attention.run import Run
+from kvdb.attention.sections import Searched, Sections, Span
+from kvdb.attention.sparse import Question, sparse
+from kvdb.config import StorageConfig
+from kvdb.storage.block import bits
+from kvdb.storage.store import BlockStore
+from kvdb.types import ModelSpec
+from query_optimizer.cost import Machine
+from query_optimizer.wanted import Wanted
+
+SPEC = ModelSpec("calibration", layers=1, q_heads=32, kv_heads=8, head_dim=128)
+TOKENS = 49_152
+"""192 MiB of keys and values: more than caches hold."""
+CACHED_TOKENS = 4096
+PIECE = 1024
+SAMPLES, SAMPLES_MIN = 9, 3
+BUDGET_S = 0.06
+"""Of one measurement, after which it ends with as few as SAMPLES_MIN samples."""
+ROWS = 16
+"""Queries of each head, which make of reading a matter of multiplying."""
+CACHE_BYTES_MIN = float(1 << 20)
+LEAST = 1e-7
+"""Seconds: what was measured as less is noise."""
+
+
+def calibrate() -> Machine:
+    """Measure. Takes 192 MiB for the time of the call. Raises CapacityError."""
+    collecting = gc.isenabled()
+    gc.disable()
+    store = BlockStore(StorageConfig())
+    try:
+        return _Measuring(store).machine()
+    finally:
+        store.close()
+        if collecting:
+            gc.enable()
+
+
+class _Measuring:
+    """One layer of a model, and calls of the kernels on it."""
+
+    def __init__(self, store: BlockStore) -> None:
+        self._rng = np.random.default_rng(0)
+        (self._table,), (self._tail,) = store.tables(SPEC), store.tables(SPEC)
+        piece = self._random(SPEC.kv_heads, PIECE)
+        for _ in range(TOKENS // PIECE):
+            self._table.append(piece, piece)
+        self._run = Run([(self._table, TOKENS)], self._tail)
+        self._layout = self._table.layout
+
+    def machine(self) -> Machine:
+        call_s = self._attend_s(self._layout.block_size)
+        half_s, all_s = self._attend_s(TOKENS // 2), self._attend_s(TOKENS)
+        nbytes = float(TOKENS * self._layout.token_nbytes)
+        mixed = nbytes / max(all_s - call_s, LEAST)  # some of it may come out of caches, but no more than half
+        stream = min(max(nbytes / 2 / max(all_s - half_s, LEAST), mixed / 1.5), mixed)
+        cached_s = max(self._attend_s(CACHED_TOKENS) - call_s, LEAST)
+        cached = max(CACHED_TOKENS * self._layout.token_nbytes / cached_s, stream)
+        window_s, step_s, search_s = self._step()
+        return Machine(
+            stream_bytes_s=stream,
+            cached_bytes_s=cached,
+            cache_bytes=_cache_bytes(nbytes, max(all_s - call_s, LEAST), stream, cached),
+            operations_s=self._operations(),
+            jump_s=self._jump(),
+            gather_bytes_s=self._gather(),
+            exact_call_s=call_s,
+            step_s=max(step_s - search_s - window_s, LEAST),
+            search_s=search_s,
+        )
+
+    def _attend_s(self, tokens: int, queries: int = 1) -> float:
+        q = self._random(SPEC.q_heads, queries)
+        return _seconds(lambda: self._attend(tokens, q), BUDGET_S)
+
+    def _attend(self, tokens: int, q: np.ndarray) -> None:
+        blocks = slice(tokens // self._layout.block_size)
+        run, out, lse = self._run, np.empty(q.shape, q.dtype), np.empty(q.shape[:2], np.float32)
+        _native.attend(
+            self._layout.native, bits(q), run.addresses[blocks], run.counts[blocks], 0, SPEC.softmax_scale, bits(out), lse
+        )
+
+    def _operations(self) -> float:
+        """Multiplications a second, of queries so many that memory does not matter."""
+        count = 2.0 * ROWS * SPEC.q_heads * PIECE * SPEC.head_dim
+        return count / self._attend_s(PIECE, ROWS)
+
+    def _jump(self) -> float:
+        """Seconds on one core for a key that is in no cache."""
+        rows, count = SPEC.kv_heads, 1024
+        ids, offsets = self._picked(rows, count)
+        queries = Queries.of(self._random(rows, 1), rows, SPEC.softmax_scale, TOKENS)
+        keys, scores = self._table.keys(TOKENS).native, np.empty(len(ids), np.float32)
+        spent = self._cold(lambda: _index_native.score(keys, queries.native, offsets, ids, scores))
+        return spent * _native.threads() / len(ids)
+
+    def _gather(self) -> float:
+        """Bytes a second, of values here and there."""
+        ids, offsets = self._picked(SPEC.q_heads, 128)
+        shape = (SPEC.q_heads, 1, SPEC.head_dim)
+        out, lse = np.zeros(shape, np.float32), np.zeros(shape[:2], np.float32)
+        found = offsets, ids, np.zeros(len(ids), np.float32), SPEC.softmax_scale
+        spent = self._cold(lambda: _native.attend_found(self._layout.native, self._run.addresses, *found, out, lse, out, lse))
+        return len(ids) * self._layout.token_nbytes / (2 * SPEC.kv_heads) / spent
+
+    def _step(self) -> tuple[float, float, float]:
+        """Seconds of reading a window, of a step whose index has next to nothing to search, and of that search."""
+        size = self._layout.block_size
+        window, index = 8 * size, registry.build("flat", self._table.keys(size))
+        queries = Queries.of(self._random(SPEC.q_heads, 1), SPEC.kv_heads, SPEC.softmax_scale, size)
+        question = Question(
+            self._layout,
+            Run([(self._table, window)], self._tail),
+            self._random(SPEC.q_heads, 1),
+            SPEC.softmax_scale,
+            Wanted(Dipr(1.0)),
+        )
+        sections = Sections([Searched(index, Span(0, size, 0))], size)
+        q = question.q
+        search_s = self._cold(lambda: index.search(queries, Dipr(1.0), give_up=True))
+        step_s = self._cold(lambda: sparse(question, sections, Dipr(1.0)))
+        return self._cold(lambda: self._attend(window - size, q)), step_s, search_s
+
+    def _cold(self, run: Callable[[], object]) -> float:
+        """Seconds of a call behind a reading of everything, as the other layers of a model leave it."""
+        q = self._random(SPEC.q_heads, 1)
+        return _seconds(run, BUDGET_S, lambda: self._attend(TOKENS, q))
+
+    def _picked(self, rows: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens drawn for each row, rising: ids, offsets."""
+        drawn = np.sort([self._rng.choice(TOKENS, count, replace=False, shuffle=False) for _ in range(rows)], axis=1)
+        return drawn.astype(np.int32).reshape(-1), np.arange(rows + 1, dtype=np.int64) * count
+
+    def _random(self, heads: int, tokens: int) -> np.ndarray:
+        return self._rng.standard_normal((heads, tokens, SPEC.head_dim), np.float32).astype(SPEC.numpy_dtype)
+
+
+def _cache_bytes(nbytes: float, seconds: float, stream: float, cached: float) -> float:
+    """How much of so many bytes must have come out of caches, at most half, for them to be read in these seconds."""
+    saved = nbytes / stream - seconds
+    rate = 1 / stream - 1 / cached
+    held = saved / rate if rate > 0 else 0.0
+    return min(max(held, CACHE_BYTES_MIN), nbytes / 2)
+
+
+def _seconds(run: Callable[[], object], budget_s: float, before: Callable[[], object] | None = None) -> float:
+    """Seconds of a call; a first one warms up. before: runs ahead of each, untimed."""
+    run()
+    samples: list[float] = []
+    ends = perf_counter() + budget_s
+    while len(samples) < SAMPLES_MIN or (len(samples) < SAMPLES and perf_counter() < ends):
+        if before is not None:
+            before()
+        begin = perf_counter()
+        run()
+        samples.append(perf_counter() - begin)
+    return max(sorted(samples)[len(samples) // 4], LEAST)
