@@ -13,7 +13,7 @@ from kvdb.client.connect import connect
 from kvdb.client.session import Session
 from kvdb.config import Config
 from kvdb.errors import KvdbError
-from kvdb.types import ContextInfo, IndexInfo, ModelSpec, Rope, SessionStats
+from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Rope, SegmentStatistics, SessionStats
 from kvdb.version import __version__ as __version__
 
 __all__ = [
@@ -21,12 +21,14 @@ __all__ = [
     "Config",
     "Context",
     "ContextInfo",
+    "ContextStatistics",
     "Dipr",
     "Exact",
     "IndexInfo",
     "KvdbError",
     "ModelSpec",
     "Rope",
+    "SegmentStatistics",
     "Session",
     "SessionStats",
     "TopK",

@@ -24,7 +24,7 @@ from kvdb.session import SessionState
 from kvdb.storage.store import BlockStore
 from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import TierStats
-from kvdb.types import ContextInfo, IndexInfo, ModelSpec, Tokens
+from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Tokens
 from query_optimizer.optimizer import Optimizer, UnknownRule, base_rules
 
 
@@ -149,6 +149,11 @@ class Database:
         """Check every index of a context against its keys; how many were checked. Raises NotFound or IntegrityError."""
         with self._held(name) as views:
             return indexing.verify(views)
+
+    def statistics(self, name: str) -> ContextStatistics:
+        """What queries were like that searched a context. Raises NotFound."""
+        self._check_open()
+        return self._catalog.get(name).statistics()
 
     def want_index(self, segment: Segment) -> None:
         """A query could not be answered for want of an index; build one in the background, as the configuration says."""

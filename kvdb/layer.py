@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from query_optimizer.optimizer import Optimizer
 from query_optimizer.plan import Plan
 
 TAIL_INDEX = "flat"  # adding to it costs what the new keys cost
+OBSERVED_FIRST, OBSERVED_STEP = 16, 8  # queries of one token: the first are all observed, and then every 8th
 PREPARED_MAX = 64  # plans of one layer; a caller may ask for another alpha each time
 
 
@@ -57,6 +59,7 @@ class Layer:
         self._tail_index: Index | None = None
         self._sealed = self._seals = 0  # tokens of the tail that are indexed, and how often some were
         self._prepared: dict[Retrieval | None, Prepared] = {}
+        self._steps = 0
 
     def append(self, k: Array, v: Array) -> None:
         start = self.tail.length
@@ -75,7 +78,7 @@ class Layer:
         if isinstance(prepared.plan.retrieval, Exact) or not prepared.sections.searched or n > self.tail.length - self._sealed:
             state, reading = execute.exact(layout, self.run, q, n, scale)
         else:
-            question = Question(layout, self.run, q, scale, wanted)
+            question = Question(layout, self.run, q, scale, wanted, n == 1 and self._observes())
             state, reading = sparse(question, prepared.sections, prepared.plan.retrieval)
         return state.out, prepared.plan, reading
 
@@ -101,14 +104,19 @@ class Layer:
         if isinstance(plan.retrieval, Exact):
             return Prepared(plan, Sections([], self.tail.layout.block_size), version)
         searched = []
+        observers = {part_name(view.segment): partial(view.segment.statistics.observe, self._number) for view in self._views}
         for access in plan.accesses:
             if access.index is not None:
                 begin, end, first_block, kinds = searchable[access.part]
-                searched.append(Searched(kinds[access.index], begin, end, first_block))
+                searched.append(Searched(kinds[access.index], begin, end, first_block, observers.get(access.part)))
         for view in self._views:
             if len(view.segment) >= self._engine.config.indexes.segment_tokens_min and not view.segment.indexes.of(self._number):
                 self._engine.want_index(view.segment)
         return Prepared(plan, Sections(searched, self.tail.layout.block_size), version)
+
+    def _observes(self) -> bool:
+        self._steps += 1
+        return self._steps <= OBSERVED_FIRST or self._steps % OBSERVED_STEP == 0
 
     def _searchable(self) -> "Mapping[str, Range]":
         """What of each part lies outside the window and has an index: by the part's name."""

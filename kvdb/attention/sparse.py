@@ -4,9 +4,9 @@ The window and whatever has no index are one part; every index that is searched 
 the other, so that each search starts from the largest score and the mass that those before it have seen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter_ns
+from time import perf_counter, perf_counter_ns
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,11 @@ from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP, Wanted
 from indexes.widen import widened
 from kvdb.attention import execute
 from kvdb.attention.execute import Reading, Whole
+from kvdb.attention.observe import largest, observation
 from kvdb.attention.run import Counts, Run
 from kvdb.attention.state import AttentionState, merge
 from kvdb.storage.block import BlockLayout, bits
-from kvdb.types import Addresses, Array
+from kvdb.types import Addresses, Array, Observation
 
 DENSE = 0.04
 """Where queries need a larger share of the searched tokens than this, reading all of them is cheaper than picking."""
@@ -30,12 +31,14 @@ DENSE_HEADS = 0.5
 
 @dataclass(frozen=True)
 class Searched:
-    """Tokens [begin, end) of one segment or tail, found by an index. first_block: where its blocks begin in the run."""
+    """Tokens [begin, end) of one segment or tail, found by an index. first_block: where its blocks begin in the run. observe:
+    takes what the search for an observed question shows."""
 
     index: Index
     begin: int
     end: int
     first_block: int
+    observe: Callable[[Observation], None] | None = None
 
     @property
     def tokens(self) -> int:
@@ -68,13 +71,15 @@ class Sections:
 
 @dataclass(frozen=True)
 class Question:
-    """One call: queries q, `[q_heads, n, head_dim]` in the layout's dtype, of the run's last n tokens."""
+    """One call: queries q, `[q_heads, n, head_dim]` in the layout's dtype, of the run's last n tokens. observed: whether its
+    searches are told to the parts that were searched; n is 1 then."""
 
     layout: BlockLayout
     run: Run
     q: Array
     scale: float
     wanted: Wanted
+    observed: bool = False
 
 
 def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tuple[AttentionState, Reading]:
@@ -87,17 +92,23 @@ def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tupl
     limit = question.wanted.missed_mass_max
     seen = Seen(question.run.tokens - sections.tokens)
     for attempt, tight in widened(retrieval, sections.tokens):
-        founds = _search(question, sections, q32, first, attempt, tight)
+        founds, seconds = _search(question, sections, q32, first, attempt, tight)
+        observed = question.observed and attempt is retrieval and not tight
         seen.add(layout, founds)
         dense = _dense(founds, layout.kv_heads)
         dense_share = 0.0 if dense is None else float(dense.mean())
         if isinstance(attempt, Exact) or dense_share > DENSE_HEADS or _many(founds, q32, sections):
             state, reading = execute.exact(layout, question.run, q, q.shape[1], question.scale)
+            if observed:
+                _observe(question, sections, first, founds, seconds, state.lse)
             nbytes = reading.nbytes + seen.nbytes
             return state, replace(reading, nbytes=nbytes, kernel_ns=perf_counter_ns() - started)
         state = _attend(question, sections, first, founds)
         if dense is not None:
             founds = _read_dense(question, dense, state, founds)
+        if observed:
+            lse = np.logaddexp.reduce([state.lse, *(found.missed for found in founds)])
+            _observe(question, sections, first, founds, seconds, lse)
         missed, _ = _share([found.missed for found in founds], state.lse)
         bound, bound_max = _share([found.missed_bound for found in founds], state.lse)
         if limit is None or bound_max <= limit:
@@ -129,29 +140,45 @@ class Seen:
             self.nbytes += found.nbytes + len(found.ids) * layout.token_nbytes // (2 * layout.kv_heads)  # their values
 
 
-def _search(question: Question, sections: Sections, q: Float32, first: Whole, retrieval: Retrieval, tight: bool) -> list[Found]:
-    """What each searched part finds. The largest score and the mass seen so far go from part to part."""
+def _search(
+    question: Question, sections: Sections, q: Float32, first: Whole, retrieval: Retrieval, tight: bool
+) -> tuple[list[Found], list[float]]:
+    """What each searched part finds, and the seconds it took. The largest score and the mass seen so far go from part to part."""
     if isinstance(retrieval, Exact):
-        return []
+        return [], []
     n = q.shape[1]
     floor, outside = first.top, first.state.lse
     if isinstance(retrieval, TopK):
         retrieval = TopK(min(retrieval.k, sections.tokens))  # any number may be asked for
     if isinstance(retrieval, TopP) and len(sections.searched) > 1:
         retrieval = TopP(1 - (1 - retrieval.p) / len(sections.searched))  # each part may miss its share of what all may
-    founds = []
+    founds: list[Found] = []
+    seconds: list[float] = []
     for part in sections.searched:
+        started = perf_counter()
         begin, end = np.full(n, part.begin, np.int64), np.full(n, part.end, np.int64)
         queries = Queries(q, question.layout.kv_heads, question.scale, begin, end, floor, outside)
         found = part.index.search(queries, retrieval, estimate_tail=question.wanted.estimate_tail, tight=tight, give_up=True)
         founds.append(found)
+        seconds.append(perf_counter() - started)
         if len(sections.searched) == 1 or (found.dense is not None and found.dense.all()):
-            return founds
+            return founds, seconds
         floor = np.maximum(floor, _largest(found, floor.shape))
     if question.wanted.estimate_tail:  # what was found is better than an estimate of it
-        return founds
+        return founds, seconds
     cut = _cut(founds, floor, question.scale, retrieval)
-    return [_trimmed(found, cut.ravel(), question.scale) for found in founds]
+    return [_trimmed(found, cut.ravel(), question.scale) for found in founds], seconds
+
+
+def _observe(
+    question: Question, sections: Sections, first: Whole, founds: Sequence[Found], seconds: Sequence[float], lse: Float32
+) -> None:
+    """Tells the parts what the search of them showed. lse: of everything, as far as it is known."""
+    heads, top = question.layout.kv_heads, largest(founds, first.top)
+    for part, found, spent in zip(sections.searched, founds, seconds, strict=False):  # some may not have been searched any more
+        if part.observe is not None:
+            shown = found, heads, part.tokens, None, first.top, lse, question.scale, part.index.kind, spent, top
+            part.observe(observation(*shown))
 
 
 def _dense(founds: Sequence[Found], kv_heads: int) -> npt.NDArray[np.bool_] | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from indexes.retrieval import Wanted
-from kvdb.types import Array, ContextInfo, IndexInfo, ModelSpec, SessionStats, Tokens
+from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, SessionStats, Tokens
 
 
 class SessionTransport(Protocol):
@@ -70,6 +70,8 @@ class Transport(Protocol):
     def indexes(self, name: str) -> list[IndexInfo]: ...
 
     def verify(self, name: str) -> int: ...
+
+    def statistics(self, name: str) -> ContextStatistics: ...
 
     def close(self) -> None: ...
 

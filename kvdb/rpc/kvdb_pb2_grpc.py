@@ -74,6 +74,11 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesReply.FromString,
                 _registered_method=True)
+        self.ContextStatistics = channel.unary_unary(
+                '/kvdb.v1.Kvdb/ContextStatistics',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextStatisticsRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextStatisticsReply.FromString,
+                _registered_method=True)
         self.CreateSession = channel.unary_unary(
                 '/kvdb.v1.Kvdb/CreateSession',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CreateSessionRequest.SerializeToString,
@@ -178,6 +183,13 @@ class KvdbServicer:
 
     def VerifyIndexes(self, request, context):
         """Checks every index of a context against its keys; DATA_LOSS where one does not fit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ContextStatistics(self, request, context):
+        """What the queries that searched a context were like.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -289,6 +301,11 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.VerifyIndexes,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesReply.SerializeToString,
+            ),
+            'ContextStatistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ContextStatistics,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextStatisticsRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextStatisticsReply.SerializeToString,
             ),
             'CreateSession': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateSession,
@@ -557,6 +574,33 @@ class Kvdb:
             '/kvdb.v1.Kvdb/VerifyIndexes',
             kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ContextStatistics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/ContextStatistics',
+            kvdb_dot_rpc_dot_kvdb__pb2.ContextStatisticsRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.ContextStatisticsReply.FromString,
             options,
             channel_credentials,
             insecure,

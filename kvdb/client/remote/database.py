@@ -9,7 +9,7 @@ from kvdb.client.remote.session import RemoteSession
 from kvdb.errors import Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.types import ContextInfo, IndexInfo, ModelSpec, Tokens
+from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Tokens
 
 
 class RemoteDatabase:
@@ -77,6 +77,12 @@ class RemoteDatabase:
         request = pb.VerifyIndexesRequest(name=name)
         reply: pb.VerifyIndexesReply = connection.call(connection.stub.VerifyIndexes, request)
         return reply.indexes
+
+    def statistics(self, name: str) -> ContextStatistics:
+        """Raises NotFound."""
+        connection = self._connected()
+        request = pb.ContextStatisticsRequest(name=name)
+        return codec.from_statistics(name, connection.call(connection.stub.ContextStatistics, request))
 
     def close(self) -> None:
         """Close every session opened here, and the channel. Closing twice does nothing."""
