@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 import kvdb.commands.indexes as indexes
+import kvdb.commands.stats as stats
 import kvdb.config as configuration
 from kvdb.errors import KvdbError, Unsupported
 from kvdb.version import __version__
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_serve(commands)
     indexes.add(commands)
+    stats.add(commands)
     for entry in sorted(entry_points(group=COMMANDS), key=lambda e: e.name):
         add: Callable[[Subparsers], None] = entry.load()
         add(commands)

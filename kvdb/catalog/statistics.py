@@ -36,8 +36,8 @@ class Searches:
 class LayerStatistics:
     """One layer of a segment as it was at some moment. Arrays are `[q_heads]`, read-only, and never change.
 
-    queries: int64, how many were observed; answered: int64, those of them whose largest token is known. The others are the float32
-    averages of `kvdb.types.SegmentStatistics`, 0 where nothing was observed. searches: by kind of index.
+    queries: int64, how many were observed; answered: int64, those of them whose largest token is known. The others are float32
+    averages, as in `kvdb.types.SegmentStatistics`. searches: by kind of index.
     """
 
     queries: Int64
