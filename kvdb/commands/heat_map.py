@@ -44,8 +44,8 @@ def draw(info: ContextInfo, statistics: ContextStatistics, measures: Sequence[st
     """
     try:
         from matplotlib.figure import Figure  # so that nothing else needs it; without pyplot, which would look for a display
-    except ModuleNotFoundError as error:
-        raise Unsupported(f"a heat map needs {error.name}, which is not installed; pip install 'kvdb[plots]'") from None
+    except ModuleNotFoundError:
+        raise Unsupported("a heat map needs matplotlib, which is not installed; pip install 'kvdb[plots]'") from None
     least, most = PANEL_INCHES
     width, height = (min(max(CELL_INCHES * n, least), most) for n in (info.spec.q_heads, info.spec.layers))
     across = min(len(measures), 2)

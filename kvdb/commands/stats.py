@@ -66,5 +66,5 @@ def _text(info: ContextInfo, statistics: ContextStatistics, by: str, layer: int 
         else:
             texts.append(f"{where}, layer {layer}\n{heads_of_layer(segment, layer, spec.kv_heads)}")
     if len(segments) < len(statistics.segments):
-        texts.append(f"{len(statistics.segments) - len(segments)} more segments, of which no search was observed")
+        texts.append(f"segments of which no search was observed: {len(statistics.segments) - len(segments)}")
     return "\n\n".join([*texts, LEGEND])

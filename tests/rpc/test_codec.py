@@ -93,12 +93,9 @@ def test_stats(count, seconds, rules):
     assert codec.from_stats(sent(codec.to_stats(stats))) == stats
 
 
-@given(
-    COUNTS, st.lists(st.integers(0, 2**62), min_size=6, max_size=6), st.lists(st.floats(0, 1, width=32), min_size=24, max_size=24)
-)
+@given(COUNTS, hnp.arrays(np.int64, (2, 3)), hnp.arrays(np.float32, (4, 2, 3)))
 def test_statistics(count, queries, averages):
-    arrays = np.array(averages, np.float32).reshape(4, 2, 3)
-    segment = SegmentStatistics(count, count + 1, np.array(queries).reshape(2, 3), *arrays)
+    segment = SegmentStatistics(count, count + 1, queries, *averages)
     statistics = ContextStatistics("doc", (segment, segment))
     back = codec.from_statistics("doc", sent(codec.to_statistics(statistics)))
     assert back.name == "doc"
