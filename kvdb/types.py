@@ -203,9 +203,9 @@ class SegmentStatistics:
 
     tokens: of the segment. queries: int64, how many were observed, a sample of those that were asked. The others are float32,
     averages in which the latest queries count most, 0 where none was observed. retrieved: the share of the searched tokens that a
-    query needed; 1 for those that needed so many that the search left them. dense: the share of such queries. Of all others,
-    sharpness: the softmax weight of the largest token; window_hits: the share of queries whose largest token lies in the window,
-    outside of what was searched.
+    query needed; 1 for those that needed so many that the search left them. dense: the share of such queries. sharpness: the
+    softmax weight of the largest token. window_hits: the share of queries whose largest token lies in the window, outside of
+    everything that was searched.
     """
 
     segment: int

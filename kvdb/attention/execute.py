@@ -30,16 +30,19 @@ class Reading:
     missed_bound_max: float = 0.0
 
 
-def exact(layout: BlockLayout, run: Run, q: Array, new: int, scale: float) -> tuple[AttentionState, Reading]:
+def exact(
+    layout: BlockLayout, run: Run, q: Array, new: int, scale: float, top: Array | None = None
+) -> tuple[AttentionState, Reading]:
     """Attention over every token of a run, by the native kernel: one launch for all parts that lie in main memory.
 
     q: `[q_heads, n, head_dim]` in the layout's dtype. new: 0 when every query sees the whole run, or n when the queries are
-    those of its last n tokens and attend causally. Returns the state, its output in q's dtype.
+    those of its last n tokens and attend causally. top: float32 `[q_heads, n]`, where given takes the largest q.k. Returns the
+    state, its output in q's dtype.
     """
     out = np.empty(q.shape, q.dtype)
     lse = np.empty(q.shape[:2], np.float32)
     started = perf_counter_ns()
-    _native.attend(layout.native, bits(q), run.addresses, run.counts, new, scale, bits(out), lse)
+    _native.attend(layout.native, bits(q), run.addresses, run.counts, new, scale, bits(out), lse, top)
     spent = perf_counter_ns() - started
     return AttentionState(out, lse), Reading(run.tokens, run.tokens, run.tokens * layout.token_nbytes, spent)
 

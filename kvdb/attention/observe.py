@@ -29,7 +29,8 @@ def observation(  # noqa: PLR0913, PLR0917  # what a search has at hand is in no
     tokens: how many were searched, at least 1. asked: bool `[kv_heads]`, those that were; None for all. window_top: float32
     `[q_heads, 1]`, the largest q.k outside of all that was searched. lse: float32 `[q_heads, 1]`, the log of the sum of
     exp(scale * q.k) over everything; given that over what was read, sharpness comes out too large by the share that was missed.
-    kind: of the index. seconds: what the search took. top: `largest` of all parts, where there are several.
+    kind: of the index. seconds: what the search took. top: float32 `[q_heads, 1]`, the largest q.k over everything, not finite
+    where it is not known; None for what the window and this part show, which says nothing of queries that the search left.
     """
     if top is None:
         top = largest([found], window_top)

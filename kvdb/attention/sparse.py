@@ -93,22 +93,23 @@ def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tupl
     seen = Seen(question.run.tokens - sections.tokens)
     for attempt, tight in widened(retrieval, sections.tokens):
         founds, seconds = _search(question, sections, q32, first, attempt, tight)
-        observed = question.observed and attempt is retrieval and not tight
+        # Of queries that a search left, reading everything says what is the largest.
+        top = largest(founds, first.top) if question.observed and attempt is retrieval and not tight else None
         seen.add(layout, founds)
         dense = _dense(founds, layout.kv_heads)
         dense_share = 0.0 if dense is None else float(dense.mean())
         if isinstance(attempt, Exact) or dense_share > DENSE_HEADS or _many(founds, q32, sections):
-            state, reading = execute.exact(layout, question.run, q, q.shape[1], question.scale)
-            if observed:
-                _observe(question, sections, first, founds, seconds, state.lse)
+            state, reading = execute.exact(layout, question.run, q, q.shape[1], question.scale, top)
+            if top is not None:
+                _observe(question, sections, founds, seconds, first.top, top, state.lse)
             nbytes = reading.nbytes + seen.nbytes
             return state, replace(reading, nbytes=nbytes, kernel_ns=perf_counter_ns() - started)
         state = _attend(question, sections, first, founds)
         if dense is not None:
-            founds = _read_dense(question, dense, state, founds)
-        if observed:
+            founds = _read_dense(question, dense, state, founds, top)
+        if top is not None:
             lse = np.logaddexp.reduce([state.lse, *(found.missed for found in founds)])
-            _observe(question, sections, first, founds, seconds, lse)
+            _observe(question, sections, founds, seconds, first.top, top, lse)
         missed, _ = _share([found.missed for found in founds], state.lse)
         bound, bound_max = _share([found.missed_bound for found in founds], state.lse)
         if limit is None or bound_max <= limit:
@@ -171,13 +172,19 @@ def _search(
 
 
 def _observe(
-    question: Question, sections: Sections, first: Whole, founds: Sequence[Found], seconds: Sequence[float], lse: Float32
+    question: Question,
+    sections: Sections,
+    founds: Sequence[Found],
+    seconds: Sequence[float],
+    window_top: Float32,
+    top: Float32,
+    lse: Float32,
 ) -> None:
-    """Tells the parts what the search of them showed. lse: of everything, as far as it is known."""
-    heads, top = question.layout.kv_heads, largest(founds, first.top)
+    """Tells the parts what the search of them showed. top, lse: of everything, as far as they are known."""
+    heads = question.layout.kv_heads
     for part, found, spent in zip(sections.searched, founds, seconds, strict=False):  # some may not have been searched any more
         if part.observe is not None:
-            shown = found, heads, part.tokens, None, first.top, lse, question.scale, part.index.kind, spent, top
+            shown = found, heads, part.tokens, None, window_top, lse, question.scale, part.index.kind, spent, top
             part.observe(observation(*shown))
 
 
@@ -191,13 +198,16 @@ def _many(founds: Sequence[Found], q: Float32, sections: Sections) -> bool:
     return bool(sum(len(found.ids) for found in founds) > DENSE * q.shape[0] * q.shape[1] * sections.tokens)
 
 
-def _read_dense(question: Question, dense: npt.NDArray[np.bool_], state: AttentionState, founds: Sequence[Found]) -> list[Found]:
-    """Overwrites the state's rows of the dense KV heads with attention over everything. Returns what is missed without them."""
+def _read_dense(
+    question: Question, dense: npt.NDArray[np.bool_], state: AttentionState, founds: Sequence[Found], top: Float32 | None
+) -> list[Found]:
+    """Overwrites the rows of the dense KV heads in the state, and in `top`, with those of attention over everything. Returns what
+    is missed without them."""
     run, q = question.run, question.q
     call = (question.layout.native, bits(q), run.addresses, run.counts, q.shape[1], question.scale, bits(state.out), state.lse)
     edges = np.flatnonzero(np.diff(np.concatenate([[False], dense, [False]])))
     for begin, end in edges.reshape(-1, 2).tolist():
-        _native.attend(*call, None, begin, end)
+        _native.attend(*call, top, begin, end)
     rows = np.repeat(dense, len(q) // len(dense))[:, None]
     nothing = np.float32(-np.inf)
     return [

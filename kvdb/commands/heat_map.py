@@ -30,7 +30,7 @@ DPI = 130
 
 
 def mean(statistics: ContextStatistics, measure: str) -> npt.NDArray[np.float64]:
-    """A measure over all segments, float64 `[layers, q_heads]`, each by its number of queries; NaN where it is not known."""
+    """A measure over all segments, float64 `[layers, q_heads]`, each by its number of queries; NaN where there were none."""
     values = np.stack([known(segment, measure) for segment in statistics.segments])
     weights = np.where(np.isfinite(values), [segment.queries for segment in statistics.segments], 0)
     total = weights.sum(axis=0)
@@ -54,7 +54,7 @@ def draw(info: ContextInfo, statistics: ContextStatistics, measures: Sequence[st
     name = info.name if len(info.name) <= NAME_LENGTH_MAX else f"{info.name[:NAME_LENGTH_MAX]}…"
     queries = max(int(segment.queries.max()) for segment in statistics.segments)
     values = [mean(statistics, measure) for measure in measures]
-    grey = "\ngrey: unknown" if np.isnan(values).any() else ""
+    grey = "\ngrey: no query" if np.isnan(values).any() else ""
     title = f"{name}\n{info.tokens:,} tokens, up to {queries:,} queries observed a head{grey}"
     figure.suptitle(title, fontsize=10, parse_math=False)
     for panel, measure, shown in zip(figure.subplots(down, across, squeeze=False).flat, measures, values, strict=True):
@@ -73,7 +73,7 @@ def _panel(panel: "Axes", measure: str, values: npt.NDArray[np.float64]) -> None
 
     logarithmic = measure == "retrieved"
     norm = LogNorm(RETRIEVED_MIN, 1, clip=True) if logarithmic else Normalize(0, 1)
-    panel.set_facecolor("0.85")  # what is not known shows through
+    panel.set_facecolor("0.85")  # where no query was observed
     image = panel.imshow(values, norm=norm, cmap="viridis", aspect="auto", interpolation="nearest")
     panel.set_title(TITLES[measure], fontsize=9)
     panel.set_xlabel("query head")
@@ -84,6 +84,6 @@ def _panel(panel: "Axes", measure: str, values: npt.NDArray[np.float64]) -> None
     panel.figure.colorbar(image, ax=panel, format=lambda value, _: f"{100 * value:g}%")
     if values.size <= LABELLED_CELLS_MAX:
         for (layer, head), value in np.ndenumerate(values):
-            text = "?" if np.isnan(value) else f"{value:.2%}" if logarithmic else f"{value:.0%}"
+            text = "" if np.isnan(value) else f"{value:.2%}" if logarithmic else f"{value:.0%}"
             dark = np.isnan(value) or float(norm(value)) > 0.5
             panel.text(head, layer, text, ha="center", va="center", fontsize=8, color="black" if dark else "white")

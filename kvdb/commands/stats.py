@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 LEGEND = """\
 retrieved: the share of the searched tokens that a query needs. sharpness: the softmax weight of its
 largest token. window hits: queries whose largest token lies in the window. dense: queries that the
-search left, because they want so much that reading everything costs less, and heads of which it
-left half or more."""
+search left, because they want so much that reading everything costs less; heads of which it left at
+least half."""
 
 
 def add(commands: "Subparsers") -> None:

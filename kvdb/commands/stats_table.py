@@ -16,12 +16,8 @@ GAP = "  "
 
 
 def known(segment: SegmentStatistics, measure: str) -> Values:
-    """A measure as float64 `[layers, q_heads]`, NaN where it is not known."""
-    values = getattr(segment, measure).astype(np.float64)
-    observed = segment.queries > 0
-    if measure in {"sharpness", "window_hits"}:
-        observed &= segment.dense < 1  # of queries that a search left, nobody knows the largest token
-    return np.where(observed, values, np.nan)
+    """A measure as float64 `[layers, q_heads]`, NaN where no query was observed."""
+    return np.where(segment.queries > 0, getattr(segment, measure).astype(np.float64), np.nan)
 
 
 def summary(segment: SegmentStatistics, by: str) -> str:

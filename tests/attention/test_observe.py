@@ -134,26 +134,24 @@ def test_only_observed_questions_are_shown(layer):
     assert layer.ask(Wanted(TopP(0.9)), observed=False) == [[]]
 
 
-@pytest.mark.parametrize("layer", [((1,),), ((0, 2, 4, 5),), (tuple(range(HEADS)),)], ids=str, indirect=True)
-def test_of_queries_that_were_left_the_largest_is_unknown(layer):
-    left = np.zeros(HEADS, bool)
-    left[list(layer.sections.searched[0].index.left)] = True
-    ((one,),) = layer.ask(Wanted(TopK(2)))
-    retrieved, dense, sharp, _ = one.values
-    assert dense.tolist() == left.tolist()
-    assert retrieved == pytest.approx(np.where(left, 1, 2 / (TOKENS - 2 * BLOCK)))
-    assert one.seen.tolist() == [[True] * HEADS] * 2 + [(~left).tolist()] * 2
-    assert np.isfinite(one.values).all()
+LEFT = [((1,),), ((0, 2, 4, 5),), (tuple(range(HEADS)),), ((1,), (3,)), ((), (0, 1, 4))]
+
+
+@pytest.mark.parametrize("layer", LEFT, ids=str, indirect=True)
+def test_queries_that_were_left_are_dense_and_reading_everything_measures_them(layer):
     logits = layer.logits()
-    truth = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
-    assert sharp[~left] == pytest.approx(truth[~left], rel=1e-4)
-
-
-@pytest.mark.parametrize("layer", [((1,), (3,))], indirect=True)
-def test_a_query_that_one_part_left_has_no_largest_in_any(layer):
-    for (one,), left in zip(layer.ask(Wanted(TopK(2))), (1, 3), strict=True):
-        assert one.values[1].tolist() == [head == left for head in range(HEADS)]
-        assert one.seen[2].tolist() == one.seen[3].tolist() == [head not in {1, 3} for head in range(HEADS)]
+    sharpness = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
+    in_window = ~layer.searched.any(axis=0)[logits.argmax(axis=1)]
+    for part, shown in zip(layer.sections.searched, layer.ask(Wanted(Dipr(ALPHA))), strict=True):
+        (one,) = shown
+        assert one.seen is None
+        retrieved, dense, sharp, window = one.values
+        left = np.isin(np.arange(HEADS), part.index.left)
+        assert dense.tolist() == left.tolist()
+        assert (retrieved[left] == 1).all()
+        assert (retrieved[~left] < 1).all()
+        assert sharp == pytest.approx(sharpness, rel=1e-4)
+        assert window.tolist() == in_window.tolist()
 
 
 @pytest.mark.parametrize("layer", [((), tuple(range(HEADS)), ())], indirect=True)
@@ -181,6 +179,18 @@ def test_heads_that_were_not_asked_are_not_observed():
     assert (one.kind, one.seconds, one.tokens) == ("hnsw", 0.5, 60.0)
     assert one.values[:, 2:] == pytest.approx(np.array([[0.1, 0.1], [0, 0], [1, 1], [1, 0]]))
     assert observation(found(rows), 2, 10, None, column(4, 4, 4, 4), column(4, 4, 4, 5), 1.0, "hnsw", 0.5).tokens == 30
+
+
+def test_of_queries_that_were_left_a_search_alone_does_not_tell_the_largest():
+    rows = [[1, 3], []]
+    dense = np.array([[False], [True]])
+    columns = column(4, 4), column(4, 5)
+    one = observation(found(rows, dense), 2, 10, None, *columns, 1.0, "flat", 0.0)
+    assert one.seen.tolist() == [[True, True], [True, True], [True, False], [True, False]]
+    assert one.values.tolist() == [[pytest.approx(0.2), 1], [0, 1], [1, 0], [1, 0]]
+    one = observation(found(rows, dense), 2, 10, None, *columns, 1.0, "flat", 0.0, top=column(4, 4.5))
+    assert one.seen is None
+    assert one.values[:, 1] == pytest.approx([1, 1, np.exp(-0.5), 0])
 
 
 def test_nothing_found_and_no_window_is_not_a_number_nowhere():
