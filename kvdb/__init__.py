@@ -13,7 +13,7 @@ from kvdb.client.connect import connect
 from kvdb.client.session import Session
 from kvdb.config import Config
 from kvdb.errors import KvdbError
-from kvdb.types import ContextInfo, IndexInfo, ModelSpec, Rope, SessionStats
+from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Rope, SegmentStatistics, SessionStats
 from kvdb.version import __version__ as __version__
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Hints
@@ -23,6 +23,7 @@ __all__ = [
     "Config",
     "Context",
     "ContextInfo",
+    "ContextStatistics",
     "Dipr",
     "Exact",
     "Hints",
@@ -31,6 +32,7 @@ __all__ = [
     "ModelSpec",
     "Plan",
     "Rope",
+    "SegmentStatistics",
     "Session",
     "SessionStats",
     "TopK",

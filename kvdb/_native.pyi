@@ -95,6 +95,27 @@ def attend_found(
 def share(missed: Any, lse: Any) -> tuple[float, float]:
     """Mean and largest of exp(missed) / (exp(missed) + exp(lse)), float32 `[q_heads, n]`; 1 for +inf, 0 where both are -inf."""
 
+def raise_top(offsets: Any, scores: Any, dense: Any | None, top: Any) -> None:
+    """Raises top, float32 [rows], to the largest of each row's scores[offsets[row] : offsets[row + 1]], float32, and to infinity
+    where dense, bool [rows], is set."""
+
+def observe(
+    offsets: Any,
+    scores: Any,
+    dense: Any | None,
+    asked: Any | None,
+    kv_heads: int,
+    tokens: float,
+    window: Any,
+    top: Any,
+    lse: Any,
+    scale: float,
+    values: Any,
+    seen: Any,
+) -> bool:
+    """What `kvdb.types.Observation` says of one query of each head: values, float32 [4, rows], and seen, bool [4, rows]; whether
+    all are. asked: bool [kv_heads]. window, top, lse: float32 [rows]; top is not finite where it is not known."""
+
 def read_blocks(geometry: Geometry, table: Any) -> int:
     """Reads every byte of the blocks, on all threads, and returns the xor of their 64-bit words: memory's own speed."""
 

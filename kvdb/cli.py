@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import kvdb.commands.calibrate as calibrate
 import kvdb.commands.indexes as indexes
+import kvdb.commands.stats as stats
 import kvdb.config as configuration
 from kvdb.errors import KvdbError, Unsupported
 from kvdb.version import __version__
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_serve(commands)
     indexes.add(commands)
     calibrate.add(commands)
+    stats.add(commands)
     for entry in sorted(entry_points(group=COMMANDS), key=lambda e: e.name):
         add: Callable[[Subparsers], None] = entry.load()
         add(commands)

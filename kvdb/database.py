@@ -25,7 +25,7 @@ from kvdb.session import SessionState
 from kvdb.storage.store import BlockStore
 from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import TierStats
-from kvdb.types import ContextInfo, IndexInfo, ModelSpec, Tokens
+from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Tokens
 from query_optimizer.optimizer import Optimizer, UnknownRule
 from query_optimizer.plan import Plan
 from query_optimizer.rules import base_rules
@@ -170,6 +170,11 @@ class Database:
             return [session.explain(number, wanted, analyze) for number in layers]
         finally:
             session.close()
+
+    def statistics(self, name: str) -> ContextStatistics:
+        """What queries were like that searched a context. Raises NotFound."""
+        self._check_open()
+        return self._catalog.get(name).statistics()
 
     def wish(self, segment: Segment, kind: str) -> None:
         """A plan would use an index of that kind; build it in the background, as the configuration says."""

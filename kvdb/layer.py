@@ -14,6 +14,9 @@ from kvdb.types import Array, ModelSpec
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Wanted
 
+OBSERVED_FIRST, OBSERVED_STEP = 16, 8
+"""Queries of one token: the first are all observed, and then every 8th."""
+
 
 class Layer:
     """The tail, the run that queries read, and the plans for them."""
@@ -27,6 +30,7 @@ class Layer:
         self._views = views
         self._own = Tail(engine.config, tail)
         self._seals = False
+        self._steps = 0
         self.planner = Planner(engine, spec, views, number, self.run, self._own)
 
     def append(self, k: Array, v: Array) -> None:
@@ -43,13 +47,19 @@ class Layer:
             self._own.seal()
         prepared = self.planner.prepare(q.shape[1], wanted)
         self._seals = prepared.seals
-        state, reading = self.carry_out(prepared, q, wanted)
+        state, reading = self.carry_out(prepared, q, wanted, q.shape[1] == 1 and self._observes())
         return state.out, prepared.plan, reading
 
-    def carry_out(self, prepared: Prepared, q: Array, wanted: Wanted) -> tuple[AttentionState, Reading]:
-        """The answer to queries q of the last n tokens by a plan."""
+    def carry_out(self, prepared: Prepared, q: Array, wanted: Wanted, observed: bool = False) -> tuple[AttentionState, Reading]:
+        """The answer to queries q of the last n tokens by a plan. observed: whether statistics are made of it."""
         layout, scale = self.tail.layout, self._spec.softmax_scale
         # A query that is asked of tokens before the tail sees less than the searched parts hold.
         if not prepared.sections.searched or q.shape[1] > self.tail.length - self._own.sealed:
             return execute.exact(layout, self.run, q, q.shape[1], scale)
-        return sparse(Question(layout, self.run, q, scale, wanted), prepared.sections, prepared.plan.retrieval)
+        question = Question(layout, self.run, q, scale, wanted, observed)
+        return sparse(question, prepared.sections, prepared.plan.retrieval)
+
+    def _observes(self) -> bool:
+        """Whether this query is one of those that statistics are made of."""
+        self._steps += 1
+        return self._steps <= OBSERVED_FIRST or self._steps % OBSERVED_STEP == 0

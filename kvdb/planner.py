@@ -1,6 +1,7 @@
 """Plans for one layer of a session: facts are gathered, the optimizer decides, and what it decided is kept until they change."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -253,7 +254,16 @@ class Planner:
         )
 
     def _heads(self, part: Part) -> tuple[HeadFacts, ...]:
-        return ()
+        """What is known of each KV head; of its query heads, the one that wants most counts."""
+        known = None if part.segment is None else part.segment.statistics.of(self._number)
+        if known is None:
+            return ()
+        kv_heads = self._spec.kv_heads
+        queries, retrieved, dense = (
+            values.reshape(kv_heads, -1).max(axis=1).tolist() for values in (known.queries, known.retrieved, known.dense)
+        )
+        tokens = part.span.tokens
+        return tuple(HeadFacts(seen, share * tokens, left) for seen, share, left in zip(queries, retrieved, dense, strict=True))
 
 
 def sections_of(plan: Plan, parts: Mapping[str, Part], block_size: int) -> Sections:
@@ -265,7 +275,9 @@ def sections_of(plan: Plan, parts: Mapping[str, Part], block_size: int) -> Secti
         span = Span(access.begin, access.end, part.span.first_block)
         if access.index is not None:
             tail = access.estimate_tail
-            searched.append(Searched(part.kinds[access.index], span, access.retrieval, _mask(access), tail))
+            watched = part.segment is not None and isinstance(access.retrieval, Dipr)  # a range tells what is wanted
+            observe = partial(part.segment.statistics.observe, plan.layer) if watched and part.segment is not None else None
+            searched.append(Searched(part.kinds[access.index], span, access.retrieval, _mask(access), tail, observe))
         elif access.part in spans and not access.all_heads:
             mask = _mask(access)
             assert mask is not None

@@ -16,6 +16,7 @@ from kvdb.errors import SpecError
 Array = npt.NDArray[Any]
 Tokens = npt.NDArray[np.int32]
 Addresses = npt.NDArray[np.uint64]
+Float32 = npt.NDArray[np.float32]
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -176,6 +177,52 @@ class SessionStats:
     missed_mass_bound: float
     missed_mass_bound_max: float
     rules: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one query of one layer showed of a segment that was searched for it.
+
+    values: float32 `[4, q_heads]`, one row for each of MEASURES. seen: bool `[4, q_heads]`, which of them count; None for all.
+    kind: of the index that was searched; seconds: what that took; tokens: how many it looked at, for each KV head.
+    """
+
+    values: Float32
+    seen: npt.NDArray[np.bool_] | None
+    kind: str
+    seconds: float
+    tokens: float
+
+
+MEASURES = ("retrieved", "dense", "sharpness", "window_hits")
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentStatistics:
+    """What queries were like that searched one segment of a context. Arrays are `[layers, q_heads]` and read-only.
+
+    tokens: of the segment. queries: int64, how many were observed, a sample of those that were asked. The others are float32,
+    averages in which the latest queries count most, 0 where none was observed. retrieved: the share of the searched tokens that a
+    query needed; 1 for those that needed so many that the search left them. dense: the share of such queries. sharpness: the
+    softmax weight of the largest token. window_hits: the share of queries whose largest token lies in the window, outside of
+    everything that was searched.
+    """
+
+    segment: int
+    tokens: int
+    queries: npt.NDArray[np.int64]
+    retrieved: Float32
+    dense: Float32
+    sharpness: Float32
+    window_hits: Float32
+
+
+@dataclass(frozen=True)
+class ContextStatistics:
+    """Statistics of every segment of a context, in their order."""
+
+    name: str
+    segments: tuple[SegmentStatistics, ...]
 
 
 def _frozen(value: Any) -> Any:

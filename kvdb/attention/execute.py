@@ -58,16 +58,19 @@ class Reading:
     lse: Float32 | None = None
 
 
-def exact(layout: BlockLayout, run: Run, q: Array, new: int, scale: float) -> tuple[AttentionState, Reading]:
+def exact(
+    layout: BlockLayout, run: Run, q: Array, new: int, scale: float, top: Array | None = None
+) -> tuple[AttentionState, Reading]:
     """Attention over every token of a run, by the native kernel: one launch for all parts that lie in main memory.
 
     q: `[q_heads, n, head_dim]` in the layout's dtype. new: 0 when every query sees the whole run, or n when the queries are
-    those of its last n tokens and attend causally. Returns the state, its output in q's dtype.
+    those of its last n tokens and attend causally. top: float32 `[q_heads, n]`, where given takes the largest q.k. Returns the
+    state, its output in q's dtype.
     """
     out = np.empty(q.shape, q.dtype)
     lse = np.empty(q.shape[:2], np.float32)
     started = perf_counter_ns()
-    _native.attend(layout.native, bits(q), run.addresses, run.counts, new, scale, bits(out), lse)
+    _native.attend(layout.native, bits(q), run.addresses, run.counts, new, scale, bits(out), lse, top)
     spent = perf_counter_ns() - started
     return AttentionState(out, lse), Reading(run.tokens, run.tokens, run.tokens * layout.token_nbytes, spent)
 
@@ -89,14 +92,15 @@ def attend_heads(  # noqa: PLR0913, PLR0917  # the kernel's
     kv_heads: Sequence[int],
     out: Float32,
     lse: Float32,
+    top: Float32 | None = None,
 ) -> None:
     """Attention of some KV heads, ascending, over chosen blocks that every query sees; the rows of others are left as they are.
 
-    out: float32 as q, lse: float32 `[q_heads, n]`.
+    out: float32 as q, lse: float32 `[q_heads, n]`. top: the same, where given takes the largest q.k.
     """
     begin = 0
     for i, head in enumerate(kv_heads):
         if i + 1 == len(kv_heads) or kv_heads[i + 1] != head + 1:
             run = kv_heads[begin], head + 1
-            _native.attend(layout.native, bits(q), addresses, counts, 0, scale, out, lse, None, *run)
+            _native.attend(layout.native, bits(q), addresses, counts, 0, scale, out, lse, top, *run)
             begin = i + 1

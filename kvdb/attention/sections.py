@@ -1,6 +1,6 @@
 """How one layer's run is divided: what is searched, what of it is read whole for some KV heads, and everything else."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from indexes.base import Index
 from indexes.retrieval import Retrieval
 from kvdb.attention.run import Counts, Run
-from kvdb.types import Addresses
+from kvdb.types import Addresses, Observation
 
 HeadMask = npt.NDArray[np.bool_]
 
@@ -31,7 +31,7 @@ class Span(NamedTuple):
 class Searched:
     """A span that an index is asked for. retrieval: None for that of the question. asked: bool `[kv_heads]`, None for all.
 
-    estimate_tail: whether what is not retrieved is estimated.
+    estimate_tail: whether what is not retrieved is estimated. observe: takes what the search for an observed question shows.
     """
 
     index: Index
@@ -39,6 +39,7 @@ class Searched:
     retrieval: Retrieval | None = None
     asked: HeadMask | None = None
     estimate_tail: bool = False
+    observe: Callable[[Observation], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from indexes.retrieval import Exact, Retrieval, TopK, TopP
 from indexes.widen import widened
 from kvdb.attention import execute
 from kvdb.attention.execute import Reading, Search, Whole
+from kvdb.attention.observe import largest, observation
 from kvdb.attention.run import Run
 from kvdb.attention.sections import ReadWhole, Sections
 from kvdb.attention.state import AttentionState, merge
-from kvdb.attention.trim import cut_of, emptied, largest, trimmed
+from kvdb.attention.trim import cut_of, emptied, largest_of, trimmed
 from kvdb.storage.block import BlockLayout, bits
 from kvdb.types import Array
 from query_optimizer.wanted import Wanted
@@ -32,13 +33,15 @@ DENSE_HEADS = 0.5
 
 @dataclass(frozen=True)
 class Question:
-    """One call: queries q, `[q_heads, n, head_dim]` in the layout's dtype, of the run's last n tokens."""
+    """One call: queries q, `[q_heads, n, head_dim]` in the layout's dtype, of the run's last n tokens. observed: whether its
+    searches are told to the parts that were searched; n is 1 then."""
 
     layout: BlockLayout
     run: Run
     q: Array
     scale: float
     wanted: Wanted
+    observed: bool = False
 
 
 def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tuple[AttentionState, Reading]:
@@ -56,16 +59,23 @@ def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tupl
     seen = Seen(question.run.tokens - sections.tokens)
     for attempt, tight in widened(retrieval, sections.tokens):
         searches = _search(question, sections, q32, first, None if limit is None else attempt, attempt, tight)
+        # Of queries that a search left, reading everything says what is the largest.
+        observed = question.observed and attempt is retrieval and not tight
         seen.add(layout, searches)
         left, founds = _left(sections, searches, layout.kv_heads)
+        top = largest(founds, first.top) if observed else None
         left_share = sum(part.span.tokens * float(part.heads.mean()) for part in left) / max(sections.tokens, 1)
         if isinstance(attempt, Exact) or left_share > DENSE_HEADS or _many(founds, q32, sections):
-            state, reading = execute.exact(layout, question.run, q, q.shape[1], question.scale)
+            state, reading = execute.exact(layout, question.run, q, q.shape[1], question.scale, top)
+            if top is not None:
+                _observe(question, searches, first, top, state.lse)
             spent = perf_counter_ns() - started
             return state, replace(reading, nbytes=reading.nbytes + seen.nbytes, kernel_ns=spent, searches=tuple(searches))
         state = _attend(question, sections, first, founds, merges=bool(left))
         for part in left:
-            _read_left(question, sections, part, state)
+            _read_left(question, sections, part, state, top)
+        if top is not None:
+            _observe(question, searches, first, top, np.logaddexp.reduce([state.lse, *(found.missed for found in founds)]))
         missed, _ = _share([found.missed for found in founds], state.lse)
         bound, bound_max = _share([found.missed_bound for found in founds], state.lse)
         if limit is None or bound_max <= limit:
@@ -131,7 +141,7 @@ def _search(  # what is asked of all parts, and of each
         searches.append(Search(part, retrieval, found, perf_counter_ns() - started))
         if len(sections.searched) == 1 or (found.dense is not None and found.dense.all()):
             return searches
-        floor = np.maximum(floor, largest(found, floor.shape))
+        floor = np.maximum(floor, largest_of(found, floor.shape))
     return _trimmed(searches, floor, question)
 
 
@@ -190,15 +200,28 @@ def _attend(question: Question, sections: Sections, first: Whole, founds: Sequen
     return state
 
 
-def _read_left(question: Question, sections: Sections, part: ReadWhole, state: AttentionState) -> None:
-    """Merges attention over all of a span into the state's rows of some KV heads, and forgets what of it was missed there."""
+def _observe(question: Question, searches: Sequence[Search], first: Whole, top: Float32, lse: Float32) -> None:
+    """Tells the parts what the search of them showed. top, lse: of everything, as far as they are known."""
+    heads = question.layout.kv_heads
+    for search in searches:
+        part = search.part
+        if part.observe is not None:
+            shown = search.found, heads, part.span.tokens, part.asked, first.top, lse, question.scale
+            part.observe(observation(*shown, part.index.kind, search.ns / 1e9, top))
+
+
+def _read_left(question: Question, sections: Sections, part: ReadWhole, state: AttentionState, top: Float32 | None) -> None:
+    """Merges attention over all of a span into the state's rows of some KV heads, and their largest q.k into `top`."""
     addresses, counts = sections.blocks(question.run, part.span)
     out, lse = np.empty(state.out.shape, np.float32), np.empty_like(state.lse)
     heads = np.flatnonzero(part.heads).tolist()
-    execute.attend_heads(question.layout, addresses, counts, question.q, question.scale, heads, out, lse)
+    largest_here = None if top is None else np.empty_like(lse)
+    execute.attend_heads(question.layout, addresses, counts, question.q, question.scale, heads, out, lse, largest_here)
     rows = np.repeat(part.heads, len(out) // len(part.heads))
     whole = merge([AttentionState(state.out[rows], state.lse[rows]), AttentionState(out[rows], lse[rows])])
     state.out[rows], state.lse[rows] = whole.out, whole.lse
+    if top is not None and largest_here is not None:
+        top[rows] = np.maximum(top[rows], largest_here[rows])
 
 
 def _share(missed: Sequence[Float32], lse: Float32) -> tuple[float, float]:

@@ -52,7 +52,7 @@ def _kth(founds: Sequence[Found], k: int) -> Float32:
     return kth
 
 
-def largest(found: Found, shape: tuple[int, ...]) -> Float32:
+def largest_of(found: Found, shape: tuple[int, ...]) -> Float32:
     """The largest score of each row, -inf for rows that found nothing."""
     largest = np.full(len(found.offsets) - 1, -np.inf, np.float32)
     filled = np.flatnonzero(np.diff(found.offsets))
@@ -62,7 +62,7 @@ def largest(found: Found, shape: tuple[int, ...]) -> Float32:
 
 
 def emptied(found: Found, rows: npt.NDArray[np.bool_]) -> Found:
-    """Without what was found for these rows, bool `[rows]`, of which nothing counts as missed: they are read elsewhere."""
+    """Without what was found for these rows, bool `[rows]`, which are read elsewhere: nothing of them counts as missed."""
     counts = np.diff(found.offsets)
     nothing, where = np.float32(-np.inf), rows.reshape(found.missed.shape)
     keep = np.repeat(~rows, counts)
@@ -73,4 +73,5 @@ def emptied(found: Found, rows: npt.NDArray[np.bool_]) -> Found:
         scores=found.scores[keep],
         missed=np.where(where, nothing, found.missed),
         missed_bound=np.where(where, nothing, found.missed_bound),
+        dense=None,
     )

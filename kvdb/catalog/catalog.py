@@ -6,7 +6,7 @@ from threading import Lock
 from kvdb.catalog.prefix_tree import PrefixTree
 from kvdb.catalog.segment import Views, visible_tokens
 from kvdb.errors import AlreadyExists, NotFound
-from kvdb.types import ContextInfo, ModelSpec, Tokens
+from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,11 @@ class Context:
             segments=len(self.views),
             nbytes=sum(view.segment.nbytes for view in self.views),
         )
+
+    def statistics(self) -> ContextStatistics:
+        segments = [view.segment for view in self.views]
+        shape = self.spec.layers, self.spec.q_heads
+        return ContextStatistics(self.name, tuple(s.statistics.of_segment(s.number, len(s), shape) for s in segments))
 
 
 class Catalog:

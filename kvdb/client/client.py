@@ -10,7 +10,7 @@ from kvdb.client.arrays import to_numpy, token_ids
 from kvdb.client.session import Session
 from kvdb.client.transport import ImportTransport, Transport
 from kvdb.errors import LayerError, ShapeError, SpecMismatch
-from kvdb.types import Array, ContextInfo, IndexInfo, ModelSpec
+from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Hints
 
@@ -172,6 +172,12 @@ class Client:
         """
         wanted = check.wanted(retrieval, max_missed_mass, estimate_tail, hints)
         return self._transport.explain(name, layer, wanted, bool(analyze))
+
+    def statistics(self, name: str) -> ContextStatistics:
+        """What the queries that searched a context's segments were like, by layer and head: which share of the tokens they
+        retrieved, how sharp they were, how often the window held their largest token. A part of all queries is observed, and
+        the latest count most. Raises NotFound."""
+        return self._transport.statistics(name)
 
     def close(self) -> None:
         """Close it and, when embedded, every session. Closing twice does nothing."""

@@ -7,7 +7,7 @@ to a server. Arrays are numpy here, in the spec's dtype; whoever answers checks 
 from collections.abc import Iterable
 from typing import Protocol
 
-from kvdb.types import Array, ContextInfo, IndexInfo, ModelSpec, SessionStats, Tokens
+from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Wanted
 
@@ -73,6 +73,8 @@ class Transport(Protocol):
     def verify(self, name: str) -> int: ...
 
     def explain(self, name: str, layer: int | None, wanted: Wanted, analyze: bool) -> list[Plan]: ...
+
+    def statistics(self, name: str) -> ContextStatistics: ...
 
     def close(self) -> None: ...
 

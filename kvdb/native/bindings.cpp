@@ -1,6 +1,4 @@
 // The Python module: checks shapes and types, releases the GIL, calls.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -8,15 +6,14 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <stdexcept>
 #include <string>
 
 #include "attend.h"
+#include "bind.h"
 #include "isa.h"
 #include "thread_pool.h"
 #include "transfer.h"
 
-namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace kvdb {
@@ -28,13 +25,7 @@ using TableArray = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, n
 using CountsArray = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using LseArray = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using ConstLseArray = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using OffsetsArray = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ScoresArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using StateArray = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-
-[[noreturn]] void fail(const std::string& message) {
-    throw std::invalid_argument(message);
-}
 
 Geometry make_geometry(Dtype dtype, int kv_heads, int head_dim, int block_size) {
     if (kv_heads < 1) fail("kv_heads is " + std::to_string(kv_heads) + "; expected at least 1");
@@ -47,15 +38,6 @@ Geometry make_geometry(Dtype dtype, int kv_heads, int head_dim, int block_size) 
              std::to_string(kBlockSizeMax));
     }
     return {dtype, kv_heads, head_dim, block_size};
-}
-
-template <class AnyArray>
-std::string shape_of(const AnyArray& array) {
-    std::string text = "[";
-    for (std::size_t i = 0; i < array.ndim(); ++i) {
-        text += (i ? ", " : "") + std::to_string(array.shape(i));
-    }
-    return text + "]";
 }
 
 // 16-bit types cross as uint16, which every array library has.
@@ -285,6 +267,7 @@ NB_MODULE(_native, m) {
     m.def("attend_found", &py_attend_found, "geometry"_a, "table"_a, "offsets"_a, "ids"_a,
           "scores"_a, "scale"_a, "state_out"_a, "state_lse"_a, "out"_a, "lse"_a);
     m.def("share", &py_share, "missed"_a, "lse"_a);
+    bind_observe(m);
     m.def("read_blocks", &py_read_blocks, "geometry"_a, "table"_a);
     m.def("isa", &isa);
     m.def("isas", &isas);

@@ -12,7 +12,18 @@ import numpy as np
 
 from kvdb.errors import DtypeError, InvalidArgument, ShapeError, SpecError
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.types import Array, ContextInfo, IndexInfo, ModelSpec, Rope, SessionStats, Tokens
+from kvdb.types import (
+    MEASURES,
+    Array,
+    ContextInfo,
+    ContextStatistics,
+    IndexInfo,
+    ModelSpec,
+    Rope,
+    SegmentStatistics,
+    SessionStats,
+    Tokens,
+)
 
 DIMENSIONS_MAX = 8
 TOKEN_DTYPE = np.dtype("<i4")
@@ -159,6 +170,25 @@ def from_stats(message: pb.StatsReply) -> SessionStats:
         missed_mass_bound_max=message.missed_mass_bound_max,
         rules=dict(message.rules),
     )
+
+
+def to_statistics(statistics: ContextStatistics) -> pb.ContextStatisticsReply:
+    return pb.ContextStatisticsReply(segments=map(_to_segment, statistics.segments))
+
+
+def from_statistics(name: str, message: pb.ContextStatisticsReply) -> ContextStatistics:
+    """Raises DtypeError or ShapeError."""
+    return ContextStatistics(name, tuple(map(_from_segment, message.segments)))
+
+
+def _to_segment(segment: SegmentStatistics) -> pb.SegmentStatistics:
+    arrays = {name: to_array(getattr(segment, name)) for name in ("queries", *MEASURES)}
+    return pb.SegmentStatistics(segment=segment.segment, tokens=segment.tokens, **arrays)
+
+
+def _from_segment(message: pb.SegmentStatistics) -> SegmentStatistics:
+    arrays = {name: from_array(getattr(message, name)) for name in ("queries", *MEASURES)}
+    return SegmentStatistics(segment=message.segment, tokens=message.tokens, **arrays)
 
 
 def _to_rope(rope: Rope) -> pb.Rope:

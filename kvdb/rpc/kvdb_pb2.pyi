@@ -250,6 +250,36 @@ class VerifyIndexesReply(_message.Message):
     indexes: int
     def __init__(self, indexes: _Optional[int] = ...) -> None: ...
 
+class ContextStatisticsRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ContextStatisticsReply(_message.Message):
+    __slots__ = ("segments",)
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    segments: _containers.RepeatedCompositeFieldContainer[SegmentStatistics]
+    def __init__(self, segments: _Optional[_Iterable[_Union[SegmentStatistics, _Mapping]]] = ...) -> None: ...
+
+class SegmentStatistics(_message.Message):
+    __slots__ = ("segment", "tokens", "queries", "retrieved", "dense", "sharpness", "window_hits")
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVED_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    SHARPNESS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_HITS_FIELD_NUMBER: _ClassVar[int]
+    segment: int
+    tokens: int
+    queries: Array
+    retrieved: Array
+    dense: Array
+    sharpness: Array
+    window_hits: Array
+    def __init__(self, segment: _Optional[int] = ..., tokens: _Optional[int] = ..., queries: _Optional[_Union[Array, _Mapping]] = ..., retrieved: _Optional[_Union[Array, _Mapping]] = ..., dense: _Optional[_Union[Array, _Mapping]] = ..., sharpness: _Optional[_Union[Array, _Mapping]] = ..., window_hits: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+
 class CreateSessionRequest(_message.Message):
     __slots__ = ("spec", "tokens")
     SPEC_FIELD_NUMBER: _ClassVar[int]

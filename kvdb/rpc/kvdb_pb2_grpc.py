@@ -79,6 +79,11 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextReply.FromString,
                 _registered_method=True)
+        self.ContextStatistics = channel.unary_unary(
+                '/kvdb.v1.Kvdb/ContextStatistics',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextStatisticsRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextStatisticsReply.FromString,
+                _registered_method=True)
         self.CreateSession = channel.unary_unary(
                 '/kvdb.v1.Kvdb/CreateSession',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CreateSessionRequest.SerializeToString,
@@ -195,6 +200,13 @@ class KvdbServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ContextStatistics(self, request, context):
+        """What the queries that searched a context were like.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateSession(self, request, context):
         """A session over the longest stored prefix of a prompt. It is closed when nobody used it for the server's
         session_idle_seconds.
@@ -306,6 +318,11 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.ExplainContext,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextReply.SerializeToString,
+            ),
+            'ContextStatistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ContextStatistics,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextStatisticsRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextStatisticsReply.SerializeToString,
             ),
             'CreateSession': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateSession,
@@ -601,6 +618,33 @@ class Kvdb:
             '/kvdb.v1.Kvdb/ExplainContext',
             kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ContextStatistics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/ContextStatistics',
+            kvdb_dot_rpc_dot_kvdb__pb2.ContextStatisticsRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.ContextStatisticsReply.FromString,
             options,
             channel_credentials,
             insecure,

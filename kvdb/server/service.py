@@ -85,6 +85,11 @@ class KvdbService:
             self._streams.begin(stream)
             return pb.VerifyIndexesReply(indexes=self._database.verify(request.name))
 
+    def context_statistics(
+        self, request: pb.ContextStatisticsRequest, _context: grpc.ServicerContext
+    ) -> pb.ContextStatisticsReply:
+        return codec.to_statistics(self._database.statistics(request.name))
+
     def create_session(self, request: pb.CreateSessionRequest, _context: grpc.ServicerContext) -> pb.SessionReply:
         state = self._database.create_session(codec.from_spec(request.spec), codec.from_tokens(request.tokens))
         return pb.SessionReply(session_id=self._sessions.add(state), reused=state.reused)

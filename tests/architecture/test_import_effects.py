@@ -8,7 +8,7 @@ import pytest
 
 from tests.architecture.source import PACKAGES, ROOT, foreign_imports, modules
 
-HEAVY = ("torch", "transformers", "safetensors", "grpc", "google.protobuf", "triton")
+HEAVY = ("torch", "transformers", "safetensors", "grpc", "google.protobuf", "triton", "matplotlib")
 
 # What a process does while it imports, told by the interpreter's audit events, once the libraries that we import are there:
 # what they do is their business. -B keeps the process from writing byte code.

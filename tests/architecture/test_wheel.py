@@ -76,7 +76,7 @@ def test_the_base_install_is_small(metadata: Message) -> None:
     wanted = metadata.get_all("Requires-Dist") or []
     base = {re.split(r"[^\w-]", requirement)[0] for requirement in wanted if "extra ==" not in requirement}
     assert base == {"numpy", "ml-dtypes", "grpcio", "protobuf"}
-    assert set(metadata.get_all("Provides-Extra") or []) == {"server", "transformers", "hnsw", "gpu", "bench", "dev"}
+    assert set(metadata.get_all("Provides-Extra") or []) == {"server", "transformers", "hnsw", "gpu", "plots", "bench", "dev"}
 
 
 def test_it_works_without_the_source_tree(wheel: Path, tmp_path: Path) -> None:

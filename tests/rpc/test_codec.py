@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from kvdb.errors import DtypeError, InvalidArgument, ShapeError, SpecError
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.types import ContextInfo, IndexInfo, ModelSpec, Rope, SessionStats
+from kvdb.types import MEASURES, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Rope, SegmentStatistics, SessionStats
 
 DTYPES = [np.dtype(ml_dtypes.bfloat16), *map(np.dtype, ("float16", "float32", "float64", "int8", "int64", "uint16", "bool"))]
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=5)
@@ -91,6 +91,20 @@ def test_index_infos(count, kind):
 def test_stats(count, seconds, rules):
     stats = SessionStats(count, 1, 2, 3, 4, 5, 6, 7, seconds, 0.25, 0.5, 0.75, rules)
     assert codec.from_stats(sent(codec.to_stats(stats))) == stats
+
+
+@given(COUNTS, hnp.arrays(np.int64, (2, 3)), hnp.arrays(np.float32, (4, 2, 3)))
+def test_statistics(count, queries, averages):
+    segment = SegmentStatistics(count, count + 1, queries, *averages)
+    statistics = ContextStatistics("doc", (segment, segment))
+    back = codec.from_statistics("doc", sent(codec.to_statistics(statistics)))
+    assert back.name == "doc"
+    assert len(back.segments) == 2
+    for one in back.segments:
+        assert (one.segment, one.tokens) == (count, count + 1)
+        for name in ("queries", *MEASURES):
+            array, expected = getattr(one, name), getattr(segment, name)
+            assert (array.dtype, array.shape, array.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
 
 
 def test_arrays_that_do_not_fit_together():

@@ -11,7 +11,7 @@ from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_plan
 from kvdb.rpc.wanted import put_wanted
-from kvdb.types import ContextInfo, IndexInfo, ModelSpec, Tokens
+from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Wanted
 
@@ -89,6 +89,12 @@ class RemoteDatabase:
         put_wanted(request, wanted)
         reply: pb.ExplainContextReply = connection.call(connection.stub.ExplainContext, request)
         return [from_plan(text) for text in reply.plans]
+
+    def statistics(self, name: str) -> ContextStatistics:
+        """Raises NotFound."""
+        connection = self._connected()
+        request = pb.ContextStatisticsRequest(name=name)
+        return codec.from_statistics(name, connection.call(connection.stub.ContextStatistics, request))
 
     def close(self) -> None:
         """Close every session opened here, and the channel. Closing twice does nothing."""

@@ -1,0 +1,89 @@
+"""Statistics of a context as a picture: layers down, heads across."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvdb.commands.stats_table import known
+from kvdb.errors import InvalidArgument, Unsupported
+from kvdb.types import ContextInfo, ContextStatistics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TITLES = {
+    "retrieved": "retrieved\nshare of the searched tokens that a query needs",
+    "dense": "dense\nshare of queries left by the search",
+    "sharpness": "sharpness\nsoftmax weight of the largest token",
+    "window_hits": "window hits\nshare of queries whose largest token lies in the window",
+}
+CELL_INCHES = 0.16
+PANEL_INCHES = (3.6, 8.0)  # the least and the most, of either side
+LABELLED_CELLS_MAX = 64
+NAME_LENGTH_MAX = 40
+RETRIEVED_MIN = 1e-4  # where the logarithmic colours begin
+DPI = 130
+
+
+def mean(statistics: ContextStatistics, measure: str) -> npt.NDArray[np.float64]:
+    """A measure over all segments, float64 `[layers, q_heads]`, each by its number of queries; NaN where there were none."""
+    values = np.stack([known(segment, measure) for segment in statistics.segments])
+    weights = np.where(np.isfinite(values), [segment.queries for segment in statistics.segments], 0)
+    total = weights.sum(axis=0)
+    return np.where(total > 0, (np.nan_to_num(values) * weights).sum(axis=0) / np.maximum(total, 1), np.nan)
+
+
+def draw(info: ContextInfo, statistics: ContextStatistics, measures: Sequence[str], path: Path) -> None:
+    """One panel for each measure, as a PNG file.
+
+    Raises Unsupported where matplotlib is not installed, InvalidArgument for a path that cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure  # so that nothing else needs it; without pyplot, which would look for a display
+    except ModuleNotFoundError:
+        raise Unsupported("a heat map needs matplotlib, which is not installed; pip install 'kvdb[plots]'") from None
+    least, most = PANEL_INCHES
+    width, height = (min(max(CELL_INCHES * n, least), most) for n in (info.spec.q_heads, info.spec.layers))
+    across = min(len(measures), 2)
+    down = -(-len(measures) // across)
+    figure = Figure(figsize=(across * (width + 1.2), down * (height + 0.9) + 0.6), dpi=DPI, layout="constrained")
+    name = info.name if len(info.name) <= NAME_LENGTH_MAX else f"{info.name[:NAME_LENGTH_MAX]}…"
+    queries = max(int(segment.queries.max()) for segment in statistics.segments)
+    values = [mean(statistics, measure) for measure in measures]
+    grey = "\ngrey: no query" if np.isnan(values).any() else ""
+    title = f"{name}\n{info.tokens:,} tokens, up to {queries:,} queries observed a head{grey}"
+    figure.suptitle(title, fontsize=10, parse_math=False)
+    for panel, measure, shown in zip(figure.subplots(down, across, squeeze=False).flat, measures, values, strict=True):
+        _panel(panel, measure, shown)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph")  # a name may hold characters that no font has
+            figure.savefig(path, format="png")
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _panel(panel: "Axes", measure: str, values: npt.NDArray[np.float64]) -> None:
+    from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.ticker import MaxNLocator
+
+    logarithmic = measure == "retrieved"
+    norm = LogNorm(RETRIEVED_MIN, 1, clip=True) if logarithmic else Normalize(0, 1)
+    panel.set_facecolor("0.85")  # where no query was observed
+    image = panel.imshow(values, norm=norm, cmap="viridis", aspect="auto", interpolation="nearest")
+    panel.set_title(TITLES[measure], fontsize=9)
+    panel.set_xlabel("query head")
+    panel.set_ylabel("layer")
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    panel.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    assert panel.figure is not None
+    panel.figure.colorbar(image, ax=panel, format=lambda value, _: f"{100 * value:g}%")
+    if values.size <= LABELLED_CELLS_MAX:
+        for (layer, head), value in np.ndenumerate(values):
+            text = "" if np.isnan(value) else f"{value:.2%}" if logarithmic else f"{value:.0%}"
+            dark = np.isnan(value) or float(norm(value)) > 0.5
+            panel.text(head, layer, text, ha="center", va="center", fontsize=8, color="black" if dark else "white")

@@ -1,0 +1,70 @@
+"""`kvdb stats`: what the queries over a context on a server were like, as a table and as a heat map."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import kvdb.check as check
+import kvdb.commands.heat_map as heat_map
+from kvdb.commands.remote import add_context, open_database
+from kvdb.commands.stats_table import heads_of_layer, summary
+from kvdb.errors import InvalidArgument
+from kvdb.types import MEASURES, ContextInfo, ContextStatistics
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+LEGEND = """\
+retrieved: the share of the searched tokens that a query needs. sharpness: the softmax weight of its
+largest token. window hits: queries whose largest token lies in the window. dense: queries that the
+search left, because they want so much that reading everything costs less; heads of which it left at
+least half."""
+
+
+def add(commands: "Subparsers") -> None:
+    """Add `stats` to the `kvdb` command."""
+    what = "show what the queries over a context were like, by layer and head"
+    parser = commands.add_parser("stats", help=what, description=what)
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--by", choices=("layer", "head"), default="layer", help="what has a row of the table (default layer)")
+    shown.add_argument("--layer", type=int, metavar="N", help="show each head of this layer instead")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw a heat map of layers and heads too")
+    parser.add_argument("--measure", choices=MEASURES, help="draw this one (default all)")
+    parser.set_defaults(run=_run)
+    add_context(parser)
+
+
+def _run(given: argparse.Namespace) -> int:
+    if given.measure and not given.png:
+        raise InvalidArgument(f"--measure {given.measure} names what is drawn; expected --png FILE beside it")
+    with open_database(given) as db:
+        info, statistics = db.get(given.name).info, db.statistics(given.name)
+    if given.layer is not None:
+        check.layer(info.spec, given.layer)
+    if not any(segment.queries.any() for segment in statistics.segments):
+        print(
+            f"no query that searches {given.name!r} was observed yet; "
+            "build an index with kvdb index, and ask one token at a time what needs no exact answer"
+        )
+        return 1 if given.png else 0
+    print(_text(info, statistics, given.by, given.layer))
+    if given.png:
+        heat_map.draw(info, statistics, [given.measure] if given.measure else list(MEASURES), given.png)
+        print(f"\nheat map: {given.png}")
+    return 0
+
+
+def _text(info: ContextInfo, statistics: ContextStatistics, by: str, layer: int | None) -> str:
+    segments = [segment for segment in statistics.segments if segment.queries.any()]
+    spec = info.spec
+    shape = f"{spec.layers} layers, {spec.q_heads} query heads on {spec.kv_heads} KV heads"
+    texts = [f"{info.name}: {info.tokens:,} tokens, {shape}"]
+    for segment in segments:
+        where = f"segment {segment.segment}, {segment.tokens:,} tokens"
+        if layer is None:
+            texts.append(f"{where}\n{summary(segment, by)}")
+        else:
+            texts.append(f"{where}, layer {layer}\n{heads_of_layer(segment, layer, spec.kv_heads)}")
+    if len(segments) < len(statistics.segments):
+        texts.append(f"segments of which no search was observed: {len(statistics.segments) - len(segments)}")
+    return "\n\n".join([*texts, LEGEND])

@@ -1,0 +1,68 @@
+"""Statistics of a segment as text."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvdb.types import SegmentStatistics
+
+Values = npt.NDArray[np.float64]
+
+SHARES = {"retrieved": "{:.2%}", "sharpness": "{:.3f}", "window_hits": "{:.0%}"}
+"""What has a median in the summary, and how a value of it is written."""
+UNKNOWN = "-"
+GAP = "  "
+
+
+def known(segment: SegmentStatistics, measure: str) -> Values:
+    """A measure as float64 `[layers, q_heads]`, NaN where no query was observed."""
+    return np.where(segment.queries > 0, getattr(segment, measure).astype(np.float64), np.nan)
+
+
+def summary(segment: SegmentStatistics, by: str) -> str:
+    """A row for each layer, over its heads, or for each head, over the layers. by: "layer" or "head"."""
+    over = "heads" if by == "layer" else "layers"
+    columns = {name: known(segment, name) for name in (*SHARES, "dense")}
+    queries = segment.queries
+    if by == "head":
+        columns, queries = {name: values.T for name, values in columns.items()}, queries.T
+    titles = [by, "queries", *["median", "min", "max"] * len(SHARES), f"dense {over}"]
+    rows = [titles]
+    for number in range(len(queries)):
+        cells = [str(number), f"{queries[number].max():,}"]
+        for name, form in SHARES.items():
+            cells += [form.format(value) if np.isfinite(value) else UNKNOWN for value in _spread(columns[name][number])]
+        dense = columns["dense"][number]
+        observed = int(np.isfinite(dense).sum())
+        cells.append(f"{int((dense >= 0.5).sum())} of {observed}" if observed else UNKNOWN)
+        rows.append(cells)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    first, second, *rest = widths
+    groups = [sum(rest[i : i + 3]) + 2 * len(GAP) for i in range(0, 3 * len(SHARES), 3)]
+    names = [f" {name.replace('_', ' ')} " for name in SHARES]
+    above = [" " * first, " " * second, *(name.center(width, "─") for name, width in zip(names, groups, strict=True))]
+    return "\n".join([GAP.join(above), *_aligned(rows, widths)])
+
+
+def heads_of_layer(segment: SegmentStatistics, layer: int, kv_heads: int) -> str:
+    """A row for each query head of one layer."""
+    rows = [["head", "KV head", "queries", *(name.replace("_", " ") for name in SHARES), "dense"]]
+    forms = {**SHARES, "dense": "{:.0%}"}
+    columns = {name: known(segment, name)[layer] for name in forms}
+    q_heads = segment.queries.shape[1]
+    for head in range(q_heads):
+        values = {name: column[head] for name, column in columns.items()}
+        cells = [forms[name].format(value) if np.isfinite(value) else UNKNOWN for name, value in values.items()]
+        rows.append([str(head), str(head * kv_heads // q_heads), f"{segment.queries[layer, head]:,}", *cells])
+    return "\n".join(_aligned(rows, [max(map(len, column)) for column in zip(*rows, strict=True)]))
+
+
+def _spread(values: Values) -> tuple[float, float, float]:
+    """Median, smallest and largest of the known ones; NaN where there are none."""
+    there = values[np.isfinite(values)]
+    return (float(np.median(there)), float(there.min()), float(there.max())) if len(there) else (np.nan,) * 3
+
+
+def _aligned(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
+    return [GAP.join(map(str.rjust, row, widths)) for row in rows]

@@ -1,0 +1,34 @@
+// What a search shows of its queries, one of each query head.
+#pragma once
+
+#include <cstdint>
+
+namespace kvdb {
+
+struct FoundRows {
+    std::int64_t rows;
+    const std::int64_t* offsets;  // [rows + 1]
+    const float* scores;          // [offsets[rows]]
+    const bool* dense;            // optional, [rows]: those that the search left
+};
+
+// Raises top, [rows], to the largest score of each row; to infinity where the search left the row.
+void raise_top(const FoundRows& found, float* top);
+
+struct ObserveCall {
+    FoundRows found;
+    const bool* asked;  // optional, [kv_heads]
+    std::int64_t kv_heads;
+    double tokens;
+    const float* window;  // [rows]: the largest score outside of what was searched
+    const float* top;     // [rows]: the largest of all, not finite where it is not known
+    const float* lse;     // [rows]
+    float scale;
+    float* values;  // [4, rows]: retrieved, dense, sharpness, window_hits
+    bool* seen;     // the same: which of them are known
+};
+
+// Whether everything is known.
+bool observe(const ObserveCall& call);
+
+}  // namespace kvdb
