@@ -133,8 +133,10 @@ void Reading::sift(Items& items, const Item& item, int r, const std::int32_t* id
                    std::int64_t count, std::vector<Hit>& hits) {
     const std::int64_t i = items.tile.query(item.kv_head, r).i;
     const RowPlan& plan = items.plan(item.kv_head, r);
-    for (std::int64_t t = 0; t < count && !item.visible.whole(i); ++t) {
-        if (!item.visible.sees(i, ids[t] - item.segment.begin)) scores[t] = kNone;
+    if (!item.visible.whole(i)) {
+        for (std::int64_t t = 0; t < count; ++t) {
+            if (!item.visible.sees(i, ids[t] - item.segment.begin)) scores[t] = kNone;
+        }
     }
     std::int32_t found[kChunk];
     float below[kChunk];

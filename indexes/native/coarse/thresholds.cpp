@@ -169,40 +169,23 @@ Thresholds::Best Thresholds::best_pages(int kv_head, int r) const {
     }
     if (visible <= k) return {};
     const double wanted = margin < 1 ? std::min(visible, k * kCandidates) : k;
-    // So many are tried, until they hold what is wanted: doubled, from these on. The search begins
-    // where pages of usual size hold it.
-    std::vector<std::size_t> tries{std::min(pages.size(), std::size_t(k) / 16 + 4)};
-    while (tries.back() < pages.size()) tries.push_back(std::min(2 * tries.back(), pages.size()));
-    std::size_t at = 0;
-    while (at + 1 < tries.size() && double(tries[at]) * visible < wanted * double(pages.size())) {
-        ++at;
-    }
-    const auto select = [&](std::size_t from, std::size_t take, std::size_t to) {
-        std::nth_element(pages.begin() + from, pages.begin() + (take - 1), pages.begin() + to,
-                         [](const Page& a, const Page& b) { return a.priority > b.priority; });
-    };
-    const auto held = [&](std::size_t from, std::size_t to) {
-        double tokens = 0;
-        for (std::size_t p = from; p < to; ++p) tokens += pages[p].count;
-        return tokens;
-    };
-    select(0, tries[at], pages.size());
-    double tokens = held(0, tries[at]);
-    for (; tokens < wanted; ++at) {
-        select(tries[at], tries[at + 1], pages.size());
-        tokens += held(tries[at], tries[at + 1]);
-    }
-    while (at > 0) {
-        select(0, tries[at - 1], tries[at]);
-        const double fewer = held(0, tries[at - 1]);
-        if (fewer < wanted) break;
-        tokens = fewer;
-        --at;
-    }
-    Best best{{}, kAll, tokens};
-    for (std::size_t p = 0; p < tries[at]; ++p) {
-        best.pages.push_back({pages[p].segment, pages[p].page});
-        best.least = std::min(best.least, pages[p].priority);
+    // The best pages of usual size that hold it, and twice as many until they do.
+    const auto higher = [](const Page& a, const Page& b) { return a.priority > b.priority; };
+    std::size_t ordered = 0;
+    auto next = static_cast<std::size_t>(wanted * double(pages.size()) / visible) + 1;
+    Best best{{}, kAll, 0};
+    while (best.visible < wanted) {
+        next = std::min(next, pages.size());
+        const auto from = pages.begin() + ordered, to = pages.begin() + next;
+        std::nth_element(from, to - 1, pages.end(), higher);
+        std::sort(from, to, higher);
+        for (; ordered < next && best.visible < wanted; ++ordered) {
+            const Page& page = pages[ordered];
+            best.pages.push_back({page.segment, page.page});
+            best.least = page.priority;
+            best.visible += page.count;
+        }
+        next *= 2;
     }
     return best;
 }
@@ -244,16 +227,21 @@ float Thresholds::kth_score(int kv_head, int r, const Best& best) const {
     const ScoredPages& scored = items_.scored[kv_head];
     const float* row = scored.row(r);
     const std::int64_t i = items_.tile.query(kv_head, r).i;
+    std::vector<Visibility> visibles;
+    for (const Segment& segment : items_.segments) visibles.emplace_back(items_.queries, segment);
     std::vector<float> scores;
     scores.reserve(static_cast<std::size_t>(best.visible));
     for (const PageOf& page : best.pages) {
         const Segment& segment = items_.segments[page.segment];
-        const Visibility visible(items_.queries, segment);
-        const bool whole = visible.whole(i);
+        const Visibility& visible = visibles[page.segment];
         const std::int32_t begin = scored.begin[segment.page_offset + page.page];
         const std::int32_t end = begin + scored.count[segment.page_offset + page.page];
+        if (visible.whole(i)) {
+            scores.insert(scores.end(), row + begin, row + end);
+            continue;
+        }
         for (std::int32_t t = begin; t < end; ++t) {
-            if (whole || visible.sees(i, scored.tokens[t] - segment.begin)) scores.push_back(row[t]);
+            if (visible.sees(i, scored.tokens[t] - segment.begin)) scores.push_back(row[t]);
         }
     }
     const auto k = static_cast<std::int64_t>(items_.options.parameter);

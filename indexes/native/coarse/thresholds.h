@@ -24,7 +24,7 @@ class Thresholds {
     float range(int kv_head, int r);
     PageOf most_promising(int kv_head, int r, bool middle, float least) const;
     float largest_of(int kv_head, int r, const PageOf& page, float least);
-    // Of one row, in the order of priorities as far as it goes; empty where all pages are wanted.
+    // Of one row, the highest priorities first; empty where all pages are wanted.
     struct Best {
         std::vector<PageOf> pages;
         float least = 0;     // of their priorities
