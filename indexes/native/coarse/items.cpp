@@ -36,7 +36,8 @@ Items::Items(const Blocks& blocks, const std::vector<Segment>& segments, const Q
       asked(queries.heads(kv_heads)),
       plans(static_cast<std::size_t>(kv_heads) * rows),
       sums(static_cast<std::size_t>(count()) * rows),
-      dense(kv_heads) {
+      dense(kv_heads),
+      scored(kv_heads) {
     for (RowPlan& plan : plans) plan.margin = options.margin;
 }
 
@@ -58,12 +59,33 @@ float Items::likely(const Item& item, int r, std::int64_t page) const {
 
 void Items::members(const Item& item, std::int64_t page, std::int64_t i,
                     std::vector<std::int32_t>& tokens) const {
+    const bool whole = item.visible.whole(i);
     for (std::int64_t m = item.set.first[page]; m < item.set.first[page + 1]; ++m) {
         const std::int64_t member = item.set.member(m);
-        if (item.visible.sees(i, member)) {
+        if (whole || item.visible.sees(i, member)) {
             tokens.push_back(static_cast<std::int32_t>(item.segment.begin + member));
         }
     }
+}
+
+void Items::members(const Item& item, std::int64_t page,
+                    std::vector<std::int32_t>& tokens) const {
+    const auto [begin, end] = item.visible.span(tile.i0, tile.n);
+    for (std::int64_t m = item.set.first[page]; m < item.set.first[page + 1]; ++m) {
+        const std::int64_t member = item.set.member(m), token = item.segment.begin + member;
+        if (member < begin || member >= end || queries.is_hidden(token)) continue;
+        tokens.push_back(static_cast<std::int32_t>(token));
+    }
+}
+
+void Items::score_all(int kv_head, const std::int32_t* tokens, std::int64_t count, float* scores,
+                      std::int64_t stride) const {
+    std::vector<float> q(std::size_t(rows) * head_dim);
+    for (int r = 0; r < rows; ++r) {
+        std::copy_n(tile.query(kv_head, r).q, head_dim, q.begin() + std::int64_t{r} * head_dim);
+    }
+    score_kernels().score[static_cast<int>(blocks.geometry.dtype)](
+        {blocks, kv_head, q.data(), rows, tokens, count, scores, stride});
 }
 
 std::vector<float> Items::scores_of(int kv_head, int r,

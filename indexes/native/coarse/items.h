@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+#include "scored.h"
 #include "tile.h"
 
 namespace kvdb::indexes {
@@ -64,6 +65,7 @@ class Items {
     std::vector<RowPlan> plans;       // [kv_heads][rows]
     std::vector<RowSums> sums;        // [count()][rows]
     std::vector<std::uint8_t> dense;  // [kv_heads] not 0 where no row is answered
+    std::vector<ScoredPages> scored;  // [kv_heads]
 
     std::int64_t count() const { return std::int64_t(segments.size()) * kv_heads; }
     // Of these, those of KV heads that are asked, and the number of each among all.
@@ -89,8 +91,13 @@ class Items {
     // Adds the page's tokens that query i sees.
     void members(const Item& item, std::int64_t page, std::int64_t i,
                  std::vector<std::int32_t>& tokens) const;
+    // Adds those that any query of the tile may see.
+    void members(const Item& item, std::int64_t page, std::vector<std::int32_t>& tokens) const;
     // Exact scores of tokens.
     std::vector<float> scores_of(int kv_head, int r, const std::vector<std::int32_t>& tokens) const;
+    // Of tokens, for all rows of a KV head, scores [rows][stride].
+    void score_all(int kv_head, const std::int32_t* tokens, std::int64_t count, float* scores,
+                   std::int64_t stride) const;
 };
 
 }  // namespace kvdb::indexes

@@ -53,23 +53,29 @@ struct ScanItem {
 
 // The sum of weights[i] * 2^(factor * (middle[i] + more) - reference), where more is reach[i] for
 // the bound; for the estimate, what tokens that lie around the middle add to it: curve *
-// reach[i]^2, but reach[i] at most. 0 where middle is -inf.
+// reach[i]^2, but reach[i] at most. 0 where middle is -inf. What makes up the estimate is added to
+// each[i], times `share`, if that is wanted.
 struct MassItem {
     const float* middle;
     const float* reach;
     const float* weights;
     std::int64_t count;
     float curve, factor, reference;
+    float* each;  // [count] or null
+    float share;
     double total = 0, estimate = 0, bound = 0;  // out: total of the weights
+    double each_total = 0;                      // out: the sum of each[count]
 };
 
 // Of scores [count]: the positions of those at or above the threshold, ascending, and the sum of
-// 2^(factor * (score - threshold)) of the others. -inf is neither.
+// 2^(factor * (score - threshold)) of the others. -inf is neither. below: that power of each of the
+// others, 0 for those that are none, or null.
 struct SiftItem {
     const float* scores;
     std::int64_t count;
     float threshold, factor;
     std::int32_t* hits;  // [count]
+    float* below;        // [count]
     std::int64_t hit_count;
     double others;
 };
@@ -87,11 +93,12 @@ struct AssignItem {
     float* distances;  // [count] |c|^2 / 2 - x.c
 };
 
-// out[dims] += weight * values[dims].
-struct AddItem {
+// out [rows][dims] += weights [rows][count] * values [count][dims].
+struct BlendItem {
     const BFloat16* values;
-    int dims;
-    float weight;
+    const float* weights;
+    std::int64_t count;
+    int rows, dims;  // a multiple of 8
     float* out;
 };
 
@@ -100,7 +107,7 @@ struct CoarseKernels {
     void (*mass)(MassItem&);
     void (*sift)(SiftItem&);
     void (*assign)(const AssignItem&);
-    void (*add)(const AddItem&);
+    void (*blend)(const BlendItem&);
 };
 
 KVDB_DECLARE_PER_ISA(CoarseKernels, coarse);

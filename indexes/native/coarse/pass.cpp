@@ -118,10 +118,10 @@ void Pass::read_item(std::int64_t number, std::vector<Hit>& out) {
     thread_local Weighing weighing;
     const Item item = items.at(number);
     read[number] = reading.read(items, item, out);
-    weighing.weigh(items, item, reading.pages);
+    weighing.weigh(items, item, reading.pages, reading.page_weights);
     if (items.options.tail) {
-        weighing.weigh_tail(items, item, reading.pages, reading.page_weights,
-                            tails.data() + number * items.rows * items.head_dim);
+        weighing.weigh_values(items, item, reading.page_weights,
+                              tails.data() + number * items.rows * items.head_dim);
     }
 }
 

@@ -5,13 +5,10 @@
 #include <cmath>
 #include <numeric>
 
-#include "../score/kernels.h"
-
 namespace kvdb::indexes {
 namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
-constexpr double kTailOctaves = 40;   // below its largest weight a tail has nothing
 constexpr std::int64_t kChunk = 256;  // tokens scored at a time
 
 }  // namespace
@@ -23,7 +20,8 @@ std::int64_t Reading::read(Items& items, const Item& item, std::vector<Hit>& hit
     if (pages.empty()) return 0;
     collect(items, item);
     score(items, item, hits);
-    return std::int64_t(ids_.size());
+    reuse(items, item, hits);
+    return std::int64_t(ids_.size() + reused_.size());
 }
 
 void Reading::mark(const PageSet& set, std::int64_t page) {
@@ -63,24 +61,22 @@ void Reading::select_for(const Items& items, const Item& item, int r) {
     }
 }
 
-// The tokens of the pages that some query sees, in order.
+// The tokens of the pages that some query sees and that have no score yet, in order.
 void Reading::collect(const Items& items, const Item& item) {
     const std::int64_t tokens = item.segment.end - item.segment.begin;
     tokens_.assign((tokens + 63) / 64, 0);
     if (items.options.tail) page_of_.assign(tokens, 0);
+    const ScoredPages& scored = items.scored[item.kv_head];
     for (const std::int32_t p : pages) {
+        const bool has = scored.has(item.segment.page_offset + p);
+        if (has && !items.options.tail) continue;
         for (std::int64_t m = item.set.first[p]; m < item.set.first[p + 1]; ++m) {
             const std::int64_t member = item.set.member(m);
-            tokens_[member / 64] |= std::uint64_t{1} << (member % 64);
+            tokens_[member / 64] |= std::uint64_t{!has} << (member % 64);
             if (items.options.tail) page_of_[member] = static_cast<std::uint16_t>(p);
         }
     }
-    std::int64_t begin = tokens, end = 0;
-    for (std::int64_t i = items.tile.i0; i < items.tile.i0 + items.tile.n; ++i) {
-        if (item.visible.none(i)) continue;
-        begin = std::min(begin, item.visible.begin(i));
-        end = std::max(end, item.visible.end(i));
-    }
+    const auto [begin, end] = item.visible.span(items.tile.i0, items.tile.n);
     ids_.clear();
     for (std::size_t word = 0; word < tokens_.size(); ++word) {
         for (std::uint64_t bits = tokens_[word]; bits; bits &= bits - 1) {
@@ -94,36 +90,58 @@ void Reading::collect(const Items& items, const Item& item) {
 
 // Exact scores of those tokens, for all rows at once.
 void Reading::score(Items& items, const Item& item, std::vector<Hit>& hits) {
-    const auto kernel = score_kernels().score[static_cast<int>(items.blocks.geometry.dtype)];
-    const int d = items.head_dim;
-    scores_.resize(items.rows * kChunk);
-    q_.resize(std::size_t(items.rows) * d);
-    for (int r = 0; r < items.rows; ++r) {
-        std::copy_n(items.tile.query(item.kv_head, r).q, d, q_.begin() + std::int64_t{r} * d);
-    }
     const auto total = std::int64_t(ids_.size());
+    scores_.resize(items.rows * kChunk);
     for (std::int64_t begin = 0; begin < total; begin += kChunk) {
         const std::int64_t count = std::min(kChunk, total - begin);
-        kernel({items.blocks, item.kv_head, q_.data(), items.rows, ids_.data() + begin, count,
-                scores_.data(), kChunk});
+        items.score_all(item.kv_head, ids_.data() + begin, count, scores_.data(), kChunk);
         for (int r = 0; r < items.rows; ++r) {
-            sift(items, item, r, begin, count, hits);
+            sift(items, item, r, ids_.data() + begin, scores_.data() + r * kChunk, count, hits);
+        }
+    }
+}
+
+// Those that have scores already.
+void Reading::reuse(Items& items, const Item& item, std::vector<Hit>& hits) {
+    const ScoredPages& scored = items.scored[item.kv_head];
+    reused_.clear();
+    const auto each = [&](auto&& body) {
+        for (const std::int32_t p : pages) {
+            const std::int64_t page = item.segment.page_offset + p;
+            if (scored.has(page)) body(scored.begin[page], scored.begin[page] + scored.count[page]);
+        }
+    };
+    each([&](std::int32_t begin, std::int32_t end) {
+        reused_.insert(reused_.end(), scored.tokens.begin() + begin, scored.tokens.begin() + end);
+    });
+    const auto total = std::int64_t(reused_.size());
+    for (int r = 0; r < items.rows && total > 0; ++r) {
+        scores_.clear();
+        const float* row = scored.row(r);
+        each([&](std::int32_t begin, std::int32_t end) {
+            scores_.insert(scores_.end(), row + begin, row + end);
+        });
+        for (std::int64_t t = 0; t < total; t += kChunk) {
+            sift(items, item, r, reused_.data() + t, scores_.data() + t,
+                 std::min(kChunk, total - t), hits);
         }
     }
 }
 
 // A hit where a score reaches the row's threshold.
-void Reading::sift(Items& items, const Item& item, int r, std::int64_t begin, std::int64_t count,
-                   std::vector<Hit>& hits) {
+void Reading::sift(Items& items, const Item& item, int r, const std::int32_t* ids, float* scores,
+                   std::int64_t count, std::vector<Hit>& hits) {
     const std::int64_t i = items.tile.query(item.kv_head, r).i;
     const RowPlan& plan = items.plan(item.kv_head, r);
-    const std::int32_t* ids = ids_.data() + begin;
-    float* scores = scores_.data() + r * kChunk;
-    for (std::int64_t t = 0; t < count && !item.visible.whole(i); ++t) {
-        if (!item.visible.sees(i, ids[t] - item.segment.begin)) scores[t] = kNone;
+    if (!item.visible.whole(i)) {
+        for (std::int64_t t = 0; t < count; ++t) {
+            if (!item.visible.sees(i, ids[t] - item.segment.begin)) scores[t] = kNone;
+        }
     }
     std::int32_t found[kChunk];
-    SiftItem sift{scores, count, plan.threshold, items.factor, found, 0, 0};
+    float below[kChunk];
+    float* const wanted = items.options.tail ? below : nullptr;
+    SiftItem sift{scores, count, plan.threshold, items.factor, found, wanted, 0, 0};
     coarse_kernels().sift(sift);
     const auto key = static_cast<std::uint32_t>(item.number * items.rows + r);
     for (std::int64_t hit = 0; hit < sift.hit_count; ++hit) {
@@ -133,10 +151,10 @@ void Reading::sift(Items& items, const Item& item, int r, std::int64_t begin, st
     items.sum(item, r).turned_down.add(double{items.factor} * plan.threshold, sift.others);
     if (!items.options.tail) return;
     float* weights = page_weights.data() + r * item.view.pages;
+    const auto share = static_cast<float>(
+        std::exp2(double{items.factor} * plan.threshold - plan.reference));
     for (std::int64_t t = 0; t < count; ++t) {
-        const double exponent = double{items.factor} * scores[t] - plan.reference;
-        if (scores[t] >= plan.threshold || exponent < -kTailOctaves) continue;
-        weights[page_of_[ids[t] - item.segment.begin]] += std::exp2(static_cast<float>(exponent));
+        weights[page_of_[ids[t] - item.segment.begin]] += share * below[t];
     }
 }
 

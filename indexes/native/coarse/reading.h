@@ -30,16 +30,17 @@ class Reading {
     void mark(const PageSet& set, std::int64_t page);
     void collect(const Items& items, const Item& item);
     void score(Items& items, const Item& item, std::vector<Hit>& hits);
-    void sift(Items& items, const Item& item, int r, std::int64_t begin, std::int64_t count,
-              std::vector<Hit>& hits);
+    void reuse(Items& items, const Item& item, std::vector<Hit>& hits);
+    void sift(Items& items, const Item& item, int r, const std::int32_t* ids, float* scores,
+              std::int64_t count, std::vector<Hit>& hits);
 
     std::vector<std::uint8_t> selected_;  // [pages]
     std::int64_t members_ = 0;            // of the pages that are
     std::vector<std::uint64_t> tokens_;   // a bit for each
-    std::vector<std::int32_t> ids_;
-    std::vector<float> scores_;           // [rows][chunk]
+    std::vector<std::int32_t> ids_;       // to be scored
+    std::vector<std::int32_t> reused_;    // that were scored for thresholds
+    std::vector<float> scores_;           // [rows][chunk], or [rows][reused]
     std::vector<std::uint16_t> page_of_;  // [tokens], for the tail
-    std::vector<float> q_;                // [rows][head_dim]
 };
 
 }  // namespace kvdb::indexes

@@ -43,7 +43,12 @@ class Finish {
     }
 
   private:
-    // Hits of one key lie together and ascend, for one thread has read an item.
+    struct IdScore {
+        std::int32_t id;
+        float score;
+    };
+
+    // Hits of one key lie together and ascend.
     void sort_by_item() {
         begins_.assign(pass_.items.count() * tile_.rows + 1, 0);
         std::size_t total = 0;
@@ -56,6 +61,12 @@ class Finish {
         std::vector<std::int64_t> next(begins_.begin(), begins_.end() - 1);
         for (const auto& hits : pass_.hits) {
             for (const Hit& hit : hits) hits_[next[hit.key]++] = {hit.id, hit.score};
+        }
+        // Those of pages that were scored for thresholds come behind the others.
+        const auto earlier = [](const IdScore& a, const IdScore& b) { return a.id < b.id; };
+        for (std::size_t i = 0; i + 1 < begins_.size(); ++i) {
+            const auto begin = hits_.begin() + begins_[i], end = hits_.begin() + begins_[i + 1];
+            if (!std::is_sorted(begin, end, earlier)) std::sort(begin, end, earlier);
         }
     }
 
@@ -98,10 +109,6 @@ class Finish {
         });
     }
 
-    struct IdScore {
-        std::int32_t id;
-        float score;
-    };
     // Hits above a score are kept, and of those equal to it the first few.
     struct Cut {
         float above;

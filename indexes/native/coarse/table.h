@@ -122,9 +122,9 @@ struct CoarseTable {
 
     // A multiple of kPageGroup pages.
     static void mass(MassItem& item) {
-        f32 total{}, estimate{}, bound{};
+        f32 total{}, estimate{}, bound{}, each_total{};
         const f32 factor = Isa::splat(item.factor), reference = Isa::splat(-item.reference);
-        const f32 curve = Isa::splat(item.curve);
+        const f32 curve = Isa::splat(item.curve), share = Isa::splat(item.share);
         for (std::int64_t i = 0; i < item.count; i += Isa::width) {
             const f32 reach = Isa::widen(item.reach + i);
             const f32 around = curve * reach * reach;
@@ -132,14 +132,21 @@ struct CoarseTable {
             const f32 x = middle + (around < reach ? around : reach), y = middle + reach;
             const f32 weights = Isa::widen(item.weights + i);
             total += weights;
-            estimate = Isa::fma(power(Isa::fma(x, factor, reference)), weights, estimate);
+            const f32 likely = power(Isa::fma(x, factor, reference)) * weights;
+            estimate += likely;
+            if (item.each) {
+                const f32 each = Isa::fma(likely, share, Isa::widen(item.each + i));
+                Isa::store(item.each + i, each);
+                each_total += each;
+            }
             bound = Isa::fma(power(Isa::fma(y, factor, reference)), weights, bound);
         }
-        item.total = item.estimate = item.bound = 0;
+        item.total = item.estimate = item.bound = item.each_total = 0;
         for (int j = 0; j < Isa::width; ++j) {
             item.total += total[j];
             item.estimate += estimate[j];
             item.bound += bound[j];
+            item.each_total += each_total[j];
         }
     }
 
@@ -155,7 +162,9 @@ struct CoarseTable {
             const f32 score = Isa::widen(item.scores + i);
             const auto hit = score >= threshold;
             const f32 below = power((score - threshold) * factor);
-            sum += hit ? none : below;
+            const f32 other = hit ? none : below;
+            sum += other;
+            if (item.below) Isa::store(item.below + i, other);
             if (simd::max_of_group<Isa, width>(score)[0] < item.threshold) continue;
             for (int j = 0; j < width; ++j) {
                 item.hits[hits] = static_cast<std::int32_t>(i + j);
@@ -164,11 +173,14 @@ struct CoarseTable {
         }
         for (; i < item.count; ++i) {
             const float score = item.scores[i];
+            float other = 0;
             if (score >= item.threshold && score > kNone) {
                 item.hits[hits++] = static_cast<std::int32_t>(i);
             } else if (score > kNone) {
-                total += power(Isa::splat((score - item.threshold) * item.factor))[0];
+                other = power(Isa::splat((score - item.threshold) * item.factor))[0];
             }
+            total += other;
+            if (item.below) item.below[i] = other;
         }
         for (int j = 0; j < width; ++j) total += sum[j];
         item.hit_count = hits;
@@ -238,22 +250,66 @@ struct CoarseTable {
         for (; t < item.count; ++t) nearest<1, Isa::tile_vectors>(item, t);
     }
 
-    static void add(const AddItem& item) {
-        int i = 0;
-        for (; i + Isa::width <= item.dims; i += Isa::width) {
-            const f32 sum = Isa::fma(Isa::widen(item.values + i), Isa::splat(item.weight),
-                                     Isa::widen(item.out + i));
-            Isa::store(item.out + i, sum);
+    // Dimensions that are summed up at a time, in registers.
+    static constexpr int kBlendVectors = Isa::registers >= 32 ? 4 : 2;
+
+    // Elements [i, i + width) of values, zeros behind their end.
+    KVDB_INLINE static f32 load(const BFloat16* values, int i, [[maybe_unused]] int dims) {
+        if constexpr (Isa::width > kHeadDimStep) {
+            if (i + Isa::width > dims) return i < dims ? Isa::widen_half(values + i) : f32{};
+        } else {
+            if (i >= dims) return f32{};
         }
-        for (; i < item.dims; ++i) {
-            const std::uint32_t bits = std::uint32_t{item.values[i].bits} << 16;
-            float value;
-            __builtin_memcpy(&value, &bits, sizeof value);
-            item.out[i] += item.weight * value;
+        return Isa::widen(values + i);
+    }
+
+    // Dimensions from `first` on, for `rows` rows.
+    template <int rows, bool whole>
+    KVDB_INLINE static void blend_step(const BlendItem& item, int row, int first) {
+        constexpr int step = kBlendVectors * Isa::width;
+        f32 sums[rows][kBlendVectors] = {};
+        const float* weights = item.weights + row * item.count;
+        for (std::int64_t p = 0; p < item.count; ++p) {
+            f32 value[kBlendVectors];
+            KVDB_UNROLL
+            for (int v = 0; v < kBlendVectors; ++v) {
+                const BFloat16* values = item.values + p * item.dims;
+                const int at = first + v * Isa::width;
+                value[v] = whole ? Isa::widen(values + at) : load(values, at, item.dims);
+            }
+            KVDB_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                const f32 weight = Isa::splat(weights[r * item.count + p]);
+                KVDB_UNROLL
+                for (int v = 0; v < kBlendVectors; ++v) {
+                    sums[r][v] = Isa::fma(weight, value[v], sums[r][v]);
+                }
+            }
+        }
+        for (int r = 0; r < rows; ++r) {
+            float lanes[step];
+            for (int v = 0; v < kBlendVectors; ++v) Isa::store(lanes + v * Isa::width, sums[r][v]);
+            float* out = item.out + (row + r) * item.dims + first;
+            for (int i = 0; i < step && first + i < item.dims; ++i) out[i] += lanes[i];
         }
     }
 
-    static constexpr CoarseKernels kernels{scan, mass, sift, assign, add};
+    template <int rows>
+    static void blend_rows(const BlendItem& item, int row) {
+        constexpr int step = kBlendVectors * Isa::width;
+        int i = 0;
+        for (; i + step <= item.dims; i += step) blend_step<rows, true>(item, row, i);
+        if (i < item.dims) blend_step<rows, false>(item, row, i);
+    }
+
+    static void blend(const BlendItem& item) {
+        int row = 0;
+        for (; row + 4 <= item.rows; row += 4) blend_rows<4>(item, row);
+        for (; row + 2 <= item.rows; row += 2) blend_rows<2>(item, row);
+        for (; row < item.rows; ++row) blend_rows<1>(item, row);
+    }
+
+    static constexpr CoarseKernels kernels{scan, mass, sift, assign, blend};
 };
 
 }  // namespace kvdb::indexes

@@ -21,7 +21,11 @@ using Want = CoarseOptions::Want;
 }  // namespace
 
 void Thresholds::find(int kv_head) {
-    for (int r = 0; r < items_.rows && !items_.dense[kv_head]; ++r) find_row(kv_head, r);
+    if (items_.options.want == Want::top_k) {
+        top_k(kv_head);
+    } else {
+        for (int r = 0; r < items_.rows && !items_.dense[kv_head]; ++r) find_row(kv_head, r);
+    }
     if (!items_.dense[kv_head]) density_.give_up(kv_head);
     for (int r = 0; r < items_.rows && items_.options.tail; ++r) find_reference(kv_head, r);
 }
@@ -34,9 +38,6 @@ void Thresholds::find_row(int kv_head, int r) {
         // A farthest key says what a page has, where a margin guesses.
         const bool guessed = items_.segments.empty() || !items_.segments[0].pages->all.farthest;
         if (!options.exact && guessed) density_.narrow(kv_head, r);
-    } else if (options.want == Want::top_k) {
-        plan.threshold = top_k(kv_head, r);
-        if (options.exact) plan.page_threshold = plan.threshold;
     } else if (options.want == Want::top_p && !options.exact) {
         plan.page_threshold = top_p(kv_head, r);
     }
@@ -125,39 +126,126 @@ float Thresholds::take_best(int kv_head, std::int64_t i, std::vector<Ranked>& pa
     return pages[take - 1].priority;
 }
 
-// The k-th largest score among the tokens of the best pages that hold k.
-float Thresholds::top_k(int kv_head, int r) {
-    const auto k = static_cast<std::int64_t>(items_.options.parameter);
-    const std::int64_t i = items_.tile.query(kv_head, r).i;
-    RowPlan& plan = items_.plan(kv_head, r);
-    if (double(k) > density_.limit()) {
+// Thresholds of every row: the k-th largest score among the tokens of the best pages that hold k.
+void Thresholds::top_k(int kv_head) {
+    const CoarseOptions& options = items_.options;
+    if (options.parameter > density_.limit()) {
         items_.dense[kv_head] = 1;
-        return kNone;
+        return;
     }
-    std::vector<Ranked> pages = visible_pages(kv_head, r);
+    std::vector<Best> best;
+    for (int r = 0; r < items_.rows; ++r) best.push_back(best_pages(kv_head, r));
+    score_together(kv_head, best);
+    for (int r = 0; r < items_.rows && !items_.dense[kv_head]; ++r) {
+        if (best[r].pages.empty()) continue;
+        RowPlan& plan = items_.plan(kv_head, r);
+        plan.page_threshold = plan.threshold = kth_score(kv_head, r, best[r]);
+        if (options.exact) continue;
+        // Where that asks for too much, these pages must do.
+        const float least = best[r].least;
+        if (density_.excessive(kv_head, r) || least < plan.threshold) plan.page_threshold = least;
+    }
+}
+
+Thresholds::Best Thresholds::best_pages(int kv_head, int r) const {
+    struct Page {
+        float priority, count;
+        std::uint32_t segment, page;
+    };
+    const auto k = double(items_.options.parameter);
+    const float margin = items_.plan(kv_head, r).margin;
+    std::vector<Page> pages;
     double visible = 0;
-    for (const Ranked& page : pages) {
-        const Tile::View view = items_.tile.view(items_.segments[page.segment], kv_head);
-        visible += items_.counts(view, r)[page.page];
+    for (std::size_t s = 0; s < items_.segments.size(); ++s) {
+        const Tile::View view = items_.tile.view(items_.segments[s], kv_head);
+        const float* counts = items_.counts(view, r);
+        if (s == 0) pages.reserve(items_.segments.size() * view.pages);
+        for (std::int64_t p = 0; p < view.pages; ++p) {
+            if (!(counts[p] > 0)) continue;
+            pages.push_back(
+                {view.priority(r, p, margin), counts[p], std::uint32_t(s), std::uint32_t(p)});
+            visible += counts[p];
+        }
     }
-    if (visible <= double(k)) return kNone;
-    const auto wanted = std::size_t(
-        items_.options.margin < 1 ? std::min(visible, double(k) * kCandidates) : double(k));
-    std::vector<std::int32_t> tokens;
-    float least = kAll;
-    std::size_t take = std::min<std::size_t>(pages.size(), std::size_t(k) / 16 + 4), taken = 0;
-    while (tokens.size() < wanted) {
-        least = take_best(kv_head, i, pages, taken, take, tokens);
-        taken = take;
-        take = std::min(2 * take, pages.size());
+    if (visible <= k) return {};
+    const double wanted = margin < 1 ? std::min(visible, k * kCandidates) : k;
+    // The best pages of usual size that hold it, and twice as many until they do.
+    const auto higher = [](const Page& a, const Page& b) { return a.priority > b.priority; };
+    std::size_t ordered = 0;
+    auto next = static_cast<std::size_t>(wanted * double(pages.size()) / visible) + 1;
+    Best best{{}, kAll, 0};
+    while (best.visible < wanted) {
+        next = std::min(next, pages.size());
+        const auto from = pages.begin() + ordered, to = pages.begin() + next;
+        std::nth_element(from, to - 1, pages.end(), higher);
+        std::sort(from, to, higher);
+        for (; ordered < next && best.visible < wanted; ++ordered) {
+            const Page& page = pages[ordered];
+            best.pages.push_back({page.segment, page.page});
+            best.least = page.priority;
+            best.visible += page.count;
+        }
+        next *= 2;
     }
-    std::vector<float> scores = items_.scores_of(kv_head, r, tokens);
+    return best;
+}
+
+// Scores the tokens of these pages for all rows at once; rows want many of them in common.
+void Thresholds::score_together(int kv_head, const std::vector<Best>& best) {
+    ScoredPages& scored = items_.scored[kv_head];
+    const Segment* last = items_.segments.empty() ? nullptr : &items_.segments.back();
+    const std::int64_t pages = last ? last->page_offset + last->pages->pages : 0;
+    scored.begin.assign(pages, -1);
+    scored.count.assign(pages, 0);
+    for (const Best& of_row : best) {
+        for (const PageOf& page : of_row.pages) {
+            scored.begin[items_.segments[page.segment].page_offset + page.page] = 0;
+        }
+    }
+    for (std::size_t s = 0; s < items_.segments.size(); ++s) {
+        const Item item = items_.at(s, kv_head);
+        for (std::int64_t p = 0; p < item.view.pages; ++p) {
+            const std::int64_t page = item.segment.page_offset + p;
+            if (scored.begin[page] < 0) continue;
+            scored.begin[page] = static_cast<std::int32_t>(scored.tokens.size());
+            items_.members(item, p, scored.tokens);
+            scored.count[page] =
+                static_cast<std::int32_t>(scored.tokens.size()) - scored.begin[page];
+        }
+    }
+    const auto count = std::int64_t(scored.tokens.size());
+    // All of them would be read, for a margin guesses too much rather than too little.
+    if (!items_.options.exact && double(count) > density_.limit()) {
+        items_.dense[kv_head] = 1;
+        return;
+    }
+    scored.scores.resize(items_.rows * count);
+    items_.score_all(kv_head, scored.tokens.data(), count, scored.scores.data(), count);
+}
+
+float Thresholds::kth_score(int kv_head, int r, const Best& best) const {
+    const ScoredPages& scored = items_.scored[kv_head];
+    const float* row = scored.row(r);
+    const std::int64_t i = items_.tile.query(kv_head, r).i;
+    std::vector<Visibility> visibles;
+    for (const Segment& segment : items_.segments) visibles.emplace_back(items_.queries, segment);
+    std::vector<float> scores;
+    scores.reserve(static_cast<std::size_t>(best.visible));
+    for (const PageOf& page : best.pages) {
+        const Segment& segment = items_.segments[page.segment];
+        const Visibility& visible = visibles[page.segment];
+        const std::int32_t begin = scored.begin[segment.page_offset + page.page];
+        const std::int32_t end = begin + scored.count[segment.page_offset + page.page];
+        if (visible.whole(i)) {
+            scores.insert(scores.end(), row + begin, row + end);
+            continue;
+        }
+        for (std::int32_t t = begin; t < end; ++t) {
+            if (visible.sees(i, scored.tokens[t] - segment.begin)) scores.push_back(row[t]);
+        }
+    }
+    const auto k = static_cast<std::int64_t>(items_.options.parameter);
     std::nth_element(scores.begin(), scores.begin() + (k - 1), scores.end(), std::greater<>());
-    // Where that asks for too much, these pages must do.
-    if (!items_.options.exact) {
-        plan.page_threshold = scores[k - 1];
-        if (density_.excessive(kv_head, r) || least < scores[k - 1]) plan.page_threshold = least;
-    }
     return scores[k - 1];
 }
 

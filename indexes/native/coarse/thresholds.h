@@ -24,7 +24,17 @@ class Thresholds {
     float range(int kv_head, int r);
     PageOf most_promising(int kv_head, int r, bool middle, float least) const;
     float largest_of(int kv_head, int r, const PageOf& page, float least);
-    float top_k(int kv_head, int r);
+    // Of one row, the highest priorities first; empty where all pages are wanted.
+    struct Best {
+        std::vector<PageOf> pages;
+        float least = 0;     // of their priorities
+        double visible = 0;  // tokens that the row sees of them
+    };
+
+    void top_k(int kv_head);
+    Best best_pages(int kv_head, int r) const;
+    void score_together(int kv_head, const std::vector<Best>& best);
+    float kth_score(int kv_head, int r, const Best& best) const;
     float top_p(int kv_head, int r);
     std::vector<Ranked> visible_pages(int kv_head, int r) const;
     double estimate(int kv_head, int r, std::vector<Ranked>& pages) const;

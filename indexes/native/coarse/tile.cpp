@@ -113,12 +113,14 @@ Visibility::Visibility(const QueryRows& queries, const Segment& segment)
     for (; t < segment.end; ++t) hidden_ |= queries.is_hidden(t);
 }
 
-std::int64_t Visibility::begin(std::int64_t i) const {
-    return std::clamp<std::int64_t>(queries_.begin[i] - segment_.begin, 0, tokens_);
-}
-
-std::int64_t Visibility::end(std::int64_t i) const {
-    return std::clamp<std::int64_t>(queries_.end[i] - segment_.begin, 0, tokens_);
+std::pair<std::int64_t, std::int64_t> Visibility::span(std::int64_t i, std::int64_t n) const {
+    std::int64_t from = tokens_, to = 0;
+    for (const std::int64_t stop = i + n; i < stop; ++i) {
+        if (none(i)) continue;
+        from = std::min(from, begin(i));
+        to = std::max(to, end(i));
+    }
+    return {from, to};
 }
 
 void Visibility::count(std::int64_t i, const PageSet& set, std::int64_t pages,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "search.h"
@@ -73,6 +74,7 @@ class Visibility {
 
     // Whether all of the segment, or nothing.
     bool whole(std::int64_t i) const { return !hidden_ && begin(i) == 0 && end(i) == tokens_; }
+    bool hides() const { return hidden_; }  // some of its tokens
     bool none(std::int64_t i) const { return begin(i) >= end(i); }
     bool sees(std::int64_t i, std::int64_t member) const {
         return member >= begin(i) && member < end(i) &&
@@ -81,14 +83,21 @@ class Visibility {
     // counts[pages] of query i.
     void count(std::int64_t i, const PageSet& set, std::int64_t pages, float* counts) const;
 
-    std::int64_t begin(std::int64_t i) const;  // members of the segment
-    std::int64_t end(std::int64_t i) const;
+    std::int64_t begin(std::int64_t i) const { return within(queries_.begin[i]); }  // members
+    std::int64_t end(std::int64_t i) const { return within(queries_.end[i]); }
+    // From the first to the last that some of queries [i, i + n) sees.
+    std::pair<std::int64_t, std::int64_t> span(std::int64_t i, std::int64_t n) const;
 
   private:
+    std::int64_t within(std::int64_t token) const {
+        const std::int64_t member = token - segment_.begin;
+        return member < 0 ? 0 : member > tokens_ ? tokens_ : member;
+    }
+
     const QueryRows& queries_;
     const Segment& segment_;
     std::int64_t tokens_;
-    bool hidden_;  // some of its tokens are
+    bool hidden_;
 };
 
 }  // namespace kvdb::indexes

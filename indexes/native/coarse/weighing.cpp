@@ -6,13 +6,9 @@
 #include "../score/kernels.h"
 
 namespace kvdb::indexes {
-namespace {
 
-constexpr double kTailOctaves = 40;  // below its largest weight a tail has nothing
-
-}  // namespace
-
-void Weighing::weigh(Items& items, const Item& item, const std::vector<std::int32_t>& read) {
+void Weighing::weigh(Items& items, const Item& item, const std::vector<std::int32_t>& read,
+                     std::vector<float>& weights) {
     const std::int64_t pages = item.view.pages;
     const float* held = nullptr;  // whose counts unread_ has
     for (int r = 0; r < items.rows; ++r) {
@@ -23,9 +19,23 @@ void Weighing::weigh(Items& items, const Item& item, const std::vector<std::int3
             held = counts;
         }
         RowSums& sum = items.sum(item, r);
-        MassItem mass{item.view.middle(r), item.view.reach(r), unread_.data(),        pages,
-                      sum.curve,           items.factor,       items.factor * sum.top};
+        MassItem mass{item.view.middle(r),
+                      item.view.reach(r),
+                      unread_.data(),
+                      pages,
+                      sum.curve,
+                      items.factor,
+                      items.factor * sum.top,
+                      nullptr,
+                      0};
+        if (!weights.empty()) {
+            const RowPlan& plan = items.plan(item.kv_head, r);
+            mass.each = weights.data() + r * pages;
+            mass.share =
+                static_cast<float>(std::exp2(double{mass.reference} - plan.reference));
+        }
         coarse_kernels().mass(mass);
+        sum.tail_weight += mass.each_total;
         if (!(mass.total > 0)) continue;
         sum.missed.add(mass.reference, mass.estimate);
         // What underflows is less than 2^-126 for each token.
@@ -33,45 +43,60 @@ void Weighing::weigh(Items& items, const Item& item, const std::vector<std::int3
     }
 }
 
-void Weighing::add_page_value(const Items& items, const Item& item, std::int64_t page, int r,
-                              float weight, float* out) {
-    const int d = items.head_dim;
-    const float count = items.counts(item.view, r)[page];
-    if (count == static_cast<float>(item.set.first[page + 1] - item.set.first[page])) {
-        coarse_kernels().add({item.set.values + page * d, d, weight, out});
-        return;
+void Weighing::weigh_values(const Items& items, const Item& item, std::vector<float>& weights,
+                            float* out) {
+    for (std::int64_t i = 0; i < items.tile.n; ++i) {
+        if (item.visible.whole(items.tile.i0 + i)) continue;
+        weigh_partly_seen(items, item, i, weights.data(), out);
     }
-    // The mean value would tell of tokens that are not seen.
-    tokens_.clear();
-    items.members(item, page, items.tile.query(item.kv_head, r).i, tokens_);
-    value_.resize(d);
-    for (const std::int32_t token : tokens_) {
-        score_kernels().widen_values[static_cast<int>(items.blocks.geometry.dtype)](
-            {items.blocks, item.kv_head, token, 1, value_.data()});
-        for (int j = 0; j < d; ++j) out[j] += weight / count * value_[j];
+    coarse_kernels().blend({item.set.values, weights.data(), item.view.pages, items.rows,
+                            items.head_dim, out});
+}
+
+// Pages of which query i of the tile does not see all; clears their weights.
+void Weighing::weigh_partly_seen(const Items& items, const Item& item, std::int64_t i,
+                                 float* weights, float* out) {
+    const std::int64_t pages = item.view.pages;
+    const float* counts = item.view.counts + i * pages;
+    for (std::int64_t p = 0; p < pages; ++p) {
+        const std::int32_t size = item.set.first[p + 1] - item.set.first[p];
+        if (counts[p] == 0 || counts[p] == static_cast<float>(size)) continue;
+        bool weighs = false;
+        for (std::int64_t r = i; r < items.rows; r += items.tile.n) {
+            weighs = weighs || weights[r * pages + p] > 0;
+        }
+        if (!weighs) continue;
+        mean_of_seen(items, item, p, i);
+        for (std::int64_t r = i; r < items.rows; r += items.tile.n) {
+            float& weight = weights[r * pages + p];
+            float* to = out + r * items.head_dim;
+            for (int j = 0; j < items.head_dim; ++j) to[j] += weight * mean_[j];
+            weight = 0;
+        }
     }
 }
 
-void Weighing::weigh_tail(Items& items, const Item& item, const std::vector<std::int32_t>& read,
-                          const std::vector<float>& weights, float* out) {
-    const std::int64_t pages = item.view.pages;
-    for (int r = 0; r < items.rows; ++r, out += items.head_dim) {
-        const float* counts = items.counts(item.view, r);
-        const RowPlan& plan = items.plan(item.kv_head, r);
-        unread_.assign(counts, counts + pages);
-        for (const std::int32_t p : read) unread_[p] = 0;
-        double& total = items.sum(item, r).tail_weight;
-        for (std::int64_t p = 0; p < pages; ++p) {
-            float weight = weights[r * pages + p];
-            const double exponent =
-                double{items.factor} * items.likely(item, r, p) - plan.reference;
-            if (unread_[p] > 0 && exponent > -kTailOctaves) {
-                weight = counts[p] * std::exp2(static_cast<float>(exponent));
-            }
-            if (weight == 0) continue;
-            total += weight;
-            add_page_value(items, item, p, r, weight, out);
-        }
+// The mean value of the page's tokens that query i of the tile sees. At the edges of what it sees
+// from that of all without the others, of which there are few to be read; what is hidden is not to
+// be felt, not even by rounding.
+void Weighing::mean_of_seen(const Items& items, const Item& item, std::int64_t page,
+                            std::int64_t i) {
+    const int d = items.head_dim;
+    const auto widen =
+        score_kernels().widen_values[static_cast<int>(items.blocks.geometry.dtype)];
+    const auto size = static_cast<float>(item.set.first[page + 1] - item.set.first[page]);
+    const float seen = item.view.counts[i * item.view.pages + page];
+    const bool without = !item.visible.hides() && 2 * seen > size;
+    mean_.assign(d, 0);
+    value_.resize(d);
+    const float all = without ? size / seen : 0;
+    if (without) coarse_kernels().blend({item.set.values + page * d, &all, 1, 1, d, mean_.data()});
+    const float each = (without ? -1 : 1) / seen;
+    for (std::int64_t m = item.set.first[page]; m < item.set.first[page + 1]; ++m) {
+        const std::int64_t member = item.set.member(m);
+        if (item.visible.sees(items.tile.i0 + i, member) == without) continue;
+        widen({items.blocks, item.kv_head, item.segment.begin + member, 1, value_.data()});
+        for (int j = 0; j < d; ++j) mean_[j] += each * value_[j];
     }
 }
 

@@ -9,21 +9,22 @@ namespace kvdb::indexes {
 
 class Weighing {
   public:
-    // Adds the mass of all pages but those that were read to the item's sums.
-    void weigh(Items& items, const Item& item, const std::vector<std::int32_t>& read);
+    // Adds the mass of all pages but those that were read to the item's sums. weights: [rows][pages]
+    // or empty: of tokens that were read and not found; those of the other pages are added.
+    void weigh(Items& items, const Item& item, const std::vector<std::int32_t>& read,
+               std::vector<float>& weights);
 
-    // Adds, to the sums and to out [rows][head_dim], the weight of each page's tokens that were not
-    // found times its mean value. weights: [rows][pages] of tokens that were read and not found.
-    void weigh_tail(Items& items, const Item& item, const std::vector<std::int32_t>& read,
-                    const std::vector<float>& weights, float* out);
+    // Adds, to out [rows][head_dim], each page's mean value times its weights, which are lost.
+    void weigh_values(const Items& items, const Item& item, std::vector<float>& weights,
+                      float* out);
 
   private:
-    void add_page_value(const Items& items, const Item& item, std::int64_t page, int r,
-                        float weight, float* out);
+    void weigh_partly_seen(const Items& items, const Item& item, std::int64_t i, float* weights,
+                           float* out);
+    void mean_of_seen(const Items& items, const Item& item, std::int64_t page, std::int64_t i);
 
-    std::vector<float> unread_;  // [pages] visible tokens of pages that were not read
-    std::vector<std::int32_t> tokens_;
-    std::vector<float> value_;
+    std::vector<float> unread_;        // [pages] visible tokens of pages that were not read
+    std::vector<float> mean_, value_;  // [head_dim]
 };
 
 }  // namespace kvdb::indexes

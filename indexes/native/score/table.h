@@ -60,6 +60,10 @@ struct ScoreTable {
                 dots<T, kTogether>(key, item.queries + r * head_dim, head_dim,
                                    item.scores + r * item.score_stride + t, item.score_stride);
             }
+            for (; r + 2 <= item.rows; r += 2) {
+                dots<T, 2>(key, item.queries + r * head_dim, head_dim,
+                           item.scores + r * item.score_stride + t, item.score_stride);
+            }
             for (; r < item.rows; ++r) {
                 dots<T, 1>(key, item.queries + r * head_dim, head_dim,
                            item.scores + r * item.score_stride + t, item.score_stride);
