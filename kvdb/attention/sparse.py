@@ -6,6 +6,7 @@ the other, so that each search starts from the largest score and the mass that t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from time import perf_counter, perf_counter_ns
 
 import numpy as np
@@ -108,7 +109,7 @@ def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tupl
         if dense is not None:
             founds = _read_dense(question, dense, state, founds, top)
         if top is not None:
-            lse = np.logaddexp.reduce([state.lse, *(found.missed for found in founds)])
+            lse = reduce(np.logaddexp, (found.missed for found in founds), state.lse)
             _observe(question, sections, founds, seconds, first.top, top, lse)
         missed, _ = _share([found.missed for found in founds], state.lse)
         bound, bound_max = _share([found.missed_bound for found in founds], state.lse)
