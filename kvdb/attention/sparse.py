@@ -6,6 +6,7 @@ the other, so that each search starts from the largest score and the mass that t
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from time import perf_counter_ns
 
 import numpy as np
@@ -75,7 +76,7 @@ def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tupl
         for part in left:
             _read_left(question, sections, part, state, top)
         if top is not None:
-            _observe(question, searches, first, top, np.logaddexp.reduce([state.lse, *(found.missed for found in founds)]))
+            _observe(question, searches, first, top, reduce(np.logaddexp, (found.missed for found in founds), state.lse))
         missed, _ = _share([found.missed for found in founds], state.lse)
         bound, bound_max = _share([found.missed_bound for found in founds], state.lse)
         if limit is None or bound_max <= limit:

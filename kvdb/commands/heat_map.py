@@ -64,7 +64,7 @@ def draw(info: ContextInfo, statistics: ContextStatistics, measures: Sequence[st
             warnings.filterwarnings("ignore", "Glyph")  # a name may hold characters that no font has
             figure.savefig(path, format="png")
     except OSError as error:
-        raise InvalidArgument(f"{path} cannot be written: {error.strerror}") from None
+        raise InvalidArgument(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _panel(panel: "Axes", measure: str, values: npt.NDArray[np.float64]) -> None:
