@@ -28,8 +28,8 @@ TOKENS = 49_152
 CACHED_TOKENS = 4096
 PIECE = 1024
 SAMPLES, SAMPLES_MIN = 9, 3
-BUDGET_S = 0.06
-"""Of one measurement, after which it ends with as few as SAMPLES_MIN samples."""
+BUDGET_S, ALL_S = 0.06, 0.9
+"""Of one measurement, after which it ends with as few as SAMPLES_MIN samples; of all together, after which one sample will do."""
 ROWS = 16
 """Queries of each head, which make of reading a matter of multiplying."""
 CACHE_BYTES_MIN = float(1 << 20)
@@ -54,6 +54,7 @@ class _Measuring:
     """One layer of a model, and calls of the kernels on it."""
 
     def __init__(self, store: BlockStore) -> None:
+        self._ends = perf_counter() + ALL_S
         self._rng = np.random.default_rng(0)
         (self._table,), (self._tail,) = store.tables(SPEC), store.tables(SPEC)
         piece = self._random(SPEC.kv_heads, PIECE)
@@ -85,7 +86,7 @@ class _Measuring:
 
     def _attend_s(self, tokens: int, queries: int = 1) -> float:
         q = self._random(SPEC.q_heads, queries)
-        return _seconds(lambda: self._attend(tokens, q), BUDGET_S)
+        return self._seconds(lambda: self._attend(tokens, q))
 
     def _attend(self, tokens: int, q: np.ndarray) -> None:
         blocks = slice(tokens // self._layout.block_size)
@@ -139,7 +140,22 @@ class _Measuring:
     def _cold(self, run: Callable[[], object]) -> float:
         """Seconds of a call behind a reading of everything, as the other layers of a model leave it."""
         q = self._random(SPEC.q_heads, 1)
-        return _seconds(run, BUDGET_S, lambda: self._attend(TOKENS, q))
+        return self._seconds(run, lambda: self._attend(TOKENS, q))
+
+    def _seconds(self, run: Callable[[], object], before: Callable[[], object] | None = None) -> float:
+        """Of a call; a first one warms up. before: runs ahead of each, untimed."""
+        run()
+        samples: list[float] = []
+        ends = perf_counter() + BUDGET_S
+        while True:
+            if before is not None:
+                before()
+            begin = perf_counter()
+            run()
+            now = perf_counter()
+            samples.append(now - begin)
+            if now > self._ends or len(samples) == SAMPLES or (now > ends and len(samples) >= SAMPLES_MIN):
+                return max(sorted(samples)[len(samples) // 4], LEAST)
 
     def _picked(self, rows: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens drawn for each row, rising: ids, offsets."""
@@ -156,17 +172,3 @@ def _cache_bytes(nbytes: float, seconds: float, stream: float, cached: float) ->
     rate = 1 / stream - 1 / cached
     held = saved / rate if rate > 0 else 0.0
     return min(max(held, CACHE_BYTES_MIN), nbytes / 2)
-
-
-def _seconds(run: Callable[[], object], budget_s: float, before: Callable[[], object] | None = None) -> float:
-    """Seconds of a call; a first one warms up. before: runs ahead of each, untimed."""
-    run()
-    samples: list[float] = []
-    ends = perf_counter() + budget_s
-    while len(samples) < SAMPLES_MIN or (len(samples) < SAMPLES and perf_counter() < ends):
-        if before is not None:
-            before()
-        begin = perf_counter()
-        run()
-        samples.append(perf_counter() - begin)
-    return max(sorted(samples)[len(samples) // 4], LEAST)
