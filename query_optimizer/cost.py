@@ -7,9 +7,8 @@ from typing import Any, Self
 
 from indexes.base import Cost
 
-
 WARM = 0.5
-"""What a step and its jumps take where caches hold all, of what they take where they hold nothing; fitted as the defaults were."""
+"""What a step and its jumps take where caches hold all, of what they take where caches hold nothing. Fitted as the defaults."""
 
 
 class WrongMachine(ValueError):
