@@ -23,8 +23,8 @@ from kvdb.types import ModelSpec
 from query_optimizer.cost import Machine
 
 SPEC = ModelSpec("calibration", layers=1, q_heads=32, kv_heads=8, head_dim=128)
-TOKENS = 49_152
-"""192 MiB of keys and values: more than caches hold."""
+TOKENS = 32_768
+"""128 MiB of keys and values: more than caches hold."""
 CACHED_TOKENS = 4096
 PIECE = 1024
 SAMPLES, SAMPLES_MIN = 9, 3
@@ -38,7 +38,7 @@ LEAST = 1e-7
 
 
 def calibrate() -> Machine:
-    """Measure. Takes 192 MiB for the time of the call. Raises CapacityError."""
+    """Measure. Takes 128 MiB for the time of the call. Raises CapacityError."""
     collecting = gc.isenabled()
     gc.disable()
     store = BlockStore(StorageConfig())
