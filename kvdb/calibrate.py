@@ -27,12 +27,14 @@ TOKENS = 32_768
 """128 MiB of keys and values: more than caches hold."""
 CACHED_TOKENS = 4096
 PIECE = 1024
-SAMPLES, SAMPLES_MIN = 9, 3
+SAMPLES, SAMPLES_MIN, SAMPLES_LATE = 9, 3, 2
 BUDGET_S, ALL_S = 0.06, 0.9
-"""Of one measurement, after which it ends with as few as SAMPLES_MIN samples; of all together, after which one sample will do."""
+"""Of one measurement, after which it ends with as few as SAMPLES_MIN samples; of all together, after which SAMPLES_LATE will do."""
 ROWS = 16
 """Queries of each head, which make of reading a matter of multiplying."""
 CACHE_BYTES_MIN = float(1 << 20)
+STEP_SHARE_MIN = 0.2
+"""Of a step that searches next to nothing, what is not its search; less is noise."""
 LEAST = 1e-7
 """Seconds: what was measured as less is noise."""
 
@@ -80,7 +82,7 @@ class _Measuring:
             jump_s=self._jump(),
             gather_bytes_s=self._gather(),
             exact_call_s=call_s,
-            step_s=max(step_s - search_s - window_s, LEAST),
+            step_s=max(step_s - search_s - window_s, step_s * STEP_SHARE_MIN),
             search_s=search_s,
         )
 
@@ -154,7 +156,8 @@ class _Measuring:
             run()
             now = perf_counter()
             samples.append(now - begin)
-            if now > self._ends or len(samples) == SAMPLES or (now > ends and len(samples) >= SAMPLES_MIN):
+            enough = SAMPLES if now < ends else SAMPLES_MIN if now < self._ends else SAMPLES_LATE
+            if len(samples) >= enough:
                 return max(sorted(samples)[len(samples) // 4], LEAST)
 
     def _picked(self, rows: int, count: int) -> tuple[np.ndarray, np.ndarray]:
