@@ -29,7 +29,7 @@ CACHED_TOKENS = 4096
 PIECE = 1024
 SAMPLES, SAMPLES_MIN, SAMPLES_LATE = 9, 3, 2
 BUDGET_S, ALL_S = 0.06, 0.9
-"""Of one measurement, after which it ends with as few as SAMPLES_MIN samples; of all together, after which SAMPLES_LATE will do."""
+"""Of one measurement, after which SAMPLES_MIN will do; of all together, after which SAMPLES_LATE will."""
 ROWS = 16
 """Queries of each head, which make of reading a matter of multiplying."""
 CACHE_BYTES_MIN = float(1 << 20)
