@@ -146,7 +146,8 @@ def step_seconds(machine: Machine, layer: Layer, index: Index, retrieval: Retrie
     cost = index.cost(visible, heads // layer.kv_heads, retrieval, wanted=wanted)
     found = min(retrieval.k, visible) if isinstance(retrieval, TopK) else wanted or 0.0
     window = (layer.tokens - visible) * layer.kv_heads * token_nbytes
-    return machine.search_seconds(window, [cost], found * heads * token_nbytes / 2, exact_seconds(machine, layer))
+    values = found * heads * token_nbytes / 2
+    return machine.search_seconds(window, [cost], values, exact_seconds(machine, layer), layer.nbytes)
 
 
 def show(cell: Cell, wanted: float | None) -> None:

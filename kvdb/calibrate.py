@@ -25,22 +25,24 @@ from query_optimizer.cost import Machine
 from query_optimizer.wanted import Wanted
 
 SPEC = ModelSpec("calibration", layers=1, q_heads=32, kv_heads=8, head_dim=128)
-TOKENS = 49_152
-"""192 MiB of keys and values: more than caches hold."""
+TOKENS = 32_768
+"""128 MiB of keys and values: more than caches hold."""
 CACHED_TOKENS = 4096
 PIECE = 1024
-SAMPLES, SAMPLES_MIN = 9, 3
-BUDGET_S = 0.06
-"""Of one measurement, after which it ends with as few as SAMPLES_MIN samples."""
+SAMPLES, SAMPLES_MIN, SAMPLES_LATE = 9, 3, 2
+BUDGET_S, ALL_S = 0.06, 0.9
+"""Of one measurement, after which SAMPLES_MIN will do; of all together, after which SAMPLES_LATE will."""
 ROWS = 16
 """Queries of each head, which make of reading a matter of multiplying."""
 CACHE_BYTES_MIN = float(1 << 20)
+STEP_SHARE_MIN = 0.2
+"""Of a step that searches next to nothing, what is not its search; less is noise."""
 LEAST = 1e-7
 """Seconds: what was measured as less is noise."""
 
 
 def calibrate() -> Machine:
-    """Measure. Takes 192 MiB for the time of the call. Raises CapacityError."""
+    """Measure. Takes 128 MiB for the time of the call. Raises CapacityError."""
     collecting = gc.isenabled()
     gc.disable()
     store = BlockStore(StorageConfig())
@@ -56,6 +58,7 @@ class _Measuring:
     """One layer of a model, and calls of the kernels on it."""
 
     def __init__(self, store: BlockStore) -> None:
+        self._ends = perf_counter() + ALL_S
         self._rng = np.random.default_rng(0)
         (self._table,), (self._tail,) = store.tables(SPEC), store.tables(SPEC)
         piece = self._random(SPEC.kv_heads, PIECE)
@@ -81,13 +84,13 @@ class _Measuring:
             jump_s=self._jump(),
             gather_bytes_s=self._gather(),
             exact_call_s=call_s,
-            step_s=max(step_s - search_s - window_s, LEAST),
+            step_s=max(step_s - search_s - window_s, step_s * STEP_SHARE_MIN),
             search_s=search_s,
         )
 
     def _attend_s(self, tokens: int, queries: int = 1) -> float:
         q = self._random(SPEC.q_heads, queries)
-        return _seconds(lambda: self._attend(tokens, q), BUDGET_S)
+        return self._seconds(lambda: self._attend(tokens, q))
 
     def _attend(self, tokens: int, q: np.ndarray) -> None:
         blocks = slice(tokens // self._layout.block_size)
@@ -140,7 +143,23 @@ class _Measuring:
     def _cold(self, run: Callable[[], object]) -> float:
         """Seconds of a call behind a reading of everything, as the other layers of a model leave it."""
         q = self._random(SPEC.q_heads, 1)
-        return _seconds(run, BUDGET_S, lambda: self._attend(TOKENS, q))
+        return self._seconds(run, lambda: self._attend(TOKENS, q))
+
+    def _seconds(self, run: Callable[[], object], before: Callable[[], object] | None = None) -> float:
+        """Of a call; a first one warms up. before: runs ahead of each, untimed."""
+        run()
+        samples: list[float] = []
+        ends = perf_counter() + BUDGET_S
+        while True:
+            if before is not None:
+                before()
+            begin = perf_counter()
+            run()
+            now = perf_counter()
+            samples.append(now - begin)
+            enough = SAMPLES if now < ends else SAMPLES_MIN if now < self._ends else SAMPLES_LATE
+            if len(samples) >= enough:
+                return max(sorted(samples)[len(samples) // 4], LEAST)
 
     def _picked(self, rows: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens drawn for each row, rising: ids, offsets."""
@@ -157,17 +176,3 @@ def _cache_bytes(nbytes: float, seconds: float, stream: float, cached: float) ->
     rate = 1 / stream - 1 / cached
     held = saved / rate if rate > 0 else 0.0
     return min(max(held, CACHE_BYTES_MIN), nbytes / 2)
-
-
-def _seconds(run: Callable[[], object], budget_s: float, before: Callable[[], object] | None = None) -> float:
-    """Seconds of a call; a first one warms up. before: runs ahead of each, untimed."""
-    run()
-    samples: list[float] = []
-    ends = perf_counter() + budget_s
-    while len(samples) < SAMPLES_MIN or (len(samples) < SAMPLES and perf_counter() < ends):
-        if before is not None:
-            before()
-        begin = perf_counter()
-        run()
-        samples.append(perf_counter() - begin)
-    return max(sorted(samples)[len(samples) // 4], LEAST)

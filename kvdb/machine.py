@@ -79,9 +79,8 @@ def write(path: Path, machine: Machine) -> None:
                 file.flush()
                 os.fsync(file.fileno())
                 part.replace(path)
-            except BaseException:
-                part.unlink(missing_ok=True)
-                raise
+            finally:
+                part.unlink(missing_ok=True)  # gone, where all went well
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another file") from None
 

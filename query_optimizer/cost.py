@@ -7,6 +7,9 @@ from typing import Any, Self
 
 from indexes.base import Cost
 
+WARM = 0.5
+"""What a step and its jumps take where caches hold all, of what they take where caches hold nothing. Fitted as the defaults."""
+
 
 class WrongMachine(ValueError):
     """No description of a machine: a value is missing, of another type, or no positive number."""
@@ -28,10 +31,10 @@ class Machine:
     cached_bytes_s: float = 4.4e10
     cache_bytes: float = 48e6
     operations_s: float = 1.35e11
-    jump_s: float = 7.2e-8
+    jump_s: float = 8.0e-8
     gather_bytes_s: float = 5e9
     exact_call_s: float = 1.2e-5
-    step_s: float = 2.2e-4
+    step_s: float = 2.8e-4
     search_s: float = 2.0e-4
 
     def __post_init__(self) -> None:
@@ -39,30 +42,49 @@ class Machine:
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
                 raise WrongMachine(f"{name} is {value!r}; expected a positive number")
 
-    def seconds(self, cost: Cost) -> float:
-        """Of the search alone; what is given up is not counted."""
-        return cost.nbytes / self.stream_bytes_s + cost.operations / self.operations_s + cost.jumps * self.jump_s
+    def seconds(self, cost: Cost, among_nbytes: float = math.inf) -> float:
+        """Of the search alone; what is given up is not counted. among_nbytes: see `search_seconds`."""
+        jumping = cost.jumps * self.jump_s * self._slowness(among_nbytes)
+        return cost.nbytes / self.stream_bytes_s + cost.operations / self.operations_s + jumping
 
-    def exact_seconds(self, nbytes: float, operations: float = 0.0) -> float:
-        """Of a call that reads keys and values whole. operations: two for each row, token and dimension; they matter where many
-        rows share the reads."""
-        cached = min(nbytes, self.cache_bytes)
+    def exact_seconds(self, nbytes: float, operations: float = 0.0, among_nbytes: float | None = None) -> float:
+        """Of a call that reads keys and values whole.
+
+        operations: two for each row, token and dimension; they matter where many rows share the reads. among_nbytes: of all keys
+        and values that are read in turn, as those of a model's layers are; None where there are no others.
+        """
+        among = nbytes if among_nbytes is None else max(among_nbytes, nbytes)
+        cached = nbytes * self._cached(among)
         reading = cached / self.cached_bytes_s + (nbytes - cached) / self.stream_bytes_s
         return self.exact_call_s + max(reading, operations / self.operations_s)
 
     def search_seconds(
-        self, window_nbytes: float, costs: Iterable[Cost], values_nbytes: float = 0.0, whole_seconds: float = 0.0
+        self,
+        window_nbytes: float,
+        costs: Iterable[Cost],
+        values_nbytes: float = 0.0,
+        whole_seconds: float = 0.0,
+        among_nbytes: float = math.inf,
     ) -> float:
         """Of a step: the window, each search, and the values of what they find.
 
         values_nbytes: counted for each query head, as heads do not share them. whole_seconds: of reading everything, for the KV
-        heads that are given up.
+        heads that are given up. among_nbytes: of all keys and values that are read in turn; where caches hold most of them, what
+        a step looks up here and there is in one.
         """
-        costs = tuple(costs)
-        searches = sum(self.search_s + self.seconds(cost) for cost in costs)
+        costs, slowness = tuple(costs), self._slowness(among_nbytes)
+        searches = sum(self.search_s + self.seconds(cost, among_nbytes) for cost in costs)
         given_up = max((cost.given_up for cost in costs), default=0.0)
-        reading = window_nbytes / self.stream_bytes_s + (1 - given_up) * values_nbytes / self.gather_bytes_s
-        return self.step_s + searches + reading + given_up * whole_seconds
+        values = (1 - given_up) * values_nbytes / self.gather_bytes_s
+        reading = window_nbytes / self.stream_bytes_s + values * slowness
+        return self.step_s * slowness + searches + reading + given_up * whole_seconds
+
+    def _cached(self, nbytes: float) -> float:
+        """The share that caches hold of so many bytes."""
+        return min(1.0, self.cache_bytes / nbytes) if nbytes > 0 else 1.0
+
+    def _slowness(self, among_nbytes: float) -> float:
+        return 1 - (1 - WARM) * self._cached(among_nbytes)
 
     def to_dict(self) -> dict[str, float]:
         """Plain values, as `from_dict` takes them."""

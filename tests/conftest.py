@@ -6,8 +6,19 @@ import numpy as np
 import pytest
 
 import kvdb
-from kvdb.config import Config, ServerConfig, StorageConfig
+import kvdb.machine as machine
+from kvdb.config import OWN_CACHE, Config, ServerConfig, StorageConfig
 from kvdb.types import DTYPES
+from query_optimizer.cost import Machine
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cache_folder(tmp_path_factory):
+    """Not the user's; with a machine in it, so that servers need not measure one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        machine.write(machine.path_of(OWN_CACHE), Machine())
+        yield
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ class Clusters(Paged):
         apart=1,
         score=4.7,
         rank_page=500.0,
-        ranked=600.0,
+        ranked=450.0,
     )
 
     @classmethod

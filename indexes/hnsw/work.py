@@ -26,6 +26,8 @@ RANKED_JUMPS = 40.0
 WALK_FOUND_MAX = 150.0
 """A walk of a diffuse head that finds more gives up as often as not; one that finds much more costs no more."""
 GIVE_UP_POWER = 2.0
+USUAL_ROWS = 4
+"""Of a KV head, for which that holds; one row that gives up is enough for the head."""
 HIDDEN_MAX = 2.0
 """How many times as many tokens as are visible a walk may have to go among before they cost no more; a guess."""
 SCAN_OPERATIONS = 130.0
@@ -61,7 +63,8 @@ def cost(blocks: Blocks, settings: Settings, asked: tuple[int, int, int], retrie
         given_up = rising(demand.wanted * tokens, RANKED_AT_ONCE, 1.0)
     else:
         jumps = WALK_JUMPS + FOUND_JUMPS * min(demand.wanted, WALK_FOUND_MAX)
-        given_up = max(demand.spread * rising(demand.wanted, WALK_FOUND_MAX, GIVE_UP_POWER), demand.crowded)
+        few = demand.spread * rising(demand.wanted, WALK_FOUND_MAX, GIVE_UP_POWER)
+        given_up = max(1 - (1 - few) ** (rows / USUAL_ROWS), demand.crowded)
     walks = ceil(heads / _native.threads())
     nbytes = probes * code_nbytes * heads
     return Cost(nbytes * again, probes * rows * d * heads * again, jumps * far * (rows + WALK_ROWS) * walks * again, given_up)

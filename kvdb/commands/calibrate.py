@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import kvdb.config as configuration
 import kvdb.machine as machine_file
 from kvdb.calibrate import calibrate
-from kvdb.config import OWN_CACHE
 from query_optimizer.cost import Machine
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def add(commands: "Subparsers") -> None:
 
 def _calibrate(given: argparse.Namespace) -> int:
     setting = configuration.load(given.config).optimizer.machine_file if given.file is None else given.file
-    path = machine_file.path_of(setting or OWN_CACHE)
+    path = machine_file.path_of(setting)
     before = machine_file.known(setting)
     started = perf_counter()
     machine = calibrate()
@@ -47,7 +46,7 @@ def _calibrate(given: argparse.Namespace) -> int:
     if path is not None:
         machine_file.write(path, machine)
     print(_table(machine, before.machine, "before" if before.measured else "default"))
-    print(f"measured in {spent:.1f} s, {f'kept in {path}' if path else 'kept nowhere: there is no cache folder; use --file'}")
+    print(f"measured in {spent:.1f} s, {f'kept in {path}' if path else 'kept nowhere: no file is set; --file names one'}")
     if not before.measured:
         print(f"until now: {before.source}")
     return 0

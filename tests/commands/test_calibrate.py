@@ -1,0 +1,83 @@
+"""`kvdb calibrate`, and a server that measures its machine when it starts."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import kvdb.commands.calibrate as command
+import kvdb.machine as machine
+from kvdb.cli import main
+from query_optimizer.cost import Machine
+
+MEASURED = Machine(stream_bytes_s=1.5e10, operations_s=2.7e11)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(command, "calibrate", lambda: MEASURED)
+
+
+def test_a_table_says_what_was_measured_and_how_it_differs(quick, tmp_path, capsys):
+    path = tmp_path / "machine.json"
+    assert main(["calibrate", "--file", str(path)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].split() == ["what", "value", "unit", "default", "change"]
+    assert "attention over main memory 15.0 GB/s 30.0 -50%" in [" ".join(line.split()) for line in said]
+    assert ["multiplications", "270.0", "G/s", "135.0", "+100%"] in [line.split() for line in said]
+    assert f"kept in {path}" in said[-2]
+    assert "does not exist yet" in said[-1]
+    assert machine.read(path) == MEASURED
+    assert main(["calibrate", "--file", str(path)]) == 0
+    again = capsys.readouterr().out.splitlines()
+    assert again[0].split()[3] == "before"
+    assert all(line.endswith("+0%") for line in again[1:10])
+    assert f"kept in {path}" in again[-1]
+
+
+def test_every_number_is_shown():
+    assert [field for field, *_ in command.SHOWN] == list(Machine().to_dict())
+
+
+def test_it_goes_where_the_configuration_says(quick, tmp_path, capsys):
+    path, config = tmp_path / "kept" / "machine.json", tmp_path / "kvdb.toml"
+    config.write_text(f'[optimizer]\nmachine_file = "{path}"\n')
+    assert main(["calibrate", "--config", str(config)]) == 0
+    assert machine.read(path) == MEASURED
+    config.write_text('[optimizer]\nmachine_file = ""\n')
+    path.unlink()
+    assert main(["calibrate", "--config", str(config)]) == 0
+    assert "kept nowhere" in capsys.readouterr().out
+    assert not path.exists()
+
+
+def test_a_damaged_file_is_written_anew(quick, tmp_path, capsys):
+    path = tmp_path / "machine.json"
+    path.write_text("{")
+    assert main(["calibrate", "--file", str(path)]) == 0
+    assert "no JSON" in capsys.readouterr().out
+    assert machine.read(path) == MEASURED
+
+
+def test_a_bad_place_is_one_line_and_status_1(quick, tmp_path, capsys):
+    (tmp_path / "file").write_text("x")
+    assert main(["calibrate", "--file", str(tmp_path / "file" / "machine.json")]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "cannot be written" in said
+
+
+def test_a_server_measures_once_and_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    heard = []
+    for _ in range(2):
+        server = [sys.executable, "-m", "kvdb.cli", "serve", "--port", "0"]
+        with subprocess.Popen(server, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+            assert " ready on " in running.stdout.readline()
+            running.send_signal(signal.SIGTERM)
+            heard.append(running.communicate(timeout=10)[1])
+            assert running.returncode == 0
+    path = tmp_path / "kvdb" / "machine.json"
+    assert heard == [f"kvdb measured this machine, kept in {path}\n", ""]
+    assert machine.read(path) != Machine()
