@@ -53,8 +53,8 @@ class Layer:
     def carry_out(self, prepared: Prepared, q: Array, wanted: Wanted, observed: bool = False) -> tuple[AttentionState, Reading]:
         """The answer to queries q of the last n tokens by a plan. observed: whether statistics are made of it."""
         layout, scale = self.tail.layout, self._spec.softmax_scale
-        # A query that is asked of tokens before the tail sees less than the searched parts hold.
-        if not prepared.sections.searched or q.shape[1] > self.tail.length - self._own.sealed:
+        # A query of an earlier token sees less than the searched parts hold.
+        if not prepared.sections.searched or q.shape[1] > prepared.sections.behind(self.run):
             return execute.exact(layout, self.run, q, q.shape[1], scale)
         question = Question(layout, self.run, q, scale, wanted, observed)
         return sparse(question, prepared.sections, prepared.plan.retrieval)

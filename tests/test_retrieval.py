@@ -150,6 +150,18 @@ def test_several_queries_in_one_call_see_up_to_themselves(engine, document):
     session.close()
 
 
+def test_queries_of_stored_tokens_search_what_all_of_them_see(engine, document):
+    """Without a tail; the window's recent tokens lie behind what is searched."""
+    engine.build_index("document", "flat")
+    session = engine.create_session(document.spec, document.tokens[:STORED])
+    for n in (1, RECENT, STORED - SEARCHED[-1][1], STORED - SEARCHED[-1][1] + 1):
+        at = STORED - n
+        out = session.attention(1, document.q[1][:, at:STORED], ASKED["dipr"])
+        searched = SEARCHED if n <= STORED - SEARCHED[-1][1] else []
+        check(out, document, 1, at, STORED, searched)
+    session.close()
+
+
 def test_forks_search_their_own_tails(engine, document, peaked):
     engine.build_index("document", "flat")
     other = peaked(150, seed=9).after(document, STORED + 70)

@@ -67,6 +67,7 @@ class Sections:
             self._edges.append((at, first))
             at = last
         self._rest = at
+        self._until: int | None = None
         self._before: tuple[Addresses, Counts] | None = None
 
     def read_whole(self, run: Run) -> tuple[Addresses, Counts]:
@@ -76,6 +77,12 @@ class Sections:
             self._before = np.concatenate([run.addresses[s] for s in slices]), np.concatenate([run.counts[s] for s in slices])
         addresses, counts = self._before
         return np.concatenate([addresses, run.addresses[self._rest :]]), np.concatenate([counts, run.counts[self._rest :]])
+
+    def behind(self, run: Run) -> int:
+        """How many tokens follow everything that is searched: queries of so many last tokens see all of it."""
+        if self._until is None:
+            self._until = int(run.counts[: self._rest].sum())
+        return run.tokens - self._until
 
     def blocks(self, run: Run, span: Span) -> tuple[Addresses, Counts]:
         """The blocks of a span."""
