@@ -47,7 +47,7 @@ class Layer:
             self._own.seal()
         prepared = self.planner.prepare(q.shape[1], wanted)
         self._seals = prepared.seals
-        state, reading = self.carry_out(prepared, q, wanted, q.shape[1] == 1 and self._observes())
+        state, reading = self.carry_out(prepared, q, wanted, q.shape[1] == 1 and (prepared.looks_again or self._observes()))
         return state.out, prepared.plan, reading
 
     def carry_out(self, prepared: Prepared, q: Array, wanted: Wanted, observed: bool = False) -> tuple[AttentionState, Reading]:

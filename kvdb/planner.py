@@ -1,6 +1,7 @@
 """Plans for one layer of a session: facts are gathered, the optimizer decides, and what it decided is kept until they change."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -22,7 +23,7 @@ from query_optimizer.cost import Machine
 from query_optimizer.facts import Facts, HeadFacts, IndexFacts, PartFacts
 from query_optimizer.optimizer import Optimizer, UnknownRule
 from query_optimizer.plan import Plan
-from query_optimizer.rules import FreshTail
+from query_optimizer.rules import DiffuseHead, FreshTail
 from query_optimizer.wanted import NO_HINTS, Wanted
 
 PREPARED_MAX = 64
@@ -46,13 +47,16 @@ class Engine(Protocol):
 class Prepared:
     """A plan, how it divides the run, and what it was made for.
 
-    seals: whether old tokens of the tail are to be indexed, because they are searched or could be.
+    seals: whether old tokens of the tail are to be indexed, because they are searched or could be. relies: whether heads are not
+    searched for what they want because of what is known of them. looks_again: whether they are, to see if that is still so.
     """
 
-    __slots__ = ("plan", "seals", "sections", "uses", "version")
+    __slots__ = ("looks_again", "plan", "relies", "seals", "sections", "uses", "version")
 
-    def __init__(self, plan: Plan, sections: Sections, version: int, uses: int) -> None:
+    def __init__(self, plan: Plan, sections: Sections, version: int, uses: int, looks_again: bool = False) -> None:
         """version: of the indexes; uses: how many queries it is good for."""
+        self.looks_again = looks_again
+        self.relies = any(access.rule == DiffuseHead.name for access in plan.accesses)
         self.plan = plan
         tail = [access for access in plan.accesses if access.part == NAME]
         self.seals = any(access.index is not None or access.rule == FreshTail.name for access in tail)
@@ -92,8 +96,12 @@ class Planner:
         prepared = self._prepared.get(key)
         if prepared is not None:
             prepared.uses -= 1
-            if prepared.uses >= 0 and prepared.version == self._version() and prepared.plan.holds_for(self._run.tokens):
-                return prepared
+            if prepared.version == self._version() and prepared.plan.holds_for(self._run.tokens):
+                if prepared.uses >= 0:
+                    return prepared
+                if prepared.relies:
+                    prepared = self._prepared[key] = self._prepare(new, wanted, 1, looks_again=True)
+                    return prepared
         if len(self._prepared) >= PREPARED_MAX:
             self._prepared.clear()
             self._next_uses.clear()
@@ -205,15 +213,19 @@ class Planner:
     def _version(self) -> int:
         return self._tail.seals + sum(view.segment.indexes.version for view in self._views)
 
-    def _prepare(self, new: int, wanted: Wanted, uses: int) -> Prepared:
+    def _prepare(self, new: int, wanted: Wanted, uses: int, looks_again: bool = False) -> Prepared:
         version, parts = self._version(), self.parts()
-        plan = self._engine.optimizer.plan(self.facts(new, wanted, parts))
+        facts = self.facts(new, wanted, parts)
+        if looks_again:
+            hints = replace(facts.hints, rules_off=(*facts.hints.rules_off, DiffuseHead.name))
+            facts = replace(facts, hints=hints)
+        plan = self._engine.optimizer.plan(facts)
         by_name = {part.name: part for part in parts}
         for name, kind in plan.wishes:
             segment = by_name[name].segment
             if segment is not None:
                 self._engine.wish(segment, kind)
-        return Prepared(plan, sections_of(plan, by_name, self._tail.table.layout.block_size), version, uses)
+        return Prepared(plan, sections_of(plan, by_name, self._tail.table.layout.block_size), version, uses, looks_again)
 
     def _part_facts(self, part: Part, new: int, wanted: Wanted) -> PartFacts:
         machine, spec = self._engine.machine, self._spec
@@ -240,7 +252,8 @@ class Planner:
         """heads: what is known of them; those that are not searched for long do not count."""
         machine = self._engine.machine
         sharp = cost = index.cost(tokens, rows, retrieval)
-        answered = [head.retrieved for head in heads if head.dense < DENSE]
+        # A query that was not answered counts as one that retrieved everything.
+        answered = [(head.retrieved - head.dense * tokens) / (1 - head.dense) for head in heads if head.dense < DENSE]
         if answered:
             cost = index.cost(tokens, rows, retrieval, wanted=sum(answered) / len(answered))
         return IndexFacts(
