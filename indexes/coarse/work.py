@@ -59,6 +59,8 @@ class Work:
         if isinstance(retrieval, Exact):
             return _of_heads(scan, tokens * key_nbytes, 2.0 * tokens * rows * d, 0.0, heads)
         demand = Demand.of(retrieval, tokens, wanted)
+        if demand.alpha is None and demand.wanted > WORTH * tokens:
+            return Cost(0.0, 0.0, 0.0, 1.0)
         read = min(float(tokens), self._read(demand, rows))
         given_up = max(rising(read, WORTH * tokens, WORTH_POWER), demand.crowded)
         operations = read * rows * d * self.score

@@ -23,7 +23,7 @@ WALK_JUMPS, FOUND_JUMPS = 39.0, 0.62
 """Of each row, for each doubling of the tokens beyond NEAR: of any walk, and of each token that is found."""
 RANKED_JUMPS = 40.0
 """The same of a walk to the k nearest, times the root of k."""
-WALK_FOUND_MAX = 150.0
+WALK_FOUND_MAX = 120.0
 """A walk of a diffuse head that finds more gives up as often as not; one that finds much more costs no more."""
 GIVE_UP_POWER = 2.0
 USUAL_ROWS = 4

@@ -1,6 +1,7 @@
 """`kvdb calibrate`: measure this machine, and keep the numbers where the optimizer finds them."""
 
 import argparse
+import os
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ def add(commands: "Subparsers") -> None:
 def _calibrate(given: argparse.Namespace) -> int:
     setting = configuration.load(given.config).optimizer.machine_file if given.file is None else given.file
     path = machine_file.path_of(setting)
-    before = machine_file.known(setting)
+    before, load = machine_file.known(setting), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     started = perf_counter()
     machine = calibrate()
     spent = perf_counter() - started
@@ -49,6 +50,9 @@ def _calibrate(given: argparse.Namespace) -> int:
     print(f"measured in {spent:.1f} s, {f'kept in {path}' if path else 'kept nowhere: no file is set; --file names one'}")
     if not before.measured:
         print(f"until now: {before.source}")
+    cpus = int(machine_file.identity()["cpus"])
+    if load > cpus:
+        print(f"the machine was busy, with a load of {load:.1f} on {cpus} CPUs; measure again when it is not")
     return 0
 
 

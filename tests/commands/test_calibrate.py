@@ -17,6 +17,7 @@ MEASURED = Machine(stream_bytes_s=1.5e10, operations_s=2.7e11)
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(command, "calibrate", lambda: MEASURED)
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
 def test_a_table_says_what_was_measured_and_how_it_differs(quick, tmp_path, capsys):
@@ -34,6 +35,12 @@ def test_a_table_says_what_was_measured_and_how_it_differs(quick, tmp_path, caps
     assert again[0].split()[3] == "before"
     assert all(line.endswith("+0%") for line in again[1:10])
     assert f"kept in {path}" in again[-1]
+
+
+def test_a_busy_machine_is_told_of(quick, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("os.getloadavg", lambda: (999.0, 0.0, 0.0))
+    assert main(["calibrate", "--file", str(tmp_path / "machine.json")]) == 0
+    assert "busy, with a load of 999.0" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_every_number_is_shown():
