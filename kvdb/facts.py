@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from indexes.base import Index
-from indexes.retrieval import Dipr, Retrieval
+from indexes.base import Cost, Index
+from indexes.demand import GUESS
+from indexes.retrieval import Dipr, TopK
 from kvdb.config import WindowConfig
 from kvdb.parts import Part
 from kvdb.types import ModelSpec
@@ -27,21 +28,27 @@ class Call:
     new: int
     wanted: Wanted
 
+    @property
+    def rows(self) -> int:
+        """Queries of one KV head."""
+        return self.spec.q_heads // self.spec.kv_heads * self.new
+
 
 def gather(call: Call, parts: list[Part]) -> Facts:
     """What the optimizer sees of a call over these parts."""
     spec, machine, wanted = call.spec, call.machine, call.wanted
+    among = float(sum(part.visible for part in parts) * spec.token_nbytes * spec.layers)  # before this layer is read again
     return Facts(
         layer=call.layer,
         layers=spec.layers,
-        parts=tuple(_part_facts(call, part) for part in parts),
+        parts=tuple(_part_facts(call, part, among) for part in parts),
         new_tokens=call.new,
         kv_heads=spec.kv_heads,
         group=spec.q_heads // spec.kv_heads,
         token_nbytes=spec.token_nbytes,
         window_tokens=call.window.sink_tokens + call.window.recent_tokens,
         call_seconds=machine.exact_call_s,
-        step_seconds=machine.step_s,
+        step_seconds=machine.step_seconds(among),
         retrieval=wanted.retrieval,
         bounded=wanted.missed_mass_max is not None,
         estimate_tail=wanted.estimate_tail,
@@ -49,42 +56,45 @@ def gather(call: Call, parts: list[Part]) -> Facts:
     )
 
 
-def _part_facts(call: Call, part: Part) -> PartFacts:
+def _part_facts(call: Call, part: Part, among: float) -> PartFacts:
     machine, spec = call.machine, call.spec
-    retrieval = call.wanted.retrieval or Dipr()
     heads = _heads(call, part)
     operations = 2.0 * part.visible * spec.q_heads * call.new * spec.head_dim
+    seconds = machine.exact_seconds(part.visible * spec.token_nbytes, operations, among) - machine.exact_call_s
     return PartFacts(
         name=part.name,
         visible=part.visible,
         stored=part.stored,
         tier=call.tier,
-        seconds=machine.exact_seconds(part.visible * spec.token_nbytes, operations) - machine.exact_call_s,
+        seconds=seconds,
         begin=part.span.begin,
         end=part.span.end,
-        indexes=tuple(_index_facts(call, index, part.span.tokens, retrieval, heads) for index in part.kinds.values()),
+        indexes=tuple(_index_facts(call, part, index, heads, seconds, among) for index in part.kinds.values()),
         heads=heads,
         fresh=part.segment is None,
     )
 
 
-def _index_facts(call: Call, index: Index, tokens: int, retrieval: Retrieval, heads: tuple[HeadFacts, ...]) -> IndexFacts:
-    """heads: what is known of them; those that are not searched for long do not count."""
-    machine, rows = call.machine, call.spec.q_heads // call.spec.kv_heads * call.new
-    sharp = cost = index.cost(tokens, rows, retrieval)
+def _index_facts(
+    call: Call, part: Part, index: Index, heads: tuple[HeadFacts, ...], whole_seconds: float, among: float
+) -> IndexFacts:
+    """heads: what is known of them; those that are not searched for long do not count. whole_seconds: of reading the part."""
+    tokens, spec, machine = part.span.tokens, call.spec, call.machine
+    retrieval = call.wanted.retrieval or Dipr()
+
+    def searched(wanted: float | None) -> tuple[Cost, float]:
+        cost = index.cost(tokens, call.rows, retrieval, wanted=wanted)
+        found = min(retrieval.k, tokens) if isinstance(retrieval, TopK) else GUESS if wanted is None else wanted
+        values = (1 - cost.given_up) * found * call.rows * spec.token_nbytes / 2
+        seconds = machine.search_s + machine.seconds(cost, among) + machine.values_seconds(values, among)
+        return cost, seconds + cost.given_up * whole_seconds
+
+    cost, seconds = _, sharp = searched(None)
     # A query that was not answered counts as one that retrieved everything.
     answered = [(head.retrieved - head.dense * tokens) / (1 - head.dense) for head in heads if head.dense < DENSE]
     if answered:
-        cost = index.cost(tokens, rows, retrieval, wanted=sum(answered) / len(answered))
-    return IndexFacts(
-        kind=index.kind,
-        seconds=machine.search_s + machine.seconds(cost),
-        nbytes=cost.nbytes,
-        kept=index.nbytes,
-        sharp_seconds=machine.search_s + machine.seconds(sharp),
-        walks=index.walks,
-        estimates_tail=index.estimates_tail,
-    )
+        cost, seconds = searched(max(0.0, sum(answered) / len(answered)))
+    return IndexFacts(index.kind, seconds, cost.nbytes, index.nbytes, sharp, index.walks, index.estimates_tail)
 
 
 def _heads(call: Call, part: Part) -> tuple[HeadFacts, ...]:

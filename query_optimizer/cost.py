@@ -72,12 +72,19 @@ class Machine:
         heads that are given up. among_nbytes: of all keys and values that are read in turn; where caches hold most of them, what
         a step looks up here and there is in one.
         """
-        costs, slowness = tuple(costs), self._slowness(among_nbytes)
+        costs = tuple(costs)
         searches = sum(self.search_s + self.seconds(cost, among_nbytes) for cost in costs)
         given_up = max((cost.given_up for cost in costs), default=0.0)
-        values = (1 - given_up) * values_nbytes / self.gather_bytes_s
-        reading = window_nbytes / self.stream_bytes_s + values * slowness
-        return self.step_s * slowness + searches + reading + given_up * whole_seconds
+        reading = window_nbytes / self.stream_bytes_s + self.values_seconds((1 - given_up) * values_nbytes, among_nbytes)
+        return self.step_seconds(among_nbytes) + searches + reading + given_up * whole_seconds
+
+    def step_seconds(self, among_nbytes: float = math.inf) -> float:
+        """Of a step beside its searches and what it reads. among_nbytes: as `search_seconds` takes it."""
+        return self.step_s * self._slowness(among_nbytes)
+
+    def values_seconds(self, nbytes: float, among_nbytes: float = math.inf) -> float:
+        """Of reading values here and there. among_nbytes: as `search_seconds` takes it."""
+        return nbytes / self.gather_bytes_s * self._slowness(among_nbytes)
 
     def _cached(self, nbytes: float) -> float:
         """The share that caches hold of so many bytes."""
