@@ -76,7 +76,9 @@ def decode(session: SessionState, work: Workload, asked: Retrieval, seconds: flo
 
 def quantiles(taken: np.ndarray, prefix: str) -> dict[str, float]:
     named = {"median": 50, "p99": 99, "max": 100}
-    return {f"{prefix}steps": len(taken)} | {f"{prefix}{name}_ms": 1e3 * float(np.percentile(taken, at)) for name, at in named.items()}
+    return {f"{prefix}steps": len(taken)} | {
+        f"{prefix}{name}_ms": 1e3 * float(np.percentile(taken, at)) for name, at in named.items()
+    }
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def build(name: str, blocks: Blocks, samples: Float32 | None = None) -> Index:
 
 
 def build_steps(name: str, blocks: Blocks, samples: Float32 | None = None) -> Generator[float, None, Index]:
-    """`build` step by step: yields the share that is done, above 0, and returns the index. Raises, when begun, what `build` does."""
+    """`build` step by step: yields the share that is done, and returns the index. Raises, when begun, what `build` does."""
     made = kind(name)
     if isinstance(made, Stepped):
         return (yield from made.build_steps(blocks, samples))
@@ -70,6 +70,11 @@ def build_cost(name: str, tokens: int, kv_heads: int, head_dim: int) -> BuildCos
     """Of an index over one layer, None for a kind that cannot say. Raises UnknownKind."""
     made = kind(name)
     return made.build_cost(tokens, kv_heads, head_dim) if isinstance(made, Priced) else None
+
+
+def is_priced(name: str) -> bool:
+    """Whether `build_cost` can say. Raises UnknownKind."""
+    return isinstance(kind(name), Priced)
 
 
 def load(name: str, path: Path, blocks: Blocks) -> Index:

@@ -1,8 +1,7 @@
 """The engine: one database in this process. `kvdb.connect` wraps it for users, `kvdb serve` offers it over gRPC."""
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from threading import Lock
 from types import TracebackType
 from typing import Self
@@ -12,19 +11,22 @@ import numpy as np
 import kvdb.check as check
 import kvdb.indexing as indexing
 from indexes.base import Float32
+from kvdb.builder import IndexBuilder
 from kvdb.catalog.catalog import Catalog, Context, release
 from kvdb.catalog.indexes import IndexSet
 from kvdb.catalog.prefix_tree import common_prefix
 from kvdb.catalog.segment import Segment, SegmentView, Views, visible_tokens
+from kvdb.catalog.use import Asked
 from kvdb.config import Config
 from kvdb.errors import CapacityError, ConfigError, InvalidArgument, PositionError, Unavailable
 from kvdb.imports import Import
-from kvdb.indexing import IndexBuilder
+from kvdb.indexing import Materializer
 from kvdb.session import SessionState
 from kvdb.storage.store import BlockStore
 from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import TierStats
 from kvdb.types import ContextInfo, IndexInfo, ModelSpec, Tokens
+from query_optimizer.materialize import Materialize
 from query_optimizer.optimizer import Optimizer, UnknownRule, base_rules
 
 
@@ -41,7 +43,9 @@ class Database:
             raise ConfigError(f"optimizer.rules_off: {error}") from None
         self._catalog = Catalog()
         self._blocks = BlockStore(self.config.storage)
-        self._builder = IndexBuilder(self.config.indexes.threads)
+        self._builder = IndexBuilder(self.config.indexes.threads, self.config.indexes.bytes_max)
+        policy = Materialize(self.config.indexes.opened_often)
+        self._materializer = Materializer(self._builder, policy, self.config.indexes.segment_tokens_min)
         self._sessions: set[SessionState] = set()
         self._imports: set[Import] = set()
         self._lock = Lock()
@@ -70,7 +74,10 @@ class Database:
         """
         self._check_open()
         ids = check.token_ids(tokens)
-        return SessionState(self, spec, self._catalog.match(spec, ids), self._blocks.tables(spec), ids)
+        views = self._catalog.match(spec, ids)
+        if self.config.indexes.automatic:
+            self._materializer.opened(views)
+        return SessionState(self, spec, views, self._blocks.tables(spec), ids)
 
     def store(self, session: SessionState, name: str, tokens: Tokens | None) -> ContextInfo:
         """Keep a session's tokens as a context; the session goes on. What is stored already is not stored again.
@@ -125,17 +132,19 @@ class Database:
             if not published:
                 release(views)
         for kind in self.config.indexes.at_store:
-            self._build(views, kind)
+            for segment in self._long(views):
+                self._builder.wish(segment, kind)
         return context.info()
 
     def build_index(self, name: str, kind: str, wait: bool = True, wanted: Callable[[], bool] = lambda: True) -> list[IndexInfo]:
         """Build that kind of index over the segments of a context that are worth one; what there is then.
 
         wait: until it stands, or is no longer `wanted`; otherwise it is built in the background. Raises NotFound,
-        InvalidArgument for a kind that does not exist, Unsupported for one whose library is not installed, Unavailable.
+        InvalidArgument for a kind that does not exist, CapacityError where the indexes would keep more than indexes.bytes_max,
+        Unsupported for a kind whose library is not installed, Unavailable, and what the build itself raised.
         """
         with self._held(name) as views:
-            builds = self._build(views, kind)
+            builds = self._builder.want(self._long(views), kind)
             if wait:
                 indexing.wait(builds, wanted)
             return indexing.infos(views)
@@ -152,9 +161,13 @@ class Database:
 
     def want_index(self, segment: Segment) -> None:
         """A query could not be answered for want of an index; build one in the background, as the configuration says."""
-        if self.config.indexes.on_demand and self._open:
-            with suppress(Unavailable):
-                self._builder.want(segment, self.config.indexes.on_demand)
+        if self.config.indexes.on_demand:
+            self._builder.wish(segment, self.config.indexes.on_demand)
+
+    def asked(self, segment: Segment, asked: Asked) -> None:
+        """Queries were asked of a segment; build in the background what will pay."""
+        if self.config.indexes.automatic and self._open:
+            self._materializer.asked(segment, asked)
 
     def contexts(self) -> list[ContextInfo]:
         self._check_open()
@@ -222,9 +235,9 @@ class Database:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _build(self, views: Views, kind: str) -> list[Future[None]]:
-        long = self.config.indexes.segment_tokens_min
-        return [self._builder.want(view.segment, kind) for view in views if len(view.segment) >= long]
+    def _long(self, views: Views) -> list[Segment]:
+        """The segments that are worth an index."""
+        return [view.segment for view in views if len(view.segment) >= self.config.indexes.segment_tokens_min]
 
     @contextmanager
     def _held(self, name: str) -> Iterator[Views]:

@@ -14,6 +14,8 @@ from kvdb.attention.execute import Reading
 from kvdb.attention.run import Run
 from kvdb.attention.sparse import Question, Searched, Sections, sparse
 from kvdb.catalog.segment import Segment, Views
+from kvdb.catalog.tally import Tally
+from kvdb.catalog.use import Asked
 from kvdb.config import Config
 from kvdb.storage.table import BlockTable
 from kvdb.types import Array, ModelSpec
@@ -22,6 +24,7 @@ from query_optimizer.optimizer import Optimizer
 from query_optimizer.plan import Plan
 
 TAIL_INDEX = "flat"  # adding to it costs what the new keys cost
+DECODE_TOKENS = 16  # calls of more are a prefill, which says nothing of what a step takes
 PREPARED_MAX = 64  # plans of one layer; a caller may ask for another alpha each time
 
 
@@ -32,6 +35,8 @@ class Engine(Protocol):
     optimizer: Optimizer
 
     def want_index(self, segment: Segment) -> None: ...
+
+    def asked(self, segment: Segment, asked: Asked) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,9 @@ class Layer:
     def __init__(self, engine: Engine, spec: ModelSpec, views: Views, number: int, tail: BlockTable) -> None:
         self.tail = tail
         self.run = Run([(view.segment.tables[number], view.visible) for view in views], tail)
+        self.tally = Tally(views, engine.asked)
         self.samples = Samples(engine.config.indexes.sample_queries)
+        self._short = engine.config.optimizer.short_context_tokens
         self._engine = engine
         self._spec = spec
         self._views = views
@@ -73,10 +80,14 @@ class Layer:
         layout, scale = self.tail.layout, self._spec.softmax_scale
         # A query that is asked of tokens before the tail sees less than the searched parts hold.
         if isinstance(prepared.plan.retrieval, Exact) or not prepared.sections.searched or n > self.tail.length - self._sealed:
+            searched = False
             state, reading = execute.exact(layout, self.run, q, n, scale)
         else:
+            searched = True
             question = Question(layout, self.run, q, scale, wanted)
             state, reading = sparse(question, prepared.sections, prepared.plan.retrieval)
+        if n <= DECODE_TOKENS and not isinstance(wanted.retrieval, Exact) and self.run.tokens > self._short:
+            self.tally.count(reading.kernel_ns, reading.retrieved, self.run.tokens, searched)
         return state.out, prepared.plan, reading
 
     def plan(self, wanted: Wanted) -> Plan:

@@ -170,6 +170,8 @@ class SessionState:
         with self._lock:
             if self._open:
                 self._open = False
+                for layer in self._layers:
+                    layer.tally.hand_on()
                 for tail in self.tails:
                     tail.release()
                 release(self.views)

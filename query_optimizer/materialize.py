@@ -1,10 +1,10 @@
 """Which indexes are to be built over a segment now: those that will pay. Numbers in, decisions with their reasons out.
 
-An index costs something once and saves something with every query; how many queries will come is not known. That is the ski-rental
-problem (Karlin et al., Competitive snoopy caching, 1988): who rents until the rent paid comes to the price, and buys then, never pays
-more than twice what it costs who knew the future. With several kinds, each better and dearer than the one before, the kinds form a
-ladder: the next rung is the kind whose price is reached first by what it saves over the rung below, and each is bought on its own
-account (multislope ski rental in the additive model; Meyerson, The parking permit problem, 2005, and Lotker et al., 2008).
+An index costs something once and saves something with every query; how many queries will come is not known. That is the
+ski-rental problem (Karlin et al., Competitive snoopy caching, 1988): who rents until the rent paid comes to the price, and buys
+then, never pays more than twice what it costs who knew the future. With several kinds, each better and dearer than the one
+before, the kinds form a ladder: the next rung is the kind whose price is reached first by what it saves over the rung below, and
+each is bought on its own account (multislope ski rental; Lotker et al., Rent, lease or buy, 2008).
 """
 
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ class KindFacts:
 class SegmentFacts:
     """A segment and how it was used. A query is one call on one layer.
 
-    opened: how many sessions were opened over it. queries: asked since what answers them last changed. queries_in_all: since it was
-    stored. nbytes: what all indexes of the database keep, those under way as if they were done, of nbytes_max that they may, None
-    for no limit.
+    opened: how many sessions were opened over it. queries: asked since what answers them last changed. queries_in_all: since it
+    was stored. nbytes: what all indexes of the database keep, those under way as if they were done, of nbytes_max that they may,
+    None for no limit.
     """
 
     opened: int
@@ -130,7 +130,9 @@ def _will_pay(kind: KindFacts, saved: float, facts: SegmentFacts) -> str | None:
 
 
 def _not_yet(kind: KindFacts, saved: float, queries: int) -> str:
-    return f"{queries:,} queries would have saved {queries * saved:.3g} s of the {kind.build_seconds:.3g} s that building it takes"
+    return (
+        f"{queries:,} queries would have saved {queries * saved:.3g} s of the {kind.build_seconds:.3g} s that it takes to build"
+    )
 
 
 def _over_budget(kind: KindFacts, nbytes: int, nbytes_max: int) -> str:

@@ -19,10 +19,11 @@ class HnswlibMissing(ModuleNotFoundError):
 
 
 def link_steps(keys: Float32, into: Links, width: int, threads: int) -> Iterator[float]:
-    """Links of `keys`, `[n, head_dim]`, as HNSW (arXiv 1603.09320) has them on its level 0; yields the share that is linked so far.
+    """Links of `keys`, `[n, head_dim]`, as HNSW (arXiv 1603.09320) has them on its level 0; yields the share that is linked.
 
-    into: uint32 `[n, 2 * M]`, filled at the end; shorter lists end in NO_LINK. By L2 distance, which a constant offset of all keys
-    does not change. width: efConstruction. Of what hnswlib keeps, vectors and upper levels are dropped. Raises HnswlibMissing.
+    into: uint32 `[n, 2 * M]`, filled at the end; shorter lists end in NO_LINK. By L2 distance, which a constant offset of all
+    keys does not change. width: efConstruction. Of what hnswlib keeps, vectors and upper levels are dropped. Raises
+    HnswlibMissing.
     """
     n, head_dim = keys.shape
     if n == 0:

@@ -5,6 +5,7 @@ from itertools import count
 from threading import Lock
 
 from kvdb.catalog.indexes import IndexSet
+from kvdb.catalog.use import Use
 from kvdb.storage.table import BlockTable
 from kvdb.types import Tokens
 
@@ -15,6 +16,7 @@ class Segment:
     """Tokens computed behind a parent, with one block table a layer. Lives as long as somebody holds a reference.
 
     tokens: int32 `[n]`, n >= 1. tables: one a layer, each n tokens long; the segment owns them. indexes: over its keys.
+    use: how often it was opened and asked.
     """
 
     def __init__(self, tokens: Tokens, tables: list[BlockTable], indexes: IndexSet | None = None) -> None:
@@ -23,6 +25,7 @@ class Segment:
         self.tokens = tokens
         self.tables = tables
         self.indexes = indexes or IndexSet()
+        self.use = Use()
         self._references = 1
         self._lock = Lock()
 
@@ -32,6 +35,10 @@ class Segment:
     @property
     def nbytes(self) -> int:
         return sum(table.nbytes for table in self.tables)
+
+    @property
+    def references(self) -> int:
+        return self._references
 
     def retain(self) -> None:
         with self._lock:
