@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from indexes.registry import KINDS
+import indexes.registry as registry
 from kvdb.errors import ConfigError
 
 MIB = 1 << 20
@@ -77,8 +77,8 @@ class IndexConfig:
 
     def __post_init__(self) -> None:
         for kind in (*self.at_store, *filter(None, [self.on_demand])):
-            if kind not in KINDS:
-                raise ConfigError(f"indexes names the kind {kind!r}; expected one of {', '.join(KINDS)}")
+            if kind not in registry.KINDS:
+                raise ConfigError(f"indexes names the kind {kind!r}; expected one of {', '.join(registry.KINDS)}")
         if self.segment_tokens_min < 1 or self.threads < 1:
             raise ConfigError("indexes.segment_tokens_min and indexes.threads must be at least 1")
         if self.opened_often < 1 or (self.bytes_max is not None and self.bytes_max < 0):

@@ -79,7 +79,7 @@ class Materialize:
                 nbytes += rung.nbytes
                 taken.append(Decision(rung.kind, True, reason))
         others = [
-            Decision(kind.kind, False, refused.get(kind.kind, "a kind that pays sooner saves as much"))
+            Decision(kind.kind, False, refused.get(kind.kind, "a kind that is being built, or pays sooner, saves as much"))
             for kind in facts.kinds
             if all(kind.kind != decision.kind for decision in taken)
         ]
