@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast
 
 from indexes.base import BuildCost, Float32, Index
 from indexes.blocks import Blocks
@@ -25,14 +25,12 @@ class Kind(Protocol):
     def load(self, path: Path, blocks: Blocks) -> Index: ...
 
 
-@runtime_checkable
 class Priced(Protocol):
     """A kind that says beforehand what an index will take; others are built only where somebody asks for them."""
 
     def build_cost(self, tokens: int, kv_heads: int, head_dim: int) -> BuildCost: ...
 
 
-@runtime_checkable
 class Stepped(Protocol):
     """A kind whose builds take long, so that they can be left off, or for a while, between their steps."""
 
@@ -61,20 +59,20 @@ def build(name: str, blocks: Blocks, samples: Float32 | None = None) -> Index:
 def build_steps(name: str, blocks: Blocks, samples: Float32 | None = None) -> Generator[float, None, Index]:
     """`build` step by step: yields the share that is done, and returns the index. Raises, when begun, what `build` does."""
     made = kind(name)
-    if isinstance(made, Stepped):
-        return (yield from made.build_steps(blocks, samples))
+    if hasattr(made, "build_steps"):
+        return (yield from cast(Stepped, made).build_steps(blocks, samples))
     return made.build(blocks, samples)
 
 
 def build_cost(name: str, tokens: int, kv_heads: int, head_dim: int) -> BuildCost | None:
     """Of an index over one layer, None for a kind that cannot say. Raises UnknownKind."""
     made = kind(name)
-    return made.build_cost(tokens, kv_heads, head_dim) if isinstance(made, Priced) else None
+    return cast(Priced, made).build_cost(tokens, kv_heads, head_dim) if hasattr(made, "build_cost") else None
 
 
 def is_priced(name: str) -> bool:
     """Whether `build_cost` can say. Raises UnknownKind."""
-    return isinstance(kind(name), Priced)
+    return hasattr(kind(name), "build_cost")
 
 
 def load(name: str, path: Path, blocks: Blocks) -> Index:

@@ -50,7 +50,7 @@ class Use:
 
     def add(self, asked: Asked, version: int, every: int) -> bool:
         """Count queries that were answered with that version of the indexes; whether it is time to look at the segment, which it
-        is when `every` so many more were asked."""
+        is when `every` so many, and a sixteenth, more were asked."""
         with self._lock:
             if version != self._version:  # what they took before says nothing of what would be saved now
                 self._version, self.now = version, Asked()
@@ -58,7 +58,7 @@ class Use:
             self.queries_in_all += asked.queries
             if asked.whole_tokens:
                 self.whole_token_seconds = asked.whole_seconds / asked.whole_tokens
-            if self.queries_in_all - self._looked < every:
+            if self.queries_in_all - self._looked < max(every, self._looked // 16):
                 return False
             self._looked = self.queries_in_all
             return True
