@@ -45,7 +45,9 @@ class Database:
         self._blocks = BlockStore(self.config.storage)
         self._builder = IndexBuilder(self.config.indexes.threads, self.config.indexes.bytes_max)
         policy = Materialize(self.config.indexes.opened_often)
-        self._materializer = Materializer(self._builder, policy, self.config.indexes.segment_tokens_min)
+        self._materializer = Materializer(
+            self._builder, policy, self.config.indexes.segment_tokens_min, automatic=self.config.indexes.automatic
+        )
         self._sessions: set[SessionState] = set()
         self._imports: set[Import] = set()
         self._lock = Lock()
@@ -75,8 +77,7 @@ class Database:
         self._check_open()
         ids = check.token_ids(tokens)
         views = self._catalog.match(spec, ids)
-        if self.config.indexes.automatic:
-            self._materializer.opened(views)
+        self._materializer.opened(views)
         return SessionState(self, spec, views, self._blocks.tables(spec), ids)
 
     def store(self, session: SessionState, name: str, tokens: Tokens | None) -> ContextInfo:
@@ -166,7 +167,7 @@ class Database:
 
     def asked(self, segment: Segment, asked: Asked) -> None:
         """Queries were asked of a segment; build in the background what will pay."""
-        if self.config.indexes.automatic and self._open:
+        if self._open:
             self._materializer.asked(segment, asked)
 
     def contexts(self) -> list[ContextInfo]:

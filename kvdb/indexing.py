@@ -1,5 +1,6 @@
 """Which indexes stand over the segments of a context, which are under way, and which will pay."""
 
+import logging
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future
@@ -14,6 +15,7 @@ from kvdb.errors import IntegrityError, Unavailable
 from kvdb.types import IndexInfo
 from query_optimizer.materialize import Decision, KindFacts, Materialize, SegmentFacts, State
 
+log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.2
 """How often somebody who waits for a build looks whether it is still wanted."""
 LOOK_QUERIES = 64
@@ -25,17 +27,21 @@ BYTE_SECONDS = 1 / 30e9
 
 
 class Materializer:
-    """Has indexes built when they will pay: when queries have taken as long as an index would have saved, or are expected to."""
+    """Has indexes built when they will pay: when queries have taken as long as an index would have saved, or are expected to.
 
-    def __init__(self, builder: IndexBuilder, policy: Materialize, segment_tokens_min: int) -> None:
+    segment_tokens_min: of shorter segments, and without `automatic` of all, the use is only counted.
+    """
+
+    def __init__(self, builder: IndexBuilder, policy: Materialize, segment_tokens_min: int, *, automatic: bool) -> None:
         self._builder = builder
         self._policy = policy
         self._tokens_min = segment_tokens_min
+        self._automatic = automatic
 
     def opened(self, views: Views) -> None:
         """A session was opened over these segments."""
         for view in views:
-            if view.segment.use.open() >= self._policy.opened_often:
+            if view.segment.use.open() % self._policy.opened_often == 0:
                 self.look(view.segment)
 
     def asked(self, segment: Segment, asked: Asked) -> None:
@@ -45,9 +51,10 @@ class Materializer:
 
     def look(self, segment: Segment) -> None:
         """Have built what will pay now."""
-        if len(segment) >= self._tokens_min:
+        if self._automatic and len(segment) >= self._tokens_min:
             for decision in self.decide(segment):
                 if decision.build:
+                    log.info("index %s of segment %d is to be built: %s", decision.kind, segment.number, decision.reason)
                     self._builder.wish(segment, decision.kind)
 
     def decide(self, segment: Segment) -> tuple[Decision, ...]:

@@ -138,8 +138,8 @@ class Client:
 
         kind: "flat", "coarse-bounds", "coarse-means", "coarse-clusters" or "hnsw". wait: until it stands; otherwise it is built
         in the background. Returns the indexes there are then; segments shorter than the configuration's segment_tokens_min are
-        read whole and get none. Raises NotFound, InvalidArgument for another kind, CapacityError where the indexes would keep more
-        than indexes.bytes_max, Unsupported for a kind whose library is missing.
+        read whole and get none. Raises NotFound, InvalidArgument for another kind, CapacityError where all indexes would keep
+        more than indexes.bytes_max, Unsupported for a kind whose library is missing.
         """
         return self._transport.build_index(name, kind, wait)
 
