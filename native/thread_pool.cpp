@@ -61,7 +61,9 @@ thread_local bool in_background = false;
 
 }  // namespace
 
-void work_in_background() { in_background = true; }
+void work_in_background() {
+    in_background = true;
+}
 
 ThreadPool& ThreadPool::instance() {
     std::atomic<ThreadPool*>& current = in_background ? background : foreground;
