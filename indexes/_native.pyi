@@ -115,6 +115,9 @@ def threads() -> int:
 def set_threads(n: int) -> None:
     """From 1 to 1024, from now on, for the whole process. Raises ValueError."""
 
+def work_in_background() -> None:
+    """From now on, calls from this thread are helped by threads of their own, which have the priority of those that call so."""
+
 class Graph:
     """A graph over the keys of each KV head. codes: uint8 [kv_heads, capacity, head_dim rounded up to 64]; residual: float32
     [kv_heads, capacity]; links: uint32 [kv_heads, capacity, degree], a list ends with the first that is no token; low, step:

@@ -111,6 +111,19 @@ class Cost:
     given_up: float = 0.0
 
 
+@dataclass(frozen=True)
+class BuildCost:
+    """What an index over one layer is expected to take before there is one, on a machine such as benchmarks/README.md describes.
+
+    seconds: to build it. nbytes: kept beside the keys and values. search_share: what a search takes, of the time that reading
+    everything does, where queries want few tokens.
+    """
+
+    seconds: float
+    nbytes: float
+    search_share: float
+
+
 class Index(Protocol):
     """An index over the keys of one layer of one segment. Searches may run at the same time as each other, not as `add`."""
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import indexes._native as _native
 import indexes.flat_cost as _cost
 from indexes import file
-from indexes.base import Cost, Float32, Found, IndexCorrupt, Queries
+from indexes.base import BuildCost, Cost, Float32, Found, IndexCorrupt, Queries
 from indexes.blocks import Blocks
 from indexes.mass import heads_of, joined
 from indexes.retrieval import Dipr, Retrieval, TopK, TopP
@@ -46,6 +46,12 @@ class Flat:
         index = cls(replace(blocks, tokens=0), _Codes.empty(blocks.kv_heads, blocks.head_dim, 0))
         index.add(blocks)
         return index
+
+    @classmethod
+    def build_cost(cls, tokens: int, kv_heads: int, head_dim: int) -> BuildCost:
+        """See `indexes.registry.Priced`; the figures are those of benchmarks/README.md."""
+        keys = tokens * kv_heads
+        return BuildCost(6.4e-9 * keys * head_dim, keys * (1.13 * head_dim + 12), 0.08)
 
     @property
     def nbytes(self) -> int:

@@ -1,11 +1,11 @@
 """The kinds of index by name."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
-from indexes.base import Float32, Index
+from indexes.base import BuildCost, Float32, Index
 from indexes.blocks import Blocks
 from indexes.coarse.bounds import Bounds
 from indexes.coarse.clusters import Clusters
@@ -21,9 +21,24 @@ class UnknownKind(ValueError):
 class Kind(Protocol):
     """What the class of a kind can do before there is an index."""
 
+    @property
+    def walks(self) -> bool: ...
+
     def build(self, blocks: Blocks, samples: Float32 | None = None) -> Index: ...
 
     def load(self, path: Path, blocks: Blocks) -> Index: ...
+
+
+class Priced(Protocol):
+    """A kind that says beforehand what an index will take; others are built only where somebody asks for them."""
+
+    def build_cost(self, tokens: int, kv_heads: int, head_dim: int) -> BuildCost: ...
+
+
+class Stepped(Protocol):
+    """A kind whose builds take long, so that they can be left off, or for a while, between their steps."""
+
+    def build_steps(self, blocks: Blocks, samples: Float32 | None = None) -> Generator[float, None, Index]: ...
 
 
 KINDS: Mapping[str, Kind] = {index.kind: index for index in (Flat, Bounds, Means, Clusters, Hnsw)}
@@ -52,6 +67,25 @@ def build(name: str, blocks: Blocks, samples: Float32 | None = None) -> Index:
     Raises UnknownKind, and ModuleNotFoundError for a kind whose library is not installed.
     """
     return kind(name).build(blocks, samples)
+
+
+def build_steps(name: str, blocks: Blocks, samples: Float32 | None = None) -> Generator[float, None, Index]:
+    """`build` step by step: yields the share that is done, and returns the index. Raises, when begun, what `build` does."""
+    made = kind(name)
+    if hasattr(made, "build_steps"):
+        return (yield from cast(Stepped, made).build_steps(blocks, samples))
+    return made.build(blocks, samples)
+
+
+def build_cost(name: str, tokens: int, kv_heads: int, head_dim: int) -> BuildCost | None:
+    """Of an index over one layer, None for a kind that cannot say. Raises UnknownKind."""
+    made = kind(name)
+    return cast(Priced, made).build_cost(tokens, kv_heads, head_dim) if hasattr(made, "build_cost") else None
+
+
+def is_priced(name: str) -> bool:
+    """Whether `build_cost` can say. Raises UnknownKind."""
+    return hasattr(kind(name), "build_cost")
 
 
 def load(name: str, path: Path, blocks: Blocks) -> Index:

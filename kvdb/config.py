@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from indexes.registry import KINDS
+import indexes.registry as registry
 from kvdb.errors import ConfigError
 
 MIB = 1 << 20
@@ -67,7 +67,9 @@ class IndexConfig:
     """at_store: kinds of index that are built over everything that is stored. on_demand: the kind that is built when a query
     first asks for a retrieval that nothing can answer, "" for none. segment_tokens_min: shorter segments are read whole.
     tail_tokens: a session's own tokens are indexed by so many at a time, 0 for never. threads: how many build at once.
-    sample_queries: how many queries of each layer and head a session keeps for the indexes of what it stores."""
+    sample_queries: how many queries of each layer and head a session keeps for the indexes of what it stores.
+    automatic: whether indexes are built when queries show that they will pay. opened_often: of a segment that so many sessions
+    were opened over, as many queries again are expected. bytes_max: what all indexes may keep in memory, None for no limit."""
 
     at_store: tuple[str, ...] = ()
     on_demand: str = "flat"
@@ -75,13 +77,18 @@ class IndexConfig:
     tail_tokens: int = 1024
     threads: int = 1
     sample_queries: int = 64
+    automatic: bool = True
+    opened_often: int = 3
+    bytes_max: int | None = None
 
     def __post_init__(self) -> None:
         for kind in (*self.at_store, *filter(None, [self.on_demand])):
-            if kind not in KINDS:
-                raise ConfigError(f"indexes names the kind {kind!r}; expected one of {', '.join(KINDS)}")
+            if kind not in registry.KINDS:
+                raise ConfigError(f"indexes names the kind {kind!r}; expected one of {', '.join(registry.KINDS)}")
         if self.segment_tokens_min < 1 or self.threads < 1:
             raise ConfigError("indexes.segment_tokens_min and indexes.threads must be at least 1")
+        if self.opened_often < 1 or (self.bytes_max is not None and self.bytes_max < 0):
+            raise ConfigError("indexes.opened_often must be at least 1, and indexes.bytes_max not negative, or none")
         if self.tail_tokens < 0 or self.sample_queries < 0:
             raise ConfigError("indexes.tail_tokens and indexes.sample_queries must not be negative")
 

@@ -1,31 +1,33 @@
 """The engine: one database in this process. `kvdb.connect` wraps it for users, `kvdb serve` offers it over gRPC."""
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from threading import Lock
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 
+import indexes.registry as registry
 import kvdb.check as check
 import kvdb.indexing as indexing
 import kvdb.machine as machine_file
 from indexes.base import Float32
+from kvdb.builder import IndexBuilder
 from kvdb.catalog.catalog import Catalog, Context, release
 from kvdb.catalog.indexes import IndexSet
-from kvdb.catalog.prefix_tree import common_prefix
 from kvdb.catalog.segment import Segment, SegmentView, Views, visible_tokens
+from kvdb.catalog.use import Asked
 from kvdb.config import Config
-from kvdb.errors import CapacityError, ConfigError, InvalidArgument, PositionError, Unavailable
+from kvdb.errors import CapacityError, ConfigError, InvalidArgument, Unavailable
 from kvdb.imports import Import
-from kvdb.indexing import IndexBuilder
+from kvdb.indexing import Materializer
 from kvdb.session import SessionState
 from kvdb.storage.store import BlockStore
 from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import TierStats
 from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Tokens
+from query_optimizer.materialize import Materialize
 from query_optimizer.optimizer import Optimizer, UnknownRule
 from query_optimizer.plan import Plan
 from query_optimizer.rules import base_rules
@@ -46,7 +48,11 @@ class Database:
         self.machine = machine_file.known(self.config.optimizer.machine_file).machine
         self._catalog = Catalog()
         self._blocks = BlockStore(self.config.storage)
-        self._builder = IndexBuilder(self.config.indexes.threads)
+        self._builder = IndexBuilder(self.config.indexes.threads, self.config.indexes.bytes_max)
+        policy = Materialize(self.config.indexes.opened_often)
+        self._materializer = Materializer(
+            self._builder, policy, self.config.indexes.segment_tokens_min, automatic=self.config.indexes.automatic
+        )
         self._sessions: set[SessionState] = set()
         self._imports: set[Import] = set()
         self._lock = Lock()
@@ -75,7 +81,9 @@ class Database:
         """
         self._check_open()
         ids = check.token_ids(tokens)
-        return SessionState(self, spec, self._catalog.match(spec, ids), self._blocks.tables(spec), ids)
+        views = self._catalog.match(spec, ids)
+        self._materializer.opened(views)
+        return SessionState(self, spec, views, self._blocks.tables(spec), ids)
 
     def store(self, session: SessionState, name: str, tokens: Tokens | None) -> ContextInfo:
         """Keep a session's tokens as a context; the session goes on. What is stored already is not stored again.
@@ -84,7 +92,7 @@ class Database:
         """
         self._check_open()
         self._catalog.check_free(check.name(name))
-        ids = _ids_of(session, tokens)
+        ids = session.ids(tokens)
         views = self._catalog.match(session.spec, ids)
         if visible_tokens(views) < session.reused:  # the contexts this session was opened on were dropped meanwhile
             release(views)
@@ -130,17 +138,19 @@ class Database:
             if not published:
                 release(views)
         for kind in self.config.indexes.at_store:
-            self._build(views, kind)
+            for segment in self._long(views):
+                self._builder.wish(segment, kind)
         return context.info()
 
     def build_index(self, name: str, kind: str, wait: bool = True, wanted: Callable[[], bool] = lambda: True) -> list[IndexInfo]:
         """Build that kind of index over the segments of a context that are worth one; what there is then.
 
         wait: until it stands, or is no longer `wanted`; otherwise it is built in the background. Raises NotFound,
-        InvalidArgument for a kind that does not exist, Unsupported for one whose library is not installed, Unavailable.
+        InvalidArgument for a kind that does not exist, CapacityError where the indexes would keep more than indexes.bytes_max,
+        Unsupported for a kind whose library is not installed, Unavailable, and what the build itself raised.
         """
         with self._held(name) as views:
-            builds = self._build(views, kind)
+            builds = self._builder.want(self._long(views), kind)
             if wait:
                 indexing.wait(builds, wanted)
             return indexing.infos(views)
@@ -177,10 +187,18 @@ class Database:
         return self._catalog.get(name).statistics()
 
     def wish(self, segment: Segment, kind: str) -> None:
-        """A plan would use an index of that kind; build it in the background, as the configuration says."""
-        if self.config.indexes.on_demand and self._open:
-            with suppress(Unavailable):
-                self._builder.want(segment, kind)
+        """A plan would use an index of that kind; build it in the background, as the configuration says.
+
+        Graphs take long to build, and wait until queries have shown that they pay.
+        """
+        config = self.config.indexes
+        if self._open and (kind == config.on_demand or (config.automatic and not registry.kind(kind).walks)):
+            self._builder.wish(segment, kind)
+
+    def asked(self, segment: Segment, asked: Asked) -> None:
+        """Queries were asked of a segment; build in the background what will pay."""
+        if self._open:
+            self._materializer.asked(segment, asked)
 
     def contexts(self) -> list[ContextInfo]:
         self._check_open()
@@ -248,9 +266,9 @@ class Database:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _build(self, views: Views, kind: str) -> list[Future[None]]:
-        long = self.config.indexes.segment_tokens_min
-        return [self._builder.want(view.segment, kind) for view in views if len(view.segment) >= long]
+    def _long(self, views: Views) -> list[Segment]:
+        """The segments that are worth an index."""
+        return [view.segment for view in views if len(view.segment) >= self.config.indexes.segment_tokens_min]
 
     @contextmanager
     def _held(self, name: str) -> Iterator[Views]:
@@ -265,25 +283,3 @@ class Database:
     def _check_open(self) -> None:
         if not self._open:
             raise Unavailable("the database is closed; connect again")
-
-
-def _ids_of(session: SessionState, tokens: Tokens | None) -> Tokens:
-    """The ids of everything in a session. Raises PositionError or InvalidArgument."""
-    lengths = {session.reused + tail.length for tail in session.tails}
-    if len(lengths) > 1:
-        raise PositionError(
-            f"the session's layers hold {min(lengths)} to {max(lengths)} tokens; update them all before it is stored"
-        )
-    length = lengths.pop()
-    ids = session.tokens if tokens is None else check.token_ids(tokens)
-    if len(ids) < length or (tokens is not None and len(ids) != length):
-        raise InvalidArgument(
-            f"the session holds {length} tokens and {len(ids)} ids are known; pass tokens= with the ids of all {length}"
-        )
-    if not length:
-        raise InvalidArgument("the session holds no tokens; expected at least one to store")
-    known = session.tokens[:length]
-    if common_prefix(ids, known) < len(known):
-        where = common_prefix(ids, known)
-        raise InvalidArgument(f"tokens[{where}] is {ids[where]}, but the session was opened with {known[where]} there")
-    return np.ascontiguousarray(ids[:length])

@@ -1,74 +1,101 @@
-"""Building indexes in the background, while sessions go on."""
+"""Which indexes stand over the segments of a context, which are under way, and which will pay."""
 
+import logging
 from collections.abc import Callable
 from concurrent import futures
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from threading import Lock
+from concurrent.futures import Future
 
 import indexes.registry as registry
-import kvdb.check as check
 from indexes.base import IndexCorrupt
+from kvdb.builder import IndexBuilder
+from kvdb.catalog.indexes import Progress
 from kvdb.catalog.segment import Segment, Views
-from kvdb.errors import IntegrityError, Unavailable, Unsupported
+from kvdb.catalog.use import Asked
+from kvdb.errors import IntegrityError, Unavailable
 from kvdb.types import IndexInfo
+from query_optimizer.materialize import Decision, KindFacts, Materialize, SegmentFacts, State
 
+log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.2
 """How often somebody who waits for a build looks whether it is still wanted."""
+LOOK_QUERIES = 64
+"""Of each layer, until a segment is looked at again."""
+STEP_SECONDS = 5e-4
+"""What a query that searches takes beside the search: the window, the values found, Python."""
+BYTE_SECONDS = 1 / 30e9
+"""Of reading everything, until a query did; as benchmarks/README.md has it."""
 
 
-class IndexBuilder:
-    """Builds one kind of index over one segment at a time and thread, layer by layer, each offered as soon as it stands.
+class Materializer:
+    """Has indexes built when they will pay: when queries have taken as long as an index would have saved, or are expected to.
 
-    A segment lives as long as something is built over it. Thread-safe.
+    segment_tokens_min: of shorter segments, and without `automatic` of all, the use is only counted.
     """
 
-    def __init__(self, threads: int) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="kvdb-index")
-        self._running: dict[tuple[int, str], Future[None]] = {}
-        self._stopping = False
-        self._lock = Lock()
+    def __init__(self, builder: IndexBuilder, policy: Materialize, segment_tokens_min: int, *, automatic: bool) -> None:
+        self._builder = builder
+        self._policy = policy
+        self._tokens_min = segment_tokens_min
+        self._automatic = automatic
 
-    def want(self, segment: Segment, kind: str) -> Future[None]:
-        """Build that kind over the segment, if it is not there and nobody is at it. Raises InvalidArgument or Unavailable.
+    def opened(self, views: Views) -> None:
+        """A session was opened over these segments."""
+        for view in views:
+            if view.segment.use.open() % self._policy.opened_often == 0:
+                self.look(view.segment)
 
-        The future raises Unsupported where the kind's library is missing, and Unavailable when the database was closed.
-        """
-        key = (segment.number, check.kind(kind))
-        with self._lock:
-            if self._stopping:
-                raise Unavailable("the database is closed; connect again")
-            running = self._running.get(key)
-            if running is not None:
-                return running
-            segment.retain()
-            running = self._running[key] = self._executor.submit(self._build, segment, kind)
-        running.add_done_callback(lambda _: self._ended(segment, key))  # at once when it is done, so without the lock
-        return running
+    def asked(self, segment: Segment, asked: Asked) -> None:
+        """Queries were asked of a segment."""
+        if segment.use.add(asked, segment.indexes.version, LOOK_QUERIES * len(segment.tables)):
+            self.look(segment)
 
-    def close(self) -> None:
-        """Stop after the layers under way. Closing twice does nothing."""
-        with self._lock:
-            self._stopping = True
-        self._executor.shutdown(cancel_futures=True)
+    def look(self, segment: Segment) -> None:
+        """Have built what will pay now."""
+        if self._automatic and len(segment) >= self._tokens_min:
+            for decision in self.decide(segment):
+                if decision.build:
+                    log.info("index %s of segment %d is to be built: %s", decision.kind, segment.number, decision.reason)
+                    self._builder.wish(segment, decision.kind)
 
-    def _build(self, segment: Segment, kind: str) -> None:
-        for layer, table in enumerate(segment.tables):
-            if self._stopping:
-                raise Unavailable("the database was closed while an index was built")
-            if kind in segment.indexes.of(layer):
-                continue
-            try:
-                index = registry.build(kind, table.keys(len(segment)), segment.indexes.samples.get(layer))
-            except ModuleNotFoundError as error:
-                raise Unsupported(
-                    f"an index of the kind {kind!r} needs {error.name}, which is not installed; pip install 'kvdb[hnsw]'"
-                ) from None
-            segment.indexes.put(layer, index)
+    def decide(self, segment: Segment) -> tuple[Decision, ...]:
+        """For each kind that can say what it costs, whether it is to be built now, and why."""
+        return self._policy.decide(_facts(segment, self._builder))
 
-    def _ended(self, segment: Segment, key: tuple[int, str]) -> None:
-        with self._lock:
-            self._running.pop(key, None)
-        segment.release()
+
+def _facts(segment: Segment, builder: IndexBuilder) -> SegmentFacts:
+    use = segment.use
+    asked = use.now
+    limit = builder.nbytes_max
+    kinds = [kind for kind in registry.KINDS if registry.is_priced(kind)]
+    return SegmentFacts(
+        opened=use.opened,
+        queries=asked.queries,
+        queries_in_all=use.queries_in_all,
+        kinds=tuple(_kind_facts(segment, kind, builder) for kind in kinds),
+        nbytes=0 if limit is None else builder.nbytes(),
+        nbytes_max=limit,
+    )
+
+
+def _kind_facts(segment: Segment, kind: str, builder: IndexBuilder) -> KindFacts:
+    """What a kind saves is what queries took lately, less what they are expected to take with it: the share of reading everything
+    that the kind says, and what queries attended lately, which every kind reads."""
+    cost, asked, layers = builder.prices.of(kind, segment), segment.use.now, len(segment.tables)
+    missing = sum(kind not in segment.indexes.of(layer) for layer in range(layers))
+    progress = segment.indexes.progress.get(kind)
+    state: State = "built" if not missing else "missing"
+    if progress is not None and progress.state != "ready":
+        state = "failed" if progress.state == "failed" else "building"
+    token_seconds = segment.use.whole_token_seconds or BYTE_SECONDS * segment.tables[0].layout.token_nbytes
+    attended = asked.attended / asked.searches if asked.searches else 0.0
+    expected = STEP_SECONDS + (cost.search_share + attended) * token_seconds * len(segment)
+    return KindFacts(
+        kind=kind,
+        build_seconds=cost.seconds * missing,
+        saved_seconds=asked.seconds / asked.queries - expected if asked.queries else 0.0,
+        nbytes=round(cost.nbytes * missing),
+        state=state,
+    )
 
 
 def wait(builds: list[Future[None]], wanted: Callable[[], bool]) -> None:
@@ -77,26 +104,33 @@ def wait(builds: list[Future[None]], wanted: Callable[[], bool]) -> None:
         if not wanted():
             raise Unavailable(f"nobody waits any more for {len(pending)} builds of indexes; they go on in the background")
     for build in builds:
-        try:
-            build.result()
-        except CancelledError:
-            raise Unavailable("the database was closed while an index was to be built") from None
+        build.result()
 
 
 def infos(views: Views) -> list[IndexInfo]:
-    """What is built over the segments of a context, by segment and kind."""
-    return [
-        IndexInfo(
-            segment=view.segment.number,
-            tokens=len(view.segment),
-            kind=kind,
-            layers=len(built),
-            layers_total=len(view.segment.tables),
-            nbytes=sum(index.nbytes for index in built),
-        )
-        for view in views
-        for kind, built in view.segment.indexes.built().items()
-    ]
+    """What is built over the segments of a context, and what is under way or failed, by segment and kind."""
+    found = []
+    for view in views:
+        segment, built = view.segment, view.segment.indexes.built()
+        for kind in dict.fromkeys([*built, *segment.indexes.progress]):
+            standing = built.get(kind, [])
+            progress = segment.indexes.progress.get(kind) or Progress("ready", len(standing) / len(segment.tables))
+            found.append(
+                IndexInfo(
+                    segment=segment.number,
+                    tokens=len(segment),
+                    kind=kind,
+                    layers=len(standing),
+                    layers_total=len(segment.tables),
+                    nbytes=sum(index.nbytes for index in standing),
+                    state=progress.state,
+                    progress=progress.share,
+                    seconds=progress.seconds,
+                    seconds_expected=progress.seconds_expected,
+                    error=progress.error,
+                )
+            )
+    return found
 
 
 def verify(views: Views) -> int:

@@ -1,11 +1,13 @@
 """One layer of a session: its blocks, its plans, and the queries it has seen."""
 
+from indexes.retrieval import Exact
 from kvdb.attention import execute
 from kvdb.attention.execute import Reading
 from kvdb.attention.run import Run
 from kvdb.attention.sparse import Question, sparse
 from kvdb.attention.state import AttentionState
 from kvdb.catalog.segment import Views
+from kvdb.catalog.tally import Tally
 from kvdb.planner import Engine, Planner, Prepared
 from kvdb.samples import Samples
 from kvdb.storage.table import BlockTable
@@ -14,6 +16,8 @@ from kvdb.types import Array, ModelSpec
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Wanted
 
+DECODE_TOKENS = 16
+"""Calls of more are a prefill, which says nothing of what a step takes."""
 OBSERVED_FIRST, OBSERVED_STEP = 16, 8
 """Queries of one token: the first are all observed, and then every 8th."""
 
@@ -24,8 +28,10 @@ class Layer:
     def __init__(self, engine: Engine, spec: ModelSpec, views: Views, number: int, tail: BlockTable) -> None:
         self.tail = tail
         self.run = Run([(view.segment.tables[number], view.visible) for view in views], tail)
+        self.tally = Tally(views, engine.asked)
         self.samples = Samples(engine.config.indexes.sample_queries)
         self.number = number
+        self._short = engine.config.optimizer.short_context_tokens
         self._spec = spec
         self._views = views
         self._own = Tail(engine.config, tail)
@@ -48,6 +54,8 @@ class Layer:
         prepared = self.planner.prepare(q.shape[1], wanted)
         self._seals = prepared.seals
         state, reading = self.carry_out(prepared, q, wanted, q.shape[1] == 1 and (prepared.looks_again or self._observes()))
+        if q.shape[1] <= DECODE_TOKENS and not isinstance(wanted.retrieval, Exact) and self.run.tokens > self._short:
+            self.tally.count(reading.kernel_ns, reading.retrieved, self.run.tokens, searched=bool(reading.searches))
         return state.out, prepared.plan, reading
 
     def carry_out(self, prepared: Prepared, q: Array, wanted: Wanted, observed: bool = False) -> tuple[AttentionState, Reading]:

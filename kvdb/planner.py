@@ -6,6 +6,7 @@ from typing import Protocol
 from kvdb.attention.run import Run
 from kvdb.attention.sections import Sections
 from kvdb.catalog.segment import Segment, Views
+from kvdb.catalog.use import Asked
 from kvdb.config import Config
 from kvdb.facts import Call, gather
 from kvdb.hints import check_hints
@@ -34,6 +35,8 @@ class Engine(Protocol):
     machine: Machine
 
     def wish(self, segment: Segment, kind: str) -> None: ...
+
+    def asked(self, segment: Segment, asked: Asked) -> None: ...
 
 
 class Prepared:

@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from threading import RLock
 from typing import Protocol
 
+import numpy as np
+
 import kvdb.analyze as analysis
 import kvdb.check as check
 import kvdb.planner as planner
 from indexes.base import Float32
 from kvdb.attention.execute import Reading
 from kvdb.catalog.catalog import release
+from kvdb.catalog.prefix_tree import common_prefix
 from kvdb.catalog.segment import Views, visible_tokens
 from kvdb.errors import InvalidArgument, NonFiniteError, PositionError, SessionClosed
 from kvdb.layer import Layer
@@ -134,6 +137,27 @@ class SessionState:
             self._check_open()
             return self._engine.store(self, name, tokens)
 
+    def ids(self, tokens: Tokens | None) -> Tokens:
+        """The ids of everything in it, of which `tokens` are all, where given. Raises PositionError or InvalidArgument."""
+        lengths = {self.reused + tail.length for tail in self.tails}
+        if len(lengths) > 1:
+            raise PositionError(
+                f"the session's layers hold {min(lengths)} to {max(lengths)} tokens; update them all before it is stored"
+            )
+        length = lengths.pop()
+        ids = self.tokens if tokens is None else check.token_ids(tokens)
+        if len(ids) < length or (tokens is not None and len(ids) != length):
+            raise InvalidArgument(
+                f"the session holds {length} tokens and {len(ids)} ids are known; pass tokens= with the ids of all {length}"
+            )
+        if not length:
+            raise InvalidArgument("the session holds no tokens; expected at least one to store")
+        known = self.tokens[:length]
+        where = common_prefix(ids, known)
+        if where < len(known):
+            raise InvalidArgument(f"tokens[{where}] is {ids[where]}, but the session was opened with {known[where]} there")
+        return np.ascontiguousarray(ids[:length])
+
     def explain(self, layer: int, wanted: Wanted = ANYTHING, analyze: bool = False) -> Plan:
         """`plan`; analyze: with what it takes to carry it out for the layer's last query. Raises LayerError, SessionClosed, and
         InvalidArgument for hints that cannot be, or an analysis before the first query."""
@@ -182,6 +206,8 @@ class SessionState:
         with self._lock:
             if self._open:
                 self._open = False
+                for layer in self._layers:
+                    layer.tally.hand_on()
                 for tail in self.tails:
                     tail.release()
                 release(self.views)

@@ -145,7 +145,11 @@ class ContextInfo:
 
 @dataclass(frozen=True)
 class IndexInfo:
-    """One kind of index over one segment of a context. layers: of how many it stands, of layers_total. nbytes: kept for it."""
+    """One kind of index over one segment of a context. layers: of how many it stands, of layers_total. nbytes: kept for it.
+
+    state: "ready", "building", "waiting" to be built, or "failed". progress: the share of all layers that is done, 0 to 1.
+    seconds: spent on it so far, of seconds_expected in all. error: why it failed, "" otherwise.
+    """
 
     segment: int
     tokens: int
@@ -153,6 +157,11 @@ class IndexInfo:
     layers: int
     layers_total: int
     nbytes: int
+    state: str = "ready"
+    progress: float = 1.0
+    seconds: float = 0.0
+    seconds_expected: float = 0.0
+    error: str = ""
 
 
 @dataclass(frozen=True)

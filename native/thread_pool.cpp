@@ -10,6 +10,8 @@
 #include <system_error>
 #include <thread>
 
+#include "background.h"
+
 namespace kvdb {
 namespace {
 
@@ -52,16 +54,26 @@ int default_threads() {
 
 // Never destroyed: workers outlive static destructors, and after a fork the parent's mutexes may be
 // locked for ever, so that the child abandons the whole object.
-std::atomic<ThreadPool*> current{nullptr};
+std::atomic<ThreadPool*> foreground{nullptr};
+std::atomic<ThreadPool*> background{nullptr};
 std::atomic<int> wanted{0};
+thread_local bool in_background = false;
 
 }  // namespace
 
+void work_in_background() {
+    in_background = true;
+}
+
 ThreadPool& ThreadPool::instance() {
+    std::atomic<ThreadPool*>& current = in_background ? background : foreground;
     ThreadPool* pool = current.load(std::memory_order_acquire);
     if (pool) return *pool;
     static const int initial = [] {
-        pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
+        pthread_atfork(nullptr, nullptr, [] {
+            foreground.store(nullptr);
+            background.store(nullptr);
+        });
         return default_threads();
     }();
     int threads = wanted.load();

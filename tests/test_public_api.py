@@ -36,7 +36,7 @@ ContextStatistics(name, segments)
 Dipr(alpha=0.012)
 Dipr.beta(scale)
 Exact()
-IndexInfo(segment, tokens, kind, layers, layers_total, nbytes)
+IndexInfo(segment, tokens, kind, layers, layers_total, nbytes, state='ready', progress=1.0, seconds=0.0, seconds_expected=0.0, error='')
 KvdbError
 ModelSpec(name, layers, q_heads, kv_heads, head_dim, dtype='bfloat16', rope=None, fingerprint='', scale=None)
 ModelSpec.softmax_scale

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NAME = "handbook"
+LOOK_SECONDS = 0.05
 LEGEND = """Each question had a session of its own, through gRPC.
 reused: prompt tokens found in the server. first token: from the question to it.
 read again: the same in plain transformers, which prefills the document first
@@ -106,8 +107,14 @@ def _store(console: Console, engine: TransformersEngine, document: list[int]) ->
 
 def _index(console: Console, db: kvdb.Client, kind: str) -> None:
     started = perf_counter()
-    with console.status(f"building an index, {kind}"):
-        built = db.build_index(NAME, kind)
+    with Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(f"building an index, {kind}", total=1.0)
+        under_way = db.build_index(NAME, kind, wait=False)
+        while any(info.state in {"waiting", "building"} for info in under_way):
+            bar.update(task, completed=sum(info.progress for info in under_way) / len(under_way))
+            sleep(LOOK_SECONDS)
+            under_way = [info for info in db.indexes(NAME) if info.kind == kind]
+    built = db.build_index(NAME, kind)  # raises what the build raised
     seconds = perf_counter() - started
     if not built:
         console.print("the document is too short for an index, so everything is read\n")

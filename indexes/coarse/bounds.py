@@ -2,7 +2,7 @@
 
 from typing import Self
 
-from indexes.base import Float32
+from indexes.base import BuildCost, Float32
 from indexes.blocks import Blocks
 from indexes.coarse.layout import Layout
 from indexes.coarse.paged import Paged
@@ -37,3 +37,9 @@ class Bounds(Paged):
     ) -> Self:
         """Raises ValueError for sizes that do not fit."""
         return cls._build(blocks, Layout(page_size, segment_tokens, margin=1.0, exact=True, box=True))
+
+    @classmethod
+    def build_cost(cls, tokens: int, kv_heads: int, head_dim: int) -> BuildCost:
+        """See `indexes.registry.Priced`; the figures are those of benchmarks/README.md."""
+        keys = tokens * kv_heads
+        return BuildCost(0.7e-9 * keys * head_dim, keys * (head_dim / 8 + 1), 0.5)

@@ -2,7 +2,7 @@
 
 from typing import Self
 
-from indexes.base import Float32
+from indexes.base import BuildCost, Float32
 from indexes.blocks import Blocks
 from indexes.coarse.layout import Layout
 from indexes.coarse.paged import Paged
@@ -45,3 +45,9 @@ class Clusters(Paged):
         """page_size: tokens for each centroid. margin: a cluster's share of its reach, 0 to 1. Raises ValueError."""
         layout = Layout(page_size, segment_tokens, margin, clustered=True, values=True, iterations=iterations, far=far)
         return cls._build(blocks, layout)
+
+    @classmethod
+    def build_cost(cls, tokens: int, kv_heads: int, head_dim: int) -> BuildCost:
+        """See `indexes.registry.Priced`; the figures are those of benchmarks/README.md."""
+        keys = tokens * kv_heads
+        return BuildCost(28e-9 * keys * head_dim, keys * (0.094 * head_dim + 3), 0.05)

@@ -2,7 +2,7 @@
 
 from typing import Self
 
-from indexes.base import Float32, Found, Queries
+from indexes.base import BuildCost, Float32, Found, Queries
 from indexes.blocks import Blocks
 from indexes.coarse.layout import Layout
 from indexes.coarse.paged import Paged
@@ -57,3 +57,9 @@ class Means(Paged):
             return super(Means, self).search(asked, of, estimate_tail=estimate_tail, tight=tight, give_up=give_up)
 
         return reach_mass(search, queries, retrieval.p) if isinstance(retrieval, TopP) else search(queries, retrieval)
+
+    @classmethod
+    def build_cost(cls, tokens: int, kv_heads: int, head_dim: int) -> BuildCost:
+        """See `indexes.registry.Priced`; the figures are those of benchmarks/README.md."""
+        keys = tokens * kv_heads
+        return BuildCost(1.2e-9 * keys * head_dim, keys * (head_dim / 4 + 3), 0.3)

@@ -1,9 +1,11 @@
 """The graph index: hnswlib's links, our walk (`native/graph/`), for DIPR as in AlayaDB (arXiv 2504.10326, algorithm 1)."""
 
+import math
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +13,10 @@ import numpy.typing as npt
 import indexes._native as _native
 import indexes.file as index_file
 import indexes.hnsw.work as work
-from indexes.base import Cost, Float32, Found, IndexCorrupt, Int32, Queries
+from indexes.base import BuildCost, Cost, Float32, Found, IndexCorrupt, Int32, Queries
 from indexes.blocks import Blocks
-from indexes.hnsw.build import links_of
-from indexes.hnsw.codes import Codes, in_lines
+from indexes.hnsw.build import link_steps
+from indexes.hnsw.codes import CODE_STEP, Codes, in_lines
 from indexes.hnsw.samples import check_samples, merged_lists, nearest_keys, starts
 from indexes.hnsw.saved import restore
 from indexes.hnsw.settings import Settings
@@ -50,19 +52,47 @@ class Hnsw:
 
         Uses all of the pool's threads. Raises ModuleNotFoundError without hnswlib, ValueError for samples of another shape.
         """
+        steps = cls.build_steps(blocks, samples, settings)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                return cast(Self, done.value)
+
+    @classmethod
+    def build_steps(
+        cls, blocks: Blocks, samples: Float32 | None = None, settings: Settings = DEFAULT
+    ) -> Generator[float, None, Self]:
+        """`build` in steps of less than a second, but the last; see `indexes.registry.Stepped`."""
         if samples is not None:
             check_samples(blocks, samples)
         made = cls(blocks, settings, Codes.of(blocks, settings.degree), np.empty((blocks.kv_heads, 0), np.int32))
         for head in range(blocks.kv_heads):
-            links = links_of(blocks.keys(head), settings.links, settings.width, _native.threads())
-            made.codes.links[head, :, : links.shape[1]] = links
+            into = made.codes.links[head, :, : 2 * settings.links]
+            for share in link_steps(blocks.keys(head), into, settings.width, _native.threads()):
+                yield (head + share) / blocks.kv_heads
         if samples is not None and blocks.tokens > 1:
-            made.learn(samples)
+            for _ in made._learn_steps(samples):
+                yield 1.0
         _native.graph_repair(made.codes.native, made.codes.no_parents())
         return made
 
+    @classmethod
+    def build_cost(cls, tokens: int, kv_heads: int, head_dim: int) -> BuildCost:
+        """See `indexes.registry.Priced`. What benchmarks/README.md says at 128K tokens; an insertion walks about log(n) keys."""
+        keys = tokens * kv_heads
+        code = -(-head_dim // CODE_STEP) * CODE_STEP + 4
+        probes = min(tokens, DEFAULT.random + DEFAULT.starts) * kv_heads
+        seconds = 2.65e-6 * keys * math.log2(max(tokens, 2)) * head_dim / 128
+        return BuildCost(seconds, keys * (4 * DEFAULT.degree + code) + probes * code, min(1.0, 7500 / max(tokens, 1)))
+
     def learn(self, samples: Float32) -> None:
         """Add what sample queries, float32 `[q_heads, m, head_dim]`, show. Raises ValueError for another shape."""
+        for _ in self._learn_steps(samples):
+            pass
+
+    def _learn_steps(self, samples: Float32) -> Iterator[None]:
+        """`learn`, yielding after each KV head."""
         check_samples(self.blocks, samples)
         heads, d = self.blocks.kv_heads, self.blocks.head_dim
         groups = np.ascontiguousarray(samples, np.float32).reshape(heads, -1, d)
@@ -72,6 +102,7 @@ class Hnsw:
             pivots, offsets, candidates = merged_lists(nearest)
             _native.graph_connect(self.codes.native, self.blocks.native, head, pivots, offsets, candidates)
             learnt.append(starts(nearest, max(self.settings.starts - 1, 0)))
+            yield
         most = max(map(len, learnt))
         self.starts = np.stack([np.resize(tokens, most) for tokens in learnt])  # a start twice does no harm
         self.__dict__.pop("_probes", None)

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <optional>
 
+#include "background.h"
 #include "bind.h"
 #include "isa.h"
 #include "score/kernels.h"
@@ -199,6 +200,7 @@ NB_MODULE(_native, m) {
     m.def("set_isa", &set_isa, "name"_a);
     m.def("threads", [] { return ThreadPool::instance().threads(); });
     m.def("set_threads", [](int n) { ThreadPool::instance().set_threads(n); }, "n"_a);
+    m.def("work_in_background", &work_in_background);
 
     // A wrong KVDB_ISA or KVDB_THREADS fails here, not in some later call.
     isa();

@@ -1,20 +1,35 @@
 """The indexes of one segment, by layer and kind."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from threading import Lock
 
 from indexes.base import Float32, Index
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one kind is. state: "waiting", "building", "ready" or "failed". share: of all layers, 0 to 1. seconds: spent so
+    far, of seconds_expected in all. error: why it failed."""
+
+    state: str
+    share: float = 0.0
+    seconds: float = 0.0
+    seconds_expected: float = 0.0
+    error: str = ""
 
 
 class IndexSet:
     """What is built over a segment so far. Layers appear one by one while sessions read. Thread-safe.
 
     samples: float32 `[q_heads, m, head_dim]` by layer, queries that were asked of these keys, for kinds that learn from some.
+    progress: of each kind that somebody began to build; written by who builds.
     """
 
     def __init__(self, samples: Mapping[int, Float32] | None = None) -> None:
         self.samples = dict(samples or {})
         self.version = 0
+        self.progress: dict[str, Progress] = {}
         self._layers: dict[int, dict[str, Index]] = {}
         self._lock = Lock()
 
@@ -27,6 +42,11 @@ class IndexSet:
         with self._lock:
             self._layers[layer] = {**self.of(layer), index.kind: index}
             self.version += 1
+
+    @property
+    def nbytes(self) -> int:
+        """What all of them keep."""
+        return sum(index.nbytes for indexes in self.built().values() for index in indexes)
 
     def built(self) -> Mapping[str, list[Index]]:
         """Every index by kind, in the order of the layers."""

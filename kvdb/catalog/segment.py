@@ -6,6 +6,7 @@ from threading import Lock
 
 from kvdb.catalog.indexes import IndexSet
 from kvdb.catalog.statistics import Statistics
+from kvdb.catalog.use import Use
 from kvdb.storage.table import BlockTable
 from kvdb.types import Tokens
 
@@ -16,7 +17,7 @@ class Segment:
     """Tokens computed behind a parent, with one block table a layer. Lives as long as somebody holds a reference.
 
     tokens: int32 `[n]`, n >= 1. tables: one a layer, each n tokens long; the segment owns them. indexes: over its keys.
-    statistics: of the queries that searched them.
+    statistics: of the queries that searched them. use: how often it was opened and asked.
     """
 
     def __init__(self, tokens: Tokens, tables: list[BlockTable], indexes: IndexSet | None = None) -> None:
@@ -26,6 +27,7 @@ class Segment:
         self.tables = tables
         self.indexes = indexes or IndexSet()
         self.statistics = Statistics()
+        self.use = Use()
         self._references = 1
         self._lock = Lock()
 
@@ -35,6 +37,10 @@ class Segment:
     @property
     def nbytes(self) -> int:
         return sum(table.nbytes for table in self.tables)
+
+    @property
+    def references(self) -> int:
+        return self._references
 
     def retain(self) -> None:
         with self._lock:

@@ -142,12 +142,13 @@ class Client:
 
         kind: "flat", "coarse-bounds", "coarse-means", "coarse-clusters" or "hnsw". wait: until it stands; otherwise it is built
         in the background. Returns the indexes there are then; segments shorter than the configuration's segment_tokens_min are
-        read whole and get none. Raises NotFound, InvalidArgument for another kind, Unsupported for one whose library is missing.
+        read whole and get none. Raises NotFound, InvalidArgument for another kind, CapacityError where all indexes would keep
+        more than indexes.bytes_max, Unsupported for a kind whose library is missing.
         """
         return self._transport.build_index(name, kind, wait)
 
     def indexes(self, name: str) -> list[IndexInfo]:
-        """The indexes over a context's segments. Raises NotFound."""
+        """The indexes over a context's segments: those that stand, and how far those are that are under way. Raises NotFound."""
         return self._transport.indexes(name)
 
     def verify(self, name: str) -> int:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING
@@ -16,12 +17,16 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.5
 """How often a build is asked for its progress."""
+BAR = 20
+"""Characters of a bar."""
+UNDER_WAY = {"waiting", "building"}
 
 
 def add(commands: "Subparsers") -> None:
     """Add the three to the `kvdb` command."""
     what = "list the indexes over a context"
     parser = commands.add_parser("indexes", help=what, description=what)
+    parser.add_argument("--watch", action="store_true", help="show how builds go on until none is under way")
     parser.set_defaults(run=_list)
     add_context(parser)
     what = "build an index over a context"
@@ -38,8 +43,33 @@ def add(commands: "Subparsers") -> None:
 def _list(given: argparse.Namespace) -> int:
     with open_database(given) as db:
         spec = db.get(given.name).spec
-        print(_table(db.indexes(given.name), spec, given.name))
+        if given.watch:
+            _watch(db, given.name, spec)
+        else:
+            print(_table(db.indexes(given.name), spec, given.name))
     return 0
+
+
+def _watch(db: Client, name: str, spec: ModelSpec) -> None:
+    """The table, drawn over itself in a terminal; elsewhere a line for each build that got further, and the table at the end."""
+    terminal, said, drawn = sys.stdout.isatty(), set[str](), 0
+    while True:
+        infos = db.indexes(name)
+        under_way = [info for info in infos if info.state in UNDER_WAY]
+        if terminal:
+            table = _table(infos, spec, name)
+            print(f"\x1b[{drawn}F\x1b[J" * bool(drawn) + table, flush=True)
+            drawn = table.count("\n") + 1
+        else:
+            for line in (f"{info.kind} of segment {info.segment}: {_state(info)}" for info in under_way):
+                if line not in said:
+                    print(line, flush=True)
+                    said.add(line)
+        if not under_way:
+            break
+        time.sleep(LOOK_SECONDS)
+    if not terminal:
+        print(_table(infos, spec, name))
 
 
 def _build(given: argparse.Namespace) -> int:
@@ -62,27 +92,50 @@ def _verify(given: argparse.Namespace) -> int:
 
 
 def _show_progress(db: Client, building: "Future[list[IndexInfo]]", name: str, kind: str) -> None:
-    """A line that changes while the build goes on, where somebody sees it."""
+    """A bar that grows while the build goes on, where somebody sees it."""
     shown = False
     while not wait_for([building], LOOK_SECONDS).done:
         if sys.stderr.isatty():
-            under_way = [info for info in db.indexes(name) if info.kind == kind]
-            done, total = sum(info.layers for info in under_way), sum(info.layers_total for info in under_way)
-            print(f"\r{kind}: {done} layers of {total or 'some'} ", end="", file=sys.stderr, flush=True)
+            builds = [info for info in db.indexes(name) if info.kind == kind]
+            share = sum(info.progress for info in builds) / max(len(builds), 1)
+            left = sum(info.seconds_expected - info.seconds for info in builds)
+            print(f"\r\x1b[K{kind} {_bar(share)}, {_duration(left)} left", end="", file=sys.stderr, flush=True)
             shown = True
     if shown:
         print(file=sys.stderr)
 
 
 def _table(infos: list[IndexInfo], spec: ModelSpec, name: str) -> str:
-    """The indexes in columns; the last is what an index adds to the keys and values."""
+    """The indexes in columns. "of the KV" is what an index adds to the keys and values."""
     if not infos:
         return f"no index over {name!r}; segments that are long enough get one by kvdb index"
-    rows = [("kind", "segment", "tokens", "layers", "MiB", "of the KV")]
+    rows = [("kind", "segment", "tokens", "layers", "MiB", "of the KV", "state")]
     for info in infos:
         raw = info.tokens * info.layers * spec.token_nbytes
         layers = f"{info.layers} of {info.layers_total}"
         size = (f"{info.nbytes / (1 << 20):,.1f}", f"{info.nbytes / max(raw, 1):.1%}")
-        rows.append((info.kind, str(info.segment), f"{info.tokens:,}", layers, *size))
+        rows.append((info.kind, str(info.segment), f"{info.tokens:,}", layers, *size, _state(info)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join([f"{kind:{widths[0]}}", *map(str.rjust, rest, widths[1:])]) for kind, *rest in rows)
+    return "\n".join(
+        "  ".join([f"{kind:{widths[0]}}", *map(str.rjust, figures, widths[1:]), state]) for kind, *figures, state in rows
+    )
+
+
+def _state(info: IndexInfo) -> str:
+    """In words, and a bar for what was begun."""
+    if info.state == "failed":
+        return f"failed: {info.error}"
+    if info.state == "building":
+        return f"{_bar(info.progress)}, {_duration(info.seconds_expected - info.seconds)} left"
+    return info.state
+
+
+def _bar(share: float) -> str:
+    """Full blocks for what is done, light ones for the rest."""
+    done = round(BAR * share)
+    return "█" * done + "░" * (BAR - done) + f" {share:4.0%}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(max(round(seconds), 0), 60)
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

@@ -133,6 +133,11 @@ def from_index_info(message: pb.IndexInfo) -> IndexInfo:
         layers=message.layers,
         layers_total=message.layers_total,
         nbytes=message.nbytes,
+        state=message.state,
+        progress=message.progress,
+        seconds=message.seconds,
+        seconds_expected=message.seconds_expected,
+        error=message.error,
     )
 
 

@@ -117,20 +117,30 @@ class ContextInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[int] = ..., segments: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
 
 class IndexInfo(_message.Message):
-    __slots__ = ("segment", "tokens", "kind", "layers", "layers_total", "nbytes")
+    __slots__ = ("segment", "tokens", "kind", "layers", "layers_total", "nbytes", "state", "progress", "seconds", "seconds_expected", "error")
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     LAYERS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     segment: int
     tokens: int
     kind: str
     layers: int
     layers_total: int
     nbytes: int
-    def __init__(self, segment: _Optional[int] = ..., tokens: _Optional[int] = ..., kind: _Optional[str] = ..., layers: _Optional[int] = ..., layers_total: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
+    state: str
+    progress: float
+    seconds: float
+    seconds_expected: float
+    error: str
+    def __init__(self, segment: _Optional[int] = ..., tokens: _Optional[int] = ..., kind: _Optional[str] = ..., layers: _Optional[int] = ..., layers_total: _Optional[int] = ..., nbytes: _Optional[int] = ..., state: _Optional[str] = ..., progress: _Optional[float] = ..., seconds: _Optional[float] = ..., seconds_expected: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...
 
 class ImportRequest(_message.Message):
     __slots__ = ("begin", "chunk", "commit", "sample")

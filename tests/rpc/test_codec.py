@@ -81,9 +81,9 @@ def test_infos(spec, name, count):
     assert codec.from_info(sent(codec.to_info(info))) == info
 
 
-@given(COUNTS, st.text())
-def test_index_infos(count, kind):
-    info = IndexInfo(count, count + 1, kind, 2, 3, count + 4)
+@given(COUNTS, st.text(), FINITE)
+def test_index_infos(count, text, seconds):
+    info = IndexInfo(count, count + 1, text, 2, 3, count + 4, text[1:], 0.3, seconds, -seconds, text[2:])
     assert codec.from_index_info(sent(codec.to_index_info(info))) == info
 
 
