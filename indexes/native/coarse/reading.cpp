@@ -151,8 +151,8 @@ void Reading::sift(Items& items, const Item& item, int r, const std::int32_t* id
     items.sum(item, r).turned_down.add(double{items.factor} * plan.threshold, sift.others);
     if (!items.options.tail) return;
     float* weights = page_weights.data() + r * item.view.pages;
-    const auto share = static_cast<float>(
-        std::exp2(double{items.factor} * plan.threshold - plan.reference));
+    const auto share =
+        static_cast<float>(std::exp2(double{items.factor} * plan.threshold - plan.reference));
     for (std::int64_t t = 0; t < count; ++t) {
         weights[page_of_[ids[t] - item.segment.begin]] += share * below[t];
     }

@@ -270,6 +270,10 @@ struct CoarseTable {
         f32 sums[rows][kBlendVectors] = {};
         const float* weights = item.weights + row * item.count;
         for (std::int64_t p = 0; p < item.count; ++p) {
+            float most = 0;
+            KVDB_UNROLL
+            for (int r = 0; r < rows; ++r) most += weights[r * item.count + p];
+            if (most == 0) continue;  // they are not negative, or there is but one
             f32 value[kBlendVectors];
             KVDB_UNROLL
             for (int v = 0; v < kBlendVectors; ++v) {

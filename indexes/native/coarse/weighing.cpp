@@ -19,20 +19,13 @@ void Weighing::weigh(Items& items, const Item& item, const std::vector<std::int3
             held = counts;
         }
         RowSums& sum = items.sum(item, r);
-        MassItem mass{item.view.middle(r),
-                      item.view.reach(r),
-                      unread_.data(),
-                      pages,
-                      sum.curve,
-                      items.factor,
-                      items.factor * sum.top,
-                      nullptr,
-                      0};
+        if (sum.top == -std::numeric_limits<float>::infinity()) continue;  // nothing is seen
+        MassItem mass{item.view.middle(r), item.view.reach(r),     unread_.data(), pages, sum.curve,
+                      items.factor,        items.factor * sum.top, nullptr,        0};
         if (!weights.empty()) {
             const RowPlan& plan = items.plan(item.kv_head, r);
             mass.each = weights.data() + r * pages;
-            mass.share =
-                static_cast<float>(std::exp2(double{mass.reference} - plan.reference));
+            mass.share = static_cast<float>(std::exp2(double{mass.reference} - plan.reference));
         }
         coarse_kernels().mass(mass);
         sum.tail_weight += mass.each_total;
@@ -49,8 +42,8 @@ void Weighing::weigh_values(const Items& items, const Item& item, std::vector<fl
         if (item.visible.whole(items.tile.i0 + i)) continue;
         weigh_partly_seen(items, item, i, weights.data(), out);
     }
-    coarse_kernels().blend({item.set.values, weights.data(), item.view.pages, items.rows,
-                            items.head_dim, out});
+    coarse_kernels().blend(
+        {item.set.values, weights.data(), item.view.pages, items.rows, items.head_dim, out});
 }
 
 // Pages of which query i of the tile does not see all; clears their weights.
@@ -82,8 +75,7 @@ void Weighing::weigh_partly_seen(const Items& items, const Item& item, std::int6
 void Weighing::mean_of_seen(const Items& items, const Item& item, std::int64_t page,
                             std::int64_t i) {
     const int d = items.head_dim;
-    const auto widen =
-        score_kernels().widen_values[static_cast<int>(items.blocks.geometry.dtype)];
+    const auto widen = score_kernels().widen_values[static_cast<int>(items.blocks.geometry.dtype)];
     const auto size = static_cast<float>(item.set.first[page + 1] - item.set.first[page]);
     const float seen = item.view.counts[i * item.view.pages + page];
     const bool without = !item.visible.hides() && 2 * seen > size;

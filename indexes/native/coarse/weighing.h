@@ -9,8 +9,9 @@ namespace kvdb::indexes {
 
 class Weighing {
   public:
-    // Adds the mass of all pages but those that were read to the item's sums. weights: [rows][pages]
-    // or empty: of tokens that were read and not found; those of the other pages are added.
+    // Adds the mass of all pages but those that were read to the item's sums. weights:
+    // [rows][pages] or empty: of tokens that were read and not found; those of the other pages are
+    // added.
     void weigh(Items& items, const Item& item, const std::vector<std::int32_t>& read,
                std::vector<float>& weights);
 
