@@ -88,8 +88,8 @@ def attend_found(
     """The states float32 state_out [q_heads, n, head_dim], state_lse [q_heads, n], merged with attention over chosen tokens.
 
     Row h * n + i has the tokens ids[offsets[row] : offsets[row + 1]], int32, of the run `table`, with q.k in scores, float32.
-    Only values are read. out: float32 or of the geometry's type, contiguous; lse: float32 [q_heads, n]. Both may be the state's own
-    arrays. A row that sees nothing gets 0 and -inf.
+    Only values are read. out: float32 or of the geometry's type, contiguous; lse: float32 [q_heads, n]. Both may be the state's
+    own arrays. A row that sees nothing gets 0 and -inf.
     """
 
 def merge_tail(geometry: Geometry, state_out: Any, state_lse: Any, tail_out: Any, tail_lse: Any, out: Any, lse: Any) -> None:
