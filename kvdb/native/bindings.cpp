@@ -1,4 +1,5 @@
 // The Python module: checks shapes and types, releases the GIL, calls.
+// size: one module, whose functions share their checks.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
