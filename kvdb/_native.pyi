@@ -92,6 +92,12 @@ def attend_found(
     own arrays. A row that sees nothing gets 0 and -inf.
     """
 
+def merge_tail(geometry: Geometry, state_out: Any, state_lse: Any, tail_out: Any, tail_lse: Any, out: Any, lse: Any) -> None:
+    """The states float32 state_out [q_heads, n, head_dim], state_lse [q_heads, n], merged with others, tail_out and tail_lse.
+
+    out and lse as those of `attend_found`. A row whose tail_lse is -inf stays as it is; NaN and +inf are refused.
+    """
+
 def share(missed: Any, lse: Any) -> tuple[float, float]:
     """Mean and largest of exp(missed) / (exp(missed) + exp(lse)), float32 `[q_heads, n]`; 1 for +inf, 0 where both are -inf."""
 

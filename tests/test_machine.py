@@ -133,6 +133,6 @@ def test_a_database_knows_its_machine_and_measures_nothing(path, monkeypatch):
     assert not path.exists()
     machine.write(path, MEASURED)
     with Database(config) as database:
-        assert database.machine.machine == MEASURED
+        assert database.machine == MEASURED
     with Database(replace(config, optimizer=OptimizerConfig(machine_file=os.devnull))) as database:
-        assert database.machine.machine == Machine()
+        assert database.machine == Machine()

@@ -82,7 +82,7 @@ def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tupl
         if limit is None or bound_max <= limit:
             break
     lse = state.lse
-    state = _with_tail(state, founds)
+    state = _with_tail(question, state, founds)
     read_whole = left_share * sections.tokens
     reading = Reading(
         scanned=seen.scanned + read_whole,
@@ -233,7 +233,12 @@ def _share(missed: Sequence[Float32], lse: Float32) -> tuple[float, float]:
     return _native.share(np.asarray(total, np.float32), lse)
 
 
-def _with_tail(state: AttentionState, founds: Sequence[Found]) -> AttentionState:
+def _with_tail(question: Question, state: AttentionState, founds: Sequence[Found]) -> AttentionState:
     """The state with the estimates of what was not found merged in, where an index makes one."""
-    tails = [AttentionState(found.tail, found.missed) for found in founds if found.tail is not None]
-    return merge([state, *tails]) if tails else state
+    tails = [(found.tail, found.missed) for found in founds if found.tail is not None]
+    for i, (out, missed) in enumerate(tails):
+        dtype = question.q.dtype if i + 1 == len(tails) else np.float32
+        to = AttentionState(np.empty(state.out.shape, dtype), np.empty_like(state.lse))
+        _native.merge_tail(question.layout.native, state.out, state.lse, out, missed, bits(to.out), to.lse)
+        state = to
+    return state

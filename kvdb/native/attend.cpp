@@ -249,6 +249,8 @@ void attend_found(const AttendFoundCall& call) {
             .scale = call.scale,
             .state_out = call.state_out + row * head_dim,
             .state_lse = call.state_lse[row],
+            .tail_out = call.tail_out ? call.tail_out + row * head_dim : nullptr,
+            .tail_lse = call.tail_out ? call.tail_lse[row] : -INFINITY,
             .out = static_cast<std::byte*>(call.out) + row * out_bytes,
             .out_dtype = call.out_dtype,
             .lse = call.lse + row,

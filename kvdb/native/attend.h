@@ -37,6 +37,8 @@ struct AttendFoundCall {
     float scale;
     const float* state_out;  // [q_heads, n, head_dim]
     const float* state_lse;  // [q_heads, n]
+    const float* tail_out;   // [q_heads, n, head_dim] of other states, or null
+    const float* tail_lse;   // [q_heads, n]
     void* out;               // [q_heads, n, head_dim]; may be state_out
     Dtype out_dtype;
     float* lse;  // [q_heads, n]; may be state_lse

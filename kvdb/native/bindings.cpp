@@ -1,4 +1,5 @@
 // The Python module: checks shapes and types, releases the GIL, calls.
+// size: one module, whose functions share their checks.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -215,11 +216,44 @@ void py_attend_found(const Geometry& geometry, const TableArray& table, const Of
                                scale,
                                state_out.data(),
                                state_lse.data(),
+                               nullptr,
+                               nullptr,
                                rows.data,
                                out_dtype,
                                lse.data()};
     const nb::gil_scoped_release release;
     attend_found(call);
+}
+
+void py_merge_tail(const Geometry& geometry, const StateArray& state_out,
+                   const ConstLseArray& state_lse, const StateArray& tail_out,
+                   const ConstLseArray& tail_lse, const Array& out, const LseArray& lse) {
+    const auto q_heads = static_cast<std::int64_t>(state_out.shape(0));
+    const auto n = static_cast<std::int64_t>(state_out.shape(1));
+    if (q_heads == 0 || q_heads % geometry.kv_heads != 0) {
+        fail("state_out has " + std::to_string(q_heads) + " heads; expected a multiple of the " +
+             std::to_string(geometry.kv_heads) + " KV heads");
+    }
+    rows_of(state_out, q_heads, n, geometry, Dtype::float32, "state_out");
+    rows_of(tail_out, q_heads, n, geometry, Dtype::float32, "tail_out");
+    const Dtype out_dtype = has_dtype(out, Dtype::float32) ? Dtype::float32 : geometry.dtype;
+    const Rows rows = rows_of(out, q_heads, n, geometry, out_dtype, "out");
+    if (rows.token_stride != geometry.head_dim || rows.head_stride != n * geometry.head_dim) {
+        fail("out is not contiguous");
+    }
+    check_rows(state_lse, q_heads, n, "state_lse");
+    check_rows(tail_lse, q_heads, n, "tail_lse");
+    check_rows(lse, q_heads, n, "lse");
+    for (std::int64_t row = 0; row < q_heads * n; ++row) {
+        if (!(tail_lse.data()[row] < INFINITY)) {
+            fail("tail_lse holds NaN or infinity; expected finite numbers, or -inf for none");
+        }
+    }
+    const nb::gil_scoped_release release;
+    const std::vector<std::int64_t> no_tokens(q_heads * n + 1);
+    attend_found({geometry, nullptr, static_cast<int>(q_heads), n, no_tokens.data(), nullptr,
+                  nullptr, 1.0f, state_out.data(), state_lse.data(), tail_out.data(),
+                  tail_lse.data(), rows.data, out_dtype, lse.data()});
 }
 
 nb::tuple py_share(const ConstLseArray& missed, const ConstLseArray& lse) {
@@ -266,6 +300,8 @@ NB_MODULE(_native, m) {
           "kv_end"_a = nb::none());
     m.def("attend_found", &py_attend_found, "geometry"_a, "table"_a, "offsets"_a, "ids"_a,
           "scores"_a, "scale"_a, "state_out"_a, "state_lse"_a, "out"_a, "lse"_a);
+    m.def("merge_tail", &py_merge_tail, "geometry"_a, "state_out"_a, "state_lse"_a, "tail_out"_a,
+          "tail_lse"_a, "out"_a, "lse"_a);
     m.def("share", &py_share, "missed"_a, "lse"_a);
     bind_observe(m);
     m.def("read_blocks", &py_read_blocks, "geometry"_a, "table"_a);

@@ -63,7 +63,7 @@ struct FinishItem {
     std::int64_t row_begin, row_end;
 };
 
-// One row over chosen tokens of its KV head, merged with a state it has already.
+// One row over chosen tokens of its KV head, merged with a state it has already, or with two.
 struct FoundItem {
     Geometry geometry;
     const std::uint64_t* table;
@@ -74,6 +74,8 @@ struct FoundItem {
     float scale;
     const float* state_out;  // [head_dim]
     float state_lse;
+    const float* tail_out;  // [head_dim] of another state, or null
+    float tail_lse;
     void* out;  // [head_dim]
     Dtype out_dtype;
     float* lse;

@@ -147,6 +147,22 @@ def test_the_tail_brings_the_output_nearer(retrieval, hide):
     assert np.median(estimated) < 0.1
 
 
+@pytest.mark.parametrize("retrieval", [Dipr(0.3), TopK(5), TopK(300)])
+def test_the_tail_at_the_edges_is_that_of_what_is_seen(retrieval):
+    """What a range leaves out is taken from the means of pages; what a bitmap hides never enters them."""
+    layer = Layer.of(4096)
+    layer.q *= 0.2
+    hidden = np.ones(4096, bool)
+    hidden[111:3777] = False
+    index = Clusters.build(layer.blocks, page_size=16, segment_tokens=1024)
+    ranged = index.search(layer.queries(begin=111, end=3777), retrieval, estimate_tail=True)
+    masked = index.search(layer.queries(hidden=hidden), retrieval, estimate_tail=True)
+    np.testing.assert_array_equal(ranged.ids, masked.ids)
+    np.testing.assert_allclose(ranged.missed, masked.missed, atol=1e-4)
+    off = np.linalg.norm(ranged.tail - masked.tail, axis=-1) / np.linalg.norm(masked.tail, axis=-1)
+    assert off.max() < 1e-2
+
+
 @pytest.mark.parametrize("kind", [Bounds, Means])
 def test_kinds_without_values_estimate_no_tail(kind):
     layer = Layer.of(300)

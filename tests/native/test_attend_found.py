@@ -108,6 +108,59 @@ def test_attend_tells_the_largest_score(rng):
     assert (top == -np.inf).all()
 
 
+@pytest.mark.parametrize("head_dim", [8, 40, 128])
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("isa", native.isas())
+def test_a_tail_is_merged(rng, isa, dtype, head_dim):
+    layout = BlockLayout(dtype, HEADS, head_dim, BLOCK)
+    shape = HEADS * GROUP, 2
+    states = [
+        AttentionState(rng.standard_normal((*shape, head_dim)).astype(np.float32), rng.normal(0, 3, shape).astype(np.float32))
+        for _ in range(2)
+    ]
+    for state, rows in zip(states, ([0, 1], [1, 2]), strict=True):
+        state.lse[rows] = -np.inf
+        state.out[rows] = 0
+    out, lse = np.empty((*shape, head_dim), DTYPES[dtype]), np.empty(shape, np.float32)
+    before = native.isa()
+    native.set_isa(isa)
+    try:
+        first, tail = states
+        native.merge_tail(layout.native, first.out, first.lse, tail.out, tail.lse, bits(out), lse)
+        expected = merge(states)
+        np.testing.assert_allclose(out.astype(np.float32), expected.out, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        np.testing.assert_allclose(lse, expected.lse, atol=1e-5)
+        assert not out[1].any()
+        native.merge_tail(layout.native, first.out, first.lse, tail.out, tail.lse, first.out, first.lse)  # in place
+        np.testing.assert_allclose(first.out, expected.out, atol=1e-5)
+        np.testing.assert_array_equal(first.lse, lse)
+    finally:
+        native.set_isa(before)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("state_out", lambda a: a[:5].copy(), "state_out has 5 heads"),
+        ("state_lse", lambda a: a[:, :1].copy(), "state_lse has shape"),
+        ("tail_out", lambda a: a[..., :8].copy(), "tail_out has shape"),
+        ("tail_lse", lambda a: a[:5].copy(), "tail_lse has shape"),
+        ("tail_lse", lambda a: a + np.float32(np.inf), "tail_lse holds NaN or infinity"),
+        ("out", lambda a: a[:5].copy(), "out has shape"),
+        ("out", lambda a: a.astype(np.float64), "out has the wrong type"),
+        ("lse", lambda a: a[:5].copy(), "lse has shape"),
+    ],
+)
+def test_a_wrong_tail_is_refused(name, change, message):
+    layout = BlockLayout("float32", HEADS, 16, BLOCK)
+    shape = HEADS * GROUP, 2
+    names = ("state_out", "state_lse", "tail_out", "tail_lse", "out", "lse")
+    arrays = {each: np.zeros(shape if each.endswith("lse") else (*shape, 16), np.float32) for each in names}
+    arrays[name] = change(arrays[name])
+    with pytest.raises(ValueError, match=message):
+        native.merge_tail(layout.native, **arrays)
+
+
 def test_shares_of_the_mass():
     lse = np.array([[0.0, -np.inf, -np.inf, 3.0, 800.0]], np.float32)
     missed = np.array([[0.0, -np.inf, -2.0, np.inf, 700.0]], np.float32)

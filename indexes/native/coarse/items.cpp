@@ -68,8 +68,7 @@ void Items::members(const Item& item, std::int64_t page, std::int64_t i,
     }
 }
 
-void Items::members(const Item& item, std::int64_t page,
-                    std::vector<std::int32_t>& tokens) const {
+void Items::members(const Item& item, std::int64_t page, std::vector<std::int32_t>& tokens) const {
     const auto [begin, end] = item.visible.span(tile.i0, tile.n);
     for (std::int64_t m = item.set.first[page]; m < item.set.first[page + 1]; ++m) {
         const std::int64_t member = item.set.member(m), token = item.segment.begin + member;

@@ -42,8 +42,7 @@ void Pass::run() {
     const auto heads = std::int64_t(items.asked.size());
     const std::int64_t count = items.asked_count();
     pool.run(count, threads, [&](std::int64_t i, int) { scan(items.asked_item(i)); });
-    pool.run(heads, threads,
-             [&](std::int64_t i, int) { Thresholds(items).find(items.asked[i]); });
+    pool.run(heads, threads, [&](std::int64_t i, int) { Thresholds(items).find(items.asked[i]); });
     give_up_all();
     pool.run(count, threads,
              [&](std::int64_t i, int slot) { read_item(items.asked_item(i), hits[slot]); });

@@ -68,22 +68,23 @@ void Reading::collect(const Items& items, const Item& item) {
     if (items.options.tail) page_of_.assign(tokens, 0);
     const ScoredPages& scored = items.scored[item.kv_head];
     for (const std::int32_t p : pages) {
-        const bool has = scored.has(item.segment.page_offset + p);
-        if (has && !items.options.tail) continue;
+        if (scored.has(item.segment.page_offset + p)) continue;
         for (std::int64_t m = item.set.first[p]; m < item.set.first[p + 1]; ++m) {
             const std::int64_t member = item.set.member(m);
-            tokens_[member / 64] |= std::uint64_t{!has} << (member % 64);
+            tokens_[member / 64] |= std::uint64_t{1} << (member % 64);
             if (items.options.tail) page_of_[member] = static_cast<std::uint16_t>(p);
         }
     }
     const auto [begin, end] = item.visible.span(items.tile.i0, items.tile.n);
     ids_.clear();
+    pages_of_ids_.clear();
     for (std::size_t word = 0; word < tokens_.size(); ++word) {
         for (std::uint64_t bits = tokens_[word]; bits; bits &= bits - 1) {
             const auto member = std::int64_t(word) * 64 + std::countr_zero(bits);
             const std::int64_t token = item.segment.begin + member;
             if (member < begin || member >= end || items.queries.is_hidden(token)) continue;
             ids_.push_back(static_cast<std::int32_t>(token));
+            if (items.options.tail) pages_of_ids_.push_back(page_of_[member]);
         }
     }
 }
@@ -96,7 +97,10 @@ void Reading::score(Items& items, const Item& item, std::vector<Hit>& hits) {
         const std::int64_t count = std::min(kChunk, total - begin);
         items.score_all(item.kv_head, ids_.data() + begin, count, scores_.data(), kChunk);
         for (int r = 0; r < items.rows; ++r) {
-            sift(items, item, r, ids_.data() + begin, scores_.data() + r * kChunk, count, hits);
+            sift(items, item, r,
+                 {ids_.data() + begin, pages_of_ids_.data() + begin, scores_.data() + r * kChunk,
+                  count},
+                 hits);
         }
     }
 }
@@ -105,32 +109,38 @@ void Reading::score(Items& items, const Item& item, std::vector<Hit>& hits) {
 void Reading::reuse(Items& items, const Item& item, std::vector<Hit>& hits) {
     const ScoredPages& scored = items.scored[item.kv_head];
     reused_.clear();
+    pages_of_reused_.clear();
     const auto each = [&](auto&& body) {
         for (const std::int32_t p : pages) {
             const std::int64_t page = item.segment.page_offset + p;
-            if (scored.has(page)) body(scored.begin[page], scored.begin[page] + scored.count[page]);
+            if (scored.has(page)) body(p, scored.begin[page], scored.count[page]);
         }
     };
-    each([&](std::int32_t begin, std::int32_t end) {
-        reused_.insert(reused_.end(), scored.tokens.begin() + begin, scored.tokens.begin() + end);
+    each([&](std::int32_t page, std::int32_t begin, std::int32_t count) {
+        const auto from = scored.tokens.begin() + begin;
+        reused_.insert(reused_.end(), from, from + count);
+        pages_of_reused_.insert(pages_of_reused_.end(), count, static_cast<std::uint16_t>(page));
     });
     const auto total = std::int64_t(reused_.size());
     for (int r = 0; r < items.rows && total > 0; ++r) {
         scores_.clear();
         const float* row = scored.row(r);
-        each([&](std::int32_t begin, std::int32_t end) {
-            scores_.insert(scores_.end(), row + begin, row + end);
+        each([&](std::int32_t, std::int32_t begin, std::int32_t count) {
+            scores_.insert(scores_.end(), row + begin, row + begin + count);
         });
         for (std::int64_t t = 0; t < total; t += kChunk) {
-            sift(items, item, r, reused_.data() + t, scores_.data() + t,
-                 std::min(kChunk, total - t), hits);
+            sift(items, item, r,
+                 {reused_.data() + t, pages_of_reused_.data() + t, scores_.data() + t,
+                  std::min(kChunk, total - t)},
+                 hits);
         }
     }
 }
 
 // A hit where a score reaches the row's threshold.
-void Reading::sift(Items& items, const Item& item, int r, const std::int32_t* ids, float* scores,
-                   std::int64_t count, std::vector<Hit>& hits) {
+void Reading::sift(Items& items, const Item& item, int r, const Chunk& chunk,
+                   std::vector<Hit>& hits) {
+    const auto [ids, page_of, scores, count] = chunk;
     const std::int64_t i = items.tile.query(item.kv_head, r).i;
     const RowPlan& plan = items.plan(item.kv_head, r);
     if (!item.visible.whole(i)) {
@@ -151,10 +161,14 @@ void Reading::sift(Items& items, const Item& item, int r, const std::int32_t* id
     items.sum(item, r).turned_down.add(double{items.factor} * plan.threshold, sift.others);
     if (!items.options.tail) return;
     float* weights = page_weights.data() + r * item.view.pages;
-    const auto share = static_cast<float>(
-        std::exp2(double{items.factor} * plan.threshold - plan.reference));
+    const auto share =
+        static_cast<float>(std::exp2(double{items.factor} * plan.threshold - plan.reference));
+    float sum = 0;  // of a run of one page
     for (std::int64_t t = 0; t < count; ++t) {
-        weights[page_of_[ids[t] - item.segment.begin]] += share * below[t];
+        sum += below[t];
+        if (t + 1 < count && page_of[t + 1] == page_of[t]) continue;
+        weights[page_of[t]] += share * sum;
+        sum = 0;
     }
 }
 

@@ -1,4 +1,5 @@
 // Representatives of pages, in one instruction set.
+// size: one table of kernels, which share what is at its top.
 #pragma once
 
 #include "kernels.h"
@@ -270,6 +271,10 @@ struct CoarseTable {
         f32 sums[rows][kBlendVectors] = {};
         const float* weights = item.weights + row * item.count;
         for (std::int64_t p = 0; p < item.count; ++p) {
+            float most = 0;
+            KVDB_UNROLL
+            for (int r = 0; r < rows; ++r) most += weights[r * item.count + p];
+            if (most == 0) continue;  // none is negative
             f32 value[kBlendVectors];
             KVDB_UNROLL
             for (int v = 0; v < kBlendVectors; ++v) {

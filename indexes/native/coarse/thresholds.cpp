@@ -1,3 +1,4 @@
+// size: one class, whose three retrievals share the ranking of pages.
 #include "thresholds.h"
 
 #include <algorithm>

@@ -19,20 +19,13 @@ void Weighing::weigh(Items& items, const Item& item, const std::vector<std::int3
             held = counts;
         }
         RowSums& sum = items.sum(item, r);
-        MassItem mass{item.view.middle(r),
-                      item.view.reach(r),
-                      unread_.data(),
-                      pages,
-                      sum.curve,
-                      items.factor,
-                      items.factor * sum.top,
-                      nullptr,
-                      0};
+        if (sum.top == -std::numeric_limits<float>::infinity()) continue;  // nothing is seen
+        MassItem mass{item.view.middle(r), item.view.reach(r),     unread_.data(), pages, sum.curve,
+                      items.factor,        items.factor * sum.top, nullptr,        0};
         if (!weights.empty()) {
             const RowPlan& plan = items.plan(item.kv_head, r);
             mass.each = weights.data() + r * pages;
-            mass.share =
-                static_cast<float>(std::exp2(double{mass.reference} - plan.reference));
+            mass.share = static_cast<float>(std::exp2(double{mass.reference} - plan.reference));
         }
         coarse_kernels().mass(mass);
         sum.tail_weight += mass.each_total;
@@ -49,54 +42,43 @@ void Weighing::weigh_values(const Items& items, const Item& item, std::vector<fl
         if (item.visible.whole(items.tile.i0 + i)) continue;
         weigh_partly_seen(items, item, i, weights.data(), out);
     }
-    coarse_kernels().blend({item.set.values, weights.data(), item.view.pages, items.rows,
-                            items.head_dim, out});
+    coarse_kernels().blend(
+        {item.set.values, weights.data(), item.view.pages, items.rows, items.head_dim, out});
 }
 
-// Pages of which query i of the tile does not see all; clears their weights.
+// Pages of which query i of the tile does not see all: their mean values without what is not seen.
+// Where most is seen, the others are taken from the mean, of which there are few to be read;
+// elsewhere, and where tokens are hidden, which are not to be felt even by rounding, those that are
+// seen make it up, and the weight is lost.
 void Weighing::weigh_partly_seen(const Items& items, const Item& item, std::int64_t i,
                                  float* weights, float* out) {
-    const std::int64_t pages = item.view.pages;
-    const float* counts = item.view.counts + i * pages;
-    for (std::int64_t p = 0; p < pages; ++p) {
-        const std::int32_t size = item.set.first[p + 1] - item.set.first[p];
-        if (counts[p] == 0 || counts[p] == static_cast<float>(size)) continue;
-        bool weighs = false;
-        for (std::int64_t r = i; r < items.rows; r += items.tile.n) {
-            weighs = weighs || weights[r * pages + p] > 0;
-        }
-        if (!weighs) continue;
-        mean_of_seen(items, item, p, i);
-        for (std::int64_t r = i; r < items.rows; r += items.tile.n) {
-            float& weight = weights[r * pages + p];
-            float* to = out + r * items.head_dim;
-            for (int j = 0; j < items.head_dim; ++j) to[j] += weight * mean_[j];
-            weight = 0;
-        }
-    }
-}
-
-// The mean value of the page's tokens that query i of the tile sees. At the edges of what it sees
-// from that of all without the others, of which there are few to be read; what is hidden is not to
-// be felt, not even by rounding.
-void Weighing::mean_of_seen(const Items& items, const Item& item, std::int64_t page,
-                            std::int64_t i) {
+    const std::int64_t pages = item.view.pages, n = items.tile.n;
     const int d = items.head_dim;
-    const auto widen =
-        score_kernels().widen_values[static_cast<int>(items.blocks.geometry.dtype)];
-    const auto size = static_cast<float>(item.set.first[page + 1] - item.set.first[page]);
-    const float seen = item.view.counts[i * item.view.pages + page];
-    const bool without = !item.visible.hides() && 2 * seen > size;
-    mean_.assign(d, 0);
+    const float* counts = item.view.counts + i * pages;
+    const auto widen = score_kernels().widen_values[static_cast<int>(items.blocks.geometry.dtype)];
     value_.resize(d);
-    const float all = without ? size / seen : 0;
-    if (without) coarse_kernels().blend({item.set.values + page * d, &all, 1, 1, d, mean_.data()});
-    const float each = (without ? -1 : 1) / seen;
-    for (std::int64_t m = item.set.first[page]; m < item.set.first[page + 1]; ++m) {
-        const std::int64_t member = item.set.member(m);
-        if (item.visible.sees(items.tile.i0 + i, member) == without) continue;
-        widen({items.blocks, item.kv_head, item.segment.begin + member, 1, value_.data()});
-        for (int j = 0; j < d; ++j) mean_[j] += each * value_[j];
+    shares_.resize(items.rows);
+    for (std::int64_t p = 0; p < pages; ++p) {
+        const auto size = static_cast<float>(item.set.first[p + 1] - item.set.first[p]);
+        const float seen = counts[p];
+        if (seen == 0 || seen == size) continue;
+        const bool without = !item.visible.hides() && 2 * seen > size;
+        bool weighs = false;
+        for (std::int64_t r = i; r < items.rows; r += n) {
+            float& weight = weights[r * pages + p];
+            weighs = weighs || weight > 0;
+            shares_[r] = (without ? -weight : weight) / seen;
+            weight = without ? weight * (size / seen) : 0;
+        }
+        for (std::int64_t m = item.set.first[p]; m < item.set.first[p + 1] && weighs; ++m) {
+            const std::int64_t member = item.set.member(m);
+            if (item.visible.sees(items.tile.i0 + i, member) == without) continue;
+            widen({items.blocks, item.kv_head, item.segment.begin + member, 1, value_.data()});
+            for (std::int64_t r = i; r < items.rows; r += n) {
+                float* to = out + r * d;
+                for (int j = 0; j < d; ++j) to[j] += shares_[r] * value_[j];
+            }
+        }
     }
 }
 

@@ -9,8 +9,9 @@ namespace kvdb::indexes {
 
 class Weighing {
   public:
-    // Adds the mass of all pages but those that were read to the item's sums. weights: [rows][pages]
-    // or empty: of tokens that were read and not found; those of the other pages are added.
+    // Adds the mass of all pages but those that were read to the item's sums. weights:
+    // [rows][pages] or empty: of tokens that were read and not found; those of the other pages are
+    // added.
     void weigh(Items& items, const Item& item, const std::vector<std::int32_t>& read,
                std::vector<float>& weights);
 
@@ -21,10 +22,10 @@ class Weighing {
   private:
     void weigh_partly_seen(const Items& items, const Item& item, std::int64_t i, float* weights,
                            float* out);
-    void mean_of_seen(const Items& items, const Item& item, std::int64_t page, std::int64_t i);
 
-    std::vector<float> unread_;        // [pages] visible tokens of pages that were not read
-    std::vector<float> mean_, value_;  // [head_dim]
+    std::vector<float> unread_;  // [pages] visible tokens of pages that were not read
+    std::vector<float> value_;   // [head_dim]
+    std::vector<float> shares_;  // [rows]
 };
 
 }  // namespace kvdb::indexes

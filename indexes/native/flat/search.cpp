@@ -63,14 +63,13 @@ class Search {
     }
 
     void each_span(bool late) {
-        ThreadPool::instance().run(
-            heads() * spans_, threads_, [&](std::int64_t item, int thread) {
-                for (std::int64_t t = 0; t < batch_.tiles; ++t) {
-                    const Tile tile = batch_.tile(batch_.asked[item / spans_], t);
-                    if (late && !deferred(tile, item % spans_)) continue;
-                    if (!all_dropped(tile)) span(tile, item % spans_, late, thread);
-                }
-            });
+        ThreadPool::instance().run(heads() * spans_, threads_, [&](std::int64_t item, int thread) {
+            for (std::int64_t t = 0; t < batch_.tiles; ++t) {
+                const Tile tile = batch_.tile(batch_.asked[item / spans_], t);
+                if (late && !deferred(tile, item % spans_)) continue;
+                if (!all_dropped(tile)) span(tile, item % spans_, late, thread);
+            }
+        });
     }
 
     std::int64_t heads() const { return static_cast<std::int64_t>(batch_.asked.size()); }

@@ -22,6 +22,11 @@ class Found {
             total = __builtin_expf(item.state_lse - top);
             for (int i = 0; i < item.geometry.head_dim; ++i) sums[i] = total * item.state_out[i];
         }
+        if (item.tail_lse > -__builtin_inff()) {
+            const float weight = __builtin_expf(item.tail_lse - top);
+            for (int i = 0; i < item.geometry.head_dim; ++i) sums[i] += weight * item.tail_out[i];
+            total += weight;
+        }
         for (std::int64_t t = 0; t < item.count; t += kChunk) {
             const std::int64_t left = item.count - t;
             total += add(item, t, left < kChunk ? static_cast<int>(left) : kChunk, top, sums);
@@ -37,7 +42,7 @@ class Found {
     }
 
   private:
-    // Of the scaled scores and the state's; 0 where there is nothing.
+    // Of the scaled scores and the states'; 0 where there is nothing.
     static float largest(const FoundItem& item) {
         float top = -__builtin_inff();
         for (std::int64_t t = 0; t < item.count; ++t) {
@@ -45,6 +50,7 @@ class Found {
         }
         top *= item.scale;
         if (item.state_lse > top) top = item.state_lse;
+        if (item.tail_lse > top) top = item.tail_lse;
         return top == -__builtin_inff() ? 0.0f : top;
     }
 
