@@ -12,6 +12,7 @@ from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
+import kvdb.commands.explain as explain
 import kvdb.commands.indexes as indexes
 import kvdb.config as configuration
 from kvdb.errors import KvdbError, Unsupported
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_serve(commands)
     indexes.add(commands)
+    explain.add(commands)
     for entry in sorted(entry_points(group=COMMANDS), key=lambda e: e.name):
         add: Callable[[Subparsers], None] = entry.load()
         add(commands)

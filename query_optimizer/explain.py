@@ -13,7 +13,8 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def nodes(accesses: Sequence[Access], usual: Retrieval, fold: bool) -> Iterator[str]:
-    """The lines of all nodes. usual: the retrieval that needs no line, as the tree's top says it. fold: one line for nodes alike."""
+    """The lines of all nodes. usual: the retrieval that needs no line, as the tree's top says it. fold: one node for those
+    that are alike."""
     one_tier = len(_tiers(accesses)) < 2
     for group in _folded(accesses) if fold else [[access] for access in accesses]:
         first, *rest = _node(group, usual, one_tier)

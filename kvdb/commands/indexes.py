@@ -6,16 +6,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING
 
-import kvdb.config as configuration
-from indexes.registry import KINDS
 from kvdb.client.client import Client
-from kvdb.client.connect import connect
+from kvdb.commands.arguments import add_context, add_index, open_server
 from kvdb.types import IndexInfo, ModelSpec
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-SERVER = "kvdb://127.0.0.1:7700"
 LOOK_SECONDS = 0.5
 """How often a build is asked for its progress."""
 
@@ -25,38 +22,27 @@ def add(commands: "Subparsers") -> None:
     what = "list the indexes over a context"
     parser = commands.add_parser("indexes", help=what, description=what)
     parser.set_defaults(run=_list)
-    _add_context(parser)
+    add_context(parser)
     what = "build an index over a context"
     parser = commands.add_parser("index", help=what, description=what)
-    parser.add_argument("--kind", choices=KINDS, default="flat", help="kind of index (default flat)")
+    add_index(parser, "--kind", "kind of index (default flat)", "flat")
     parser.set_defaults(run=_build)
-    _add_context(parser)
+    add_context(parser)
     what = "check the indexes over a context against its keys"
     parser = commands.add_parser("verify", help=what, description=what)
     parser.set_defaults(run=_verify)
-    _add_context(parser)
-
-
-def _add_context(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the context's name")
-    parser.add_argument("--server", default=SERVER, help=f"where it is stored (default {SERVER})")
-    parser.add_argument("--token", help="what the server wants of its clients (default KVDB_TOKEN)")
-
-
-def _open(given: argparse.Namespace) -> Client:
-    token = configuration.load().server.token if given.token is None else given.token
-    return connect(given.server, token=token)
+    add_context(parser)
 
 
 def _list(given: argparse.Namespace) -> int:
-    with _open(given) as db:
+    with open_server(given) as db:
         spec = db.get(given.name).spec
         print(_table(db.indexes(given.name), spec, given.name))
     return 0
 
 
 def _build(given: argparse.Namespace) -> int:
-    with ThreadPoolExecutor(1) as pool, _open(given) as db:  # left in this order, so that an interrupt ends the call first
+    with ThreadPoolExecutor(1) as pool, open_server(given) as db:  # left in this order, so that an interrupt ends the call first
         spec = db.get(given.name).spec
         building = pool.submit(db.build_index, given.name, given.kind)
         _show_progress(db, building, given.name, given.kind)
@@ -65,7 +51,7 @@ def _build(given: argparse.Namespace) -> int:
 
 
 def _verify(given: argparse.Namespace) -> int:
-    with _open(given) as db:
+    with open_server(given) as db:
         count = db.verify(given.name)
         print(f"{count} indexes of {given.name!r} fit their keys, counted by layer and segment")
     return 0
