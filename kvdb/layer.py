@@ -49,7 +49,7 @@ class Layer:
     def carry_out(self, prepared: Prepared, q: Array, wanted: Wanted) -> tuple[AttentionState, Reading]:
         """The answer to queries q of the last n tokens by a plan."""
         layout, scale = self.tail.layout, self._spec.softmax_scale
-        # A query that is asked of tokens before the tail sees less than the searched parts hold.
-        if not prepared.sections.searched or q.shape[1] > self.tail.length - self._own.sealed:
+        # One query sees everything; the first of several, asked of tokens before the tail, less than the searched parts hold.
+        if not prepared.sections.searched or q.shape[1] > max(1, self.tail.length - self._own.sealed):
             return execute.exact(layout, self.run, q, q.shape[1], scale)
         return sparse(Question(layout, self.run, q, scale, wanted), prepared.sections, prepared.plan.retrieval)
