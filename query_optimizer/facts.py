@@ -116,12 +116,17 @@ class Facts:
         """What reading everything takes."""
         return self.call_seconds + sum(part.seconds for part in self.parts)
 
+    def affordable(self, part: PartFacts) -> tuple[IndexFacts, ...]:
+        """The indexes over a part that keep no more than the budget leaves."""
+        budget = self.hints.memory_budget
+        if budget is None:
+            return part.indexes
+        left = budget - self.window_tokens * self.token_nbytes
+        return tuple(index for index in part.indexes if index.kept <= left)
+
     def usable(self, part: PartFacts) -> tuple[IndexFacts, ...]:
-        """The indexes over a part that keep no more than the budget leaves; those that estimate, where that is asked for."""
-        usable, budget = part.indexes, self.hints.memory_budget
-        if budget is not None:
-            left = budget - self.window_tokens * self.token_nbytes
-            usable = tuple(index for index in usable if index.kept <= left)
+        """Those of them that estimate what they do not retrieve, where that is asked for and one can."""
+        usable = self.affordable(part)
         if self.estimate_tail:
             return tuple(index for index in usable if index.estimates_tail) or usable
         return usable

@@ -120,7 +120,7 @@ class Hinted:
         kind = facts.hints.index
         if kind is None:
             return "no index was asked for"
-        if kind in [index.kind for index in facts.usable(part)]:
+        if kind in [index.kind for index in facts.affordable(part)]:
             return Fired(kind)
         if kind in [index.kind for index in part.indexes]:
             return f"{kind} keeps more than the memory budget of {facts.hints.memory_budget:,} bytes"
