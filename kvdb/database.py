@@ -1,6 +1,6 @@
 """The engine: one database in this process. `kvdb.connect` wraps it for users, `kvdb serve` offers it over gRPC."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from threading import Lock
@@ -26,6 +26,7 @@ from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import TierStats
 from kvdb.types import ContextInfo, IndexInfo, ModelSpec, Tokens
 from query_optimizer.cost import Machine
+from query_optimizer.extend import BadRule, PlacedRule, extended
 from query_optimizer.optimizer import Optimizer, UnknownRule
 from query_optimizer.plan import Plan
 from query_optimizer.rules import base_rules
@@ -35,12 +36,15 @@ from query_optimizer.wanted import Wanted
 class Database:
     """Contexts, their segments, and the sessions over them. Thread-safe."""
 
-    def __init__(self, config: Config | None = None) -> None:
-        """Raises ConfigError for an optimizer rule that does not exist."""
+    def __init__(self, config: Config | None = None, rules: Sequence[PlacedRule] = ()) -> None:
+        """rules: of the optimizer, beside its own. Raises ConfigError for a rule in the configuration that does not exist, and
+        InvalidArgument for one that cannot be added."""
         self.config = config or Config()
         try:
-            rules = base_rules(self.config.optimizer.short_context_tokens, self.config.indexes.on_demand)
-            self.optimizer = Optimizer(rules, self.config.optimizer.rules_off)
+            base = base_rules(self.config.optimizer.short_context_tokens, self.config.indexes.on_demand)
+            self.optimizer = Optimizer(extended(base, rules), self.config.optimizer.rules_off)
+        except BadRule as error:
+            raise InvalidArgument(f"rules: {error}") from None
         except UnknownRule as error:
             raise ConfigError(f"optimizer.rules_off: {error}") from None
         self.machine = Machine()

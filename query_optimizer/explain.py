@@ -8,6 +8,7 @@ from query_optimizer.access import WINDOW, Access, Actual, Estimate
 
 FOLDED = 4
 """Nodes that are alike in so many parts are one line with a count; the two ends of one part's window always are."""
+RANGES_MAX = 8
 FIGURE = re.compile(r"[\d,.]*\d")
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -73,14 +74,15 @@ def amount(nbytes: float) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers, such as 0, 2-5."""
+    """Ascending numbers, such as 0, 2-5; of many ranges the middle is left out."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number - 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    return ", ".join(texts if len(texts) <= RANGES_MAX else [*texts[: RANGES_MAX // 2], "...", texts[-1]])
 
 
 def _folded(accesses: Sequence[Access]) -> Iterator[list[Access]]:
