@@ -178,7 +178,7 @@ class Database:
     def wish(self, segment: Segment, kind: str) -> None:
         """A plan would use an index of that kind; build it in the background, as the configuration says."""
         if self.config.indexes.on_demand and self._open:
-            with suppress(Unavailable):
+            with suppress(Unavailable, InvalidArgument):  # a rule from outside may wish for a kind that does not exist
                 self._builder.want(segment, kind)
 
     def contexts(self) -> list[ContextInfo]:

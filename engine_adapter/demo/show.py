@@ -1,6 +1,7 @@
 """What the demo shows, from the document to the verdict."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -38,7 +39,7 @@ ANSWER_TOKENS = vault.CODE_DIGITS + 1  # and the full stop behind them
 @dataclass(frozen=True)
 class Answer:
     """One question: what the model went on with over kvdb, how many prompt tokens were reused, seconds to the
-    first token, and what its steps read."""
+    first token, what its steps read, and EXPLAIN ANALYZE of its last query in the last layer."""
 
     fact: vault.Fact
     question: list[int]
@@ -47,6 +48,7 @@ class Answer:
     reused: int
     first_token_seconds: float
     reading: Reading
+    plan: kvdb.Plan
 
     @property
     def right(self) -> bool:
@@ -78,8 +80,6 @@ def show(tokens: int, facts: int, questions: int, seed: int, *, retrieval: Retri
             with console.status("asking, each question in a session of its own"):
                 for fact in asked:
                     answers.append(_ask(engine, tokenizer, document.ids, fact, retrieval))
-            assert engine.last is not None
-            plan = engine.last.explain
     with console.status("plain transformers reads the document again and answers the same questions"):
         plain = PlainReader(model, document.ids)
         plain_answers = [plain.answer(answer.question, ANSWER_TOKENS) for answer in answers]
@@ -88,7 +88,9 @@ def show(tokens: int, facts: int, questions: int, seed: int, *, retrieval: Retri
     again = [plain.prefill_seconds + seconds for _, seconds in plain_answers]
     console.print(LEGEND)
     console.print(_table(answers, again, equal))
-    console.print(f"\nThe plan of the last question's next query:\n{plan}\n", markup=False)
+    console.print(
+        f"\nThe last question's last query, explained and analyzed:\n{answers[-1].plan}\n", markup=False, soft_wrap=True
+    )
     return _verdict_of_search(console, answers, equal, plain_right) if searches else _verdict(console, answers, equal)
 
 
@@ -127,8 +129,19 @@ def _ask(
 ) -> Answer:
     question: list[int] = tokenizer.encode(fact.question, add_special_tokens=False)
     prompt = torch.tensor([document + question])
+    plans: list[kvdb.Plan] = []
+
+    def inspect(sessions: Sequence[kvdb.Session]) -> None:
+        """After the answer, so that its times do not count it."""
+        plans.append(sessions[0].explain(engine.spec.layers - 1, analyze=True, retrieval=retrieval))
+
     out = engine.generate(
-        prompt, max_new_tokens=ANSWER_TOKENS, min_new_tokens=ANSWER_TOKENS, do_sample=False, retrieval=retrieval
+        prompt,
+        max_new_tokens=ANSWER_TOKENS,
+        min_new_tokens=ANSWER_TOKENS,
+        do_sample=False,
+        retrieval=retrieval,
+        inspect=inspect,
     )
     ids: list[int] = out[0, prompt.shape[1] :].tolist()
     report = engine.last
@@ -136,7 +149,7 @@ def _ask(
     assert report.first_token_seconds is not None
     assert report.reading is not None
     text = str(tokenizer.decode(ids))
-    return Answer(fact, question, ids, text, report.reused[0], report.first_token_seconds, report.reading)
+    return Answer(fact, question, ids, text, report.reused[0], report.first_token_seconds, report.reading, plans[0])
 
 
 def _table(answers: list[Answer], again: list[float], equal: list[bool]) -> Table:
