@@ -22,6 +22,7 @@ from engine_adapter.demo.server import ServerProcess
 from engine_adapter.models import vault
 from engine_adapter.transformers import TransformersEngine
 from indexes.retrieval import Exact, Retrieval
+from kvdb.commands.explain import table as plan_table
 from kvdb.config import MIB
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ ANSWER_TOKENS = vault.CODE_DIGITS + 1  # and the full stop behind them
 @dataclass(frozen=True)
 class Answer:
     """One question: what the model went on with over kvdb, how many prompt tokens were reused, seconds to the
-    first token, what its steps read, and EXPLAIN ANALYZE of its last query in the last layer."""
+    first token, what its steps read, and EXPLAIN ANALYZE of its last query in each layer."""
 
     fact: vault.Fact
     question: list[int]
@@ -48,7 +49,7 @@ class Answer:
     reused: int
     first_token_seconds: float
     reading: Reading
-    plan: kvdb.Plan
+    plans: list[kvdb.Plan]
 
     @property
     def right(self) -> bool:
@@ -88,9 +89,9 @@ def show(tokens: int, facts: int, questions: int, seed: int, *, retrieval: Retri
     again = [plain.prefill_seconds + seconds for _, seconds in plain_answers]
     console.print(LEGEND)
     console.print(_table(answers, again, equal))
-    console.print(
-        f"\nThe last question's last query, explained and analyzed:\n{answers[-1].plan}\n", markup=False, soft_wrap=True
-    )
+    plans = answers[-1].plans
+    shown = f"\nThe last question's last query, explained and analyzed:\n{plan_table(plans)}\n\n{plans[-1]}\n"
+    console.print(shown, markup=False, soft_wrap=True)
     return _verdict_of_search(console, answers, equal, plain_right) if searches else _verdict(console, answers, equal)
 
 
@@ -133,7 +134,8 @@ def _ask(
 
     def inspect(sessions: Sequence[kvdb.Session]) -> None:
         """After the answer, so that its times do not count it."""
-        plans.append(sessions[0].explain(engine.spec.layers - 1, analyze=True, retrieval=retrieval))
+        for layer in range(engine.spec.layers):
+            plans.append(sessions[0].explain(layer, analyze=True, retrieval=retrieval))
 
     out = engine.generate(
         prompt,
@@ -149,7 +151,7 @@ def _ask(
     assert report.first_token_seconds is not None
     assert report.reading is not None
     text = str(tokenizer.decode(ids))
-    return Answer(fact, question, ids, text, report.reused[0], report.first_token_seconds, report.reading, plans[0])
+    return Answer(fact, question, ids, text, report.reused[0], report.first_token_seconds, report.reading, plans)
 
 
 def _table(answers: list[Answer], again: list[float], equal: list[bool]) -> Table:
