@@ -3,7 +3,8 @@
 from collections.abc import Generator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol, cast
+from types import MappingProxyType
+from typing import Protocol, TypeVar, cast
 
 from indexes.base import BuildCost, Float32, Index
 from indexes.blocks import Blocks
@@ -18,8 +19,15 @@ class UnknownKind(ValueError):
     """An index kind was named that does not exist."""
 
 
+class NoKind(ValueError):
+    """A class cannot be a kind of index: it lacks something, or its name is taken."""
+
+
 class Kind(Protocol):
     """What the class of a kind can do before there is an index."""
+
+    @property
+    def kind(self) -> str: ...
 
     @property
     def walks(self) -> bool: ...
@@ -41,8 +49,28 @@ class Stepped(Protocol):
     def build_steps(self, blocks: Blocks, samples: Float32 | None = None) -> Generator[float, None, Index]: ...
 
 
-KINDS: Mapping[str, Kind] = {index.kind: index for index in (Flat, Bounds, Means, Clusters, Hnsw)}
-"""By name, the cheapest to build first."""
+K = TypeVar("K", bound=Kind)
+OWN: tuple[Kind, ...] = (Flat, Bounds, Means, Clusters, Hnsw)
+_kinds: dict[str, Kind] = {index.kind: index for index in OWN}
+KINDS: Mapping[str, Kind] = MappingProxyType(_kinds)
+"""By name, the cheapest to build first; those that were registered come last."""
+TYPES = {"kind": str, "walks": bool, "estimates_tail": bool}
+VERBS = ("build", "load", "search", "add", "save", "verify", "cost", "nbytes")
+
+
+def register(cls: K) -> K:
+    """Add a kind of index from outside, for the whole process; also as a decorator of its class. Twice the same does nothing.
+
+    cls: what `indexes.base.Index` asks for, and `build` as a class method. Raises NoKind for one that lacks something, or a name
+    that is taken.
+    """
+    lacking = [name for name, of in TYPES.items() if not isinstance(getattr(cls, name, None), of)]
+    lacking += [name for name in VERBS if not hasattr(cls, name)]
+    if lacking:
+        raise NoKind(f"{cls!r} lacks {', '.join(lacking)}; expected a class with all that indexes.base.Index says, and build")
+    if _kinds.setdefault(cls.kind, cls) is not cls:
+        raise NoKind(f"a kind of index is named {cls.kind!r} already; expected a name that is none of {', '.join(_kinds)}")
+    return cls
 
 
 def kind(name: str) -> Kind:

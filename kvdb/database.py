@@ -1,6 +1,6 @@
 """The engine: one database in this process. `kvdb.connect` wraps it for users, `kvdb serve` offers it over gRPC."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from types import TracebackType
@@ -27,6 +27,7 @@ from kvdb.storage.store import BlockStore
 from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import TierStats
 from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Tokens
+from query_optimizer.extend import BadRule, PlacedRule, extended
 from query_optimizer.materialize import Materialize
 from query_optimizer.optimizer import Optimizer, UnknownRule
 from query_optimizer.plan import Plan
@@ -37,12 +38,15 @@ from query_optimizer.wanted import Wanted
 class Database:
     """Contexts, their segments, and the sessions over them. Thread-safe."""
 
-    def __init__(self, config: Config | None = None) -> None:
-        """Raises ConfigError for an optimizer rule that does not exist."""
+    def __init__(self, config: Config | None = None, rules: Sequence[PlacedRule] = ()) -> None:
+        """rules: of the optimizer, beside its own. Raises ConfigError for a rule in the configuration that does not exist, and
+        InvalidArgument for one that cannot be added."""
         self.config = config or Config()
         try:
-            rules = base_rules(self.config.optimizer.short_context_tokens, self.config.indexes.on_demand)
-            self.optimizer = Optimizer(rules, self.config.optimizer.rules_off)
+            base = base_rules(self.config.optimizer.short_context_tokens, self.config.indexes.on_demand)
+            self.optimizer = Optimizer(extended(base, rules), self.config.optimizer.rules_off)
+        except BadRule as error:
+            raise InvalidArgument(f"rules: {error}") from None
         except UnknownRule as error:
             raise ConfigError(f"optimizer.rules_off: {error}") from None
         self.machine = machine_file.known(self.config.optimizer.machine_file).machine
@@ -192,6 +196,8 @@ class Database:
         Graphs take long to build, and wait until queries have shown that they pay.
         """
         config = self.config.indexes
+        if kind not in registry.KINDS:  # a rule from outside may wish for anything
+            return
         if self._open and (kind == config.on_demand or (config.automatic and not registry.kind(kind).walks)):
             self._builder.wish(segment, kind)
 

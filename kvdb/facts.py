@@ -4,16 +4,21 @@ from dataclasses import dataclass
 
 from indexes.base import Cost, Index
 from indexes.demand import GUESS
-from indexes.retrieval import Dipr, TopK
+from indexes.retrieval import Dipr, Retrieval, TopK
 from kvdb.config import WindowConfig
 from kvdb.parts import Part
 from kvdb.types import ModelSpec
 from query_optimizer.cost import Machine
 from query_optimizer.facts import Facts, HeadFacts, IndexFacts, PartFacts
+from query_optimizer.rules import ESTIMATED
 from query_optimizer.wanted import Wanted
 
 DENSE = 0.5
 """A KV head of which a larger share of the queries wants too much is not searched; what it wants says nothing of the others."""
+
+
+TAIL = 1.3
+"""Times as much as without takes a search with an estimate of the rest; measured on clusters (benchmarks/README.md)."""
 
 
 @dataclass(frozen=True)
@@ -82,19 +87,20 @@ def _index_facts(
     tokens, spec, machine = part.span.tokens, call.spec, call.machine
     retrieval = call.wanted.retrieval or Dipr()
 
-    def searched(wanted: float | None) -> tuple[Cost, float]:
-        cost = index.cost(tokens, call.rows, retrieval, wanted=wanted)
-        found = min(retrieval.k, tokens) if isinstance(retrieval, TopK) else GUESS if wanted is None else wanted
+    def searched(of: Retrieval, wanted: float | None = None) -> tuple[Cost, float]:
+        cost = index.cost(tokens, call.rows, of, wanted=wanted)
+        found = min(of.k, tokens) if isinstance(of, TopK) else GUESS if wanted is None else wanted
         values = (1 - cost.given_up) * found * call.rows * spec.token_nbytes / 2
         seconds = machine.search_s + machine.seconds(cost, among) + machine.values_seconds(values, among)
         return cost, seconds + cost.given_up * whole_seconds
 
-    cost, seconds = _, sharp = searched(None)
+    cost, seconds = _, sharp = searched(retrieval)
     # A query that was not answered counts as one that retrieved everything.
     answered = [(head.retrieved - head.dense * tokens) / (1 - head.dense) for head in heads if head.dense < DENSE]
     if answered:
-        cost, seconds = searched(max(0.0, sum(answered) / len(answered)))
-    return IndexFacts(index.kind, seconds, cost.nbytes, index.nbytes, sharp, index.walks, index.estimates_tail)
+        cost, seconds = searched(retrieval, max(0.0, sum(answered) / len(answered)))
+    tail = TAIL * searched(ESTIMATED)[1] if index.estimates_tail else None
+    return IndexFacts(index.kind, seconds, cost.nbytes, index.nbytes, sharp, index.walks, tail)
 
 
 def _heads(call: Call, part: Part) -> tuple[HeadFacts, ...]:

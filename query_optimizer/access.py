@@ -1,6 +1,6 @@
-"""How one part is read: a leaf of a plan, and its lines of EXPLAIN."""
+"""How one part is read: a leaf of a plan."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -92,57 +92,3 @@ class Access:
         given["actual"] = Actual(**given["actual"]) if given["actual"] else None
         given["refusals"] = tuple(Refusal(**refusal) for refusal in given["refusals"])
         return cls(**given)
-
-    def lines(self) -> Iterator[str]:
-        """Of EXPLAIN: the node, then what belongs to it, indented."""
-        window = " (window)" if self.rule == WINDOW else ""
-        path = "Exact Scan" if self.index is None else f"Index Search using {self.index}"
-        yield f"{path} on {self.part}{window}  {costs(self.estimate, self.actual)}"
-        if self.index is not None:
-            tail = ", the rest estimated" if self.estimate_tail else ""
-            yield f"      Retrieve: {self.retrieval}{tail}"
-        if self.visible < self.stored:
-            yield f"      Filter: the first {self.visible:,} of {self.stored:,} tokens are visible"
-        if not self.all_heads:
-            yield f"      KV Heads: {ranges(self.heads)} of {self.kv_heads}"
-        if self.shift:
-            yield f"      Shift: {self.shift:+,} positions, by rotating the query"
-        kept = f", kept in {self.kept_in}" if self.kept_in else ""
-        yield f"      Tier: {self.tier}{kept}"
-        if self.actual is not None and self.actual.left_heads:
-            yield f"      Gave Up: on {self.actual.left_heads} of {len(self.heads)} KV heads, which were read whole"
-        if self.rule != WINDOW:
-            yield f"      Rule: {self.rule}"
-        for refusal in self.refusals:
-            yield f"        not {refusal.rule}: {refusal.reason}"
-
-
-def costs(estimate: Estimate, actual: Actual | None) -> str:
-    """The brackets behind a node: what was expected, and what it took."""
-    text = f"(cost={milliseconds(estimate.seconds)} tokens={estimate.tokens:,} bytes={mebibytes(estimate.nbytes)})"
-    if actual is None:
-        return text
-    looked = f" scanned={actual.scanned:,.0f}" if round(actual.scanned) != round(actual.tokens) else ""
-    read = f"bytes={mebibytes(actual.nbytes)}"
-    return f"{text} (actual time={milliseconds(actual.seconds)} tokens={actual.tokens:,.0f}{looked} {read})"
-
-
-def milliseconds(seconds: float) -> str:
-    """A duration, for people."""
-    return f"{seconds * 1000:,.2f} ms"
-
-
-def mebibytes(nbytes: float) -> str:
-    """A number of bytes, for people."""
-    return f"{nbytes / (1 << 20):,.1f} MiB"
-
-
-def ranges(numbers: tuple[int, ...]) -> str:
-    """Ascending numbers, such as 0, 2-5."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -23,9 +23,9 @@ class HeadFacts:
 class IndexFacts:
     """An index that stands over a part. seconds, nbytes: what a search by all KV heads is expected to take and to read.
 
-    sharp_seconds: the same where nothing is known of the queries, and few tokens are wanted. kept: bytes that it keeps.
-    walks: whether its search wanders from token to token, hidden ones too, so that its cost hardly grows with their number.
-    estimates_tail: whether it can estimate the attention over what it does not retrieve.
+    sharp_seconds: the same where nothing is known of the queries, and few tokens are wanted. tail_seconds: of a search for few
+    with an estimate of the attention over all others, None where it cannot make one. kept: bytes that it keeps. walks: whether its
+    search wanders from token to token, hidden ones too, so that its cost hardly grows with their number.
     """
 
     kind: str
@@ -34,7 +34,12 @@ class IndexFacts:
     kept: int
     sharp_seconds: float
     walks: bool = False
-    estimates_tail: bool = False
+    tail_seconds: float | None = None
+
+    @property
+    def estimates_tail(self) -> bool:
+        """Whether it can estimate the attention over what it does not retrieve."""
+        return self.tail_seconds is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +121,17 @@ class Facts:
         """What reading everything takes."""
         return self.call_seconds + sum(part.seconds for part in self.parts)
 
+    def affordable(self, part: PartFacts) -> tuple[IndexFacts, ...]:
+        """The indexes over a part that keep no more than the budget leaves."""
+        budget = self.hints.memory_budget
+        if budget is None:
+            return part.indexes
+        left = budget - self.window_tokens * self.token_nbytes
+        return tuple(index for index in part.indexes if index.kept <= left)
+
     def usable(self, part: PartFacts) -> tuple[IndexFacts, ...]:
-        """The indexes over a part that keep no more than the budget leaves; those that estimate, where that is asked for."""
-        usable, budget = part.indexes, self.hints.memory_budget
-        if budget is not None:
-            left = budget - self.window_tokens * self.token_nbytes
-            usable = tuple(index for index in usable if index.kept <= left)
+        """Those of them that estimate what they do not retrieve, where that is asked for and one can."""
+        usable = self.affordable(part)
         if self.estimate_tail:
             return tuple(index for index in usable if index.estimates_tail) or usable
         return usable

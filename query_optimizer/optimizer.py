@@ -7,14 +7,12 @@ from indexes.retrieval import Exact, Retrieval
 from query_optimizer.access import WINDOW, Access, Estimate, Refusal
 from query_optimizer.facts import Facts, PartFacts
 from query_optimizer.plan import Plan
-from query_optimizer.rule import DEFAULT, Fired, Heads, Rule, Wish
+from query_optimizer.rule import DEFAULT, Fired, Heads, Rule, Wish, strided
 
 LENGTHS = 1.25
 """A plan is made anew when the context has grown, or is shorter, by this factor."""
 ROOM = 64
 """And not before it has grown by so many tokens."""
-STRIDED = 2.0
-"""Reading the tokens of some KV heads goes by pieces of a page, at about half the speed of reading all."""
 
 
 class UnknownRule(ValueError):
@@ -147,10 +145,11 @@ def _retrieval(accesses: tuple[Access, ...]) -> Retrieval:
 def _estimate(facts: Facts, part: PartFacts, fired: Fired, tokens: int, heads: Heads) -> Estimate:
     share = len(heads) / facts.kv_heads
     if fired.index is None:
-        seconds = part.seconds * tokens / max(part.visible, 1) * min(1.0, STRIDED * share)
+        seconds = part.seconds * tokens / max(part.visible, 1) * strided(share)
         return Estimate(tokens, round(tokens * facts.token_nbytes * share), seconds)
     index = next(index for index in part.indexes if index.kind == fired.index)
-    seconds = index.sharp_seconds if fired.retrieval is not None else index.seconds
+    estimated = fired.estimate_tail and index.tail_seconds is not None
+    seconds = index.tail_seconds if estimated and index.tail_seconds is not None else index.seconds
     return Estimate(tokens, round(index.nbytes * share), seconds * share)
 
 

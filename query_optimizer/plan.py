@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from indexes.retrieval import Retrieval, retrieval_from_dict, retrieval_to_dict
-from query_optimizer.access import WINDOW, Access, Actual, Estimate, costs, milliseconds
+from query_optimizer.access import WINDOW, Access, Actual, Estimate
+from query_optimizer.explain import costs, milliseconds, nodes, passed_over, tiers, wished
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +89,23 @@ class Plan:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"these are not a plan's values ({error}); expected what Plan.to_dict returns") from None
 
-    def __str__(self) -> str:
-        """EXPLAIN: the tree as PostgreSQL draws one."""
+    def explain(self, verbose: bool = False) -> str:
+        """EXPLAIN: the tree as PostgreSQL draws one. Nodes alike are one line where there are many.
+
+        verbose: every node, and behind the tree the rules that were asked before those that fired, and why they did not.
+        """
         who = "asked for" if self.asked else "chosen by the optimizer"
         lines = [f"Merge on layer {self.layer}  {costs(self.estimate, self.actual)}", f"  Retrieve: {self.retrieval}, {who}"]
-        for access in self.accesses:
-            first, *rest = access.lines()
-            lines += [f"  ->  {first}", *(f"  {line}" for line in rest)]
-        lines += [f"Would use: {kind} on {part}, once it stands" for part, kind in self.wishes]
+        lines += [f"  {line}" for line in tiers(self.accesses)]
+        lines += nodes(self.accesses, self.retrieval, fold=not verbose)
+        lines += wished(self.wishes)
         if self.outcome is not None:
             lines += self.outcome.lines()
         if self.actual is not None:
             lines.append(f"Execution Time: {milliseconds(self.actual.seconds)}")
+        if verbose:
+            lines += passed_over(self.accesses)
         return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.explain()

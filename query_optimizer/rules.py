@@ -4,11 +4,15 @@ A rule is an object with a name and `when(facts, part, heads)`, which returns a 
 or, as a string, the reason why it did not fire. `heads` are the KV heads that no rule before it has decided on.
 """
 
+import math
 from dataclasses import dataclass
 
 from indexes.retrieval import Exact, TopK
 from query_optimizer.facts import Facts, HeadFacts, IndexFacts, PartFacts
-from query_optimizer.rule import Fired, Heads, Rule, Wish, cheapest
+from query_optimizer.rule import Fired, Heads, Rule, Wish, cheapest, strided
+
+ESTIMATED = TopK(64)
+"""What is retrieved of heads that are estimated: their error hardly falls with more (benchmarks/README.md)."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +51,21 @@ class ShortContext:
 
 @dataclass(frozen=True)
 class ManyQueries:
-    """A piece of a prompt reads everything once for all of its tokens, each of which would want others (InfLLM, arXiv
-    2402.04617, retrieves for steps of decoding)."""
+    """A piece of a prompt reads everything once for all of its tokens, each of which may want others (InfLLM, arXiv 2402.04617,
+    retrieves for steps of decoding).
+
+    Unless every head is known to want little: then what all of them want is little too.
+    """
 
     tokens_max: int = 16
+    share_max: float = 0.01
     name: str = "many_queries"
 
     def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
         if facts.new_tokens <= self.tokens_max or facts.hints.index is not None:
             return "one token asks" if facts.new_tokens == 1 else f"{facts.new_tokens} tokens ask"
+        if part.heads and all(head.retrieved < self.share_max * part.searchable for head in part.heads):
+            return "every head is known to want little"
         return Fired()
 
 
@@ -82,7 +92,7 @@ class Hinted:
         kind = facts.hints.index
         if kind is None:
             return "no index was asked for"
-        if kind in [index.kind for index in facts.usable(part)]:
+        if kind in [index.kind for index in facts.affordable(part)]:
             return Fired(kind)
         if kind in [index.kind for index in part.indexes]:
             return f"{kind} keeps more than the memory budget of {facts.hints.memory_budget:,} bytes"
@@ -131,15 +141,14 @@ class BudgetFits:
 
 @dataclass(frozen=True)
 class DiffuseHead:
-    """Heads that want a large share of all tokens are not searched for them.
+    """Heads that want a large share of all tokens are not searched for them; which do is known from earlier queries.
 
-    Known from earlier queries. Where the caller left the retrieval open and an index estimates what it does not retrieve, the
-    `k` largest weights are read and the rest is estimated from pages (RetroInfer, arXiv 2505.02922: tripartite attention);
-    otherwise all is read, and, as a page holds the tokens of all heads, for all of them where it is more than half.
+    What takes least decides. Where the caller left the retrieval open and an index estimates what it does not retrieve, the few
+    largest weights are read and the rest is estimated from pages (RetroInfer, arXiv 2505.02922: tripartite attention). Otherwise
+    these heads are read whole, or all are, for a page holds the tokens of all heads.
     """
 
     share_max: float = 0.04
-    k: int = 256
     queries_min: float = 2.0
     wish: str = "coarse-clusters"
     name: str = "diffuse_head"
@@ -153,18 +162,23 @@ class DiffuseHead:
         if not diffuse:
             return "no head is known to want much"
         free = facts.retrieval is None and not facts.bounded
-        tail = cheapest(index for index in facts.usable(part) if index.estimates_tail) if free else None
-        if tail is not None and self._pays(facts, part, tail, len(diffuse)):
-            return Fired(tail.kind, diffuse, TopK(self.k), estimate_tail=True)
+        usable = facts.usable(part)
+        tail = min((index for index in usable if index.estimates_tail), key=_tail_seconds, default=None) if free else None
         wish = self.wish if free and not any(index.estimates_tail for index in part.indexes) else None
-        return Fired(heads=heads if 2 * len(diffuse) > facts.kv_heads else diffuse, wish=wish)
+        share, read = len(diffuse) / facts.kv_heads, part.seconds - part.window_seconds
+        search = cheapest(usable)
+        others = math.inf if search is None else search.seconds * (len(heads) / facts.kv_heads - share)
+        if len(diffuse) == len(heads):
+            others = 0.0
+        step = facts.step_seconds * part.visible / facts.tokens
+        in_part = step + read * strided(share) + others
+        estimated = math.inf if tail is None else step + _tail_seconds(tail) * share + others
+        if tail is not None and estimated < min(in_part, read):
+            return Fired(tail.kind, diffuse, ESTIMATED, estimate_tail=True)
+        return Fired(heads=diffuse if in_part < read else heads, wish=wish)
 
     def _is_diffuse(self, head: HeadFacts, tokens: int) -> bool:
         return head.queries >= self.queries_min and (head.dense >= 0.5 or head.retrieved > self.share_max * tokens)
-
-    def _pays(self, facts: Facts, part: PartFacts, tail: IndexFacts, heads: int) -> bool:
-        read = part.seconds - part.window_seconds
-        return facts.step_seconds + tail.sharp_seconds * heads / facts.kv_heads < read * min(1.0, 2 * heads / facts.kv_heads)
 
 
 @dataclass(frozen=True)
@@ -236,6 +250,10 @@ class NoIndex:
 
     def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
         return Fired()
+
+
+def _tail_seconds(index: IndexFacts) -> float:
+    return math.inf if index.tail_seconds is None else index.tail_seconds
 
 
 def base_rules(short_context_tokens: int = 4096, wish: str = "flat") -> tuple[Rule, ...]:

@@ -21,6 +21,7 @@ Client.drop(name)
 Client.build_index(name, kind='flat', *, wait=True)
 Client.indexes(name)
 Client.verify(name)
+Client.explain(name, layer=None, *, analyze=False, retrieval=None, max_missed_mass=None, estimate_tail=False, hints=None)
 Client.statistics(name)
 Client.close()
 Config(storage='StorageConfig', optimizer='OptimizerConfig', window='WindowConfig', indexes='IndexConfig', server='ServerConfig')
@@ -36,6 +37,7 @@ ContextStatistics(name, segments)
 Dipr(alpha=0.012)
 Dipr.beta(scale)
 Exact()
+Hints(index=None, rules_off=(), memory_budget=None)
 IndexInfo(segment, tokens, kind, layers, layers_total, nbytes, state='ready', progress=1.0, seconds=0.0, seconds_expected=0.0, error='')
 KvdbError
 ModelSpec(name, layers, q_heads, kv_heads, head_dim, dtype='bfloat16', rope=None, fingerprint='', scale=None)
@@ -45,23 +47,30 @@ ModelSpec.token_nbytes
 ModelSpec.digest
 ModelSpec.to_dict()
 ModelSpec.from_dict(values)
+Plan(layer, retrieval, asked, accesses, estimate, tokens_min, tokens_end, wishes=(), actual=None, outcome=None)
+Plan.rule
+Plan.searches
+Plan.holds_for(tokens)
+Plan.to_dict()
+Plan.from_dict(values)
+Plan.explain(verbose=False)
 Rope(theta=10000.0, rotary_dims=None, layout='half', scaling=())
 SegmentStatistics(segment, tokens, queries, retrieved, dense, sharpness, window_hits)
 Session(transport)
 Session.spec
 Session.reused
 Session.update(layer, k, v, *, start=None)
-Session.attention(layer, q, *, retrieval=None, max_missed_mass=None, estimate_tail=False)
-Session.attend(layer, q, k, v, *, retrieval=None, max_missed_mass=None, estimate_tail=False, start=None)
+Session.attention(layer, q, *, retrieval=None, max_missed_mass=None, estimate_tail=False, hints=None)
+Session.attend(layer, q, k, v, *, retrieval=None, max_missed_mass=None, estimate_tail=False, hints=None, start=None)
 Session.fork()
 Session.store(name, tokens=None)
-Session.explain(layer, *, retrieval=None, max_missed_mass=None)
+Session.explain(layer, *, analyze=False, retrieval=None, max_missed_mass=None, estimate_tail=False, hints=None)
 Session.stats()
 Session.close()
 SessionStats(tokens, reused, tail_tokens, tail_nbytes, queries, tokens_scanned, tokens_retrieved, bytes_read, kernel_seconds, missed_mass, missed_mass_bound, missed_mass_bound_max, rules=<factory>)
 TopK(k)
 TopP(p)
-connect(target=None, *, token='', config=None)
+connect(target=None, *, token='', config=None, rules=())
 errors
 """  # noqa: E501  # a signature is a line
 

@@ -1,6 +1,7 @@
 """What the demo shows, from the document to the verdict."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -21,6 +22,7 @@ from engine_adapter.demo.server import ServerProcess
 from engine_adapter.models import vault
 from engine_adapter.transformers import TransformersEngine
 from indexes.retrieval import Exact, Retrieval
+from kvdb.commands.explain import table as plan_table
 from kvdb.config import MIB
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ ANSWER_TOKENS = vault.CODE_DIGITS + 1  # and the full stop behind them
 @dataclass(frozen=True)
 class Answer:
     """One question: what the model went on with over kvdb, how many prompt tokens were reused, seconds to the
-    first token, and what its steps read."""
+    first token, what its steps read, and EXPLAIN ANALYZE of its last query in each layer."""
 
     fact: vault.Fact
     question: list[int]
@@ -48,6 +50,7 @@ class Answer:
     reused: int
     first_token_seconds: float
     reading: Reading
+    plans: list[kvdb.Plan]
 
     @property
     def right(self) -> bool:
@@ -61,6 +64,7 @@ def show(tokens: int, facts: int, questions: int, seed: int, *, retrieval: Retri
     are right. index: the kind that such a retrieval searches.
     """
     searches = retrieval not in {None, Exact()}
+    hints = kvdb.Hints(index=index) if searches else None
     console = Console(highlight=False)
     disable_progress_bar()  # of loading a model this small
     model, tokenizer = vault.load()
@@ -78,9 +82,7 @@ def show(tokens: int, facts: int, questions: int, seed: int, *, retrieval: Retri
             answers = []
             with console.status("asking, each question in a session of its own"):
                 for fact in asked:
-                    answers.append(_ask(engine, tokenizer, document.ids, fact, retrieval))
-            assert engine.last is not None
-            plan = engine.last.explain
+                    answers.append(_ask(engine, tokenizer, document.ids, fact, retrieval, hints))
     with console.status("plain transformers reads the document again and answers the same questions"):
         plain = PlainReader(model, document.ids)
         plain_answers = [plain.answer(answer.question, ANSWER_TOKENS) for answer in answers]
@@ -89,7 +91,9 @@ def show(tokens: int, facts: int, questions: int, seed: int, *, retrieval: Retri
     again = [plain.prefill_seconds + seconds for _, seconds in plain_answers]
     console.print(LEGEND)
     console.print(_table(answers, again, equal))
-    console.print(f"\nThe plan of the last question's next query:\n{plan}\n", markup=False)
+    plans = answers[-1].plans
+    shown = f"\nThe last question's last query, explained and analyzed:\n{plan_table(plans)}\n\n{plans[-1]}\n"
+    console.print(shown, markup=False, soft_wrap=True)
     return _verdict_of_search(console, answers, equal, plain_right) if searches else _verdict(console, answers, equal)
 
 
@@ -131,11 +135,25 @@ def _ask(
     document: list[int],
     fact: vault.Fact,
     retrieval: Retrieval | None,
+    hints: kvdb.Hints | None,
 ) -> Answer:
     question: list[int] = tokenizer.encode(fact.question, add_special_tokens=False)
     prompt = torch.tensor([document + question])
+    plans: list[kvdb.Plan] = []
+
+    def inspect(sessions: Sequence[kvdb.Session]) -> None:
+        """After the answer, so that its times do not count it."""
+        for layer in range(engine.spec.layers):
+            plans.append(sessions[0].explain(layer, analyze=True, retrieval=retrieval, hints=hints))
+
     out = engine.generate(
-        prompt, max_new_tokens=ANSWER_TOKENS, min_new_tokens=ANSWER_TOKENS, do_sample=False, retrieval=retrieval
+        prompt,
+        max_new_tokens=ANSWER_TOKENS,
+        min_new_tokens=ANSWER_TOKENS,
+        do_sample=False,
+        retrieval=retrieval,
+        hints=hints,
+        inspect=inspect,
     )
     ids: list[int] = out[0, prompt.shape[1] :].tolist()
     report = engine.last
@@ -143,7 +161,7 @@ def _ask(
     assert report.first_token_seconds is not None
     assert report.reading is not None
     text = str(tokenizer.decode(ids))
-    return Answer(fact, question, ids, text, report.reused[0], report.first_token_seconds, report.reading)
+    return Answer(fact, question, ids, text, report.reused[0], report.first_token_seconds, report.reading, plans)
 
 
 def _table(answers: list[Answer], again: list[float], equal: list[bool]) -> Table:

@@ -114,6 +114,7 @@ class SessionLayer(CacheLayerMixin):
             v,
             retrieval=wanted.retrieval,
             max_missed_mass=wanted.missed_mass_max,
+            hints=wanted.hints,
             start=self.length - row.padding,
         )
         return out

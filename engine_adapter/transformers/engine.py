@@ -49,6 +49,7 @@ class TransformersEngine:
         inspect: Inspect | None = None,
         retrieval: Retrieval | None = None,
         max_missed_mass: float | None = None,
+        hints: kvdb.Hints | None = None,
         **options: Any,
     ) -> Any:
         """What `model.generate` returns for the same arguments, computing only what the database has not stored of the prompts.
@@ -57,8 +58,8 @@ class TransformersEngine:
         The sessions are closed at the end, so a returned `past_key_values` can be looked at but not gone on with; a chat goes on
         by `keep`: the name under which prompt and answer are stored (all but the last token, which the model has not read yet),
         or a list of them, one a returned sequence, None for those to forget. inspect: sees the sessions before they are closed.
-        retrieval, max_missed_mass: which tokens a question and the steps behind it read, see `kvdb.Session.attention`; a long
-        text that is not stored reads everything. options: all else that `model.generate` takes.
+        retrieval, max_missed_mass, hints: which tokens a question and the steps behind it read, and how, see
+        `kvdb.Session.attention`; a long text that is not stored reads everything. options: all else that `model.generate` takes.
 
         Raises Unsupported for what kvdb cannot do (other padding, other inputs than token ids, modes that take tokens back),
         InvalidArgument, AlreadyExists for a name in `keep` that is taken, and what the database raises. Nothing is stored then,
@@ -66,7 +67,7 @@ class TransformersEngine:
         """
         started = perf_counter()
         self._check_ready()
-        wanted = check.wanted(retrieval, max_missed_mass, estimate_tail=False)
+        wanted = check.wanted(retrieval, max_missed_mass, estimate_tail=False, hints=hints)
         settings = settings_of(self._model, options)
         ids = as_batch(options.pop("inputs", None) if input_ids is None else input_ids)
         mask = inferred_mask(ids, settings) if attention_mask is None else torch.as_tensor(attention_mask)
@@ -129,7 +130,12 @@ class TransformersEngine:
             prefill_seconds=times.prefilled - times.started,
             first_token_seconds=None if first is None else first - times.started,
             seconds=perf_counter() - times.started,
-            explain=session.explain(self.spec.layers - 1, retrieval=wanted.retrieval, max_missed_mass=wanted.missed_mass_max),
+            explain=session.explain(
+                self.spec.layers - 1,
+                retrieval=wanted.retrieval,
+                max_missed_mass=wanted.missed_mass_max,
+                hints=wanted.hints,
+            ),
         )
 
     def _open(self, prompt: Prompt, wanted: Wanted, opened: ExitStack) -> Row:

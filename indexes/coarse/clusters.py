@@ -28,7 +28,8 @@ class Clusters(Paged):
         apart=1,
         score=4.7,
         rank_page=500.0,
-        ranked=450.0,
+        ranked=30.0,
+        ranked_power=1.0,
     )
 
     @classmethod

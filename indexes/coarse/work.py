@@ -22,13 +22,11 @@ USUAL_ROWS = 4
 """Of a KV head, for which a kind says how many tokens are read."""
 WORTH, WORTH_POWER = 0.25, 4.0
 """Of the tokens: where pages hold a larger share, the KV head is left (`native/coarse/`)."""
-RANKED_POWER = 0.67
-"""Of k: how the tokens that are read grow with it."""
 RANKED_OPERATIONS = 23_000.0
 """Of each of the k of each row, for finding the pages that may hold them."""
 RUN_JUMPS = 1.4
 """Of the keys that are read, for each that does not lie behind the one before it."""
-RANKED_SCORE = 2.0
+RANKED_SCORE = 1.2
 """Times as much as in a range takes a key that is read, for keeping the best."""
 
 
@@ -37,7 +35,7 @@ class Work:
     """The constants of a kind. scan: operations for each channel of a representative and row. tokens: of a sharp KV head that are
     read for a range, times alpha ** -growth, whatever their number. apart: keys that lie one behind the other. score: operations
     for each channel of a key that is read, and row. rank_page: for each page and row, where the k best are wanted. ranked: tokens
-    that are read for them, times k ** RANKED_POWER; None where nearly all are.
+    that are read for them, times k ** ranked_power; None where nearly all are.
     """
 
     scan: float
@@ -47,6 +45,7 @@ class Work:
     score: float
     rank_page: float
     ranked: float | None
+    ranked_power: float = 0.67
 
     def cost(
         self, layout: Layout, blocks: Blocks, asked: tuple[int, int, int], retrieval: Retrieval, wanted: float | None
@@ -91,7 +90,7 @@ class Work:
             return demand.wanted + self.tokens * math.exp(-self.growth * math.log(demand.alpha)) * together
         if self.ranked is None:
             return float(demand.tokens)
-        return self.ranked * math.pow(demand.wanted, RANKED_POWER) * together
+        return self.ranked * math.pow(demand.wanted, self.ranked_power) * together
 
 
 def _of_heads(scan: Cost, nbytes: float, operations: float, jumps: float, heads: int) -> Cost:

@@ -53,7 +53,8 @@ def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tupl
     started = perf_counter_ns()
     layout, q = question.layout, question.q
     addresses, counts = sections.read_whole(question.run)
-    first = execute.whole(layout, addresses, counts, q, q.shape[1], question.scale)
+    causal = q.shape[1] if q.shape[1] > 1 else 0  # one query sees all, also where its own token is searched
+    first = execute.whole(layout, addresses, counts, q, causal, question.scale)
     window_ns = perf_counter_ns() - started
     q32 = np.ascontiguousarray(q, dtype=np.float32)
     limit = question.wanted.missed_mass_max

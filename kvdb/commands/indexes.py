@@ -7,9 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING
 
-from indexes.registry import KINDS
 from kvdb.client.client import Client
-from kvdb.commands.remote import add_context, open_database
+from kvdb.commands.arguments import add_context, add_index, open_server
 from kvdb.types import IndexInfo, ModelSpec
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def add(commands: "Subparsers") -> None:
     add_context(parser)
     what = "build an index over a context"
     parser = commands.add_parser("index", help=what, description=what)
-    parser.add_argument("--kind", choices=KINDS, default="flat", help="kind of index (default flat)")
+    add_index(parser, "--kind", "kind of index (default flat)", "flat")
     parser.set_defaults(run=_build)
     add_context(parser)
     what = "check the indexes over a context against its keys"
@@ -41,7 +40,7 @@ def add(commands: "Subparsers") -> None:
 
 
 def _list(given: argparse.Namespace) -> int:
-    with open_database(given) as db:
+    with open_server(given) as db:
         spec = db.get(given.name).spec
         if given.watch:
             _watch(db, given.name, spec)
@@ -75,7 +74,7 @@ def _watch(db: Client, name: str, spec: ModelSpec) -> None:
 def _build(given: argparse.Namespace) -> int:
     with (
         ThreadPoolExecutor(1) as pool,
-        open_database(given) as db,
+        open_server(given) as db,
     ):  # left in this order: an interrupt ends the call first
         spec = db.get(given.name).spec
         building = pool.submit(db.build_index, given.name, given.kind)
@@ -85,7 +84,7 @@ def _build(given: argparse.Namespace) -> int:
 
 
 def _verify(given: argparse.Namespace) -> int:
-    with open_database(given) as db:
+    with open_server(given) as db:
         count = db.verify(given.name)
         print(f"{count} indexes of {given.name!r} fit their keys, counted by layer and segment")
     return 0

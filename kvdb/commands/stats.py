@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import kvdb.check as check
 import kvdb.commands.heat_map as heat_map
-from kvdb.commands.remote import add_context, open_database
+from kvdb.commands.arguments import add_context, open_server
 from kvdb.commands.stats_table import heads_of_layer, summary
 from kvdb.errors import InvalidArgument
 from kvdb.types import MEASURES, ContextInfo, ContextStatistics
@@ -37,7 +37,7 @@ def add(commands: "Subparsers") -> None:
 def _run(given: argparse.Namespace) -> int:
     if given.measure and not given.png:
         raise InvalidArgument(f"--measure {given.measure} names what is drawn; expected --png FILE beside it")
-    with open_database(given) as db:
+    with open_server(given) as db:
         info, statistics = db.get(given.name).info, db.statistics(given.name)
     if given.layer is not None:
         check.layer(info.spec, given.layer)

@@ -6,6 +6,7 @@ import pytest
 
 from engine_adapter.demo.show import show
 from engine_adapter.models import vault
+from indexes.retrieval import Dipr
 from kvdb.cli import main
 
 
@@ -14,7 +15,18 @@ def test_the_demo_answers_right_and_says_so(capsys):
     said = capsys.readouterr().out
     assert "ready on kvdb://127.0.0.1:" in said
     assert "3 of 3 answers are right; all 18 tokens equal those of plain transformers." in said
-    assert "Merge  2 parts" in said
+    plan = said[said.index("Merge on layer") :].splitlines()
+    assert "(actual time=" in plan[0]
+    assert plan[3].startswith("  ->  Exact Scan on segment ")
+    assert any(line.startswith("Missed: 0.00% of the softmax mass") for line in plan)
+
+
+def test_a_demo_that_searches_shows_what_the_search_took(capsys):
+    assert show(tokens=6000, facts=10, questions=2, seed=1, retrieval=Dipr(0.012)) == 0
+    said = capsys.readouterr().out
+    (search,) = (line for line in said.splitlines() if "Index Search using flat on segment" in line)
+    assert "(actual time=" in search
+    assert "Execution Time: " in said
 
 
 def test_a_document_is_the_same_for_a_seed_and_holds_its_facts():

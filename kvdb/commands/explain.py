@@ -1,0 +1,154 @@
+"""`kvdb explain`: the plans of a query behind a context on a server."""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvdb.commands.arguments import add_context, add_index, add_retrieval, open_server, retrieval_of
+from kvdb.errors import InvalidArgument
+from query_optimizer.access import Access
+from query_optimizer.plan import Plan
+from query_optimizer.wanted import Hints
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+TEXTS = {"retrieval", "way", "rule"}
+"""Columns that begin at the left."""
+
+
+def add(commands: "Subparsers") -> None:
+    """Add it to the `kvdb` command."""
+    what = "say how a query behind a context is answered, and by which rule"
+    parser = commands.add_parser("explain", help=what, description=f"{what.capitalize()}.")
+    parser.set_defaults(run=_explain)
+    add_context(parser)
+    parser.add_argument("--layer", type=int, help="the plan of this layer (default: a line for each)")
+    parser.add_argument("--analyze", action="store_true", help="carry it out, for queries kept when the context was stored")
+    parser.add_argument("--verbose", action="store_true", help="also the rules that were asked before, and why they did not fire")
+    add_retrieval(parser, "the optimizer decides")
+    parser.add_argument("--max-missed-mass", type=float, help="read on until at most this share of the mass can be missing")
+    parser.add_argument("--estimate-tail", action="store_true", help="add an estimate of what is not retrieved")
+    add_index(parser, "--index", "kind of index to search (default: any)", None)
+    parser.add_argument("--rules-off", metavar="A,B", default="", help="names of rules that are passed over")
+    parser.add_argument("--memory-budget", type=int, metavar="BYTES", help="for the window and the indexes of one layer")
+    parser.add_argument("--json", action="store_true", help="plans as JSON objects, one a line")
+
+
+def _explain(given: argparse.Namespace) -> int:
+    retrieval, hints = retrieval_of(given), _hints(given)
+    with open_server(given) as db:
+        plans = db.explain(
+            given.name,
+            given.layer,
+            analyze=given.analyze,
+            retrieval=retrieval,
+            max_missed_mass=given.max_missed_mass,
+            estimate_tail=given.estimate_tail,
+            hints=hints,
+        )
+    if given.json:
+        print("\n".join(json.dumps(plan.to_dict()) for plan in plans))
+    elif given.layer is None and not given.verbose:
+        print(table(plans))
+    else:
+        print("\n\n".join(plan.explain(given.verbose) for plan in plans))
+    return 0
+
+
+def _hints(given: argparse.Namespace) -> Hints:
+    """Raises InvalidArgument."""
+    rules = tuple(name.strip() for name in given.rules_off.split(",") if name.strip())
+    try:
+        return Hints(given.index, rules, given.memory_budget)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
+
+
+def table(plans: Sequence[Plan]) -> str:
+    """A line for each plan, and one for all of them.
+
+    way: what most tokens are read by, with the number of KV heads where these go different ways. scanned, read: shares of all
+    tokens, looked at in whatever form and attended. A retrieval that is the same for all stands above.
+    """
+    analyzed = all(plan.actual is not None and plan.outcome is not None for plan in plans)
+    retrievals = {str(plan.retrieval) for plan in plans}
+    rows = [_row(plan, analyzed, len(retrievals) > 1) for plan in plans]
+    rows.append(_total(plans, analyzed))
+    columns = list(rows[0])
+    widths = [max(len(name), *(len(row.get(name, "")) for row in rows)) for name in columns]
+    lines = [_line(columns, widths, {name: name for name in columns})]
+    lines += [_line(columns, widths, row) for row in rows]
+    tokens = plans[0].estimate.tokens
+    head = f"{tokens:,} tokens, {plans[0].accesses[0].kv_heads if plans[0].accesses else 0} KV heads"
+    if len(retrievals) == 1:
+        head += f", {retrievals.pop()} {'asked for' if plans[0].asked else 'chosen by the optimizer'}"
+    return "\n".join([head, *lines])
+
+
+def _row(plan: Plan, analyzed: bool, names_retrieval: bool) -> dict[str, str]:
+    row = {"layer": str(plan.layer)}
+    if names_retrieval:
+        row["retrieval"] = str(plan.retrieval)
+    row |= {"way": _way(plan), "rule": plan.rule, "cost ms": f"{1e3 * plan.estimate.seconds:,.2f}"}
+    if not analyzed:
+        return row | {"bytes MiB": f"{plan.estimate.nbytes / (1 << 20):,.1f}"}
+    actual, outcome = plan.actual, plan.outcome
+    assert actual is not None
+    assert outcome is not None
+    tokens = max(plan.estimate.tokens, 1)
+    return row | {
+        "actual": f"{1e3 * actual.seconds:,.2f}",
+        "scanned": f"{actual.scanned / tokens:.1%}",
+        "read": f"{actual.tokens / tokens:.1%}",
+        "missed": f"{outcome.missed_true:.2%}",
+        "bound": f"{outcome.missed_bound:.2%}",
+        "error": f"{outcome.output_error:.2%}",
+    }
+
+
+def _total(plans: Sequence[Plan], analyzed: bool) -> dict[str, str]:
+    """Times and bytes add up; shares are means, of the bound it is the largest."""
+    row = {"layer": "all", "cost ms": f"{1e3 * sum(plan.estimate.seconds for plan in plans):,.2f}"}
+    if not analyzed:
+        return row | {"bytes MiB": f"{sum(plan.estimate.nbytes for plan in plans) / (1 << 20):,.1f}"}
+    actuals = [plan.actual for plan in plans if plan.actual is not None]
+    outcomes = [plan.outcome for plan in plans if plan.outcome is not None]
+    tokens = max(sum(plan.estimate.tokens for plan in plans), 1)
+    return row | {
+        "actual": f"{1e3 * sum(actual.seconds for actual in actuals):,.2f}",
+        "scanned": f"{sum(actual.scanned for actual in actuals) / tokens:.1%}",
+        "read": f"{sum(actual.tokens for actual in actuals) / tokens:.1%}",
+        "missed": f"{sum(outcome.missed_true for outcome in outcomes) / len(outcomes):.2%}",
+        "bound": f"{max(outcome.missed_bound for outcome in outcomes):.2%}",
+        "error": f"{sum(outcome.output_error for outcome in outcomes) / len(outcomes):.2%}",
+    }
+
+
+def _way(plan: Plan) -> str:
+    """How each KV head's tokens are read for the most part, counted where heads differ."""
+    if not plan.accesses:
+        return "nothing"
+    heads = range(plan.accesses[0].kv_heads)
+    ways = Counter(_name(max(_of(plan, head), key=lambda access: access.tokens)) for head in heads)
+    if len(ways) == 1:
+        return next(iter(ways))
+    return ", ".join(f"{name} {count}" for name, count in ways.most_common())
+
+
+def _of(plan: Plan, head: int) -> list[Access]:
+    return [access for access in plan.accesses if head in access.heads]
+
+
+def _name(access: Access) -> str:
+    return "exact" if access.index is None else access.index
+
+
+def _line(columns: Sequence[str], widths: Sequence[int], row: dict[str, str]) -> str:
+    cells = [
+        row.get(name, "").ljust(width) if name in TEXTS else row.get(name, "").rjust(width)
+        for name, width in zip(columns, widths, strict=True)
+    ]
+    return "  ".join(cells).rstrip()

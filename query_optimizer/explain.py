@@ -1,0 +1,176 @@
+"""The text of EXPLAIN: one node a way, as PostgreSQL draws them, and what belongs to it below."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from indexes.retrieval import Retrieval
+from query_optimizer.access import WINDOW, Access, Actual, Estimate
+
+FOLDED = 4
+"""Nodes that are alike in so many parts are one line with a count; the two ends of one part's window always are."""
+RANGES_MAX = 8
+FIGURE = re.compile(r"[\d,.]*\d")
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def nodes(accesses: Sequence[Access], usual: Retrieval, fold: bool) -> Iterator[str]:
+    """The lines of all nodes. usual: the retrieval that needs no line, as the tree's top says it. fold: one node for those
+    that are alike."""
+    one_tier = len(_tiers(accesses)) < 2
+    for group in _folded(accesses) if fold else [[access] for access in accesses]:
+        first, *rest = _node(group, usual, one_tier)
+        yield f"  ->  {first}"
+        yield from (f"        {line}" for line in rest)
+
+
+def tiers(accesses: Sequence[Access]) -> Iterator[str]:
+    """Where everything lies, if it lies in one place."""
+    if len(found := _tiers(accesses)) == 1:
+        yield f"Tier: {found.pop()}"
+
+
+def wished(wishes: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """A line for each kind of index that would have been used."""
+    for kind in dict.fromkeys(kind for _, kind in wishes):
+        yield f"Would Use: {kind} on {_named([part for part, wish in wishes if wish == kind])}, once it stands"
+
+
+def passed_over(accesses: Sequence[Access]) -> Iterator[str]:
+    """The rules that were asked before those that fired, and why they did not, once for nodes of the same story."""
+    told: dict[object, list[Access]] = {}
+    for access in accesses:
+        if access.refusals:
+            story = tuple((refusal.rule, FIGURE.sub("0", refusal.reason)) for refusal in access.refusals)
+            told.setdefault((access.rule, story), []).append(access)
+    for group in told.values():
+        first = group[0]
+        figures = f" (figures of {first.part})" if any(access.refusals != first.refusals for access in group) else ""
+        yield f"Rules Before {first.rule} on {_named([access.part for access in group])}{figures}:"
+        width = max(len(refusal.rule) for refusal in first.refusals)
+        yield from (f"  {refusal.rule:{width}}  {refusal.reason}" for refusal in first.refusals)
+
+
+def costs(estimate: Estimate, actual: Actual | None) -> str:
+    """The brackets behind a node: what was expected, and what it took."""
+    text = f"(cost={milliseconds(estimate.seconds)} tokens={estimate.tokens:,} bytes={amount(estimate.nbytes)})"
+    if actual is None:
+        return text
+    looked = f" scanned={actual.scanned:,.0f}" if round(actual.scanned) != round(actual.tokens) else ""
+    took = f"time={milliseconds(actual.seconds)} tokens={actual.tokens:,.0f}{looked} bytes={amount(actual.nbytes)}"
+    return f"{text} (actual {took})"
+
+
+def milliseconds(seconds: float) -> str:
+    """A duration, for people."""
+    return f"{seconds * 1000:,.3f} ms"
+
+
+def amount(nbytes: float) -> str:
+    """A number of bytes, for people, such as 12.3 MiB."""
+    step = 0
+    while nbytes >= 1024 and step < len(UNITS) - 1:
+        nbytes, step = nbytes / 1024, step + 1
+    return f"{nbytes:,.1f} {UNITS[step]}" if step else f"{nbytes:,.0f} B"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, such as 0, 2-5; of many ranges the middle is left out."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    return ", ".join(texts if len(texts) <= RANGES_MAX else [*texts[: RANGES_MAX // 2], "...", texts[-1]])
+
+
+def _folded(accesses: Sequence[Access]) -> Iterator[list[Access]]:
+    """The nodes, those that are alike together, in the order of the first of each."""
+    groups: dict[object, list[Access]] = {}
+    for access in accesses:
+        groups.setdefault(_likeness(access), []).append(access)
+    split: list[list[Access]] = []
+    for group in groups.values():
+        parts = dict.fromkeys(access.part for access in group)
+        apart = [[access for access in group if access.part == part] for part in parts]
+        split += [group] if len(parts) >= FOLDED else apart
+    place = {id(access): number for number, access in enumerate(accesses)}
+    yield from sorted(split, key=lambda group: place[id(group[0])])
+
+
+def _likeness(access: Access) -> object:
+    """What nodes have in common that are shown as one."""
+    way = access.index, access.retrieval, access.estimate_tail, access.rule, access.heads
+    return way, access.tier, access.kept_in, access.shift, access.visible < access.stored, access.actual is None
+
+
+def _node(group: Sequence[Access], usual: Retrieval, one_tier: bool) -> Iterator[str]:
+    """The lines of one node, or of several that are alike."""
+    first = group[0]
+    parts = {access.part for access in group}
+    where = first.part if len(parts) == 1 else f"{len(parts):,} parts: {_named([access.part for access in group])}"
+    window = ", window" if first.rule == WINDOW else ""
+    path = "Exact Scan" if first.index is None else f"Index Search using {first.index}"
+    yield f"{path} on {where}{window}  {costs(_estimates(group), _actuals(group))}"
+    if first.index is not None and (first.retrieval != usual or first.estimate_tail):
+        yield f"Retrieve: {first.retrieval}" + (", the rest estimated" if first.estimate_tail else "")
+    if first.visible < first.stored and first.rule != WINDOW:
+        visible, stored = sum(access.visible for access in group), sum(access.stored for access in group)
+        yield f"Filter: the first {visible:,} of {stored:,} tokens are visible"
+    if not first.all_heads:
+        yield f"KV Heads: {ranges(first.heads)} of {first.kv_heads}"
+    if first.shift:
+        yield f"Shift: {first.shift:+,} positions, by rotating the query"
+    if not one_tier or first.kept_in:
+        yield f"Tier: {first.tier}" + (f", kept in {first.kept_in}" if first.kept_in else "")
+    if left := max((access.actual.left_heads for access in group if access.actual), default=0):
+        up_to = "up to " if len(group) > 1 else ""
+        yield f"Gave Up: on {up_to}{left} of {len(first.heads)} KV heads, which were read whole"
+    if first.rule != WINDOW:
+        yield f"Rule: {first.rule}{_nearly(group)}"
+
+
+def _nearly(group: Sequence[Access]) -> str:
+    """The last rule that was asked in vain, which is most often why a better way was not taken."""
+    last = {access.refusals[-1] for access in group if access.refusals}
+    if len(last) != 1:
+        return ""
+    refusal = last.pop()
+    return f" (not {refusal.rule}: {refusal.reason})"
+
+
+def _named(parts: Sequence[str]) -> str:
+    """Names of parts, in short: segments by the ranges of their numbers."""
+    names = list(dict.fromkeys(parts))
+    numbers = sorted(int(name.split()[1]) for name in names if _is_segment(name))
+    others = [name for name in names if not _is_segment(name)]
+    if len(names) == 1 or not numbers:
+        return ", ".join(names)
+    return ", ".join([f"segment{'s' if len(numbers) > 1 else ''} {ranges(numbers)}", *others])
+
+
+def _is_segment(name: str) -> bool:
+    kind, _, number = name.partition(" ")
+    return kind == "segment" and number.isdecimal()
+
+
+def _tiers(accesses: Sequence[Access]) -> set[str]:
+    return {access.tier for access in accesses}
+
+
+def _estimates(group: Sequence[Access]) -> Estimate:
+    parts = [access.estimate for access in group]
+    return Estimate(sum(e.tokens for e in parts), sum(e.nbytes for e in parts), sum(e.seconds for e in parts))
+
+
+def _actuals(group: Sequence[Access]) -> Actual | None:
+    parts = [access.actual for access in group if access.actual is not None]
+    if not parts:
+        return None
+    return Actual(
+        tokens=sum(actual.tokens for actual in parts),
+        scanned=sum(actual.scanned for actual in parts),
+        nbytes=sum(actual.nbytes for actual in parts),
+        seconds=sum(actual.seconds for actual in parts),
+    )
