@@ -53,7 +53,9 @@ class Layer:
             self._own.seal()
         prepared = self.planner.prepare(q.shape[1], wanted)
         self._seals = prepared.seals
-        state, reading = self.carry_out(prepared, q, wanted, q.shape[1] == 1 and (prepared.looks_again or self._observes()))
+        # What a kind that was hinted at gives up says more of the kind.
+        telling = q.shape[1] == 1 and wanted.hints.index is None
+        state, reading = self.carry_out(prepared, q, wanted, telling and (prepared.looks_again or self._observes()))
         if q.shape[1] <= DECODE_TOKENS and not isinstance(wanted.retrieval, Exact) and self.run.tokens > self._short:
             self.tally.count(reading.kernel_ns, reading.retrieved, self.run.tokens, searched=bool(reading.searches))
         return state.out, prepared.plan, reading

@@ -23,6 +23,8 @@ from query_optimizer.wanted import NO_HINTS, Wanted
 
 PREPARED_MAX = 64
 """Plans of one layer; a caller may ask for another alpha each time."""
+LOOK_AGAIN = 256
+"""Queries of a layer, of all sessions, after which heads that are not searched for what they want are searched once more."""
 FIRST_USES, USES_MAX = 4, 256
 """A plan is made anew after so many queries, each time after twice as many, as what is known of the heads changes."""
 
@@ -80,18 +82,18 @@ class Planner:
         prepared = self._prepared.get(key)
         if prepared is not None:
             prepared.uses -= 1
-            if prepared.version == self._version() and prepared.plan.holds_for(self._run.tokens):
-                if prepared.uses >= 0:
-                    return prepared
-                if prepared.relies:
-                    prepared = self._prepared[key] = self._prepare(new, wanted, 1, looks_again=True)
-                    return prepared
+            still_good = prepared.version == self._version() and prepared.plan.holds_for(self._run.tokens)
+            if prepared.uses >= 0 and still_good:
+                return prepared
         if len(self._prepared) >= PREPARED_MAX:
             self._prepared.clear()
             self._next_uses.clear()
         uses = self._next_uses.get(key, FIRST_USES)
         self._next_uses[key] = min(2 * uses, USES_MAX)
-        prepared = self._prepared[key] = self._prepare(new, wanted, uses)
+        prepared = self._prepare(new, wanted, uses)
+        if prepared.relies and new == 1 and self._looks_again():
+            prepared = self._prepare(new, wanted, 1, looks_again=True)
+        self._prepared[key] = prepared
         return prepared
 
     def check(self, wanted: Wanted) -> None:
@@ -123,6 +125,13 @@ class Planner:
     def _facts(self, new: int, wanted: Wanted, parts: list[Part]) -> Facts:
         tier, window = self._tail.table.tier.name, self._engine.config.window
         return gather(Call(self._spec, self._engine.machine, window, self._number, tier, new, wanted), parts)
+
+    def _looks_again(self) -> bool:
+        """Whether it is time to see if what is known of the heads is still so; then it is not for a while, in any session."""
+        due = [view.segment for view in self._views if view.segment.is_old(self._number, LOOK_AGAIN)]
+        for segment in due:
+            segment.statistics.looked(self._number, segment.use.queries_in_all)
+        return bool(due)
 
     def _version(self) -> int:
         return self._tail.seals + sum(view.segment.indexes.version for view in self._views)

@@ -24,8 +24,8 @@ class IndexFacts:
     """An index that stands over a part. seconds, nbytes: what a search by all KV heads is expected to take and to read.
 
     sharp_seconds: the same where nothing is known of the queries, and few tokens are wanted. tail_seconds: of a search for few
-    with an estimate of the attention over all others, None where it cannot make one. kept: bytes that it keeps. walks: whether its
-    search wanders from token to token, hidden ones too, so that its cost hardly grows with their number.
+    with an estimate of the attention over all others, None where it cannot make one. kept: bytes that it keeps. walks: whether
+    its search wanders from token to token, hidden ones too, so that its cost hardly grows with their number.
     """
 
     kind: str

@@ -42,6 +42,10 @@ class Segment:
     def references(self) -> int:
         return self._references
 
+    def is_old(self, layer: int, queries: int) -> bool:
+        """Whether so many queries of each layer were asked since somebody looked at what those of this layer want."""
+        return self.use.queries_in_all >= self.statistics.looked_at(layer) + queries * len(self.tables)
+
     def retain(self) -> None:
         with self._lock:
             assert self._references > 0, "a freed segment was retained"

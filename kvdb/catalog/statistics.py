@@ -67,6 +67,7 @@ class Statistics:
     def __init__(self) -> None:
         self.version = 0
         self._layers: dict[int, _State] = {}
+        self._looked: dict[int, int] = {}
         self._lock = Lock()
 
     def observe(self, layer: int, one: Observation) -> None:
@@ -93,6 +94,14 @@ class Statistics:
         retrieved, dense, sharpness, window_hits = state.averages
         queries, _, answered, _ = state.counts
         return LayerStatistics(queries, answered, retrieved, dense, sharpness, window_hits, state.searches)
+
+    def looked(self, layer: int, queries: int) -> None:
+        """Remember that somebody looked at what queries of a layer want, when so many had been asked of the segment."""
+        self._looked[layer] = queries
+
+    def looked_at(self, layer: int) -> int:
+        """How many had been asked when somebody last did."""
+        return self._looked.get(layer, 0)
 
     def of_segment(self, number: int, tokens: int, shape: tuple[int, int]) -> SegmentStatistics:
         """Every layer as it is now. number, tokens: of the segment. shape: layers and q_heads."""

@@ -19,7 +19,8 @@ def index(kind, tokens, **changed):
         made = {"seconds": 1e-4, "nbytes": 2e5, "kept": 400 * tokens, "walks": True}
     else:
         each, tail = SCANS[kind]
-        made = {"seconds": each * tokens, "nbytes": 40 * tokens, "kept": 100 * tokens, "estimates_tail": tail}
+        seconds = each * tokens
+        made = {"seconds": seconds, "nbytes": 40 * tokens, "kept": 100 * tokens, "tail_seconds": 2 * seconds if tail else None}
     made |= changed
     return IndexFacts(kind, sharp_seconds=changed.get("sharp_seconds", made["seconds"] / 2), **made)
 
