@@ -57,9 +57,8 @@ def _measured(layer: Layer, spec: ModelSpec, access: Access, searches: Iterator[
 
 def _of_search(access: Access, spec: ModelSpec, search: Search) -> Actual:
     found, group = search.found, spec.q_heads // spec.kv_heads
-    left = np.zeros(spec.kv_heads, np.bool_)
-    if found.dense is not None:
-        left = found.dense.reshape(spec.kv_heads, -1).any(axis=1)
+    dense = np.zeros(1, np.bool_) if found.dense is None else found.dense.reshape(spec.kv_heads, -1)
+    left = np.broadcast_to(np.asarray(dense.any(axis=-1), np.bool_), spec.kv_heads)
     by_head = np.diff(found.offsets).reshape(spec.kv_heads, -1).sum(axis=1)
     attended = int(by_head[~left].sum())  # of a head that is read whole, what was found is not used
     left_heads = int(np.count_nonzero(left))
