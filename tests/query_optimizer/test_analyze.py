@@ -100,6 +100,19 @@ def test_heads_that_an_index_gave_up_are_told(document, monkeypatch):
     assert 0 < plan.outcome.missed_true <= plan.outcome.missed_bound
 
 
+def test_a_query_that_wants_everything_reads_it_and_says_so(document, monkeypatch):
+    monkeypatch.setattr(registry, "KINDS", {**registry.KINDS, "flat": Scan})
+    document.db.build_index("doc", "flat")
+    with document.open() as session:
+        document.attend(session, 1, N, retrieval=kvdb.TopK(N))
+        plan = session.explain(1, analyze=True, retrieval=kvdb.TopK(N))
+        assert plan.gave_up
+        assert "  Gave Up: so much was wanted that everything was read\n" in str(plan)
+        assert plan.outcome.output_error == pytest.approx(0, abs=1e-6)
+        assert not session.explain(1, analyze=True, retrieval=kvdb.TopK(1)).gave_up
+        assert not session.explain(1, analyze=True, retrieval=kvdb.Exact()).gave_up
+
+
 @pytest.mark.usefixtures("_scans")
 def test_behind_a_context_the_kept_queries_are_searched_too(document):
     """There is no tail yet, and the plan is carried out as it stands."""
