@@ -62,6 +62,29 @@ def test_budgets_that_cannot_be(budget):
         kvdb.Hints(memory_budget=budget)
 
 
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"rules_off": "hinted"}, "rules_off is 'hinted'; expected a tuple"),
+        ({"rules_off": (1,)}, "rules_off is "),
+        ({"rules_off": None}, "rules_off is None"),
+        ({"index": 3}, "index is 3; expected the name"),
+        ({"index": ["flat"]}, "index is "),
+    ],
+    ids=str,
+)
+def test_names_that_cannot_be(names, message):
+    with pytest.raises(ValueError, match=message):
+        kvdb.Hints(**names)
+
+
+def test_a_list_of_names_and_any_budget_will_do(document):
+    hints = kvdb.Hints(rules_off=["first_layers", "cheapest_scan"], memory_budget=1 << 70)
+    with document.open() as session:
+        document.attend(session, 0, N, hints=hints)
+        assert session.explain(0, hints=hints).rule == "no_index"
+
+
 def test_a_kind_whose_library_is_missing(document, monkeypatch):
     monkeypatch.setattr(registry, "missing_library", lambda kind: "hnswlib" if kind == "hnsw" else None)
     with document.open() as session:
