@@ -50,8 +50,7 @@ class Stepped(Protocol):
 
 
 K = TypeVar("K", bound=Kind)
-OWN: tuple[Kind, ...] = (Flat, Bounds, Means, Clusters, Hnsw)
-_kinds: dict[str, Kind] = {index.kind: index for index in OWN}
+_kinds: dict[str, Kind] = {index.kind: index for index in (Flat, Bounds, Means, Clusters, Hnsw)}
 KINDS: Mapping[str, Kind] = MappingProxyType(_kinds)
 """By name, the cheapest to build first; those that were registered come last."""
 TYPES = {"kind": str, "walks": bool, "estimates_tail": bool}

@@ -57,15 +57,17 @@ def _measured(layer: Layer, spec: ModelSpec, access: Access, searches: Iterator[
 
 def _of_search(access: Access, spec: ModelSpec, search: Search) -> Actual:
     found, group = search.found, spec.q_heads // spec.kv_heads
-    left = 0 if found.dense is None else int(found.dense.reshape(spec.kv_heads, -1).any(axis=1).sum())
-    answered = max(len(access.heads) - left, 1)
-    values = len(found.ids) * spec.token_nbytes // (2 * spec.kv_heads)
+    dense = np.zeros(1, np.bool_) if found.dense is None else found.dense.reshape(spec.kv_heads, -1)
+    left = np.broadcast_to(np.asarray(dense.any(axis=-1), np.bool_), spec.kv_heads)
+    by_head = np.diff(found.offsets).reshape(spec.kv_heads, -1).sum(axis=1)
+    attended = int(by_head[~left].sum())  # of a head that is read whole, what was found is not used
+    left_heads = int(np.count_nonzero(left))
     return Actual(
-        tokens=len(found.ids) / (answered * group),
+        tokens=attended / (max(len(access.heads) - left_heads, 1) * group),
         scanned=found.scanned / len(access.heads),
-        nbytes=found.nbytes + values,
+        nbytes=found.nbytes + attended * spec.token_nbytes // (2 * spec.kv_heads),
         seconds=search.ns / 1e9,
-        left_heads=left,
+        left_heads=left_heads,
     )
 
 

@@ -61,6 +61,11 @@ class Plan:
         """Whether any index is asked."""
         return any(access.index is not None for access in self.accesses)
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether it was to search and read everything, as that cost less than what was wanted."""
+        return self.searches and self.actual is not None and self.actual.tokens >= self.estimate.tokens
+
     def holds_for(self, tokens: int) -> bool:
         """Whether the context's length is still in the range that the plan was made for."""
         return self.tokens_min <= tokens < self.tokens_end
@@ -97,6 +102,8 @@ class Plan:
         who = "asked for" if self.asked else "chosen by the optimizer"
         lines = [f"Merge on layer {self.layer}  {costs(self.estimate, self.actual)}", f"  Retrieve: {self.retrieval}, {who}"]
         lines += [f"  {line}" for line in tiers(self.accesses)]
+        if self.gave_up:
+            lines.append("  Gave Up: so much was wanted that everything was read")
         lines += nodes(self.accesses, self.retrieval, fold=not verbose)
         lines += wished(self.wishes)
         if self.outcome is not None:

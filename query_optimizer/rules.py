@@ -51,22 +51,16 @@ class ShortContext:
 
 @dataclass(frozen=True)
 class ManyQueries:
-    """A piece of a prompt reads everything once for all of its tokens, each of which may want others (InfLLM, arXiv 2402.04617,
-    retrieves for steps of decoding).
-
-    Unless every head is known to want little: then what all of them want is little too.
-    """
+    """A piece of a prompt, of whose heads nothing is known, reads everything once for all of its tokens, each of which may want
+    others (InfLLM, arXiv 2402.04617, retrieves for steps of decoding)."""
 
     tokens_max: int = 16
-    share_max: float = 0.01
     name: str = "many_queries"
 
     def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
         if facts.new_tokens <= self.tokens_max or facts.hints.index is not None:
             return "one token asks" if facts.new_tokens == 1 else f"{facts.new_tokens} tokens ask"
-        if part.heads and all(head.retrieved < self.share_max * part.searchable for head in part.heads):
-            return "every head is known to want little"
-        return Fired()
+        return "its queries are known" if part.heads else Fired()
 
 
 @dataclass(frozen=True)
@@ -264,9 +258,9 @@ def base_rules(short_context_tokens: int = 4096, wish: str = "flat") -> tuple[Ru
         ManyQueries(),
         FreshTail(),
         Hinted(),
-        PartialReuse(),
         BudgetFits(),
         DiffuseHead(),
+        PartialReuse(),
         FirstLayers(),
         DeepLayers(),
         CheapestScan(wish),

@@ -11,7 +11,7 @@ class Hints:
 
     index: the kind of index to search, None for any. rules_off: names of rules that are passed over. memory_budget: bytes that
     the window and the indexes of one layer may take, None for no limit; kinds that keep more are not searched. Raises ValueError
-    for a budget that is not positive.
+    for names that are no text, and a budget that is not positive.
     """
 
     index: str | None = None
@@ -19,7 +19,14 @@ class Hints:
     memory_budget: int | None = None
 
     def __post_init__(self) -> None:
+        index: object = self.index
+        names: object = self.rules_off
         budget = self.memory_budget
+        if not (index is None or isinstance(index, str)):
+            raise ValueError(f"Hints.index is {index!r}; expected the name of a kind of index, or None for any")
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"Hints.rules_off is {names!r}; expected a tuple of the names of rules")
+        object.__setattr__(self, "rules_off", tuple(names))  # a list cannot be the key that plans are kept by
         if budget is not None and (type(budget) is not int or budget < 1):
             raise ValueError(f"Hints.memory_budget is {budget!r}; expected a positive number of bytes, or None for no limit")
 

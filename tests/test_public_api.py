@@ -50,6 +50,7 @@ ModelSpec.from_dict(values)
 Plan(layer, retrieval, asked, accesses, estimate, tokens_min, tokens_end, wishes=(), actual=None, outcome=None)
 Plan.rule
 Plan.searches
+Plan.gave_up
 Plan.holds_for(tokens)
 Plan.to_dict()
 Plan.from_dict(values)

@@ -132,10 +132,11 @@ def _way(plan: Plan) -> str:
     if not plan.accesses:
         return "nothing"
     heads = range(plan.accesses[0].kv_heads)
+    end = ", gave up" if plan.gave_up else ""
     ways = Counter(_name(max(_of(plan, head), key=lambda access: access.tokens)) for head in heads)
     if len(ways) == 1:
-        return next(iter(ways))
-    return ", ".join(f"{name} {count}" for name, count in ways.most_common())
+        return next(iter(ways)) + end
+    return ", ".join(f"{name} {count}" for name, count in ways.most_common()) + end
 
 
 def _of(plan: Plan, head: int) -> list[Access]:

@@ -9,6 +9,8 @@ Request = pb.AttentionRequest | pb.AttendRequest | pb.ExplainRequest | pb.Explai
 
 K_MAX = (1 << 64) - 1
 """The most that the wire carries; no context has more tokens."""
+BUDGET_MAX = K_MAX
+"""No machine has more bytes."""
 
 
 def put_wanted(message: Request, wanted: Wanted) -> None:
@@ -34,7 +36,7 @@ def put_wanted(message: Request, wanted: Wanted) -> None:
         message.hints.index = wanted.hints.index or ""
         message.hints.rules_off.extend(wanted.hints.rules_off)
         if wanted.hints.memory_budget is not None:
-            message.hints.memory_budget = wanted.hints.memory_budget
+            message.hints.memory_budget = min(wanted.hints.memory_budget, BUDGET_MAX)
 
 
 def from_wanted(message: Request) -> Wanted:

@@ -102,6 +102,11 @@ def decoding(db, note, kv):
         note(session.attention(1, kv.q[1][:, -7:], retrieval=kvdb.Exact()))
         note(session.attend(1, *(array[:, :0] for array in (kv.q[1], *kv.pairs()[1]))))
         note(str(session.explain(0)))
+        note(session.explain(1, hints=kvdb.Hints(rules_off=("short_context",))).explain(verbose=True))
+        note(session.explain(1, analyze=True).outcome.output_error)
+        note([str(plan) for plan in db.explain("doc")])
+        note.error(session.explain, 0, hints=kvdb.Hints("tree"))
+        note.error(db.explain, "doc", 0, analyze=True)
         note(session.stats())
 
 

@@ -7,6 +7,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, MaxLengthCriteria, MinNewTokensLengthLogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
+import kvdb
 from engine_adapter.transformers import attach
 from kvdb.errors import AlreadyExists, InvalidArgument, Unsupported
 from tests.engine_adapter.tiny import build, left_padded, prompts
@@ -26,6 +27,18 @@ def same(attached, model, *given, seed=None, **options):
 
 def test_one_prompt(attached, model):
     assert same(attached, model, prompts(1, 37), **GREEDY)
+
+
+def test_hints_go_along(attached, model):
+    assert same_with_hints(attached, model, kvdb.Hints(rules_off=("short_context",)))
+    assert attached.last.explain.rule != "short_context"
+    with pytest.raises(InvalidArgument, match="expected one of exact_asked"):
+        attached.generate(prompts(1, 37), hints=kvdb.Hints(rules_off=("none",)), **GREEDY)
+
+
+def same_with_hints(attached, model, hints):
+    given = prompts(1, 37)
+    return torch.equal(attached.generate(given, hints=hints, **GREEDY), model.generate(given, **GREEDY))
 
 
 def test_a_prompt_of_one_token(attached, model):

@@ -81,6 +81,7 @@ CASES = {name: str(planned(given)) for name, given in (RULES | MIXTURES).items()
     "verbose": planned(MIXTURES["two parts"]).explain(verbose=True),
     "verbose, forty parts": "\n".join(planned(MIXTURES["forty parts"]).explain(verbose=True).splitlines()[-20:]),
     "analyze": str(analyzed()),
+    "analyze, everything read": str(replace(analyzed(), actual=Actual(400_020, 400_020, 419_430_400, 1.6e-2))),
 }
 
 
