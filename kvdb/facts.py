@@ -1,15 +1,20 @@
 """What the optimizer is told of a call: numbers, gathered from segments, indexes, statistics and the machine."""
 
 from dataclasses import dataclass
+from math import log2
+from typing import Any
+
+import numpy as np
 
 from indexes.base import Cost, Index
 from indexes.demand import GUESS
-from indexes.retrieval import Dipr, Retrieval, TopK
+from indexes.retrieval import Retrieval, TopK
 from kvdb.config import WindowConfig
 from kvdb.parts import Part
 from kvdb.types import ModelSpec
 from query_optimizer.cost import Machine
 from query_optimizer.facts import Facts, HeadFacts, IndexFacts, PartFacts
+from query_optimizer.rule import DEFAULT
 from query_optimizer.rules import ESTIMATED
 from query_optimizer.wanted import Wanted
 
@@ -17,13 +22,17 @@ DENSE = 0.5
 """A KV head of which a larger share of the queries wants too much is not searched; what it wants says nothing of the others."""
 
 
+COSTS_MAX = 256
 TAIL = 1.3
 """Times as much as without takes a search with an estimate of the rest; measured on clusters (benchmarks/README.md)."""
 
 
+Costs = dict[tuple[Any, ...], tuple[Cost, float, int]]
+
+
 @dataclass(frozen=True)
 class Call:
-    """A call of `new` queries in one layer. tier: where the blocks lie."""
+    """A call of `new` queries in one layer. tier: where the blocks lie. costs: remembers those of earlier calls of the layer."""
 
     spec: ModelSpec
     machine: Machine
@@ -32,6 +41,7 @@ class Call:
     tier: str
     new: int
     wanted: Wanted
+    costs: Costs
 
     @property
     def rows(self) -> int:
@@ -42,7 +52,8 @@ class Call:
 def gather(call: Call, parts: list[Part]) -> Facts:
     """What the optimizer sees of a call over these parts."""
     spec, machine, wanted = call.spec, call.machine, call.wanted
-    among = float(sum(part.visible for part in parts) * spec.token_nbytes * spec.layers)  # before this layer is read again
+    read = sum(part.visible for part in parts) * spec.token_nbytes * spec.layers  # before this layer is read again
+    among = 2.0 ** read.bit_length()
     return Facts(
         layer=call.layer,
         layers=spec.layers,
@@ -84,23 +95,45 @@ def _index_facts(
     call: Call, part: Part, index: Index, heads: tuple[HeadFacts, ...], whole_seconds: float, among: float
 ) -> IndexFacts:
     """heads: what is known of them; those that are not searched for long do not count. whole_seconds: of reading the part."""
-    tokens, spec, machine = part.span.tokens, call.spec, call.machine
-    retrieval = call.wanted.retrieval or Dipr()
+    tokens = part.span.tokens
 
-    def searched(of: Retrieval, wanted: float | None = None) -> tuple[Cost, float]:
-        cost = index.cost(tokens, call.rows, of, wanted=wanted)
-        found = min(of.k, tokens) if isinstance(of, TopK) else GUESS if wanted is None else wanted
-        values = (1 - cost.given_up) * found * call.rows * spec.token_nbytes / 2
-        seconds = machine.search_s + machine.seconds(cost, among) + machine.values_seconds(values, among)
-        return cost, seconds + cost.given_up * whole_seconds
+    def seconds_of(retrieval: Retrieval, wanted: float | None = None) -> tuple[Cost, float, int]:
+        cost, seconds, kept = _cost(call, part.name, index, tokens, retrieval, wanted, among)
+        return cost, seconds + cost.given_up * whole_seconds, kept
 
-    cost, seconds = _, sharp = searched(retrieval)
+    retrieval = call.wanted.retrieval or DEFAULT
+    cost, seconds, kept = _, sharp, _ = seconds_of(retrieval)
     # A query that was not answered counts as one that retrieved everything.
     answered = [(head.retrieved - head.dense * tokens) / (1 - head.dense) for head in heads if head.dense < DENSE]
     if answered:
-        cost, seconds = searched(retrieval, max(0.0, sum(answered) / len(answered)))
-    tail = TAIL * searched(ESTIMATED)[1] if index.estimates_tail else None
-    return IndexFacts(index.kind, seconds, cost.nbytes, index.nbytes, sharp, index.walks, tail)
+        cost, seconds, _ = seconds_of(retrieval, _rounded(sum(answered) / len(answered)))
+    tail = TAIL * seconds_of(ESTIMATED)[1] if index.estimates_tail else None
+    return IndexFacts(index.kind, seconds, cost.nbytes, kept, sharp, index.walks, tail)
+
+
+def _cost(  # what a cost depends on
+    call: Call, part: str, index: Index, tokens: int, retrieval: Retrieval, wanted: float | None, among: float
+) -> tuple[Cost, float, int]:
+    """What a search takes, in seconds too, without the reading of what it gives up, and what the index keeps.
+
+    What was asked before is remembered."""
+    key = part, index.kind, tokens, call.rows, retrieval, wanted, among
+    known = call.costs.get(key)
+    if known is None:
+        machine = call.machine
+        cost = index.cost(tokens, call.rows, retrieval, wanted=wanted)
+        found = min(retrieval.k, tokens) if isinstance(retrieval, TopK) else GUESS if wanted is None else wanted
+        values = (1 - cost.given_up) * found * call.rows * call.spec.token_nbytes / 2
+        seconds = machine.search_s + machine.seconds(cost, among) + machine.values_seconds(values, among)
+        if len(call.costs) >= COSTS_MAX:
+            call.costs.clear()
+        known = call.costs[key] = cost, seconds, index.nbytes
+    return known
+
+
+def _rounded(tokens: float) -> float:
+    """To half an octave, so that costs need not be computed anew for every average."""
+    return float(2 ** (round(2 * log2(max(tokens, 1.0))) / 2))
 
 
 def _heads(call: Call, part: Part) -> tuple[HeadFacts, ...]:
@@ -109,8 +142,7 @@ def _heads(call: Call, part: Part) -> tuple[HeadFacts, ...]:
     if known is None:
         return ()
     kv_heads = call.spec.kv_heads
-    queries, retrieved, dense = (
-        values.reshape(kv_heads, -1).max(axis=1).tolist() for values in (known.queries, known.retrieved, known.dense)
-    )
+    measures = np.array([known.queries, known.retrieved, known.dense], np.float32)
+    queries, retrieved, dense = measures.reshape(3, kv_heads, -1).max(axis=2).tolist()
     tokens = part.span.tokens
     return tuple(HeadFacts(seen, share * tokens, left) for seen, share, left in zip(queries, retrieved, dense, strict=True))

@@ -8,7 +8,7 @@ from kvdb.attention.sections import Sections
 from kvdb.catalog.segment import Segment, Views
 from kvdb.catalog.use import Asked
 from kvdb.config import Config
-from kvdb.facts import Call, gather
+from kvdb.facts import Call, Costs, gather
 from kvdb.hints import check_hints
 from kvdb.parts import Part, parts_of, sections_of
 from kvdb.tail import NAME, Tail
@@ -74,6 +74,7 @@ class Planner:
         self._tail = tail
         self._prepared: dict[tuple[Wanted, int], Prepared] = {}
         self._next_uses: dict[tuple[Wanted, int], int] = {}
+        self._costs: Costs = {}
         self._checked: set[Wanted] = set()
 
     def prepare(self, new: int, wanted: Wanted) -> Prepared:
@@ -124,7 +125,7 @@ class Planner:
 
     def _facts(self, new: int, wanted: Wanted, parts: list[Part]) -> Facts:
         tier, window = self._tail.table.tier.name, self._engine.config.window
-        return gather(Call(self._spec, self._engine.machine, window, self._number, tier, new, wanted), parts)
+        return gather(Call(self._spec, self._engine.machine, window, self._number, tier, new, wanted, self._costs), parts)
 
     def _looks_again(self) -> bool:
         """Whether it is time to see if what is known of the heads is still so; then it is not for a while, in any session."""

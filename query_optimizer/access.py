@@ -47,7 +47,8 @@ class Access:
 
     index: the kind that is searched for what `retrieval` needs, None where all is read. stored: tokens of the part, of which
     `visible` count. heads: the KV heads that go this way, of kv_heads. estimate_tail: whether what is not retrieved is estimated.
-    tier: where the tokens lie; kept_in: the tier that a copy is kept in. refusals: rules that were asked before.
+    tier: where the tokens lie; kept_in: the tier that a copy is kept in. reason: why the rule fired. refusals: rules that were
+    asked before.
     """
 
     part: str
@@ -62,6 +63,7 @@ class Access:
     tier: str
     rule: str
     estimate: Estimate
+    reason: str = ""
     refusals: tuple[Refusal, ...] = ()
     estimate_tail: bool = False
     shift: int = 0

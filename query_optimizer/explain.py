@@ -128,16 +128,8 @@ def _node(group: Sequence[Access], usual: Retrieval, one_tier: bool) -> Iterator
         up_to = "up to " if len(group) > 1 else ""
         yield f"Gave Up: on {up_to}{left} of {len(first.heads)} KV heads, which were read whole"
     if first.rule != WINDOW:
-        yield f"Rule: {first.rule}{_nearly(group)}"
-
-
-def _nearly(group: Sequence[Access]) -> str:
-    """The last rule that was asked in vain, which is most often why a better way was not taken."""
-    last = {access.refusals[-1] for access in group if access.refusals}
-    if len(last) != 1:
-        return ""
-    refusal = last.pop()
-    return f" (not {refusal.rule}: {refusal.reason})"
+        why = {access.reason for access in group}
+        yield f"Rule: {first.rule}" + (f" ({first.reason})" if first.reason and len(why) == 1 else "")
 
 
 def _named(parts: Sequence[str]) -> str:

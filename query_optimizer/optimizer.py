@@ -107,6 +107,7 @@ def _accesses(facts: Facts, part: PartFacts, found: list[tuple[str, Fired, Heads
             tier=part.tier,
             rule=rule,
             estimate=_estimate(facts, part, fired, end - begin, heads),
+            reason=fired.reason,
             refusals=refusals,
             estimate_tail=fired.estimate_tail,
             shift=part.shift,

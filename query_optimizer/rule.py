@@ -17,7 +17,7 @@ class Fired:
     """What a rule decided. index: the kind to search, None to read everything. heads: None for all that are left.
 
     retrieval: in place of the one asked for, only where the caller named none. kept_in: the tier to keep the part's pages in.
-    wish: a kind of index with which there would be a better way.
+    wish: a kind of index with which there would be a better way. reason: why it fired, for EXPLAIN.
     """
 
     index: str | None = None
@@ -26,6 +26,7 @@ class Fired:
     estimate_tail: bool = False
     kept_in: str | None = None
     wish: str | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

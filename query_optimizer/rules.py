@@ -22,7 +22,9 @@ class ExactAsked:
     name: str = "exact_asked"
 
     def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
-        return Fired() if isinstance(facts.retrieval, Exact) else "exact attention was not asked for"
+        if isinstance(facts.retrieval, Exact):
+            return Fired(reason="exact attention was asked for")
+        return "exact attention was not asked for"
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,12 @@ class ShortContext:
         if facts.hints.index is not None:
             return "an index was asked for"
         if facts.tokens <= self.tokens_max:
-            return Fired()
+            return Fired(reason=f"{facts.tokens:,} tokens, at most {self.tokens_max:,}")
         if not any(facts.usable(part) for part in facts.parts):
             return f"{facts.tokens:,} tokens are more than {self.tokens_max:,}"
         read, search = facts.read_seconds, searching(facts)
-        if search >= read:
-            return Fired()
-        return f"{facts.tokens:,} tokens take {1e3 * read:.2f} ms to read and from {1e3 * search:.2f} ms to search"
+        told = f"{facts.tokens:,} tokens take {1e3 * read:.2f} ms to read and from {1e3 * search:.2f} ms to search"
+        return Fired(reason=told) if search >= read else told
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class ManyQueries:
     def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
         if facts.new_tokens <= self.tokens_max or facts.hints.index is not None:
             return "one token asks" if facts.new_tokens == 1 else f"{facts.new_tokens} tokens ask"
-        return "its queries are known" if part.heads else Fired()
+        told = f"{facts.new_tokens} tokens ask"
+        return "its queries are known" if part.heads else Fired(reason=f"{told}, and nothing is known of its queries")
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,9 @@ class FreshTail:
     def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
         if not part.fresh:
             return "not the session's own tokens"
-        return f"{part.searchable:,} of its tokens are indexed" if part.searchable else Fired()
+        if part.searchable:
+            return f"{part.searchable:,} of its tokens are indexed"
+        return Fired(reason="the session's own tokens")
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class Hinted:
         if kind is None:
             return "no index was asked for"
         if kind in [index.kind for index in facts.affordable(part)]:
-            return Fired(kind)
+            return Fired(kind, reason=f"{kind} was asked for")
         if kind in [index.kind for index in part.indexes]:
             return f"{kind} keeps more than the memory budget of {facts.hints.memory_budget:,} bytes"
         return Wish(kind, _missing(part, kind)) if part.searchable else "too short for an index"
@@ -105,10 +109,11 @@ class PartialReuse:
     name: str = "partial_reuse"
 
     def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
+        told = f"{part.visible:,} of {part.stored:,} tokens are visible"
         if part.visible >= self.share_min * part.stored:
-            return f"{part.visible:,} of {part.stored:,} tokens are visible"
+            return told
         scan = cheapest(index for index in facts.usable(part) if not index.walks)
-        return Fired(scan.kind) if scan is not None else "no index of it can be scanned"
+        return Fired(scan.kind, reason=told) if scan is not None else "no index of it can be scanned"
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,8 @@ class BudgetFits:
         if coarse is None:
             return Wish("coarse-clusters", _missing(part, "coarse"))
         k = max(1, round(self.tokens_share * part.visible))
-        return Fired(coarse.kind, retrieval=None if facts.bounded else TopK(k), kept_in=fast.tier)
+        told = f"its pages take {needed:,} of {fast.free_nbytes:,} bytes that are free in {fast.tier}"
+        return Fired(coarse.kind, retrieval=None if facts.bounded else TopK(k), kept_in=fast.tier, reason=told)
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,8 @@ class DiffuseHead:
         diffuse = tuple(head for head in heads if self._is_diffuse(part.heads[head], part.searchable))
         if not diffuse:
             return "no head is known to want much"
+        most = max(part.heads[head].retrieved for head in diffuse)
+        told = f"queries of {len(diffuse)} KV heads want up to {most / part.searchable:.0%} of the tokens"
         free = facts.retrieval is None and not facts.bounded
         usable = facts.usable(part)
         tail = min((index for index in usable if index.estimates_tail), key=_tail_seconds, default=None) if free else None
@@ -168,8 +176,8 @@ class DiffuseHead:
         in_part = step + read * strided(share) + others
         estimated = math.inf if tail is None else step + _tail_seconds(tail) * share + others
         if tail is not None and estimated < min(in_part, read):
-            return Fired(tail.kind, diffuse, ESTIMATED, estimate_tail=True)
-        return Fired(heads=diffuse if in_part < read else heads, wish=wish)
+            return Fired(tail.kind, diffuse, ESTIMATED, estimate_tail=True, reason=told)
+        return Fired(heads=diffuse if in_part < read else heads, wish=wish, reason=told)
 
     def _is_diffuse(self, head: HeadFacts, tokens: int) -> bool:
         return head.queries >= self.queries_min and (head.dense >= 0.5 or head.retrieved > self.share_max * tokens)
@@ -191,7 +199,8 @@ class FirstLayers:
         if part.heads:
             return "its queries are known"
         scan = cheapest(index for index in facts.usable(part) if not index.walks)
-        return Fired(scan.kind) if scan is not None else "no index of it can be scanned"
+        told = f"layer {facts.layer}, of whose queries nothing is known yet"
+        return Fired(scan.kind, reason=told) if scan is not None else "no index of it can be scanned"
 
 
 @dataclass(frozen=True)
@@ -213,9 +222,8 @@ class DeepLayers:
             missing = _missing(part, "graph")
             wished = part.searchable >= self.tokens_min and not any(index.walks for index in part.indexes)
             return Wish(self.kind, missing) if wished else missing
-        if scan is not None and scan.seconds < graph.seconds:
-            return f"{scan.kind} takes {1e3 * scan.seconds:.2f} ms, {graph.kind} {1e3 * graph.seconds:.2f} ms"
-        return Fired(graph.kind)
+        told = _compared(usable)
+        return Fired(graph.kind, reason=told) if scan is None or graph.seconds <= scan.seconds else told
 
 
 @dataclass(frozen=True)
@@ -229,9 +237,10 @@ class CheapestScan:
     name: str = "cheapest_scan"
 
     def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
-        scan = cheapest(index for index in facts.usable(part) if not index.walks)
+        usable = facts.usable(part)
+        scan = cheapest(index for index in usable if not index.walks)
         if scan is not None:
-            return Fired(scan.kind)
+            return Fired(scan.kind, reason=_compared(usable))
         missing = _missing(part, self.wish or "index")
         return Wish(self.wish, missing) if self.wish and part.searchable and not part.indexes else missing
 
@@ -243,7 +252,7 @@ class NoIndex:
     name: str = "no_index"
 
     def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
-        return Fired()
+        return Fired(reason="nothing that can be searched is left")
 
 
 def _tail_seconds(index: IndexFacts) -> float:
@@ -275,6 +284,11 @@ def searching(facts: Facts) -> float:
         index = min((index.sharp_seconds for index in facts.usable(part)), default=part.seconds - part.window_seconds)
         total += part.window_seconds + index
     return total
+
+
+def _compared(indexes: tuple[IndexFacts, ...]) -> str:
+    """What searches take, the quickest first."""
+    return ", ".join(f"{i.kind} {1e3 * i.seconds:.2f} ms" for i in sorted(indexes, key=lambda i: i.seconds))
 
 
 def _missing(part: PartFacts, kind: str) -> str:

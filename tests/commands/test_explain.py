@@ -130,7 +130,7 @@ def test_the_table_is_narrow_and_says_where_heads_and_retrievals_differ():
     optimizer = Optimizer(base_rules())
     given = [MIXTURES["heads that differ"], MIXTURES["heads whose rest is estimated"], facts(part("segment 3", 50_000), tail())]
     said = table([optimizer.plan(one) for one in given])
-    assert "top_k(256)" in said
+    assert "top_k(64)" in said
     assert "hnsw 3, exact 1" in said
     assert "no_index" in said
     for plans in ([analyzed()] * 32, [optimizer.plan(one) for one in given]):

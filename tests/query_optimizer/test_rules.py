@@ -30,7 +30,7 @@ INDEPENDENT = {
     ("short_context", "many_queries"): "both read everything",
     ("many_queries", "fresh_tail"): "both read everything",
     ("fresh_tail", "hinted"): "one takes tails without an index, the other parts with that index",
-    ("diffuse_head", "first_layers"): "one wants heads that are known, the other heads that are not",
+    ("partial_reuse", "first_layers"): "both take the cheapest scan",
 }
 """Adjacent rules that may be swapped, and why; of all others the order is relied on."""
 

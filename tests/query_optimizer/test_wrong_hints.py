@@ -51,7 +51,7 @@ def test_every_call_refuses_them_and_the_session_is_as_it_was(document, wrong):
 def test_an_index_where_none_can_be(document):
     with document.open("short") as session:
         before = session.stats()
-        with pytest.raises(InvalidArgument, match=r"no part of layer 1 can have an index .* expected index=None"):
+        with pytest.raises(InvalidArgument, match=r"no part of the layer can have an index .* expected index=None"):
             document.attend(session, 1, 30, hints=kvdb.Hints("flat"))
         assert session.stats() == before
 
