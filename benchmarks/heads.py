@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -37,14 +38,17 @@ class Heads:
         """Import everything, piece by piece."""
         writing = database.begin_import(self.spec, ids, name)
         for layer in range(len(LAYERS)):
-            for at in range(0, self.tokens, PIECE):
-                piece = slice(at, at + PIECE)
-                k, v = (
-                    np.stack([getattr(self._of(layer, head), which)[head, piece] for head in range(KV_HEADS)]) for which in "kv"
-                )
+            for k, v in self.pieces(layer):
                 writing.write(layer, k, v)
             writing.sample(layer, self._queries[layer][:, 8:].astype(self.spec.numpy_dtype))
         writing.commit()
+
+    def pieces(self, layer: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Keys and values of a layer, `[kv_heads, n, head_dim]`, piece by piece."""
+        for at in range(0, self.tokens, PIECE):
+            piece = slice(at, at + PIECE)
+            k, v = (np.stack([getattr(self._of(layer, head), which)[head, piece] for head in range(KV_HEADS)]) for which in "kv")
+            yield k, v
 
     @cached_property
     def _queries(self) -> list[np.ndarray]:

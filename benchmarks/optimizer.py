@@ -24,6 +24,7 @@ import kvdb
 from benchmarks.harness import machine, per_call, report
 from benchmarks.heads import LAYERS, Heads
 from indexes.retrieval import Dipr, Exact, TopK
+from kvdb.catalog.statistics import Statistics
 from kvdb.config import Config, IndexConfig
 from kvdb.database import Database
 from kvdb.planner import Planner
@@ -38,11 +39,13 @@ BUDGETS = {"none": None, "pages": 64, "codes": 190}
 SESSIONS = (1, 4, 16)
 ROUNDS, WARM_UP = 16, 40
 SWEEP_NBYTES = 64 << 20
+OWN_TOKENS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Point:
-    """One cell of the grid. tokens: that are visible, of stored; queries: of a call, those of the last tokens."""
+    """One cell of the grid. tokens: that are visible, of stored; queries: of a call, those of the last tokens. known: whether
+    there were queries before, so that something is known of the heads. own: whether the session added the tokens itself."""
 
     tokens: int
     stored: int
@@ -51,12 +54,15 @@ class Point:
     queries: int
     sessions: int
     asked: bool
+    known: bool = True
+    own: bool = False
 
     def __str__(self) -> str:
         part = f" of {self.stored:,}" if self.stored > self.tokens else ""
-        what = "dipr asked for" if self.asked else "nothing asked for"
+        what = ("dipr asked for" if self.asked else "nothing asked for") + ("" if self.known else ", nothing known")
+        whose = "own " if self.own else ""
         return (
-            f"{self.tokens:,}{part} tokens, {LAYERS[self.layer]}, budget {self.budget}, {self.queries} queries, "
+            f"{self.tokens:,}{part} {whose}tokens, {LAYERS[self.layer]}, budget {self.budget}, {self.queries} queries, "
             f"{self.sessions} sessions, {what}"
         )
 
@@ -70,8 +76,13 @@ def grid(lengths: tuple[int, ...]) -> Iterator[Point]:
         yield Point(tokens, tokens, layer, "none", 1, sessions, False)
     for tokens, layer in product(lengths[2:5], range(len(LAYERS))):
         yield Point(tokens, tokens, layer, "none", 64, 1, False)
-        yield Point(tokens // 4, tokens, layer, "none", 1, 1, False)
-        yield Point(3 * tokens // 4, tokens, layer, "none", 1, 1, False)
+        yield Point(tokens, tokens, layer, "none", 64, 1, False, known=False)
+        yield Point(tokens, tokens, layer, "none", 1, 1, False, known=False)
+    for tokens, layer in product(lengths[2:], range(len(LAYERS))):
+        for visible in (tokens // 8, tokens // 4, 3 * tokens // 4):
+            yield Point(visible, tokens, layer, "none", 1, 1, False)
+    for layer in range(len(LAYERS)):
+        yield Point(OWN_TOKENS, OWN_TOKENS, layer, "none", 1, 1, False, own=True)
 
 
 class Document:
@@ -89,6 +100,7 @@ class Document:
                 segment.indexes.put(layer, self.heads.index(kind, layer, segment.tables[layer].keys(tokens)))
         self.kept = {kind: index.nbytes for kind, index in segment.indexes.of(0).items()}
         self._sessions: dict[tuple[int, int], list[SessionState]] = {}
+        self._own: dict[tuple[int, str], SessionState] = {}
 
     def sessions(self, tokens: int, count: int) -> list[SessionState]:
         """Sessions that see the first `tokens` tokens."""
@@ -97,6 +109,22 @@ class Document:
                 self.database.create_session(self.heads.spec, self._ids[:tokens]) for _ in range(count)
             ]
         return self._sessions[tokens, count]
+
+    def own(self, layer: int, way: str) -> SessionState:
+        """A session whose tokens of one layer are its own; of each way of answering, for indexes over them are its own too."""
+        if (layer, way) not in self._own:
+            while self._own and next(iter(self._own))[0] != layer:
+                self._own.pop(next(iter(self._own))).close()
+            session = self._own[layer, way] = self.database.create_session(self.heads.spec, np.zeros(0, np.int32))
+            for k, v in self.heads.pieces(layer):
+                session.update(layer, k, v)
+        return self._own[layer, way]
+
+    def forget(self, point: Point) -> None:
+        """What is known of the heads, and what was planned by it."""
+        self._views[0].segment.statistics = Statistics()
+        for session in [] if point.own else self.sessions(point.tokens, point.sessions):
+            session._layers[point.layer].planner._prepared.clear()
 
     def budget(self, point: Point) -> int | None:
         """In bytes of one layer."""
@@ -124,11 +152,13 @@ def plans(document: Document, point: Point) -> dict[str, Wanted]:
     asked = Dipr() if point.asked else None
     budget = document.budget(point)
     found = {"exact": Wanted(Exact())}
+    if point.own:
+        return found | {"flat": Wanted(asked, hints=Hints(rules_off=("diffuse_head",)))}
     for kind, kept in document.kept.items():
         window = document.database.config.window
         room = None if budget is None else budget - (window.sink_tokens + window.recent_tokens) * document.heads.spec.token_nbytes
         if room is None or kept <= room:
-            found[kind] = Wanted(asked, hints=Hints(index=kind, rules_off=("many_queries",)))
+            found[kind] = Wanted(asked, hints=Hints(index=kind))
             if kind == "coarse-clusters" and not point.asked:
                 found["estimated"] = Wanted(TopK(256), estimate_tail=True, hints=Hints(index=kind))
     return found
@@ -136,15 +166,18 @@ def plans(document: Document, point: Point) -> dict[str, Wanted]:
 
 def run(document: Document, point: Point, candidates: Mapping[str, Wanted], sweep: Sweep) -> dict[str, float]:
     """Median seconds of each candidate, one call of each in every round."""
-    sessions = document.sessions(point.tokens, point.sessions)
+    sessions = [] if point.own else document.sessions(point.tokens, point.sessions)
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     slow = document.heads.nbytes(point.tokens) * point.queries > 1 << 33
     for i in range(5 if slow else ROUNDS):
         q = document.heads.query(point.layer, i, point.queries)
         for name, wanted in candidates.items():
+            if not point.known:
+                document.forget(point)
+            session = document.own(point.layer, name) if point.own else sessions[i % len(sessions)]
             sweep()
             begin = perf_counter()
-            sessions[i % len(sessions)].attention(point.layer, q, wanted)
+            session.attention(point.layer, q, wanted)
             seconds[name].append(perf_counter() - begin)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
@@ -159,13 +192,13 @@ def show(document: Document, point: Point, rules: list[str], sweep: Sweep) -> di
     """Measures one point; the ratio of the chosen plan to the fastest, and with each rule off."""
     budget, asked = document.budget(point), Dipr() if point.asked else None
     chosen = Wanted(asked, hints=Hints(memory_budget=budget))
-    learn(document, point, chosen)
+    document.forget(point)
+    if point.known and not point.own:
+        learn(document, point, chosen)
     candidates = plans(document, point)
     off = {f"without {rule}": Wanted(asked, hints=Hints(rules_off=(rule,), memory_budget=budget)) for rule in rules}
-    sessions = document.sessions(point.tokens, point.sessions)
-    taken = {name: way(sessions[0], point, wanted) for name, wanted in off.items()}
-    usual = way(sessions[0], point, chosen)
-    changed = {name: wanted for name, wanted in off.items() if taken[name] != usual}
+    taken = {name: way(document, point, name, wanted) for name, wanted in {"chosen": chosen, **off}.items()}
+    changed = {name: wanted for name, wanted in off.items() if taken[name] != taken["chosen"]}
     seconds = run(document, point, {"chosen": chosen, **candidates, **changed}, sweep)
     best = min(candidates, key=lambda name: seconds[name])
     ratios = {"chosen": seconds["chosen"] / seconds[best]}
@@ -173,7 +206,7 @@ def show(document: Document, point: Point, rules: list[str], sweep: Sweep) -> di
     report(
         "optimizer",
         point=str(point),
-        way=usual,
+        way=taken["chosen"],
         best=best,
         ratio=ratios["chosen"],
         milliseconds={name: round(1e3 * value, 3) for name, value in seconds.items()},
@@ -181,18 +214,23 @@ def show(document: Document, point: Point, rules: list[str], sweep: Sweep) -> di
     return ratios
 
 
-def way(session: SessionState, point: Point, wanted: Wanted) -> str:
+def way(document: Document, point: Point, name: str, wanted: Wanted) -> str:
     """What a plan does, without its numbers."""
+    session = document.own(point.layer, name) if point.own else document.sessions(point.tokens, point.sessions)[0]
+    for _ in range(3 if point.own else 0):
+        session.attention(point.layer, document.heads.query(point.layer, 0, 1), wanted)  # after which old tokens are indexed
     plan = session._layers[point.layer].planner.plan(wanted, point.queries)
     return "; ".join(
         f"{a.index or 'exact'} {a.retrieval} on {len(a.heads)} by {a.rule}" for a in plan.accesses if a.rule != "window"
     )
 
 
-def summary(ratios: list[dict[str, float]], rules: list[str]) -> None:
+def summary(measured: list[tuple[Point, dict[str, float]]], rules: list[str]) -> None:
     """The distribution of the chosen plans, and what it becomes without each rule."""
-    usual = [point["chosen"] for point in ratios]
-    report("optimizer.chosen", points=len(usual), **distribution(usual))
+    for known in (True, False):
+        usual = [ratio["chosen"] for point, ratio in measured if point.known == known]
+        report("optimizer.chosen", known=known, points=len(usual), **distribution(usual))
+    ratios = [ratio for _, ratio in measured]
     for rule in rules:
         name = f"without {rule}"
         changed = [(point["chosen"], point[name]) for point in ratios if name in point]
@@ -207,6 +245,8 @@ def summary(ratios: list[dict[str, float]], rules: list[str]) -> None:
 
 
 def distribution(values: list[float]) -> dict[str, float]:
+    if not values:
+        return {}
     ordered = sorted(values)
     return {
         "median": statistics.median(ordered),
@@ -241,7 +281,7 @@ def main() -> None:
     given = parser.parse_args()
     rules = [rule.name for rule in base_rules()[:-1]]
     report("optimizer.machine", **machine(), kvdb=kvdb.__version__, kinds=list(registry.KINDS))
-    sweep, ratios = Sweep(), []
+    sweep, measured = Sweep(), []
     points = list(grid(tuple(given.lengths)))
     for stored in given.lengths:
         document = Document(stored, given.cache)
@@ -249,10 +289,10 @@ def main() -> None:
             planning(document)
         here = [point for point in points if point.stored == stored]
         for done, point in enumerate(here):
-            ratios.append(show(document, point, rules, sweep))
+            measured.append((point, show(document, point, rules, sweep)))
             print(f"{stored:,} tokens: {done + 1} of {len(here)} points", file=sys.stderr)
         document.close()
-    summary(ratios, rules)
+    summary(measured, rules)
 
 
 if __name__ == "__main__":

@@ -243,10 +243,14 @@ class Database:
     def opened(self, session: SessionState) -> None:
         with self._lock:
             self._sessions.add(session)
+        for view in session.views:
+            view.segment.use.hold(1)
 
     def closed(self, session: SessionState) -> None:
         with self._lock:
             self._sessions.discard(session)
+        for view in session.views:
+            view.segment.use.hold(-1)
 
     def ended(self, writing: Import) -> None:
         with self._lock:

@@ -13,9 +13,9 @@ from kvdb.config import WindowConfig
 from kvdb.parts import Part
 from kvdb.types import ModelSpec
 from query_optimizer.cost import Machine
+from query_optimizer.diffuse import ESTIMATED
 from query_optimizer.facts import Facts, HeadFacts, IndexFacts, PartFacts
 from query_optimizer.rule import DEFAULT
-from query_optimizer.rules import ESTIMATED
 from query_optimizer.wanted import Wanted
 
 DENSE = 0.5
@@ -87,6 +87,8 @@ def _part_facts(call: Call, part: Part, among: float) -> PartFacts:
         end=part.span.end,
         indexes=tuple(_index_facts(call, part, index, heads, seconds, among) for index in part.kinds.values()),
         heads=heads,
+        building=() if part.segment is None else part.segment.indexes.under_way(),
+        sessions=1 if part.segment is None else part.segment.use.sessions,
         fresh=part.segment is None,
     )
 

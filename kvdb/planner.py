@@ -15,10 +15,11 @@ from kvdb.tail import NAME, Tail
 from kvdb.types import ModelSpec
 from query_optimizer.access import Access
 from query_optimizer.cost import Machine
+from query_optimizer.diffuse import DiffuseHead
 from query_optimizer.facts import Facts
 from query_optimizer.optimizer import Optimizer
 from query_optimizer.plan import Plan
-from query_optimizer.rules import DiffuseHead, FreshTail
+from query_optimizer.rules import FreshTail
 from query_optimizer.wanted import NO_HINTS, Wanted
 
 PREPARED_MAX = 64

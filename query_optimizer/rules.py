@@ -4,15 +4,12 @@ A rule is an object with a name and `when(facts, part, heads)`, which returns a 
 or, as a string, the reason why it did not fire. `heads` are the KV heads that no rule before it has decided on.
 """
 
-import math
 from dataclasses import dataclass
 
 from indexes.retrieval import Exact, TopK
-from query_optimizer.facts import Facts, HeadFacts, IndexFacts, PartFacts
-from query_optimizer.rule import Fired, Heads, Rule, Wish, cheapest, strided
-
-ESTIMATED = TopK(64)
-"""What is retrieved of heads that are estimated: their error hardly falls with more (benchmarks/README.md)."""
+from query_optimizer.diffuse import DiffuseHead
+from query_optimizer.facts import Facts, IndexFacts, PartFacts
+from query_optimizer.rule import Fired, Heads, Rule, Wish, cheapest
 
 
 @dataclass(frozen=True)
@@ -51,33 +48,24 @@ class ShortContext:
 
 
 @dataclass(frozen=True)
-class ManyQueries:
-    """A piece of a prompt, of whose heads nothing is known, reads everything once for all of its tokens, each of which may want
-    others (InfLLM, arXiv 2402.04617, retrieves for steps of decoding)."""
-
-    tokens_max: int = 16
-    name: str = "many_queries"
-
-    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
-        if facts.new_tokens <= self.tokens_max or facts.hints.index is not None:
-            return "one token asks" if facts.new_tokens == 1 else f"{facts.new_tokens} tokens ask"
-        told = f"{facts.new_tokens} tokens ask"
-        return "its queries are known" if part.heads else Fired(reason=f"{told}, and nothing is known of its queries")
-
-
-@dataclass(frozen=True)
 class FreshTail:
     """What a session has just added is read whole: it is recent, and no index holds it yet (InfLLM, arXiv 2402.04617: the local
-    window)."""
+    window).
 
+    By a piece of a prompt, of more than `queries_max` tokens, also what is indexed of it: a prompt attends to itself exactly.
+    """
+
+    queries_max: int = 16
     name: str = "fresh_tail"
 
     def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
         if not part.fresh:
             return "not the session's own tokens"
-        if part.searchable:
-            return f"{part.searchable:,} of its tokens are indexed"
-        return Fired(reason="the session's own tokens")
+        if not part.searchable:
+            return Fired(reason="the session's own tokens")
+        if facts.new_tokens > self.queries_max:
+            return Fired(reason=f"{facts.new_tokens} of the session's own tokens ask")
+        return f"{part.searchable:,} of its tokens are indexed"
 
 
 @dataclass(frozen=True)
@@ -140,50 +128,6 @@ class BudgetFits:
 
 
 @dataclass(frozen=True)
-class DiffuseHead:
-    """Heads that want a large share of all tokens are not searched for them; which do is known from earlier queries.
-
-    What takes least decides. Where the caller left the retrieval open and an index estimates what it does not retrieve, the few
-    largest weights are read and the rest is estimated from pages (RetroInfer, arXiv 2505.02922: tripartite attention). Otherwise
-    these heads are read whole, or all are, for a page holds the tokens of all heads.
-    """
-
-    share_max: float = 0.04
-    queries_min: float = 2.0
-    wish: str = "coarse-clusters"
-    name: str = "diffuse_head"
-
-    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
-        if not part.heads:
-            return "nothing is known of its heads yet"
-        if facts.hints.index is not None or not part.searchable:
-            return "an index was asked for" if part.searchable else "nothing of it is searched"
-        diffuse = tuple(head for head in heads if self._is_diffuse(part.heads[head], part.searchable))
-        if not diffuse:
-            return "no head is known to want much"
-        most = max(part.heads[head].retrieved for head in diffuse)
-        told = f"queries of {len(diffuse)} KV heads want up to {most / part.searchable:.0%} of the tokens"
-        free = facts.retrieval is None and not facts.bounded
-        usable = facts.usable(part)
-        tail = min((index for index in usable if index.estimates_tail), key=_tail_seconds, default=None) if free else None
-        wish = self.wish if free and not any(index.estimates_tail for index in part.indexes) else None
-        share, read = len(diffuse) / facts.kv_heads, part.seconds - part.window_seconds
-        search = cheapest(usable)
-        others = math.inf if search is None else search.seconds * (len(heads) / facts.kv_heads - share)
-        if len(diffuse) == len(heads):
-            others = 0.0
-        step = facts.step_seconds * part.visible / facts.tokens
-        in_part = step + read * strided(share) + others
-        estimated = math.inf if tail is None else step + _tail_seconds(tail) * share + others
-        if tail is not None and estimated < min(in_part, read):
-            return Fired(tail.kind, diffuse, ESTIMATED, estimate_tail=True, reason=told)
-        return Fired(heads=diffuse if in_part < read else heads, wish=wish, reason=told)
-
-    def _is_diffuse(self, head: HeadFacts, tokens: int) -> bool:
-        return head.queries >= self.queries_min and (head.dense >= 0.5 or head.retrieved > self.share_max * tokens)
-
-
-@dataclass(frozen=True)
 class FirstLayers:
     """The first layers attend to many tokens, of which a scan finds all in one pass (AlayaDB, section 6: layer 0 on flat).
 
@@ -219,7 +163,7 @@ class DeepLayers:
         graph = cheapest(index for index in usable if index.walks)
         scan = cheapest(index for index in usable if not index.walks)
         if graph is None:
-            missing = _missing(part, "graph")
+            missing = _missing(part, self.kind)
             wished = part.searchable >= self.tokens_min and not any(index.walks for index in part.indexes)
             return Wish(self.kind, missing) if wished else missing
         told = _compared(usable)
@@ -255,16 +199,11 @@ class NoIndex:
         return Fired(reason="nothing that can be searched is left")
 
 
-def _tail_seconds(index: IndexFacts) -> float:
-    return math.inf if index.tail_seconds is None else index.tail_seconds
-
-
 def base_rules(short_context_tokens: int = 4096, wish: str = "flat") -> tuple[Rule, ...]:
     """The rules in their order. wish: the kind of index that is built first, "" for none."""
     return (
         ExactAsked(),
         ShortContext(short_context_tokens),
-        ManyQueries(),
         FreshTail(),
         Hinted(),
         BudgetFits(),
@@ -292,6 +231,6 @@ def _compared(indexes: tuple[IndexFacts, ...]) -> str:
 
 
 def _missing(part: PartFacts, kind: str) -> str:
-    if any(name.startswith(kind) or kind in {"graph", "index"} for name in part.building):
+    if any(name.startswith(kind) or kind == "index" for name in part.building):
         return f"no {kind} yet, it is being built"
     return f"no {kind} over it"

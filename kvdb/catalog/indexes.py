@@ -43,6 +43,10 @@ class IndexSet:
             self._layers[layer] = {**self.of(layer), index.kind: index}
             self.version += 1
 
+    def under_way(self) -> tuple[str, ...]:
+        """Kinds that are being built, or wait for it; others may come and go meanwhile."""
+        return tuple(kind for kind, progress in list(self.progress.items()) if progress.state in {"waiting", "building"})
+
     @property
     def nbytes(self) -> int:
         """What all of them keep."""

@@ -31,12 +31,13 @@ class Asked:
 class Use:
     """What happened to one segment since it was stored. Thread-safe.
 
-    opened: sessions over it. now: the queries asked since its indexes last changed. queries_in_all: since it was stored.
-    whole_token_seconds: what reading one token of a layer takes, by the last queries that read everything; None before there are.
+    opened: sessions over it so far; sessions: those that are open. now: the queries asked since its indexes last changed.
+    queries_in_all: since it was stored. whole_token_seconds: what reading one token of a layer takes, by the last queries that
+    read everything; None before there are.
     """
 
     def __init__(self) -> None:
-        self.opened = self.queries_in_all = 0
+        self.opened = self.queries_in_all = self.sessions = 0
         self.now = Asked()
         self.whole_token_seconds: float | None = None
         self._version = self._looked = 0
@@ -47,6 +48,11 @@ class Use:
         with self._lock:
             self.opened += 1
             return self.opened
+
+    def hold(self, sessions: int) -> None:
+        """So many more sessions are open, or less."""
+        with self._lock:
+            self.sessions += sessions
 
     def add(self, asked: Asked, version: int, every: int) -> bool:
         """Count queries that were answered with that version of the indexes; whether it is time to look at the segment, which it

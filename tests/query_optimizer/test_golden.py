@@ -28,7 +28,6 @@ MIXED = replace(BOTH, heads=(CALM, WILD, CALM, CALM))
 RULES = {
     "exact_asked": facts(LONG, tail(), retrieval=Exact()),
     "short_context": facts(part("segment 3", 3000, "flat"), tail()),
-    "many_queries": facts(LONG, tail(200), new_tokens=100),
     "fresh_tail": facts(tail(6000)),
     "hinted": facts(LONG, tail(), hints=Hints("flat")),
     "budget_fits": facts(part("segment 3", 50_000, "coarse-clusters"), tail(), fast=FastMemory("gpu", 1 << 30)),
@@ -41,6 +40,7 @@ RULES = {
 }
 MIXTURES = {
     "nothing": facts(),
+    "a piece of a prompt": facts(LONG, part("tail", 9000, "flat", fresh=True), new_tokens=100),
     "heads that differ": facts(MIXED, tail()),
     "heads of which most want much": facts(replace(BOTH, heads=(WILD, CALM, WILD, WILD)), tail()),
     "heads whose rest is estimated": facts(

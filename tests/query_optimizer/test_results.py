@@ -52,7 +52,7 @@ def world():
     """A database of three segments with both kinds of index, and what was put in."""
     config = Config(
         storage=StorageConfig(block_size=16, arena_bytes=1 << 20),
-        optimizer=OptimizerConfig(short_context_tokens=64, rules_off=("short_context", "many_queries")),
+        optimizer=OptimizerConfig(short_context_tokens=64, rules_off=("short_context",)),
         window=WindowConfig(8, 16),
         indexes=IndexConfig(on_demand="", segment_tokens_min=64, tail_tokens=32),
     )

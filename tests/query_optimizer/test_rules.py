@@ -27,9 +27,7 @@ EXAMPLES = 2000
 
 INDEPENDENT = {
     ("exact_asked", "short_context"): "both read everything; the first names the reason that no length changes",
-    ("short_context", "many_queries"): "both read everything",
-    ("many_queries", "fresh_tail"): "both read everything",
-    ("fresh_tail", "hinted"): "one takes tails without an index, the other parts with that index",
+    ("short_context", "fresh_tail"): "both read everything",
     ("partial_reuse", "first_layers"): "both take the cheapest scan",
 }
 """Adjacent rules that may be swapped, and why; of all others the order is relied on."""
