@@ -80,7 +80,8 @@ def grid(lengths: tuple[int, ...]) -> Iterator[Point]:
         yield Point(tokens, tokens, layer, "none", 1, 1, False, known=False)
     for tokens, layer in product(lengths[2:], range(len(LAYERS))):
         for visible in (tokens // 8, tokens // 4, 3 * tokens // 4):
-            yield Point(visible, tokens, layer, "none", 1, 1, False)
+            if visible >= LENGTHS[1]:
+                yield Point(visible, tokens, layer, "none", 1, 1, False)
     for layer in range(len(LAYERS)):
         yield Point(OWN_TOKENS, OWN_TOKENS, layer, "none", 1, 1, False, own=True)
 
