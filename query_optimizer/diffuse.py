@@ -18,11 +18,12 @@ class DiffuseHead:
     What takes least decides. Where the caller left the retrieval open and an index estimates what it does not retrieve, the few
     largest weights are read and the rest is estimated from pages (RetroInfer, arXiv 2505.02922: tripartite attention). Otherwise
     these heads are read whole, or all are, for a page holds the tokens of all heads. share_max: of the tokens, which a head that
-    is searched wants at most; free_share_max: where the retrieval is open.
+    is searched wants at most; free_share_max, free_tokens_max: where the retrieval is open.
     """
 
     share_max: float = 0.04
     free_share_max: float = 0.01
+    free_tokens_max: float = 1024.0
     queries_min: float = 2.0
     wish: str = "coarse-clusters"
     name: str = "diffuse_head"
@@ -34,8 +35,10 @@ class DiffuseHead:
             return "an index was asked for" if part.searchable else "nothing of it is searched"
         free = facts.retrieval is None and not facts.bounded
         tail = min(filter(_estimates, facts.usable(part)), key=_tail_seconds, default=None) if free else None
-        read = self._wanting(part, heads, self.share_max)
-        estimated = () if tail is None else self._wanting(part, heads, self.free_share_max)
+        read = self._wanting(part, heads, self.share_max * part.searchable)
+        estimated = (
+            () if tail is None else self._wanting(part, heads, min(self.free_share_max * part.searchable, self.free_tokens_max))
+        )
         if not read and not estimated:
             return "no head is known to want much"
         in_part, whole = _seconds_in_part(facts, part, heads, read), part.seconds - part.window_seconds
@@ -46,8 +49,7 @@ class DiffuseHead:
         wish = self.wish if free and not any(map(_estimates, part.indexes)) else None
         return Fired(heads=read if in_part < whole else heads, wish=wish, reason=_wanted(part, read))
 
-    def _wanting(self, part: PartFacts, heads: Heads, share: float) -> Heads:
-        most = share * part.searchable
+    def _wanting(self, part: PartFacts, heads: Heads, most: float) -> Heads:
         known = (head for head in heads if part.heads[head].queries >= self.queries_min)
         return tuple(head for head in known if part.heads[head].dense >= 0.5 or part.heads[head].retrieved > most)
 

@@ -199,12 +199,17 @@ class Finish {
     std::vector<IdScore> hits_;
 };
 
-std::vector<Segment> segments_of(const std::vector<Pages>& batches) {
+// Those that some query sees a token of.
+std::vector<Segment> segments_of(const std::vector<Pages>& batches, const QueryRows& queries) {
     std::vector<Segment> segments;
+    if (queries.n == 0) return segments;
+    const std::int64_t first = *std::min_element(queries.begin, queries.begin + queries.n);
+    const std::int64_t last = *std::max_element(queries.end, queries.end + queries.n);
     std::int64_t pages = 0;
     for (const Pages& batch : batches) {
         for (std::int64_t s = 0; s < batch.segments; ++s) {
             const std::int64_t begin = batch.begin + s * batch.tokens;
+            if (begin >= last || begin + batch.tokens <= first) continue;
             segments.push_back({&batch, s, begin, begin + batch.tokens, pages});
             pages += batch.pages;
         }
@@ -245,7 +250,7 @@ CoarseFound gather(const std::vector<Row>& rows, const CoarseOptions& options, i
 CoarseFound search_pages(const Blocks& blocks, const std::vector<Pages>& batches,
                          const QueryRows& queries, const CoarseOptions& options) {
     const Geometry& geometry = blocks.geometry;
-    const std::vector<Segment> segments = segments_of(batches);
+    const std::vector<Segment> segments = segments_of(batches, queries);
     const bool box = !batches.empty() && batches[0].box;
     const bool priorities = !batches.empty() && batches[0].all.farthest;
     std::vector<Row> rows(geometry.kv_heads * queries.rows());
