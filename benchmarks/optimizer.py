@@ -23,12 +23,13 @@ import indexes.registry as registry
 import kvdb
 from benchmarks.harness import machine, per_call, report
 from benchmarks.heads import LAYERS, Heads
-from indexes.retrieval import Dipr, Exact, TopK
+from indexes.retrieval import Dipr, Exact
 from kvdb.catalog.statistics import Statistics
 from kvdb.config import Config, IndexConfig
 from kvdb.database import Database
 from kvdb.planner import Planner
 from kvdb.session import SessionState
+from query_optimizer.diffuse import ESTIMATED
 from query_optimizer.rules import base_rules
 from query_optimizer.wanted import Hints, Wanted
 
@@ -161,7 +162,7 @@ def plans(document: Document, point: Point) -> dict[str, Wanted]:
         if room is None or kept <= room:
             found[kind] = Wanted(asked, hints=Hints(index=kind))
             if kind == "coarse-clusters" and not point.asked:
-                found["estimated"] = Wanted(TopK(256), estimate_tail=True, hints=Hints(index=kind))
+                found["estimated"] = Wanted(ESTIMATED, estimate_tail=True, hints=Hints(index=kind))
     return found
 
 

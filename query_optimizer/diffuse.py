@@ -36,9 +36,8 @@ class DiffuseHead:
         free = facts.retrieval is None and not facts.bounded
         tail = min(filter(_estimates, facts.usable(part)), key=_tail_seconds, default=None) if free else None
         read = self._wanting(part, heads, self.share_max * part.searchable)
-        estimated = (
-            () if tail is None else self._wanting(part, heads, min(self.free_share_max * part.searchable, self.free_tokens_max))
-        )
+        most = min(self.free_share_max * part.searchable, self.free_tokens_max)
+        estimated = () if tail is None else self._wanting(part, heads, most)
         if not read and not estimated:
             return "no head is known to want much"
         in_part, whole = _seconds_in_part(facts, part, heads, read), part.seconds - part.window_seconds

@@ -66,6 +66,22 @@ def test_less_is_read_than_there_is(kind):
         assert found.nbytes <= everything.nbytes
 
 
+@pytest.mark.parametrize("retrieval", RETRIEVALS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_segments_that_nobody_sees_are_passed_over(kind, retrieval):
+    """What is found of one segment of eight is what an index over it alone finds, and no page of the others is looked at."""
+    layer = Layer.of(16384, "bfloat16", n=1)
+    index = kind.build(layer.blocks, segment_tokens=2048)
+    seen = index.search(layer.queries(begin=[2048], end=[4096]), retrieval)
+    assert seen.scanned <= layer.blocks.kv_heads * (2048 + 2048 // index.layout.page_size)
+    x = check_rows(layer.blocks, layer.queries(begin=[2048], end=[4096]), seen)
+    for row, ids in enumerate(rows(seen)):
+        assert ((ids >= 2048) & (ids < 4096)).all()
+        want = wanted(x[row], retrieval, layer.queries().scale)
+        assert len(np.intersect1d(ids, want)) >= 0.9 * len(want)
+    assert not len(index.search(layer.queries(begin=[2048], end=[2048]), retrieval).ids)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_maximum_may_lie_elsewhere(kind):
     layer = Layer.of(1500)
