@@ -8,6 +8,7 @@ from kvdb.errors import InvalidArgument, Unsupported
 from kvdb.parts import Part
 from kvdb.types import ModelSpec
 from query_optimizer.optimizer import Optimizer, UnknownRule
+from query_optimizer.rules import Hinted
 from query_optimizer.wanted import Wanted
 
 
@@ -25,6 +26,10 @@ def check_hints(config: Config, optimizer: Optimizer, spec: ModelSpec, parts: li
         raise InvalidArgument(
             f"Hints.memory_budget is {hints.memory_budget:,} bytes, below the window: its {tokens:,} tokens take {least:,} "
             f"bytes in a layer; expected at least that, or None for no limit"
+        )
+    if hints.index is not None and Hinted.name in hints.rules_off:
+        raise InvalidArgument(
+            f"Hints.index is {hints.index!r} and Hints.rules_off names {Hinted.name!r}, which follows it; expected one of the two"
         )
     if hints.index is not None:
         _check_index(config, parts, check.kind(hints.index), wanted.retrieval)

@@ -21,11 +21,11 @@ class Outcome:
     output_error: float
     planning_seconds: float
 
-    def lines(self) -> list[str]:
-        """Of EXPLAIN ANALYZE."""
+    def lines(self, estimated: bool) -> list[str]:
+        """Of EXPLAIN ANALYZE. estimated: whether pages stood in for what was not read."""
         missed = f"{self.missed_true:.2%} of the softmax mass (estimated {self.missed:.2%}, bound {self.missed_bound:.2%})"
         return [
-            f"Missed: {missed}",
+            f"Missed: {missed}" + (", for which pages stood in" if estimated else ""),
             f"Output Error: {self.output_error:.2%}, relative to exact attention",
             f"Planning Time: {milliseconds(self.planning_seconds)}",
         ]
@@ -107,7 +107,7 @@ class Plan:
         lines += nodes(self.accesses, self.retrieval, fold=not verbose)
         lines += wished(self.wishes)
         if self.outcome is not None:
-            lines += self.outcome.lines()
+            lines += self.outcome.lines(any(access.estimate_tail for access in self.accesses))
         if self.actual is not None:
             lines.append(f"Execution Time: {milliseconds(self.actual.seconds)}")
         if verbose:
