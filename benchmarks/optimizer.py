@@ -151,8 +151,7 @@ class Sweep:
 
 def plans(document: Document, point: Point) -> dict[str, Wanted]:
     """Everything that could be done at a point, by name."""
-    asked = Dipr() if point.asked else None
-    budget = document.budget(point)
+    asked, budget = (Dipr() if point.asked else None), document.budget(point)
     found = {"exact": Wanted(Exact())}
     if point.own:
         return found | {"flat": Wanted(asked, hints=Hints(rules_off=("diffuse_head",)))}
@@ -247,9 +246,7 @@ def summary(measured: list[tuple[Point, dict[str, float]]], rules: list[str]) ->
 
 
 def distribution(values: list[float]) -> dict[str, float]:
-    if not values:
-        return {}
-    ordered = sorted(values)
+    ordered = sorted(values) or [float("nan")]
     return {
         "median": statistics.median(ordered),
         "p95": ordered[min(len(ordered) - 1, round(0.95 * (len(ordered) - 1)))],

@@ -98,7 +98,7 @@ def asked(draw):
     hint = draw(st.none() | st.sampled_from(KINDS))
     off = tuple(draw(st.lists(st.sampled_from(OPTIONAL), unique=True, max_size=4)))
     retrieval = draw(st.sampled_from(RETRIEVALS))
-    hints = Hints(None if isinstance(retrieval, Exact) else hint, off)
+    hints = Hints(None if isinstance(retrieval, Exact) or "hinted" in off else hint, off)
     bound = draw(st.sampled_from([None, None, 0.2, 1e-3]))
     return ways, Wanted(retrieval, bound, hints=hints), draw(st.integers(1, TAIL - 3)), draw(st.sampled_from([1, 1, 3]))
 
