@@ -66,9 +66,14 @@ PyQueries make_queries(const In<float, 3>& q, int kv_heads, const In<std::int64_
         }
     }
     PyQueries made{{}, q, begin, end, hidden, floor, asked};
-    made.rows = {q.data(),     n,          static_cast<int>(q_heads / kv_heads),
-                 begin.data(), end.data(), hidden ? hidden->data() : nullptr,
-                 floor.data(), asked ? asked->data() : nullptr};
+    made.rows = {q.data(),
+                 n,
+                 static_cast<int>(q_heads / kv_heads),
+                 begin.data(),
+                 end.data(),
+                 hidden ? hidden->data() : nullptr,
+                 floor.data(),
+                 asked ? asked->data() : nullptr};
     made.hidden_words = hidden ? static_cast<std::int64_t>(hidden->shape(0)) : 0;
     return made;
 }
