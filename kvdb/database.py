@@ -19,7 +19,7 @@ from kvdb.catalog.segment import Segment, Views
 from kvdb.catalog.use import Asked
 from kvdb.config import Config
 from kvdb.errors import ConfigError, InvalidArgument, Unavailable
-from kvdb.imports import Import
+from kvdb.imports import Import, Target
 from kvdb.indexing import Materializer
 from kvdb.laying import lay_out
 from kvdb.publishing import Publisher
@@ -81,7 +81,7 @@ class Database:
             views = self._publisher.chunk_views(spec, ids)
         else:
             views = self._catalog.match(spec, ids)
-        writing = Import(self, self._publisher, spec, ids, name, views, self._blocks.tables(spec), base)
+        writing = Import(self, self._publisher, Target(spec, ids, name, base), views, self._blocks.tables(spec))
         with self._lock:
             self._imports.add(writing)
         return writing

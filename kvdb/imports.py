@@ -1,7 +1,7 @@
 """An import under way: KV goes straight into blocks, and nothing is visible until it is whole."""
 
 from threading import Lock
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,33 +21,31 @@ class Engine(Protocol):
     def ended(self, writing: "Import") -> None: ...
 
 
+class Target(NamedTuple):
+    """What an import is to become. base: of a chunk, the position of its first token; None for a context."""
+
+    spec: ModelSpec
+    tokens: Tokens
+    name: str
+    base: int | None = None
+
+
 class Import:
     """Takes over the caller's references to `views`, the stored prefix, and the empty `tables`, one a layer.
 
     Layers may come in any order and any pieces; the pieces of one layer come in the order of their tokens.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        publisher: Publisher,
-        spec: ModelSpec,
-        tokens: Tokens,
-        name: str,
-        views: Views,
-        tables: list[BlockTable],
-        base: int | None = None,
-    ) -> None:
-        """base: of a chunk, the position of its first token."""
-        self.spec = spec
+    def __init__(self, engine: Engine, publisher: Publisher, target: Target, views: Views, tables: list[BlockTable]) -> None:
+        self.spec = target.spec
         self.views = views
         self.tables = tables
         self.start = visible_tokens(views)
         self._engine = engine
         self._publisher = publisher
-        self._tokens = tokens
-        self._name = name
-        self._base = base
+        self._tokens = target.tokens
+        self._name = target.name
+        self._base = target.base
         self._samples: dict[int, Float32] = {}
         self._lock = Lock()
         self._open = True

@@ -1,7 +1,7 @@
 """From the parts a caller names to what stands where."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -116,8 +116,9 @@ class _Laying:
 
 def _visible(number: int, part: Part, length: int) -> int:
     """How many of a part's tokens count. Raises InvalidArgument."""
-    if part.visible is None:
+    visible: Any = part.visible
+    if visible is None:
         return length
-    if isinstance(part.visible, bool) or not isinstance(part.visible, int | np.integer) or not 1 <= part.visible <= length:
-        raise InvalidArgument(f"part {number} shows visible={part.visible!r} tokens; expected 1 to {length}, as many as it holds")
-    return int(part.visible)
+    if isinstance(visible, bool) or not isinstance(visible, int | np.integer) or not 1 <= visible <= length:
+        raise InvalidArgument(f"part {number} shows visible={visible!r} tokens; expected 1 to {length}, as many as it holds")
+    return int(visible)

@@ -102,15 +102,8 @@ def _folded(accesses: Sequence[Access]) -> Iterator[list[Access]]:
 def _likeness(access: Access) -> object:
     """What nodes have in common that are shown as one."""
     way = access.index, access.retrieval, access.estimate_tail, access.rule, access.heads
-    return (
-        way,
-        access.tier,
-        access.kept_in,
-        bool(access.shift),
-        bool(access.overlaid),
-        access.visible < access.stored,
-        access.actual is None,
-    )
+    seen = bool(access.shift), bool(access.overlaid), access.visible < access.stored
+    return way, seen, access.tier, access.kept_in, access.actual is None
 
 
 def _node(group: Sequence[Access], usual: Retrieval, one_tier: bool) -> Iterator[str]:
