@@ -88,8 +88,9 @@ class Moved:
 
     @property
     def of_mean(self) -> Float32:
-        """The difference in parts of the mean size of all tokens, `[n]`."""
-        return _share(self.distance, np.full_like(self.size, self.size.sum() / max(len(self.size), 1)))
+        """The difference in parts of the mean size of all tokens whose size is finite, `[n]`."""
+        known = self.size[np.isfinite(self.size)]
+        return _share(self.distance, np.full_like(self.size, known.sum() / max(len(known), 1)))
 
     @property
     def of_heads(self) -> Float32:
