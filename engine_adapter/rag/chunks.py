@@ -1,0 +1,50 @@
+"""Where a document is cut into chunks."""
+
+import re
+from collections.abc import Callable, Sequence
+
+from kvdb.errors import InvalidArgument
+
+CHUNK_TOKENS = 512
+
+LineEnd = re.compile(r"\n")
+SentenceEnd = re.compile(r"[.!?][\"')\]]*\s|[。！？]")
+HalfCharacter = "\N{REPLACEMENT CHARACTER}"
+"""What tokenizers make of a token that holds only some bytes of a character."""
+
+
+def cut(ids: Sequence[int], size: int, text_of: Callable[[list[int]], str]) -> list[list[int]]:
+    """The chunks of a document's token ids, in order; one behind the other they are the document.
+
+    A chunk has at most `size` tokens. It ends, if it can within its last quarter, at the end of a line, or else of a sentence,
+    and never in the middle of a character that several tokens make, unless there is no other place. What remains for the last
+    two chunks is shared between them, so that none is a few tokens. text_of: the text of some tokens.
+    Raises InvalidArgument for a size below 1.
+    """
+    if isinstance(size, bool) or size < 1:
+        raise InvalidArgument(f"chunk_tokens is {size!r}; expected at least 1, such as {CHUNK_TOKENS}")
+    chunks: list[list[int]] = []
+    begin, total = 0, len(ids)
+    while begin < total:
+        end = _end(ids, begin, size, text_of)
+        chunks.append(list(ids[begin:end]))
+        begin = end
+    return chunks
+
+
+def _end(ids: Sequence[int], begin: int, size: int, text_of: Callable[[list[int]], str]) -> int:
+    """The best place to end the chunk that begins at `begin`: of the best the latest."""
+    left = len(ids) - begin
+    if left <= size:
+        return len(ids)
+    longest = min(size, (left + 1) // 2)  # half of what fits in two
+    shortest = max(1, longest - longest // 4, left - size if left < 2 * size else 0)
+    places = range(begin + longest, begin + shortest - 1, -1)
+    return max(places, key=lambda end: (_rank(text_of(list(ids[end - 1 : end + 1]))), end))
+
+
+def _rank(text: str) -> int:
+    """How good a place for a cut lies between two tokens that make this text."""
+    if HalfCharacter in text:
+        return 0
+    return 3 if LineEnd.search(text) else 2 if SentenceEnd.search(text) else 1
