@@ -8,7 +8,7 @@ from kvdb.errors import InvalidArgument
 CHUNK_TOKENS = 512
 
 LineEnd = re.compile(r"\n")
-SentenceEnd = re.compile(r"[.!?][\"')\]]*\s|[。！？]")
+SentenceEnd = re.compile(r"[.!?][\"')\]]*\s|[\u3002\uff01\uff1f]")  # the latter end Chinese and Japanese ones
 HalfCharacter = "\N{REPLACEMENT CHARACTER}"
 """What tokenizers make of a token that holds only some bytes of a character."""
 

@@ -126,7 +126,7 @@ class Documents:
         return f"{self._namespace}/{new.id}/{number}of{total}{revision}"
 
     def put(self, new: Document, ttl: float | None) -> DocumentInfo:
-        """Here it is; what had the id before goes. Raises CapacityError where there is no room; its chunks are the caller's then."""
+        """Here it is; what had the id before goes. Raises CapacityError where there is no room."""
         with self._lock:
             self._make_room(new.id, _sizes([new]))
             now = self._clock()
@@ -200,8 +200,8 @@ class Documents:
         least = sum({**nbytes, **_sizes(d for d in others if d.pinned)}.values())
         if least > self._memory_bytes:
             raise CapacityError(
-                f"document {doc_id!r} and what is pinned take {least:,} bytes; memory_bytes is {self._memory_bytes:,}, so unpin or "
-                "delete documents, or raise it"
+                f"document {doc_id!r} and what is pinned take {least:,} bytes; memory_bytes is {self._memory_bytes:,}, so unpin "
+                "or delete documents, or raise it"
             )
         while sum({**nbytes, **_sizes(others)}.values()) > self._memory_bytes:
             oldest = next(document for document in others if not document.pinned)

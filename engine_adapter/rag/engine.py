@@ -67,7 +67,7 @@ class RagEngine:
         cut([], chunk_tokens, str)
         self._model = model
         self._db = db
-        self._prompts = Prompts(tokenizer, model.get_input_embeddings().num_embeddings, instruction, template)
+        self._prompts = Prompts(tokenizer, int(model.config.get_text_config(decoder=True).vocab_size), instruction, template)
         self._chunk_tokens = chunk_tokens
         self._documents = Documents(db, namespace, memory_bytes, clock)
         self._turns = Turns()
@@ -78,7 +78,7 @@ class RagEngine:
             self._store_instruction(namespace)
             self._opened = opened.pop_all()
 
-    def add(  # noqa: PLR0913  # a document, and everything that may be said of it
+    def add(
         self,
         doc_id: str,
         text: Text,
@@ -97,21 +97,21 @@ class RagEngine:
         """
         self._begin()
         check_ttl(ttl)
-        if not isinstance(doc_id, str) or not doc_id:
+        if not doc_id:
             raise InvalidArgument(f"a document's id is {doc_id!r}; expected a string that is not empty")
         ids = self._prompts.document(text, f"document {doc_id!r}")
-        texts = cut(ids, self._chunk_tokens, self._prompts.text)
+        chunks = cut(ids, self._chunk_tokens, self._prompts.text)
         spec = self._engine.spec
         new = Document(doc_id, pinned=bool(pin))
-        sizes = {digest(text): len(text) * spec.layers * spec.token_nbytes for text in texts}
+        sizes = {digest(chunk): len(chunk) * spec.layers * spec.token_nbytes for chunk in chunks}
         with self._documents.coming(new, sizes, replace=replace), ExitStack() as undo:
             undo.callback(self._documents.discard, new.chunks)
             done = 0
-            for number, text in enumerate(texts, 1):
-                name = self._documents.name(new, number, len(texts))
+            for number, chunk in enumerate(chunks, 1):
+                name = self._documents.name(new, number, len(chunks))
                 with self._turn():
-                    new.chunks.append(Chunk(self._engine.store_chunk(name=name, input_ids=text), digest(text)))
-                done += len(text)
+                    new.chunks.append(Chunk(self._engine.store_chunk(name=name, input_ids=chunk), digest(chunk)))
+                done += len(chunk)
                 if progress is not None:
                     progress(done, len(ids))
             info = self._documents.put(new, ttl)
@@ -155,7 +155,12 @@ class RagEngine:
         return AnswerStream(lambda stream, stop: self._answer(question, ids, recompute, stream, stop, **options))
 
     def check(
-        self, sample: Iterable[Asked | Sequence[Any]], ratios: Iterable[float] = RATIOS, *, max_new_tokens: int = 64, **options: Any
+        self,
+        sample: Iterable[Asked | Sequence[Any]],
+        ratios: Iterable[float] = RATIOS,
+        *,
+        max_new_tokens: int = 64,
+        **options: Any,
     ) -> Check:
         """Compare answers with those of this model's full prefill, without kvdb, for prompts of one's own.
 
@@ -199,7 +204,7 @@ class RagEngine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _answer(  # noqa: PLR0913, PLR0917  # what `answer` takes
+    def _answer(
         self,
         question: Text,
         docs: Sequence[str],

@@ -18,7 +18,7 @@ class _FirstToken(BaseStreamer):
         self.calls = 0
         self.first = 0.0
 
-    def put(self, value: Any) -> None:
+    def put(self, _value: Any) -> None:
         self.calls += 1
         if self.calls == 2:  # the first call is of the prompt
             self.first = perf_counter()

@@ -7,7 +7,7 @@ from threading import Lock
 
 
 class Turns:
-    """A lock that is handed on in the order in which it was asked for. A `threading.Lock` may let one thread starve the others."""
+    """A lock that is handed on in the order in which it was asked for. A `threading.Lock` may let one thread starve others."""
 
     def __init__(self) -> None:
         self._guard = Lock()
