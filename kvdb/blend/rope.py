@@ -34,7 +34,7 @@ def inverse_frequencies(rope: Rope | None, head_dim: int) -> Float64:
     if rope is None:
         raise Unsupported("the model rotates no keys (ModelSpec.rope is None); a chunk can only be moved where keys are rotated")
     parameters = dict(rope.scaling)
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
     if parameters.get("no_rope_layers") is not None:
         raise Unsupported(f"some layers rotate no keys (no_rope_layers); a chunk can only be moved where all do. {SERVED}")
     if kind in LENGTH_DEPENDENT:
