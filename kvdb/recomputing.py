@@ -32,14 +32,19 @@ class Recomputing:
         self._check_laid_out()
         return layer.recompute(self._scratch.of(layer.number, layer.tail), q, positions)
 
-    def deviation(self, layer: Layer, positions: Positions, k: Array, v: Array, score: str) -> Float32:
+    def deviation(self, layer: Layer, positions: Positions, k: Array, v: Array, score: str | None) -> Float32:
         """Of fresh KV from what the layer holds, `[n]`, infinite for gaps. Raises InvalidArgument."""
         self._check_laid_out()
         score_name(score)
         stored = self._scratch.of(layer.number, layer.tail).read(positions)
+<<<<<<< HEAD
         for array in stored:
             array[:, np.isin(positions, layer.missing())] = np.nan  # what a gap's memory holds says nothing
         return deviation(k, v, *stored, score)
+=======
+        scores = deviation(k, v, *stored, score)
+        return np.where(np.isin(positions, layer.missing()), np.float32(np.inf), scores)
+>>>>>>> core
 
     def forget(self) -> None:
         """Give memory back that only recomputing needs."""
