@@ -9,6 +9,7 @@ from weakref import WeakSet
 import numpy as np
 
 import kvdb.check as check
+from kvdb.blend.deviation import score_name
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.direct import DirectDecode, available
 from kvdb.client.remote.stream import StreamDecode
@@ -126,8 +127,11 @@ class RemoteSession:
                 outs.append(_writable(self._decode(request)))
             return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
 
-    def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str) -> Float32:
-        """How far fresh KV is from what is stored; see `kvdb.session.SessionState.deviation`, whose errors it raises."""
+    def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
+        """How far fresh KV is from what is stored; see `kvdb.session.SessionState.deviation`, whose errors it raises.
+
+        A score that looks at several tokens together sees those of one piece.
+        """
         with self._lock:
             self._check_layer(layer)
             check.positions(positions, check.keys_values(self.spec, k, v), self.start, layer)
@@ -138,7 +142,7 @@ class RemoteSession:
                 self._fill_placed(call, layer, where)
                 codec.put_array(call.k, k_piece)
                 codec.put_array(call.v, v_piece)
-                call.score = score
+                call.score = "" if score is None else score_name(score)
                 outs.append(_writable(self._decode(request)))
             return outs[0] if len(outs) == 1 else np.concatenate(outs)
 
