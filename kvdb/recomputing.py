@@ -37,8 +37,9 @@ class Recomputing:
         self._check_laid_out()
         score_name(score)
         stored = self._scratch.of(layer.number, layer.tail).read(positions)
-        scores = deviation(k, v, *stored, score)
-        return np.where(np.isin(positions, layer.missing()), np.float32(np.inf), scores)
+        for array in stored:
+            array[:, np.isin(positions, layer.missing())] = np.nan  # what a gap's memory holds says nothing
+        return deviation(k, v, *stored, score)
 
     def forget(self) -> None:
         """Give memory back that only recomputing needs."""

@@ -251,6 +251,7 @@ def _import(
 def _part(given: Any) -> Part:
     """What the transports take: contexts by their names. Raises ShapeError, DtypeError or InvalidArgument for anything else."""
     part = given if isinstance(given, Part) else Part(given)
+    check.part(part)
     source = part.source
     if isinstance(source, Context):
         return replace(part, source=source.name)

@@ -42,8 +42,8 @@ class Session:
 
     @property
     def tokens(self) -> Tokens:
-        """The ids it was opened with, int32 `[n]`: of its prompt, or of all its parts."""
-        return self._transport.tokens
+        """The ids it was opened with, int32 `[n]`, a copy: of its prompt, or of all its parts."""
+        return self._transport.tokens.copy()
 
     @property
     def layout(self) -> tuple[Placed, ...]:
