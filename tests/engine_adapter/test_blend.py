@@ -201,9 +201,9 @@ def test_a_model_without_rope_has_no_chunks(db):
 def test_the_model_is_left_as_it_was(attached, model, chunks):
     hooks = [len(module._forward_pre_hooks) for module in model.modules()]
     attached.generate(parts=chunks, recompute=0.3, max_new_tokens=1)
+    spec = attached.spec
+    zeros = np.zeros((spec.kv_heads, 8, spec.head_dim), np.float32)
+    fake = attached._db.import_chunk(spec, prompts(1, 8, seed=78)[0], [(zeros, zeros)] * spec.layers, name="zeros")
     with pytest.raises(IntegrityError):
-        spec = attached.spec
-        zeros = np.zeros((spec.kv_heads, 8, spec.head_dim), np.float32)
-        fake = attached._db.import_chunk(spec, prompts(1, 8, seed=78)[0], [(zeros, zeros)] * spec.layers, name="zeros")
         attached.generate(parts=[chunks[1], fake, QUESTION], recompute=0.5, max_new_tokens=1)
     assert [len(module._forward_pre_hooks) for module in model.modules()] == hooks
