@@ -28,6 +28,7 @@ std::string shape_of(const AnyArray& array) {
     return text + "]";
 }
 
+void bind_checksum(nb::module_& m);
 void bind_observe(nb::module_& m);
 
 }  // namespace kvdb
