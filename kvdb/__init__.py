@@ -13,7 +13,7 @@ from kvdb.client.connect import connect
 from kvdb.client.session import Session
 from kvdb.config import Config
 from kvdb.errors import KvdbError
-from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Rope, SegmentStatistics, SessionStats
+from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Part, Placed, Rope, SegmentStatistics, SessionStats
 from kvdb.version import __version__ as __version__
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Hints
@@ -30,6 +30,8 @@ __all__ = [
     "IndexInfo",
     "KvdbError",
     "ModelSpec",
+    "Part",
+    "Placed",
     "Plan",
     "Rope",
     "SegmentStatistics",

@@ -34,6 +34,19 @@ class Geometry:
     @property
     def block_bytes(self) -> int: ...
 
+class Placement:
+    """That the first blocks of a run stand elsewhere than they were computed. See `attend`; the arrays are copied.
+
+    view: int32 [blocks], which of the views each block belongs to; -1: not moved. cos, sin: float32 [views, pairs], of
+    shift * frequency, where keys computed at p stand at p + shift; the first 2 * pairs dimensions rotate, dimension i with
+    i + pairs, or with `interleaved` 2i with 2i + 1. hidden: uint64 [blocks, ceil(block_size / 64)]; where bit t % 64 of word
+    t // 64 is set, nobody sees token t of the block. It must hold finite numbers all the same.
+    """
+
+    def __init__(self, view: Any, cos: Any, sin: Any, interleaved: bool = False, hidden: Any | None = None) -> None: ...
+    @property
+    def blocks(self) -> int: ...
+
 def append(geometry: Geometry, table: Any, start: int, k: Any, v: Any) -> tuple[Literal["k", "v"], int, int] | None:
     """Writes k, v [kv_heads, n, head_dim] at positions [start, start + n) of the run.
 
@@ -62,6 +75,8 @@ def attend(
     top: Any | None = None,
     kv_begin: int = 0,
     kv_end: int | None = None,
+    ends: Any | None = None,
+    placement: Placement | None = None,
 ) -> None:
     """Softmax attention of q [q_heads, n, head_dim] over the first counts[b] tokens of each block b, in order.
 
@@ -69,7 +84,9 @@ def attend(
     sees the first N - n + i + 1. Query head h reads KV head h // (q_heads // kv_heads). out: [q_heads, n, head_dim] of q's type
     or float32. lse: float32 [q_heads, n], contiguous, the logarithm of sum exp(scale * q.k).
     top: the same, the largest q.k. Only KV heads [kv_begin, kv_end) are attended; what belongs to others is left as it
-    is. A query that sees nothing gets out 0 and lse and top -inf. Sums are float32; with 16-bit types the relative
+    is. ends: int64 [n], ascending, instead of causal: query i sees the first ends[i] tokens. placement: of the run's first blocks,
+    at most all; what it hides is not seen, and queries are rotated back by the shift of what they meet, in float32, and rounded
+    to their type: once for each view and query, or a few times where threads share a view. A query that sees nothing gets out 0 and lse and top -inf. Sums are float32; with 16-bit types the relative
     error is that of rounding the output, about 2e-3.
     """
 

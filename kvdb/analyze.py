@@ -44,12 +44,11 @@ def _measured(layer: Layer, spec: ModelSpec, access: Access, searches: Iterator[
     if access.index is not None:
         search = next(searches, None)  # none, where one before it gave up on everything
         return access if search is None else replace(access, actual=_of_search(access, spec, search))
-    layout, run = layer.tail.layout, layer.run
-    first, last = layer.planner.blocks_of(access)
+    reads = layer.run.part(slice(*layer.planner.blocks_of(access)))
     heads = access.heads
     out, lse = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
     started = perf_counter()
-    execute.attend_heads(layout, run.addresses[first:last], run.counts[first:last], q, spec.softmax_scale, heads, out, lse)
+    execute.attend_heads(layer.tail.layout, reads, q, spec.softmax_scale, heads, out, lse)
     seconds = perf_counter() - started
     nbytes = access.tokens * spec.token_nbytes * len(heads) // spec.kv_heads
     return replace(access, actual=Actual(access.tokens, access.tokens, nbytes, seconds))

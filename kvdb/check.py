@@ -53,6 +53,28 @@ def start(given: int | None, length: int, layer_number: int) -> None:
         )
 
 
+def base(given: Any) -> int:
+    """Raises InvalidArgument unless it is a position."""
+    if not isinstance(given, int | np.integer) or isinstance(given, bool) or given < 0:
+        raise InvalidArgument(f"base is {given!r}; expected the position of the chunk's first token, 0 or more")
+    return int(given)
+
+
+def positions(given: Any, n: int, end: int, layer_number: int) -> None:
+    """Raises ShapeError, DtypeError, or PositionError unless these are n ascending positions before `end`."""
+    if not isinstance(given, np.ndarray) or given.shape != (n,):
+        raise ShapeError(f"positions have the shape {np.shape(given)}; expected ({n},), one for each token")
+    if given.dtype != np.int64:
+        raise DtypeError(f"positions have the dtype {given.dtype}; expected int64")
+    if not n:
+        return
+    if given[0] < 0 or given[-1] >= end or (np.diff(given) <= 0).any():
+        raise PositionError(
+            f"positions of layer {layer_number} run from {given[0]} to {given[-1]}; expected ascending ones, each once, "
+            f"from 0 to {end - 1}, before the tail"
+        )
+
+
 def token_ids(tokens: Any) -> Tokens:
     """int32 `[n]`, a copy. Raises ShapeError, DtypeError or InvalidArgument."""
     given = np.asarray(tokens)

@@ -1,32 +1,33 @@
 """The engine: one database in this process. `kvdb.connect` wraps it for users, `kvdb serve` offers it over gRPC."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-
 import indexes.registry as registry
 import kvdb.check as check
 import kvdb.indexing as indexing
 import kvdb.machine as machine_file
-from indexes.base import Float32
+from kvdb.basis import Basis
+from kvdb.blend.rope import inverse_frequencies
 from kvdb.builder import IndexBuilder
-from kvdb.catalog.catalog import Catalog, Context, release
-from kvdb.catalog.indexes import IndexSet
-from kvdb.catalog.segment import Segment, SegmentView, Views, visible_tokens
+from kvdb.catalog.catalog import Catalog, let_go
+from kvdb.catalog.overlay import Overlay
+from kvdb.catalog.segment import Segment, Views
 from kvdb.catalog.use import Asked
 from kvdb.config import Config
-from kvdb.errors import CapacityError, ConfigError, InvalidArgument, Unavailable
-from kvdb.imports import Import
+from kvdb.errors import ConfigError, InvalidArgument, Unavailable
+from kvdb.imports import Import, Target
 from kvdb.indexing import Materializer
+from kvdb.laying import lay_out
+from kvdb.publishing import Publisher
 from kvdb.session import SessionState
 from kvdb.storage.store import BlockStore
 from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import TierStats
-from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Tokens
+from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Part, Tokens
 from query_optimizer.extend import BadRule, PlacedRule, extended
 from query_optimizer.materialize import Materialize
 from query_optimizer.optimizer import Optimizer, UnknownRule
@@ -57,23 +58,30 @@ class Database:
         self._materializer = Materializer(
             self._builder, policy, self.config.indexes.segment_tokens_min, automatic=self.config.indexes.automatic
         )
+        self._publisher = Publisher(self._catalog, self._published)
         self._sessions: set[SessionState] = set()
         self._imports: set[Import] = set()
         self._lock = Lock()
         self._open = True
 
-    def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str) -> Import:
+    def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None) -> Import:
         """Start storing a context. Only the tokens behind the longest stored prefix, [import.start, n), are to be written.
 
-        Raises AlreadyExists or InvalidArgument.
+        base: of a chunk, the position at which its first token was computed; of its text all or nothing is stored. Raises
+        AlreadyExists, InvalidArgument, or Unsupported for a chunk of a model whose keys cannot be moved.
         """
         self._check_open()
         self._catalog.check_free(check.name(name))
         ids = check.token_ids(tokens)
         if not len(ids):
             raise InvalidArgument(f"context {name!r} has no tokens; expected at least one")
-        views = self._catalog.match(spec, ids)
-        writing = Import(self, spec, ids, name, views, self._blocks.tables(spec))
+        if base is not None:
+            check.base(base)
+            inverse_frequencies(spec.rope, spec.head_dim)
+            views = self._publisher.chunk_views(spec, ids)
+        else:
+            views = self._catalog.match(spec, ids)
+        writing = Import(self, self._publisher, Target(spec, ids, name, base), views, self._blocks.tables(spec))
         with self._lock:
             self._imports.add(writing)
         return writing
@@ -87,64 +95,25 @@ class Database:
         ids = check.token_ids(tokens)
         views = self._catalog.match(spec, ids)
         self._materializer.opened(views)
-        return SessionState(self, spec, views, self._blocks.tables(spec), ids)
+        return SessionState(self, spec, Basis.prefix(views), self._blocks.tables(spec), ids)
 
-    def store(self, session: SessionState, name: str, tokens: Tokens | None) -> ContextInfo:
-        """Keep a session's tokens as a context; the session goes on. What is stored already is not stored again.
+    def lay_out(self, spec: ModelSpec, parts: Sequence[Part]) -> SessionState:
+        """A session over several parts, in their order: contexts by name, chunks anywhere, and token ids.
 
-        Raises AlreadyExists, InvalidArgument, PositionError or CapacityError, and then nothing is stored.
+        Token ids before the last context are gaps, whose KV comes with `overlay`; those behind it are not laid out. Raises
+        NotFound, SpecMismatch, PositionError, InvalidArgument, ShapeError, DtypeError, or Unsupported where keys cannot be moved.
         """
         self._check_open()
-        self._catalog.check_free(check.name(name))
-        ids = session.ids(tokens)
-        views = self._catalog.match(session.spec, ids)
-        if visible_tokens(views) < session.reused:  # the contexts this session was opened on were dropped meanwhile
-            release(views)
-            views = session.views
-            for view in views:
-                view.segment.retain()
-        stored = visible_tokens(views)
-        tables: list[BlockTable] = []
-        try:
-            if stored < len(ids):
-                for tail in session.tails:
-                    tables.append(tail.since(stored - session.reused))
-        except CapacityError:
-            for table in tables:
-                table.release()
-            release(views)
-            raise
-        return self.publish(session.spec, name, views, ids[stored:], tables, session.samples())
+        laid = lay_out(self._catalog, spec, parts)
+        overlay = laid.overlay or Overlay(self._blocks.tables(spec))
+        basis = Basis.laid_out(spec, laid.layout, overlay)
+        self._materializer.opened(laid.layout.views)
+        return SessionState(self, spec, basis, self._blocks.tables(spec), laid.tokens)
 
-    def publish(  # a context is made of all of these
-        self,
-        spec: ModelSpec,
-        name: str,
-        views: Views,
-        tokens: Tokens,
-        tables: list[BlockTable],
-        samples: Mapping[int, Float32],
-    ) -> ContextInfo:
-        """Make a context of the views and, behind them, a new segment of `tokens` and `tables`, if there are any.
-
-        samples: queries that were asked of it, float32 `[q_heads, m, head_dim]` by layer, from which its indexes learn.
-
-        Takes over the references to the views and the tables, also when it raises AlreadyExists.
-        """
-        if len(tokens):
-            views = (*views, SegmentView(Segment(tokens, tables, IndexSet(samples)), len(tokens)))
-        context = Context(name, spec, views)
-        published = False
-        try:
-            self._catalog.publish(context)
-            published = True
-        finally:
-            if not published:
-                release(views)
-        for kind in self.config.indexes.at_store:
-            for segment in self._long(views):
-                self._builder.wish(segment, kind)
-        return context.info()
+    def store(self, session: SessionState, name: str, tokens: Tokens | None, *, chunk: bool = False) -> ContextInfo:
+        """Keep a session's tokens as a context; see `Publisher.store`."""
+        self._check_open()
+        return self._publisher.store(session, name, tokens, chunk=chunk)
 
     def build_index(self, name: str, kind: str, wait: bool = True, wanted: Callable[[], bool] = lambda: True) -> list[IndexInfo]:
         """Build that kind of index over the segments of a context that are worth one; what there is then.
@@ -173,12 +142,15 @@ class Database:
         """The plans of a query of one token behind a context: of one layer, or of each. analyze: carry them out, for queries that
         were kept when it was stored. Raises NotFound, LayerError or InvalidArgument."""
         self._check_open()
-        context = self._catalog.get(name)
-        views = self._catalog.hold(name)
-        tokens = np.concatenate([view.segment.tokens[: view.visible] for view in views])
-        session = SessionState(self, context.spec, views, self._blocks.tables(context.spec), tokens)
+        context = self._catalog.hold(name)
+        if context.plain:
+            basis = Basis.prefix(context.views)
+        else:
+            overlay = context.overlay or Overlay(self._blocks.tables(context.spec))
+            basis = Basis.laid_out(context.spec, context.layout, overlay)
+        session = SessionState(self, context.spec, basis, self._blocks.tables(context.spec), context.tokens)
         try:
-            for view in views:
+            for view in context.views:
                 session.suppose(view.segment.indexes.samples)
             layers = range(context.spec.layers) if layer is None else [layer]
             return [session.explain(number, wanted, analyze) for number in layers]
@@ -229,27 +201,31 @@ class Database:
 
         Call it while no session or import is being written.
         """
-        segments = {view.segment for context in self._catalog.contexts() for view in context.views}
+        contexts = self._catalog.contexts()
+        segments = {view.segment for context in contexts for view in context.views}
+        overlays = [context.overlay for context in contexts]
         tables: list[BlockTable] = []
         with self._lock:
             for session in self._sessions:
-                segments.update(view.segment for view in session.views)
+                segments.update(view.segment for view in session.basis.views)
+                overlays.append(session.basis.overlay)
                 tables += session.tails
             for writing in self._imports:
                 segments.update(view.segment for view in writing.views)
                 tables += writing.tables
+        tables += [table for overlay in overlays if overlay is not None for table in overlay.tables]
         self._blocks.check_integrity(tables + [table for segment in segments for table in segment.tables])
 
     def opened(self, session: SessionState) -> None:
         with self._lock:
             self._sessions.add(session)
-        for view in session.views:
+        for view in session.basis.views:
             view.segment.use.hold(1)
 
     def closed(self, session: SessionState) -> None:
         with self._lock:
             self._sessions.discard(session)
-        for view in session.views:
+        for view in session.basis.views:
             view.segment.use.hold(-1)
 
     def ended(self, writing: Import) -> None:
@@ -276,6 +252,11 @@ class Database:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def _published(self, views: Views) -> None:
+        for kind in self.config.indexes.at_store:
+            for segment in self._long(views):
+                self._builder.wish(segment, kind)
+
     def _long(self, views: Views) -> list[Segment]:
         """The segments that are worth an index."""
         return [view.segment for view in views if len(view.segment) >= self.config.indexes.segment_tokens_min]
@@ -284,11 +265,11 @@ class Database:
     def _held(self, name: str) -> Iterator[Views]:
         """The views of a context, alive while the body runs. Raises NotFound."""
         self._check_open()
-        views = self._catalog.hold(name)
+        context = self._catalog.hold(name)
         try:
-            yield views
+            yield context.views
         finally:
-            release(views)
+            let_go(context)
 
     def _check_open(self) -> None:
         if not self._open:

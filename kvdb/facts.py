@@ -11,6 +11,7 @@ from indexes.demand import GUESS
 from indexes.retrieval import Retrieval, TopK
 from kvdb.config import WindowConfig
 from kvdb.parts import Part
+from kvdb.tail import NAME as TAIL_NAME
 from kvdb.types import ModelSpec
 from query_optimizer.cost import Machine
 from query_optimizer.diffuse import ESTIMATED
@@ -88,8 +89,10 @@ def _part_facts(call: Call, part: Part, among: float) -> PartFacts:
         indexes=tuple(_index_facts(call, part, index, heads, seconds, among) for index in part.kinds.values()),
         heads=heads,
         building=() if part.segment is None else part.segment.indexes.under_way(),
+        shift=part.shift,
+        overlaid=part.overlaid,
         sessions=1 if part.segment is None else part.segment.use.sessions,
-        fresh=part.segment is None,
+        fresh=part.name == TAIL_NAME,
     )
 
 

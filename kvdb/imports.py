@@ -1,8 +1,7 @@
 """An import under way: KV goes straight into blocks, and nothing is visible until it is whole."""
 
-from collections.abc import Mapping
 from threading import Lock
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from indexes.base import Float32
 from kvdb.catalog.catalog import release
 from kvdb.catalog.segment import Views, visible_tokens
 from kvdb.errors import NonFiniteError, PositionError, SessionClosed
+from kvdb.publishing import Publisher
 from kvdb.storage.table import BlockTable
 from kvdb.types import Array, ContextInfo, ModelSpec, Tokens
 
@@ -18,17 +18,16 @@ from kvdb.types import Array, ContextInfo, ModelSpec, Tokens
 class Engine(Protocol):
     """What an import needs of the database that began it."""
 
-    def publish(
-        self,
-        spec: ModelSpec,
-        name: str,
-        views: Views,
-        tokens: Tokens,
-        tables: list[BlockTable],
-        samples: Mapping[int, Float32],
-    ) -> ContextInfo: ...
-
     def ended(self, writing: "Import") -> None: ...
+
+
+class Target(NamedTuple):
+    """What an import is to become. base: of a chunk, the position of its first token; None for a context."""
+
+    spec: ModelSpec
+    tokens: Tokens
+    name: str
+    base: int | None = None
 
 
 class Import:
@@ -37,16 +36,16 @@ class Import:
     Layers may come in any order and any pieces; the pieces of one layer come in the order of their tokens.
     """
 
-    def __init__(
-        self, engine: Engine, spec: ModelSpec, tokens: Tokens, name: str, views: Views, tables: list[BlockTable]
-    ) -> None:
-        self.spec = spec
+    def __init__(self, engine: Engine, publisher: Publisher, target: Target, views: Views, tables: list[BlockTable]) -> None:
+        self.spec = target.spec
         self.views = views
         self.tables = tables
         self.start = visible_tokens(views)
         self._engine = engine
-        self._tokens = tokens
-        self._name = name
+        self._publisher = publisher
+        self._tokens = target.tokens
+        self._name = target.name
+        self._base = target.base
         self._samples: dict[int, Float32] = {}
         self._lock = Lock()
         self._open = True
@@ -93,11 +92,20 @@ class Import:
                     raise PositionError(f"layer {layer} was given {table.length} of {new} tokens; write the rest, then commit")
             self._open = False
             try:
-                return self._engine.publish(
+                if self._base is not None:
+                    return self._commit_chunk(self._base)
+                return self._publisher.publish(
                     self.spec, self._name, self.views, self._tokens[self.start :], self.tables, self._samples
                 )
             finally:
                 self._engine.ended(self)
+
+    def _commit_chunk(self, base: int) -> ContextInfo:
+        try:
+            tables = [] if self.views else self.tables
+            return self._publisher.publish_chunk(self.spec, self._name, self._tokens, tables, base, self._samples)
+        finally:
+            release(self.views)
 
     def abort(self) -> None:
         """Give everything back. After the end it does nothing."""

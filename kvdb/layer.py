@@ -1,21 +1,24 @@
 """One layer of a session: its blocks, its plans, and the queries it has seen."""
 
+import numpy as np
+
 from indexes.retrieval import Exact
 from kvdb.attention import execute
+from kvdb.attention.effective import Effective
 from kvdb.attention.execute import Reading
-from kvdb.attention.run import Run
 from kvdb.attention.sparse import Question, sparse
 from kvdb.attention.state import AttentionState
-from kvdb.catalog.segment import Views
+from kvdb.basis import Basis
 from kvdb.catalog.tally import Tally
 from kvdb.planner import Engine, Planner, Prepared
 from kvdb.samples import Samples
 from kvdb.storage.table import BlockTable
 from kvdb.tail import Tail
-from kvdb.types import Array, ModelSpec
+from kvdb.types import Array, ModelSpec, Positions
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Wanted
 
+NOTHING: Positions = np.zeros(0, np.int64)
 DECODE_TOKENS = 16
 """Calls of more are a prefill, which says nothing of what a step takes."""
 OBSERVED_FIRST, OBSERVED_STEP = 16, 8
@@ -25,19 +28,20 @@ OBSERVED_FIRST, OBSERVED_STEP = 16, 8
 class Layer:
     """The tail, the run that queries read, and the plans for them."""
 
-    def __init__(self, engine: Engine, spec: ModelSpec, views: Views, number: int, tail: BlockTable) -> None:
+    def __init__(self, engine: Engine, spec: ModelSpec, basis: Basis, number: int, tail: BlockTable) -> None:
         self.tail = tail
-        self.run = Run([(view.segment.tables[number], view.visible) for view in views], tail)
-        self.tally = Tally(views, engine.asked)
+        self.run = basis.run(number, tail)
+        self.tally = Tally(basis.views, engine.asked)
         self.samples = Samples(engine.config.indexes.sample_queries)
         self.number = number
         self._short = engine.config.optimizer.short_context_tokens
         self._spec = spec
-        self._views = views
+        self._basis = basis
+        self._whole = not len(basis.missing(number))
         self._own = Tail(engine.config, tail)
         self._seals = False
         self._steps = 0
-        self.planner = Planner(engine, spec, views, number, self.run, self._own)
+        self.planner = Planner(engine, spec, basis, number, self.run, self._own)
 
     def append(self, k: Array, v: Array) -> None:
         start = self.tail.length
@@ -45,6 +49,25 @@ class Layer:
             self.tail.append(k, v)
         finally:
             self.run.refresh(start)  # also when nothing was appended: a shared last block may have been copied
+
+    def missing(self) -> Positions:
+        """The positions before the tail that hold nothing yet, ascending."""
+        if self._whole:
+            return NOTHING
+        missing = self._basis.missing(self.number)
+        self._whole = not len(missing)
+        return missing
+
+    def overlay(self, positions: Positions, k: Array, v: Array) -> None:
+        """Recomputed tokens, which have none in this layer yet. Raises NonFiniteError or CapacityError."""
+        overlay = self._basis.overlay
+        assert overlay is not None
+        overlay.add(self.number, positions, k, v)
+        self.run.lay(overlay.positions[self.number])
+
+    def recompute(self, effective: Effective, q: Array, positions: Positions) -> Array:
+        """Attention of queries at these positions, each over everything up to its own; effective: of this layer."""
+        return effective.attend(q, positions, self._spec.softmax_scale).out
 
     def answer(self, q: Array, wanted: Wanted) -> tuple[Array, Plan, Reading]:
         """Attention of the last n tokens, `[q_heads, n, head_dim]`. Raises UnknownRule."""

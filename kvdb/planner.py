@@ -5,7 +5,8 @@ from typing import Protocol
 
 from kvdb.attention.run import Run
 from kvdb.attention.sections import Sections
-from kvdb.catalog.segment import Segment, Views
+from kvdb.basis import Basis
+from kvdb.catalog.segment import Segment
 from kvdb.catalog.use import Asked
 from kvdb.config import Config
 from kvdb.facts import Call, Costs, gather
@@ -66,10 +67,10 @@ class Prepared:
 class Planner:
     """Plans of one layer, each prepared for what was asked and used until a fact it depended on leaves its range."""
 
-    def __init__(self, engine: Engine, spec: ModelSpec, views: Views, number: int, run: Run, tail: Tail) -> None:
+    def __init__(self, engine: Engine, spec: ModelSpec, basis: Basis, number: int, run: Run, tail: Tail) -> None:
         self._engine = engine
         self._spec = spec
-        self._views = views
+        self._basis = basis
         self._number = number
         self._run = run
         self._tail = tail
@@ -84,7 +85,7 @@ class Planner:
         prepared = self._prepared.get(key)
         if prepared is not None:
             prepared.uses -= 1
-            still_good = prepared.version == self._version() and prepared.plan.holds_for(self._run.tokens)
+            still_good = prepared.version == self._version() and prepared.plan.holds_for(self._run.read_tokens)
             if prepared.uses >= 0 and still_good:
                 return prepared
         if len(self._prepared) >= PREPARED_MAX:
@@ -122,7 +123,7 @@ class Planner:
         return self._engine.optimizer.plan(self._facts(new, wanted, self._parts()))
 
     def _parts(self) -> list[Part]:
-        return parts_of(self._engine.config, self._number, self._views, self._run, self._tail)
+        return parts_of(self._engine.config, self._number, self._basis, self._run, self._tail)
 
     def _facts(self, new: int, wanted: Wanted, parts: list[Part]) -> Facts:
         tier, window = self._tail.table.tier.name, self._engine.config.window
@@ -130,13 +131,14 @@ class Planner:
 
     def _looks_again(self) -> bool:
         """Whether it is time to see if what is known of the heads is still so; then it is not for a while, in any session."""
-        due = [view.segment for view in self._views if view.segment.is_old(self._number, LOOK_AGAIN)]
+        due = [view.segment for view in self._basis.views if view.segment.is_old(self._number, LOOK_AGAIN)]
         for segment in due:
             segment.statistics.looked(self._number, segment.use.queries_in_all)
         return bool(due)
 
     def _version(self) -> int:
-        return self._tail.seals + sum(view.segment.indexes.version for view in self._views)
+        built = sum(view.segment.indexes.version for view in self._basis.views)
+        return self._tail.seals + built + len(self._run.overlaid)
 
     def _prepare(self, new: int, wanted: Wanted, uses: int, looks_again: bool = False) -> Prepared:
         version, parts = self._version(), self._parts()
@@ -150,4 +152,5 @@ class Planner:
             segment = by_name[name].segment
             if segment is not None:
                 self._engine.wish(segment, kind)
-        return Prepared(plan, sections_of(plan, by_name, self._tail.table.layout.block_size), version, uses, looks_again)
+        sections = sections_of(plan, by_name, self._basis, self._run, self._tail.table.layout.block_size)
+        return Prepared(plan, sections, version, uses, looks_again)

@@ -10,14 +10,15 @@ import kvdb.analyze as analysis
 import kvdb.check as check
 import kvdb.planner as planner
 from indexes.base import Float32
-from kvdb.attention.execute import Reading
-from kvdb.catalog.catalog import release
+from kvdb.basis import Basis
+from kvdb.blend.deviation import DEFAULT_SCORE
 from kvdb.catalog.prefix_tree import common_prefix
-from kvdb.catalog.segment import Views, visible_tokens
 from kvdb.errors import InvalidArgument, NonFiniteError, PositionError, SessionClosed
 from kvdb.layer import Layer
+from kvdb.recomputing import Recomputing
 from kvdb.storage.table import BlockTable
-from kvdb.types import Array, ContextInfo, ModelSpec, SessionStats, Tokens
+from kvdb.types import Array, ContextInfo, ModelSpec, Placed, Positions, SessionStats, Tokens
+from kvdb.work import Work
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Wanted
 
@@ -31,43 +32,26 @@ class Engine(planner.Engine, Protocol):
 
     def closed(self, session: "SessionState") -> None: ...
 
-    def store(self, session: "SessionState", name: str, tokens: Tokens | None) -> ContextInfo: ...
-
-
-class Work:
-    """What a session has done so far."""
-
-    def __init__(self) -> None:
-        self.queries = self.bytes_read = self.kernel_ns = 0
-        self.tokens_scanned = self.tokens_retrieved = self.missed = self.missed_bound = self.missed_bound_max = 0.0
-        self.rules: dict[str, int] = {}
-
-    def count(self, plan: Plan, reading: Reading) -> None:
-        self.queries += 1
-        self.tokens_scanned += reading.scanned
-        self.tokens_retrieved += reading.retrieved
-        self.bytes_read += reading.nbytes
-        self.kernel_ns += reading.kernel_ns
-        self.missed += reading.missed
-        self.missed_bound += reading.missed_bound
-        self.missed_bound_max = max(self.missed_bound_max, reading.missed_bound_max)
-        self.rules[plan.rule] = self.rules.get(plan.rule, 0) + 1
+    def store(self, session: "SessionState", name: str, tokens: Tokens | None, *, chunk: bool = False) -> ContextInfo: ...
 
 
 class SessionState:
-    """One open session. Takes over the caller's references to `views` and the `tails`, one a layer; `close` gives them back.
+    """One open session. Takes over the `basis` and the `tails`, one a layer; `close` gives them back.
 
-    tokens: the ids known of it, int32; at least those that the views show. Thread-safe: calls on one session take turns.
-    A call that raises leaves the session as it was.
+    tokens: the ids known of it, int32; at least those before the tail. start: the position of the tail's first token. reused: how
+    many tokens before it were stored when it was opened. Thread-safe: calls on one session take turns. A call that raises leaves
+    the session as it was.
     """
 
-    def __init__(self, engine: Engine, spec: ModelSpec, views: Views, tails: list[BlockTable], tokens: Tokens) -> None:
+    def __init__(self, engine: Engine, spec: ModelSpec, basis: Basis, tails: list[BlockTable], tokens: Tokens) -> None:
         self.spec = spec
-        self.views = views
+        self.basis = basis
         self.tokens = tokens
-        self.reused = visible_tokens(views)
+        self.start = basis.layout.length
+        self.reused = self.start - len(basis.missing(0))
         self._engine = engine
-        self._layers = [Layer(engine, spec, views, number, tail) for number, tail in enumerate(tails)]
+        self._layers = [Layer(engine, spec, basis, number, tail) for number, tail in enumerate(tails)]
+        self._recomputing = Recomputing(basis)
         self._work = Work()
         self._lock = RLock()
         self._open = True
@@ -77,6 +61,11 @@ class SessionState:
     def tails(self) -> list[BlockTable]:
         """One a layer; the session owns them."""
         return [layer.tail for layer in self._layers]
+
+    @property
+    def layout(self) -> tuple[Placed, ...]:
+        """What stands where before the tail."""
+        return self.basis.layout.placed
 
     def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None:
         """Append the KV of n tokens to one layer: k (after RoPE) and v, `[kv_heads, n, head_dim]`.
@@ -88,7 +77,7 @@ class SessionState:
             state = self._layer(layer)
             check.keys_values(self.spec, k, v)
             check.start(start, state.run.tokens, layer)
-            state.append(k, v)
+            self._append(state, k, v)
 
     def attention(self, layer: int, q: Array, wanted: Wanted = ANYTHING) -> Array:
         """Attention of one layer's last n tokens over everything before and including each; q and the result are
@@ -100,11 +89,7 @@ class SessionState:
             state = self._layer(layer)
             n = self._queries(state, q)
             state.planner.check(wanted)
-            if n > state.run.tokens:
-                raise PositionError(
-                    f"q asks for the last {n} tokens of layer {layer}, which holds {state.run.tokens}; "
-                    "update the layer first, or use attend"
-                )
+            self._check_last(state, n)
             return self._answer(state, q, wanted)
 
     def attend(self, layer: int, q: Array, k: Array, v: Array, wanted: Wanted = ANYTHING, start: int | None = None) -> Array:
@@ -116,30 +101,72 @@ class SessionState:
             state.planner.check(wanted)
             check.same_tokens(n, check.keys_values(self.spec, k, v))
             check.start(start, state.run.tokens, layer)
-            state.append(k, v)
+            self._check_whole(state)
+            self._append(state, k, v)
             return self._answer(state, q, wanted)
+
+    def overlay(self, layer: int, positions: Positions, k: Array, v: Array) -> None:
+        """Recomputed KV of tokens before the tail, of one layer: k (after RoPE there) and v, `[kv_heads, n, head_dim]`.
+
+        They stand for what is stored, which stays as it is. positions: int64 `[n]`, ascending, of tokens without an overlay in
+        this layer. Raises LayerError, ShapeError, DtypeError, NonFiniteError, PositionError, InvalidArgument, CapacityError or
+        SessionClosed.
+        """
+        with self._lock:
+            state = self._layer(layer)
+            n = check.keys_values(self.spec, k, v)
+            check.positions(positions, n, self.start, layer)
+            self._recomputing.overlay(state, positions, k, v)
+
+    def attention_at(self, layer: int, q: Array, positions: Positions) -> Array:
+        """Attention of tokens before the tail, each over everything up to its own position as the layer is now; q and the result
+        are `[q_heads, n, head_dim]` in the spec's dtype.
+
+        Raises LayerError, ShapeError, DtypeError, NonFiniteError, SessionClosed, and PositionError for positions that are not
+        ascending or not before the tail, and while a token before the last of them holds nothing yet.
+        """
+        with self._lock:
+            state = self._layer(layer)
+            n = self._queries(state, q)
+            check.positions(positions, n, self.start, layer)
+            self._check_whole(state)
+            return self._recomputing.attention(state, q, positions)
+
+    def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str = DEFAULT_SCORE) -> Float32:
+        """How far fresh KV is from what the session holds at these positions, float32 `[n]`; infinite where nothing is stored.
+
+        k, v: as for `overlay`. score: one of kvdb.blend.deviation.SCORES. Raises LayerError, ShapeError, DtypeError,
+        PositionError, InvalidArgument for another score, or SessionClosed.
+        """
+        with self._lock:
+            state = self._layer(layer)
+            n = check.keys_values(self.spec, k, v)
+            check.positions(positions, n, self.start, layer)
+            return self._recomputing.deviation(state, positions, k, v, score)
 
     def fork(self) -> "SessionState":
         """Another session over the same tokens. Nothing is copied until one of the two writes."""
         with self._lock:
             self._check_open()
-            for view in self.views:
-                view.segment.retain()
             tails = [tail.share() for tail in self.tails]
-            return SessionState(self._engine, self.spec, self.views, tails, self.tokens)
+            return SessionState(self._engine, self.spec, self.basis.share(), tails, self.tokens)
 
-    def store(self, name: str, tokens: Tokens | None = None) -> ContextInfo:
+    def store(self, name: str, tokens: Tokens | None = None, *, chunk: bool = False) -> ContextInfo:
         """Keep everything in the session as a context. tokens: the ids of all of it, when it outgrew those it was opened with.
+        chunk: as a chunk, for a session that was opened on nothing.
 
-        Raises AlreadyExists, InvalidArgument, PositionError (layers of different lengths) or SessionClosed.
+        Raises AlreadyExists, InvalidArgument, PositionError (layers of different lengths, or gaps that hold nothing yet) or
+        SessionClosed.
         """
         with self._lock:
             self._check_open()
-            return self._engine.store(self, name, tokens)
+            for layer in self._layers:
+                self._check_whole(layer)
+            return self._engine.store(self, name, tokens, chunk=chunk)
 
     def ids(self, tokens: Tokens | None) -> Tokens:
         """The ids of everything in it, of which `tokens` are all, where given. Raises PositionError or InvalidArgument."""
-        lengths = {self.reused + tail.length for tail in self.tails}
+        lengths = {self.start + tail.length for tail in self.tails}
         if len(lengths) > 1:
             raise PositionError(
                 f"the session's layers hold {min(lengths)} to {max(lengths)} tokens; update them all before it is stored"
@@ -188,7 +215,7 @@ class SessionState:
             return SessionStats(
                 tokens=min(lengths),
                 reused=self.reused,
-                tail_tokens=min(lengths) - self.reused,
+                tail_tokens=min(lengths) - self.start,
                 tail_nbytes=sum(tail.nbytes for tail in self.tails),
                 queries=work.queries,
                 tokens_scanned=round(work.tokens_scanned),
@@ -210,8 +237,9 @@ class SessionState:
                     layer.tally.hand_on()
                 for tail in self.tails:
                     tail.release()
-                release(self.views)
+                self._recomputing.forget()
                 self._engine.closed(self)
+                self.basis.release()
 
     def _check_open(self) -> None:
         if not self._open:
@@ -227,6 +255,28 @@ class SessionState:
         if not layer.tail.layout.finite(q):
             raise NonFiniteError("q holds NaN or infinity; expected finite numbers, so find where the model produced them")
         return n
+
+    def _append(self, layer: Layer, k: Array, v: Array) -> None:
+        self._recomputing.forget()  # who appends is done with recomputing
+        layer.append(k, v)
+
+    def _check_last(self, layer: Layer, n: int) -> None:
+        """Raises PositionError unless the last n tokens of a layer are there to ask."""
+        self._check_whole(layer)
+        before = self.start if self.basis.overlay is not None else 0
+        if n > layer.run.tokens - before:
+            raise PositionError(
+                f"q asks for the last {n} tokens of layer {layer.number}, which holds {layer.run.tokens - before}; "
+                "update the layer first, or use attend" + ("; ask for tokens before the tail with positions=" if before else "")
+            )
+
+    def _check_whole(self, layer: Layer) -> None:
+        missing = layer.missing()
+        if len(missing):
+            raise PositionError(
+                f"{len(missing)} tokens of layer {layer.number} hold nothing yet, the first at position {missing[0]}; "
+                "hand in their KV with overlay first"
+            )
 
     def _answer(self, layer: Layer, q: Array, wanted: Wanted) -> Array:
         out, plan, reading = layer.answer(q, wanted)

@@ -17,6 +17,7 @@ Array = npt.NDArray[Any]
 Tokens = npt.NDArray[np.int32]
 Addresses = npt.NDArray[np.uint64]
 Float32 = npt.NDArray[np.float32]
+Positions = npt.NDArray[np.int64]
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -134,13 +135,49 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class ContextInfo:
-    """What is known of a stored context. nbytes: of the blocks it names, shared ones counted in full."""
+    """What is known of a stored context. nbytes: of the blocks it names, shared ones counted in full.
+
+    chunk: whether it was computed alone, so that a session may lay it out anywhere. blended: whether it was laid out of chunks,
+    so that it is reused as a part of a session (`create_session(parts=)`), never found by its tokens.
+    """
 
     name: str
     spec: ModelSpec
     tokens: int
     segments: int
     nbytes: int
+    chunk: bool = False
+    blended: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One part of a session that is laid out of several, in their order.
+
+    source: a `Context`, its name, or token ids. visible: only its first so many tokens, None for all. at: the position at which
+    the caller believes that it begins, to be checked.
+    """
+
+    source: Any
+    visible: int | None = None
+    at: int | None = None
+
+
+PLACED = ("prefix", "chunk", "tokens")
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What stands at positions [begin, end) of a session: a "prefix", exact where it is, a "chunk" that was computed alone, or
+    "tokens" of which nothing was stored."""
+
+    begin: int
+    end: int
+    kind: str
+
+    @property
+    def tokens(self) -> int:
+        return self.end - self.begin
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class Access:
 
     index: the kind that is searched for what `retrieval` needs, None where all is read. stored: tokens of the part, of which
     `visible` count. heads: the KV heads that go this way, of kv_heads. estimate_tail: whether what is not retrieved is estimated.
+    shift: by how many positions the part was moved. overlaid: tokens of it that were recomputed, and are masked here.
     tier: where the tokens lie; kept_in: the tier that a copy is kept in. reason: why the rule fired. refusals: rules that were
     asked before.
     """
@@ -67,6 +68,7 @@ class Access:
     refusals: tuple[Refusal, ...] = ()
     estimate_tail: bool = False
     shift: int = 0
+    overlaid: int = 0
     kept_in: str | None = None
     actual: Actual | None = None
 

@@ -102,7 +102,8 @@ def _folded(accesses: Sequence[Access]) -> Iterator[list[Access]]:
 def _likeness(access: Access) -> object:
     """What nodes have in common that are shown as one."""
     way = access.index, access.retrieval, access.estimate_tail, access.rule, access.heads
-    return way, access.tier, access.kept_in, access.shift, access.visible < access.stored, access.actual is None
+    seen = bool(access.shift), bool(access.overlaid), access.visible < access.stored
+    return way, seen, access.tier, access.kept_in, access.actual is None
 
 
 def _node(group: Sequence[Access], usual: Retrieval, one_tier: bool) -> Iterator[str]:
@@ -121,7 +122,11 @@ def _node(group: Sequence[Access], usual: Retrieval, one_tier: bool) -> Iterator
     if not first.all_heads:
         yield f"KV Heads: {ranges(first.heads)} of {first.kv_heads}"
     if first.shift:
-        yield f"Shift: {first.shift:+,} positions, by rotating the query"
+        least, most = min(access.shift for access in group), max(access.shift for access in group)
+        far = f"{least:+,}" if least == most else f"{least:+,} to {most:+,}"
+        yield f"Shift: {far} positions, by rotating the query"
+    if first.overlaid:
+        yield f"Filter: {sum(access.overlaid for access in group):,} recomputed tokens are masked"
     if not one_tier or first.kept_in:
         yield f"Tier: {first.tier}" + (f", kept in {first.kept_in}" if first.kept_in else "")
     if left := max((access.actual.left_heads for access in group if access.actual), default=0):

@@ -48,8 +48,9 @@ class PartFacts:
 
     visible: of `stored` tokens these count. seconds: what reading them takes. begin, end: tokens that an index may be asked for;
     the others belong to the window, or have none yet. heads: what is known of each KV head, () for nothing. building: kinds of
-    index that are under way. shift: how far the part was moved from where it was computed. sessions: open over it. fresh: whether
-    these are the session's own tokens.
+    index that are under way. shift: how far the part was moved from where it was computed. overlaid:
+    visible tokens that were recomputed and stand in another part. sessions: open over it. fresh: whether these are the session's
+    own tokens.
     """
 
     name: str
@@ -63,6 +64,7 @@ class PartFacts:
     heads: tuple[HeadFacts, ...] = ()
     building: tuple[str, ...] = ()
     shift: int = 0
+    overlaid: int = 0
     sessions: int = 1
     fresh: bool = False
 

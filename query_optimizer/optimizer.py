@@ -111,6 +111,7 @@ def _accesses(facts: Facts, part: PartFacts, found: list[tuple[str, Fired, Heads
             refusals=refusals,
             estimate_tail=fired.estimate_tail,
             shift=part.shift,
+            overlaid=part.overlaid,
             kept_in=fired.kept_in,
         )
 

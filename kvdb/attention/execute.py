@@ -9,11 +9,11 @@ import numpy as np
 import kvdb._native as _native
 from indexes.base import Float32, Found
 from indexes.retrieval import Retrieval
-from kvdb.attention.run import Counts, Run
+from kvdb.attention.run import Reads, Run
 from kvdb.attention.sections import Searched
 from kvdb.attention.state import AttentionState
 from kvdb.storage.block import BlockLayout, bits
-from kvdb.types import Addresses, Array
+from kvdb.types import Array
 
 
 @dataclass(frozen=True)
@@ -70,23 +70,24 @@ def exact(
     out = np.empty(q.shape, q.dtype)
     lse = np.empty(q.shape[:2], np.float32)
     started = perf_counter_ns()
-    _native.attend(layout.native, bits(q), run.addresses, run.counts, new, scale, bits(out), lse, top)
+    addresses, counts, placement = run.whole
+    _native.attend(layout.native, bits(q), addresses, counts, new, scale, bits(out), lse, top, placement=placement)
     spent = perf_counter_ns() - started
-    return AttentionState(out, lse), Reading(run.tokens, run.tokens, run.tokens * layout.token_nbytes, spent)
+    return AttentionState(out, lse), Reading(run.tokens, run.tokens, run.read_tokens * layout.token_nbytes, spent)
 
 
-def whole(layout: BlockLayout, addresses: Addresses, counts: Counts, q: Array, new: int, scale: float) -> Whole:
+def whole(layout: BlockLayout, reads: Reads, q: Array, new: int, scale: float) -> Whole:
     """`exact` over chosen blocks of a run, in float32, ready to be merged."""
     out = np.empty(q.shape, np.float32)
     lse, top = np.empty(q.shape[:2], np.float32), np.empty(q.shape[:2], np.float32)
-    _native.attend(layout.native, bits(q), addresses, counts, new, scale, out, lse, top)
+    addresses, counts, placement = reads
+    _native.attend(layout.native, bits(q), addresses, counts, new, scale, out, lse, top, placement=placement)
     return Whole(AttentionState(out, lse), top)
 
 
 def attend_heads(  # noqa: PLR0913, PLR0917  # the kernel's
     layout: BlockLayout,
-    addresses: Addresses,
-    counts: Counts,
+    reads: Reads,
     q: Array,
     scale: float,
     kv_heads: Sequence[int],
@@ -98,9 +99,10 @@ def attend_heads(  # noqa: PLR0913, PLR0917  # the kernel's
 
     out: float32 as q, lse: float32 `[q_heads, n]`. top: the same, where given takes the largest q.k.
     """
+    addresses, counts, placement = reads
     begin = 0
     for i, head in enumerate(kv_heads):
         if i + 1 == len(kv_heads) or kv_heads[i + 1] != head + 1:
             run = kv_heads[begin], head + 1
-            _native.attend(layout.native, bits(q), addresses, counts, 0, scale, out, lse, top, *run)
+            _native.attend(layout.native, bits(q), addresses, counts, 0, scale, out, lse, top, *run, placement=placement)
             begin = i + 1

@@ -1,36 +1,84 @@
-"""The blocks that one layer of a session reads, in order: its views', then its tail's."""
+"""The blocks that one layer of a session reads, in order: its views', its overlay's, then its tail's."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+import kvdb._native as _native
+from kvdb.attention.moves import Moves, hidden_words
 from kvdb.storage.table import BlockTable
-from kvdb.types import Addresses
+from kvdb.types import Addresses, Positions
 
 Counts = npt.NDArray[np.int32]
+Words = npt.NDArray[np.uint64]
+
+
+class Reads(NamedTuple):
+    """Blocks for the kernels. placement: which of them were moved and what of them is hidden; None for neither."""
+
+    addresses: Addresses
+    counts: Counts
+    placement: _native.Placement | None = None
+
+
+class Laid(NamedTuple):
+    """How the views of a run stand that is more than one prefix.
+
+    begins: the position of each view's first token. length: positions before the tail. overlay: of this layer.
+    """
+
+    begins: Sequence[int]
+    length: int
+    moves: Moves
+    overlay: BlockTable
 
 
 class Run:
     """Block addresses and how many tokens of each count, kept in step with a growing tail.
 
-    parts: the block tables of the segment views with the tokens visible of each, fixed. tail: grows.
+    parts: the block tables of the segment views with the tokens visible of each, fixed. tail: grows. laid: None where the views
+    are a prefix, each where it was computed.
     """
 
-    def __init__(self, parts: list[tuple[BlockTable, int]], tail: BlockTable) -> None:
+    def __init__(self, parts: list[tuple[BlockTable, int]], tail: BlockTable, laid: Laid | None = None) -> None:
+        self._parts = parts
         self._tail = tail
+        self._laid = laid
         self._block_size = tail.layout.block_size
-        addresses = [table.addresses[: -(-visible // self._block_size)] for table, visible in parts]
-        counts = [_counts(visible, self._block_size) for _, visible in parts]
-        self._base = sum(len(a) for a in addresses)
-        self._capacity = self._base
+        self._view: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+        self._hidden: Words | None = None
+        self._placement: _native.Placement | None = None
+        self.base_tokens = sum(visible for _, visible in parts) if laid is None else laid.length
+        self.overlaid: Positions = np.zeros(0, np.int64)
+        self.lay(self.overlaid)
+
+    def lay(self, overlaid: Positions) -> None:
+        """Take over the overlay, whose row i is the token at position overlaid[i]."""
+        tables = list(self._parts)
+        self.overlaid = overlaid
+        if self._laid is not None and len(overlaid):
+            tables.append((self._laid.overlay, len(overlaid)))
+        addresses = [table.addresses[: -(-visible // self._block_size)] for table, visible in tables]
+        counts = [_counts(visible, self._block_size) for _, visible in tables]
+        self._base = self._capacity = self.blocks = sum(len(a) for a in addresses)
+        self._base_read = sum(visible for _, visible in tables)
         self._addresses: Addresses = np.concatenate([np.empty(0, np.uint64), *addresses])
         self._counts: Counts = np.concatenate([np.empty(0, np.int32), *counts])
-        self.base_tokens = sum(visible for _, visible in parts)
-        self.blocks = self._base
+        if self._laid is not None:
+            self._place(self._laid)
         self.refresh(0)
 
     @property
     def tokens(self) -> int:
+        """The position behind the last token."""
         return self.base_tokens + self._tail.length
+
+    @property
+    def read_tokens(self) -> int:
+        """Tokens in its blocks, of which an overlay's stand for hidden ones."""
+        return self._base_read + self._tail.length
 
     @property
     def addresses(self) -> Addresses:
@@ -41,6 +89,32 @@ class Run:
     def counts(self) -> Counts:
         """int32 `[blocks]`."""
         return self._counts[: self.blocks]
+
+    @property
+    def whole(self) -> Reads:
+        """All of it."""
+        return Reads(self.addresses, self.counts, self._placement)
+
+    @property
+    def base_blocks(self) -> int:
+        """Blocks before the tail's."""
+        return self._base
+
+    def part(self, *slices: slice) -> Reads:
+        """Blocks [start, stop) of each slice, in this order."""
+        addresses, counts = (np.concatenate([array[s] for s in slices]) for array in (self.addresses, self.counts))
+        if self._placement is None:
+            return Reads(addresses, counts)
+        ranges = [np.arange(*s.indices(self.blocks)) for s in slices]
+        return Reads(addresses, counts, self._placed(np.concatenate(ranges)))
+
+    def hidden_of(self, view: int) -> Words | None:
+        """A bit for each token of a view, set for those that are overlaid; None where none is."""
+        if self._laid is None or not len(self.overlaid):
+            return None
+        begin, visible = self._laid.begins[view], self._parts[view][1]
+        words = hidden_words(begin, -(-visible // 64) * 64, 64, self.overlaid).ravel()
+        return words if words.any() else None
 
     def refresh(self, start: int) -> None:
         """Take over the tail's tokens from `start` on; the blocks before that token's are as they were."""
@@ -53,6 +127,28 @@ class Run:
         self._addresses[self._base + first : self.blocks] = tail[first:]
         self._counts[self._base + first : self.blocks] = self._block_size
         self._counts[self.blocks - 1] = self._tail.length - (len(tail) - 1) * self._block_size
+
+    def _place(self, laid: Laid) -> None:
+        """Which block belongs to which move, and what is hidden of it. Blocks behind the views were not moved."""
+        blocks = [-(-visible // self._block_size) for _, visible in self._parts]
+        self._view = np.repeat(laid.moves.of_view, blocks).astype(np.int32)
+        self._hidden = None
+        if len(self.overlaid):
+            views = zip(laid.begins, self._parts, strict=True)
+            words = [hidden_words(begin, visible, self._block_size, self.overlaid) for begin, (_, visible) in views]
+            self._hidden = np.concatenate(words) if words else None
+        self._placement = self._placed(np.arange(len(self._view)))
+
+    def _placed(self, blocks: npt.NDArray[np.int64]) -> _native.Placement | None:
+        """The placement of some blocks of the run."""
+        assert self._laid is not None
+        moves, fixed = self._laid.moves, len(self._view)
+        kept = blocks[blocks < fixed]  # those behind are not moved, and come last
+        view = self._view[kept]
+        hidden = None if self._hidden is None else self._hidden[kept]
+        if (view < 0).all() and (hidden is None or not hidden.any()):
+            return None
+        return _native.Placement(view, moves.cos, moves.sin, moves.interleaved, hidden)
 
     def _grow(self, capacity: int) -> None:
         more = capacity - self._capacity

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from indexes.base import Index
 from indexes.retrieval import Retrieval
-from kvdb.attention.run import Counts, Run
-from kvdb.types import Addresses, Observation
+from kvdb.attention.run import Reads, Run, Words
+from kvdb.types import Float32, Observation
 
 HeadMask = npt.NDArray[np.bool_]
 
@@ -32,6 +32,7 @@ class Searched:
     """A span that an index is asked for. retrieval: None for that of the question. asked: bool `[kv_heads]`, None for all.
 
     estimate_tail: whether what is not retrieved is estimated. observe: takes what the search for an observed question shows.
+    turn: makes of queries those for keys that were moved. hidden: a bit for each token of the segment that nobody sees.
     """
 
     index: Index
@@ -40,6 +41,8 @@ class Searched:
     asked: HeadMask | None = None
     estimate_tail: bool = False
     observe: Callable[[Observation], None] | None = None
+    turn: Callable[[Float32], Float32] | None = None
+    hidden: Words | None = None
 
 
 @dataclass(frozen=True)
@@ -68,26 +71,27 @@ class Sections:
             at = last
         self._rest = at
         self._until: int | None = None
-        self._before: tuple[Addresses, Counts] | None = None
+        self._before: Reads | None = None
+        self._until_base = 0
 
-    def read_whole(self, run: Run) -> tuple[Addresses, Counts]:
-        """The blocks of which nothing is searched. run: always the same one."""
-        if self._before is None:
-            slices = [slice(*edge) for edge in self._edges] or [slice(0)]
-            self._before = np.concatenate([run.addresses[s] for s in slices]), np.concatenate([run.counts[s] for s in slices])
-        addresses, counts = self._before
-        return np.concatenate([addresses, run.addresses[self._rest :]]), np.concatenate([counts, run.counts[self._rest :]])
+    def read_whole(self, run: Run) -> Reads:
+        """The blocks of which nothing is searched. run: always the same one, with the same overlay."""
+        if self._before is None:  # all that does not grow
+            self._until_base = max(self._rest, run.base_blocks)
+            self._before = run.part(*(slice(*edge) for edge in self._edges), slice(self._rest, self._until_base))
+        addresses, counts, placement = self._before
+        grown = slice(self._until_base, None)
+        return Reads(np.concatenate([addresses, run.addresses[grown]]), np.concatenate([counts, run.counts[grown]]), placement)
 
     def behind(self, run: Run) -> int:
         """How many tokens follow everything that is searched: queries of so many last tokens see all of it."""
         if self._until is None:
             self._until = int(run.counts[: self._rest].sum())
-        return run.tokens - self._until
+        return run.read_tokens - self._until
 
-    def blocks(self, run: Run, span: Span) -> tuple[Addresses, Counts]:
+    def blocks(self, run: Run, span: Span) -> Reads:
         """The blocks of a span."""
-        first, last = self._blocks(span)
-        return run.addresses[first:last], run.counts[first:last]
+        return run.part(slice(*self._blocks(span)))
 
     def _blocks(self, span: Span) -> tuple[int, int]:
         size = self._block_size

@@ -52,13 +52,13 @@ def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tupl
     """
     started = perf_counter_ns()
     layout, q = question.layout, question.q
-    addresses, counts = sections.read_whole(question.run)
+    reads = sections.read_whole(question.run)
     causal = q.shape[1] if q.shape[1] > 1 else 0  # one query sees all, also where its own token is searched
-    first = execute.whole(layout, addresses, counts, q, causal, question.scale)
+    first = execute.whole(layout, reads, q, causal, question.scale)
     window_ns = perf_counter_ns() - started
     q32 = np.ascontiguousarray(q, dtype=np.float32)
     limit = question.wanted.missed_mass_max
-    seen = Seen(question.run.tokens - sections.tokens)
+    seen = Seen(question.run.read_tokens - sections.tokens)
     for attempt, tight in widened(retrieval, sections.tokens):
         searches = _search(question, sections, q32, first, None if limit is None else attempt, attempt, tight)
         # Of queries that a search left, reading everything says what is the largest.
@@ -136,7 +136,9 @@ def _search(  # what is asked of all parts, and of each
     for part in sections.searched:
         retrieval = _shared(widened_to or part.retrieval or usual, sections)
         begin, end = np.full(n, part.span.begin, np.int64), np.full(n, part.span.end, np.int64)
-        queries = Queries(q, question.layout.kv_heads, question.scale, begin, end, floor, outside, asked=part.asked)
+        turned = q if part.turn is None else part.turn(q)
+        heads = question.layout.kv_heads
+        queries = Queries(turned, heads, question.scale, begin, end, floor, outside, part.hidden, part.asked)
         tail = part.estimate_tail or question.wanted.estimate_tail
         started = perf_counter_ns()
         found = part.index.search(queries, retrieval, estimate_tail=tail, tight=tight, give_up=True)
@@ -214,11 +216,11 @@ def _observe(question: Question, searches: Sequence[Search], first: Whole, top: 
 
 def _read_left(question: Question, sections: Sections, part: ReadWhole, state: AttentionState, top: Float32 | None) -> None:
     """Merges attention over all of a span into the state's rows of some KV heads, and their largest q.k into `top`."""
-    addresses, counts = sections.blocks(question.run, part.span)
+    reads = sections.blocks(question.run, part.span)
     out, lse = np.empty(state.out.shape, np.float32), np.empty_like(state.lse)
     heads = np.flatnonzero(part.heads).tolist()
     largest_here = None if top is None else np.empty_like(lse)
-    execute.attend_heads(question.layout, addresses, counts, question.q, question.scale, heads, out, lse, largest_here)
+    execute.attend_heads(question.layout, reads, question.q, question.scale, heads, out, lse, largest_here)
     rows = np.repeat(part.heads, len(out) // len(part.heads))
     whole = merge([AttentionState(state.out[rows], state.lse[rows]), AttentionState(out[rows], lse[rows])])
     state.out[rows], state.lse[rows] = whole.out, whole.lse

@@ -1,30 +1,55 @@
-"""The catalogue: contexts by name, and a prefix tree for each spec."""
+"""The catalogue: contexts by name, chunks by their text, and a prefix tree for each spec."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from threading import Lock
 
+from kvdb.catalog.layout import Layout
+from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.prefix_tree import PrefixTree
-from kvdb.catalog.segment import Views, visible_tokens
+from kvdb.catalog.segment import Segment, Views
 from kvdb.errors import AlreadyExists, NotFound
 from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 
 
 @dataclass(frozen=True)
 class Context:
-    """A named, ordered list of segment views."""
+    """A named layout of segment views and what was recomputed of them. tokens: the ids of all of it."""
 
     name: str
     spec: ModelSpec
-    views: Views
+    layout: Layout
+    tokens: Tokens
+    overlay: Overlay | None = None
+
+    @property
+    def views(self) -> Views:
+        return self.layout.views
+
+    @property
+    def alone(self) -> Segment | None:
+        """The segment, if it is all of the context and was computed with nothing before it."""
+        if self.overlay is None and len(self.views) == 1 and self.views[0].segment.alone:
+            return self.views[0].segment
+        return None
 
     def info(self) -> ContextInfo:
+        overlaid = 0 if self.overlay is None else self.overlay.nbytes
         return ContextInfo(
             name=self.name,
             spec=self.spec,
-            tokens=visible_tokens(self.views),
+            tokens=self.layout.length,
             segments=len(self.views),
-            nbytes=sum(view.segment.nbytes for view in self.views),
+            nbytes=overlaid + sum(view.segment.nbytes for view in self.views),
+            chunk=self.alone is not None,
+            blended=not self.plain and self.alone is None,
         )
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is exact for its tokens, so that it may be found by them."""
+        return self.overlay is None and self.layout.plain
 
     def statistics(self) -> ContextStatistics:
         segments = [view.segment for view in self.views]
@@ -38,6 +63,8 @@ class Catalog:
     def __init__(self) -> None:
         self._contexts: dict[str, Context] = {}
         self._trees: dict[str, PrefixTree] = {}
+        self._chunks: dict[tuple[str, bytes], Segment] = {}
+        self._chunk_names: Counter[Segment] = Counter()
         self._lock = Lock()
 
     def publish(self, context: Context) -> None:
@@ -45,7 +72,11 @@ class Catalog:
         with self._lock:
             self._check_free(context.name)
             self._contexts[context.name] = context
-            self._trees.setdefault(context.spec.digest, PrefixTree()).add(context.views)
+            if context.plain:
+                self._trees.setdefault(context.spec.digest, PrefixTree()).add(context.views)
+            if (segment := context.alone) is not None:
+                self._chunks.setdefault(_text(context.spec, segment.tokens), segment)
+                self._chunk_names[segment] += 1
 
     def check_free(self, name: str) -> None:
         """Raises AlreadyExists when the name is taken."""
@@ -61,18 +92,27 @@ class Catalog:
                 view.segment.retain()
             return views
 
+    def chunk(self, spec: ModelSpec, tokens: Tokens) -> Segment | None:
+        """What was computed alone of exactly these tokens. The caller owns one reference to it."""
+        with self._lock:
+            segment = self._chunks.get(_text(spec, tokens))
+            if segment is not None:
+                segment.retain()
+            return segment
+
     def get(self, name: str) -> Context:
         """Raises NotFound."""
         with self._lock:
             return self._find(name)
 
-    def hold(self, name: str) -> Views:
-        """The views of a context; the caller owns one reference to each view's segment. Raises NotFound."""
+    def hold(self, name: str) -> Context:
+        """A context, alive; the caller owns one reference to each view's segment, and a share of the overlay. Raises NotFound."""
         with self._lock:
-            views = self._find(name).views
-            for view in views:
+            context = self._find(name)
+            overlay = None if context.overlay is None else context.overlay.share()
+            for view in context.views:
                 view.segment.retain()
-            return views
+            return replace(context, overlay=overlay)
 
     def contexts(self) -> list[Context]:
         """Every context, in the order of their names."""
@@ -84,8 +124,20 @@ class Catalog:
         with self._lock:
             context = self._find(name)
             del self._contexts[name]
-            self._trees[context.spec.digest].remove(context.views)
-        release(context.views)
+            if context.plain:
+                self._trees[context.spec.digest].remove(context.views)
+            if (segment := context.alone) is not None:
+                self._unname(context.spec, segment)
+        let_go(context)
+
+    def _unname(self, spec: ModelSpec, segment: Segment) -> None:
+        """One context less is this chunk; the text of the last one is not found again."""
+        self._chunk_names[segment] -= 1
+        if not self._chunk_names[segment]:
+            del self._chunk_names[segment]
+            text = _text(spec, segment.tokens)
+            if self._chunks.get(text) is segment:
+                del self._chunks[text]
 
     def _find(self, name: str) -> Context:
         if name not in self._contexts:
@@ -102,3 +154,14 @@ def release(views: Views) -> None:
     """Give back one reference to each view's segment."""
     for view in views:
         view.segment.release()
+
+
+def let_go(context: Context) -> None:
+    """Give back what `hold` gave."""
+    release(context.views)
+    if context.overlay is not None:
+        context.overlay.release()
+
+
+def _text(spec: ModelSpec, tokens: Tokens) -> tuple[str, bytes]:
+    return spec.digest, sha256(tokens.tobytes()).digest()

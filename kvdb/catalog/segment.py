@@ -14,14 +14,26 @@ _numbers = count(1)
 
 
 class Segment:
-    """Tokens computed behind a parent, with one block table a layer. Lives as long as somebody holds a reference.
+    """Tokens with one block table a layer. Lives as long as somebody holds a reference.
 
-    tokens: int32 `[n]`, n >= 1. tables: one a layer, each n tokens long; the segment owns them. indexes: over its keys.
-    statistics: of the queries that searched them. use: how often it was opened and asked.
+    tokens: int32 `[n]`, n >= 1. tables: one a layer, each n tokens long; the segment owns them. indexes: over its keys. base: the
+    position of its first token when it was computed. alone: whether nothing was before it then, so that it may stand anywhere;
+    otherwise it is exact only behind its parent. statistics: of the queries that searched it. use: how often it was opened and
+    asked.
     """
 
-    def __init__(self, tokens: Tokens, tables: list[BlockTable], indexes: IndexSet | None = None) -> None:
+    def __init__(
+        self,
+        tokens: Tokens,
+        tables: list[BlockTable],
+        indexes: IndexSet | None = None,
+        base: int = 0,
+        *,
+        alone: bool = False,
+    ) -> None:
         assert len(tokens) and all(table.length == len(tokens) for table in tables)
+        self.base = base
+        self.alone = alone
         self.number = next(_numbers)
         self.tokens = tokens
         self.tables = tables
@@ -63,13 +75,24 @@ class Segment:
 
 @dataclass(frozen=True)
 class SegmentView:
-    """A segment as one context sees it: only its first `visible` tokens count."""
+    """A segment as one context sees it: only its first `visible` tokens count, `shift` positions from where it was computed."""
 
     segment: Segment
     visible: int
+    shift: int = 0
 
     def __post_init__(self) -> None:
         assert 1 <= self.visible <= len(self.segment)
+
+    @property
+    def begin(self) -> int:
+        """The position of its first token in the context."""
+        return self.segment.base + self.shift
+
+    @property
+    def end(self) -> int:
+        """The position behind its last visible token."""
+        return self.begin + self.visible
 
 
 Views = tuple[SegmentView, ...]

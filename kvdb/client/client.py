@@ -1,6 +1,7 @@
 """The database a user holds; the same for an embedded and a remote one."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -9,8 +10,8 @@ from indexes.retrieval import Retrieval
 from kvdb.client.arrays import to_numpy, token_ids
 from kvdb.client.session import Session
 from kvdb.client.transport import ImportTransport, Transport
-from kvdb.errors import LayerError, ShapeError, SpecMismatch
-from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec
+from kvdb.errors import InvalidArgument, LayerError, ShapeError, SpecMismatch
+from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Part
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Hints
 
@@ -92,38 +93,55 @@ class Client:
         NonFiniteError, LayerError, CapacityError or InvalidArgument, and then nothing is stored.
         """
         ids = token_ids(tokens)
-        writing = self._transport.begin_import(spec, ids, name)
-        done = False
-        try:
-            layers = 0
-            for k, v in kv:
-                _write(writing, layers, to_numpy(k), to_numpy(v), len(ids))
-                layers += 1
-            if layers != spec.layers:
-                raise LayerError(f"kv holds {layers} layers; expected {spec.layers}, those of {spec.name}")
-            if queries is not None:
-                _sample(writing, queries, spec)
-            info = writing.commit()
-            done = True
-        finally:
-            if not done:
-                writing.abort()
-        return Context(self._transport, info)
+        return _import(self._transport, self._transport.begin_import(spec, ids, name), len(ids), kv, queries)
 
-    def create_session(self, spec: ModelSpec, tokens: Any) -> Session:
+    def import_chunk(
+        self,
+        spec: ModelSpec,
+        tokens: Any,
+        kv: Iterable[tuple[Any, Any]],
+        *,
+        name: str,
+        base: int = 0,
+        queries: Iterable[Any] | None = None,
+    ) -> Context:
+        """Store the KV of n tokens that were computed alone, with nothing before them, so that they may be laid out anywhere.
+
+        The same text of one model is stored once, under however many names and from whatever base. base: the position of the
+        first token when it was computed. The rest is as in `import_context`. Raises what that raises, and Unsupported for a
+        model whose keys cannot be moved: one without RoPE, or with one whose frequencies depend on the length.
+        """
+        ids = token_ids(tokens)
+        return _import(self._transport, self._transport.begin_import(spec, ids, name, base), len(ids), kv, queries)
+
+    def create_session(self, spec: ModelSpec, tokens: Any = None, *, parts: Iterable[Any] | None = None) -> Session:
         """A session for a prompt over the longest stored prefix of its tokens; `session.reused` of them need no prefill.
 
-        Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids.
-        """
-        return Session(self._transport.create_session(spec, token_ids(tokens)))
+        parts: in place of tokens, contexts, token ids and `kvdb.Part`s of either, which are laid out one behind the other. A
+        chunk, or any context that was computed alone, may stand anywhere and several times; nothing of it is copied or changed.
+        Any other context may be the first part. Token ids before the last context are gaps, to be filled with
+        `Session.overlay`; those behind it are the prompt's end, which is appended as ever.
 
-    def store(self, session: Session, *, name: str, tokens: Any = None) -> Context:
+        Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids or parts that cannot stand where they are,
+        NotFound, SpecMismatch, PositionError for a part that is not `at` its place, and Unsupported where a chunk would have to
+        be moved whose keys cannot be.
+        """
+        if (tokens is None) == (parts is None):
+            raise InvalidArgument("create_session takes tokens or parts=; expected one of the two")
+        if parts is None:
+            return Session(self._transport.create_session(spec, token_ids(tokens)))
+        return Session(self._transport.lay_out(spec, [_part(given) for given in parts]))
+
+    def store(self, session: Session, *, name: str, tokens: Any = None, chunk: bool = False) -> Context:
         """Keep everything in a session as a context; the session goes on, and shares its blocks with what is stored.
 
-        tokens: the ids of everything in it, when it outgrew those it was opened with. Raises AlreadyExists, InvalidArgument,
-        PositionError (layers of different lengths), CapacityError or SessionClosed, and then nothing is stored.
+        tokens: the ids of everything in it, when it outgrew those it was opened with. chunk: as a chunk, see `import_chunk`, for
+        a session that was opened on no tokens. A session that was laid out of parts becomes a blended context: not found by its
+        tokens, for it is not exact, but a part that other sessions may begin with. Raises AlreadyExists, InvalidArgument,
+        PositionError (layers of different lengths, or gaps that hold nothing), CapacityError, Unsupported or SessionClosed, and
+        then nothing is stored.
         """
-        return Context(self._transport, session.store(name, tokens))
+        return Context(self._transport, session.store(name, tokens, chunk=chunk))
 
     def contexts(self) -> list[Context]:
         """Every stored context, in the order of their names."""
@@ -189,6 +207,42 @@ class Client:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _import(
+    transport: Transport,
+    writing: ImportTransport,
+    tokens: int,
+    kv: Iterable[tuple[Any, Any]],
+    queries: Iterable[Any] | None,
+) -> Context:
+    """Hand an import everything, and end it."""
+    spec = writing.spec
+    done = False
+    try:
+        layers = 0
+        for k, v in kv:
+            _write(writing, layers, to_numpy(k), to_numpy(v), tokens)
+            layers += 1
+        if layers != spec.layers:
+            raise LayerError(f"kv holds {layers} layers; expected {spec.layers}, those of {spec.name}")
+        if queries is not None:
+            _sample(writing, queries, spec)
+        info = writing.commit()
+        done = True
+    finally:
+        if not done:
+            writing.abort()
+    return Context(transport, info)
+
+
+def _part(given: Any) -> Part:
+    """What the transports take: contexts by their names. Raises ShapeError, DtypeError or InvalidArgument for anything else."""
+    part = given if isinstance(given, Part) else Part(given)
+    source = part.source
+    if isinstance(source, Context):
+        return replace(part, source=source.name)
+    return part if isinstance(source, str) else replace(part, source=check.token_ids(token_ids(source)))
 
 
 def _write(writing: ImportTransport, layer: int, k: Array, v: Array, n: int) -> None:

@@ -3,11 +3,15 @@
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 import kvdb.check as check
 from indexes.retrieval import Retrieval
+from kvdb.blend.deviation import DEFAULT_SCORE
 from kvdb.client.arrays import like, to_numpy, token_ids
 from kvdb.client.transport import SessionTransport
-from kvdb.types import ContextInfo, ModelSpec, SessionStats
+from kvdb.errors import DtypeError
+from kvdb.types import ContextInfo, ModelSpec, Placed, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Hints
 
@@ -31,6 +35,22 @@ class Session:
         """How many tokens of the prompt need no prefill."""
         return self._transport.reused
 
+    @property
+    def start(self) -> int:
+        """The position of the first token that `update` and `attend` append: behind the stored prefix, or behind the last
+        context that was laid out."""
+        return self._transport.start
+
+    @property
+    def tokens(self) -> Tokens:
+        """The ids it was opened with, int32 `[n]`: of its prompt, or of all its parts."""
+        return self._transport.tokens
+
+    @property
+    def layout(self) -> tuple[Placed, ...]:
+        """What stands where before `start`: a stored prefix, chunks, and tokens of which nothing was stored."""
+        return self._transport.layout
+
     def update(self, layer: int, k: Any, v: Any, *, start: int | None = None) -> None:
         """Append the KV of the next n tokens of one layer.
 
@@ -39,11 +59,27 @@ class Session:
         """
         self._transport.update(layer, to_numpy(k), to_numpy(v), start)
 
+    def overlay(self, layer: int, positions: Any, k: Any, v: Any) -> None:
+        """Fill gaps of one layer, or recompute tokens that are stored: their new KV masks the stored one, which stays as it is.
+
+        positions: n ascending positions before `start`, of tokens that have no overlay in this layer yet. k (after RoPE at these
+        positions), v: `[kv_heads, n, head_dim]`. Raises LayerError, ShapeError, DtypeError, NonFiniteError, PositionError,
+        InvalidArgument for a session on a prefix, CapacityError or SessionClosed.
+        """
+        self._transport.overlay(layer, _positions(positions), to_numpy(k), to_numpy(v))
+
+    def deviation(self, layer: int, positions: Any, k: Any, v: Any, *, score: str = DEFAULT_SCORE) -> Any:
+        """How far fresh KV is from what this layer holds at these positions, moved there: float32 `[n]`, of the kind of k,
+        infinite for gaps. Arguments as in `overlay`; score: one of kvdb.blend.deviation.SCORES. Raises what `overlay` raises, and
+        InvalidArgument for another score."""
+        return like(self._transport.deviation(layer, _positions(positions), to_numpy(k), to_numpy(v), score), k)
+
     def attention(
         self,
         layer: int,
         q: Any,
         *,
+        positions: Any = None,
         retrieval: Retrieval | None = None,
         max_missed_mass: float | None = None,
         estimate_tail: bool = False,
@@ -54,9 +90,13 @@ class Session:
         q (after RoPE) and the result: `[q_heads, n, head_dim]`. retrieval: which tokens are read, kvdb.Exact(), Dipr(alpha),
         TopK(k) or TopP(p); None lets the optimizer decide. max_missed_mass: read on until the share of the softmax mass that was
         left out is proven to be at most this. estimate_tail: add an estimate of the attention over what was left out, where the
-        index can make one. hints: kvdb.Hints, how it is to be done. Raises LayerError, ShapeError, DtypeError, NonFiniteError,
-        InvalidArgument, Unsupported, SessionClosed, and PositionError for more queries than tokens.
+        index can make one. hints: kvdb.Hints, how it is to be done. positions: ask for n tokens before `start`, ascending,
+        in a session that was laid out; they read everything up to their own position, overlays in place of what they mask.
+        Raises LayerError, ShapeError, DtypeError, NonFiniteError, InvalidArgument, Unsupported, SessionClosed, and PositionError
+        for more queries than tokens, or while a gap holds nothing.
         """
+        if positions is not None:
+            return like(self._transport.attention_at(layer, to_numpy(q), _positions(positions)), q)
         wanted = check.wanted(retrieval, max_missed_mass, estimate_tail, hints)
         return like(self._transport.attention(layer, to_numpy(q), wanted), q)
 
@@ -81,9 +121,9 @@ class Session:
         """Another session over the same tokens; nothing is copied until one of the two goes on. Raises SessionClosed."""
         return Session(self._transport.fork())
 
-    def store(self, name: str, tokens: Any = None) -> ContextInfo:
+    def store(self, name: str, tokens: Any = None, *, chunk: bool = False) -> ContextInfo:
         """Keep everything in the session as a context; see `Client.store`."""
-        return self._transport.store(name, token_ids(tokens))
+        return self._transport.store(name, token_ids(tokens), chunk=chunk)
 
     def explain(  # what `attention` takes
         self,
@@ -117,3 +157,11 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _positions(given: Any) -> Positions:
+    """int64 `[n]`. Raises DtypeError for what are no integers."""
+    array = np.asarray(token_ids(given))
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise DtypeError(f"positions have the dtype {array.dtype}; expected integers")
+    return array.astype(np.int64)

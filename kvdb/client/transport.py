@@ -4,10 +4,22 @@
 to a server. Arrays are numpy here, in the spec's dtype; whoever answers checks them, so both raise the same errors.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, SessionStats, Tokens
+from kvdb.types import (
+    Array,
+    ContextInfo,
+    ContextStatistics,
+    Float32,
+    IndexInfo,
+    ModelSpec,
+    Part,
+    Placed,
+    Positions,
+    SessionStats,
+    Tokens,
+)
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Wanted
 
@@ -17,6 +29,19 @@ class SessionTransport(Protocol):
 
     spec: ModelSpec
     reused: int
+    start: int
+
+    @property
+    def tokens(self) -> Tokens: ...
+
+    @property
+    def layout(self) -> tuple[Placed, ...]: ...
+
+    def overlay(self, layer: int, positions: Positions, k: Array, v: Array) -> None: ...
+
+    def attention_at(self, layer: int, q: Array, positions: Positions) -> Array: ...
+
+    def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str) -> Float32: ...
 
     def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None: ...
 
@@ -26,7 +51,7 @@ class SessionTransport(Protocol):
 
     def fork(self) -> "SessionTransport": ...
 
-    def store(self, name: str, tokens: Tokens | None = None) -> ContextInfo: ...
+    def store(self, name: str, tokens: Tokens | None = None, *, chunk: bool = False) -> ContextInfo: ...
 
     def explain(self, layer: int, wanted: Wanted, analyze: bool = False) -> Plan: ...
 
@@ -41,6 +66,7 @@ class ImportTransport(Protocol):
     `sample` hands in queries of a layer, at any time between.
     """
 
+    spec: ModelSpec
     start: int
     """How many leading tokens are stored already; only tokens [start, n) are written."""
 
@@ -56,9 +82,11 @@ class ImportTransport(Protocol):
 class Transport(Protocol):
     """One database."""
 
-    def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str) -> ImportTransport: ...
+    def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None) -> ImportTransport: ...
 
     def create_session(self, spec: ModelSpec, tokens: Tokens) -> SessionTransport: ...
+
+    def lay_out(self, spec: ModelSpec, parts: Sequence[Part]) -> SessionTransport: ...
 
     def contexts(self) -> list[ContextInfo]: ...
 

@@ -70,6 +70,18 @@ std::vector<Split> split_tokens(const Run& run, std::int64_t tokens, std::int64_
     return splits;
 }
 
+void check_ends(const AttendCall& call, std::int64_t tokens) {
+    if (!call.ends || call.n == 0) return;
+    if (call.causal != 0) throw std::invalid_argument("ends are given, and causal is not 0");
+    const std::int64_t first = call.ends[0], last = call.ends[call.n - 1];
+    if (first < 0 || last > tokens || !std::is_sorted(call.ends, call.ends + call.n)) {
+        throw std::invalid_argument("ends run from " + std::to_string(first) + " to " +
+                                    std::to_string(last) +
+                                    "; expected them to rise, from 0 to the run's " +
+                                    std::to_string(tokens) + " tokens at most");
+    }
+}
+
 Plan make_plan(const AttendCall& call) {
     const Geometry& geometry = call.geometry;
     Plan plan{};
@@ -79,6 +91,7 @@ Plan make_plan(const AttendCall& call) {
                                     ", more than the run's " + std::to_string(plan.tokens) +
                                     " tokens");
     }
+    check_ends(call, plan.tokens);
     plan.group = call.q_heads / geometry.kv_heads;
     plan.rows = plan.group * call.n;
     plan.prefill = plan.rows > kDecodeRowsMax;
@@ -175,6 +188,7 @@ class Attention {
             .block = plan_.splits[split].block,
             .token_begin = plan_.splits[split].token,
             .token_end = plan_.splits[split + 1].token,
+            .ends = call_.ends,
             .visible_first = call_.causal ? plan_.tokens - call_.n + 1 : plan_.tokens,
             .visible_step = call_.causal ? 1 : 0,
             .scale_log2e = static_cast<float>(call_.scale * 1.4426950408889634),

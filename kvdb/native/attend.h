@@ -14,6 +14,7 @@ struct AttendCall {
     int kv_begin, kv_end;  // KV heads that are attended; rows of others are left as they are
     // The last `causal` tokens of the run are the new ones: 0 (every query sees all tokens), or n.
     std::int64_t causal;
+    const std::int64_t* ends;  // optional, [n], ascending: query i sees the first ends[i] tokens
     float scale;
     Rows out;
     Dtype out_dtype;
@@ -23,7 +24,7 @@ struct AttendCall {
 
 // out = softmax(scale * q K^T) V and lse = log sum exp(scale * q K^T), accumulated in float32. A
 // query that sees no token gets out 0 and lse -inf. Query head h reads KV head
-// h / (q_heads / kv_heads). Throws std::invalid_argument if counts or causal make no sense.
+// h / (q_heads / kv_heads). Throws std::invalid_argument if counts, causal or ends make no sense.
 void attend(const AttendCall& call);
 
 struct AttendFoundCall {

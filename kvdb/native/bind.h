@@ -7,11 +7,19 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "transfer.h"
 
 namespace nb = nanobind;
 
 namespace kvdb {
 
+using Array = nb::ndarray<nb::device::cpu>;
+using ConstArray = nb::ndarray<nb::ro, nb::device::cpu>;
+using TableArray = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using CountsArray = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using OffsetsArray = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ScoresArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -28,7 +36,64 @@ std::string shape_of(const AnyArray& array) {
     return text + "]";
 }
 
+// 16-bit types cross as uint16, which every array library has.
+template <class AnyArray>
+bool has_dtype(const AnyArray& array, Dtype dtype) {
+    return array.dtype() ==
+           (dtype == Dtype::float32 ? nb::dtype<float>() : nb::dtype<std::uint16_t>());
+}
+
+// [heads, n, head_dim] of the given type, the last dimension contiguous.
+template <class AnyArray>
+Rows rows_of(const AnyArray& array, std::int64_t heads, std::int64_t n, const Geometry& geometry,
+             Dtype dtype, const char* name) {
+    if (array.ndim() != 3 || static_cast<std::int64_t>(array.shape(0)) != heads ||
+        static_cast<std::int64_t>(array.shape(1)) != n ||
+        static_cast<int>(array.shape(2)) != geometry.head_dim) {
+        fail(std::string(name) + " has shape " + shape_of(array) + "; expected [" +
+             std::to_string(heads) + ", " + std::to_string(n) + ", " +
+             std::to_string(geometry.head_dim) + "]");
+    }
+    if (!has_dtype(array, dtype)) {
+        fail(std::string(name) + " has the wrong type; expected " +
+             (dtype == Dtype::float32 ? "float32" : "uint16, the bits of a 16-bit float"));
+    }
+    if (n > 0 && array.stride(2) != 1) {
+        fail(std::string(name) + " has stride " + std::to_string(array.stride(2)) +
+             " in its last dimension; expected 1 element");
+    }
+    return {const_cast<void*>(static_cast<const void*>(array.data())), array.stride(0),
+            array.stride(1)};
+}
+
+template <class AnyArray>
+std::int64_t tokens_of(const AnyArray& array, const char* name) {
+    if (array.ndim() != 3) {
+        fail(std::string(name) + " has shape " + shape_of(array) +
+             "; expected [heads, tokens, head_dim]");
+    }
+    return static_cast<std::int64_t>(array.shape(1));
+}
+
+inline Table table_of(const TableArray& table) {
+    return {table.data(), static_cast<std::int64_t>(table.shape(0))};
+}
+
+// What a `Placement` of Python's holds: copies, so that what was checked stays as it was.
+struct OwnedPlacement {
+    std::vector<std::int32_t> view;
+    std::vector<float> cos, sin;
+    std::vector<std::uint64_t> hidden;
+    int pairs, words;  // words: 0 where nothing is hidden
+    bool interleaved;
+
+    // For a run of `blocks` blocks of the geometry, as long as this lives.
+    Placement of(const Geometry& geometry, std::int64_t blocks) const;
+};
+
 void bind_checksum(nb::module_& m);
 void bind_observe(nb::module_& m);
+void bind_placement(nb::module_& m);  // the class alone, of which attend's signature speaks
+void bind_moves(nb::module_& m);
 
 }  // namespace kvdb

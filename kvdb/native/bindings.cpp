@@ -1,5 +1,4 @@
 // The Python module: checks shapes and types, releases the GIL, calls.
-// size: one module, whose functions share their checks.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -20,10 +19,6 @@ using namespace nb::literals;
 namespace kvdb {
 namespace {
 
-using Array = nb::ndarray<nb::device::cpu>;
-using ConstArray = nb::ndarray<nb::ro, nb::device::cpu>;
-using TableArray = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using CountsArray = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using LseArray = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using ConstLseArray = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using StateArray = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
@@ -39,49 +34,6 @@ Geometry make_geometry(Dtype dtype, int kv_heads, int head_dim, int block_size) 
              std::to_string(kBlockSizeMax));
     }
     return {dtype, kv_heads, head_dim, block_size};
-}
-
-// 16-bit types cross as uint16, which every array library has.
-template <class AnyArray>
-bool has_dtype(const AnyArray& array, Dtype dtype) {
-    return array.dtype() ==
-           (dtype == Dtype::float32 ? nb::dtype<float>() : nb::dtype<std::uint16_t>());
-}
-
-// [heads, n, head_dim] of the given type, the last dimension contiguous.
-template <class AnyArray>
-Rows rows_of(const AnyArray& array, std::int64_t heads, std::int64_t n, const Geometry& geometry,
-             Dtype dtype, const char* name) {
-    if (array.ndim() != 3 || static_cast<std::int64_t>(array.shape(0)) != heads ||
-        static_cast<std::int64_t>(array.shape(1)) != n ||
-        static_cast<int>(array.shape(2)) != geometry.head_dim) {
-        fail(std::string(name) + " has shape " + shape_of(array) + "; expected [" +
-             std::to_string(heads) + ", " + std::to_string(n) + ", " +
-             std::to_string(geometry.head_dim) + "]");
-    }
-    if (!has_dtype(array, dtype)) {
-        fail(std::string(name) + " has the wrong type; expected " +
-             (dtype == Dtype::float32 ? "float32" : "uint16, the bits of a 16-bit float"));
-    }
-    if (n > 0 && array.stride(2) != 1) {
-        fail(std::string(name) + " has stride " + std::to_string(array.stride(2)) +
-             " in its last dimension; expected 1 element");
-    }
-    return {const_cast<void*>(static_cast<const void*>(array.data())), array.stride(0),
-            array.stride(1)};
-}
-
-template <class AnyArray>
-std::int64_t tokens_of(const AnyArray& array, const char* name) {
-    if (array.ndim() != 3) {
-        fail(std::string(name) + " has shape " + shape_of(array) +
-             "; expected [heads, tokens, head_dim]");
-    }
-    return static_cast<std::int64_t>(array.shape(1));
-}
-
-Table table_of(const TableArray& table) {
-    return {table.data(), static_cast<std::int64_t>(table.shape(0))};
 }
 
 std::optional<std::tuple<const char*, int, std::int64_t>> py_append(const Geometry& geometry,
@@ -136,7 +88,8 @@ void check_rows(const AnyArray& array, std::int64_t q_heads, std::int64_t n, con
 void py_attend(const Geometry& geometry, const ConstArray& q, const TableArray& table,
                const CountsArray& counts, std::int64_t causal, float scale, const Array& out,
                const std::optional<LseArray>& lse, const std::optional<LseArray>& top, int kv_begin,
-               std::optional<int> kv_end) {
+               std::optional<int> kv_end, const std::optional<OffsetsArray>& ends,
+               const OwnedPlacement* placement) {
     AttendCall call{};
     call.geometry = geometry;
     call.n = tokens_of(q, "q");
@@ -163,6 +116,16 @@ void py_attend(const Geometry& geometry, const ConstArray& q, const TableArray& 
     if (lse) check_rows(*lse, q_heads, call.n, "lse");
     if (top) check_rows(*top, q_heads, call.n, "top");
     call.run = {table.data(), counts.data(), static_cast<std::int64_t>(table.shape(0))};
+    Placement moved;
+    if (placement) {
+        moved = placement->of(geometry, call.run.blocks);
+        call.run.placement = &moved;
+    }
+    if (ends && static_cast<std::int64_t>(ends->shape(0)) != call.n) {
+        fail("ends has " + std::to_string(ends->shape(0)) + " elements; expected one for each of " +
+             std::to_string(call.n) + " queries");
+    }
+    call.ends = ends ? ends->data() : nullptr;
     call.causal = causal;
     call.scale = scale;
     call.lse = lse ? lse->data() : nullptr;
@@ -171,24 +134,40 @@ void py_attend(const Geometry& geometry, const ConstArray& q, const TableArray& 
     attend(call);
 }
 
-void py_attend_found(const Geometry& geometry, const TableArray& table, const OffsetsArray& offsets,
-                     const CountsArray& ids, const ScoresArray& scores, float scale,
-                     const StateArray& state_out, const ConstLseArray& state_lse, const Array& out,
-                     const LseArray& lse) {
+// What attention over chosen tokens and the merge of a tail share: a state, and where it goes.
+AttendFoundCall state_call(const Geometry& geometry, const StateArray& state_out,
+                           const ConstLseArray& state_lse, const Array& out, const LseArray& lse) {
+    AttendFoundCall call{};
     const auto q_heads = static_cast<std::int64_t>(state_out.shape(0));
-    const auto n = static_cast<std::int64_t>(state_out.shape(1));
+    call.geometry = geometry;
+    call.q_heads = static_cast<int>(q_heads);
+    call.n = static_cast<std::int64_t>(state_out.shape(1));
     if (q_heads == 0 || q_heads % geometry.kv_heads != 0) {
         fail("state_out has " + std::to_string(q_heads) + " heads; expected a multiple of the " +
              std::to_string(geometry.kv_heads) + " KV heads");
     }
-    rows_of(state_out, q_heads, n, geometry, Dtype::float32, "state_out");
-    const Dtype out_dtype = has_dtype(out, Dtype::float32) ? Dtype::float32 : geometry.dtype;
-    const Rows rows = rows_of(out, q_heads, n, geometry, out_dtype, "out");
-    if (rows.token_stride != geometry.head_dim || rows.head_stride != n * geometry.head_dim) {
+    rows_of(state_out, q_heads, call.n, geometry, Dtype::float32, "state_out");
+    call.out_dtype = has_dtype(out, Dtype::float32) ? Dtype::float32 : geometry.dtype;
+    const Rows rows = rows_of(out, q_heads, call.n, geometry, call.out_dtype, "out");
+    if (rows.token_stride != geometry.head_dim || rows.head_stride != call.n * geometry.head_dim) {
         fail("out is not contiguous");
     }
-    check_rows(state_lse, q_heads, n, "state_lse");
-    check_rows(lse, q_heads, n, "lse");
+    check_rows(state_lse, q_heads, call.n, "state_lse");
+    check_rows(lse, q_heads, call.n, "lse");
+    call.scale = 1;
+    call.state_out = state_out.data();
+    call.state_lse = state_lse.data();
+    call.out = rows.data;
+    call.lse = lse.data();
+    return call;
+}
+
+void py_attend_found(const Geometry& geometry, const TableArray& table, const OffsetsArray& offsets,
+                     const CountsArray& ids, const ScoresArray& scores, float scale,
+                     const StateArray& state_out, const ConstLseArray& state_lse, const Array& out,
+                     const LseArray& lse) {
+    AttendFoundCall call = state_call(geometry, state_out, state_lse, out, lse);
+    const std::int64_t q_heads = call.q_heads, n = call.n;
     const auto count = static_cast<std::int64_t>(ids.shape(0));
     const std::int64_t* at = offsets.data();
     if (static_cast<std::int64_t>(offsets.shape(0)) != q_heads * n + 1 || at[0] != 0 ||
@@ -206,21 +185,11 @@ void py_attend_found(const Geometry& geometry, const TableArray& table, const Of
         fail("ids run from " + std::to_string(*low) + " to " + std::to_string(*high) +
              "; expected tokens of the blocks, 0 to " + std::to_string(tokens - 1));
     }
-    const AttendFoundCall call{geometry,
-                               table.data(),
-                               static_cast<int>(q_heads),
-                               n,
-                               at,
-                               ids.data(),
-                               scores.data(),
-                               scale,
-                               state_out.data(),
-                               state_lse.data(),
-                               nullptr,
-                               nullptr,
-                               rows.data,
-                               out_dtype,
-                               lse.data()};
+    call.table = table.data();
+    call.offsets = at;
+    call.ids = ids.data();
+    call.scores = scores.data();
+    call.scale = scale;
     const nb::gil_scoped_release release;
     attend_found(call);
 }
@@ -228,22 +197,10 @@ void py_attend_found(const Geometry& geometry, const TableArray& table, const Of
 void py_merge_tail(const Geometry& geometry, const StateArray& state_out,
                    const ConstLseArray& state_lse, const StateArray& tail_out,
                    const ConstLseArray& tail_lse, const Array& out, const LseArray& lse) {
-    const auto q_heads = static_cast<std::int64_t>(state_out.shape(0));
-    const auto n = static_cast<std::int64_t>(state_out.shape(1));
-    if (q_heads == 0 || q_heads % geometry.kv_heads != 0) {
-        fail("state_out has " + std::to_string(q_heads) + " heads; expected a multiple of the " +
-             std::to_string(geometry.kv_heads) + " KV heads");
-    }
-    rows_of(state_out, q_heads, n, geometry, Dtype::float32, "state_out");
+    AttendFoundCall call = state_call(geometry, state_out, state_lse, out, lse);
+    const std::int64_t q_heads = call.q_heads, n = call.n;
     rows_of(tail_out, q_heads, n, geometry, Dtype::float32, "tail_out");
-    const Dtype out_dtype = has_dtype(out, Dtype::float32) ? Dtype::float32 : geometry.dtype;
-    const Rows rows = rows_of(out, q_heads, n, geometry, out_dtype, "out");
-    if (rows.token_stride != geometry.head_dim || rows.head_stride != n * geometry.head_dim) {
-        fail("out is not contiguous");
-    }
-    check_rows(state_lse, q_heads, n, "state_lse");
     check_rows(tail_lse, q_heads, n, "tail_lse");
-    check_rows(lse, q_heads, n, "lse");
     for (std::int64_t row = 0; row < q_heads * n; ++row) {
         if (!(tail_lse.data()[row] < INFINITY)) {
             fail("tail_lse holds NaN or infinity; expected finite numbers, or -inf for none");
@@ -251,9 +208,10 @@ void py_merge_tail(const Geometry& geometry, const StateArray& state_out,
     }
     const nb::gil_scoped_release release;
     const std::vector<std::int64_t> no_tokens(q_heads * n + 1);
-    attend_found({geometry, nullptr, static_cast<int>(q_heads), n, no_tokens.data(), nullptr,
-                  nullptr, 1.0f, state_out.data(), state_lse.data(), tail_out.data(),
-                  tail_lse.data(), rows.data, out_dtype, lse.data()});
+    call.offsets = no_tokens.data();
+    call.tail_out = tail_out.data();
+    call.tail_lse = tail_lse.data();
+    attend_found(call);
 }
 
 nb::tuple py_share(const ConstLseArray& missed, const ConstLseArray& lse) {
@@ -290,6 +248,7 @@ NB_MODULE(_native, m) {
         .def_ro("block_size", &Geometry::block_size)
         .def_prop_ro("block_bytes", &Geometry::block_bytes);
 
+    bind_placement(m);
     m.def("append", &py_append, "geometry"_a, "table"_a, "start"_a, "k"_a, "v"_a);
     m.def("finite", &py_finite, "geometry"_a, "array"_a);
     m.def("gather", &py_gather, "geometry"_a, "table"_a, "start"_a, "n"_a, "k_out"_a, "v_out"_a);
@@ -297,7 +256,7 @@ NB_MODULE(_native, m) {
           "target_start"_a, "n"_a);
     m.def("attend", &py_attend, "geometry"_a, "q"_a, "table"_a, "counts"_a, "causal"_a, "scale"_a,
           "out"_a, "lse"_a = nb::none(), "top"_a = nb::none(), "kv_begin"_a = 0,
-          "kv_end"_a = nb::none());
+          "kv_end"_a = nb::none(), "ends"_a = nb::none(), "placement"_a = nb::none());
     m.def("attend_found", &py_attend_found, "geometry"_a, "table"_a, "offsets"_a, "ids"_a,
           "scores"_a, "scale"_a, "state_out"_a, "state_lse"_a, "out"_a, "lse"_a);
     m.def("merge_tail", &py_merge_tail, "geometry"_a, "state_out"_a, "state_lse"_a, "tail_out"_a,

@@ -40,7 +40,8 @@ struct AttendItem {
     int group;           // query heads for each KV head
     std::int64_t row_begin, row_end;
     std::int64_t block, token_begin, token_end;
-    // Query i sees the first visible_first + i * visible_step tokens of the run.
+    // Query i sees the first ends[i] tokens of the run, or visible_first + i * visible_step.
+    const std::int64_t* ends;  // ascending, or null
     std::int64_t visible_first;
     int visible_step;
     float scale_log2e;
@@ -81,6 +82,25 @@ struct FoundItem {
     float* lse;
 };
 
+// Angles of the pairs of a row.
+struct Turn {
+    const float *cos, *sin;  // [pairs]
+    int pairs;
+    bool interleaved;
+};
+
+// `rows` rows of head_dim elements.
+struct RotateItem {
+    void* to;
+    const void* from;
+    std::int64_t to_stride, from_stride;  // bytes
+    std::int64_t rows;
+    int head_dim;
+    Turn turn;
+    float direction;  // 1 forward, -1 back
+    bool to_float;    // else of the same type
+};
+
 // `rows` rows of `row_bytes` (a multiple of 16).
 struct CopyItem {
     std::byte* to;
@@ -100,6 +120,7 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t step) {
 }
 
 using AttendKernel = void (*)(const AttendItem&);
+using RotateKernel = void (*)(const RotateItem&);
 using FoundKernel = void (*)(const FoundItem&);
 using CopyKernel = bool (*)(const CopyItem&);
 
@@ -110,6 +131,7 @@ struct Kernels {
     std::size_t (*prefill_scratch_bytes)(int head_dim, std::int64_t rows);
     void (*finish)(const FinishItem&);
     FoundKernel found[kDtypes];
+    RotateKernel rotate[kDtypes];
     CopyKernel copy;                  // returns true
     CopyKernel copy_finite[kDtypes];  // returns whether every element is finite
     std::uint64_t (*read)(const std::byte*, std::size_t bytes);  // xor of 64-bit words

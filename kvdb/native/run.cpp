@@ -3,8 +3,38 @@
 #include <algorithm>
 
 namespace kvdb {
+namespace {
 
-int RunCursor::next(const std::byte** start, const std::byte** rows, int limit) {
+std::int32_t view_of(const Placement& placement, std::int64_t block) {
+    return block < placement.blocks ? placement.view[block] : -1;
+}
+
+// The bits of `count` tokens, at most 64, from `slot` of a block on.
+std::uint64_t hidden_bits(const Placement& placement, std::int64_t block, int slot, int count) {
+    if (!placement.hidden || block >= placement.blocks) return 0;
+    const std::uint64_t* word = placement.hidden + block * placement.words + slot / 64;
+    const int shift = slot % 64;
+    std::uint64_t bits = word[0] >> shift;
+    if (shift + count > 64) bits |= word[1] << (64 - shift);
+    return count < 64 ? bits & ((std::uint64_t{1} << count) - 1) : bits;
+}
+
+}  // namespace
+
+bool TileHead::all_hidden() const {
+    const auto first = [](int tokens) {
+        return tokens < 64 ? (std::uint64_t{1} << std::max(tokens, 0)) - 1 : ~std::uint64_t{0};
+    };
+    return hidden[0] == first(count) && hidden[1] == first(count - 64);
+}
+
+void RunCursor::next(TileHead& tile, const std::byte** start, const std::byte** rows, int limit) {
+    const Placement* placement = run_.placement;
+    tile.begin = token_;
+    if (placement) {
+        tile.view = -1;
+        std::fill(tile.hidden, tile.hidden + TileHead::words, 0);
+    }
     limit = static_cast<int>(std::clamp<std::int64_t>(end_ - token_, 0, limit));
     int filled = 0;
     while (filled < limit && block_ < run_.blocks) {
@@ -12,6 +42,12 @@ int RunCursor::next(const std::byte** start, const std::byte** rows, int limit) 
         const auto* row =
             reinterpret_cast<const std::byte*>(run_.table[block_]) + row_bytes_ * slot_;
         int take = std::min({left, kGroup - filled % kGroup, limit - filled});
+        if (placement && take > 0) {
+            const std::int32_t view = view_of(*placement, block_);
+            if (filled == 0) tile.view = view;
+            if (view != tile.view) break;
+            tile.hidden[filled / 64] |= hidden_bits(*placement, block_, slot_, take) << filled % 64;
+        }
         if (take == kGroup) {
             start[filled / kGroup] = row;
         } else if (take > 0) {
@@ -26,7 +62,7 @@ int RunCursor::next(const std::byte** start, const std::byte** rows, int limit) 
         }
     }
     token_ += filled;
-    return filled;
+    tile.count = filled;
 }
 
 }  // namespace kvdb

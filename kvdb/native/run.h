@@ -7,10 +7,24 @@
 
 namespace kvdb {
 
+// What is said of a run's first blocks where they stand elsewhere than they were computed: each
+// belongs to a view, whose angles are those of the way that it was moved. Not the keys are rotated
+// there but the query, back by as much. Blocks behind these are as they were computed.
+struct Placement {
+    const std::int32_t* view;  // [blocks]; -1 where a block was not moved
+    std::int64_t blocks;
+    const float *cos, *sin;       // [views][pairs]
+    int pairs;                    // the first 2 * pairs dimensions rotate
+    bool interleaved;             // pairs are 2i and 2i + 1, else i and i + pairs
+    const std::uint64_t* hidden;  // optional, [blocks][words]: a bit of each token that nobody sees
+    int words;
+};
+
 struct Run {
     const std::uint64_t* table;  // block base addresses
     const std::int32_t* counts;  // valid tokens of each block, [0, block_size]
     std::int64_t blocks;
+    const Placement* placement = nullptr;
 };
 
 // What kernels see instead of blocks: groups of 16 consecutive tokens. Where 16 rows lie one behind
@@ -19,11 +33,23 @@ struct Run {
 // copy together. Addresses are those of KV head 0's keys.
 inline constexpr int kGroup = 16;
 
-template <int groups>
-struct Tile {
-    static constexpr int tokens_max = groups * kGroup;
+//
+// All tokens of a tile belong to one view, and somebody sees one of them.
+struct TileHead {
+    static constexpr int words = 2;
     std::int64_t begin = 0;  // run position of the first token
     int count = 0;           // tokens; all groups are full but the last
+    std::int32_t view = -1;
+    std::uint64_t hidden[words] = {};  // a bit of each token that nobody sees
+
+    bool any_hidden() const { return (hidden[0] | hidden[1]) != 0; }
+    bool all_hidden() const;
+};
+
+template <int groups>
+struct Tile : TileHead {
+    static constexpr int tokens_max = groups * kGroup;
+    static_assert(tokens_max <= 64 * words);
     const std::byte* start[groups];
     const std::byte* rows[tokens_max];
 
@@ -43,13 +69,14 @@ class RunCursor {
     // False behind the last token.
     template <int groups>
     bool next(Tile<groups>& tile) {
-        tile.begin = token_;
-        tile.count = next(tile.start, tile.rows, groups * kGroup);
+        do {
+            next(tile, tile.start, tile.rows, groups * kGroup);
+        } while (run_.placement && tile.count > 0 && tile.all_hidden());
         return tile.count > 0;
     }
 
   private:
-    int next(const std::byte** start, const std::byte** rows, int limit);
+    void next(TileHead& tile, const std::byte** start, const std::byte** rows, int limit);
 
     const Run& run_;
     const std::size_t row_bytes_;

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,10 @@ class BlockLayout:
     def token_nbytes(self) -> int:
         """Of one token's keys and values."""
         return self.nbytes // self.block_size
+
+    @cached_property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        return DTYPES[self.dtype]
 
     @cached_property
     def native(self) -> _native.Geometry:

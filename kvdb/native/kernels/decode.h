@@ -7,6 +7,7 @@
 
 #include "../kernels.h"
 #include "decode_step.h"
+#include "rotate.h"
 
 namespace kvdb::kernels {
 
@@ -46,6 +47,7 @@ class Decode {
         Loaded loaded = load(tiles[0], 0, step);
         for (int i = 0; tiles[i].count > 0; i ^= 1) {
             cursor.next(tiles[i ^ 1]);
+            if (tiles[i].view != view_) load_queries(tiles[i].view);
             for (int head = 0; head < item_.heads; ++head) {
                 const bool last = head + 1 == item_.heads;
                 const DecodeTile& ahead = tiles[last ? i ^ 1 : i];
@@ -102,10 +104,18 @@ class Decode {
         clear(sum_, item_.heads * rows_ * Isa::width, 0.0f);
         for (int head = 0; head < item_.heads; ++head) {
             clear(values(head, 0), round_up(rows_, 4) * stride_, 0.0f);
+        }
+        load_queries(-1);
+    }
+
+    // As the keys of a view want them.
+    void load_queries(std::int32_t view) {
+        view_ = view;
+        for (int head = 0; head < item_.heads; ++head) {
             for (int r = 0; r < rows_; ++r) {
-                load_row<Isa, T>(query(head, r),
-                                 row_of<const T>(item_.query, item_, head, item_.row_begin + r),
-                                 item_.geometry.head_dim);
+                Rotate<Isa, T>::load_query(
+                    query(head, r), row_of<const T>(item_.query, item_, head, item_.row_begin + r),
+                    item_, view);
             }
         }
     }
@@ -149,6 +159,7 @@ class Decode {
     float* const max_;
     float* const sum_;
     float* const gathered_;
+    std::int32_t view_ = -1;
 };
 
 }  // namespace kvdb::kernels

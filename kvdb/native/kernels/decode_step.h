@@ -101,16 +101,30 @@ struct DecodeStep {
         }
     }
 
-    // Tokens that a row may not see, and the padding behind the last token.
+    // Tokens that a row may not see, and the padding behind the last token. An idle row sees what
+    // the last one does.
     static void mask(const AttendItem& item, const DecodeTile& tile, const DecodeRows& rows,
                      float* scores) {
         const int end = static_cast<int>(round_up(tile.count, tokens));
         for (int r = 0; r < R; ++r) {
-            const std::int64_t seen = visible(item, rows.first_row + r) - tile.begin;
+            const std::int64_t row = rows.first_row + r;
+            const std::int64_t seen =
+                visible(item, row < item.row_end ? row : item.row_end - 1) - tile.begin;
             int t = tile.count;
             if (seen < t) t = seen < 0 ? 0 : static_cast<int>(seen);
             for (; t < end; ++t) {
                 scores[t / tokens * Isa::width + r * tokens + t % tokens] = -__builtin_inff();
+            }
+        }
+        if (tile.any_hidden()) hide(tile, scores);
+    }
+
+    static void hide(const DecodeTile& tile, float* scores) {
+        for (int w = 0; w < DecodeTile::words; ++w) {
+            for (std::uint64_t bits = tile.hidden[w]; bits; bits &= bits - 1) {
+                const int t = 64 * w + __builtin_ctzll(bits);
+                float* at = scores + t / tokens * Isa::width + t % tokens;
+                for (int r = 0; r < R; ++r) at[r * tokens] = -__builtin_inff();
             }
         }
     }

@@ -101,7 +101,8 @@ KVDB_INLINE T* row_of(const Rows& rows, const Item& item, int head_of_item, std:
 
 // How many tokens of the run a row sees.
 KVDB_INLINE std::int64_t visible(const auto& item, std::int64_t row) {
-    return item.visible_first + row / item.group * item.visible_step;
+    const std::int64_t query = row / item.group;
+    return item.ends ? item.ends[query] : item.visible_first + query * item.visible_step;
 }
 
 }  // namespace kvdb::kernels

@@ -9,6 +9,7 @@
 #include "../kernels.h"
 #include "gathered.h"
 #include "operand.h"
+#include "rotate.h"
 
 namespace kvdb::kernels {
 
@@ -122,6 +123,7 @@ class Prefill {
         for (PrefillTile tile; cursor.next(tile);) {
             const Loaded loaded(item_.geometry, tile, item_.kv_head,
                                 reinterpret_cast<T*>(gathered_));
+            if (tile.view != view_) load_queries(tile);
             pack_keys(tile, loaded);
             pack_values(tile, loaded);
             for (std::int64_t r = 0; r < rows_; r += block_rows) attend(tile, r);
@@ -138,10 +140,22 @@ class Prefill {
         for (std::int64_t r = 0; r < rows_; ++r) {
             item_.state.max[r] = -__builtin_inff();
             item_.state.sum[r] = 0;
-            load_row<Isa, T>(query_ + r * stride_,
-                             row_of<const T>(item_.query, item_, 0, item_.row_begin + r),
-                             head_dim_);
+            load_query(r, -1);
         }
+    }
+
+    // As the keys of the tile's view want them. What sees nothing of this tile sees none behind it.
+    void load_queries(const PrefillTile& tile) {
+        view_ = tile.view;
+        for (std::int64_t r = 0; r < rows_; ++r) {
+            if (seen(tile, r) > 0) load_query(r, view_);
+        }
+    }
+
+    void load_query(std::int64_t row, std::int32_t view) {
+        Rotate<Isa, T>::load_query(query_ + row * stride_,
+                                   row_of<const T>(item_.query, item_, 0, item_.row_begin + row),
+                                   item_, view);
     }
 
     // To panels [lanes][panel] of tokens.
@@ -252,6 +266,7 @@ class Prefill {
         const int own = seen(tile, row);
         const int own_end = static_cast<int>(round_up(own, Isa::width));
         for (int t = own; t < own_end; ++t) scores[t] = -__builtin_inff();
+        if (tile.any_hidden()) hide(tile, scores);
 
         float& row_max = item_.state.max[row];
         f32 largest = Isa::splat(row_max);
@@ -275,6 +290,15 @@ class Prefill {
         row_sum = row_sum * decay_[local] + simd::sum_of_group<Isa, Isa::width>(sum)[0];
     }
 
+    // Scores behind what the row sees may be lost too: they are not looked at.
+    static void hide(const PrefillTile& tile, float* scores) {
+        for (int w = 0; w < PrefillTile::words; ++w) {
+            for (std::uint64_t bits = tile.hidden[w]; bits; bits &= bits - 1) {
+                scores[64 * w + __builtin_ctzll(bits)] = -__builtin_inff();
+            }
+        }
+    }
+
     const AttendItem& item_;
     const std::int64_t rows_;
     const int head_dim_;
@@ -286,6 +310,7 @@ class Prefill {
     float* const scores_;  // [block_rows][tile_tokens], then weights
     float* const decay_;   // [block_rows]
     float* const gathered_;
+    std::int32_t view_ = -1;
 };
 
 }  // namespace kvdb::kernels

@@ -6,6 +6,7 @@
 #include "finish.h"
 #include "found.h"
 #include "prefill.h"
+#include "rotate.h"
 
 namespace kvdb::kernels {
 
@@ -33,6 +34,7 @@ struct Table {
         .prefill_scratch_bytes = prefill_scratch_bytes,
         .finish = Finish<Isa>::run,
         .found = {Found<Isa, float>::run, Found<Isa, Float16>::run, Found<Isa, BFloat16>::run},
+        .rotate = {Rotate<Isa, float>::run, Rotate<Isa, Float16>::run, Rotate<Isa, BFloat16>::run},
         .copy = Copy<Isa>::plain,
         .copy_finite = {Copy<Isa>::finite_float32, Copy<Isa>::finite_float16,
                         Copy<Isa>::finite_bfloat16},

@@ -1,0 +1,50 @@
+"""Overlays: recomputed keys and values of some tokens of a context, layer by layer. Stored blocks are never rewritten."""
+
+import numpy as np
+
+from indexes.base import Int64
+from kvdb.storage.table import BlockTable
+from kvdb.types import Array
+
+
+class Overlay:
+    """One block table a layer, whose row i is the token at `positions[layer][i]`, its key rotated to that position.
+
+    Owns its tables; `share` gives another over the same blocks, of which whoever writes first copies what it writes. version: how
+    often rows were added.
+    """
+
+    def __init__(self, tables: list[BlockTable]) -> None:
+        """tables: empty, one a layer; the overlay takes them over."""
+        self.tables = tables
+        self.positions: list[Int64] = [np.zeros(0, np.int64) for _ in tables]
+        self.version = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(table.nbytes for table in self.tables)
+
+    @property
+    def empty(self) -> bool:
+        return not any(len(positions) for positions in self.positions)
+
+    def add(self, layer: int, positions: Int64, k: Array, v: Array) -> None:
+        """Rows for tokens that have none in this layer yet; k, v `[kv_heads, n, head_dim]`.
+
+        Raises NonFiniteError or CapacityError, and then it is as it was.
+        """
+        self.tables[layer].append(k, v)
+        self.positions[layer] = np.concatenate([self.positions[layer], positions])
+        self.version += 1
+
+    def share(self) -> "Overlay":
+        """Another overlay over the same blocks."""
+        twin = Overlay([table.share() for table in self.tables])
+        twin.positions = list(self.positions)
+        return twin
+
+    def release(self) -> None:
+        """Give every block back; it is empty afterwards."""
+        for table in self.tables:
+            table.release()
+        self.positions = [np.zeros(0, np.int64) for _ in self.tables]

@@ -1,0 +1,81 @@
+"""Recomputing tokens of what a session stands on: CacheBlend's partial recompute (arXiv 2405.16444), layer by layer."""
+
+import numpy as np
+
+from indexes.base import Float32
+from kvdb.attention.effective import Effective
+from kvdb.basis import Basis
+from kvdb.blend.deviation import SCORES
+from kvdb.errors import InvalidArgument, PositionError
+from kvdb.layer import Layer
+from kvdb.storage.table import BlockTable
+from kvdb.types import Array, Positions
+
+
+class Recomputing:
+    """Overlays for a session, and the attention of the tokens they are made of."""
+
+    def __init__(self, basis: Basis) -> None:
+        self._basis = basis
+        self._scratch = Scratch(basis)
+
+    def overlay(self, layer: Layer, positions: Positions, k: Array, v: Array) -> None:
+        """Raises PositionError for a token that has an overlay, InvalidArgument, NonFiniteError or CapacityError."""
+        self._check_laid_out()
+        again = np.intersect1d(positions, self._basis.overlaid(layer.number))
+        if len(again):
+            raise PositionError(f"position {again[0]} of layer {layer.number} was recomputed already; expected each once")
+        layer.overlay(positions, k, v)
+
+    def attention(self, layer: Layer, q: Array, positions: Positions) -> Array:
+        """Of queries `[q_heads, n, head_dim]` at these positions. Raises InvalidArgument."""
+        self._check_laid_out()
+        return layer.recompute(self._scratch.of(layer.number, layer.tail), q, positions)
+
+    def deviation(self, layer: Layer, positions: Positions, k: Array, v: Array, score: str) -> Float32:
+        """Of fresh KV from what the layer holds, `[n]`, infinite for gaps. Raises InvalidArgument."""
+        self._check_laid_out()
+        if score not in SCORES:
+            raise InvalidArgument(f"score is {score!r}; expected one of {', '.join(SCORES)}")
+        stored = self._scratch.of(layer.number, layer.tail).read(positions)
+        deviations = SCORES[score](k.astype(np.float32), v.astype(np.float32), *stored)
+        return np.where(np.isin(positions, layer.missing()), np.float32(np.inf), deviations)
+
+    def forget(self) -> None:
+        """Give memory back that only recomputing needs."""
+        self._scratch.forget()
+
+    def _check_laid_out(self) -> None:
+        if self._basis.overlay is None:
+            raise InvalidArgument("the session stands on a prefix, of which nothing is recomputed; open it with parts=")
+
+
+class Scratch:
+    """The layer that is being recomputed, as one run of keys at their true positions. Holds one layer at a time."""
+
+    def __init__(self, basis: Basis) -> None:
+        self._basis = basis
+        self._number: int | None = None
+        self._rows = 0
+        self._effective: Effective | None = None
+
+    def of(self, number: int, tail: BlockTable) -> Effective:
+        """The layer as it is now. tail: of it, for the form of its blocks."""
+        basis = self._basis
+        assert basis.overlay is not None
+        assert basis.moves is not None
+        if self._effective is None:
+            self._effective = Effective(tail.layout, basis.layout.length)
+        effective, overlaid = self._effective, basis.overlaid(number)
+        if self._number != number:
+            self._number, self._rows = number, 0
+            for i, view in enumerate(basis.views):
+                turn, table = basis.moves.angles_of(i), view.segment.tables[number]
+                effective.place(table, view.visible, view.begin, turn, interleaved=basis.moves.interleaved)
+        effective.scatter(basis.overlay.tables[number], overlaid[self._rows :], self._rows)
+        self._rows = len(overlaid)
+        return effective
+
+    def forget(self) -> None:
+        """Give the memory back."""
+        self._effective, self._number = None, None
