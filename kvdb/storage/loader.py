@@ -21,7 +21,8 @@ class Loading:
     They come in order. Made by `Loader.load`.
     """
 
-    def __init__(self, file: SegmentFile, tables: Sequence[BlockTable], ready: int, changed: Condition) -> None:
+    def __init__(self, loader: "Loader", file: SegmentFile, tables: Sequence[BlockTable], ready: int, changed: Condition) -> None:
+        self.loader = loader
         self.file = file
         self.tables = tables
         self.ready = ready
@@ -75,7 +76,7 @@ class Loader:
 
         Nobody may read a layer's blocks before `Loading.wait`, or free any before it has ended. Raises Unavailable once closed.
         """
-        loading = Loading(file, tables, ready, self._changed)
+        loading = Loading(self, file, tables, ready, self._changed)
         if loading.ended:
             return loading
         with self._changed:

@@ -35,7 +35,9 @@ def test_the_token_that_moved_stands_out(score):
     np.testing.assert_array_equal(np.delete(scores, 7), 0)
 
 
-@pytest.mark.parametrize(("score", "k_counts", "v_counts"), [("keys", 1, 0), ("values", 0, 1), ("both", 1, 1), ("absolute", 1, 1)])
+@pytest.mark.parametrize(
+    ("score", "k_counts", "v_counts"), [("keys", 1, 0), ("values", 0, 1), ("both", 1, 1), ("absolute", 1, 1)]
+)
 def test_each_looks_at_what_its_name_says(score, k_counts, v_counts):
     k, v = kv()
     assert (deviation(2 * k, v, k, v, score) > 0).all() == k_counts
