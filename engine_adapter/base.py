@@ -40,6 +40,20 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Blend:
+    """How a prompt was blended of parts. reused: tokens whose stored keys and values stayed; recomputed: tokens of chunks that
+    were computed anew, the mean over the layers behind the first (whose stored ones are right anyway); fresh: tokens of which
+    nothing was stored. ratio: that was asked for, or chosen. seconds: of laying out and recomputing."""
+
+    reused: float
+    recomputed: float
+    fresh: int
+    ratio: float
+    strategy: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Report:
     """What the last `generate` or `store` did.
 
@@ -47,7 +61,7 @@ class Report:
     were computed. generated: new tokens of each returned sequence, padding included. prefill_seconds: until every prompt was in
     the database. first_token_seconds: from the call to the first new token, None where none was asked for. seconds: the whole
     call. explain: the plan of the first row's next query in the last layer. reading: what the steps behind the prompts read,
-    None where there were none or it cannot be told, as with beam search.
+    None where there were none or it cannot be told, as with beam search. blend: of a prompt that was laid out of parts.
     """
 
     reused: tuple[int, ...]
@@ -58,6 +72,7 @@ class Report:
     seconds: float
     explain: kvdb.Plan
     reading: Reading | None = None
+    blend: Blend | None = None
 
 
 class Engine(Protocol):

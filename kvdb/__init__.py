@@ -8,6 +8,7 @@ with db.create_session(spec, tokens) as session:
 
 from indexes.retrieval import Dipr, Exact, TopK, TopP
 from kvdb import errors
+from kvdb.blend.strategies import Recompute
 from kvdb.client.client import Client, Context
 from kvdb.client.connect import connect
 from kvdb.client.session import Session
@@ -33,6 +34,7 @@ __all__ = [
     "Part",
     "Placed",
     "Plan",
+    "Recompute",
     "Rope",
     "SegmentStatistics",
     "Session",

@@ -63,6 +63,36 @@ def gather(geometry: Geometry, table: Any, start: int, n: int, k_out: Any, v_out
 def copy(geometry: Geometry, source: Any, source_start: int, target: Any, target_start: int, n: int) -> None:
     """Copies n positions from one run (its table) to another. The memory of the two may not overlap."""
 
+def place(
+    geometry: Geometry,
+    source: Any,
+    start: int,
+    target: Any,
+    target_start: int,
+    n: int,
+    cos: Any | None,
+    sin: Any | None,
+    interleaved: bool = False,
+) -> None:
+    """Copies as `copy` does, with keys rotated forward: as if they had been computed `shift` positions further on.
+
+    cos, sin: float32 [pairs], of shift * frequency, as in `Placement`; None and None: a plain copy. Keys are rotated in float32
+    and rounded to their type.
+    """
+
+def scatter(geometry: Geometry, source: Any, source_start: int, target: Any, positions: Any) -> None:
+    """Copies token source_start + i of one run to position positions[i], int64 [n], of another; of several the last stays."""
+
+def gather_at(geometry: Geometry, table: Any, positions: Any, k_out: Any, v_out: Any) -> None:
+    """Reads the tokens at positions, int64 [n], in any order, into k_out, v_out [kv_heads, n, head_dim]."""
+
+def rotate(geometry: Geometry, q: Any, cos: Any, sin: Any, interleaved: bool, out: Any) -> None:
+    """Rotates q [heads, n, head_dim], of the geometry's type, back: as keys that were moved by `shift` want it.
+
+    cos, sin: float32 [pairs], of shift * frequency, as in `Placement`. out: [heads, n, head_dim] of q's type, rounded, or
+    float32; or q itself. `geometry` tells type and head_dim alone; any number of heads goes.
+    """
+
 def attend(
     geometry: Geometry,
     q: Any,
@@ -84,10 +114,10 @@ def attend(
     sees the first N - n + i + 1. Query head h reads KV head h // (q_heads // kv_heads). out: [q_heads, n, head_dim] of q's type
     or float32. lse: float32 [q_heads, n], contiguous, the logarithm of sum exp(scale * q.k).
     top: the same, the largest q.k. Only KV heads [kv_begin, kv_end) are attended; what belongs to others is left as it
-    is. ends: int64 [n], ascending, instead of causal: query i sees the first ends[i] tokens. placement: of the run's first blocks,
-    at most all; what it hides is not seen, and queries are rotated back by the shift of what they meet, in float32, and rounded
-    to their type: once for each view and query, or a few times where threads share a view. A query that sees nothing gets out 0 and lse and top -inf. Sums are float32; with 16-bit types the relative
-    error is that of rounding the output, about 2e-3.
+    is. ends: int64 [n], ascending, instead of causal: query i sees the first ends[i] tokens. placement: of the run's first
+    blocks, or of all; nobody sees what it hides, and queries are rotated back by the shift of what they meet, in float32, and
+    rounded to their type. A query that sees nothing gets out 0 and lse and top -inf. Sums are float32; with 16-bit types the
+    relative error is that of rounding the output, about 2e-3, and where blocks were moved that of rounding the query, too.
     """
 
 def attend_found(

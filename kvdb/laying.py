@@ -47,7 +47,7 @@ class _Laying:
         self._views: Views = ()
         self._overlay: Overlay | None = None
         self._tokens: list[Tokens] = []
-        self._end = self._laid_end = 0
+        self._end = self._laid_end = self._settled = 0
 
     def add(self, number: int, part: Part) -> None:
         if part.at is not None and part.at != self._end:
@@ -98,14 +98,14 @@ class _Laying:
         if segment is not None:
             self._views = (*self._views, SegmentView(segment, visible, self._end - segment.base))
         else:
-            self._views, self._overlay = context.views, context.overlay
+            self._views, self._overlay, self._settled = context.views, context.overlay, context.layout.length
         self._tokens.append(context.tokens[:visible])
         self._end += visible
         self._laid_end = self._end
 
     def laid_out(self) -> LaidOut:
         tokens = np.concatenate([np.zeros(0, np.int32), *self._tokens])
-        return LaidOut(Layout(self._views, self._laid_end), tokens, self._overlay)
+        return LaidOut(Layout(self._views, self._laid_end, self._settled), tokens, self._overlay)
 
     def let_go(self) -> None:
         for view in self._views:

@@ -5,7 +5,7 @@ import numpy as np
 from indexes.base import Float32
 from kvdb.attention.effective import Effective
 from kvdb.basis import Basis
-from kvdb.blend.deviation import SCORES
+from kvdb.blend.deviation import deviation, score_name
 from kvdb.errors import InvalidArgument, PositionError
 from kvdb.layer import Layer
 from kvdb.storage.table import BlockTable
@@ -32,14 +32,14 @@ class Recomputing:
         self._check_laid_out()
         return layer.recompute(self._scratch.of(layer.number, layer.tail), q, positions)
 
-    def deviation(self, layer: Layer, positions: Positions, k: Array, v: Array, score: str) -> Float32:
+    def deviation(self, layer: Layer, positions: Positions, k: Array, v: Array, score: str | None) -> Float32:
         """Of fresh KV from what the layer holds, `[n]`, infinite for gaps. Raises InvalidArgument."""
         self._check_laid_out()
-        if score not in SCORES:
-            raise InvalidArgument(f"score is {score!r}; expected one of {', '.join(SCORES)}")
+        score_name(score)
         stored = self._scratch.of(layer.number, layer.tail).read(positions)
-        deviations = SCORES[score](k.astype(np.float32), v.astype(np.float32), *stored)
-        return np.where(np.isin(positions, layer.missing()), np.float32(np.inf), deviations)
+        for array in stored:
+            array[:, np.isin(positions, layer.missing())] = np.nan  # what a gap's memory holds says nothing
+        return deviation(k, v, *stored, score)
 
     def forget(self) -> None:
         """Give memory back that only recomputing needs."""

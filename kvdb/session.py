@@ -11,7 +11,6 @@ import kvdb.check as check
 import kvdb.planner as planner
 from indexes.base import Float32
 from kvdb.basis import Basis
-from kvdb.blend.deviation import DEFAULT_SCORE
 from kvdb.catalog.prefix_tree import common_prefix
 from kvdb.catalog.segment import Views
 from kvdb.errors import InvalidArgument, NonFiniteError, PositionError, SessionClosed
@@ -137,11 +136,11 @@ class SessionState:
             self._check_whole(state)
             return self._recomputing.attention(state, q, positions)
 
-    def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str = DEFAULT_SCORE) -> Float32:
+    def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
         """How far fresh KV is from what the session holds at these positions, float32 `[n]`; infinite where nothing is stored.
 
-        k, v: as for `overlay`. score: one of kvdb.blend.deviation.SCORES. Raises LayerError, ShapeError, DtypeError,
-        PositionError, InvalidArgument for another score, or SessionClosed.
+        k, v: as for `overlay`. score: one of kvdb.blend.deviation.SCORES, None for its default. Raises LayerError, ShapeError,
+        DtypeError, PositionError, InvalidArgument for another score, or SessionClosed.
         """
         with self._lock:
             state = self._layer(layer)

@@ -1,26 +1,29 @@
 """An attached model: generation over contexts that live in the database."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 import kvdb
 import kvdb.check as check
-from engine_adapter.base import Inspect, Progress, Report
+from engine_adapter.base import Blend, Inspect, Progress, Report
 from engine_adapter.transformers.attention import Attached
 from engine_adapter.transformers.cache import ANYTHING, Row, SessionCache
 from engine_adapter.transformers.options import beams_of, settings_of
 from engine_adapter.transformers.prefill import prefill
-from engine_adapter.transformers.prompts import Prompt, as_batch, as_row, end_tokens, inferred_mask, rows_of
+from engine_adapter.transformers.prompts import Prompt, Prompts, as_row, end_tokens, prompts_of
 from engine_adapter.transformers.reading import count, reading_since
+from engine_adapter.transformers.recompute import recompute as recomputed
 from engine_adapter.transformers.support import check_dropout, text_config
 from indexes.retrieval import Retrieval
+from kvdb.blend.strategies import Recompute
 from kvdb.errors import AlreadyExists, InvalidArgument, NotFound, Unsupported
 from query_optimizer.wanted import Wanted
 
@@ -40,7 +43,7 @@ class TransformersEngine:
         self._db = db
         self._piece_tokens = piece_tokens
 
-    def generate(
+    def generate(  # noqa: PLR0913  # what `model.generate` takes, and what a query does
         self,
         input_ids: Any = None,
         attention_mask: Any = None,
@@ -50,6 +53,8 @@ class TransformersEngine:
         retrieval: Retrieval | None = None,
         max_missed_mass: float | None = None,
         hints: kvdb.Hints | None = None,
+        parts: Iterable[Any] | None = None,
+        recompute: float | Recompute | None = None,
         **options: Any,
     ) -> Any:
         """What `model.generate` returns for the same arguments, computing only what the database has not stored of the prompts.
@@ -59,38 +64,44 @@ class TransformersEngine:
         by `keep`: the name under which prompt and answer are stored (all but the last token, which the model has not read yet),
         or a list of them, one a returned sequence, None for those to forget. inspect: sees the sessions before they are closed.
         retrieval, max_missed_mass, hints: which tokens a question and the steps behind it read, and how, see
-        `kvdb.Session.attention`; a long text that is not stored reads everything. options: all else that `model.generate` takes.
+        `kvdb.Session.attention`; a long text that is not stored reads everything. parts: in place of input_ids one prompt of
+        chunks and token ids, see `kvdb.Client.create_session`; the last part is token ids. recompute: the share of the chunks'
+        tokens that is computed anew, or a `kvdb.Recompute` that says more. options: all else that `model.generate` takes.
 
         Raises Unsupported for what kvdb cannot do (other padding, other inputs than token ids, modes that take tokens back),
-        InvalidArgument, AlreadyExists for a name in `keep` that is taken, and what the database raises. Nothing is stored then,
-        and every session is closed.
+        InvalidArgument, AlreadyExists for a name in `keep` that is taken, IntegrityError for chunks of another text or model, and
+        what the database raises. Nothing is stored then, and every session is closed.
         """
         started = perf_counter()
         self._check_ready()
         wanted = check.wanted(retrieval, max_missed_mass, estimate_tail=False, hints=hints)
         settings = settings_of(self._model, options)
-        ids = as_batch(options.pop("inputs", None) if input_ids is None else input_ids)
-        mask = inferred_mask(ids, settings) if attention_mask is None else torch.as_tensor(attention_mask)
-        prompts = rows_of(ids, mask)
-        names = self._names(keep, len(prompts), settings)
+        given = _one_of(options.pop("inputs", None) if input_ids is None else input_ids, parts, recompute)
+        prompts = None if parts is not None else prompts_of(given, attention_mask, settings)
+        names = self._names(keep, 1 if prompts is None else len(prompts.rows), settings)
         clock = _FirstToken()
         options["stopping_criteria"] = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), clock])
         with ExitStack() as opened:
-            rows = [self._open(prompt, wanted, opened) for prompt in prompts]
+            if prompts is None:
+                prompts, rows, blend = self._lay_out(given, Recompute.of(recompute), wanted, opened)
+            else:
+                rows, blend = [self._open(prompt, wanted, opened) for prompt in prompts.rows], None
+            ids = prompts.ids
             reused = tuple(row.session.reused for row in rows)
             cache = opened.enter_context(SessionCache(self.spec, rows, ids.shape[1] - 1, wanted))
             cache.batch_repeat_interleave(beams_of(settings))
             before = count(cache.sessions)
             prefilled = perf_counter()
             answer = self._model.generate(  # type: ignore[operator]  # transformers does not type it
-                ids, attention_mask=mask, past_key_values=cache, **options
+                ids, attention_mask=prompts.mask, past_key_values=cache, **options
             )
             cache.check_answered()
             sequences = answer if isinstance(answer, torch.Tensor) else answer.sequences
             generated = sequences.shape[1] - ids.shape[1]
             times = _Times(started, prefilled, clock.first)
-            report = self._report(cache.sessions[0], prompts, reused, times, wanted)
-            self.last = replace(report, generated=generated, reading=reading_since(before, cache.sessions, self.spec))
+            report = self._report(cache.sessions[0], prompts.rows, reused, times, wanted)
+            reading = reading_since(before, cache.sessions, self.spec)
+            self.last = replace(report, generated=generated, reading=reading, blend=blend)
             if inspect is not None:
                 inspect(cache.sessions)
             self._keep(names, cache.rows, sequences, ids.shape[1], settings)
@@ -111,6 +122,28 @@ class TransformersEngine:
             prefilled = perf_counter()
             context = self._db.store(session, name=name)
             self.last = self._report(session, [Prompt(tokens, 0)], (session.reused,), _Times(started, prefilled, None))
+        return context
+
+    def store_chunk(self, *, name: str, input_ids: Any, progress: Progress | None = None) -> kvdb.Context:
+        """Compute one text alone, with nothing before it, and keep it as a chunk, which a prompt's `parts` may hold anywhere.
+
+        The same text is stored once, and computed once: another name for it costs nothing. Arguments and errors as in `store`,
+        and Unsupported for a model whose keys cannot be moved.
+        """
+        started = perf_counter()
+        self._check_ready()
+        tokens = as_row(input_ids)
+        self._check_free(name)
+        known = self._db.name_chunk(self.spec, tokens, name=name)
+        if known is not None:
+            if progress is not None:
+                progress(len(tokens), len(tokens))
+            return known
+        with self._db.create_session(self.spec, tokens[:0]) as session:
+            prefill(self._model, session, tokens, self._piece_tokens, progress)
+            prefilled = perf_counter()
+            context = self._db.store(session, name=name, tokens=tokens, chunk=True)
+            self.last = self._report(session, [Prompt(tokens, 0)], (0,), _Times(started, prefilled, None))
         return context
 
     def _report(
@@ -144,6 +177,20 @@ class TransformersEngine:
         session = opened.enter_context(self._db.create_session(self.spec, known))
         prefill(self._model, session, known, self._piece_tokens, wanted=wanted)
         return Row(session, prompt.padding)
+
+    def _lay_out(
+        self, parts: Iterable[Any], options: Recompute, wanted: Wanted, opened: ExitStack
+    ) -> tuple[Prompts, list[Row], Blend]:
+        """A session over parts, recomputed and filled up to the last token, as in `_open`."""
+        started = perf_counter()
+        session = opened.enter_context(self._db.create_session(self.spec, parts=parts))
+        tokens = torch.from_numpy(session.tokens.astype(np.int64))
+        if len(tokens) == session.start:
+            raise InvalidArgument("the last part is a context; expected token ids behind it, such as a question, to go on from")
+        done = recomputed(self._model, session, options)
+        blend = Blend(done.reused, done.recomputed, done.fresh, options.ratio, options.strategy, perf_counter() - started)
+        prefill(self._model, session, tokens[:-1], self._piece_tokens, wanted=wanted)
+        return Prompts(tokens[None], None, [Prompt(tokens, 0)]), [Row(session)], blend
 
     def _keep(self, names: Names, rows: Sequence[Row], sequences: torch.Tensor, columns: int, settings: GenerationConfig) -> None:
         """Store what is asked to be kept. columns: of the prompts. A failure takes back what was stored before it."""
@@ -209,6 +256,15 @@ def answer_length(answer: torch.Tensor, settings: GenerationConfig) -> int:
         return int(ends[0]) + 1
     real = answer.ne(-1 if settings.pad_token_id is None else settings.pad_token_id).nonzero()
     return int(real[-1]) + 1 if len(real) else 0
+
+
+def _one_of(input_ids: Any, parts: Iterable[Any] | None, recompute: float | Recompute | None) -> Any:
+    """Whichever of input_ids and parts was given. Raises InvalidArgument for both, none, or what goes with the other."""
+    if (input_ids is None) == (parts is None):
+        raise InvalidArgument("generate takes input_ids or parts=; expected one of the two")
+    if parts is None and recompute is not None:
+        raise InvalidArgument("generate was given recompute= without parts=; only chunks that stand elsewhere are recomputed")
+    return input_ids if parts is None else parts
 
 
 class _Times(NamedTuple):

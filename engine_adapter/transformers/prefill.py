@@ -23,7 +23,7 @@ def prefill(
     progress: Progress | None = None,
     wanted: Wanted = EXACT,
 ) -> None:
-    """Compute tokens [session.reused, n) and leave their keys and values in the session.
+    """Compute tokens [session.start, n) and leave their keys and values in the session.
 
     tokens: int64 `[n]`, all of the prompt. progress: called as (done, n), first with what was stored already. wanted: which
     tokens a question reads, one of up to QUESTION_TOKENS_MAX tokens; more are a text, which reads everything. Only the decoder
@@ -31,12 +31,12 @@ def prefill(
     """
     decoder = model.get_decoder()
     n = len(tokens)
-    asked = wanted if n - session.reused <= QUESTION_TOKENS_MAX else EXACT
-    cache = SessionCache(session.spec, [Row(session)], session.reused, asked)
+    asked = wanted if n - session.start <= QUESTION_TOKENS_MAX else EXACT
+    cache = SessionCache(session.spec, [Row(session)], session.start, asked)
     if progress is not None:
-        progress(session.reused, n)
+        progress(session.start, n)
     with torch.no_grad():
-        for start in range(session.reused, n, piece_tokens):
+        for start in range(session.start, n, piece_tokens):
             piece = tokens[start : start + piece_tokens]
             decoder(input_ids=piece.unsqueeze(0).to(model.device), past_key_values=cache, use_cache=True)
             if progress is not None:

@@ -1,7 +1,7 @@
 """The rows of a batch as kvdb sees them: real tokens only, one session each."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import GenerationConfig
@@ -15,6 +15,21 @@ class Prompt:
 
     tokens: torch.Tensor
     padding: int
+
+
+class Prompts(NamedTuple):
+    """A batch, int64 `[rows, columns]`, its mask as transformers takes it, and its rows."""
+
+    ids: torch.Tensor
+    mask: torch.Tensor | None
+    rows: list[Prompt]
+
+
+def prompts_of(input_ids: Any, attention_mask: Any, settings: GenerationConfig) -> Prompts:
+    """A batch as `generate` is given it. Raises what `as_batch` and `rows_of` raise."""
+    ids = as_batch(input_ids)
+    mask = inferred_mask(ids, settings) if attention_mask is None else torch.as_tensor(attention_mask)
+    return Prompts(ids, mask, rows_of(ids, mask))
 
 
 def as_batch(input_ids: Any) -> torch.Tensor:

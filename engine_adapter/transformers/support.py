@@ -30,6 +30,15 @@ def attention_modules(model: PreTrainedModel) -> list[Any]:
     return sorted(found, key=lambda module: int(module.layer_idx))
 
 
+def decoder_layers(model: PreTrainedModel) -> list[Any]:
+    """The layers around them, in order: what takes hidden states and puts them out."""
+    decoder = model.get_decoder()
+    attentions = {id(module) for module in attention_modules(model)}
+    names = [name for name, module in decoder.named_modules() if id(module) in attentions]
+    layers = {decoder.get_submodule(name).layer_idx: decoder.get_submodule(name.rpartition(".")[0]) for name in names}
+    return [layers[number] for number in sorted(layers)]
+
+
 def beside(module: torch.nn.Module, name: str) -> Any:
     """What stands under this name in the file that defines the module's class, or a class that it extends; None for nothing."""
     homes = (sys.modules.get(kind.__module__) for kind in type(module).__mro__)

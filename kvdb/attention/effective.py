@@ -39,12 +39,12 @@ class Effective:
         if len(positions):
             _native.scatter(self._layout.native, table.addresses, first_row, self._table, positions)
 
-    def read(self, positions: Positions) -> tuple[Float32, Float32]:
-        """Keys and values at some positions, float32 `[kv_heads, n, head_dim]`."""
+    def read(self, positions: Positions) -> tuple[Array, Array]:
+        """Keys and values at some positions, `[kv_heads, n, head_dim]`."""
         shape = self._layout.kv_heads, len(positions), self._layout.head_dim
         k, v = (np.empty(shape, self._layout.numpy_dtype) for _ in range(2))
         _native.gather_at(self._layout.native, self._table, positions, bits(k), bits(v))
-        return k.astype(np.float32), v.astype(np.float32)
+        return k, v
 
     def attend(self, q: Array, positions: Positions, scale: float) -> AttentionState:
         """Attention of queries `[q_heads, n, head_dim]` at ascending positions, each over everything up to its own."""

@@ -1,7 +1,7 @@
 """How far fresh keys and values of a token are from its stored ones.
 
 A chunk computed alone knows nothing of what now stands before it; the tokens whose KV would differ most are those that read most
-of it (CacheBlend, arXiv 2405.16444, section 4.2). Each score is one function; which tells best is for a measurement to say.
+of it (CacheBlend, arXiv 2405.16444, section 4). Each score is one function; which tells best is for a measurement to say.
 """
 
 from collections.abc import Callable, Mapping

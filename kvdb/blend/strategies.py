@@ -30,6 +30,7 @@ Spans: TypeAlias = Sequence[tuple[int, int]]
 DEFAULT_RATIO = 0.15
 """Of CacheBlend (arXiv 2405.16444, section 5): with so many tokens recomputed, quality was hardly below a full prefill's."""
 DEFAULT_STEEPNESS = 0.3
+"""A guess: the paper asks for slightly more than the ratio in the first layers and slightly less in the last."""
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,14 @@ from kvdb.types import Placed
 
 @dataclass(frozen=True)
 class Layout:
-    """Views in the order of their positions, within [0, length). Positions of no view are gaps: only an overlay holds them."""
+    """Views in the order of their positions, within [0, length). Positions of no view are gaps: only an overlay holds them.
+
+    settled: what stands before it was blended earlier and is reused as a prefix.
+    """
 
     views: Views
     length: int
+    settled: int = 0
 
     @classmethod
     def behind_each_other(cls, views: Views) -> "Layout":
@@ -51,9 +55,11 @@ class Layout:
     @cached_property
     def placed(self) -> tuple[Placed, ...]:
         """What stands where, over all of [0, length)."""
-        found: list[Placed] = []
-        at = 0
+        found = [Placed(0, self.settled, "prefix")] if self.settled else []
+        at = self.settled
         for view in self.views:
+            if view.end <= self.settled:
+                continue
             if view.begin > at:
                 found.append(Placed(at, view.begin, "tokens"))
             chunk = view.segment.alone and view.begin > 0

@@ -132,6 +132,18 @@ class Client:
             return Session(self._transport.create_session(spec, token_ids(tokens)))
         return Session(self._transport.lay_out(spec, [_part(given) for given in parts]))
 
+    def name_chunk(self, spec: ModelSpec, tokens: Any, *, name: str) -> Context | None:
+        """Another name for a chunk of exactly these tokens, None where there is none, which is then to be computed.
+
+        Raises what `import_chunk` raises.
+        """
+        ids = token_ids(tokens)
+        writing = self._transport.begin_import(spec, ids, name, 0)
+        if writing.start < len(ids):
+            writing.abort()
+            return None
+        return Context(self._transport, writing.commit())
+
     def store(self, session: Session, *, name: str, tokens: Any = None, chunk: bool = False) -> Context:
         """Keep everything in a session as a context; the session goes on, and shares its blocks with what is stored.
 
@@ -249,6 +261,7 @@ def _import(
 def _part(given: Any) -> Part:
     """What the transports take: contexts by their names. Raises ShapeError, DtypeError or InvalidArgument for anything else."""
     part = given if isinstance(given, Part) else Part(given)
+    check.part(part)
     source = part.source
     if isinstance(source, Context):
         return replace(part, source=source.name)

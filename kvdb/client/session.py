@@ -7,7 +7,6 @@ import numpy as np
 
 import kvdb.check as check
 from indexes.retrieval import Retrieval
-from kvdb.blend.deviation import DEFAULT_SCORE
 from kvdb.client.arrays import like, to_numpy, token_ids
 from kvdb.client.transport import SessionTransport
 from kvdb.errors import DtypeError
@@ -43,8 +42,8 @@ class Session:
 
     @property
     def tokens(self) -> Tokens:
-        """The ids it was opened with, int32 `[n]`: of its prompt, or of all its parts."""
-        return self._transport.tokens
+        """The ids it was opened with, int32 `[n]`, a copy: of its prompt, or of all its parts."""
+        return self._transport.tokens.copy()
 
     @property
     def layout(self) -> tuple[Placed, ...]:
@@ -68,10 +67,10 @@ class Session:
         """
         self._transport.overlay(layer, _positions(positions), to_numpy(k), to_numpy(v))
 
-    def deviation(self, layer: int, positions: Any, k: Any, v: Any, *, score: str = DEFAULT_SCORE) -> Any:
+    def deviation(self, layer: int, positions: Any, k: Any, v: Any, *, score: str | None = None) -> Any:
         """How far fresh KV is from what this layer holds at these positions, moved there: float32 `[n]`, of the kind of k,
-        infinite for gaps. Arguments as in `overlay`; score: one of kvdb.blend.deviation.SCORES. Raises what `overlay` raises, and
-        InvalidArgument for another score."""
+        infinite for gaps. Arguments as in `overlay`; score: one of kvdb.blend.deviation.SCORES, None for its default. Raises what
+        `overlay` raises, and InvalidArgument for another score."""
         return like(self._transport.deviation(layer, _positions(positions), to_numpy(k), to_numpy(v), score), k)
 
     def attention(

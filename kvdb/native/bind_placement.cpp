@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "bind.h"
+#include "move.h"
 
 using namespace nb::literals;
 
@@ -11,6 +12,7 @@ namespace kvdb {
 namespace {
 
 using ViewArray = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using TurnArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using AnglesArray = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using HiddenArray = nb::ndarray<const std::uint64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
@@ -33,6 +35,20 @@ void check_pairs(const Geometry& geometry, int pairs) {
              " pairs; expected at most half the head dimension, " +
              std::to_string(geometry.head_dim));
     }
+}
+
+Turn turn_of(const Geometry& geometry, const TurnArray& cos, const TurnArray& sin,
+             bool interleaved) {
+    if (sin.shape(0) != cos.shape(0)) {
+        fail("sin has shape " + shape_of(sin) + "; expected that of cos, " + shape_of(cos));
+    }
+    const int pairs = pairs_of(cos.shape(0));
+    check_pairs(geometry, pairs);
+    return {cos.data(), sin.data(), pairs, interleaved};
+}
+
+Positions positions_of(const OffsetsArray& positions) {
+    return {positions.data(), static_cast<std::int64_t>(positions.shape(0))};
 }
 
 int words_of(int block_size) {
@@ -63,6 +79,50 @@ OwnedPlacement make_placement(const ViewArray& view, const AnglesArray& cos, con
             .pairs = pairs_of(cos.shape(1)),
             .words = hidden ? static_cast<int>(hidden->shape(1)) : 0,
             .interleaved = interleaved};
+}
+
+void py_place(const Geometry& geometry, const TableArray& source, std::int64_t start,
+              const TableArray& target, std::int64_t target_start, std::int64_t n,
+              const std::optional<TurnArray>& cos, const std::optional<TurnArray>& sin,
+              bool interleaved) {
+    if (cos.has_value() != sin.has_value()) fail("cos and sin are given both, or neither");
+    const Turn turn = cos ? turn_of(geometry, *cos, *sin, interleaved) : Turn{};
+    const nb::gil_scoped_release release;
+    if (cos) {
+        place(geometry, table_of(source), start, table_of(target), target_start, n, turn);
+    } else {
+        copy(geometry, table_of(source), start, table_of(target), target_start, n);
+    }
+}
+
+void py_scatter(const Geometry& geometry, const TableArray& source, std::int64_t source_start,
+                const TableArray& target, const OffsetsArray& positions) {
+    const nb::gil_scoped_release release;
+    scatter(geometry, table_of(source), source_start, table_of(target), positions_of(positions));
+}
+
+void py_gather_at(const Geometry& geometry, const TableArray& table, const OffsetsArray& positions,
+                  const Array& k_out, const Array& v_out) {
+    const Positions at = positions_of(positions);
+    const Rows keys =
+        rows_of(k_out, geometry.kv_heads, at.count, geometry, geometry.dtype, "k_out");
+    const Rows values =
+        rows_of(v_out, geometry.kv_heads, at.count, geometry, geometry.dtype, "v_out");
+    const nb::gil_scoped_release release;
+    gather_at(geometry, table_of(table), at, keys, values);
+}
+
+void py_rotate(const Geometry& geometry, const ConstArray& q, const TurnArray& cos,
+               const TurnArray& sin, bool interleaved, const Array& out) {
+    const std::int64_t n = tokens_of(q, "q");
+    const auto heads = static_cast<std::int64_t>(q.shape(0));
+    const Rows rows = rows_of(q, heads, n, geometry, geometry.dtype, "q");
+    const Turn turn = turn_of(geometry, cos, sin, interleaved);
+    const Dtype out_dtype = has_dtype(out, Dtype::float32) ? Dtype::float32 : geometry.dtype;
+    const Rows into = rows_of(out, heads, n, geometry, out_dtype, "out");
+    const nb::gil_scoped_release release;
+    rotate_back(geometry, static_cast<int>(heads), n, rows, turn, into,
+                out_dtype == Dtype::float32);
 }
 
 }  // namespace
@@ -99,6 +159,15 @@ void bind_placement(nb::module_& m) {
             },
             "view"_a, "cos"_a, "sin"_a, "interleaved"_a = false, "hidden"_a = nb::none())
         .def_prop_ro("blocks", [](const OwnedPlacement& self) { return self.view.size(); });
+}
+
+void bind_moves(nb::module_& m) {
+    m.def("place", &py_place, "geometry"_a, "source"_a, "start"_a, "target"_a, "target_start"_a,
+          "n"_a, "cos"_a.none(), "sin"_a.none(), "interleaved"_a = false);
+    m.def("scatter", &py_scatter, "geometry"_a, "source"_a, "source_start"_a, "target"_a,
+          "positions"_a);
+    m.def("gather_at", &py_gather_at, "geometry"_a, "table"_a, "positions"_a, "k_out"_a, "v_out"_a);
+    m.def("rotate", &py_rotate, "geometry"_a, "q"_a, "cos"_a, "sin"_a, "interleaved"_a, "out"_a);
 }
 
 }  // namespace kvdb

@@ -264,6 +264,7 @@ NB_MODULE(_native, m) {
     m.def("share", &py_share, "missed"_a, "lse"_a);
     bind_checksum(m);
     bind_observe(m);
+    bind_moves(m);
     m.def("read_blocks", &py_read_blocks, "geometry"_a, "table"_a);
     m.def("isa", &isa);
     m.def("isas", &isas);

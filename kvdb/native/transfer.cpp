@@ -1,61 +1,16 @@
 #include "transfer.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <stdexcept>
-#include <string>
 
 #include "isa.h"
-#include "thread_pool.h"
+#include "span.h"
 
 namespace kvdb {
 namespace {
 
-constexpr std::size_t kStreamBytes = 8 << 20;    // more than this leaves the caches anyway
-constexpr std::size_t kParallelBytes = 1 << 18;  // less is copied before a thread wakes
-
-struct Span {
-    std::int64_t block, slot;
-    std::int64_t offset;  // tokens since the start of the range
-    std::int64_t tokens;
-};
-
-// The part of [start, start + n) that lies in the index-th block it touches.
-Span span_in_block(std::int64_t start, std::int64_t n, int block_size, std::int64_t index) {
-    const std::int64_t block = start / block_size + index;
-    const std::int64_t begin = std::max(start, block * block_size);
-    const std::int64_t end = std::min(start + n, (block + 1) * block_size);
-    return {block, begin - block * block_size, begin - start, end - begin};
-}
-
-std::int64_t blocks_touched(std::int64_t start, std::int64_t n, int block_size) {
-    return n == 0 ? 0 : (start + n - 1) / block_size - start / block_size + 1;
-}
-
-void check_range(const Geometry& geometry, const Table& table, std::int64_t start, std::int64_t n,
-                 const char* name) {
-    const std::int64_t capacity = table.size * geometry.block_size;
-    if (start < 0 || n < 0 || start > capacity - n) {
-        throw std::invalid_argument(std::string(name) + ": tokens [" + std::to_string(start) +
-                                    ", " + std::to_string(start + n) +
-                                    ") do not lie in the table's [0, " + std::to_string(capacity) +
-                                    ")");
-    }
-}
-
-std::byte* block_rows(const Geometry& geometry, const Table& table, const Span& span, int head,
-                      Plane plane) {
-    return reinterpret_cast<std::byte*>(table.blocks[span.block]) +
-           static_cast<int>(plane) * geometry.plane_bytes() + head * geometry.head_bytes() +
-           span.slot * geometry.row_bytes();
-}
-
-std::byte* array_rows(const Geometry& geometry, const Rows& rows, std::int64_t offset, int head) {
-    return static_cast<std::byte*>(rows.data) +
-           (head * rows.head_stride + offset * rows.token_stride) *
-               static_cast<std::int64_t>(geometry.element_bytes());
-}
+constexpr std::size_t kStreamBytes = 8 << 20;  // more than this leaves the caches anyway
 
 // Rows that lie one behind the other on both sides are one long row.
 CopyItem join_rows(CopyItem item) {
@@ -65,18 +20,6 @@ CopyItem join_rows(CopyItem item) {
         item.rows = 1;
     }
     return item;
-}
-
-// each(index) for [0, items), in parallel if `bytes` are worth it.
-template <class Each>
-void for_each(std::int64_t items, std::size_t bytes, Each&& each) {
-    ThreadPool& pool = ThreadPool::instance();
-    const int threads = bytes < kParallelBytes ? 1 : pool.threads();
-    pool.run(items, threads, [&](std::int64_t index, int) { each(index); });
-}
-
-std::size_t payload_bytes(const Geometry& geometry, std::int64_t n) {
-    return 2 * geometry.kv_heads * geometry.row_bytes() * n;
 }
 
 bool is_finite(const std::byte* element, Dtype dtype) {
@@ -196,27 +139,19 @@ void copy(const Geometry& geometry, const Table& from, std::int64_t from_start, 
     check_range(geometry, from, from_start, n, "copy: source");
     check_range(geometry, to, to_start, n, "copy: destination");
     const CopyKernel copy_rows = current_kernels().copy;
-    const std::size_t bytes = payload_bytes(geometry, n);
-    for_each(blocks_touched(to_start, n, geometry.block_size), bytes, [&](std::int64_t index) {
-        const Span target = span_in_block(to_start, n, geometry.block_size, index);
-        const std::int64_t begin = from_start + target.offset;
-        const std::int64_t pieces = blocks_touched(begin, target.tokens, geometry.block_size);
-        for (std::int64_t piece = 0; piece < pieces; ++piece) {
-            const Span source = span_in_block(begin, target.tokens, geometry.block_size, piece);
-            Span into = target;
-            into.slot += source.offset;
-            for (const Plane plane : {Plane::key, Plane::value}) {
-                for (int head = 0; head < geometry.kv_heads; ++head) {
-                    copy_rows({
-                        .to = block_rows(geometry, to, into, head, plane),
-                        .from = block_rows(geometry, from, source, head, plane),
-                        .to_stride = 0,
-                        .from_stride = 0,
-                        .rows = 1,
-                        .row_bytes = geometry.row_bytes() * source.tokens,
-                        .stream = bytes > kStreamBytes,
-                    });
-                }
+    const bool stream = payload_bytes(geometry, n) > kStreamBytes;
+    for_each_piece(geometry, from_start, to_start, n, [&](const Span& source, const Span& into) {
+        for (const Plane plane : {Plane::key, Plane::value}) {
+            for (int head = 0; head < geometry.kv_heads; ++head) {
+                copy_rows({
+                    .to = block_rows(geometry, to, into, head, plane),
+                    .from = block_rows(geometry, from, source, head, plane),
+                    .to_stride = 0,
+                    .from_stride = 0,
+                    .rows = 1,
+                    .row_bytes = geometry.row_bytes() * source.tokens,
+                    .stream = stream,
+                });
             }
         }
     });

@@ -208,8 +208,8 @@ class KvdbServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CreateSession(self, request, context):
-        """A session over the longest stored prefix of a prompt. It is closed when nobody used it for the server's
-        session_idle_seconds.
+        """A session over the longest stored prefix of a prompt, or over several parts that are laid out one behind the other. It is
+        closed when nobody used it for the server's session_idle_seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -234,8 +234,9 @@ class KvdbServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Decode(self, request_iterator, context):
-        """Update, Attention and Attend of one session without a call for each. Every request is answered by one reply, in order. A
-        request that fails ends the stream with its status and leaves the session as it was; open another to go on.
+        """Update, Attention and Attend of one session without a call for each, and what recomputes tokens before its tail. Every
+        request is answered by one reply, in order. A request that fails ends the stream with its status and leaves the session as
+        it was; open another to go on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

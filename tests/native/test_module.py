@@ -10,6 +10,7 @@ import pytest
 
 from kvdb import _native
 from tests.native.blocks import Blocks, bits, random
+from tests.native.moved import Moved
 from tests.reference import attention, relative_error
 
 
@@ -80,6 +81,97 @@ def test_positions_outside_the_table_are_refused():
             blocks.write(start, k, k)
     with pytest.raises(ValueError, match="copy: destination"):
         _native.copy(blocks.geometry, blocks.table, 0, blocks.table, 7, 3)
+
+
+def some_moved():
+    return Moved.of("float32", 2, 16, 70, [70, 30, 70], [0, 1, -1], views=2, pairs=8, hidden=0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"view": np.array([0, 2], np.int32)}, r"view\[1\] is 2; expected -1, or one of the 2 views"),
+        ({"view": np.array([-2], np.int32)}, r"view\[0\] is -2"),
+        ({"sin": np.zeros((2, 7), np.float32)}, r"sin has shape \[2, 7\]; expected that of cos, \[2, 8\]"),
+        ({"sin": np.zeros((1, 8), np.float32)}, "sin has shape"),
+        ({name: np.zeros((2, 129), np.float32) for name in ("cos", "sin")}, "angles of 129 pairs; expected 128 at most"),
+        ({"hidden": np.zeros((2, 2), np.uint64)}, r"hidden has shape \[2, 2\]; expected \[3, "),
+        ({"hidden": np.zeros((3, 0), np.uint64)}, "hidden has shape"),
+        ({"hidden": np.zeros((3, 17), np.uint64)}, "hidden has shape"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_refused(changes, message):
+    moved = some_moved()
+    given = {"view": moved.view, "cos": moved.cos, "sin": moved.sin, "interleaved": False, "hidden": None}
+    assert _native.Placement(**given).blocks == 3
+    with pytest.raises(ValueError, match=message):
+        _native.Placement(**(given | changes))
+    with pytest.raises(TypeError):
+        _native.Placement(**(given | {"view": np.zeros((3, 1), np.int32)}))
+    with pytest.raises(TypeError):
+        _native.Placement(**(given | {"cos": moved.cos[0], "sin": None}))
+
+
+def test_attend_refuses_a_placement_or_ends_that_do_not_fit():
+    moved, q = some_moved(), np.ones((4, 3, 16), np.float32)
+    wide = np.zeros((2, 9), np.float32)
+    for changes, message in [
+        ({"view": np.zeros(4, np.int32)}, "placement is of 4 blocks; the run has 3"),
+        ({"cos": wide, "sin": wide}, "angles of 9 pairs; expected at most half the head dimension, 16"),
+        ({"hidden": np.zeros((3, 1), np.uint64)}, "by 1 words for each block; expected 2 for blocks of 70 tokens"),
+    ]:
+        given = {"view": moved.view, "cos": moved.cos, "sin": moved.sin, "interleaved": False, "hidden": None} | changes
+        moved.placement = lambda given=given: _native.Placement(**given)
+        with pytest.raises(ValueError, match=message):
+            moved.attend(q, 1.0)
+    for ends, message in [
+        ([0, 1], "ends has 2 elements; expected one for each of 3 queries"),
+        ([0, 2, 1], "expected them to rise"),
+        ([-1, 0, 1], "ends run from -1 to 1"),
+        ([0, 0, 171], "to the run's 170 tokens at most"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            moved.attend(q, 1.0, ends=np.array(ends), placement=False)
+    with pytest.raises(ValueError, match="ends are given, and causal is not 0"):
+        moved.attend(q, 1.0, ends=np.array([0, 1, 2]), causal=3, placement=False)
+    for ends in ("012", np.zeros((1, 3), np.int64)):
+        with pytest.raises(TypeError):
+            moved.attend(q, 1.0, ends=ends, placement=False)
+
+
+def test_moves_refuse_what_does_not_fit():
+    blocks = Blocks("float32", 1, 16, 4, 2)
+    g, t, k = blocks.geometry, blocks.table, np.zeros((1, 2, 16), np.float32)
+    cos = np.ones(8, np.float32)
+    for call, message in [
+        (lambda: _native.place(g, t, 7, t, 0, 2, cos, cos), "place: source"),
+        (lambda: _native.place(g, t, 0, t, -1, 2, cos, cos), "place: target"),
+        (lambda: _native.place(g, t, 0, t, 4, (1 << 63) - 1, cos, cos), "place: source"),
+        (lambda: _native.place(g, t, 0, t, 4, 2, cos, None), "both, or neither"),
+        (lambda: _native.place(g, t, 0, t, 4, 2, cos, cos[:7]), r"sin has shape \[7\]; expected that of cos, \[8\]"),
+        (lambda: _native.place(g, t, 0, t, 4, 2, np.ones(9, np.float32), np.ones(9, np.float32)), "angles of 9 pairs"),
+        (lambda: _native.scatter(g, t, 7, t, np.array([0, 1])), "scatter: source"),
+        (
+            lambda: _native.scatter(g, t, 0, t, np.array([0, 8])),
+            r"positions\[1\] is 8, which does not lie in the table's \[0, 8\)",
+        ),
+        (lambda: _native.scatter(g, t, 0, t, np.array([-1])), r"positions\[0\] is -1"),
+        (lambda: _native.gather_at(g, t, np.array([0, 8]), k, k.copy()), "gather_at: "),
+        (
+            lambda: _native.gather_at(g, t, np.array([0, 1, 2]), k, k.copy()),
+            r"k_out has shape \[1, 2, 16\]; expected \[1, 3, 16\]",
+        ),
+        (lambda: _native.rotate(g, k, cos, cos[:7], False, k), "sin has shape"),
+        (lambda: _native.rotate(g, k.astype(np.uint16), cos, cos, False, k), "q has the wrong type"),
+        (lambda: _native.rotate(g, k, cos, cos, False, np.zeros((1, 3, 16), np.float32)), "out has shape"),
+        (lambda: _native.rotate(g, k[0], cos, cos, False, k), "q has shape"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(TypeError):
+        _native.rotate(g, k, cos[None], cos, False, k)
+    with pytest.raises(TypeError):
+        _native.scatter(g, t, 0, t, None)
 
 
 def test_a_read_only_output_is_refused():

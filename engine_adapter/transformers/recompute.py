@@ -1,0 +1,217 @@
+"""Partial recompute: the decoder's layers run on the tokens whose stored KV would be most wrong where they now stand.
+
+CacheBlend (arXiv 2405.16444). The model's own forward does it, on the selected tokens at their true positions. Its attention goes
+to the session, as in decoding, where the selected tokens read everything before them, stored and fresh. Hooks in front of the
+layers drop the tokens that do not go on.
+"""
+
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+import kvdb
+from engine_adapter.transformers.cache import ANYTHING, Batch, Row, SessionLayer
+from engine_adapter.transformers.support import decoder_layers
+from kvdb.blend import strategies
+from kvdb.blend.strategies import Recompute
+from kvdb.errors import IntegrityError, Unsupported
+from kvdb.types import Positions
+
+PROBED_TOKENS = 64
+"""Of the first layer, whose stored keys must be those that the model computes."""
+FIRST_LAYER_DEVIATION_MAX = 0.1
+"""Of keys and values in parts of their size, added: rounding in 16 bits comes to less than 0.02, another text to about 2."""
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """What a recompute did. reused: tokens whose stored KV stayed; recomputed: tokens of chunks that were computed anew, the mean
+    over the layers behind the first; fresh: tokens of which nothing was stored. token_layers: how often a token went through a
+    layer. seconds: of all of it."""
+
+    reused: float
+    recomputed: float
+    fresh: int
+    token_layers: int
+    seconds: float
+
+
+def recompute(model: PreTrainedModel, session: kvdb.Session, options: Recompute) -> Recomputed:
+    """Fill the gaps of a session that was laid out of parts, and recompute what the options say of its chunks.
+
+    The model is attached. Raises Unsupported for a model whose layers cannot be run on some tokens only, IntegrityError for
+    chunks that this model did not compute, and what `Session.overlay` raises; the session is then unfinished.
+    """
+    started = perf_counter()
+    selection = _Selection(session, options)
+    entering = np.flatnonzero(selection.entering)
+    if len(entering):
+        ids = torch.from_numpy(session.tokens[entering].astype(np.int64)).to(model.device)
+        _Run(session, selection, entering).through(model, ids)
+    fresh = int(selection.gaps.sum())
+    recomputed = selection.overlaid / max(session.spec.layers - 1, 1)
+    return Recomputed(
+        reused=session.start - fresh - recomputed,
+        recomputed=recomputed,
+        fresh=fresh,
+        token_layers=selection.token_layers,
+        seconds=perf_counter() - started,
+    )
+
+
+class _Selection:
+    """Which tokens are computed. chunks, gaps, entering: bool `[start]`, over positions. overlaid: tokens of chunks that were
+    computed anew, over all layers; token_layers: tokens that went through a layer, over all layers."""
+
+    def __init__(self, session: kvdb.Session, options: Recompute) -> None:
+        placed, total = session.layout, session.start
+        spans = [(part.begin, part.end) for part in placed if part.kind == "chunk"]
+        self.chunks = strategies.inside(spans, total)
+        self.gaps = strategies.inside([(part.begin, part.end) for part in placed if part.kind == "tokens"], total)
+        self.strategy = strategies.make(options, spans, total, session.spec.layers)
+        self.score = options.score
+        self.entering = self.strategy.start() | self.gaps
+        self.overlaid = self.token_layers = 0
+
+
+class _Done(Exception):
+    """The last layer's keys and values are in the session; nobody needs what it would put out."""
+
+
+class _Probed(Exception):
+    """A layer's keys and values were computed, `[1, kv_heads, n, head_dim]`, and nothing behind them."""
+
+    def __init__(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        super().__init__()
+        self.k = k
+        self.v = v
+
+
+class _Layer(SessionLayer):
+    """A layer of the cache whose tokens stand at any positions before the tail."""
+
+    def __init__(self, number: int, batch: Batch, run: "_Run") -> None:
+        super().__init__(number, batch, 0)
+        self._run = run
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._run.probing:
+            raise _Probed(key_states, value_states)
+        return super().update(key_states, value_states, *args, **kwargs)
+
+    def _attend(self, _row: Row, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return self._run.attend(self.number, q, k, v)
+
+
+class _Run:
+    """One pass over the layers."""
+
+    def __init__(self, session: kvdb.Session, selection: _Selection, entering: Positions) -> None:
+        """entering: int64, the positions of the tokens that enter the first layer."""
+        self.probing = False
+        self._session = session
+        self._selection = selection
+        self._entered = len(entering)
+        self._positions = entering  # of the tokens in the layer that is being run
+        self._kept = np.arange(len(entering))  # which of those that entered they are
+        self._next = 0
+
+    def through(self, model: PreTrainedModel, ids: torch.Tensor) -> None:
+        """Put the tokens `[n]` through the model's layers. Raises Unsupported for layers that cannot be run on some tokens."""
+        batch = Batch(self._session.spec, [Row(self._session)], ANYTHING)
+        cache = Cache(layers=[_Layer(number, batch, self) for number in range(self._session.spec.layers)])
+        positions = torch.from_numpy(self._positions).to(model.device)
+        with ExitStack() as hooks:
+            for number, module in enumerate(decoder_layers(model)):
+                hooks.callback(module.register_forward_pre_hook(self._before(number), with_kwargs=True).remove)
+            hooks.enter_context(torch.no_grad())
+            hooks.enter_context(suppress(_Done))
+            model.get_decoder()(input_ids=ids[None], position_ids=positions[None], past_key_values=cache, use_cache=True)
+        if self._next != self._session.spec.layers:
+            raise Unsupported(f"layer {self._next} did not hand its keys to kvdb's attention, so its tokens cannot be recomputed")
+
+    def attend(self, number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Overlay a layer's new tokens and answer their queries, `[q_heads, n, head_dim]`."""
+        session, positions, selection = self._session, self._positions, self._selection
+        if number:
+            session.overlay(number, positions, k, v)
+            selection.overlaid += int(selection.chunks[positions].sum())
+        else:
+            self._first_layer(k, v)
+        self._next = number + 1
+        if self._next == session.spec.layers:
+            raise _Done
+        selection.token_layers += len(positions)
+        out: torch.Tensor = session.attention(number, q, positions=positions)
+        return out
+
+    def _first_layer(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """KV of the first layer depends on the token alone: only gaps need it, and stored KV that differs is not this model's."""
+        gaps = np.flatnonzero(self._selection.gaps[self._positions])
+        if len(gaps):
+            self._session.overlay(0, self._positions[gaps], k[:, gaps], v[:, gaps])
+        stored = np.flatnonzero(self._selection.chunks[self._positions])
+        some = stored[:: max(1, -(-len(stored) // PROBED_TOKENS))]
+        if not len(some):
+            return
+        deviations = self._session.deviation(0, self._positions[some], k[:, some], v[:, some], score="both")
+        worst = int(deviations.argmax())
+        if float(deviations[worst]) > FIRST_LAYER_DEVIATION_MAX:
+            raise IntegrityError(
+                f"what is stored of the token at position {self._positions[some[worst]]} is not what the model computes in its "
+                f"first layer: they differ by {float(deviations[worst]):.2f} of their size; the chunk is not of this text, model "
+                "or RoPE, so import it again"
+            )
+
+    def _before(self, number: int) -> Any:
+        """A hook in front of a layer: its tokens are those that have come so far, and that go on from here."""
+
+        def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+            hidden, *rest = args
+            if len(self._kept) < self._entered:
+                rest, kwargs = _of(self._kept, self._entered, (rest, kwargs))
+            if not self._selection.strategy.checks(number):
+                return (hidden, *rest), kwargs
+            probed = self._probe(number, module, (hidden, *rest), kwargs)
+            scores = self._session.deviation(number, self._positions, probed.k[0], probed.v[0], score=self._selection.score)
+            going = np.flatnonzero(self._selection.strategy.goes_on(number, self._positions, scores.cpu().numpy()))
+            before = len(self._positions)
+            self._positions, self._kept = self._positions[going], self._kept[going]
+            hidden, rest, kwargs = _of(going, before, (hidden, rest, kwargs))
+            return (hidden, *rest), kwargs
+
+        return hook
+
+    def _probe(self, number: int, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Probed:
+        """A layer's keys and values of all its tokens."""
+        self.probing = True
+        try:
+            module.forward(*args, **kwargs)
+        except _Probed as probed:
+            return probed
+        finally:
+            self.probing = False
+        raise Unsupported(f"layer {number} did not hand its keys to its cache, so its tokens cannot be recomputed")
+
+
+def _of(tokens: npt.NDArray[np.int64], of: int, given: Any) -> Any:
+    """Some tokens of everything in `given` that holds `of` of them, along the first dimension or behind one of a batch of 1."""
+    if isinstance(given, torch.Tensor):
+        index = torch.from_numpy(tokens).to(given.device)
+        if given.ndim >= 2 and given.shape[:2] == (1, of):
+            return given.index_select(1, index)
+        return given.index_select(0, index) if given.ndim and given.shape[0] == of else given
+    if isinstance(given, dict):
+        return {name: _of(tokens, of, value) for name, value in given.items()}
+    if isinstance(given, tuple | list):
+        return type(given)(_of(tokens, of, value) for value in given)
+    return given
