@@ -66,6 +66,11 @@ class Basis:
         run.lay(self.overlaid(number))
         return run
 
+    def wait(self, number: int) -> None:
+        """Until that layer of every segment is in main memory. Raises IntegrityError or Unavailable."""
+        for view in self.views:
+            view.segment.wait(number)
+
     def share(self) -> "Basis":
         """Another basis over the same blocks."""
         for view in self.views:

@@ -12,6 +12,7 @@ import kvdb.planner as planner
 from indexes.base import Float32
 from kvdb.basis import Basis
 from kvdb.catalog.prefix_tree import common_prefix
+from kvdb.catalog.segment import Views
 from kvdb.errors import InvalidArgument, NonFiniteError, PositionError, SessionClosed
 from kvdb.layer import Layer
 from kvdb.recomputing import Recomputing
@@ -27,6 +28,8 @@ ANYTHING = Wanted()
 class Engine(planner.Engine, Protocol):
     """What a session needs of the database that opened it."""
 
+    def bring_in(self, views: Views) -> None: ...
+
     def opened(self, session: "SessionState") -> None: ...
 
     def closed(self, session: "SessionState") -> None: ...
@@ -39,7 +42,8 @@ class SessionState:
 
     tokens: the ids known of it, int32; at least those before the tail. start: the position of the tail's first token. reused: how
     many tokens before it were stored when it was opened. Thread-safe: calls on one session take turns. A call that raises leaves
-    the session as it was.
+    the session as it was. A layer that is still on its way from disk is waited for: IntegrityError or Unavailable if it does not
+    come.
     """
 
     def __init__(self, engine: Engine, spec: ModelSpec, basis: Basis, tails: list[BlockTable], tokens: Tokens) -> None:
@@ -49,6 +53,7 @@ class SessionState:
         self.start = basis.layout.length
         self.reused = self.start - len(basis.missing(0))
         self._engine = engine
+        self._bring_in(tails)
         self._layers = [Layer(engine, spec, basis, number, tail) for number, tail in enumerate(tails)]
         self._recomputing = Recomputing(basis)
         self._work = Work()
@@ -240,6 +245,16 @@ class SessionState:
                 self._engine.closed(self)
                 self.basis.release()
 
+    def _bring_in(self, tails: list[BlockTable]) -> None:
+        """Raises CapacityError or Unavailable, when everything is given back."""
+        try:
+            self._engine.bring_in(self.basis.views)
+        except BaseException:
+            for tail in tails:
+                tail.release()
+            self.basis.release()
+            raise
+
     def _check_open(self) -> None:
         if not self._open:
             raise SessionClosed("the session is closed; open another with create_session")
@@ -247,6 +262,7 @@ class SessionState:
     def _layer(self, number: int) -> Layer:
         self._check_open()
         check.layer(self.spec, number)
+        self._layers[number].wait()
         return self._layers[number]
 
     def _queries(self, layer: Layer, q: Array) -> int:
