@@ -9,10 +9,12 @@ import numpy.typing as npt
 import indexes.registry as registry
 from indexes.retrieval import Retrieval
 from kvdb.errors import DtypeError, InvalidArgument, LayerError, PositionError, ShapeError
-from kvdb.types import Array, ModelSpec, Tokens
+from kvdb.types import Array, ModelSpec, Part, Tokens
 from query_optimizer.wanted import NO_HINTS, Hints, Wanted
 
 NAME_LENGTH_MAX = 1024
+POSITION_MAX = 1 << 53
+"""The last one that float64 tells from the next, in which the angles of a move are computed."""
 
 
 def layer(spec: ModelSpec, number: Any) -> None:
@@ -55,9 +57,16 @@ def start(given: int | None, length: int, layer_number: int) -> None:
 
 def base(given: Any) -> int:
     """Raises InvalidArgument unless it is a position."""
-    if not isinstance(given, int | np.integer) or isinstance(given, bool) or given < 0:
-        raise InvalidArgument(f"base is {given!r}; expected the position of the chunk's first token, 0 or more")
+    if not _whole(given) or not 0 <= given <= POSITION_MAX:
+        raise InvalidArgument(f"base is {given!r}; expected the position of the chunk's first token, 0 to {POSITION_MAX}")
     return int(given)
+
+
+def part(given: Part) -> None:
+    """Raises InvalidArgument unless `visible` and `at` of a part are numbers; which they can be depends on what is stored."""
+    for what, value in (("visible", given.visible), ("at", given.at)):
+        if value is not None and (not _whole(value) or not -POSITION_MAX <= value <= POSITION_MAX):
+            raise InvalidArgument(f"a part has {what}={value!r}; expected a number of tokens, or None")
 
 
 def positions(given: Any, n: int, end: int, layer_number: int) -> None:
@@ -119,6 +128,10 @@ def name(given: Any) -> str:
     if not isinstance(given, str) or not given or len(given) > NAME_LENGTH_MAX or not given.isprintable():
         raise InvalidArgument(f"a context's name is {given!r}; expected 1 to {NAME_LENGTH_MAX} printable characters")
     return given
+
+
+def _whole(given: Any) -> bool:
+    return isinstance(given, int | np.integer) and not isinstance(given, bool)
 
 
 def _array(spec: ModelSpec, what: str, array: npt.NDArray[Any], heads: int) -> None:

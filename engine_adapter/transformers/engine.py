@@ -42,6 +42,7 @@ class TransformersEngine:
         self._model = model
         self._db = db
         self._piece_tokens = piece_tokens
+        self._token_seconds: float | None = None  # of one token in one layer, of the last recompute
 
     def generate(  # noqa: PLR0913  # what `model.generate` takes, and what a query does
         self,
@@ -187,8 +188,10 @@ class TransformersEngine:
         tokens = torch.from_numpy(session.tokens.astype(np.int64))
         if len(tokens) == session.start:
             raise InvalidArgument("the last part is a context; expected token ids behind it, such as a question, to go on from")
-        done = recomputed(self._model, session, options)
-        blend = Blend(done.reused, done.recomputed, done.fresh, options.ratio, options.strategy, perf_counter() - started)
+        choice = session.plan_recompute(seconds=self._token_seconds, floor=options.floor, ratio=options.ratio)
+        done = recomputed(self._model, session, replace(options, ratio=choice.ratio))
+        self._token_seconds = done.token_seconds or self._token_seconds
+        blend = Blend(done.reused, done.recomputed, done.fresh, choice, options.strategy, perf_counter() - started)
         prefill(self._model, session, tokens[:-1], self._piece_tokens, wanted=wanted)
         return Prompts(tokens[None], None, [Prompt(tokens, 0)]), [Row(session)], blend
 
@@ -260,8 +263,10 @@ def answer_length(answer: torch.Tensor, settings: GenerationConfig) -> int:
 
 def _one_of(input_ids: Any, parts: Iterable[Any] | None, recompute: float | Recompute | None) -> Any:
     """Whichever of input_ids and parts was given. Raises InvalidArgument for both, none, or what goes with the other."""
-    if (input_ids is None) == (parts is None):
-        raise InvalidArgument("generate takes input_ids or parts=; expected one of the two")
+    if input_ids is None and parts is None:
+        raise InvalidArgument("input_ids are a NoneType; expected a tensor of token ids, or parts=")
+    if input_ids is not None and parts is not None:
+        raise InvalidArgument("generate was given input_ids and parts=; expected one of the two")
     if parts is None and recompute is not None:
         raise InvalidArgument("generate was given recompute= without parts=; only chunks that stand elsewhere are recomputed")
     return input_ids if parts is None else parts

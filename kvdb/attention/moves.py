@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 import kvdb._native as _native
 from kvdb.blend.rope import angles, inverse_frequencies
-from kvdb.storage.block import bits
-from kvdb.types import Array, Float32, ModelSpec
+from kvdb.types import Float32, ModelSpec
 
 
 class Moves:
@@ -23,6 +22,7 @@ class Moves:
 
     def __init__(self, spec: ModelSpec, shifts: Sequence[int]) -> None:
         """Raises Unsupported where keys of this model cannot be moved."""
+        self._geometry = _native.Geometry(_native.Dtype.float32, 1, spec.head_dim)
         distinct = sorted({shift for shift in shifts if shift})
         self.of_view = np.array([distinct.index(shift) if shift else -1 for shift in shifts], np.int32)
         self.cos = self.sin = np.zeros((0, 1), np.float32)
@@ -37,13 +37,13 @@ class Moves:
         row = int(self.of_view[view])
         return None if row < 0 else (self.cos[row], self.sin[row])
 
-    def turned_back(self, q: Array, view: int) -> Float32:
-        """float32 queries for the keys of a view as they are stored, from q `[q_heads, n, head_dim]`."""
+    def turned_back(self, q: Float32, view: int) -> Float32:
+        """Queries for the keys of a view as they are stored, from q `[q_heads, n, head_dim]`."""
         turn = self.angles_of(view)
         if turn is None:
-            return np.ascontiguousarray(q, np.float32)
+            return q
         out = np.empty(q.shape, np.float32)
-        _native.rotate(bits(q), *turn, self.interleaved, out)
+        _native.rotate(self._geometry, q, *turn, self.interleaved, out)
         return out
 
 

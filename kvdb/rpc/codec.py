@@ -19,6 +19,9 @@ from kvdb.types import (
     ContextStatistics,
     IndexInfo,
     ModelSpec,
+    Part,
+    Placed,
+    Positions,
     Rope,
     SegmentStatistics,
     SessionStats,
@@ -27,6 +30,7 @@ from kvdb.types import (
 
 DIMENSIONS_MAX = 8
 TOKEN_DTYPE = np.dtype("<i4")
+POSITION_DTYPE = np.dtype("<i8")
 
 _INTEGERS = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 _NUMBERS = [*_INTEGERS, "float16", "float32", "float64", "complex64", "complex128"]
@@ -84,6 +88,44 @@ def from_tokens(data: bytes) -> Tokens:
     return np.frombuffer(data, TOKEN_DTYPE).astype(np.int32, copy=False)
 
 
+def to_positions(positions: Positions) -> bytes:
+    return positions.astype(POSITION_DTYPE, copy=False).tobytes()
+
+
+def from_positions(data: bytes) -> Positions:
+    """int64 `[n]`, read-only. Raises InvalidArgument."""
+    if len(data) % POSITION_DTYPE.itemsize:
+        raise InvalidArgument(f"positions have {len(data)} bytes; expected a multiple of 8, an int64 for each token")
+    return np.frombuffer(data, POSITION_DTYPE).astype(np.int64, copy=False)
+
+
+def to_part(part: Part) -> pb.Part:
+    """source: a context's name, or token ids."""
+    if isinstance(part.source, str):
+        return pb.Part(context=part.source, visible=part.visible, at=part.at)
+    return pb.Part(tokens=to_tokens(part.source), visible=part.visible, at=part.at)
+
+
+def from_part(message: pb.Part) -> Part:
+    """Raises InvalidArgument for a part that is nothing."""
+    source = message.WhichOneof("source")
+    if source is None:
+        raise InvalidArgument("a part names no context and holds no tokens; expected one of the two")
+    return Part(
+        source=message.context if source == "context" else from_tokens(message.tokens),
+        visible=message.visible if message.HasField("visible") else None,
+        at=message.at if message.HasField("at") else None,
+    )
+
+
+def to_placed(placed: Placed) -> pb.Placed:
+    return pb.Placed(begin=placed.begin, end=placed.end, kind=placed.kind)
+
+
+def from_placed(message: pb.Placed) -> Placed:
+    return Placed(message.begin, message.end, message.kind)
+
+
 def to_spec(spec: ModelSpec) -> pb.ModelSpec:
     return pb.ModelSpec(
         name=spec.name,
@@ -114,11 +156,27 @@ def from_spec(message: pb.ModelSpec) -> ModelSpec:
 
 
 def to_info(info: ContextInfo) -> pb.ContextInfo:
-    return pb.ContextInfo(name=info.name, spec=to_spec(info.spec), tokens=info.tokens, segments=info.segments, nbytes=info.nbytes)
+    return pb.ContextInfo(
+        name=info.name,
+        spec=to_spec(info.spec),
+        tokens=info.tokens,
+        segments=info.segments,
+        nbytes=info.nbytes,
+        chunk=info.chunk,
+        blended=info.blended,
+    )
 
 
 def from_info(message: pb.ContextInfo) -> ContextInfo:
-    return ContextInfo(message.name, from_spec(message.spec), message.tokens, message.segments, message.nbytes)
+    return ContextInfo(
+        name=message.name,
+        spec=from_spec(message.spec),
+        tokens=message.tokens,
+        segments=message.segments,
+        nbytes=message.nbytes,
+        chunk=message.chunk,
+        blended=message.blended,
+    )
 
 
 def to_index_info(info: IndexInfo) -> pb.IndexInfo:

@@ -103,18 +103,22 @@ class Hints(_message.Message):
     def __init__(self, index: _Optional[str] = ..., rules_off: _Optional[_Iterable[str]] = ..., memory_budget: _Optional[int] = ...) -> None: ...
 
 class ContextInfo(_message.Message):
-    __slots__ = ("name", "spec", "tokens", "segments", "nbytes")
+    __slots__ = ("name", "spec", "tokens", "segments", "nbytes", "chunk", "blended")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    BLENDED_FIELD_NUMBER: _ClassVar[int]
     name: str
     spec: ModelSpec
     tokens: int
     segments: int
     nbytes: int
-    def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[int] = ..., segments: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
+    chunk: bool
+    blended: bool
+    def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[int] = ..., segments: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk: _Optional[bool] = ..., blended: _Optional[bool] = ...) -> None: ...
 
 class IndexInfo(_message.Message):
     __slots__ = ("segment", "tokens", "kind", "layers", "layers_total", "nbytes", "state", "progress", "seconds", "seconds_expected", "error")
@@ -155,14 +159,16 @@ class ImportRequest(_message.Message):
     def __init__(self, begin: _Optional[_Union[ImportBegin, _Mapping]] = ..., chunk: _Optional[_Union[ImportChunk, _Mapping]] = ..., commit: _Optional[_Union[ImportCommit, _Mapping]] = ..., sample: _Optional[_Union[ImportSample, _Mapping]] = ...) -> None: ...
 
 class ImportBegin(_message.Message):
-    __slots__ = ("spec", "tokens", "name")
+    __slots__ = ("spec", "tokens", "name", "base")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
     spec: ModelSpec
     tokens: bytes
     name: str
-    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
+    base: int
+    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., name: _Optional[str] = ..., base: _Optional[int] = ...) -> None: ...
 
 class ImportChunk(_message.Message):
     __slots__ = ("layer", "k", "v")
@@ -225,6 +231,18 @@ class DropContextRequest(_message.Message):
 class DropContextReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class OffloadContextRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class OffloadContextReply(_message.Message):
+    __slots__ = ("nbytes",)
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    nbytes: int
+    def __init__(self, nbytes: _Optional[int] = ...) -> None: ...
 
 class BuildIndexRequest(_message.Message):
     __slots__ = ("name", "kind", "wait")
@@ -291,20 +309,56 @@ class SegmentStatistics(_message.Message):
     def __init__(self, segment: _Optional[int] = ..., tokens: _Optional[int] = ..., queries: _Optional[_Union[Array, _Mapping]] = ..., retrieved: _Optional[_Union[Array, _Mapping]] = ..., dense: _Optional[_Union[Array, _Mapping]] = ..., sharpness: _Optional[_Union[Array, _Mapping]] = ..., window_hits: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("spec", "tokens")
+    __slots__ = ("spec", "tokens", "parts")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     spec: ModelSpec
     tokens: bytes
-    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+    parts: Parts
+    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., parts: _Optional[_Union[Parts, _Mapping]] = ...) -> None: ...
+
+class Parts(_message.Message):
+    __slots__ = ("parts",)
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    def __init__(self, parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("context", "tokens", "visible", "at")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VISIBLE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    context: str
+    tokens: bytes
+    visible: int
+    at: int
+    def __init__(self, context: _Optional[str] = ..., tokens: _Optional[bytes] = ..., visible: _Optional[int] = ..., at: _Optional[int] = ...) -> None: ...
+
+class Placed(_message.Message):
+    __slots__ = ("begin", "end", "kind")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    begin: int
+    end: int
+    kind: str
+    def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class SessionReply(_message.Message):
-    __slots__ = ("session_id", "reused")
+    __slots__ = ("session_id", "reused", "start", "layout", "tokens")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     REUSED_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     reused: int
-    def __init__(self, session_id: _Optional[str] = ..., reused: _Optional[int] = ...) -> None: ...
+    start: int
+    layout: _containers.RepeatedCompositeFieldContainer[Placed]
+    tokens: bytes
+    def __init__(self, session_id: _Optional[str] = ..., reused: _Optional[int] = ..., start: _Optional[int] = ..., layout: _Optional[_Iterable[_Union[Placed, _Mapping]]] = ..., tokens: _Optional[bytes] = ...) -> None: ...
 
 class UpdateRequest(_message.Message):
     __slots__ = ("session_id", "layer", "k", "v", "start")
@@ -372,15 +426,63 @@ class AttentionReply(_message.Message):
     out: Array
     def __init__(self, out: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
+class OverlayRequest(_message.Message):
+    __slots__ = ("session_id", "layer", "positions", "k", "v")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    V_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    layer: int
+    positions: bytes
+    k: Array
+    v: Array
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., positions: _Optional[bytes] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+
+class AttentionAtRequest(_message.Message):
+    __slots__ = ("session_id", "layer", "positions", "q")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    Q_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    layer: int
+    positions: bytes
+    q: Array
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., positions: _Optional[bytes] = ..., q: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+
+class DeviationRequest(_message.Message):
+    __slots__ = ("session_id", "layer", "positions", "k", "v", "score")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    V_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    layer: int
+    positions: bytes
+    k: Array
+    v: Array
+    score: str
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., positions: _Optional[bytes] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., score: _Optional[str] = ...) -> None: ...
+
 class DecodeRequest(_message.Message):
-    __slots__ = ("update", "attention", "attend")
+    __slots__ = ("update", "attention", "attend", "overlay", "attention_at", "deviation")
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
     ATTEND_FIELD_NUMBER: _ClassVar[int]
+    OVERLAY_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_AT_FIELD_NUMBER: _ClassVar[int]
+    DEVIATION_FIELD_NUMBER: _ClassVar[int]
     update: UpdateRequest
     attention: AttentionRequest
     attend: AttendRequest
-    def __init__(self, update: _Optional[_Union[UpdateRequest, _Mapping]] = ..., attention: _Optional[_Union[AttentionRequest, _Mapping]] = ..., attend: _Optional[_Union[AttendRequest, _Mapping]] = ...) -> None: ...
+    overlay: OverlayRequest
+    attention_at: AttentionAtRequest
+    deviation: DeviationRequest
+    def __init__(self, update: _Optional[_Union[UpdateRequest, _Mapping]] = ..., attention: _Optional[_Union[AttentionRequest, _Mapping]] = ..., attend: _Optional[_Union[AttendRequest, _Mapping]] = ..., overlay: _Optional[_Union[OverlayRequest, _Mapping]] = ..., attention_at: _Optional[_Union[AttentionAtRequest, _Mapping]] = ..., deviation: _Optional[_Union[DeviationRequest, _Mapping]] = ...) -> None: ...
 
 class DecodeReply(_message.Message):
     __slots__ = ("out",)
@@ -395,14 +497,16 @@ class ForkRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class StoreRequest(_message.Message):
-    __slots__ = ("session_id", "name", "tokens")
+    __slots__ = ("session_id", "name", "tokens", "chunk")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     name: str
     tokens: bytes
-    def __init__(self, session_id: _Optional[str] = ..., name: _Optional[str] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+    chunk: bool
+    def __init__(self, session_id: _Optional[str] = ..., name: _Optional[str] = ..., tokens: _Optional[bytes] = ..., chunk: _Optional[bool] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("session_id", "layer", "retrieval", "missed_mass_max", "estimate_tail", "hints", "analyze")
@@ -427,6 +531,24 @@ class ExplainReply(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     plan: str
     def __init__(self, plan: _Optional[str] = ...) -> None: ...
+
+class PlanRecomputeRequest(_message.Message):
+    __slots__ = ("session_id", "seconds", "floor", "ratio")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    seconds: float
+    floor: float
+    ratio: float
+    def __init__(self, session_id: _Optional[str] = ..., seconds: _Optional[float] = ..., floor: _Optional[float] = ..., ratio: _Optional[float] = ...) -> None: ...
+
+class PlanRecomputeReply(_message.Message):
+    __slots__ = ("choice",)
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    choice: str
+    def __init__(self, choice: _Optional[str] = ...) -> None: ...
 
 class ExplainContextRequest(_message.Message):
     __slots__ = ("name", "layer", "retrieval", "missed_mass_max", "estimate_tail", "hints", "analyze")

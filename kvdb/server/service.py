@@ -12,13 +12,13 @@ from kvdb.errors import InvalidArgument
 from kvdb.rpc import chunk, codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.chunk import Chunk
-from kvdb.rpc.plans import to_plan
+from kvdb.rpc.plans import to_choice, to_plan
 from kvdb.rpc.wanted import from_wanted
-from kvdb.server import edge
+from kvdb.server import calls, edge
 from kvdb.server.sessions import Sessions
 from kvdb.server.streams import OpenStream, Streams
 from kvdb.session import SessionState
-from kvdb.types import Array, IndexInfo
+from kvdb.types import IndexInfo
 from kvdb.version import __version__
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
@@ -42,7 +42,9 @@ class KvdbService:
         with self._streams.entered(context) as stream:
             self._streams.begin(stream)
             begin = _begin(requests)
-            writing = self._database.begin_import(codec.from_spec(begin.spec), codec.from_tokens(begin.tokens), begin.name)
+            base = begin.base if begin.HasField("base") else None
+            tokens = codec.from_tokens(begin.tokens)
+            writing = self._database.begin_import(codec.from_spec(begin.spec), tokens, begin.name, base)
             if not context.add_callback(writing.abort):  # called when the call ends, in whatever way
                 writing.abort()
                 return
@@ -71,6 +73,9 @@ class KvdbService:
         self._database.drop(request.name)
         return pb.DropContextReply()
 
+    def offload_context(self, request: pb.OffloadContextRequest, _context: grpc.ServicerContext) -> pb.OffloadContextReply:
+        return pb.OffloadContextReply(nbytes=self._database.offload(request.name))
+
     def build_index(self, request: pb.BuildIndexRequest, context: grpc.ServicerContext) -> pb.IndexesReply:
         """A call that waits is counted with the streams, because it holds its thread as long; it ends with its client."""
         with self._streams.entered(context) if request.wait else nullcontext():
@@ -91,21 +96,26 @@ class KvdbService:
         return codec.to_statistics(self._database.statistics(request.name))
 
     def create_session(self, request: pb.CreateSessionRequest, _context: grpc.ServicerContext) -> pb.SessionReply:
-        state = self._database.create_session(codec.from_spec(request.spec), codec.from_tokens(request.tokens))
-        return pb.SessionReply(session_id=self._sessions.add(state), reused=state.reused)
+        spec = codec.from_spec(request.spec)
+        if not request.HasField("parts"):
+            return self._opened(self._database.create_session(spec, codec.from_tokens(request.tokens)))
+        if request.tokens:
+            raise InvalidArgument("a session is created of tokens and of parts; expected one of the two")
+        state = self._database.lay_out(spec, [codec.from_part(part) for part in request.parts.parts])
+        return self._opened(state, codec.to_tokens(state.tokens))
 
     def update(self, request: pb.UpdateRequest, _context: grpc.ServicerContext) -> pb.UpdateReply:
         with self._sessions.use(request.session_id) as session:
-            _update(session, request)
+            calls.update(session, request)
         return pb.UpdateReply()
 
     def attention(self, request: pb.AttentionRequest, _context: grpc.ServicerContext) -> pb.AttentionReply:
         with self._sessions.use(request.session_id) as session:
-            return pb.AttentionReply(out=codec.to_array(_attention(session, request)))
+            return pb.AttentionReply(out=codec.to_array(calls.attention(session, request)))
 
     def attend(self, request: pb.AttendRequest, _context: grpc.ServicerContext) -> pb.AttentionReply:
         with self._sessions.use(request.session_id) as session:
-            return pb.AttentionReply(out=codec.to_array(_attend(session, request)))
+            return pb.AttentionReply(out=codec.to_array(calls.attend(session, request)))
 
     def decode(self, requests: Iterator[pb.DecodeRequest], context: grpc.ServicerContext) -> Iterator[pb.DecodeReply]:
         with self._streams.entered(context) as stream:
@@ -118,12 +128,12 @@ class KvdbService:
     def fork(self, request: pb.ForkRequest, _context: grpc.ServicerContext) -> pb.SessionReply:
         with self._sessions.use(request.session_id) as session:
             twin = session.fork()
-        return pb.SessionReply(session_id=self._sessions.add(twin), reused=twin.reused)
+        return self._opened(twin)
 
     def store(self, request: pb.StoreRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
         tokens = codec.from_tokens(request.tokens) if request.HasField("tokens") else None
         with self._sessions.use(request.session_id) as session:
-            return codec.to_info(session.store(request.name, tokens))
+            return codec.to_info(session.store(request.name, tokens, chunk=request.chunk))
 
     def explain(self, request: pb.ExplainRequest, _context: grpc.ServicerContext) -> pb.ExplainReply:
         with self._sessions.use(request.session_id) as session:
@@ -135,6 +145,11 @@ class KvdbService:
         plans = self._database.explain(request.name, layer, from_wanted(request), request.analyze)
         return pb.ExplainContextReply(plans=map(to_plan, plans))
 
+    def plan_recompute(self, request: pb.PlanRecomputeRequest, _context: grpc.ServicerContext) -> pb.PlanRecomputeReply:
+        seconds, ratio = (getattr(request, name) if request.HasField(name) else None for name in ("seconds", "ratio"))
+        with self._sessions.use(request.session_id) as session:
+            return pb.PlanRecomputeReply(choice=to_choice(session.plan_recompute(seconds, request.floor, ratio)))
+
     def stats(self, request: pb.StatsRequest, _context: grpc.ServicerContext) -> pb.StatsReply:
         with self._sessions.use(request.session_id) as session:
             return codec.to_stats(session.stats())
@@ -143,22 +158,26 @@ class KvdbService:
         self._sessions.close(request.session_id)
         return pb.CloseSessionReply()
 
+    def _opened(self, state: SessionState, tokens: bytes = b"") -> pb.SessionReply:
+        """Owns the session. tokens: its ids, where the client does not know them."""
+        layout = map(codec.to_placed, state.layout)
+        name, reused, start = self._sessions.add(state), state.reused, state.start
+        return pb.SessionReply(session_id=name, reused=reused, start=start, layout=layout, tokens=tokens)
+
     def _answer(self, stream: OpenStream, request: pb.DecodeRequest) -> pb.DecodeReply:
         """Raises InvalidArgument for a request that holds no call or names another session than the stream's first."""
         kind = request.WhichOneof("call")
         if kind is None:
             raise InvalidArgument("a decode request holds no call; expected an update, an attention or an attend")
-        call: pb.UpdateRequest | pb.AttentionRequest | pb.AttendRequest = getattr(request, kind)
+        call = getattr(request, kind)
         stream.session = stream.session or call.session_id
         if call.session_id not in {"", stream.session}:
             raise InvalidArgument("a decode request names another session than the stream's first; open a stream for each")
         with self._sessions.use(stream.session) as session:
-            if isinstance(call, pb.UpdateRequest):
-                _update(session, call)
-                return pb.DecodeReply()
-            out = _attention(session, call) if isinstance(call, pb.AttentionRequest) else _attend(session, call)
+            out = calls.CALLS[kind](session, call)
         reply = pb.DecodeReply()
-        codec.put_array(reply.out, out)
+        if out is not None:
+            codec.put_array(reply.out, out)
         return reply
 
 
@@ -192,20 +211,3 @@ def _expect(request: Chunk | pb.ImportRequest, step: str) -> pb.ImportRequest:
 
 def _indexes(infos: Sequence[IndexInfo]) -> pb.IndexesReply:
     return pb.IndexesReply(indexes=map(codec.to_index_info, infos))
-
-
-def _update(session: SessionState, request: pb.UpdateRequest) -> None:
-    session.update(request.layer, codec.from_array(request.k), codec.from_array(request.v), _start(request))
-
-
-def _attention(session: SessionState, request: pb.AttentionRequest) -> Array:
-    return session.attention(request.layer, codec.from_array(request.q), from_wanted(request))
-
-
-def _attend(session: SessionState, request: pb.AttendRequest) -> Array:
-    q, k, v = (codec.from_array(array) for array in (request.q, request.k, request.v))
-    return session.attend(request.layer, q, k, v, from_wanted(request), _start(request))
-
-
-def _start(request: pb.UpdateRequest | pb.AttendRequest) -> int | None:
-    return request.start if request.HasField("start") else None

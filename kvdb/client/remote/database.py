@@ -1,5 +1,6 @@
 """A database on a server."""
 
+from collections.abc import Sequence
 from weakref import WeakSet
 
 import kvdb.check as check
@@ -11,7 +12,7 @@ from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_plan
 from kvdb.rpc.wanted import put_wanted
-from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Tokens
+from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Part, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Wanted
 
@@ -32,22 +33,32 @@ class RemoteDatabase:
         self._sessions: WeakSet[RemoteSession] = WeakSet()
         self._open = True
 
-    def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str) -> RemoteImport:
+    def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None) -> RemoteImport:
         """Start storing a context; see `kvdb.database.Database.begin_import`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
         ids = codec.to_tokens(check.token_ids(tokens))
         connection.check_size("the list of tokens", len(ids))
-        begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, name=check.name(name))
+        first = None if base is None else check.base(base)
+        begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, name=check.name(name), base=first)
         return RemoteImport(connection, spec, begin)
 
     def create_session(self, spec: ModelSpec, tokens: Tokens) -> RemoteSession:
         """A session on the server; see `kvdb.database.Database.create_session`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
-        ids = codec.to_tokens(check.token_ids(tokens))
-        connection.check_size("the list of tokens", len(ids))
-        request = pb.CreateSessionRequest(spec=codec.to_spec(spec), tokens=ids)
+        ids = check.token_ids(tokens)
+        connection.check_size("the list of tokens", ids.nbytes)
+        request = pb.CreateSessionRequest(spec=codec.to_spec(spec), tokens=codec.to_tokens(ids))
         reply = connection.call(connection.stub.CreateSession, request)
-        return RemoteSession(connection, spec, reply, self._sessions)
+        return RemoteSession(connection, spec, reply, ids, self._sessions)
+
+    def lay_out(self, spec: ModelSpec, parts: Sequence[Part]) -> RemoteSession:
+        """A session over several parts; see `kvdb.database.Database.lay_out`, whose errors it raises, and MessageTooLarge."""
+        connection = self._connected()
+        laid = pb.Parts(parts=map(codec.to_part, parts))
+        connection.check_size("the list of parts", laid.ByteSize())
+        request = pb.CreateSessionRequest(spec=codec.to_spec(spec), parts=laid)
+        reply: pb.SessionReply = connection.call(connection.stub.CreateSession, request)
+        return RemoteSession(connection, spec, reply, codec.from_tokens(reply.tokens), self._sessions)
 
     def contexts(self) -> list[ContextInfo]:
         connection = self._connected()
@@ -63,6 +74,12 @@ class RemoteDatabase:
         """Forget a context. Raises NotFound."""
         connection = self._connected()
         connection.call(connection.stub.DropContext, pb.DropContextRequest(name=name))
+
+    def offload(self, name: str) -> int:
+        """Move a context to the server's disk; see `kvdb.database.Database.offload`, whose errors it raises."""
+        connection = self._connected()
+        reply: pb.OffloadContextReply = connection.call(connection.stub.OffloadContext, pb.OffloadContextRequest(name=name))
+        return int(reply.nbytes)
 
     def build_index(self, name: str, kind: str, wait: bool) -> list[IndexInfo]:
         """Build an index on the server; see `kvdb.database.Database.build_index`, whose errors it raises."""

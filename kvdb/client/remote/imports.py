@@ -23,7 +23,7 @@ class RemoteImport:
 
     def __init__(self, connection: Connection, spec: ModelSpec, begin: pb.ImportBegin) -> None:
         self._connection = connection
-        self._spec = spec
+        self.spec = spec
         self._stream: Stream[bytes, pb.ImportReply] = Stream(
             connection, connection.channel.stream_stream(METHOD, response_deserializer=pb.ImportReply.FromString)
         )
@@ -33,10 +33,10 @@ class RemoteImport:
     def write(self, layer: int, k: Array, v: Array) -> None:
         """Send the next tokens of one layer, `[kv_heads, n, head_dim]`, cut along tokens. Raises what the server raised."""
         self._check_open()
-        check.layer(self._spec, layer)
-        check.keys_values(self._spec, k, v)
-        tokens = max(1, CHUNK_BYTES // self._spec.token_nbytes)
-        self._connection.check_size("one token of a layer", self._spec.token_nbytes)
+        check.layer(self.spec, layer)
+        check.keys_values(self.spec, k, v)
+        tokens = max(1, min(CHUNK_BYTES, self._connection.payload_bytes_max) // self.spec.token_nbytes)
+        self._connection.check_size("one token of a layer", self.spec.token_nbytes)
         for at in range(0, k.shape[1], tokens):
             piece = slice(at, at + tokens)
             self._stream.send(chunk.serialize(Chunk(int(layer), k[:, piece], v[:, piece])))
@@ -44,8 +44,8 @@ class RemoteImport:
     def sample(self, layer: int, q: Array) -> None:
         """Send queries of one layer, `[q_heads, m, head_dim]`. Raises what the server raised, and MessageTooLarge."""
         self._check_open()
-        check.layer(self._spec, layer)
-        check.queries(self._spec, q)
+        check.layer(self.spec, layer)
+        check.queries(self.spec, q)
         self._connection.check_size(f"the sample of layer {layer}'s queries", q.nbytes)
         sample = pb.ImportSample(layer=int(layer), q=codec.to_array(q))
         self._stream.send(chunk.serialize(pb.ImportRequest(sample=sample)))

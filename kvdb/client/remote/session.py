@@ -9,15 +9,17 @@ from weakref import WeakSet
 import numpy as np
 
 import kvdb.check as check
+from kvdb.blend.controller import Choice
+from kvdb.blend.deviation import score_name
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.direct import DirectDecode, available
 from kvdb.client.remote.stream import StreamDecode
 from kvdb.errors import PositionError, SessionClosed, Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.plans import from_plan
+from kvdb.rpc.plans import from_choice, from_plan
 from kvdb.rpc.wanted import put_wanted
-from kvdb.types import Array, ContextInfo, ModelSpec, SessionStats, Tokens
+from kvdb.types import Array, ContextInfo, Float32, ModelSpec, Placed, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Wanted
 
@@ -38,17 +40,20 @@ class Decode(Protocol):
 class RemoteSession:
     """`kvdb.client.transport.SessionTransport` over gRPC. Thread-safe: calls on one session take turns.
 
-    `update`, `attention` and `attend` go over one `Decode` stream, opened at the first of them and again after an error. More
-    tokens than one message takes are sent in pieces, one after the other; a piece that fails leaves the session as the pieces
-    before it made it. After Unavailable nothing is known of the call's effect; `stats` tells what the session holds.
+    What reads and writes KV goes over one `Decode` stream, opened at the first such call and again after an error. More tokens
+    than one message takes are sent in pieces, one after the other; a piece that fails leaves the session as the pieces before
+    it made it. After Unavailable nothing is known of the call's effect; `stats` tells what the session holds.
     """
 
     def __init__(
-        self, connection: Connection, spec: ModelSpec, reply: pb.SessionReply, sessions: "WeakSet[RemoteSession]"
+        self, connection: Connection, spec: ModelSpec, reply: pb.SessionReply, tokens: Tokens, sessions: "WeakSet[RemoteSession]"
     ) -> None:
-        """sessions: those of the database, to which this one adds itself."""
+        """tokens: the ids it was opened with. sessions: those of the database, to which this one adds itself."""
         self.spec = spec
+        self.tokens = tokens
         self.reused: int = reply.reused
+        self.start: int = reply.start
+        self.layout: tuple[Placed, ...] = tuple(map(codec.from_placed, reply.layout))
         self._connection = connection
         self._id = reply.session_id
         self._sessions = sessions
@@ -97,18 +102,63 @@ class RemoteSession:
                 outs.append(_writable(self._decode(request)))
             return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
 
+    def overlay(self, layer: int, positions: Positions, k: Array, v: Array) -> None:
+        """Recomputed KV of tokens before the tail; see `kvdb.session.SessionState.overlay`, whose errors it raises."""
+        with self._lock:
+            self._check_layer(layer)
+            check.positions(positions, check.keys_values(self.spec, k, v), self.start, layer)
+            for (k_piece, v_piece), where in self._placed_pieces(positions, k, v):
+                request = pb.DecodeRequest()
+                call = request.overlay
+                self._fill_placed(call, layer, where)
+                codec.put_array(call.k, k_piece)
+                codec.put_array(call.v, v_piece)
+                self._decode(request)
+
+    def attention_at(self, layer: int, q: Array, positions: Positions) -> Array:
+        """Attention of tokens before the tail; see `kvdb.session.SessionState.attention_at`, whose errors it raises."""
+        with self._lock:
+            self._check_layer(layer)
+            check.positions(positions, check.queries(self.spec, q), self.start, layer)
+            outs = []
+            for (piece,), where in self._placed_pieces(positions, q):
+                request = pb.DecodeRequest()
+                self._fill_placed(request.attention_at, layer, where)
+                codec.put_array(request.attention_at.q, piece)
+                outs.append(_writable(self._decode(request)))
+            return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
+
+    def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
+        """How far fresh KV is from what is stored; see `kvdb.session.SessionState.deviation`, whose errors it raises.
+
+        A score that looks at several tokens together sees those of one piece.
+        """
+        with self._lock:
+            self._check_layer(layer)
+            check.positions(positions, check.keys_values(self.spec, k, v), self.start, layer)
+            outs = []
+            for (k_piece, v_piece), where in self._placed_pieces(positions, k, v):
+                request = pb.DecodeRequest()
+                call = request.deviation
+                self._fill_placed(call, layer, where)
+                codec.put_array(call.k, k_piece)
+                codec.put_array(call.v, v_piece)
+                call.score = "" if score is None else score_name(score)
+                outs.append(_writable(self._decode(request)))
+            return outs[0] if len(outs) == 1 else np.concatenate(outs)
+
     def fork(self) -> "RemoteSession":
         """Another session over the same tokens. Raises SessionClosed."""
         self._check_open()
         reply = self._connection.call(self._connection.stub.Fork, pb.ForkRequest(session_id=self._id))
-        return RemoteSession(self._connection, self.spec, reply, self._sessions)
+        return RemoteSession(self._connection, self.spec, reply, self.tokens, self._sessions)
 
-    def store(self, name: str, tokens: Tokens | None = None) -> ContextInfo:
+    def store(self, name: str, tokens: Tokens | None = None, *, chunk: bool = False) -> ContextInfo:
         """Keep everything in the session as a context; see `kvdb.session.SessionState.store`, whose errors it raises."""
         self._check_open()
         ids = None if tokens is None else codec.to_tokens(check.token_ids(tokens))
         self._connection.check_size("the list of tokens", len(ids or b""))
-        request = pb.StoreRequest(session_id=self._id, name=check.name(name), tokens=ids)
+        request = pb.StoreRequest(session_id=self._id, name=check.name(name), tokens=ids, chunk=bool(chunk))
         return codec.from_info(self._connection.call(self._connection.stub.Store, request))
 
     def explain(self, layer: int, wanted: Wanted, analyze: bool = False) -> Plan:
@@ -118,6 +168,12 @@ class RemoteSession:
         put_wanted(request, wanted)
         reply: pb.ExplainReply = self._connection.call(self._connection.stub.Explain, request)
         return from_plan(reply.plan)
+
+    def plan_recompute(self, seconds: float | None, floor: float, ratio: float | None) -> Choice:
+        """How much to recompute; see `kvdb.session.SessionState.plan_recompute`, whose errors it raises."""
+        self._check_open()
+        request = pb.PlanRecomputeRequest(session_id=self._id, seconds=seconds, floor=floor, ratio=ratio)
+        return from_choice(self._connection.call(self._connection.stub.PlanRecompute, request).choice)
 
     def stats(self) -> SessionStats:
         """What the session holds and has done. Raises SessionClosed."""
@@ -142,6 +198,11 @@ class RemoteSession:
         if start is not None and not isinstance(call, pb.AttentionRequest):
             call.start = start
 
+    def _fill_placed(
+        self, call: pb.OverlayRequest | pb.AttentionAtRequest | pb.DeviationRequest, layer: int, positions: Positions
+    ) -> None:
+        call.session_id, call.layer, call.positions = self._id, layer, codec.to_positions(positions)
+
     def _decode(self, request: pb.DecodeRequest) -> pb.DecodeReply:
         if self._stream is None or self._stream.ended:
             direct = available(self._connection)
@@ -163,10 +224,24 @@ class RemoteSession:
         n = check.keys_values(self.spec, k, v)
         for q in queries:
             check.same_tokens(check.queries(self.spec, q), n)
+        for piece in self._cut(nbytes, n):
+            yield tuple(array[:, piece] for array in arrays), None if first is None else first + piece.start
+
+    def _placed_pieces(self, positions: Positions, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], Positions]]:
+        """The same for tokens at these positions."""
+        nbytes = positions.nbytes + sum(array.nbytes for array in arrays)
+        if nbytes <= self._connection.payload_bytes_max:
+            yield arrays, positions
+            return
+        for piece in self._cut(nbytes, len(positions)):
+            yield tuple(array[:, piece] for array in arrays), positions[piece]
+
+    def _cut(self, nbytes: int, n: int) -> Iterator[slice]:
+        """n tokens of so many bytes in pieces that fit into a message. Raises MessageTooLarge where one does not."""
         self._connection.check_size("one token", nbytes // n)
         step = self._connection.payload_bytes_max // (nbytes // n)
         for at in range(0, n, step):
-            yield tuple(array[:, at : at + step] for array in arrays), None if first is None else first + at
+            yield slice(at, at + step)
 
     def _check_layer(self, layer: int) -> None:
         self._check_open()

@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdb.blend.controller import Choice, Chunks, Rates, choose, pipelined_seconds
@@ -115,6 +115,7 @@ def test_ratios_that_cannot_be_are_refused(share):
         choose(RATES, ON_DISK, asked=share)
 
 
+@settings(deadline=None)
 @given(cases())
 def test_the_ratio_is_between_the_floor_and_one_and_the_largest_that_is_hidden(case):
     rates, chunks, floor = case
@@ -125,6 +126,7 @@ def test_the_ratio_is_between_the_floor_and_one_and_the_largest_that_is_hidden(c
         assert choice.load_seconds == pytest.approx(choice.recompute_seconds)
 
 
+@settings(deadline=None)
 @given(cases(), st.floats(1, 1000))
 def test_faster_tiers_never_raise_the_ratio_or_the_time(case, factor):
     rates, chunks, floor = case
@@ -134,6 +136,7 @@ def test_faster_tiers_never_raise_the_ratio_or_the_time(case, factor):
     assert after.seconds <= before.seconds * (1 + 1e-9)
 
 
+@settings(deadline=None)
 @given(cases(), st.floats(1, 1000))
 def test_faster_recompute_never_lowers_the_ratio_or_raises_the_time(case, factor):
     rates, chunks, floor = case
@@ -148,12 +151,14 @@ def test_faster_recompute_never_lowers_the_ratio_or_raises_the_time(case, factor
         assert speed[after.tier] >= speed[before.tier] * (1 - 1e-6)
 
 
+@settings(deadline=None)
 @given(cases(), SHARES)
 def test_an_asked_ratio_is_always_kept(case, asked):
     rates, chunks, floor = case
     assert choose(rates, chunks, floor, asked).ratio == asked
 
 
+@settings(deadline=None)
 @given(cases(), st.one_of(st.none(), SHARES))
 def test_a_choice_goes_through_json(case, asked):
     choice = choose(*case, asked)

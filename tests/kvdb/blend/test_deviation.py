@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdb.blend.deviation import DEFAULT_SCORE, SCORES, deviation, spread
@@ -127,6 +127,7 @@ def test_an_unknown_score_is_refused(name):
         deviation(k, v, k, v, name)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.one_of(st.floats(0, 9, width=32), st.just(float("inf")))), max_size=70),
     st.integers(0, 200),

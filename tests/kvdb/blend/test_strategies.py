@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvdb.blend.strategies as strategies
@@ -35,6 +35,7 @@ def carried_out(strategy, layers, deviates):
 
 
 @pytest.mark.parametrize("name", ["first", "random"])
+@settings(deadline=None)
 @given(spans(), RATIOS, st.integers(0, 100))
 def test_fixed_ones_take_the_share_that_was_asked_for(name, chunks, ratio, seed):
     flags = FIXED[name](*chunks, ratio, seed)
@@ -45,6 +46,7 @@ def test_fixed_ones_take_the_share_that_was_asked_for(name, chunks, ratio, seed)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
+@settings(deadline=None)
 @given(spans(), st.integers(1, 6), st.integers(0, 3))
 def test_at_one_all_are_computed_in_every_layer(name, chunks, layers, seed):
     strategy = strategies.make(Recompute(1.0, name, seed=seed), *chunks, layers)
@@ -54,6 +56,7 @@ def test_at_one_all_are_computed_in_every_layer(name, chunks, layers, seed):
 
 
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "all"])
+@settings(deadline=None)
 @given(spans(), st.integers(1, 6))
 def test_at_zero_none_are_computed(name, chunks, layers):
     strategy = strategies.make(Recompute(0, name), *chunks, layers)
@@ -68,6 +71,7 @@ def test_all_and_none_know_no_ratio():
         assert not FIXED["none"](chunks, 10, ratio, 0).any()
 
 
+@settings(deadline=None)
 @given(spans(), RATIOS)
 def test_first_takes_heads_of_equal_length(chunks, ratio):
     flags = first_of_each(*chunks, ratio, 0)
@@ -99,6 +103,7 @@ def test_random_follows_its_seed():
     assert (at_random(*chunks, 0.3, 1) != at_random(*chunks, 0.3, 2)).any()
 
 
+@settings(deadline=None)
 @given(spans(), RATIOS, st.integers(1, 30), st.floats(0, 1), st.integers(1, 4), st.integers(0, 1000))
 def test_deviation_computes_its_share_over_the_layers(chunks, ratio, layers, steepness, check_layer, seed):
     scores = np.random.default_rng(seed).random(chunks[1]).astype(np.float32)
