@@ -8,6 +8,7 @@ computed alone has not seen its heading. The card, `vault-sections/README.md`, s
 
 import random
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,6 +24,8 @@ HEADINGS = tuple((Path(__file__).parent / "headings.txt").read_text().split())
 NAMES = tuple(word for word in WORDS if word not in HEADINGS)
 FEWEST, MOST = 3, 4
 """Sections in which a record's second word stands."""
+SHORTEST = 32
+"""Tokens of a section, at least."""
 SPREAD = 3
 """Share of a section's tokens that its records take, at most: one in so many."""
 
@@ -79,6 +82,12 @@ def document(
     Every second fact lies across a border of chunks if the document is cut every `chunk` tokens; the others lie within a
     chunk, and every record lies in a later chunk than its heading. Raises InvalidArgument if they have no room or no names.
     """
+    if not FEWEST <= sections <= len(HEADINGS) or min(records, facts, chunk - 1) < 0 or facts > len(NAMES) ** 2:
+        raise InvalidArgument(
+            f"{sections} sections, {records} records, {facts} facts, chunks of {chunk} tokens; "
+            f"expected {FEWEST} to {len(HEADINGS)} sections, at most {len(NAMES) ** 2} facts, no negative numbers, "
+            "and at least 1 token in a chunk"
+        )
     return _Draft(tokenizer, tokens, chunk, random.Random(seed)).finish(sections, records, facts)
 
 
@@ -92,10 +101,6 @@ class _Draft:
         self.questions: list[Question] = []
 
     def finish(self, sections: int, records: int, facts: int) -> Document:
-        if sections < FEWEST or sections > len(HEADINGS) or records < 0 or facts < 0:
-            raise InvalidArgument(
-                f"{sections} sections, {records} records, {facts} facts; expected {FEWEST} to {len(HEADINGS)} sections"
-            )
         bounds = self._bounds(sections)
         names = self.chance.sample(HEADINGS, sections)
         heads = [self._put(begin, self._encode(f" Section {name}.")) - 2 for begin, name in zip(bounds, names, strict=False)]
@@ -117,10 +122,12 @@ class _Draft:
         return Document(self._fill(), tuple(sorted(self.questions, key=lambda question: question.begin)))
 
     def _bounds(self, sections: int) -> list[int]:
-        """Where the sections begin, and the end; the longest is about three times as long as the shortest."""
+        """Where the sections begin, and the end; the longest is at most three times as long as the shortest."""
         shares = [self.chance.uniform(0.5, 1.5) for _ in range(sections)]
-        before = [sum(shares[:i]) / sum(shares) for i in range(sections)]
-        return [int(self.tokens * share) for share in before] + [self.tokens]
+        bounds = [int(self.tokens * sum(shares[:i]) / sum(shares)) for i in range(sections)] + [self.tokens]
+        if min(end - begin for begin, end in pairwise(bounds)) < SHORTEST:
+            raise InvalidArgument(f"{self.tokens} tokens have no room for {sections} sections of {SHORTEST} tokens or more")
+        return bounds
 
     def _facts(self, facts: int) -> None:
         pairs = self.chance.sample(range(len(NAMES) ** 2), facts)
@@ -160,6 +167,8 @@ class _Draft:
         text, ids = self.tokenizer.encode(prose(), add_special_tokens=False), list[int]()
         for begin in [*sorted(self.placed), self.tokens]:
             gap = begin - len(ids)
+            if gap >= len(text):
+                raise InvalidArgument(f"{gap} tokens of prose between two sentences; there are {len(text)}")
             start = self.chance.randrange(len(text) - gap)
             ids += text[start : start + gap] + self.placed.get(begin, [])
         return ids
