@@ -64,6 +64,8 @@ def library(tokenizer: "PreTrainedTokenizerBase", documents: int, seed: int) -> 
 def prompts(held: Library, questions: int, documents: int, seed: int) -> list[Prompt]:
     """Different questions, each with the document that answers it among others, in an order by chance.
 
+    Documents that hold the second word of the question too come along first, as a search for its words would find them.
+
     Raises InvalidArgument for more questions or documents than there are.
     """
     if not 1 <= questions <= len(held.questions) or not 1 <= documents <= len(held.documents):
@@ -75,9 +77,11 @@ def prompts(held: Library, questions: int, documents: int, seed: int) -> list[Pr
     asked = []
     for number in chance.sample(range(len(held.questions)), questions):
         home = held.homes[number]
-        others = chance.sample([title for title in held.documents if title != home], documents - 1)
-        titles = chance.sample([home, *others], documents)
-        asked.append(Prompt(held.questions[number], home, tuple(titles)))
+        word = held.questions[number].text.split()[-1]
+        alike = {title for title, other in zip(held.homes, held.questions, strict=True) if other.text.split()[-1] == word}
+        shuffled = chance.sample(list(held.documents), len(held.documents))
+        found = sorted(shuffled, key=lambda title: (title != home, title not in alike))[:documents]
+        asked.append(Prompt(held.questions[number], home, tuple(chance.sample(found, documents))))
     return asked
 
 

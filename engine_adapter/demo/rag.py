@@ -14,6 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 import kvdb
 from engine_adapter.demo.library import Library, Prompt, library, prompts
 from engine_adapter.models import sections
+from engine_adapter.models.vault import CODE_DIGITS
 from engine_adapter.rag import Answer, RagEngine
 from engine_adapter.rag.check import FullAnswer
 from engine_adapter.rag.plain import full_answer
@@ -22,7 +23,7 @@ from kvdb.config import MIB
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-ANSWER_TOKENS = sections.CODE_DIGITS
+ANSWER_TOKENS = CODE_DIGITS
 CHUNK_TOKENS = 128
 """The documents are short, and several chunks of one are what the demo is about."""
 WRONG_AT_MOST = 1
@@ -60,11 +61,11 @@ def show(documents: int, together: int, questions: int, checked: int, recompute:
     asked = prompts(held, questions, together, seed)
     sample = prompts(held, checked, together, seed + 1)
     record = next(question for question in held.questions if question.kind == "heading")
-    home = held.homes[held.questions.index(record)]
+    heading, word = record.text.split()[1:]
     console.print(
-        f"[bold]{documents} documents[/] of Python's documentation, {held.tokens:,} tokens. Records in them, such as “Vault "
-        f"same {record.text.split()[-1]} {' '.join(record.code)}.”,\nmean nothing without their heading, here “Section {home}.”, "
-        "which stands in a chunk before theirs.\n"
+        f"[bold]{documents} documents[/] of Python's documentation, {held.tokens:,} tokens. Records in them, such as\n“Vault same "
+        f"{word} {' '.join(record.code)}.”, mean nothing without their heading, here “Section {heading}.”,\nwhich most often stands "
+        "in a chunk before theirs.\n"
     )
     with kvdb.connect() as db, RagEngine(model, tokenizer, db, chunk_tokens=CHUNK_TOKENS) as rag:
         _add(console, rag, held)
@@ -104,11 +105,10 @@ def _ask(
     recompute: float,
 ) -> Asked:
     question = prompt.question.text
-    options = {"max_new_tokens": ANSWER_TOKENS, "min_new_tokens": ANSWER_TOKENS}
-    answer = rag.answer(question, prompt.titles, recompute=recompute, do_sample=False, **options)
+    answer = rag.answer(question, prompt.titles, recompute=recompute, max_new_tokens=ANSWER_TOKENS, do_sample=False)
     ids = [*chain.from_iterable(held.documents[title] for title in prompt.titles)]
     ids += tokenizer.encode(question, add_special_tokens=False)
-    return Asked(prompt, answer, full_answer(model, tokenizer, torch.tensor(ids), **options))
+    return Asked(prompt, answer, full_answer(model, tokenizer, torch.tensor(ids), max_new_tokens=ANSWER_TOKENS))
 
 
 def _table(answers: list[Asked]) -> Table:

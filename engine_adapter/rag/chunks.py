@@ -9,6 +9,9 @@ CHUNK_TOKENS = 512
 
 LineEnd = re.compile(r"\n")
 SentenceEnd = re.compile(r"[.!?][\"')\]]*\s|[\u3002\uff01\uff1f]")  # the latter end Chinese and Japanese ones
+CHARACTER_TOKENS = 4
+"""As many as the bytes of the longest characters in UTF-8."""
+
 HalfCharacter = "\N{REPLACEMENT CHARACTER}"
 """What tokenizers make of a token that holds only some bytes of a character."""
 
@@ -38,13 +41,12 @@ def _end(ids: Sequence[int], begin: int, size: int, text_of: Callable[[list[int]
     if left <= size:
         return len(ids)
     longest = min(size, (left + 1) // 2)  # half of what fits in two
-    shortest = max(1, longest - longest // 4, left - size if left < 2 * size else 0)
-    places = range(begin + longest, begin + shortest - 1, -1)
-    return max(places, key=lambda end: (_rank(text_of(list(ids[end - 1 : end + 1]))), end))
+    shortest = max(1, longest - max(longest // 4, CHARACTER_TOKENS))
 
+    def rank(end: int) -> int:
+        if text_of(list(ids[max(begin, end - CHARACTER_TOKENS) : end])).endswith(HalfCharacter):
+            return 0
+        around = text_of(list(ids[end - 1 : end + 1]))
+        return 3 if LineEnd.search(around) else 2 if SentenceEnd.search(around) else 1
 
-def _rank(text: str) -> int:
-    """How good a place for a cut lies between two tokens that make this text."""
-    if HalfCharacter in text:
-        return 0
-    return 3 if LineEnd.search(text) else 2 if SentenceEnd.search(text) else 1
+    return max(range(begin + shortest, begin + longest + 1), key=lambda end: (rank(end), end))

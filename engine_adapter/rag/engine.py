@@ -172,7 +172,7 @@ class RagEngine:
         plain = {name: value for name, value in settings.items() if name in PLAIN}
         return check(
             [Asked.of(asked) for asked in sample],
-            [Recompute.of(ratio).ratio for ratio in ratios],
+            [float(ratio) for ratio in ratios if Recompute(ratio).ratio is not None],
             blended=lambda asked, ratio: self.answer(asked.question, asked.docs, recompute=ratio, **settings),
             full=lambda asked: self._full_answer(asked, plain),
         )

@@ -84,7 +84,7 @@ def test_hundreds_of_documents_in_one_prompt(make_rag, write):
 
 def test_novel_orders_store_nothing(rag, engine, documents):
     def taken():
-        return [tier.used_bytes for tier in engine.tiers()] if hasattr(engine, "tiers") else engine.contexts()
+        return [tier.blocks_used for tier in engine.tiers()]
 
     before = taken()
     for seed in range(20):
