@@ -63,9 +63,9 @@ def show(documents: int, together: int, questions: int, checked: int, recompute:
     record = next(question for question in held.questions if question.kind == "heading")
     heading, word = record.text.split()[1:]
     console.print(
-        f"[bold]{documents} documents[/] of Python's documentation, {held.tokens:,} tokens. Records in them, such as\n“Vault same "
-        f"{word} {' '.join(record.code)}.”, mean nothing without their heading, here “Section {heading}.”,\nwhich most often stands "
-        "in a chunk before theirs.\n"
+        f"[bold]{documents} documents[/] of Python's documentation, {held.tokens:,} tokens. Records in them, such as\n"
+        f"“Vault same {word} {' '.join(record.code)}.”, mean nothing without their heading, here “Section {heading}.”,\n"
+        "which most often stands in a chunk before theirs.\n"
     )
     with kvdb.connect() as db, RagEngine(model, tokenizer, db, chunk_tokens=CHUNK_TOKENS) as rag:
         _add(console, rag, held)

@@ -131,7 +131,7 @@ class RagEngine:
         """Answer a question from documents.
 
         docs: their ids, in the order in which the model reads them; one may come several times. recompute: the share of their
-        tokens that is computed again, 0 to 1, or a `kvdb.Recompute` that says more. stream: called with each piece of text as
+        tokens that is computed again, 0 to 1, None to let the controller choose, or a `kvdb.Recompute` that says more. stream: called with each piece of text as
         it comes. options: all else that `engine.generate` takes, such as retrieval= or temperature=. Raises NotFound for a
         document that is not there, InvalidArgument for a ratio outside [0, 1] or an empty question, and what `generate` raises.
         """
@@ -172,7 +172,7 @@ class RagEngine:
         plain = {name: value for name, value in settings.items() if name in PLAIN}
         return check(
             [Asked.of(asked) for asked in sample],
-            [float(ratio) for ratio in ratios if Recompute(ratio).ratio is not None],
+            [Recompute.of(ratio).share for ratio in ratios],
             blended=lambda asked, ratio: self.answer(asked.question, asked.docs, recompute=ratio, **settings),
             full=lambda asked: self._full_answer(asked, plain),
         )
