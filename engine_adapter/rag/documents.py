@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import RLock
@@ -27,7 +28,7 @@ class Chunk:
 @dataclass(eq=False)
 class Document:
     """added, expires: by the clock, expires None for never. revision: how many had this id before, and may still be there.
-    used: in how many answers. readers: answers under way that hold it, so that its chunks stay."""
+    used: in how many answers. readers: answers under way that hold it, so that its chunks stay. resident: it is in memory."""
 
     id: str
     pinned: bool = False
@@ -37,6 +38,7 @@ class Document:
     expires: float | None = None
     used: int = 0
     readers: int = 0
+    resident: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,23 +54,26 @@ class DocumentInfo:
     expires_seconds: float | None
     pinned: bool
     used: int
+    resident: bool
 
 
 class Documents:
     """By their ids. Thread-safe. Their chunks are contexts of the database, named "<namespace>/<id>/1of3" and so on.
 
     memory_bytes: what all of them may take, text that several share counted once, None for no bound. Where that is too little,
-    the document goes first that was not used for the longest time, of those that are not pinned. One that an answer holds is
-    not found any more when it goes, and its memory is free when the answer ends.
+    the document goes first that was not used for the longest time, of those that are not pinned: away, or, with `offload`, to
+    disk, from where the next answer that names it brings it back. One that an answer holds is not found any more when it goes
+    away, and its memory is free when the answer ends.
     """
 
-    def __init__(self, db: kvdb.Client, namespace: str, memory_bytes: int | None, clock: Clock) -> None:
+    def __init__(self, db: kvdb.Client, namespace: str, memory_bytes: int | None, clock: Clock, *, offload: bool = False) -> None:
         if memory_bytes is not None and memory_bytes < 1:
             raise InvalidArgument(f"memory_bytes is {memory_bytes}; expected at least 1, or None for no bound")
         self._db = db
         self._namespace = namespace
         self._memory_bytes = memory_bytes
         self._clock = clock
+        self._offload = offload
         self._lock = RLock()
         self._held: dict[str, Document] = {}  # in the order of their last use
         self._coming: set[str] = set()
@@ -110,7 +115,8 @@ class Documents:
                 raise AlreadyExists(f"there is a document {new.id!r}; take another id, delete it first, or pass replace=True")
             for name in self._left_over.pop(new.id, []):
                 self._drop(name)
-            self._make_room(new.id, nbytes)
+            self._check_room(new.id, nbytes)
+            self._make_room({new.id}, nbytes)
             self._coming.add(new.id)
             namesakes = [d for d in (*self._held.values(), *self._leaving) if d.id == new.id]
             new.revision = 1 + max((d.revision for d in namesakes), default=-1)
@@ -128,7 +134,8 @@ class Documents:
     def put(self, new: Document, ttl: float | None) -> DocumentInfo:
         """Here it is; what had the id before goes. Raises CapacityError where there is no room."""
         with self._lock:
-            self._make_room(new.id, _sizes([new]))
+            self._check_room(new.id, _sizes([new]))
+            self._make_room({new.id}, _sizes([new]))
             now = self._clock()
             new.added, new.expires = now, None if ttl is None else now + ttl
             before = self._held.pop(new.id, None)
@@ -151,8 +158,12 @@ class Documents:
             for document in once:
                 document.readers += 1
                 document.used += 1
+                document.resident = True
                 self._held[document.id] = self._held.pop(document.id)
         try:
+            if self._offload:
+                with self._lock:
+                    self._make_room({document.id for document in once}, _sizes(once))
             yield documents
         finally:
             with self._lock:
@@ -192,21 +203,31 @@ class Documents:
         with self._lock:
             return sum(_sizes(self._held.values()).values())
 
-    def _make_room(self, doc_id: str, nbytes: Mapping[str, int]) -> None:
-        """Let go of others until a document with texts of these sizes fits. Raises CapacityError, and none goes then."""
-        if self._memory_bytes is None:
-            return
-        others = [document for document in self._held.values() if document.id != doc_id]
-        least = sum({**nbytes, **_sizes(d for d in others if d.pinned)}.values())
-        if least > self._memory_bytes:
+    def _check_room(self, doc_id: str, nbytes: Mapping[str, int]) -> None:
+        """Raises CapacityError where a document with texts of these sizes would not fit beside what is pinned."""
+        pinned = [document for document in self._held.values() if document.pinned and document.id != doc_id]
+        least = sum({**nbytes, **_sizes(pinned)}.values())
+        if self._memory_bytes is not None and least > self._memory_bytes:
             raise CapacityError(
                 f"document {doc_id!r} and what is pinned take {least:,} bytes; memory_bytes is {self._memory_bytes:,}, so unpin "
                 "or delete documents, or raise it"
             )
-        while sum({**nbytes, **_sizes(others)}.values()) > self._memory_bytes:
-            oldest = next(document for document in others if not document.pinned)
+
+    def _make_room(self, staying: Collection[str], nbytes: Mapping[str, int]) -> None:
+        """Let others go until texts of these sizes fit, or nothing else can go: an answer's documents are there at once."""
+        if self._memory_bytes is None:
+            return
+        others = [document for document in self._held.values() if document.resident and document.id not in staying]
+        going = deque(document for document in others if not document.pinned)
+        while going and sum({**nbytes, **_sizes(others)}.values()) > self._memory_bytes:
+            oldest = going.popleft()
             others.remove(oldest)
-            self._let_go(self._held.pop(oldest.id))
+            if self._offload:
+                for chunk in oldest.chunks:
+                    self._db.offload(chunk.context.name)
+                oldest.resident = False
+            else:
+                self._let_go(self._held.pop(oldest.id))
 
     def _get(self, doc_id: str) -> Document:
         try:
@@ -249,4 +270,5 @@ def _info(document: Document, now: float) -> DocumentInfo:
         expires_seconds=None if document.expires is None else document.expires - now,
         pinned=document.pinned,
         used=document.used,
+        resident=document.resident,
     )

@@ -52,13 +52,15 @@ class RagEngine:
         template: str = QUESTION,
         chunk_tokens: int = CHUNK_TOKENS,
         memory_bytes: int | None = None,
+        offload: bool = False,
         namespace: str = "rag",
         clock: Clock = time.monotonic,
     ) -> None:
         """instruction: what every prompt begins with; the tokens that the tokenizer puts before a text come first. template: what
         stands behind the documents, with {question} in it, such as the turns of a chat. chunk_tokens: of a chunk, at most.
-        memory_bytes: what all documents may take, None for no bound of its own; see `Documents`. namespace: what the names of
-        its contexts in the database begin with. clock: seconds, for times to live.
+        memory_bytes: what all documents may take, None for no bound of its own; see `Documents`. offload: to disk goes what
+        there is no room for, instead of being dropped; see `kvdb.Client.offload`. namespace: what the names of its contexts in
+        the database begin with. clock: seconds, for times to live.
 
         Raises InvalidArgument, and Unsupported for a model that kvdb cannot serve.
         """
@@ -69,7 +71,7 @@ class RagEngine:
         self._db = db
         self._prompts = Prompts(tokenizer, int(model.config.get_text_config(decoder=True).vocab_size), instruction, template)
         self._chunk_tokens = chunk_tokens
-        self._documents = Documents(db, namespace, memory_bytes, clock)
+        self._documents = Documents(db, namespace, memory_bytes, clock, offload=offload)
         self._turns = Turns()
         self._closed = False
         with ExitStack() as opened:
@@ -131,9 +133,10 @@ class RagEngine:
         """Answer a question from documents.
 
         docs: their ids, in the order in which the model reads them; one may come several times. recompute: the share of their
-        tokens that is computed again, 0 to 1, None to let the controller choose, or a `kvdb.Recompute` that says more. stream: called with each piece of text as
-        it comes. options: all else that `engine.generate` takes, such as retrieval= or temperature=. Raises NotFound for a
-        document that is not there, InvalidArgument for a ratio outside [0, 1] or an empty question, and what `generate` raises.
+        tokens that is computed again, 0 to 1, None to let the controller choose, or a `kvdb.Recompute` that says more. stream:
+        called with each piece of text as it comes. options: all else that `engine.generate` takes, such as retrieval= or
+        temperature=. Raises NotFound for a document that is not there, InvalidArgument for a ratio outside [0, 1] or an empty
+        question, and what `generate` raises.
         """
         return self._answer(question, _listed(docs), recompute, stream, None, max_new_tokens=max_new_tokens, **options)
 

@@ -4,9 +4,11 @@ import threading
 
 import pytest
 
+import kvdb
 from engine_adapter.rag import RagEngine
 from kvdb.client.client import Client
-from kvdb.errors import AlreadyExists, CapacityError, InvalidArgument, NotFound
+from kvdb.config import Config, StorageConfig
+from kvdb.errors import AlreadyExists, CapacityError, InvalidArgument, NotFound, Unsupported
 from tests.engine_adapter.rag.characters import Characters
 
 NEW = {"max_new_tokens": 2}
@@ -132,6 +134,35 @@ def test_pinned_documents_stay_and_then_there_is_no_room(small):
     assert ids(small) == ["a", "b", "c", "same"], "a text that is stored takes no room"
     with pytest.raises(NotFound):
         small.pin("nothing")
+
+
+def test_what_there_is_no_room_for_can_go_to_disk(model, clock, tmp_path):
+    with kvdb.connect(config=Config(storage=StorageConfig(disk_path=str(tmp_path)))) as db:
+        with RagEngine(model, Characters(), db, clock=clock) as rag:
+            size = rag.add("a", "text a").nbytes
+        with RagEngine(model, Characters(), db, memory_bytes=2 * size, offload=True, clock=clock) as rag:
+            before = rag.answer("so?", ["a"], **NEW).tokens
+            for doc_id in "bcd":
+                rag.add(doc_id, f"text {doc_id}")
+            assert [info.resident for info in rag.documents()] == [False, False, True, True]
+            assert rag.answer("so?", ["a"], **NEW).tokens == before
+            assert [info.resident for info in rag.documents()] == [True, False, False, True]
+            assert rag.answer("so?", list("abcd"), **NEW).usage.prompt == 27
+            assert all(info.resident for info in rag.documents())
+            rag.pin("a")
+            rag.add("e", "text e")
+            assert [info.id for info in rag.documents() if info.resident] == ["a", "e"]
+            rag.delete("b")
+        assert not [context for context in db.contexts() if context.name.startswith("rag/b")]
+
+
+def test_offloading_without_a_folder_is_refused(small, make_rag):
+    nbytes = small.add("a", "text").nbytes
+    small.close()
+    rag = make_rag(memory_bytes=nbytes, offload=True)
+    with pytest.raises(Unsupported, match="disk_path"):
+        rag.add("b", "text b")
+    assert [(info.id, info.resident) for info in rag.documents()] == [("a", True)]
 
 
 def test_a_replacement_makes_room_as_if_the_old_were_gone(small):
