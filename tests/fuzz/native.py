@@ -120,7 +120,13 @@ def mutated(rng: random.Random, value: Any) -> Any:
     """Something else of the same kind, or nearly."""
     if isinstance(value, attention.Table):
         return rng.choice(
-            [value[: rng.randrange(len(value) + 1)], np.concatenate([value, value]), value[::-1], value[:, None], None]
+            [
+                value[: rng.randrange(len(value) + 1)],
+                np.concatenate([value, value]).view(attention.Table),
+                value[::-1],
+                value[..., None],
+                None,
+            ]
         )
     if isinstance(value, np.ndarray):
         return rng.choice(list(arrays(rng, value)))
