@@ -13,6 +13,8 @@ from kvdb.types import Addresses, Positions
 
 Counts = npt.NDArray[np.int32]
 Words = npt.NDArray[np.uint64]
+WORD = 64
+"""Bits of one."""
 
 
 class Reads(NamedTuple):
@@ -109,11 +111,14 @@ class Run:
         return Reads(addresses, counts, self._placed(np.concatenate(ranges)))
 
     def hidden_of(self, view: int) -> Words | None:
-        """A bit for each token of a view, set for those that are overlaid; None where none is."""
+        """A bit for each token of a view's segment, also of those it does not show, set for those that are overlaid; None where
+        none is."""
         if self._laid is None or not len(self.overlaid):
             return None
-        begin, visible = self._laid.begins[view], self._parts[view][1]
-        words = hidden_words(begin, -(-visible // 64) * 64, 64, self.overlaid).ravel()
+        table, visible = self._parts[view]
+        words = np.zeros(-(-table.length // WORD), np.uint64)
+        seen = hidden_words(self._laid.begins[view], visible, WORD, self.overlaid).ravel()
+        words[: len(seen)] = seen
         return words if words.any() else None
 
     def refresh(self, start: int) -> None:
