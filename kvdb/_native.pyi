@@ -169,6 +169,9 @@ def observe(
     """What `kvdb.types.Observation` says of one query of each head: values, float32 [4, rows], and seen, bool [4, rows]; whether
     all are. asked: bool [kv_heads]. window, top, lse: float32 [rows]; top is not finite where it is not known."""
 
+def crc32c(table: Any, nbytes: int, out: Any) -> None:
+    """The CRC-32C (Castagnoli) of the nbytes bytes at each address of table, uint64 [n], into out, uint32 [n]. On one thread."""
+
 def read_blocks(geometry: Geometry, table: Any) -> int:
     """Reads every byte of the blocks, on all threads, and returns the xor of their 64-bit words: memory's own speed."""
 

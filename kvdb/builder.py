@@ -20,6 +20,7 @@ from kvdb.catalog.indexes import Progress
 from kvdb.catalog.segment import Segment
 from kvdb.errors import CapacityError, KvdbError, Unavailable, Unsupported
 from kvdb.prices import Prices
+from kvdb.storage.loader import Loader
 
 log = logging.getLogger(__name__)
 NICE = 10
@@ -49,6 +50,7 @@ class Build:
         """Go on with the first layer; its index, once it stands. Raises Unsupported, and whatever the kind's build does."""
         layer, started = self.layers[0], perf_counter()
         if self.steps is None:
+            self.segment.wait(layer)
             keys = self.segment.tables[layer].keys(len(self.segment))
             self.steps = registry.build_steps(self.kind, keys, self.segment.indexes.samples.get(layer))
         try:
@@ -74,10 +76,12 @@ class IndexBuilder:
     the one with the least to do. A segment lives as long as something is built over it; what nobody else holds any more is given
     up. A build that raises is logged, is said by `Progress`, and begins anew only when it is asked for.
 
-    threads: how many builds go on at once. nbytes_max: what the indexes of all segments may keep, None for no limit.
+    threads: how many builds go on at once. nbytes_max: what the indexes of all segments may keep, None for no limit. loader: of
+    segments that are on disk.
     """
 
-    def __init__(self, threads: int, nbytes_max: int | None = None) -> None:
+    def __init__(self, loader: Loader, threads: int, nbytes_max: int | None = None) -> None:
+        self._loader = loader
         self.prices = Prices()
         self.nbytes_max = nbytes_max
         self._threads = threads
@@ -91,8 +95,8 @@ class IndexBuilder:
         """Build that kind over each of the segments where it is missing: futures of these builds.
 
         Raises InvalidArgument for a kind that does not exist, CapacityError before anything is begun where the indexes would keep
-        more than they may, Unavailable. A future raises what the build raised: Unsupported where the kind's library is missing,
-        Unavailable when the database was closed.
+        more than they may, Unavailable. The segments are in main memory, see `tiering.bring_in`. A future raises what the build
+        raised: Unsupported where the kind's library is missing, Unavailable when the database was closed.
         """
         check.kind(kind)
         with self._lock:
@@ -110,7 +114,8 @@ class IndexBuilder:
             failed = kind in segment.indexes.progress and segment.indexes.progress[kind].state == "failed"
             if self._stopping or failed or not self._has_room([segment], kind):
                 return
-            self._begin(segment, kind, asked=False)
+            with suppress(CapacityError, Unavailable):  # of a segment on disk, which cannot come in
+                self._begin(segment, kind, asked=False)
             turns = self._dispatch()
         self._follow(turns)
 
@@ -138,6 +143,7 @@ class IndexBuilder:
             if not build.layers:
                 build.future.set_result(None)
                 return build.future
+            segment.pin(self._loader)
             segment.retain()
             self._indexed.add(segment)
             self._builds[build.key] = build
@@ -245,6 +251,7 @@ def _end(build: Build, error: BaseException | None) -> None:
     """Give back what a build held, and tell those who wait; without the lock."""
     if build.steps is not None:
         build.steps.close()
+    build.segment.unpin()
     build.segment.release()
     if error is None:
         build.future.set_result(None)

@@ -20,17 +20,22 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class StorageConfig:
     """block_size: tokens of one block. cpu_bytes_max: budget of the CPU tier, None for no limit.
-    arena_bytes: how much memory the tier asks the system for at a time."""
+    arena_bytes: how much memory the tier asks the system for at a time. disk_path: a folder for segments that are offloaded, ""
+    for none; several databases may share it. disk_bytes_max: what a database may keep there, None for no limit."""
 
     block_size: int = 64
     cpu_bytes_max: int | None = None
     arena_bytes: int = 64 * MIB
+    disk_path: str = ""
+    disk_bytes_max: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.block_size <= BLOCK_SIZE_MAX:
             raise ConfigError(f"storage.block_size is {self.block_size}; expected 1 to {BLOCK_SIZE_MAX} tokens")
         if self.cpu_bytes_max is not None and self.cpu_bytes_max < 1:
             raise ConfigError(f"storage.cpu_bytes_max is {self.cpu_bytes_max}; expected a positive number of bytes, or none")
+        if self.disk_bytes_max is not None and self.disk_bytes_max < 1:
+            raise ConfigError(f"storage.disk_bytes_max is {self.disk_bytes_max}; expected a positive number of bytes, or none")
         if self.arena_bytes < MIB:
             raise ConfigError(f"storage.arena_bytes is {self.arena_bytes}; expected at least {MIB} bytes")
 

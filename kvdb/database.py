@@ -10,6 +10,7 @@ import indexes.registry as registry
 import kvdb.check as check
 import kvdb.indexing as indexing
 import kvdb.machine as machine_file
+import kvdb.tiering as tiering
 from kvdb.basis import Basis
 from kvdb.blend.rope import inverse_frequencies
 from kvdb.builder import IndexBuilder
@@ -53,7 +54,7 @@ class Database:
         self.machine = machine_file.known(self.config.optimizer.machine_file).machine
         self._catalog = Catalog()
         self._blocks = BlockStore(self.config.storage)
-        self._builder = IndexBuilder(self.config.indexes.threads, self.config.indexes.bytes_max)
+        self._builder = IndexBuilder(self._blocks.loader, self.config.indexes.threads, self.config.indexes.bytes_max)
         policy = Materialize(self.config.indexes.opened_often)
         self._materializer = Materializer(
             self._builder, policy, self.config.indexes.segment_tokens_min, automatic=self.config.indexes.automatic
@@ -123,7 +124,8 @@ class Database:
         Unsupported for a kind whose library is not installed, Unavailable, and what the build itself raised.
         """
         with self._held(name) as views:
-            builds = self._builder.want(self._long(views), kind)
+            with tiering.kept_in(self._long(views), self._blocks.loader):
+                builds = self._builder.want([view.segment for view in self._long(views)], kind)
             if wait:
                 indexing.wait(builds, wanted)
             return indexing.infos(views)
@@ -136,7 +138,9 @@ class Database:
     def verify(self, name: str) -> int:
         """Check every index of a context against its keys; how many were checked. Raises NotFound or IntegrityError."""
         with self._held(name) as views:
-            return indexing.verify(views)
+            indexed = tuple(view for view in views if view.segment.indexes.built())
+            with tiering.kept_in(indexed, self._blocks.loader):
+                return indexing.verify(indexed)
 
     def explain(self, name: str, layer: int | None, wanted: Wanted, analyze: bool) -> list[Plan]:
         """The plans of a query of one token behind a context: of one layer, or of each. analyze: carry them out, for queries that
@@ -196,6 +200,15 @@ class Database:
         """What each tier holds, one entry for each size of block."""
         return self._blocks.stats()
 
+    def offload(self, name: str) -> int:
+        """Move a context's segments to disk; see `tiering.offload`. Raises NotFound too."""
+        self._check_open()
+        context = self._catalog.hold(name)
+        try:
+            return tiering.offload(context, self._blocks)
+        finally:
+            let_go(context)
+
     def check_integrity(self) -> None:
         """Prove that free and used blocks add up and that every reference has its owner. Raises IntegrityError.
 
@@ -214,7 +227,16 @@ class Database:
                 segments.update(view.segment for view in writing.views)
                 tables += writing.tables
         tables += [table for overlay in overlays if overlay is not None for table in overlay.tables]
-        self._blocks.check_integrity(tables + [table for segment in segments for table in segment.tables])
+        tables += [table for segment in segments for table in segment.tables]
+        self._blocks.check_integrity(tables, [segment.file for segment in segments if segment.file is not None])
+
+    def bring_in(self, views: Views) -> None:
+        tiering.bring_in(views, self._blocks.loader)
+
+    @property
+    def load_rate(self) -> float | None:
+        """Bytes a second lately from disk; None before any."""
+        return self._blocks.loader.rate
 
     def opened(self, session: SessionState) -> None:
         with self._lock:
@@ -227,6 +249,7 @@ class Database:
             self._sessions.discard(session)
         for view in session.basis.views:
             view.segment.use.hold(-1)
+        tiering.let_go(session.basis.views)
 
     def ended(self, writing: Import) -> None:
         with self._lock:
@@ -239,6 +262,7 @@ class Database:
         self._open = False
         with self._lock:
             sessions, imports = list(self._sessions), list(self._imports)
+        self._blocks.loader.close()  # so that no session waits any more
         for session in sessions:
             session.close()
         for writing in imports:
@@ -254,12 +278,12 @@ class Database:
 
     def _published(self, views: Views) -> None:
         for kind in self.config.indexes.at_store:
-            for segment in self._long(views):
-                self._builder.wish(segment, kind)
+            for view in self._long(views):
+                self._builder.wish(view.segment, kind)
 
-    def _long(self, views: Views) -> list[Segment]:
-        """The segments that are worth an index."""
-        return [view.segment for view in views if len(view.segment) >= self.config.indexes.segment_tokens_min]
+    def _long(self, views: Views) -> Views:
+        """Those whose segments are worth an index."""
+        return tuple(view for view in views if len(view.segment) >= self.config.indexes.segment_tokens_min)
 
     @contextmanager
     def _held(self, name: str) -> Iterator[Views]:

@@ -34,6 +34,7 @@ class Layer:
         self.tally = Tally(basis.views, engine.asked)
         self.samples = Samples(engine.config.indexes.sample_queries)
         self.number = number
+        self._waits = True
         self._short = engine.config.optimizer.short_context_tokens
         self._spec = spec
         self._basis = basis
@@ -42,6 +43,12 @@ class Layer:
         self._seals = False
         self._steps = 0
         self.planner = Planner(engine, spec, basis, number, self.run, self._own)
+
+    def wait(self) -> None:
+        """Until everything it reads is in main memory. Raises IntegrityError or Unavailable."""
+        if self._waits:
+            self._basis.wait(self.number)
+            self._waits = False
 
     def append(self, k: Array, v: Array) -> None:
         start = self.tail.length

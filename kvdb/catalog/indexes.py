@@ -43,6 +43,13 @@ class IndexSet:
             self._layers[layer] = {**self.of(layer), index.kind: index}
             self.version += 1
 
+    def clear(self) -> None:
+        """Forget every index; what was built was built over blocks that go now."""
+        with self._lock:
+            self._layers = {}
+            self.progress = {kind: progress for kind, progress in self.progress.items() if progress.state == "failed"}
+            self.version += 1
+
     def under_way(self) -> tuple[str, ...]:
         """Kinds that are being built, or wait for it; others may come and go meanwhile."""
         return tuple(kind for kind, progress in list(self.progress.items()) if progress.state in {"waiting", "building"})

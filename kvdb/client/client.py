@@ -167,6 +167,16 @@ class Client:
         """Forget a context. Open sessions over it go on; what nobody holds is freed. Raises NotFound."""
         self._transport.drop(name)
 
+    def offload(self, name: str) -> int:
+        """Move a context's KV to disk, and its indexes out of memory; bytes of main memory that were freed now.
+
+        What a session reads, or an index is built over, leaves when that ends. The next session over it brings it back layer by
+        layer, and answers of a layer as soon as that is there. Raises NotFound, Unsupported for a database without
+        storage.disk_path, CapacityError for a full disk or more than storage.disk_bytes_max, Unavailable for a folder that cannot
+        be written; what was not written is in memory as before.
+        """
+        return self._transport.offload(name)
+
     def build_index(self, name: str, kind: str = "flat", *, wait: bool = True) -> list[IndexInfo]:
         """Build an index over a context's keys, from which queries that name a retrieval, or none, are then answered.
 

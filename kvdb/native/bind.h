@@ -91,6 +91,7 @@ struct OwnedPlacement {
     Placement of(const Geometry& geometry, std::int64_t blocks) const;
 };
 
+void bind_checksum(nb::module_& m);
 void bind_observe(nb::module_& m);
 void bind_placement(nb::module_& m);  // the class alone, of which attend's signature speaks
 void bind_moves(nb::module_& m);

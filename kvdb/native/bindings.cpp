@@ -262,6 +262,7 @@ NB_MODULE(_native, m) {
     m.def("merge_tail", &py_merge_tail, "geometry"_a, "state_out"_a, "state_lse"_a, "tail_out"_a,
           "tail_lse"_a, "out"_a, "lse"_a);
     m.def("share", &py_share, "missed"_a, "lse"_a);
+    bind_checksum(m);
     bind_observe(m);
     bind_moves(m);
     m.def("read_blocks", &py_read_blocks, "geometry"_a, "table"_a);

@@ -1,21 +1,31 @@
 """The tiers of one database, one pool for each size of block."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from threading import Lock
 
 from kvdb.config import StorageConfig
 from kvdb.storage.block import BlockLayout
 from kvdb.storage.cpu import CpuBudget, CpuTier
+from kvdb.storage.folder import SegmentFolder
+from kvdb.storage.loader import Loader
+from kvdb.storage.segment_file import SegmentFile
 from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import TierStats
 from kvdb.types import ModelSpec
 
 
 class BlockStore:
-    """Gives out block tables; specs whose blocks are of one size share a pool. Thread-safe."""
+    """Gives out block tables; specs whose blocks are of one size share a pool. Thread-safe.
+
+    disk: where segments lie that were offloaded, None without a folder for them; loader: what brings them back.
+    """
 
     def __init__(self, config: StorageConfig) -> None:
+        """Raises Unavailable for a folder that cannot be used."""
         self._config = config
+        self.disk = SegmentFolder(Path(config.disk_path), config.disk_bytes_max) if config.disk_path else None
+        self.loader = Loader()
         self._budget = CpuBudget(config.cpu_bytes_max)
         self._tiers: dict[int, CpuTier] = {}
         self._lock = Lock()
@@ -28,13 +38,19 @@ class BlockStore:
         return [BlockTable(tier, layout) for _ in range(spec.layers)]
 
     def stats(self) -> list[TierStats]:
-        return [tier.stats() for tier in self._tiers.values()]
+        on_disk = [] if self.disk is None else self.disk.stats()
+        return [tier.stats() for tier in self._tiers.values()] + on_disk
 
-    def check_integrity(self, tables: Sequence[BlockTable]) -> None:
-        """Raises IntegrityError unless `tables` are exactly the owners of all used blocks."""
+    def check_integrity(self, tables: Sequence[BlockTable], files: Sequence[SegmentFile]) -> None:
+        """Raises IntegrityError unless `tables` are exactly the owners of all used blocks, and `files` all that are on disk."""
         for tier in self._tiers.values():
             tier.check_integrity([table.blocks for table in tables if table.tier is tier])
+        if self.disk is not None:
+            self.disk.check_integrity(files)
 
     def close(self) -> None:
+        self.loader.close()
         for tier in self._tiers.values():
             tier.close()
+        if self.disk is not None:
+            self.disk.close()

@@ -53,6 +53,12 @@ class BlockTable:
             )
         self.length = start + k.shape[1]
 
+    def reserve(self, n: int) -> None:
+        """Take the blocks of n tokens that somebody will write to their addresses. For an empty table; raises CapacityError."""
+        assert not self.length
+        self._extend(self.layout.blocks_for(n))
+        self.length = n
+
     def read(self, start: int, n: int) -> tuple[Array, Array]:
         """k and v, `[kv_heads, n, head_dim]`, of tokens [start, start + n)."""
         assert start >= 0

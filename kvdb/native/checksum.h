@@ -1,0 +1,13 @@
+// Checksums of blocks, for what lies on disk.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvdb {
+
+// The CRC-32C (Castagnoli; RFC 3720) of `nbytes` bytes at each of `count` addresses. On one thread.
+void crc32c(const std::uint64_t* addresses, std::int64_t count, std::size_t nbytes,
+            std::uint32_t* out);
+
+}  // namespace kvdb

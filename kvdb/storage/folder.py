@@ -1,0 +1,142 @@
+"""The disk tier: the folder of one database, in which the files of segments lie that are not in use."""
+
+import fcntl
+import os
+import secrets
+import shutil
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+
+from kvdb.errors import CapacityError, IntegrityError, Unavailable
+from kvdb.storage.block import BlockLayout
+from kvdb.storage.segment_file import Contents, SegmentFile
+from kvdb.storage.table import BlockTable
+from kvdb.storage.tier import TierStats
+
+LOCK = "lock"
+SUFFIX = ".segments"
+"""Of the folders, one a database, that stand in storage.disk_path."""
+
+
+class SegmentFolder:
+    """Segment files in a folder of its own below `path`, which goes with the database. Thread-safe.
+
+    A lock on a file in it tells that its process lives; what dead processes have left below `path` is removed. bytes_max: of all
+    files together, None for no limit.
+    """
+
+    def __init__(self, path: Path, bytes_max: int | None) -> None:
+        """Raises Unavailable for a folder that cannot be made or written to."""
+        self._bytes_max = bytes_max
+        self._files: dict[str, SegmentFile] = {}
+        self._reserved = 0
+        self._made = 0
+        self._lock = Lock()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self.path, alive = _own_folder(path)
+        except OSError as error:
+            raise Unavailable(
+                f"storage.disk_path {path} cannot be used: {error.strerror}; expected a folder that can be written to"
+            ) from None
+        self._finalizer = weakref.finalize(self, _remove_own, self.path, alive, os.getpid())
+
+    @property
+    def nbytes(self) -> int:
+        """Of all files, those included that are being written."""
+        return self._reserved
+
+    def write(self, spec: str, layout: BlockLayout, tokens: int, tables: Sequence[BlockTable]) -> SegmentFile:
+        """A file of a segment's tables; spec: the digest of its model's. Raises CapacityError or Unavailable."""
+        with self._lock:
+            name, self._made = f"{self._made}.segment", self._made + 1
+            contents = Contents(f"{self.path.name}/{name}", spec, layout, len(tables), tokens)
+            self._reserve(contents.nbytes)
+        file = None
+        try:
+            file = SegmentFile.write(self.path / name, contents, tables)
+        finally:
+            with self._lock:
+                if file is None:
+                    self._reserved -= contents.nbytes
+                else:
+                    self._files[name] = file
+        return file
+
+    def remove(self, file: SegmentFile) -> None:
+        with self._lock:
+            if self._files.pop(file.path.name, None) is not None:
+                self._reserved -= file.nbytes
+                file.unlink()
+
+    def stats(self) -> list[TierStats]:
+        """One entry for each size of block that files hold."""
+        with self._lock:
+            files = list(self._files.values())
+        found = []
+        for block_nbytes in sorted({file.contents.layout.nbytes for file in files}):
+            of_size = [file for file in files if file.contents.layout.nbytes == block_nbytes]
+            blocks = sum(file.contents.layers * file.contents.blocks for file in of_size)
+            found.append(TierStats("disk", blocks, blocks, block_nbytes, sum(file.nbytes for file in of_size), huge=False))
+        return found
+
+    def check_integrity(self, owned: Sequence[SegmentFile]) -> None:
+        """Raises IntegrityError unless `owned` are exactly the files that are there, each at its length."""
+        with self._lock:
+            files = dict(self._files)
+            there = {entry.name: entry.stat().st_size for entry in os.scandir(self.path) if entry.name != LOCK}
+        owners = sorted(file.path.name for file in owned)
+        if owners != sorted(files):
+            raise IntegrityError(f"segments own {len(owners)} files, and {len(files)} are known; expected the same, each once")
+        if there != {name: file.nbytes for name, file in files.items()}:
+            raise IntegrityError(f"{self.path} holds {len(there)} files that are not the {len(files)} that were written")
+
+    def close(self) -> None:
+        """Remove the folder and everything in it. Closing twice does nothing."""
+        self._finalizer()
+
+    def _reserve(self, nbytes: int) -> None:
+        if self._bytes_max is not None and self._reserved + nbytes > self._bytes_max:
+            raise CapacityError(
+                f"the disk tier needs {nbytes:,} bytes more and holds {self._reserved:,} of storage.disk_bytes_max="
+                f"{self._bytes_max}; drop contexts or raise the budget"
+            )
+        self._reserved += nbytes
+
+
+def _own_folder(path: Path) -> tuple[Path, int]:
+    """A new folder below `path`, and the lock that says that its process lives. What dead ones have left is removed."""
+    cleaning = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(cleaning, fcntl.LOCK_EX)  # so that no other takes a folder for a dead one's before it is locked
+        for folder in path.glob(f"*{SUFFIX}"):
+            _remove_dead(folder)
+        own = path / f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"
+        own.mkdir(mode=0o700)
+        alive = os.open(own / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        return own, alive
+    finally:
+        os.close(cleaning)
+
+
+def _remove_dead(folder: Path) -> None:
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:  # another user's
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(lock)
+
+
+def _remove_own(folder: Path, alive: int, process: int) -> None:
+    if os.getpid() == process:  # not in a fork, which has inherited the finalizer
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(alive)

@@ -1,0 +1,300 @@
+"""One segment as one file, from which its layers come back one by one, straight into blocks of main memory.
+
+Layout, little-endian: magic, 8 bytes; length of the head that follows, uint32; its CRC-32C, uint32; the head: the length of a
+text, uint32, the text, JSON in UTF-8 with the fields of `Contents` and the version, and the CRC-32C of every block, uint32
+`[layers, blocks]`. Then, from the next multiple of 4 KiB on, an extent for each layer: its blocks one behind the other, as they
+lie in memory, filled up to a multiple of 4 KiB. What a last block holds behind the last token is written as zeros: it may be what
+is left of another segment's tokens.
+
+CRC-32C is the sum that DESIGN asks for, and has an instruction: `_native.crc32c` sums as fast as memory is read (21 to 26 GB/s
+where zlib.crc32 makes 2.9), so that checking takes next to nothing of the CPU that the loading is to be hidden behind. For the
+same reason a file is read and written past the page cache (O_DIRECT) where its blocks are pages; what is offloaded then takes no
+memory as cache. A file is written under another name, brought to the disk and renamed: a name is never half a file.
+"""
+
+import ctypes
+import errno
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+import kvdb._native as _native
+from kvdb.errors import CapacityError, IntegrityError, Unavailable
+from kvdb.storage.block import BlockLayout
+from kvdb.storage.table import BlockTable
+from kvdb.types import Addresses
+
+Sums = npt.NDArray[np.uint32]
+MAGIC = b"KVDBSEG\n"
+VERSION = 1
+PAGE = 4096
+HEAD_AT = len(MAGIC) + 8
+PIECE_BYTES = 4 << 20
+PIECE_BLOCKS = 1024
+"""Of one read or write: from 1 MiB on the disk is no faster, as measured, and Linux takes so many blocks in a call."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+Buffer = ctypes.Array[ctypes.c_char]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a file holds. key: of this very file, so that it cannot be taken for another. spec: the digest of the model's."""
+
+    key: str
+    spec: str
+    layout: BlockLayout
+    layers: int
+    tokens: int
+
+    @cached_property
+    def blocks(self) -> int:
+        """Of one layer."""
+        return self.layout.blocks_for(self.tokens)
+
+    @cached_property
+    def extent_nbytes(self) -> int:
+        return _pages(self.blocks * self.layout.nbytes)
+
+    @cached_property
+    def text(self) -> bytes:
+        return json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True).encode()
+
+    @cached_property
+    def head_nbytes(self) -> int:
+        return 4 + len(self.text) + 4 * self.layers * self.blocks
+
+    @cached_property
+    def extents_at(self) -> int:
+        return _pages(HEAD_AT + self.head_nbytes)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Of the whole file."""
+        return self.extents_at + self.layers * self.extent_nbytes
+
+
+class SegmentFile:
+    """A whole file at `path`, whose head was read and found good. It is not written again."""
+
+    def __init__(self, path: Path, expected: Contents) -> None:
+        """Raises IntegrityError for a file that does not begin as one of `expected` does, Unavailable for none."""
+        self.path = path
+        self.contents = expected
+        with _opened(path) as file:
+            self._sums = _read_head(path, file, expected)
+
+    @classmethod
+    def write(cls, path: Path, contents: Contents, tables: Sequence[BlockTable]) -> "SegmentFile":
+        """A file of these tables, one a layer, each whole. It is on the disk when this returns.
+
+        Raises CapacityError where the disk is full, Unavailable where it cannot be written, and then there is no file.
+        """
+        assert len(tables) == contents.layers
+        assert all(table.length == contents.tokens and table.layout == contents.layout for table in tables)
+        unfinished = path.with_name(f".{path.name}")
+        try:
+            with _open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, contents.layout) as file:
+                _write(file, contents, tables)
+            os.rename(unfinished, path)
+        except OSError as error:
+            raise _not_written(path, contents.nbytes, error) from None
+        finally:
+            unfinished.unlink(missing_ok=True)
+        return cls(path, contents)
+
+    @property
+    def nbytes(self) -> int:
+        return self.contents.nbytes
+
+    def read_layer(self, layer: int, table: BlockTable) -> None:
+        """Fill the blocks of `table`, as many as it was written with, with one layer's. The GIL is free meanwhile.
+
+        Raises IntegrityError for a file that was cut short or changed, Unavailable for one that cannot be read; what the blocks
+        hold is unspecified then.
+        """
+        contents, sums = self.contents, self._sums[layer]
+        assert table.layout == contents.layout
+        assert len(table.addresses) == contents.blocks
+        addresses, nbytes = np.ascontiguousarray(table.addresses), contents.layout.nbytes
+        at = contents.extents_at + layer * contents.extent_nbytes
+        with _opened(self.path, contents.layout) as file:
+            _check_size(self.path, file, contents)
+            for piece in _pieces(contents):
+                _read(self.path, file, at + piece.start * nbytes, _buffers(addresses[piece], nbytes))
+                wrong = np.flatnonzero(_sums_of(addresses[piece], nbytes) != sums[piece])  # while they are in the cache
+                if len(wrong):
+                    raise _spoilt(self.path, f"block {piece.start + wrong[0]} of layer {layer} does not match its checksum")
+
+    def unlink(self) -> None:
+        """Remove the file; one that is gone already is no error."""
+        self.path.unlink(missing_ok=True)
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE
+
+
+def _pieces(contents: Contents) -> Iterator[slice]:
+    """The blocks of a layer that are moved in one call."""
+    count = min(PIECE_BLOCKS, max(1, PIECE_BYTES // contents.layout.nbytes))
+    for first in range(0, contents.blocks, count):
+        yield slice(first, min(first + count, contents.blocks))
+
+
+def _buffers(addresses: Addresses, nbytes: int) -> list[Buffer]:
+    """The blocks' memory; those that lie one behind the other as one buffer."""
+    ends = np.flatnonzero(np.diff(addresses) != nbytes) + 1
+    bounds = [0, *ends.tolist(), len(addresses)]
+    return [(ctypes.c_char * ((end - first) * nbytes)).from_address(int(addresses[first])) for first, end in pairwise(bounds)]
+
+
+def _behind(buffers: list[Buffer], done: int) -> list[Buffer]:
+    """What is left of the buffers behind the first `done` bytes."""
+    rest = []
+    for buffer in buffers:
+        size = len(buffer)
+        if done < size:
+            rest.append((ctypes.c_char * (size - done)).from_buffer(buffer, done))
+        done = max(0, done - size)
+    return rest
+
+
+def _sums_of(addresses: Addresses, nbytes: int) -> Sums:
+    sums = np.empty(len(addresses), np.uint32)
+    _native.crc32c(addresses, nbytes, sums)
+    return sums
+
+
+def _sum_of(data: bytes) -> int:
+    array = np.frombuffer(data, np.uint8)
+    return int(_sums_of(np.array([array.ctypes.data], np.uint64), len(data))[0])
+
+
+@contextmanager
+def _open(path: Path, flags: int, layout: BlockLayout | None = None) -> Iterator[int]:
+    """A file descriptor. layout: of blocks that are moved; past the page cache where they are pages and the file system can."""
+    direct = 0 if layout is None or layout.nbytes % PAGE else getattr(os, "O_DIRECT", 0)
+    try:
+        file = os.open(path, flags | direct | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not direct:
+            raise
+        file = os.open(path, flags & ~os.O_EXCL | os.O_CLOEXEC, 0o600)  # a refused O_DIRECT may have made the file
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _opened(path: Path, layout: BlockLayout | None = None) -> Iterator[int]:
+    """As `_open`, to read; an OSError of the body is Unavailable too."""
+    try:
+        with _open(path, os.O_RDONLY, layout) as file:
+            yield file
+    except OSError as error:
+        raise Unavailable(
+            f"{path}, which holds a segment that was offloaded, cannot be read: {error.strerror}; make it readable again, or "
+            "drop the contexts over it and import them anew"
+        ) from None
+
+
+def _read(path: Path, file: int, at: int, buffers: list[Buffer]) -> None:
+    while buffers:
+        done = os.preadv(file, buffers, at)
+        if not done:
+            raise _spoilt(path, f"it ends at byte {at}")
+        at += done
+        buffers = _behind(buffers, done)
+
+
+def _put(file: int, at: int, buffers: list[Buffer]) -> None:
+    while buffers:
+        done = os.pwritev(file, buffers, at)
+        at += done
+        buffers = _behind(buffers, done)
+
+
+def _write(file: int, contents: Contents, tables: Sequence[BlockTable]) -> None:
+    layout, sums = contents.layout, np.empty((contents.layers, contents.blocks), np.uint32)
+    if sys.platform == "linux":
+        os.posix_fallocate(file, 0, contents.nbytes)  # so that a full disk is known of before anything is written
+    scratch = _page_aligned(max(contents.extents_at, layout.nbytes))
+    for layer, table in enumerate(tables):
+        addresses = _without_remains(table, scratch)
+        at = contents.extents_at + layer * contents.extent_nbytes
+        for piece in _pieces(contents):
+            sums[layer, piece] = _sums_of(addresses[piece], layout.nbytes)
+            _put(file, at + piece.start * layout.nbytes, _buffers(addresses[piece], layout.nbytes))
+    os.ftruncate(file, contents.nbytes)
+    text = contents.text
+    head = len(text).to_bytes(4, "little") + text + sums.astype("<u4").tobytes()
+    start = MAGIC + len(head).to_bytes(4, "little") + _sum_of(head).to_bytes(4, "little") + head
+    scratch[: contents.extents_at] = np.frombuffer(start.ljust(contents.extents_at, b"\0"), np.uint8)
+    _put(file, 0, _buffers(np.array([scratch.ctypes.data], np.uint64), contents.extents_at))
+    os.fsync(file)
+    if sys.platform == "linux":  # what could not be written past the page cache leaves it
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _page_aligned(nbytes: int) -> npt.NDArray[np.uint8]:
+    memory = np.zeros(nbytes + PAGE, np.uint8)
+    at = -memory.ctypes.data % PAGE
+    return memory[at : at + nbytes]
+
+
+def _without_remains(table: BlockTable, scratch: npt.NDArray[np.uint8]) -> Addresses:
+    """The table's blocks; a last one that is not full as a copy in `scratch`, zeros behind its tokens."""
+    layout, addresses = table.layout, table.addresses.copy()
+    filled = table.length % layout.block_size
+    if filled:
+        scratch[: layout.nbytes] = 0
+        copy = np.array([scratch.ctypes.data], np.uint64)
+        layout.copy(addresses[-1:], 0, copy, 0, filled)
+        addresses[-1] = copy[0]
+    return addresses
+
+
+def _read_head(path: Path, file: int, expected: Contents) -> Sums:
+    _check_size(path, file, expected)
+    start = os.pread(file, HEAD_AT + expected.head_nbytes, 0)
+    head = start[HEAD_AT:]
+    wanted = MAGIC + expected.head_nbytes.to_bytes(4, "little") + _sum_of(head).to_bytes(4, "little")
+    text = len(expected.text).to_bytes(4, "little") + expected.text
+    if start[:HEAD_AT] != wanted or not head.startswith(text):
+        raise _spoilt(path, "its head is not what was written")
+    return np.frombuffer(head[len(text) :], "<u4").reshape(expected.layers, expected.blocks).astype(np.uint32)
+
+
+def _check_size(path: Path, file: int, contents: Contents) -> None:
+    size = os.fstat(file).st_size
+    if size != contents.nbytes:
+        raise _spoilt(path, f"it has {size:,} bytes of the {contents.nbytes:,} that were written")
+
+
+def _spoilt(path: Path, what: str) -> IntegrityError:
+    return IntegrityError(
+        f"{path}, which holds a segment that was offloaded, was changed: {what}; nothing of it is used, so drop the contexts "
+        "over it and import them anew, and check the disk"
+    )
+
+
+def _not_written(path: Path, nbytes: int, error: OSError) -> CapacityError | Unavailable:
+    kept = "everything stays in main memory"
+    if error.errno in FULL:
+        return CapacityError(
+            f"{path.parent} has no room for a segment of {nbytes:,} bytes: {error.strerror}; {kept}, so free some of the disk, "
+            "drop contexts, or set another storage.disk_path"
+        )
+    return Unavailable(
+        f"{path.parent} cannot be written to: {error.strerror}; {kept}, so make the folder of storage.disk_path a writable one"
+    )
