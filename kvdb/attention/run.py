@@ -41,7 +41,7 @@ class Run:
     """Block addresses and how many tokens of each count, kept in step with a growing tail.
 
     parts: the block tables of the segment views with the tokens visible of each, fixed. tail: grows. laid: None where the views
-    are a prefix, each where it was computed.
+    are a prefix, each where it was computed. version: changes when the blocks before the tail do.
     """
 
     def __init__(self, parts: list[tuple[BlockTable, int]], tail: BlockTable, laid: Laid | None = None) -> None:
@@ -54,12 +54,14 @@ class Run:
         self._placement: _native.Placement | None = None
         self.base_tokens = sum(visible for _, visible in parts) if laid is None else laid.length
         self.overlaid: Positions = np.zeros(0, np.int64)
+        self.version = 0
         self.lay(self.overlaid)
 
     def lay(self, overlaid: Positions) -> None:
         """Take over the overlay, whose row i is the token at position overlaid[i]."""
         tables = list(self._parts)
         self.overlaid = overlaid
+        self.version += 1
         if self._laid is not None and len(overlaid):
             tables.append((self._laid.overlay, len(overlaid)))
         addresses = [table.addresses[: -(-visible // self._block_size)] for table, visible in tables]

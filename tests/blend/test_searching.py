@@ -75,6 +75,7 @@ class Laid:
                 assert info.state == "ready"
         known = [9, *((texts[name], visible) for _, name, visible in VIEWS[:3]), 1]
         self.oracle = Oracle(spec, [*known, *((texts[name], visible) for _, name, visible in VIEWS[3:])])
+        self.db = db
         self.session = db.create_session(spec, parts=PARTS)
         self.inside = searched()
         self.fresh = Text(spec, 200, seed=42, sharp=SHARP)
@@ -211,6 +212,22 @@ def test_a_fork_masks_what_it_overlaid_itself(laid):
         out, logits = one.ask(retrieval=kvdb.Dipr(ALPHA))
         assert relative_error(out, one.dipr(logits)) <= 1e-5
     twin.session.close()
+
+
+def test_a_refused_overlay_does_not_leave_plans_for_blocks_that_were_given_back(laid):
+    """It may have copied the block that a fork shared; the fork's is then reused by others."""
+    laid.overlay(GAPS)
+    laid.ask(retrieval=kvdb.Dipr(ALPHA))
+    twin = laid.fork()
+    bad = np.full((2, 1, 16), np.nan, np.float32)
+    with pytest.raises(kvdb.errors.NonFiniteError):
+        laid.session.overlay(0, [500], bad, bad)
+    twin.session.close()
+    other = Text(laid.session.spec, 200, seed=6)
+    with laid.db.create_session(laid.session.spec, []) as reuses:
+        reuses.update(0, *other.pairs[0])
+        out, logits = laid.ask(retrieval=kvdb.Dipr(ALPHA))
+    assert relative_error(out, laid.dipr(logits)) <= 1e-5
 
 
 @pytest.fixture(params=["embedded", "remote"])
