@@ -263,8 +263,10 @@ def answer_length(answer: torch.Tensor, settings: GenerationConfig) -> int:
 
 def _one_of(input_ids: Any, parts: Iterable[Any] | None, recompute: float | Recompute | None) -> Any:
     """Whichever of input_ids and parts was given. Raises InvalidArgument for both, none, or what goes with the other."""
-    if (input_ids is None) == (parts is None):
-        raise InvalidArgument("generate takes input_ids or parts=; expected one of the two")
+    if input_ids is None and parts is None:
+        raise InvalidArgument("input_ids are a NoneType; expected a tensor of token ids, or parts=")
+    if input_ids is not None and parts is not None:
+        raise InvalidArgument("generate was given input_ids and parts=; expected one of the two")
     if parts is None and recompute is not None:
         raise InvalidArgument("generate was given recompute= without parts=; only chunks that stand elsewhere are recomputed")
     return input_ids if parts is None else parts

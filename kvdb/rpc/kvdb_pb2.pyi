@@ -232,6 +232,18 @@ class DropContextReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class OffloadContextRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class OffloadContextReply(_message.Message):
+    __slots__ = ("nbytes",)
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    nbytes: int
+    def __init__(self, nbytes: _Optional[int] = ...) -> None: ...
+
 class BuildIndexRequest(_message.Message):
     __slots__ = ("name", "kind", "wait")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -519,6 +531,24 @@ class ExplainReply(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     plan: str
     def __init__(self, plan: _Optional[str] = ...) -> None: ...
+
+class PlanRecomputeRequest(_message.Message):
+    __slots__ = ("session_id", "seconds", "floor", "ratio")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    seconds: float
+    floor: float
+    ratio: float
+    def __init__(self, session_id: _Optional[str] = ..., seconds: _Optional[float] = ..., floor: _Optional[float] = ..., ratio: _Optional[float] = ...) -> None: ...
+
+class PlanRecomputeReply(_message.Message):
+    __slots__ = ("choice",)
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    choice: str
+    def __init__(self, choice: _Optional[str] = ...) -> None: ...
 
 class ExplainContextRequest(_message.Message):
     __slots__ = ("name", "layer", "retrieval", "missed_mass_max", "estimate_tail", "hints", "analyze")

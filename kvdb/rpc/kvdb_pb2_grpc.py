@@ -59,6 +59,11 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextReply.FromString,
                 _registered_method=True)
+        self.OffloadContext = channel.unary_unary(
+                '/kvdb.v1.Kvdb/OffloadContext',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.OffloadContextRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.OffloadContextReply.FromString,
+                _registered_method=True)
         self.BuildIndex = channel.unary_unary(
                 '/kvdb.v1.Kvdb/BuildIndex',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.BuildIndexRequest.SerializeToString,
@@ -124,6 +129,11 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainReply.FromString,
                 _registered_method=True)
+        self.PlanRecompute = channel.unary_unary(
+                '/kvdb.v1.Kvdb/PlanRecompute',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.PlanRecomputeRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.PlanRecomputeReply.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/kvdb.v1.Kvdb/Stats',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.StatsRequest.SerializeToString,
@@ -169,6 +179,13 @@ class KvdbServicer:
 
     def DropContext(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OffloadContext(self, request, context):
+        """Moves a context's blocks to the server's disk until a session needs them.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -260,6 +277,13 @@ class KvdbServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanRecompute(self, request, context):
+        """How much to recompute of a session that was laid out of parts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stats(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -299,6 +323,11 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.DropContext,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextReply.SerializeToString,
+            ),
+            'OffloadContext': grpc.unary_unary_rpc_method_handler(
+                    servicer.OffloadContext,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.OffloadContextRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.OffloadContextReply.SerializeToString,
             ),
             'BuildIndex': grpc.unary_unary_rpc_method_handler(
                     servicer.BuildIndex,
@@ -364,6 +393,11 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainReply.SerializeToString,
+            ),
+            'PlanRecompute': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanRecompute,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.PlanRecomputeRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.PlanRecomputeReply.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -511,6 +545,33 @@ class Kvdb:
             '/kvdb.v1.Kvdb/DropContext',
             kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.DropContextReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OffloadContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/OffloadContext',
+            kvdb_dot_rpc_dot_kvdb__pb2.OffloadContextRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.OffloadContextReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -862,6 +923,33 @@ class Kvdb:
             '/kvdb.v1.Kvdb/Explain',
             kvdb_dot_rpc_dot_kvdb__pb2.ExplainRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.ExplainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanRecompute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/PlanRecompute',
+            kvdb_dot_rpc_dot_kvdb__pb2.PlanRecomputeRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.PlanRecomputeReply.FromString,
             options,
             channel_credentials,
             insecure,

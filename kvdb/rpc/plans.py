@@ -2,6 +2,7 @@
 
 import json
 
+from kvdb.blend.controller import Choice
 from kvdb.errors import Unsupported
 from query_optimizer.plan import Plan
 
@@ -16,3 +17,15 @@ def from_plan(text: str) -> Plan:
         return Plan.from_dict(json.loads(text))
     except ValueError as error:
         raise Unsupported(f"the server's plan cannot be read ({error}); run client and server from one version") from None
+
+
+def to_choice(choice: Choice) -> str:
+    return json.dumps(choice.to_dict())
+
+
+def from_choice(text: str) -> Choice:
+    """Raises Unsupported for what another version made of a choice."""
+    try:
+        return Choice.from_dict(json.loads(text))
+    except ValueError as error:
+        raise Unsupported(f"the server's choice cannot be read ({error}); run client and server from one version") from None

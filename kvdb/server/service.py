@@ -12,7 +12,7 @@ from kvdb.errors import InvalidArgument
 from kvdb.rpc import chunk, codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.chunk import Chunk
-from kvdb.rpc.plans import to_plan
+from kvdb.rpc.plans import to_choice, to_plan
 from kvdb.rpc.wanted import from_wanted
 from kvdb.server import calls, edge
 from kvdb.server.sessions import Sessions
@@ -72,6 +72,9 @@ class KvdbService:
     def drop_context(self, request: pb.DropContextRequest, _context: grpc.ServicerContext) -> pb.DropContextReply:
         self._database.drop(request.name)
         return pb.DropContextReply()
+
+    def offload_context(self, request: pb.OffloadContextRequest, _context: grpc.ServicerContext) -> pb.OffloadContextReply:
+        return pb.OffloadContextReply(nbytes=self._database.offload(request.name))
 
     def build_index(self, request: pb.BuildIndexRequest, context: grpc.ServicerContext) -> pb.IndexesReply:
         """A call that waits is counted with the streams, because it holds its thread as long; it ends with its client."""
@@ -141,6 +144,11 @@ class KvdbService:
         layer = request.layer if request.HasField("layer") else None
         plans = self._database.explain(request.name, layer, from_wanted(request), request.analyze)
         return pb.ExplainContextReply(plans=map(to_plan, plans))
+
+    def plan_recompute(self, request: pb.PlanRecomputeRequest, _context: grpc.ServicerContext) -> pb.PlanRecomputeReply:
+        seconds, ratio = (getattr(request, name) if request.HasField(name) else None for name in ("seconds", "ratio"))
+        with self._sessions.use(request.session_id) as session:
+            return pb.PlanRecomputeReply(choice=to_choice(session.plan_recompute(seconds, request.floor, ratio)))
 
     def stats(self, request: pb.StatsRequest, _context: grpc.ServicerContext) -> pb.StatsReply:
         with self._sessions.use(request.session_id) as session:

@@ -75,6 +75,12 @@ class RemoteDatabase:
         connection = self._connected()
         connection.call(connection.stub.DropContext, pb.DropContextRequest(name=name))
 
+    def offload(self, name: str) -> int:
+        """Move a context to the server's disk; see `kvdb.database.Database.offload`, whose errors it raises."""
+        connection = self._connected()
+        reply: pb.OffloadContextReply = connection.call(connection.stub.OffloadContext, pb.OffloadContextRequest(name=name))
+        return int(reply.nbytes)
+
     def build_index(self, name: str, kind: str, wait: bool) -> list[IndexInfo]:
         """Build an index on the server; see `kvdb.database.Database.build_index`, whose errors it raises."""
         connection = self._connected()

@@ -9,6 +9,7 @@ from weakref import WeakSet
 import numpy as np
 
 import kvdb.check as check
+from kvdb.blend.controller import Choice
 from kvdb.blend.deviation import score_name
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.direct import DirectDecode, available
@@ -16,7 +17,7 @@ from kvdb.client.remote.stream import StreamDecode
 from kvdb.errors import PositionError, SessionClosed, Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.plans import from_plan
+from kvdb.rpc.plans import from_choice, from_plan
 from kvdb.rpc.wanted import put_wanted
 from kvdb.types import Array, ContextInfo, Float32, ModelSpec, Placed, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
@@ -167,6 +168,12 @@ class RemoteSession:
         put_wanted(request, wanted)
         reply: pb.ExplainReply = self._connection.call(self._connection.stub.Explain, request)
         return from_plan(reply.plan)
+
+    def plan_recompute(self, seconds: float | None, floor: float, ratio: float | None) -> Choice:
+        """How much to recompute; see `kvdb.session.SessionState.plan_recompute`, whose errors it raises."""
+        self._check_open()
+        request = pb.PlanRecomputeRequest(session_id=self._id, seconds=seconds, floor=floor, ratio=ratio)
+        return from_choice(self._connection.call(self._connection.stub.PlanRecompute, request).choice)
 
     def stats(self) -> SessionStats:
         """What the session holds and has done. Raises SessionClosed."""
