@@ -19,6 +19,9 @@ SEEDS = st.integers(0, 999)
 SHARES = st.floats(0, 1)
 TEXTS = [Text(SPEC, n, seed, base) for seed, (n, base) in enumerate([(1, 0), (16, 3), (37, 0), (50, 900)])]
 
+ORDERS = st.lists(st.tuples(st.integers(-1, len(TEXTS) - 1), SHARES), min_size=2, max_size=5)
+"""Numbers of texts, -1 for a gap, and how much of each."""
+
 
 @dataclass(eq=False)
 class Known:
@@ -51,15 +54,21 @@ class AnyOrder(RuleBasedStateMachine):
     sessions = Bundle("sessions")
     blended = Bundle("blended")
 
-    @initialize(block_size=st.sampled_from([8, 16]))
-    def start(self, block_size):
+    @initialize(target=sessions, block_size=st.sampled_from([8, 16]), order=ORDERS)
+    def start(self, block_size, order):
         self.engine = Database(Config(storage=StorageConfig(block_size=block_size, arena_bytes=1 << 20)))
         self.db = Client(self.engine)
         self.stored = set()
         self.known = {}
         self.names = 0
+        for number in range(len(TEXTS)):
+            self.import_chunk(number)
+        return self._open(nothing(), [], order)
 
     @rule(number=st.integers(0, len(TEXTS) - 1))
+    def import_again(self, number):
+        self.import_chunk(number)
+
     def import_chunk(self, number):
         if number not in self.stored:
             TEXTS[number].store(self.db, str(number))
@@ -71,11 +80,11 @@ class AnyOrder(RuleBasedStateMachine):
             self.db.drop(str(number))
             self.stored.remove(number)
 
-    @rule(target=sessions, order=st.lists(st.tuples(st.integers(-1, len(TEXTS) - 1), SHARES), max_size=5))
+    @rule(target=sessions, order=ORDERS)
     def lay_out(self, order):
         return self._open(nothing(), [], order)
 
-    @rule(target=sessions, first=blended, order=st.lists(st.tuples(st.integers(-1, len(TEXTS) - 1), SHARES), max_size=2))
+    @rule(target=sessions, first=blended, order=ORDERS)
     def reuse(self, first, order):
         if first not in self.known:
             return multiple()
@@ -103,8 +112,17 @@ class AnyOrder(RuleBasedStateMachine):
         assert sum(placed.tokens for placed in known.session.layout) == known.session.start
         return known
 
-    @rule(known=sessions, layer=st.integers(0, 1), seed=SEEDS, share=SHARES, fill=st.booleans())
-    def overlay(self, known, layer, seed, share, fill):
+    @rule(known=sessions, seed=SEEDS, share=SHARES)
+    def overlay_all(self, known, seed, share):
+        for layer in range(SPEC.layers):
+            self._overlay(known, layer, seed, share, fill=True)
+            self.ask_at(known, layer, seed)
+
+    @rule(known=sessions, layer=st.integers(0, 1), seed=SEEDS, share=SHARES)
+    def overlay_some(self, known, layer, seed, share):
+        self._overlay(known, layer, seed, share, fill=False)
+
+    def _overlay(self, known, layer, seed, share, fill):
         rng = np.random.default_rng(seed)
         chosen = set(np.flatnonzero(rng.random(known.oracle.start) < share).tolist()) | (known.gaps[layer] if fill else set())
         positions = np.array(sorted(chosen - known.overlaid[layer]), np.int64)
@@ -124,7 +142,6 @@ class AnyOrder(RuleBasedStateMachine):
                 return
             raise AssertionError("NaN was taken")
 
-    @rule(known=sessions, layer=st.integers(0, 1), seed=SEEDS)
     def ask_at(self, known, layer, seed):
         if known.gaps[layer] or not known.oracle.start:
             return
@@ -136,8 +153,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(known=sessions, n=st.integers(1, 20), seed=SEEDS)
     def attend(self, known, n, seed):
-        if any(known.gaps):
-            return
+        for layer in range(SPEC.layers):
+            if known.gaps[layer]:
+                self._overlay(known, layer, seed, 0.0, fill=True)
         fresh = Text(SPEC, n, seed)
         for layer, (k, v) in enumerate(fresh.pairs):
             known.oracle.append(layer, k, v)
@@ -190,6 +208,6 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 AnyOrder.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestAnyOrder = AnyOrder.TestCase
