@@ -69,8 +69,10 @@ class Layer:
         """Recomputed tokens, which have none in this layer yet. Raises NonFiniteError or CapacityError."""
         overlay = self._basis.overlay
         assert overlay is not None
-        overlay.add(self.number, positions, k, v)
-        self.run.lay(overlay.positions[self.number])
+        try:
+            overlay.add(self.number, positions, k, v)
+        finally:
+            self.run.lay(overlay.positions[self.number])  # also when nothing was added, as in `append`
 
     def recompute(self, effective: Effective, q: Array, positions: Positions) -> Array:
         """Attention of queries at these positions, each over everything up to its own; effective: of this layer."""
