@@ -16,6 +16,7 @@ from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import TierStats
 
 LOCK = "lock"
+FILE_SUFFIX = ".segment"
 SUFFIX = ".segments"
 """Of the folders, one a database, that stand in storage.disk_path."""
 
@@ -51,7 +52,7 @@ class SegmentFolder:
     def write(self, spec: str, layout: BlockLayout, tokens: int, tables: Sequence[BlockTable]) -> SegmentFile:
         """A file of a segment's tables; spec: the digest of its model's. Raises CapacityError or Unavailable."""
         with self._lock:
-            name, self._made = f"{self._made}.segment", self._made + 1
+            name, self._made = f"{self._made}{FILE_SUFFIX}", self._made + 1
             contents = Contents(f"{self.path.name}/{name}", spec, layout, len(tables), tokens)
             self._reserve(contents.nbytes)
         file = None
@@ -61,6 +62,7 @@ class SegmentFolder:
             with self._lock:
                 if file is None:
                     self._reserved -= contents.nbytes
+                    (self.path / name).unlink(missing_ok=True)  # one that was written, and cannot be read
                 else:
                     self._files[name] = file
         return file
@@ -83,10 +85,12 @@ class SegmentFolder:
         return found
 
     def check_integrity(self, owned: Sequence[SegmentFile]) -> None:
-        """Raises IntegrityError unless `owned` are exactly the files that are there, each at its length."""
+        """Raises IntegrityError unless `owned` are exactly the files that are there, each at its length. Nothing once closed."""
+        if not self._finalizer.alive:
+            return
         with self._lock:
             files = dict(self._files)
-            there = {entry.name: entry.stat().st_size for entry in os.scandir(self.path) if entry.name != LOCK}
+            there = {path.name: path.stat().st_size for path in self.path.glob(f"*{FILE_SUFFIX}")}
         owners = sorted(file.path.name for file in owned)
         if owners != sorted(files):
             raise IntegrityError(f"segments own {len(owners)} files, and {len(files)} are known; expected the same, each once")
