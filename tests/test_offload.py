@@ -124,7 +124,7 @@ def test_an_offloaded_context_takes_no_blocks_and_answers_the_same_bits(database
 
 
 def test_a_session_with_a_tail_goes_on_over_a_context_of_several_segments(databases, doc, make_kv):
-    engine, db = databases
+    _, db = databases
     more = make_kv(SPEC, 90, seed=3)
     outs = []
     for offload in (False, True):
@@ -263,7 +263,7 @@ def test_a_changed_byte_is_never_served(databases, doc, tmp_path, monkeypatch):
 
 
 def test_a_file_that_was_cut_short_or_is_gone_is_a_typed_error(databases, doc, tmp_path):
-    engine, db = databases
+    _, db = databases
     db.offload("doc")
     path = the_file(tmp_path)
     good = path.read_bytes()
@@ -372,7 +372,7 @@ def test_what_comes_in_can_be_offloaded_before_it_is_there(databases, doc, monke
 def test_closing_while_a_session_waits_ends_the_waiting(tmp_path, make_kv, monkeypatch):
     kv = make_kv(SPEC, 100)
     raised = []
-    with opened(tmp_path) as (engine, db):
+    with opened(tmp_path) as (_engine, db):
         db.import_context(SPEC, kv.tokens, kv.pairs(), name="doc")
         db.offload("doc")
         gate = Gate(monkeypatch)
