@@ -43,14 +43,18 @@ class Reading:
 class Blend:
     """How a prompt was blended of parts. reused: tokens whose stored keys and values stayed; recomputed: tokens of chunks that
     were computed anew, the mean over the layers behind the first (whose stored ones are right anyway); fresh: tokens of which
-    nothing was stored. ratio: that was asked for, or chosen. seconds: of laying out and recomputing."""
+    nothing was stored. choice: the ratio that was asked for or chosen, and why. seconds: of laying out and recomputing."""
 
     reused: float
     recomputed: float
     fresh: int
-    ratio: float
+    choice: kvdb.Choice
     strategy: str
     seconds: float
+
+    @property
+    def ratio(self) -> float:
+        return self.choice.ratio
 
 
 @dataclass(frozen=True)

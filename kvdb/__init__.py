@@ -8,6 +8,7 @@ with db.create_session(spec, tokens) as session:
 
 from indexes.retrieval import Dipr, Exact, TopK, TopP
 from kvdb import errors
+from kvdb.blend.controller import Choice
 from kvdb.blend.strategies import Recompute
 from kvdb.client.client import Client, Context
 from kvdb.client.connect import connect
@@ -20,6 +21,7 @@ from query_optimizer.plan import Plan
 from query_optimizer.wanted import Hints
 
 __all__ = [
+    "Choice",
     "Client",
     "Config",
     "Context",

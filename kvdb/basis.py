@@ -1,5 +1,6 @@
 """What a session stands on: what is laid out where, how far it was moved, and what was recomputed of it."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +56,29 @@ class Basis:
         if self.overlay is None or not len(self.layout.gaps):
             return self.layout.gaps
         return np.setdiff1d(self.layout.gaps, self.overlaid(number), assume_unique=True)
+
+    def tiers(self) -> dict[str, int]:
+        """How many tokens of chunks lie in which tier."""
+        found: Counter[str] = Counter()
+        chunks = {part.begin for part in self.layout.placed if part.kind == "chunk"}
+        for view in self.views:
+            if view.begin in chunks:
+                found["cpu" if view.segment.resident else "disk"] += view.visible
+        return dict(found)
+
+    def describe(self, number: int) -> str:
+        """One layer of what was laid out, for EXPLAIN."""
+        kinds = Counter[str]()
+        for part in self.layout.placed:
+            kinds[part.kind] += part.tokens
+        chunks = sum(part.kind == "chunk" for part in self.layout.placed)
+        fresh = np.isin(self.overlaid(number), self.layout.gaps)
+        anew, filled = int((~fresh).sum()), int(fresh.sum())
+        share = f" ({anew / kinds['chunk']:.1%})" if kinds["chunk"] else ""
+        parts = [f"{chunks:,} chunks of {kinds['chunk']:,} tokens, {anew:,} recomputed in this layer{share}"]
+        parts += [f"{filled:,} fresh"] if filled else []
+        parts += [f"{kinds['prefix']:,} of a prefix"] if kinds["prefix"] else []
+        return ", ".join(parts)
 
     def run(self, number: int, tail: BlockTable) -> Run:
         """What one layer of a session reads."""

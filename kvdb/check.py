@@ -63,7 +63,7 @@ def base(given: Any) -> int:
 
 
 def part(given: Part) -> None:
-    """Raises InvalidArgument unless `visible` and `at` of a part are numbers; which ones they can be depends on what is stored."""
+    """Raises InvalidArgument unless `visible` and `at` of a part are numbers; which they can be depends on what is stored."""
     for what, value in (("visible", given.visible), ("at", given.at)):
         if value is not None and (not _whole(value) or not -POSITION_MAX <= value <= POSITION_MAX):
             raise InvalidArgument(f"a part has {what}={value!r}; expected a number of tokens, or None")

@@ -233,6 +233,11 @@ class Database:
     def bring_in(self, views: Views) -> None:
         tiering.bring_in(views, self._blocks.loader)
 
+    @property
+    def load_rate(self) -> float | None:
+        """Bytes a second lately from disk; None before any."""
+        return self._blocks.loader.rate
+
     def opened(self, session: SessionState) -> None:
         with self._lock:
             self._sessions.add(session)

@@ -1,23 +1,44 @@
 """Recomputing tokens of what a session stands on: CacheBlend's partial recompute (arXiv 2405.16444), layer by layer."""
 
+from math import inf
+
 import numpy as np
 
 from indexes.base import Float32
 from kvdb.attention.effective import Effective
 from kvdb.basis import Basis
+from kvdb.blend.controller import Choice, Chunks, Rates, choose
 from kvdb.blend.deviation import deviation, score_name
 from kvdb.errors import InvalidArgument, PositionError
 from kvdb.layer import Layer
 from kvdb.storage.table import BlockTable
-from kvdb.types import Array, Positions
+from kvdb.types import Array, ModelSpec, Positions
 
 
 class Recomputing:
     """Overlays for a session, and the attention of the tokens they are made of."""
 
-    def __init__(self, basis: Basis) -> None:
+    def __init__(self, spec: ModelSpec, basis: Basis) -> None:
+        """To be made before what lies on disk is brought in."""
+        self._spec = spec
         self._basis = basis
         self._scratch = Scratch(basis)
+        self._choice: Choice | None = None
+        self._lay_in = {} if basis.overlay is None else basis.tiers()
+
+    def plan(self, load_rate: float | None, seconds: float | None, floor: float, ratio: float | None) -> Choice:
+        """How much to recompute; see `kvdb.session.SessionState.plan_recompute`. load_rate: bytes a second from disk."""
+        speeds = {"cpu": inf} if load_rate is None else {"cpu": inf, "disk": load_rate}
+        chunks = Chunks(self._lay_in, self._spec.token_nbytes, self._spec.layers, len(self._basis.layout.gaps))
+        self._choice = choose(Rates(seconds, speeds), chunks, floor, ratio)
+        return self._choice
+
+    def notes(self, number: int) -> tuple[str, ...]:
+        """What EXPLAIN says of a layer that was laid out of chunks."""
+        if self._basis.overlay is None:
+            return ()
+        blended = f"Blend: {self._basis.describe(number)}"
+        return (blended,) if self._choice is None else (blended, f"Controller: {self._choice}")
 
     def overlay(self, layer: Layer, positions: Positions, k: Array, v: Array) -> None:
         """Raises PositionError for a token that has an overlay, InvalidArgument, NonFiniteError or CapacityError."""

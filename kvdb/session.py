@@ -1,6 +1,7 @@
 """A session inside the engine: the views of what is stored, a mutable tail a layer, and the queries over both."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from threading import RLock
 from typing import Protocol
 
@@ -11,6 +12,8 @@ import kvdb.check as check
 import kvdb.planner as planner
 from indexes.base import Float32
 from kvdb.basis import Basis
+from kvdb.blend.controller import Choice
+from kvdb.blend.strategies import DEFAULT_RATIO
 from kvdb.catalog.prefix_tree import common_prefix
 from kvdb.catalog.segment import Views
 from kvdb.errors import InvalidArgument, NonFiniteError, PositionError, SessionClosed
@@ -26,7 +29,10 @@ ANYTHING = Wanted()
 
 
 class Engine(planner.Engine, Protocol):
-    """What a session needs of the database that opened it."""
+    """What a session needs of the database that opened it. load_rate: bytes a second from disk, None before any was measured."""
+
+    @property
+    def load_rate(self) -> float | None: ...
 
     def bring_in(self, views: Views) -> None: ...
 
@@ -53,9 +59,9 @@ class SessionState:
         self.start = basis.layout.length
         self.reused = self.start - len(basis.missing(0))
         self._engine = engine
+        self._recomputing = Recomputing(spec, basis)
         self._bring_in(tails)
         self._layers = [Layer(engine, spec, basis, number, tail) for number, tail in enumerate(tails)]
-        self._recomputing = Recomputing(basis)
         self._work = Work()
         self._lock = RLock()
         self._open = True
@@ -108,6 +114,16 @@ class SessionState:
             self._check_whole(state)
             self._append(state, k, v)
             return self._answer(state, q, wanted)
+
+    def plan_recompute(self, seconds: float | None = None, floor: float = DEFAULT_RATIO, ratio: float | None = None) -> Choice:
+        """How much to recompute of what was laid out, from measured rates; EXPLAIN shows it from now on.
+
+        seconds: what recomputing one token takes in one layer, None where the caller does not know. floor: the least ratio that
+        quality needs. ratio: one that is asked for, which is kept. Raises InvalidArgument or SessionClosed.
+        """
+        with self._lock:
+            self._check_open()
+            return self._recomputing.plan(self._engine.load_rate, seconds, floor, ratio)
 
     def overlay(self, layer: int, positions: Positions, k: Array, v: Array) -> None:
         """Recomputed KV of tokens before the tail, of one layer: k (after RoPE there) and v, `[kv_heads, n, head_dim]`.
@@ -196,10 +212,11 @@ class SessionState:
             state = self._layer(layer)
             state.planner.check(wanted)
             if not analyze:
-                return state.planner.plan(wanted)
+                return replace(state.planner.plan(wanted), notes=self._recomputing.notes(layer))
             if state.samples.last is None:
                 raise InvalidArgument(f"layer {layer} has seen no query to analyze; ask one, or explain without analyze")
-            return analysis.analyze(state, self.spec, wanted, state.samples.last)
+            plan = analysis.analyze(state, self.spec, wanted, state.samples.last)
+            return replace(plan, notes=self._recomputing.notes(layer))
 
     def suppose(self, samples: Mapping[int, Float32]) -> None:
         """Take the last of these queries, float32 `[q_heads, m, head_dim]` by layer, as the last that was asked."""
@@ -215,22 +232,8 @@ class SessionState:
         """What the session holds and has done. Raises SessionClosed."""
         with self._lock:
             self._check_open()
-            work, lengths = self._work, [layer.run.tokens for layer in self._layers]
-            return SessionStats(
-                tokens=min(lengths),
-                reused=self.reused,
-                tail_tokens=min(lengths) - self.start,
-                tail_nbytes=sum(tail.nbytes for tail in self.tails),
-                queries=work.queries,
-                tokens_scanned=round(work.tokens_scanned),
-                tokens_retrieved=round(work.tokens_retrieved),
-                bytes_read=work.bytes_read,
-                missed_mass=work.missed / max(work.queries, 1),
-                missed_mass_bound=work.missed_bound / max(work.queries, 1),
-                missed_mass_bound_max=work.missed_bound_max,
-                kernel_seconds=work.kernel_ns / 1e9,
-                rules=dict(work.rules),
-            )
+            tail_nbytes = sum(tail.nbytes for tail in self.tails)
+            return self._work.stats(min(layer.run.tokens for layer in self._layers), self.start, self.reused, tail_nbytes)
 
     def close(self) -> None:
         """Give every block back. Closing twice does nothing."""

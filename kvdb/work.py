@@ -1,6 +1,7 @@
 """What a session has done so far."""
 
 from kvdb.attention.execute import Reading
+from kvdb.types import SessionStats
 from query_optimizer.plan import Plan
 
 
@@ -22,3 +23,21 @@ class Work:
         self.missed_bound += reading.missed_bound
         self.missed_bound_max = max(self.missed_bound_max, reading.missed_bound_max)
         self.rules[plan.rule] = self.rules.get(plan.rule, 0) + 1
+
+    def stats(self, tokens: int, start: int, reused: int, tail_nbytes: int) -> SessionStats:
+        """Of a session that holds so many tokens, those from `start` on in a tail of so many bytes."""
+        return SessionStats(
+            tokens=tokens,
+            reused=reused,
+            tail_tokens=tokens - start,
+            tail_nbytes=tail_nbytes,
+            queries=self.queries,
+            tokens_scanned=round(self.tokens_scanned),
+            tokens_retrieved=round(self.tokens_retrieved),
+            bytes_read=self.bytes_read,
+            missed_mass=self.missed / max(self.queries, 1),
+            missed_mass_bound=self.missed_bound / max(self.queries, 1),
+            missed_mass_bound_max=self.missed_bound_max,
+            kernel_seconds=self.kernel_ns / 1e9,
+            rules=dict(self.rules),
+        )

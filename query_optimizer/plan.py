@@ -36,7 +36,8 @@ class Plan:
     """The way of one layer's queries: every part by its access paths, and one merge over all of them.
 
     asked: whether the caller named the retrieval. Good for contexts of [tokens_min, tokens_end) tokens. wishes: kinds of index
-    by part that would have been used, were they there. actual, outcome: what carrying it out took, after EXPLAIN ANALYZE.
+    by part that would have been used, were they there. notes: what the engine has to say of the session, a line each. actual,
+    outcome: what carrying it out took, after EXPLAIN ANALYZE.
     """
 
     layer: int
@@ -47,6 +48,7 @@ class Plan:
     tokens_min: int
     tokens_end: int
     wishes: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
     actual: Actual | None = None
     outcome: Outcome | None = None
 
@@ -77,6 +79,7 @@ class Plan:
             "rule": self.rule,
             "accesses": [access.to_dict() for access in self.accesses],
             "wishes": [list(wish) for wish in self.wishes],
+            "notes": list(self.notes),
         }
 
     @classmethod
@@ -88,6 +91,7 @@ class Plan:
             given["retrieval"] = retrieval_from_dict(given["retrieval"])
             given["estimate"] = Estimate(**given["estimate"])
             given["wishes"] = tuple((part, kind) for part, kind in given["wishes"])
+            given["notes"] = tuple(given["notes"])
             given["actual"] = Actual(**given["actual"]) if given["actual"] else None
             given["outcome"] = Outcome(**given["outcome"]) if given["outcome"] else None
             return cls(**given)
@@ -101,7 +105,7 @@ class Plan:
         """
         who = "asked for" if self.asked else "chosen by the optimizer"
         lines = [f"Merge on layer {self.layer}  {costs(self.estimate, self.actual)}", f"  Retrieve: {self.retrieval}, {who}"]
-        lines += [f"  {line}" for line in tiers(self.accesses)]
+        lines += [f"  {line}" for line in (*tiers(self.accesses), *self.notes)]
         if self.gave_up:
             lines.append("  Gave Up: so much was wanted that everything was read")
         lines += nodes(self.accesses, self.retrieval, fold=not verbose)

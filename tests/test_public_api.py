@@ -13,8 +13,10 @@ ROOT = Path(__file__).parents[1]
 API = """
 Client(transport)
 Client.import_context(spec, tokens, kv, *, name, queries=None)
-Client.create_session(spec, tokens)
-Client.store(session, *, name, tokens=None)
+Client.import_chunk(spec, tokens, kv, *, name, base=0, queries=None)
+Client.create_session(spec, tokens=None, *, parts=None)
+Client.name_chunk(spec, tokens, *, name)
+Client.store(session, *, name, tokens=None, chunk=False)
 Client.contexts()
 Client.get(name)
 Client.drop(name)
@@ -33,7 +35,7 @@ Context.tokens
 Context.create_session(tokens, *, spec=None)
 Context.drop()
 Context.close()
-ContextInfo(name, spec, tokens, segments, nbytes)
+ContextInfo(name, spec, tokens, segments, nbytes, chunk=False, blended=False)
 ContextStatistics(name, segments)
 Dipr(alpha=0.012)
 Dipr.beta(scale)
@@ -48,6 +50,9 @@ ModelSpec.token_nbytes
 ModelSpec.digest
 ModelSpec.to_dict()
 ModelSpec.from_dict(values)
+Part(source, visible=None, at=None)
+Placed(begin, end, kind)
+Placed.tokens
 Plan(layer, retrieval, asked, accesses, estimate, tokens_min, tokens_end, wishes=(), actual=None, outcome=None)
 Plan.rule
 Plan.searches
@@ -56,16 +61,23 @@ Plan.holds_for(tokens)
 Plan.to_dict()
 Plan.from_dict(values)
 Plan.explain(verbose=False)
+Recompute(ratio=0.15, strategy='deviation', score='both', spread=0, steepness=0.3, check_layer=1, seed=0)
+Recompute.of(given)
 Rope(theta=10000.0, rotary_dims=None, layout='half', scaling=())
 SegmentStatistics(segment, tokens, queries, retrieved, dense, sharpness, window_hits)
 Session(transport)
 Session.spec
 Session.reused
+Session.start
+Session.tokens
+Session.layout
 Session.update(layer, k, v, *, start=None)
-Session.attention(layer, q, *, retrieval=None, max_missed_mass=None, estimate_tail=False, hints=None)
+Session.overlay(layer, positions, k, v)
+Session.deviation(layer, positions, k, v, *, score=None)
+Session.attention(layer, q, *, positions=None, retrieval=None, max_missed_mass=None, estimate_tail=False, hints=None)
 Session.attend(layer, q, k, v, *, retrieval=None, max_missed_mass=None, estimate_tail=False, hints=None, start=None)
 Session.fork()
-Session.store(name, tokens=None)
+Session.store(name, tokens=None, *, chunk=False)
 Session.explain(layer, *, analyze=False, retrieval=None, max_missed_mass=None, estimate_tail=False, hints=None)
 Session.stats()
 Session.close()

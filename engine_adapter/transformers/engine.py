@@ -42,6 +42,7 @@ class TransformersEngine:
         self._model = model
         self._db = db
         self._piece_tokens = piece_tokens
+        self._token_seconds: float | None = None  # of one token in one layer, of the last recompute
 
     def generate(  # noqa: PLR0913  # what `model.generate` takes, and what a query does
         self,
@@ -187,8 +188,10 @@ class TransformersEngine:
         tokens = torch.from_numpy(session.tokens.astype(np.int64))
         if len(tokens) == session.start:
             raise InvalidArgument("the last part is a context; expected token ids behind it, such as a question, to go on from")
-        done = recomputed(self._model, session, options)
-        blend = Blend(done.reused, done.recomputed, done.fresh, options.ratio, options.strategy, perf_counter() - started)
+        choice = session.plan_recompute(seconds=self._token_seconds, floor=options.floor, ratio=options.ratio)
+        done = recomputed(self._model, session, replace(options, ratio=choice.ratio))
+        self._token_seconds = done.token_seconds or self._token_seconds
+        blend = Blend(done.reused, done.recomputed, done.fresh, choice, options.strategy, perf_counter() - started)
         prefill(self._model, session, tokens[:-1], self._piece_tokens, wanted=wanted)
         return Prompts(tokens[None], None, [Prompt(tokens, 0)]), [Row(session)], blend
 

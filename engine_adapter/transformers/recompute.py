@@ -42,6 +42,11 @@ class Recomputed:
     token_layers: int
     seconds: float
 
+    @property
+    def token_seconds(self) -> float | None:
+        """Of one token in one layer; None where nothing was computed."""
+        return self.seconds / self.token_layers if self.token_layers else None
+
 
 def recompute(model: PreTrainedModel, session: kvdb.Session, options: Recompute) -> Recomputed:
     """Fill the gaps of a session that was laid out of parts, and recompute what the options say of its chunks.

@@ -26,16 +26,23 @@ def keep(scores: Float32, count: int) -> Flags:
     return flags
 
 
+STEPS = 3
+"""How often fewer tokens go on: choosing them costs their keys and values of one layer."""
+
+
 def gradual(layers: int, ratio: float, first: int = 1, steepness: float = 0.0) -> Float64:
     """The share of tokens that each layer recomputes, float64 `[layers]`.
 
-    Layers before `first` choose nobody: 0. From there on the shares fall in a straight line from ratio * (1 + steepness) to
-    ratio * (1 - steepness), for tokens that deviate much in one layer do so in the next (CacheBlend, arXiv 2405.16444, section
-    4.3, gradual filtering). Their mean is `ratio`; near 1 the line is flatter, so that none is above 1. steepness: 0 to 1.
+    Layers before `first` choose nobody: 0. From there on the shares fall by STEPS steps around a straight line from ratio *
+    (1 + steepness) to ratio * (1 - steepness), for tokens that deviate much in one layer do so in the next (CacheBlend, arXiv
+    2405.16444, section 4.3, gradual filtering). Their mean is `ratio`; near 1 the steps are lower, so that none is above 1.
+    steepness: 0 to 1.
     """
     count = max(layers - first, 0)
     slope = min(steepness, 1 / ratio - 1) if ratio > 0 else 0.0
-    fall = np.linspace(slope, -slope, count) if count > 1 else np.zeros(count)
+    line = np.linspace(slope, -slope, count) if count > 1 else np.zeros(count)
+    steps = np.array_split(line, min(STEPS, max(count, 1)))
+    fall = np.concatenate([np.full(len(step), step.mean()) if len(step) else step for step in steps])
     return np.concatenate([np.zeros(layers - count), ratio * (1 + fall)])
 
 

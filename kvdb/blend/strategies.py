@@ -37,14 +37,16 @@ DEFAULT_STEEPNESS = 0.3
 class Recompute:
     """How much of the chunks is computed anew, and which tokens.
 
-    ratio: the share of their tokens, the mean over layers, 0 to 1. strategy: a name of STRATEGIES. For the strategy "deviation",
-    score: a name of SCORES; spread: a token counts as much as any token up to so many positions before it; steepness: how much
-    more tokens the first layers take than the last ones, 0 for alike to 1; check_layer: the first layer whose fresh KV is looked
-    at, all tokens go through those before. seed: of the strategy "random". Raises InvalidArgument.
+    ratio: the share of their tokens, the mean over layers, 0 to 1; None lets the controller choose, never under `floor`.
+    strategy: a name of STRATEGIES. For the strategy "deviation", score: a name of SCORES; spread: a token counts as much as any
+    token up to so many positions before it; steepness: how much more tokens the first layers take than the last ones, 0 for alike
+    to 1; check_layer: the first layer whose fresh KV is looked at, all tokens go through those before. seed: of the strategy
+    "random". Raises InvalidArgument.
     """
 
-    ratio: float = DEFAULT_RATIO
+    ratio: float | None = None
     strategy: str = "deviation"
+    floor: float = DEFAULT_RATIO
     score: str = DEFAULT_SCORE
     spread: int = 0
     steepness: float = DEFAULT_STEEPNESS
@@ -52,8 +54,9 @@ class Recompute:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for share in ("ratio", "steepness"):
-            object.__setattr__(self, share, _share(share, getattr(self, share)))
+        for share in ("ratio", "floor", "steepness"):
+            if share != "ratio" or self.ratio is not None:
+                object.__setattr__(self, share, _share(share, getattr(self, share)))
         if str(self.strategy) not in STRATEGIES:
             raise InvalidArgument(f"Recompute.strategy is {self.strategy!r}; expected one of {', '.join(STRATEGIES)}")
         score_name(self.score)
@@ -65,9 +68,12 @@ class Recompute:
     @classmethod
     def of(cls, given: "float | Recompute | None") -> "Recompute":
         """A ratio stands for itself with the defaults beside it, None for all defaults. Raises InvalidArgument."""
-        if isinstance(given, Recompute):
-            return given
-        return cls() if given is None else cls(ratio=given)
+        return given if isinstance(given, Recompute) else cls(ratio=given)
+
+    @property
+    def share(self) -> float:
+        """The ratio, or the floor as long as none is chosen."""
+        return self.floor if self.ratio is None else self.ratio
 
 
 class Strategy(Protocol):
@@ -178,7 +184,7 @@ class ByDeviation:
         self._chunks = inside(spans, total)
         self._first = min(options.check_layer, layers - 1)
         tokens = int(self._chunks.sum())
-        shares = gradual(layers, options.ratio, max(self._first, 1), options.steepness)
+        shares = gradual(layers, options.share, max(self._first, 1), options.steepness)
         self.counts = counts(shares, tokens)
 
     def start(self) -> Flags:
@@ -200,7 +206,7 @@ Make: TypeAlias = Callable[[Recompute, Spans, int, int], Strategy]
 
 def _fixed(choose: Callable[[Spans, int, float, int], Flags]) -> Make:
     def make_fixed(options: Recompute, spans: Spans, total: int, layers: int) -> Strategy:
-        return Fixed(choose(spans, total, options.ratio, options.seed))
+        return Fixed(choose(spans, total, options.share, options.seed))
 
     return make_fixed
 

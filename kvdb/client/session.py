@@ -7,6 +7,8 @@ import numpy as np
 
 import kvdb.check as check
 from indexes.retrieval import Retrieval
+from kvdb.blend.controller import Choice
+from kvdb.blend.strategies import DEFAULT_RATIO
 from kvdb.client.arrays import like, to_numpy, token_ids
 from kvdb.client.transport import SessionTransport
 from kvdb.errors import DtypeError
@@ -57,6 +59,16 @@ class Session:
         Raises LayerError, ShapeError, DtypeError, NonFiniteError, PositionError, CapacityError or SessionClosed.
         """
         self._transport.update(layer, to_numpy(k), to_numpy(v), start)
+
+    def plan_recompute(self, *, seconds: float | None = None, floor: float = DEFAULT_RATIO, ratio: float | None = None) -> Choice:
+        """How much to recompute of what was laid out, so that loading chunks from where they lie hides it: the largest ratio that
+        does, never under the floor. EXPLAIN shows it.
+
+        seconds: what recomputing one token takes in one layer, None where the caller has not measured it. floor: the least ratio
+        that quality needs. ratio: the caller's own, which is kept. Raises InvalidArgument for ratios outside [0, 1], or
+        SessionClosed.
+        """
+        return self._transport.plan_recompute(seconds, floor, ratio)
 
     def overlay(self, layer: int, positions: Any, k: Any, v: Any) -> None:
         """Fill gaps of one layer, or recompute tokens that are stored: their new KV masks the stored one, which stays as it is.

@@ -7,6 +7,7 @@ to a server. Arrays are numpy here, in the spec's dtype; whoever answers checks 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from kvdb.blend.controller import Choice
 from kvdb.types import (
     Array,
     ContextInfo,
@@ -36,6 +37,8 @@ class SessionTransport(Protocol):
 
     @property
     def layout(self) -> tuple[Placed, ...]: ...
+
+    def plan_recompute(self, seconds: float | None, floor: float, ratio: float | None) -> Choice: ...
 
     def overlay(self, layer: int, positions: Positions, k: Array, v: Array) -> None: ...
 

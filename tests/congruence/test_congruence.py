@@ -1,6 +1,7 @@
 """One engine behind two transports: whatever is done embedded and remote has the same result, to the bit."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,13 @@ from kvdb.database import Database
 from kvdb.errors import KvdbError
 from kvdb.server.serve import Server
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 SPEC = kvdb.ModelSpec(
     "model",
     layers=2,
@@ -18,7 +26,7 @@ SPEC = kvdb.ModelSpec(
     kv_heads=2,
     head_dim=16,
     dtype="bfloat16",
-    rope=kvdb.Rope(theta=5e5, scaling={"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}),
+    rope=kvdb.Rope(theta=5e5, scaling=LLAMA3),
     fingerprint="0123",
     scale=0.3,
 )
@@ -66,7 +74,7 @@ def plain(value):
             return {**vars(value), "kernel_seconds": value.kernel_seconds > 0}
         case str():
             return re.sub(r"segment \d+", "segment #", value)  # numbered over the whole process
-        case list():
+        case list() | tuple():
             return [plain(one) for one in value]
     return value
 
@@ -158,7 +166,104 @@ def going_wrong(db, note, kv):
     note(db.create_session(SPEC, []).reused)
 
 
-@pytest.mark.parametrize("scenario", [importing, decoding, forking, going_wrong], ids=lambda scenario: scenario.__name__)
+def blending(db, note, kv):
+    one = note(db.import_chunk(SPEC, kv.tokens[:100], kv.pairs(0, 100), name="one", base=3))
+    note(db.import_chunk(SPEC, kv.tokens[:100], kv.pairs(0, 100), name="the same text", base=50))
+    note(db.import_chunk(SPEC, kv.tokens[100:], kv.pairs(100), name="two"))
+    note(db.name_chunk(SPEC, kv.tokens[100:], name="two again"))
+    note(db.name_chunk(SPEC, kv.tokens[101:], name="nothing"))
+    parts = [kv.tokens[:5], one, [7, 8], kvdb.Part("two", visible=70), kvdb.Part("one", at=177), [1, 2, 3]]
+    with db.create_session(SPEC, parts=parts) as session:
+        note([session.start, session.reused, session.layout, session.tokens])
+        again = np.array([0, 1, 2, 3, 4, 40, 105, 106, 120, 276])
+        for layer, (k, v) in enumerate(kv.pairs(0, 10)):
+            note(session.deviation(layer, again, k, v))
+            note(session.deviation(layer, again[5:6], k[:, 5:6], v[:, 5:6], score="keys"))
+            note.error(session.attention, layer, kv.q[layer][:, :1], positions=[3])
+            note.error(session.attention, layer, kv.q[layer][:, :1])
+            session.overlay(layer, again, k, v)
+            note(session.attention(layer, kv.q[layer][:, :10], positions=again))
+            note(session.attend(layer, kv.q[layer][:, :3], k[:, :3], v[:, :3]))
+            note(session.attention(layer, kv.q[layer][:, :1]))
+        note(str(session.explain(0)))
+        note(session.stats())
+        with session.fork() as twin:
+            note([twin.start, twin.reused, twin.layout, twin.tokens])
+            note(twin.attention(1, kv.q[1][:, :3]))
+        note(db.store(session, name="blended"))
+        note.error(db.store, session, name="x", chunk=True)
+    note([str(plan) for plan in db.explain("blended")])
+    with db.create_session(SPEC, parts=["blended", "one"]) as session:
+        note([session.start, session.reused, session.layout, session.tokens])
+        note(session.attend(0, kv.q[0][:, :1], *(x[:, :1] for x in kv.pairs()[0])))
+    with db.create_session(SPEC, []) as session:
+        for layer, (k, v) in enumerate(kv.pairs(0, 30)):
+            session.update(layer, k, v)
+        note(db.store(session, name="three", tokens=kv.tokens[:30], chunk=True))
+    with db.create_session(SPEC, parts=[]) as session:
+        note([session.start, session.reused, session.layout, session.tokens])
+    db.drop("one")
+    note(db.contexts())
+
+
+def blending_wrong(db, note, kv):
+    db.import_chunk(SPEC, kv.tokens[:64], kv.pairs(0, 64), name="one")
+    db.import_context(SPEC, kv.tokens, kv.pairs(), name="document")
+    other = replace(SPEC, fingerprint="another")
+    for base in (-1, 1.5, "0", True, 1 << 60):
+        note.error(db.import_chunk, SPEC, kv.tokens, kv.pairs(), name="x", base=base)
+    for rope in (None, kvdb.Rope(scaling={"rope_type": "dynamic", "factor": 2.0}), kvdb.Rope(scaling={"rope_type": "longrope"})):
+        note.error(db.import_chunk, replace(SPEC, rope=rope), kv.tokens, kv.pairs(), name="x")
+    for spec, parts in [
+        (SPEC, ["none"]),
+        (SPEC, [None]),
+        (SPEC, [[0.5]]),
+        (other, ["one"]),
+        (SPEC, ["one", "document"]),
+        (SPEC, [kvdb.Part("document", visible=7), "one"]),
+        (SPEC, [kvdb.Part("one", visible=65)]),
+        (SPEC, [kvdb.Part("one", visible=0)]),
+        (SPEC, [kvdb.Part("one", visible=True)]),
+        (SPEC, [kvdb.Part("one", visible="3")]),
+        (SPEC, ["one", kvdb.Part("one", at=63)]),
+        (SPEC, ["one", kvdb.Part("one", at=65)]),
+        (SPEC, ["one", kvdb.Part("one", at="64")]),
+        (SPEC, ["one", kvdb.Part("one", at=1 << 70)]),
+    ]:
+        note.error(db.create_session, spec, parts=parts)
+    note.error(db.create_session, SPEC)
+    note.error(db.create_session, SPEC, kv.tokens, parts=[])
+    k, v = kv.pairs(0, 2)[0]
+    q = kv.q[0][:, :2]
+    with db.create_session(SPEC, parts=[[5, 6], "one"]) as session:
+        for positions in ([3, 2], [2, 2], [-1, 2], [65, 66], [1], [0.5, 1.0], [[1, 2]], np.array([], np.int64)):
+            note.error(session.overlay, 0, positions, k, v)
+            note.error(session.deviation, 0, positions, k, v)
+            note.error(session.attention, 0, q, positions=positions)
+        for wrong in (k[:1], k[:, :1], k.astype(np.float32), k * np.nan, [1.0]):
+            note.error(session.overlay, 0, [0, 1], wrong, v)
+            note.error(session.overlay, 0, [0, 1], k, wrong)
+        note.error(session.overlay, 2, [0, 1], k, v)
+        note.error(session.deviation, 0, [0, 1], k, v, score="none")
+        note.error(session.deviation, 0, [0, 1], k, v, score=3)
+        note.error(session.attend, 0, q, k, v)
+        note.error(db.store, session, name="x")
+        session.overlay(0, [0, 1], k, v)
+        note.error(session.overlay, 0, [1, 2], k, v)
+        note(session.attention(0, q, positions=[0, 65]))
+        note(session.stats())
+    note.error(session.overlay, 0, [2, 3], k, v)
+    note.error(session.attention, 0, q, positions=[0, 65])
+    with db.create_session(SPEC, kv.tokens) as session:
+        note.error(session.overlay, 0, [0, 1], k, v)
+        note.error(session.deviation, 0, [0, 1], k, v)
+        note.error(session.attention, 0, q, positions=[0, 1])
+
+
+SCENARIOS = [importing, decoding, forking, going_wrong, blending, blending_wrong]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_embedded_and_remote_do_the_same(databases, make_kv, scenario):
     traces = []
     for db in databases:

@@ -12,7 +12,18 @@ from hypothesis.extra import numpy as hnp
 from kvdb.errors import DtypeError, InvalidArgument, ShapeError, SpecError
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.types import MEASURES, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Rope, SegmentStatistics, SessionStats
+from kvdb.types import (
+    MEASURES,
+    ContextInfo,
+    ContextStatistics,
+    IndexInfo,
+    ModelSpec,
+    Part,
+    Placed,
+    Rope,
+    SegmentStatistics,
+    SessionStats,
+)
 
 DTYPES = [np.dtype(ml_dtypes.bfloat16), *map(np.dtype, ("float16", "float32", "float64", "int8", "int64", "uint16", "bool"))]
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=5)
@@ -75,9 +86,33 @@ def test_tokens(tokens):
     assert codec.from_tokens(codec.to_tokens(tokens)).tolist() == tokens.tolist()
 
 
-@given(specs(), st.text(), COUNTS)
-def test_infos(spec, name, count):
-    info = ContextInfo(name, spec, count, count + 1, count + 2)
+@given(hnp.arrays(np.int64, st.integers(0, 50)))
+def test_positions(positions):
+    back = codec.from_positions(codec.to_positions(positions))
+    assert back.dtype == np.int64
+    assert back.tolist() == positions.tolist()
+
+
+@given(
+    st.text() | hnp.arrays(np.int32, st.integers(0, 5)),
+    st.none() | st.integers(-(2**53), 2**53),
+    st.none() | st.integers(-(2**53), 2**53),
+)
+def test_parts(source, visible, at):
+    back = codec.from_part(sent(codec.to_part(Part(source, visible, at))))
+    assert (back.visible, back.at) == (visible, at)
+    assert type(back.source) is type(source)
+    assert np.array_equal(back.source, source)
+
+
+@given(COUNTS, COUNTS, st.text())
+def test_what_is_placed(begin, end, kind):
+    assert codec.from_placed(sent(codec.to_placed(Placed(begin, end, kind)))) == Placed(begin, end, kind)
+
+
+@given(specs(), st.text(), COUNTS, st.booleans(), st.booleans())
+def test_infos(spec, name, count, chunk, blended):
+    info = ContextInfo(name, spec, count, count + 1, count + 2, chunk, blended)
     assert codec.from_info(sent(codec.to_info(info))) == info
 
 
@@ -124,6 +159,10 @@ def test_arrays_that_do_not_fit_together():
 def test_values_that_cannot_be():
     with pytest.raises(InvalidArgument, match="3 bytes"):
         codec.from_tokens(b"123")
+    with pytest.raises(InvalidArgument, match="12 bytes; expected a multiple of 8"):
+        codec.from_positions(b"x" * 12)
+    with pytest.raises(InvalidArgument, match="names no context and holds no tokens"):
+        codec.from_part(pb.Part(visible=1))
     with pytest.raises(SpecError, match="layers"):
         codec.from_spec(pb.ModelSpec())
     good = codec.to_spec(ModelSpec("m", 1, 1, 1, 8))

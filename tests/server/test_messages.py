@@ -80,8 +80,73 @@ def test_queries_cannot_be_cut(client, spec, kv):
         assert session.attention(0, kv.q[0][:, -100:]).shape == (16, 100, 64)
 
 
+@pytest.fixture
+def laid_out(client, kv):
+    """A chunk behind a gap of 7 tokens, with all of the gap still to come; and the same in this process."""
+    rotating = kvdb.ModelSpec("wide", 2, 16, 8, 64, "float32", kvdb.Rope())
+    with kvdb.connect() as embedded:
+        for db in (client, embedded):
+            db.import_chunk(rotating, kv.tokens, kv.pairs(), name="doc")
+        parts = [[5000] * 7, "doc"]
+        with client.create_session(rotating, parts=parts) as session, embedded.create_session(rotating, parts=parts) as other:
+            yield session, other
+
+
+def test_what_is_recomputed_is_sent_in_pieces(laid_out, spec, make_kv):
+    fresh = make_kv(spec, N + 7, seed=1)
+    k, v = fresh.pairs()[0]
+    everything = np.arange(N + 7)
+    assert k.nbytes > MIB
+    answers = []
+    for session in laid_out:
+        deviations = session.deviation(0, everything, k, v)
+        with pytest.raises(errors.PositionError, match="7 tokens of layer 0 hold nothing yet"):
+            session.attention(0, fresh.q[0], positions=everything)
+        session.overlay(0, everything, k, v)
+        answers.append((deviations, session.attention(0, fresh.q[0], positions=everything), session.explain(0).explain()))
+    for remote, embedded in zip(answers[0][:2], answers[1][:2], strict=True):
+        assert remote.dtype == embedded.dtype
+        assert relative_error(np.nan_to_num(remote, posinf=9), np.nan_to_num(embedded, posinf=9)) <= 1e-6
+    assert np.isinf(answers[0][0]).tolist() == [True] * 7 + [False] * N
+    assert relative_error(answers[0][1], attention(fresh.q[0], k, v, spec.softmax_scale, new=N + 7)[0]) <= 1e-5
+
+
+def test_a_piece_of_an_overlay_that_fails_leaves_those_before_it(laid_out, spec, make_kv):
+    fresh, everything = make_kv(spec, N + 7, seed=1), np.arange(N + 7)
+    k, v = fresh.pairs()[0]
+    k[1, N, 3] = np.nan
+    session, _ = laid_out
+    with pytest.raises(errors.NonFiniteError, match="KV head 1"):
+        session.overlay(0, everything, k, v)
+    with pytest.raises(errors.PositionError, match="position 0 of layer 0 was recomputed already"):
+        session.overlay(0, everything[:1], k[:, :1], v[:, :1])
+    session.overlay(0, everything[-1:], k[:, -1:], v[:, -1:])
+
+
+def test_what_is_wrong_with_many_positions_is_said_before_any_is_sent(laid_out, spec, make_kv):
+    fresh, everything = make_kv(spec, N + 7, seed=1), np.arange(N + 7)
+    k, v = fresh.pairs()[0]
+    session, _ = laid_out
+    unsorted = everything.copy()
+    unsorted[-2:] = unsorted[-1], unsorted[-2]
+    cases = [
+        (errors.PositionError, (unsorted, k, v)),
+        (errors.PositionError, (everything + 1, k, v)),
+        (errors.ShapeError, (everything[1:], k, v)),
+        (errors.ShapeError, (everything, k, v[:, 1:])),
+        (errors.DtypeError, (everything, k.astype(np.float64), v)),
+    ]
+    for error, arguments in cases:
+        for call in (session.overlay, session.deviation):
+            with pytest.raises(error):
+                call(0, *arguments)
+    assert np.isinf(session.deviation(0, everything[:8], k[:, :8], v[:, :8])).tolist() == [True] * 7 + [False]
+
+
 def test_a_prompt_of_too_many_tokens(client, spec):
     ids = np.zeros(300_000, np.int32)
+    with pytest.raises(errors.MessageTooLarge, match="the list of parts has 1,200,"):
+        client.create_session(spec, parts=[ids[:150_000], ids[150_000:]])
     for call in (
         lambda: client.create_session(spec, ids),
         lambda: client.import_context(spec, ids, [], name="doc"),

@@ -35,7 +35,7 @@ class RemoteImport:
         self._check_open()
         check.layer(self.spec, layer)
         check.keys_values(self.spec, k, v)
-        tokens = max(1, CHUNK_BYTES // self.spec.token_nbytes)
+        tokens = max(1, min(CHUNK_BYTES, self._connection.payload_bytes_max) // self.spec.token_nbytes)
         self._connection.check_size("one token of a layer", self.spec.token_nbytes)
         for at in range(0, k.shape[1], tokens):
             piece = slice(at, at + tokens)
