@@ -392,6 +392,30 @@ def test_closing_while_a_session_waits_ends_the_waiting(tmp_path, make_kv, monke
     assert raised
 
 
+def test_closing_waits_for_what_is_being_written(tmp_path, make_kv, monkeypatch):
+    kv = make_kv(SPEC, 100)
+    settling, settled, sync = threading.Event(), threading.Event(), os.fsync
+
+    def fsync(file):
+        settling.set()
+        assert settled.wait(20)
+        sync(file)
+
+    with opened(tmp_path) as (_, db):
+        db.import_context(SPEC, kv.tokens, kv.pairs(), name="doc")
+        monkeypatch.setattr(os, "fsync", fsync)
+        offloading, closing = threading.Thread(target=db.offload, args=("doc",)), threading.Thread(target=db.close)
+        offloading.start()
+        assert settling.wait(20)
+        closing.start()
+        closing.join(0.1)
+        assert closing.is_alive()
+        settled.set()
+        offloading.join(20)
+        closing.join(20)
+        assert not closing.is_alive()
+
+
 def test_without_room_in_memory_it_stays_on_disk(tmp_path, make_kv):
     kv, other = make_kv(SPEC, 2500), make_kv(SPEC, 3500, seed=1)
     with opened(tmp_path, cpu_bytes_max=5 * ARENA) as (engine, db):
