@@ -70,15 +70,15 @@ def document(tokenizer: "PreTrainedTokenizerBase", tokens: int, facts: int, seed
             f"a document of {tokens} tokens cannot hold {facts} facts; expected at least 1 fact and {FACT_TOKENS} tokens for each"
         )
     chance = random.Random(seed)
-    prose = tokenizer.encode(_prose(), add_special_tokens=False)
+    text = tokenizer.encode(prose(), add_special_tokens=False)
     pairs = chance.sample(range(len(WORDS) ** 2), facts)
     hidden = tuple(Fact(_vault(pair), "".join(chance.choices("0123456789", k=CODE_DIGITS))) for pair in pairs)
     ids: list[int] = []
     for i, fact in enumerate(hidden):
         sentence = tokenizer.encode(fact.sentence, add_special_tokens=False)
         gap = (tokens - len(ids)) // (facts - i) - len(sentence)
-        start = chance.randrange(len(prose) - gap)
-        ids += prose[start : start + gap] + sentence
+        start = chance.randrange(len(text) - gap)
+        ids += text[start : start + gap] + sentence
     return Document(ids, hidden)
 
 
@@ -86,6 +86,7 @@ def _vault(pair: int) -> str:
     return f"{WORDS[pair // len(WORDS)]} {WORDS[pair % len(WORDS)]}"
 
 
-def _prose() -> str:
+def prose() -> str:
+    """Python's own documentation as plain text."""
     text = " ".join(topic for _, topic in sorted(pydoc_data.topics.topics.items()))
     return re.sub(r" +", " ", re.sub(r"[^A-Za-z0-9 .,;:()'\-?!]+", " ", text))
