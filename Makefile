@@ -85,10 +85,12 @@ fuzz: $(VENV)/ready ## wrong calls of the native boundary under the sanitizers; 
 	@$(BIN)/cmake -S . -B build/fuzz -G Ninja -D CMAKE_BUILD_TYPE=Sanitized -D CMAKE_CXX_FLAGS_SANITIZED='-O1 -g1' -D KVDB_SANITIZE=ON \
 	    -D CMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -D Python_EXECUTABLE=$(abspath $(BIN)/python) \
 	    -D nanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" > build/fuzz.log || { cat build/fuzz.log; exit 1; }
-	@$(BIN)/cmake --build build/fuzz --target indexes_module
-	@ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	@$(BIN)/cmake --build build/fuzz --target indexes_module kvdb_module
+	@for package in indexes kvdb; do \
+	ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	    LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so) $$($${CXX:-c++} -print-file-name=libstdc++.so)" \
-	    $(BIN)/python -m tests.fuzz.native build/fuzz --seconds $(or $(SECONDS_MAX),30)
+	    $(BIN)/python -m tests.fuzz.native build/fuzz --package $$package --seconds $(or $(SECONDS_MAX),30); \
+	done
 
 .PHONY: clean
 clean: ## remove what was built; rm -r .venv removes the rest

@@ -1,5 +1,7 @@
 """One layer of a session: its blocks, its plans, and the queries it has seen."""
 
+from typing import Self
+
 import numpy as np
 
 from indexes.retrieval import Exact
@@ -44,11 +46,12 @@ class Layer:
         self._steps = 0
         self.planner = Planner(engine, spec, basis, number, self.run, self._own)
 
-    def wait(self) -> None:
-        """Until everything it reads is in main memory. Raises IntegrityError or Unavailable."""
+    def arrived(self) -> Self:
+        """Itself, once everything it reads is in main memory. Raises IntegrityError or Unavailable."""
         if self._waits:
             self._basis.wait(self.number)
             self._waits = False
+        return self
 
     def append(self, k: Array, v: Array) -> None:
         start = self.tail.length
@@ -69,8 +72,10 @@ class Layer:
         """Recomputed tokens, which have none in this layer yet. Raises NonFiniteError or CapacityError."""
         overlay = self._basis.overlay
         assert overlay is not None
-        overlay.add(self.number, positions, k, v)
-        self.run.lay(overlay.positions[self.number])
+        try:
+            overlay.add(self.number, positions, k, v)
+        finally:
+            self.run.lay(overlay.positions[self.number])  # also when nothing was added, as in `append`
 
     def recompute(self, effective: Effective, q: Array, positions: Positions) -> Array:
         """Attention of queries at these positions, each over everything up to its own; effective: of this layer."""

@@ -138,7 +138,7 @@ class Planner:
 
     def _version(self) -> int:
         built = sum(view.segment.indexes.version for view in self._basis.views)
-        return self._tail.seals + built + len(self._run.overlaid)
+        return self._tail.seals + built + self._run.version
 
     def _prepare(self, new: int, wanted: Wanted, uses: int, looks_again: bool = False) -> Prepared:
         version, parts = self._version(), self._parts()

@@ -48,8 +48,7 @@ class SessionState:
 
     tokens: the ids known of it, int32; at least those before the tail. start: the position of the tail's first token. reused: how
     many tokens before it were stored when it was opened. Thread-safe: calls on one session take turns. A call that raises leaves
-    the session as it was. A layer that is still on its way from disk is waited for: IntegrityError or Unavailable if it does not
-    come.
+    the session as it was. A layer on its way from disk is waited for, and may raise IntegrityError or Unavailable.
     """
 
     def __init__(self, engine: Engine, spec: ModelSpec, basis: Basis, tails: list[BlockTable], tokens: Tokens) -> None:
@@ -265,8 +264,7 @@ class SessionState:
     def _layer(self, number: int) -> Layer:
         self._check_open()
         check.layer(self.spec, number)
-        self._layers[number].wait()
-        return self._layers[number]
+        return self._layers[number].arrived()
 
     def _queries(self, layer: Layer, q: Array) -> int:
         n = check.queries(self.spec, q)

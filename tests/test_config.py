@@ -35,6 +35,8 @@ def test_the_token_comes_from_the_environment_and_is_not_printed(monkeypatch):
         ("[stroage]\n", "stroage is no setting"),
         ('[storage]\nblock_size = "big"', "storage.block_size is 'big'"),
         ("[storage]\nblock_size = 0", "expected 1 to 1024"),
+        ("[storage]\ndisk_path = 1", "storage.disk_path is 1"),
+        ("[storage]\ndisk_bytes_max = 0", "expected a positive number of bytes"),
         ("[indexes]\nopened_often = 0", "indexes.opened_often must be at least 1"),
         ("[indexes]\nbytes_max = -1", "indexes.bytes_max not negative"),
         ("[server]\nreflection = 1", "server.reflection is 1"),

@@ -2,13 +2,17 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 import kvdb
 from engine_adapter.transformers.support import attention_modules, beside, check_model, head_dim, text_config
+from kvdb.blend.rope import OWN_FREQUENCIES, inverse_frequencies
 from kvdb.errors import Unsupported
 from kvdb.types import DTYPES
 
@@ -83,7 +87,26 @@ def _rope(model: PreTrainedModel, config: Any, dim: int) -> kvdb.Rope | None:
     if not all(no_rope := getattr(config, "no_rope_layers", None) or [1]):
         given["no_rope_layers"] = no_rope  # 0 where a layer does not rotate: such keys cannot be moved
     scaling = tuple((name, value) for name, value in given.items() if value is not None)
-    return kvdb.Rope(float(theta), int(dim * partial) if partial else None, _layout(model, config), scaling)
+    rope = kvdb.Rope(float(theta), int(dim * partial) if partial else None, _layout(model, config), scaling)
+    own = _own_frequencies(model, rope, dim)
+    return rope if own is None else replace(rope, scaling=(*scaling, (OWN_FREQUENCIES, own)))
+
+
+def _own_frequencies(model: PreTrainedModel, rope: kvdb.Rope, dim: int) -> tuple[float, ...] | None:
+    """Radians a position for each pair, where the model's are others than its parameters give, None where they are those.
+
+    `model.to(torch.bfloat16)` rounds them with everything else; such a model turns by whole radians more or less at a few
+    thousand positions, and its keys can only be moved as it does. Loading with `dtype=torch.bfloat16` rounds nothing.
+    """
+    found = [module.inv_freq for module in model.get_decoder().modules() if isinstance(getattr(module, "inv_freq", None), Tensor)]
+    try:
+        expected = inverse_frequencies(rope, dim)
+    except Unsupported:
+        return None
+    if not found or found[0].shape != expected.shape:
+        return None
+    own = found[0].detach().double().cpu().numpy()
+    return None if np.allclose(own, expected, rtol=1e-5, atol=0) else tuple(own.tolist())
 
 
 def _layout(model: PreTrainedModel, config: Any) -> str:

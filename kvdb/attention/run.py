@@ -13,6 +13,8 @@ from kvdb.types import Addresses, Positions
 
 Counts = npt.NDArray[np.int32]
 Words = npt.NDArray[np.uint64]
+WORD = 64
+"""Bits of one."""
 
 
 class Reads(NamedTuple):
@@ -39,7 +41,7 @@ class Run:
     """Block addresses and how many tokens of each count, kept in step with a growing tail.
 
     parts: the block tables of the segment views with the tokens visible of each, fixed. tail: grows. laid: None where the views
-    are a prefix, each where it was computed.
+    are a prefix, each where it was computed. version: changes when the blocks before the tail do.
     """
 
     def __init__(self, parts: list[tuple[BlockTable, int]], tail: BlockTable, laid: Laid | None = None) -> None:
@@ -52,12 +54,14 @@ class Run:
         self._placement: _native.Placement | None = None
         self.base_tokens = sum(visible for _, visible in parts) if laid is None else laid.length
         self.overlaid: Positions = np.zeros(0, np.int64)
+        self.version = 0
         self.lay(self.overlaid)
 
     def lay(self, overlaid: Positions) -> None:
         """Take over the overlay, whose row i is the token at position overlaid[i]."""
         tables = list(self._parts)
         self.overlaid = overlaid
+        self.version += 1
         if self._laid is not None and len(overlaid):
             tables.append((self._laid.overlay, len(overlaid)))
         addresses = [table.addresses[: -(-visible // self._block_size)] for table, visible in tables]
@@ -109,11 +113,14 @@ class Run:
         return Reads(addresses, counts, self._placed(np.concatenate(ranges)))
 
     def hidden_of(self, view: int) -> Words | None:
-        """A bit for each token of a view, set for those that are overlaid; None where none is."""
+        """A bit for each token of a view's segment, also of those it does not show, set for those that are overlaid; None where
+        none is."""
         if self._laid is None or not len(self.overlaid):
             return None
-        begin, visible = self._laid.begins[view], self._parts[view][1]
-        words = hidden_words(begin, -(-visible // 64) * 64, 64, self.overlaid).ravel()
+        table, visible = self._parts[view]
+        words = np.zeros(-(-table.length // WORD), np.uint64)
+        seen = hidden_words(self._laid.begins[view], visible, WORD, self.overlaid).ravel()
+        words[: len(seen)] = seen
         return words if words.any() else None
 
     def refresh(self, start: int) -> None:

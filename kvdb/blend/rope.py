@@ -24,6 +24,10 @@ SERVED = (
 )
 
 
+OWN_FREQUENCIES = "inv_freq"
+"""In Rope.scaling: the frequencies themselves, of a model whose own are others than its parameters give."""
+
+
 def inverse_frequencies(rope: Rope | None, head_dim: int) -> Float64:
     """Radians a position for each rotated pair, float64 `[pairs]`, as transformers.modeling_rope_utils computes them.
 
@@ -39,6 +43,8 @@ def inverse_frequencies(rope: Rope | None, head_dim: int) -> Float64:
         raise Unsupported(f"some layers rotate no keys (no_rope_layers); a chunk can only be moved where all do. {SERVED}")
     if kind in LENGTH_DEPENDENT:
         raise Unsupported(f"the frequencies of RoPE of type {kind!r} depend on the length, so a key cannot be moved. {SERVED}")
+    if OWN_FREQUENCIES in parameters:
+        return _own(parameters[OWN_FREQUENCIES], head_dim)
     scale = SCALINGS.get(kind)
     if scale is None:
         raise Unsupported(f"RoPE of type {kind!r} is not known. {SERVED}")
@@ -57,6 +63,16 @@ def angles(frequencies: Float64, shift: int | npt.NDArray[np.int64]) -> tuple[Fl
     """
     turned = np.multiply.outer(np.asarray(shift, np.float64), frequencies)
     return np.cos(turned).astype(np.float32), np.sin(turned).astype(np.float32)
+
+
+def _own(frequencies: Any, head_dim: int) -> Float64:
+    """What a model says of its frequencies itself. Raises Unsupported."""
+    own = np.asarray(frequencies, np.float64)
+    if own.ndim != 1 or not 0 < len(own) <= head_dim // 2 or not np.isfinite(own).all():
+        raise Unsupported(
+            f"{OWN_FREQUENCIES} of Rope.scaling is {frequencies!r}; expected a number for each of up to {head_dim // 2} pairs"
+        )
+    return own
 
 
 @dataclass(frozen=True)

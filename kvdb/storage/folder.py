@@ -7,7 +7,7 @@ import shutil
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from threading import Lock
+from threading import Condition
 
 from kvdb.errors import CapacityError, IntegrityError, Unavailable
 from kvdb.storage.block import BlockLayout
@@ -16,6 +16,7 @@ from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import TierStats
 
 LOCK = "lock"
+FILE_SUFFIX = ".segment"
 SUFFIX = ".segments"
 """Of the folders, one a database, that stand in storage.disk_path."""
 
@@ -32,8 +33,9 @@ class SegmentFolder:
         self._bytes_max = bytes_max
         self._files: dict[str, SegmentFile] = {}
         self._reserved = 0
-        self._made = 0
-        self._lock = Lock()
+        self._made = self._writing = 0
+        self._closed = False
+        self._lock = Condition()
         try:
             path.mkdir(parents=True, exist_ok=True)
             self.path, alive = _own_folder(path)
@@ -51,9 +53,12 @@ class SegmentFolder:
     def write(self, spec: str, layout: BlockLayout, tokens: int, tables: Sequence[BlockTable]) -> SegmentFile:
         """A file of a segment's tables; spec: the digest of its model's. Raises CapacityError or Unavailable."""
         with self._lock:
-            name, self._made = f"{self._made}.segment", self._made + 1
+            if self._closed:
+                raise Unavailable("the database is closed; connect again")
+            name, self._made = f"{self._made}{FILE_SUFFIX}", self._made + 1
             contents = Contents(f"{self.path.name}/{name}", spec, layout, len(tables), tokens)
             self._reserve(contents.nbytes)
+            self._writing += 1
         file = None
         try:
             file = SegmentFile.write(self.path / name, contents, tables)
@@ -61,8 +66,11 @@ class SegmentFolder:
             with self._lock:
                 if file is None:
                     self._reserved -= contents.nbytes
+                    (self.path / name).unlink(missing_ok=True)  # one that was written, and cannot be read
                 else:
                     self._files[name] = file
+                self._writing -= 1
+                self._lock.notify_all()
         return file
 
     def remove(self, file: SegmentFile) -> None:
@@ -83,10 +91,12 @@ class SegmentFolder:
         return found
 
     def check_integrity(self, owned: Sequence[SegmentFile]) -> None:
-        """Raises IntegrityError unless `owned` are exactly the files that are there, each at its length."""
+        """Raises IntegrityError unless `owned` are exactly the files that are there, each at its length. Nothing once closed."""
+        if self._closed:
+            return
         with self._lock:
             files = dict(self._files)
-            there = {entry.name: entry.stat().st_size for entry in os.scandir(self.path) if entry.name != LOCK}
+            there = {path.name: path.stat().st_size for path in self.path.glob(f"*{FILE_SUFFIX}")}
         owners = sorted(file.path.name for file in owned)
         if owners != sorted(files):
             raise IntegrityError(f"segments own {len(owners)} files, and {len(files)} are known; expected the same, each once")
@@ -94,7 +104,13 @@ class SegmentFolder:
             raise IntegrityError(f"{self.path} holds {len(there)} files that are not the {len(files)} that were written")
 
     def close(self) -> None:
-        """Remove the folder and everything in it. Closing twice does nothing."""
+        """Remove the folder and everything in it, once what is being written has been: its blocks are read until then.
+
+        Closing twice does nothing.
+        """
+        with self._lock:
+            self._closed = True
+            self._lock.wait_for(lambda: not self._writing)
         self._finalizer()
 
     def _reserve(self, nbytes: int) -> None:

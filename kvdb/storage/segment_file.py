@@ -12,37 +12,34 @@ same reason a file is read and written past the page cache (O_DIRECT) where its 
 memory as cache. A file is written under another name, brought to the disk and renamed: a name is never half a file.
 """
 
-import ctypes
 import errno
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 import kvdb._native as _native
+import kvdb.storage.direct as direct
 from kvdb.errors import CapacityError, IntegrityError, Unavailable
 from kvdb.storage.block import BlockLayout
+from kvdb.storage.direct import PAGE
 from kvdb.storage.table import BlockTable
 from kvdb.types import Addresses
 
 Sums = npt.NDArray[np.uint32]
 MAGIC = b"KVDBSEG\n"
 VERSION = 1
-PAGE = 4096
 HEAD_AT = len(MAGIC) + 8
 PIECE_BYTES = 4 << 20
 PIECE_BLOCKS = 1024
 """Of one read or write: from 1 MiB on the disk is no faster, as measured, and Linux takes so many blocks in a call."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-Buffer = ctypes.Array[ctypes.c_char]
 
 
 @dataclass(frozen=True)
@@ -81,6 +78,11 @@ class Contents:
         """Of the whole file."""
         return self.extents_at + self.layers * self.extent_nbytes
 
+    @property
+    def direct(self) -> bool:
+        """Whether its blocks are whole pages."""
+        return self.layout.nbytes % PAGE == 0
+
 
 class SegmentFile:
     """A whole file at `path`, whose head was read and found good. It is not written again."""
@@ -89,7 +91,7 @@ class SegmentFile:
         """Raises IntegrityError for a file that does not begin as one of `expected` does, Unavailable for none."""
         self.path = path
         self.contents = expected
-        with _opened(path) as file:
+        with _opened(path, direct_too=False) as file:
             self._sums = _read_head(path, file, expected)
 
     @classmethod
@@ -102,7 +104,7 @@ class SegmentFile:
         assert all(table.length == contents.tokens and table.layout == contents.layout for table in tables)
         unfinished = path.with_name(f".{path.name}")
         try:
-            with _open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, contents.layout) as file:
+            with direct.opened(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, direct=contents.direct) as file:
                 _write(file, contents, tables)
             os.rename(unfinished, path)
         except OSError as error:
@@ -126,10 +128,11 @@ class SegmentFile:
         assert len(table.addresses) == contents.blocks
         addresses, nbytes = np.ascontiguousarray(table.addresses), contents.layout.nbytes
         at = contents.extents_at + layer * contents.extent_nbytes
-        with _opened(self.path, contents.layout) as file:
+        with _opened(self.path, direct_too=contents.direct) as file:
             _check_size(self.path, file, contents)
             for piece in _pieces(contents):
-                _read(self.path, file, at + piece.start * nbytes, _buffers(addresses[piece], nbytes))
+                if direct.read(file, at + piece.start * nbytes, addresses[piece], nbytes) < len(addresses[piece]) * nbytes:
+                    raise _spoilt(self.path, f"it ends within layer {layer}")
                 wrong = np.flatnonzero(_sums_of(addresses[piece], nbytes) != sums[piece])  # while they are in the cache
                 if len(wrong):
                     raise _spoilt(self.path, f"block {piece.start + wrong[0]} of layer {layer} does not match its checksum")
@@ -150,24 +153,6 @@ def _pieces(contents: Contents) -> Iterator[slice]:
         yield slice(first, min(first + count, contents.blocks))
 
 
-def _buffers(addresses: Addresses, nbytes: int) -> list[Buffer]:
-    """The blocks' memory; those that lie one behind the other as one buffer."""
-    ends = np.flatnonzero(np.diff(addresses) != nbytes) + 1
-    bounds = [0, *ends.tolist(), len(addresses)]
-    return [(ctypes.c_char * ((end - first) * nbytes)).from_address(int(addresses[first])) for first, end in pairwise(bounds)]
-
-
-def _behind(buffers: list[Buffer], done: int) -> list[Buffer]:
-    """What is left of the buffers behind the first `done` bytes."""
-    rest = []
-    for buffer in buffers:
-        size = len(buffer)
-        if done < size:
-            rest.append((ctypes.c_char * (size - done)).from_buffer(buffer, done))
-        done = max(0, done - size)
-    return rest
-
-
 def _sums_of(addresses: Addresses, nbytes: int) -> Sums:
     sums = np.empty(len(addresses), np.uint32)
     _native.crc32c(addresses, nbytes, sums)
@@ -180,26 +165,10 @@ def _sum_of(data: bytes) -> int:
 
 
 @contextmanager
-def _open(path: Path, flags: int, layout: BlockLayout | None = None) -> Iterator[int]:
-    """A file descriptor. layout: of blocks that are moved; past the page cache where they are pages and the file system can."""
-    direct = 0 if layout is None or layout.nbytes % PAGE else getattr(os, "O_DIRECT", 0)
+def _opened(path: Path, *, direct_too: bool) -> Iterator[int]:
+    """A file descriptor to read from; an OSError of the body is Unavailable too."""
     try:
-        file = os.open(path, flags | direct | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno != errno.EINVAL or not direct:
-            raise
-        file = os.open(path, flags & ~os.O_EXCL | os.O_CLOEXEC, 0o600)  # a refused O_DIRECT may have made the file
-    try:
-        yield file
-    finally:
-        os.close(file)
-
-
-@contextmanager
-def _opened(path: Path, layout: BlockLayout | None = None) -> Iterator[int]:
-    """As `_open`, to read; an OSError of the body is Unavailable too."""
-    try:
-        with _open(path, os.O_RDONLY, layout) as file:
+        with direct.opened(path, os.O_RDONLY, direct=direct_too) as file:
             yield file
     except OSError as error:
         raise Unavailable(
@@ -208,48 +177,22 @@ def _opened(path: Path, layout: BlockLayout | None = None) -> Iterator[int]:
         ) from None
 
 
-def _read(path: Path, file: int, at: int, buffers: list[Buffer]) -> None:
-    while buffers:
-        done = os.preadv(file, buffers, at)
-        if not done:
-            raise _spoilt(path, f"it ends at byte {at}")
-        at += done
-        buffers = _behind(buffers, done)
-
-
-def _put(file: int, at: int, buffers: list[Buffer]) -> None:
-    while buffers:
-        done = os.pwritev(file, buffers, at)
-        at += done
-        buffers = _behind(buffers, done)
-
-
 def _write(file: int, contents: Contents, tables: Sequence[BlockTable]) -> None:
     layout, sums = contents.layout, np.empty((contents.layers, contents.blocks), np.uint32)
-    if sys.platform == "linux":
-        os.posix_fallocate(file, 0, contents.nbytes)  # so that a full disk is known of before anything is written
-    scratch = _page_aligned(max(contents.extents_at, layout.nbytes))
+    direct.reserve(file, contents.nbytes)
+    scratch = direct.page_aligned(max(contents.extents_at, layout.nbytes))
     for layer, table in enumerate(tables):
         addresses = _without_remains(table, scratch)
         at = contents.extents_at + layer * contents.extent_nbytes
         for piece in _pieces(contents):
             sums[layer, piece] = _sums_of(addresses[piece], layout.nbytes)
-            _put(file, at + piece.start * layout.nbytes, _buffers(addresses[piece], layout.nbytes))
-    os.ftruncate(file, contents.nbytes)
+            direct.write(file, at + piece.start * layout.nbytes, addresses[piece], layout.nbytes)
     text = contents.text
     head = len(text).to_bytes(4, "little") + text + sums.astype("<u4").tobytes()
     start = MAGIC + len(head).to_bytes(4, "little") + _sum_of(head).to_bytes(4, "little") + head
     scratch[: contents.extents_at] = np.frombuffer(start.ljust(contents.extents_at, b"\0"), np.uint8)
-    _put(file, 0, _buffers(np.array([scratch.ctypes.data], np.uint64), contents.extents_at))
-    os.fsync(file)
-    if sys.platform == "linux":  # what could not be written past the page cache leaves it
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _page_aligned(nbytes: int) -> npt.NDArray[np.uint8]:
-    memory = np.zeros(nbytes + PAGE, np.uint8)
-    at = -memory.ctypes.data % PAGE
-    return memory[at : at + nbytes]
+    direct.write(file, 0, np.array([scratch.ctypes.data], np.uint64), contents.extents_at)
+    direct.settle(file)
 
 
 def _without_remains(table: BlockTable, scratch: npt.NDArray[np.uint8]) -> Addresses:

@@ -50,7 +50,7 @@ class BlockStore:
 
     def close(self) -> None:
         self.loader.close()
-        for tier in self._tiers.values():
-            tier.close()
         if self.disk is not None:
             self.disk.close()
+        for tier in self._tiers.values():
+            tier.close()

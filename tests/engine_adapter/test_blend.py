@@ -207,3 +207,20 @@ def test_the_model_is_left_as_it_was(attached, model, chunks):
     with pytest.raises(IntegrityError):
         attached.generate(parts=[chunks[1], fake, QUESTION], recompute=0.5, max_new_tokens=1)
     assert [len(module._forward_pre_hooks) for module in model.modules()] == hooks
+
+
+def test_a_model_whose_frequencies_were_rounded_is_moved_as_it_turns():
+    """`model.to(bfloat16)` rounds the frequencies too, which the parameters do not tell."""
+    model = build(num_hidden_layers=3, head_dim=16).to(torch.bfloat16)
+    far = prompts(1, 700, seed=11)[0]
+    with kvdb.connect() as db, attach(model, db) as engine:
+        assert "inv_freq" in dict(engine.spec.rope.scaling)
+        long, a = engine.store_chunk(name="long", input_ids=far), engine.store_chunk(name="a", input_ids=A)
+        _, given = logits(engine, [long, a, QUESTION], 1.0)
+        with torch.no_grad():
+            right = model(torch.cat([far, A, QUESTION])[None]).logits[0, -1]
+        assert (given.float() - right.float()).norm() <= 0.05 * right.float().norm()
+    assert kvdb.ModelSpec.from_dict(engine.spec.to_dict()) == engine.spec
+    loaded = build(num_hidden_layers=3)
+    with kvdb.connect() as db, attach(loaded, db) as engine:
+        assert "inv_freq" not in dict(engine.spec.rope.scaling)

@@ -1,10 +1,11 @@
 """Fuzz the native boundary: make the calls that real use makes, then make them again with arguments that are wrong.
 
-    python -m tests.fuzz.native DIRECTORY [--seconds 30] [--seed 0]
+    python -m tests.fuzz.native DIRECTORY [--package indexes | kvdb] [--seconds 30] [--seed 0]
 
-DIRECTORY holds `indexes/_native*.so`, built with the sanitizers (`make fuzz` does all of it). Whatever arguments a call is given,
-it may refuse them with a ValueError or TypeError or answer; it may not touch memory that is not its own, which the address
-sanitizer sees, nor do what the language leaves undefined. Block addresses alone are trusted, so blocks are given as they are.
+DIRECTORY holds `indexes/_native*.so` and `kvdb/_native*.so`, built with the sanitizers (`make fuzz` does all of it). Whatever
+arguments a call is given, it may refuse them with a ValueError or TypeError or answer; it may not touch memory that is not its
+own, which the address sanitizer sees, nor do what the language leaves undefined. Block addresses alone are trusted, so blocks
+are given as they are.
 """
 
 import argparse
@@ -21,6 +22,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tests.fuzz import attention
+
 REFUSALS = (ValueError, TypeError, OverflowError, MemoryError)
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 KEPT_MAX = 400  # calls that are remembered
@@ -30,36 +33,41 @@ class Recorder:
     """Stands before a native module and remembers the calls that go through it."""
 
     def __init__(self, module: Any) -> None:
-        self._module = module
+        self.module = module
         self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
     def __getattr__(self, name: str) -> Any:
-        target = getattr(self._module, name)
+        target = getattr(self.module, name)
         if not callable(target) or name in {"set_isa", "set_threads", "Dtype", "Blocks"}:
             return target
 
         def call(*args: Any, **named: Any) -> Any:
-            if len(self.calls) >= KEPT_MAX:
-                self.calls[random.randrange(KEPT_MAX)] = (target, args, named)
-            else:
-                self.calls.append((target, args, named))
-            return target(*args, **named)
+            return self.made(target, *args, **named)
 
         return call
 
+    def made(self, target: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """Remembers a call, and makes it."""
+        if len(self.calls) >= KEPT_MAX:
+            self.calls[random.randrange(KEPT_MAX)] = (target, args, named)
+        else:
+            self.calls.append((target, args, named))
+        return target(*args, **named)
 
-def load(directory: Path) -> Recorder:
+
+def load(directory: Path, package: str) -> Recorder:
     """The sanitized module in the place of the installed one, behind a recorder."""
-    (path,) = directory.glob("indexes/_native*.so")
-    spec = importlib.util.spec_from_file_location("indexes._native", path)
+    (path,) = directory.glob(f"{package}/_native*.so")
+    spec = importlib.util.spec_from_file_location(f"{package}._native", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     recorder = Recorder(module)
-    import indexes
+    if package == "indexes":
+        import indexes
 
-    sys.modules["indexes._native"] = indexes._native = recorder  # type: ignore[assignment,attr-defined]
+        sys.modules["indexes._native"] = indexes._native = recorder  # type: ignore[assignment,attr-defined]
     return recorder
 
 
@@ -110,6 +118,16 @@ def spoiled(rng: np.random.Generator, kind: str, index: Any, path: Path) -> None
 
 def mutated(rng: random.Random, value: Any) -> Any:
     """Something else of the same kind, or nearly."""
+    if isinstance(value, attention.Table):
+        return rng.choice(
+            [
+                value[: rng.randrange(len(value) + 1)],
+                np.concatenate([value, value]).view(attention.Table),
+                value[::-1],
+                value[..., None],
+                None,
+            ]
+        )
     if isinstance(value, np.ndarray):
         return rng.choice(list(arrays(rng, value)))
     if isinstance(value, bool):
@@ -137,12 +155,13 @@ def arrays(rng: random.Random, value: np.ndarray) -> Iterator[np.ndarray]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--package", choices=["indexes", "kvdb"], default="indexes")
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="*", default=[], help="of index (default all)")
     given = parser.parse_args()
     np.seterr(all="ignore")  # wrong numbers are what this is about
-    recorder = load(given.directory)
+    recorder = load(given.directory, given.package)
     made = refused = uses = 0
     end = time.monotonic() + given.seconds
     while time.monotonic() < end:
@@ -150,7 +169,7 @@ def main() -> int:
         isas = recorder.isas()
         recorder.set_isa(isas[uses % len(isas)])
         recorder.calls.clear()
-        alive = use(rng, given.kinds)
+        alive = use(rng, given.kinds) if given.package == "indexes" else attention.use(rng, recorder)
         uses += 1
         for _ in range(200):
             function, args, named = choice.choice(recorder.calls)
@@ -168,7 +187,7 @@ def main() -> int:
             except REFUSALS:
                 refused += 1
         del alive
-    sys.stdout.write(f"{uses} indexes used, {made} calls with wrong arguments, {refused} of them refused\n")
+    sys.stdout.write(f"{given.package} used {uses} times, {made} calls with wrong arguments, {refused} of them refused\n")
     return 0 if uses and made > refused > 0 else 1
 
 

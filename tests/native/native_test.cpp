@@ -57,6 +57,23 @@ TEST_CASE("a cursor yields the valid tokens of every block, in order") {
     CHECK(walk(run, 6, 149, 149).empty());
 }
 
+TEST_CASE("no tile spans two views, and one that nobody sees is left out") {
+    const std::vector<std::int32_t> counts{64, 20, 0, 64, 64, 64}, view{0, 0, 1, 1, -1};
+    const std::vector<std::uint64_t> table{kBase, kBase, kBase, kBase, kBase, kBase};
+    const std::vector<std::uint64_t> hidden{0, 1 << 3, 0, ~std::uint64_t{0}, 1};
+    const Placement placement{view.data(), 5, nullptr, nullptr, 0, false, hidden.data(), 1};
+    const Run run{table.data(), counts.data(), 6, &placement};
+    RunCursor cursor(kGeometry, run, 0, 0, 270);
+    std::vector<std::vector<std::int64_t>> seen;  // begin, count, view, hidden
+    for (Tile<8> tile; cursor.next(tile);) {
+        seen.push_back({tile.begin, tile.count, tile.view,
+                        static_cast<std::int64_t>(tile.hidden[0]),
+                        static_cast<std::int64_t>(tile.hidden[1])});
+    }
+    CHECK(seen ==
+          std::vector<std::vector<std::int64_t>>{{0, 84, 0, 0, 1 << 3}, {148, 122, -1, 1, 0}});
+}
+
 TEST_CASE("the pool runs every item once, on slots of their own") {
     ThreadPool& pool = ThreadPool::instance();
     for (int round = 0; round < 200; ++round) {

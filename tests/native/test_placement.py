@@ -40,10 +40,11 @@ VIEWS = {"one": [0] * 9, "each": list(range(9)), "some": [-1, 0, 0, 1, 1, 2, 0, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("block_size", COUNTS)
-@pytest.mark.parametrize("views", VIEWS)
-def test_rotated_queries_equal_rerotated_keys(dtype, interleaved, block_size, views):
+@pytest.mark.parametrize(
+    ("block_size", "views", "interleaved"),
+    [(16, "some", False), (16, "each", True), (64, "some", True), (64, "one", False), (96, "each", False), (96, "some", True)],
+)
+def test_rotated_queries_equal_rerotated_keys(dtype, block_size, views, interleaved):
     counts = COUNTS[block_size]
     view = VIEWS[views][: len(counts)]
     moved = Moved.of(dtype, 2, 64, block_size, counts, view, views=9, pairs=32, interleaved=interleaved, hidden=0.2)
@@ -64,8 +65,8 @@ def test_a_part_of_the_dimensions_may_rotate(dtype, head_dim, pairs):
 
 
 def test_many_rows_over_many_views():
-    counts = [64] * 20 + [10, 64]
-    moved = Moved.of("bfloat16", 2, 128, 64, counts, [b // 2 for b in range(22)], views=11, pairs=64, hidden=0.15)
+    counts = [64] * 10 + [10, 64]
+    moved = Moved.of("bfloat16", 2, 128, 64, counts, [b // 2 for b in range(12)], views=6, pairs=64, hidden=0.15)
     q = random((8, 300, 128), "bfloat16", 2)
     check(moved, q, "bfloat16", causal=300)
     check(moved, q, "bfloat16", ends=np.linspace(0, moved.tokens, 300).astype(np.int64))
@@ -98,7 +99,7 @@ def test_tiles_of_hidden_tokens_are_not_read(n):
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_placement_of_any_run(data):
     dtype = data.draw(st.sampled_from(list(DTYPES)), "dtype")
     kv_heads, group = data.draw(st.integers(1, 3), "kv_heads"), data.draw(st.integers(1, 9), "group")

@@ -1,5 +1,9 @@
 """A file gives back the bits that were written, or a typed error: never others, and never half of them."""
 
+import ctypes
+import errno
+import fcntl
+import mmap
 import os
 import resource
 import signal
@@ -128,13 +132,26 @@ def test_layers_that_changed_places_are_found(tmp_path, stored):
 
 def test_a_file_that_is_gone_or_cannot_be_read_is_a_typed_error(tmp_path, stored, monkeypatch):
     file = stored.write(tmp_path / "0.segment")
-    monkeypatch.setattr(os, "preadv", fails(5))  # EIO
+    monkeypatch.setattr(os, "preadv", fails(errno.EIO))
     with pytest.raises(Unavailable, match="cannot be read: Input/output error; make it readable again"):
         file.read_layer(0, stored.empty()[0])
     file.unlink()
     file.unlink()
     with pytest.raises(Unavailable, match="No such file"):
         file.read_layer(0, stored.empty()[0])
+
+
+def cached(path):
+    """Pages of a file in the page cache."""
+    size = path.stat().st_size
+    with path.open("rb") as raw, mmap.mmap(raw.fileno(), size, mmap.MAP_PRIVATE) as memory:
+        first = np.frombuffer(memory, np.uint8)
+        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        libc = ctypes.CDLL(None, use_errno=True)
+        failed = libc.mincore(ctypes.c_void_p(first.ctypes.data), ctypes.c_size_t(size), pages)
+        del first
+        assert not failed
+        return sum(page & 1 for page in pages)
 
 
 def fails(number):
@@ -162,8 +179,8 @@ def test_a_disk_that_is_full_is_a_typed_error_and_leaves_no_file(tmp_path, store
 
 
 def test_a_disk_that_gets_full_on_the_way_is_one_too(tmp_path, stored, monkeypatch):
-    monkeypatch.setattr(os, "posix_fallocate", lambda *_: None)
-    with files_of_at_most(8192), pytest.raises(CapacityError):
+    monkeypatch.setattr(os, "pwritev", fails(errno.ENOSPC))
+    with pytest.raises(CapacityError):
         stored.write(tmp_path / "0.segment")
     assert not list(tmp_path.iterdir())
 
@@ -188,21 +205,41 @@ def test_a_folder_that_is_gone_is_a_typed_error(tmp_path, stored):
         stored.write(tmp_path / "none" / "0.segment")
 
 
-def test_a_file_system_without_direct_reads_and_writes_does(tmp_path, stored, monkeypatch):
-    opens = os.open
+@pytest.mark.parametrize("refused", ["flag", "call"])
+def test_a_file_system_without_direct_reads_and_writes_does(tmp_path, stored, monkeypatch, refused):
+    """Some refuse the flag, others take it and refuse each call."""
+    fcntl_, read, write, fallocate = fcntl.fcntl, os.preadv, os.pwritev, os.posix_fallocate
 
-    def refuse(path, flags, mode=0o777):
-        descriptor = opens(path, flags & ~os.O_DIRECT, mode)
-        if flags & os.O_DIRECT:
-            os.close(descriptor)
-            raise OSError(22, "Invalid argument")
-        return descriptor
+    def set_flags(file, command, argument=0):
+        if refused == "flag" and argument & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return fcntl_(file, command, argument)
 
-    monkeypatch.setattr(os, "open", refuse)
+    def refuse(call):
+        def refusing(file, *arguments):
+            if fcntl_(file, fcntl.F_GETFL) & os.O_DIRECT:
+                raise OSError(errno.EINVAL, "Invalid argument")
+            return call(file, *arguments)
+
+        return refusing
+
+    monkeypatch.setattr(fcntl, "fcntl", set_flags)
+    for name, call in (("preadv", read), ("pwritev", write), ("posix_fallocate", fallocate)):
+        monkeypatch.setattr(os, name, refuse(call))
     file = stored.write(tmp_path / "0.segment")
     table = stored.empty()[0]
     file.read_layer(0, table)
     assert stored.holds(table, 0)
+
+
+def test_what_is_written_and_read_does_not_stay_in_the_page_cache(tmp_path):
+    stored = Stored(PAGES, layers=4, tokens=640)
+    file = stored.write(tmp_path / "0.segment")
+    for layer, table in enumerate(stored.empty()):
+        file.read_layer(layer, table)
+    assert file.nbytes > 300 * mmap.PAGESIZE
+    assert cached(file.path) < 40  # those of the head, and what the system read ahead with it
+    stored.close()
 
 
 WRITER = """

@@ -120,12 +120,11 @@ struct DecodeStep {
     }
 
     static void hide(const DecodeTile& tile, float* scores) {
-        for (int w = 0; w < DecodeTile::words; ++w) {
-            for (std::uint64_t bits = tile.hidden[w]; bits; bits &= bits - 1) {
-                const int t = 64 * w + __builtin_ctzll(bits);
-                float* at = scores + t / tokens * Isa::width + t % tokens;
-                for (int r = 0; r < R; ++r) at[r * tokens] = -__builtin_inff();
-            }
+        static_assert(DecodeTile::tokens_max <= 64);
+        for (std::uint64_t bits = tile.hidden[0]; bits; bits &= bits - 1) {
+            const int t = __builtin_ctzll(bits);
+            float* at = scores + t / tokens * Isa::width + t % tokens;
+            for (int r = 0; r < R; ++r) at[r * tokens] = -__builtin_inff();
         }
     }
 

@@ -81,6 +81,7 @@ struct Multiply {
 template <class Isa, class T>
 class Prefill {
     using f32 = typename Isa::f32;
+    using i32 = typename Isa::i32;
     using Op = Operand<Isa, T>;
     static constexpr int groups = 8;
     static constexpr int tile_tokens = groups * kGroup;
@@ -124,6 +125,7 @@ class Prefill {
             const Loaded loaded(item_.geometry, tile, item_.kv_head,
                                 reinterpret_cast<T*>(gathered_));
             if (tile.view != view_) load_queries(tile);
+            if (tile.any_hidden()) mark_hidden(tile);
             pack_keys(tile, loaded);
             pack_values(tile, loaded);
             for (std::int64_t r = 0; r < rows_; r += block_rows) attend(tile, r);
@@ -156,6 +158,10 @@ class Prefill {
         Rotate<Isa, T>::load_query(query_ + row * stride_,
                                    row_of<const T>(item_.query, item_, 0, item_.row_begin + row),
                                    item_, view);
+    }
+
+    void mark_hidden(const PrefillTile& tile) {
+        for (int t = 0; t < tile_tokens; ++t) hidden_[t] = tile.hidden[t / 64] >> t % 64 & 1;
     }
 
     // To panels [lanes][panel] of tokens.
@@ -266,7 +272,7 @@ class Prefill {
         const int own = seen(tile, row);
         const int own_end = static_cast<int>(round_up(own, Isa::width));
         for (int t = own; t < own_end; ++t) scores[t] = -__builtin_inff();
-        if (tile.any_hidden()) hide(tile, scores);
+        if (tile.any_hidden()) hide(scores, own_end);
 
         float& row_max = item_.state.max[row];
         f32 largest = Isa::splat(row_max);
@@ -290,12 +296,11 @@ class Prefill {
         row_sum = row_sum * decay_[local] + simd::sum_of_group<Isa, Isa::width>(sum)[0];
     }
 
-    // Scores behind what the row sees may be lost too: they are not looked at.
-    static void hide(const PrefillTile& tile, float* scores) {
-        for (int w = 0; w < PrefillTile::words; ++w) {
-            for (std::uint64_t bits = tile.hidden[w]; bits; bits &= bits - 1) {
-                scores[64 * w + __builtin_ctzll(bits)] = -__builtin_inff();
-            }
+    void hide(float* scores, int end) const {
+        const f32 none = Isa::splat(-__builtin_inff());
+        for (int t = 0; t < end; t += Isa::width) {
+            const i32 hidden = Isa::template load<i32>(hidden_ + t);
+            Isa::store(scores + t, hidden != 0 ? none : Isa::template load<f32>(scores + t));
         }
     }
 
@@ -311,6 +316,7 @@ class Prefill {
     float* const decay_;   // [block_rows]
     float* const gathered_;
     std::int32_t view_ = -1;
+    alignas(64) std::int32_t hidden_[tile_tokens];  // 1 for a token that nobody sees
 };
 
 }  // namespace kvdb::kernels

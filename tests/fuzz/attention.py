@@ -1,0 +1,75 @@
+"""What the fuzzer of the native boundary does with `kvdb._native`: a run of blocks, filled, moved about and attended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+class Table(np.ndarray[Any, Any]):
+    """Block addresses: trusted, so they are left out or repeated, never invented."""
+
+
+def run_of(rng: np.random.Generator, geometry: Any) -> tuple[Table, np.ndarray]:
+    """Up to 12 blocks, and their memory, which must outlive their addresses. Every bit is 0: a finite number."""
+    memory = np.zeros((int(rng.integers(1, 13)), geometry.block_bytes), np.uint8)
+    table = memory.ctypes.data + np.arange(len(memory)) * geometry.block_bytes
+    return table.astype(np.uint64).view(Table), memory
+
+
+def use(rng: np.random.Generator, native: Any) -> list[Any]:
+    """Calls as a session makes them. Returns the blocks, which must live as long as calls with their addresses are made."""
+    kv_heads, group, n = int(rng.integers(1, 4)), int(rng.integers(1, 5)), int(rng.choice([1, 2, 5, 30]))
+    head_dim, size = 8 * int(rng.integers(1, 33)), int(rng.choice([1, 3, 16, 64, 100]))
+    dtype = [native.Dtype.float32, native.Dtype.float16, native.Dtype.bfloat16][rng.integers(3)]
+    element = np.float32 if dtype == native.Dtype.float32 else np.uint16
+    geometry = native.Geometry(dtype, kv_heads, head_dim, size)
+    (source, kept), (target, moved) = run_of(rng, geometry), run_of(rng, geometry)
+
+    def some(*shape: int, of: Any = element) -> np.ndarray:
+        return rng.integers(0, 0x3F, shape).astype(of)  # small numbers as floats, and finite ones as bits
+
+    tokens = min(len(source), len(target)) * size
+    k, v, q = some(kv_heads, tokens, head_dim), some(kv_heads, tokens, head_dim), some(kv_heads * group, n, head_dim)
+    native.append(geometry, source, 0, k, v)
+    native.finite(geometry, k)
+    native.gather(geometry, source, 0, tokens, k, v)
+    native.copy(geometry, source, 0, target, 0, tokens)
+    native.read_blocks(geometry, source)
+    pairs, views = int(rng.integers(0, head_dim // 2 + 1)), int(rng.integers(1, 5))
+    cos, sin = rng.standard_normal((2, views, pairs)).astype(np.float32)
+    positions = rng.permutation(tokens)[: int(rng.integers(0, tokens + 1))].astype(np.int64)
+    native.place(geometry, source, 0, target, 0, tokens, cos[0], sin[0], True)
+    native.scatter(geometry, source, 0, target, positions)
+    native.gather_at(geometry, target, positions, k[:, : len(positions)], v[:, : len(positions)])
+    native.rotate(geometry, q, cos[0], sin[0], False, q)
+    attended(rng, native, geometry, source, q, cos, sin)
+    return [kept, moved]
+
+
+def attended(rng: np.random.Generator, native: Any, geometry: Any, table: Table, q: Any, cos: Any, sin: Any) -> None:
+    """By every query, over a placement of the whole run, and over chosen tokens."""
+    heads, n = q.shape[:2]
+    size, blocks = geometry.block_size, len(table)
+    counts = rng.integers(0, size + 1, blocks).astype(np.int32)
+    view = rng.integers(-1, len(cos), blocks).astype(np.int32)
+    hidden = rng.integers(0, 1 << 63, (blocks, -(-size // 64)), np.uint64) if rng.random() < 0.5 else None
+    ends = np.sort(rng.integers(0, int(counts.sum()) + 1, n)).astype(np.int64)
+    out, lse, top = np.zeros(q.shape, np.float32), np.zeros((heads, n), np.float32), np.zeros((heads, n), np.float32)
+    native.attend(geometry, q, table, counts, 0, 0.1, out, lse, top, 0, geometry.kv_heads, ends=ends)
+
+    def placed(view: Any, cos: Any, sin: Any, interleaved: Any, hidden: Any, ends: Any, counts: Any) -> None:
+        placement = module.Placement(view, cos, sin, interleaved, hidden)
+        module.attend(geometry, q, table, counts, 0, 0.1, out, lse, top, ends=ends, placement=placement)
+
+    module = native.module
+    native.made(placed, view, cos, sin, bool(rng.random() < 0.5), hidden, ends if rng.random() < 0.5 else None, counts)
+    rows = heads * n
+    offsets = np.sort(np.concatenate([[0], rng.integers(0, 100, rows)])).astype(np.int64)
+    ids = rng.integers(0, blocks * size, offsets[-1]).astype(np.int32)
+    scores = rng.standard_normal(len(ids)).astype(np.float32)
+    native.attend_found(geometry, table, offsets, ids, scores, 0.1, out, lse, out.copy(), lse.copy())
+    native.merge_tail(geometry, out, lse, out.copy(), lse.copy(), out.copy(), lse.copy())
+    native.share(lse, lse.copy())
+    native.raise_top(offsets, scores, None, top.reshape(-1))
