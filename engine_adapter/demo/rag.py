@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 ANSWER_TOKENS = CODE_DIGITS
 CHUNK_TOKENS = 128
 """The documents are short, and several chunks of one are what the demo is about."""
-WRONG_AT_MOST = 1
+FEWER_MAX = 0.2
+"""The share of a full prefill's right answers that may be missed: a dozen questions say no more; see the check."""
 LEGEND = """reused, recomputed, fresh: tokens of the prompt. first token: from the question to it.
 full prefill: the same in plain transformers, which reads all documents again.
 """
@@ -50,7 +51,7 @@ class Asked:
 
 
 def show(documents: int, together: int, questions: int, checked: int, recompute: float, seed: int) -> int:
-    """Run the demo; its exit status: 0 unless blended documents give fewer right answers than a full prefill, by more than one.
+    """Run the demo; its exit status: 0 unless blended documents give clearly fewer right answers than a full prefill.
 
     documents: in the library. together: of them in each prompt. questions: that are shown. checked: prompts of the check.
     """
@@ -137,7 +138,7 @@ def _table(answers: list[Asked]) -> Table:
 def _verdict(console: Console, answers: list[Asked]) -> int:
     right, full = sum(asked.right for asked in answers), sum(asked.full_right for asked in answers)
     faster = median(asked.full.first_token_seconds / asked.answer.usage.first_token_seconds for asked in answers)
-    good = right >= full - WRONG_AT_MOST
+    good = right >= (1 - FEWER_MAX) * full
     console.print(
         f"[bold {'green' if good else 'red'}]{right} of {len(answers)} answers are right, {full} with a full prefill; "
         f"the first token comes {faster:.1f} times as fast.[/]"
