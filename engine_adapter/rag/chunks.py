@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from kvdb.errors import InvalidArgument
 
 CHUNK_TOKENS = 512
-"""Whatever is cut off from what it depends on has to be recomputed, so longer chunks answer better; shorter ones are shared more."""
+"""Whatever is cut off from what it depends on has to be recomputed, so longer chunks answer better; shorter are shared more."""
 
 LineEnd = re.compile(r"\n")
 SentenceEnd = re.compile(r"[.!?][\"')\]]*\s|[\u3002\uff01\uff1f]")  # the latter end Chinese and Japanese ones
