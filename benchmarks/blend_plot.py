@@ -32,7 +32,7 @@ def draw(rows: list[Row], path: Path) -> None:
         axes.axhline(100 * full[kind], color="black", lw=1, ls="--", label="full prefill")
         for strategy, (colour, mark) in STYLES.items():
             points = [(float(ratio), 100 * row[kind]) for row in mine for name, _, ratio in [row["way"].partition(" ")]
-                      if name in {strategy} and _is_number(ratio)]  # fmt: skip
+                      if name == strategy and _is_number(ratio)]  # fmt: skip
             if strategy != "deviation":  # none and all are the same for every strategy
                 points += [(float(r), 100 * row[kind]) for row in mine for r in ("0.0", "1.0") if row["way"] == f"deviation {r}"]
             x, y = zip(*sorted(points), strict=True)

@@ -1,9 +1,9 @@
 """How often are answers right when a document is blended of chunks that were computed alone?
 
-The sections model, which kvdb ships, reads documents of 4,096 tokens, cut every 128. Three kinds of questions: about a fact within
-one chunk, about a fact across the border of two, and about a record that means something only under the heading of an earlier
-chunk. Each way of blending lays the same chunks out behind the first, recomputes, and answers every question of the document in a
-session of its own; beside it full prefill, and plain reuse (ratio 0).
+The sections model, which kvdb ships, reads documents of 4,096 tokens, cut every 128. Three kinds of questions: about a fact
+within one chunk, about a fact across the border of two, and about a record that means something only under the heading of an
+earlier chunk. Each way of blending lays the same chunks out, recomputes, and answers every question of the document in a session
+of its own; beside it full prefill, and plain reuse (ratio 0).
 
     python -m benchmarks.blend_quality > quality.jsonl          # 63 documents, 504 questions of each kind
     python -m benchmarks.blend_quality --plot quality.jsonl     # benchmarks/plots/blend-quality.png
