@@ -13,11 +13,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,13 +34,16 @@ from engine_adapter.models.vault import CODE_DIGITS
 from engine_adapter.transformers import TransformersEngine, attach
 from engine_adapter.transformers.cache import Row, SessionCache
 from engine_adapter.transformers.recompute import recompute
+from kvdb.blend.deviation import SCORES
 from kvdb.config import IndexConfig, WindowConfig
 from query_optimizer.wanted import Wanted
 
 TOKENS, CHUNK_TOKENS = 4_096, 128
+FIRST_SEED = 1_000
 KINDS = ("chunk", "border", "heading")
-RATIOS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
-OTHER_RATIOS = (0.05, 0.15, 0.3, 0.5, 0.7)
+RATIOS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
+OTHER_RATIOS = (0.05, 0.15, 0.3, 0.5)
+DIPR_TOO = ("deviation 0.15", "deviation 0.0")
 EXACT = Wanted(kvdb.Exact())
 DIPR = Wanted(kvdb.Dipr(), hints=kvdb.Hints(index="flat"))
 SEARCHED = kvdb.Config(
@@ -60,26 +68,33 @@ def answers(model: Any, session: kvdb.Session, questions: Sequence[list[int]], w
     return said
 
 
+class Counts(NamedTuple):
+    """right: answers, by way and kind; asked: questions, by kind; seconds: of recomputing, by way."""
+
+    right: dict[str, Right]
+    asked: Right
+    seconds: Counter[str]
+
+    def add(self, other: Counts) -> None:
+        for way, right in other.right.items():
+            self.counts.right.setdefault(way, Counter()).update(right)
+        self.counts.asked.update(other.asked)
+        self.seconds.update(other.seconds)
+
+
 class Quality:
-    """One document after the other, in every way that is compared."""
+    """Documents in every way that is compared."""
 
-    def __init__(self, model: Any, tokenizer: Any, seeds: Sequence[int], ways: dict[str, kvdb.Recompute]) -> None:
-        self.right: dict[str, Right] = {}
-        self.asked: Right = Counter()
-        self.seconds: Counter[str] = Counter()
-        self._model = model
-        self._tokenizer = tokenizer
+    def __init__(self, ways: dict[str, kvdb.Recompute]) -> None:
+        self.counts = Counts({}, Counter(), Counter())
+        self._model, self._tokenizer = sections.load()
         self._ways = ways
-        for number, seed in enumerate(seeds):
-            self._document(seed)
-            if number % 10 == 9:
-                share = self.right["full"]["heading"] / self.asked["heading"]
-                print(f"{number + 1} of {len(seeds)} documents, full prefill {share:.3f} on headings", flush=True, file=_log())
 
-    def _document(self, seed: int) -> None:
+    def document(self, seed: int) -> None:
+        """Count one more."""
         made = sections.document(self._tokenizer, TOKENS, seed=seed, sections=8, records=8, facts=16, chunk=CHUNK_TOKENS)
         ids = torch.tensor(made.ids)
-        self.asked.update(question.kind for question in made.questions)
+        self.counts.asked.update(question.kind for question in made.questions)
         with kvdb.connect(config=SEARCHED) as db, attach(self._model, db) as engine:
             engine.store(name="whole", input_ids=ids)
             with db.create_session(engine.spec, ids) as whole:
@@ -103,13 +118,13 @@ class Quality:
         with db.create_session(engine.spec, parts=chunks) as session:
             begin = perf_counter()
             recompute(self._model, session, options)
-            self.seconds[way] += perf_counter() - begin
+            self.counts.seconds[way] += perf_counter() - begin
             self._ask(way, session, questions, EXACT)
-            if way in {"deviation 0.15", "deviation 0.0"}:
+            if way in DIPR_TOO:
                 self._ask(f"{way} dipr", session, questions, DIPR)
 
     def _ask(self, way: str, session: kvdb.Session, questions: Sequence[sections.Question], wanted: Wanted) -> None:
-        right = self.right.setdefault(way, Counter())
+        right = self.counts.right.setdefault(way, Counter())
         ids = [self._tokenizer.encode(question.text, add_special_tokens=False) for question in questions]
         said = answers(self._model, session, ids, wanted)
         for question, digits in zip(questions, said, strict=True):
@@ -121,8 +136,8 @@ def ways_of(only: str | None) -> dict[str, kvdb.Recompute]:
     ways = {f"deviation {ratio}": kvdb.Recompute(ratio) for ratio in RATIOS}
     for strategy in ("first", "random"):
         ways |= {f"{strategy} {ratio}": kvdb.Recompute(ratio, strategy) for ratio in OTHER_RATIOS}
-    for score in ("keys", "values", "both", "absolute", "mean", "head"):
-        for steepness in (0.0, 0.3, 0.7, 1.0):
+    for score in SCORES:
+        for steepness in (0.0, 0.7):
             for spread in (0, 4):
                 name = f"score {score} {steepness} {spread} 0.15"
                 ways[name] = kvdb.Recompute(0.15, score=score, steepness=steepness, spread=spread)
@@ -130,15 +145,19 @@ def ways_of(only: str | None) -> dict[str, kvdb.Recompute]:
     return {name: options for name, options in ways.items() if name.split()[0] in chosen.split()}
 
 
-def _log() -> Any:
-    import sys
-
-    return sys.stderr
+def of_documents(seeds: Sequence[int], ways: dict[str, kvdb.Recompute]) -> Counts:
+    """In a process of its own, on one core: matrices this small are not faster on two."""
+    torch.set_num_threads(1)
+    quality = Quality(ways)
+    for seed in seeds:
+        quality.document(seed)
+    return quality.counts
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--documents", type=int, default=63)
+    arguments.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     arguments.add_argument("--ways", help="of deviation, first, random, score; the first three if left out")
     arguments.add_argument("--plot", type=Path, help="draw what a run printed, instead of a run")
     given = arguments.parse_args()
@@ -147,18 +166,23 @@ def main() -> None:
         draw(rows, Path(__file__).parent / "plots" / "blend-quality.png")
         return
     report("blend_quality.machine", torch=torch.__version__, **machine())
-    model, tokenizer = sections.load()
-    quality = Quality(model, tokenizer, range(1_000, 1_000 + given.documents), ways_of(given.ways))
-    for way, right in quality.right.items():
+    counts = Counts({}, Counter(), Counter())
+    os.environ["KVDB_THREADS"] = "1"  # of the processes that follow
+    with ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
+        ways, seeds = ways_of(given.ways), range(FIRST_SEED, FIRST_SEED + given.documents)
+        for done, some in enumerate(pool.map(of_documents, ([seed] for seed in seeds), repeat(ways)), 1):
+            counts.add(some)
+            print(f"{done} of {given.documents} documents", file=sys.stderr, flush=True)
+    for way, right in counts.right.items():
         report(
             "blend_quality",
             way=way,
             documents=given.documents,
             tokens=TOKENS,
             chunk_tokens=CHUNK_TOKENS,
-            **{f"{kind}_asked": quality.asked[kind] for kind in KINDS},
-            **{kind: right[kind] / max(quality.asked[kind], 1) for kind in KINDS},
-            recompute_s=quality.seconds[way] / given.documents,
+            **{f"{kind}_asked": counts.asked[kind] for kind in KINDS},
+            **{kind: right[kind] / max(counts.asked[kind], 1) for kind in KINDS},
+            recompute_s=counts.seconds[way] / given.documents,
         )
 
 
