@@ -1,6 +1,8 @@
-"""The command line of the demo."""
+"""The command line of the demos."""
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvdb.commands.arguments import add_index, add_retrieval, retrieval_of
@@ -11,9 +13,11 @@ if TYPE_CHECKING:
 
 
 def add(commands: "Subparsers") -> None:
-    """Add `demo` to the `kvdb` command."""
+    """Add `demo` to the `kvdb` command, and `rag` to that."""
     parser = commands.add_parser(
-        "demo", help="watch a model answer questions about a document that lives in kvdb", description=__doc__
+        "demo",
+        help="watch a model answer questions about a document that lives in kvdb",
+        description="Watch a model answer questions about a document that lives in kvdb, or (`kvdb demo rag`) about many.",
     )
     parser.add_argument("--tokens", type=int, default=16_384, help="length of the document (default 16384)")
     parser.add_argument("--facts", type=int, default=100, help="facts hidden in it (default 100)")
@@ -22,15 +26,41 @@ def add(commands: "Subparsers") -> None:
     add_retrieval(parser, "all")
     add_index(parser, "--index", "kind of index that is searched (default flat)", "flat")
     parser.set_defaults(run=_run)
+    _add_rag(parser.add_subparsers(metavar="rag", title="more"))
+
+
+def _add_rag(commands: "Subparsers") -> None:
+    what = "questions about many documents in novel orders, each computed once"
+    parser = commands.add_parser("rag", help=what, description=f"{what.capitalize()}.")
+    parser.add_argument("--documents", type=int, default=24, help="in the library (default 24)")
+    parser.add_argument("--together", type=int, default=8, metavar="N", help="documents in one prompt (default 8)")
+    parser.add_argument("--questions", type=int, default=12, help="how many are asked (default 12)")
+    parser.add_argument("--checked", type=int, default=16, metavar="N", help="prompts that the check compares (default 16)")
+    parser.add_argument("--recompute", type=float, default=0.15, metavar="RATIO", help="share computed again (default 0.15)")
+    parser.add_argument("--seed", type=int, default=0, help="of the documents and the questions (default 0)")
+    parser.set_defaults(run=_run_rag)
 
 
 def _run(given: argparse.Namespace) -> int:
-    try:
+    with _what_it_needs():
         from engine_adapter.demo.show import show
+    if given.questions < 1:
+        raise InvalidArgument(f"--questions is {given.questions}; expected at least 1")
+    return show(given.tokens, given.facts, given.questions, given.seed, retrieval=retrieval_of(given), index=given.index)
+
+
+def _run_rag(given: argparse.Namespace) -> int:
+    with _what_it_needs():
+        from engine_adapter.demo.rag import show
+    return show(given.documents, given.together, given.questions, given.checked, given.recompute, given.seed)
+
+
+@contextmanager
+def _what_it_needs() -> Iterator[None]:
+    """Raises Unsupported for libraries that are not installed."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         raise Unsupported(
             f"the demo needs {error.name}, which is not installed; pip install 'kvdb[server,transformers]'"
         ) from None
-    if given.questions < 1:
-        raise InvalidArgument(f"--questions is {given.questions}; expected at least 1")
-    return show(given.tokens, given.facts, given.questions, given.seed, retrieval=retrieval_of(given), index=given.index)

@@ -1,0 +1,145 @@
+"""What the RAG demo shows: documents added once, questions about novel mixes of them, and what reuse costs in quality."""
+
+from dataclasses import dataclass
+from itertools import chain
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from transformers.utils.logging import disable_progress_bar
+
+import kvdb
+from engine_adapter.demo.library import Library, Prompt, library, prompts
+from engine_adapter.models import sections
+from engine_adapter.models.vault import CODE_DIGITS
+from engine_adapter.rag import Answer, RagEngine
+from engine_adapter.rag.check import FullAnswer
+from engine_adapter.rag.plain import full_answer
+from kvdb.config import MIB
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+ANSWER_TOKENS = CODE_DIGITS
+CHUNK_TOKENS = 128
+"""The documents are short, and several chunks of one are what the demo is about."""
+WRONG_AT_MOST = 1
+LEGEND = """reused, recomputed, fresh: tokens of the prompt. first token: from the question to it.
+full prefill: the same in plain transformers, which reads all documents again.
+"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question: the answer from blended documents, and that of a full prefill."""
+
+    prompt: Prompt
+    answer: Answer
+    full: FullAnswer
+
+    @property
+    def right(self) -> bool:
+        return self.prompt.question.answered_by(self.answer.text)
+
+    @property
+    def full_right(self) -> bool:
+        return self.prompt.question.answered_by(self.full.text)
+
+
+def show(documents: int, together: int, questions: int, checked: int, recompute: float, seed: int) -> int:
+    """Run the demo; its exit status: 0 unless blended documents give fewer right answers than a full prefill, by more than one.
+
+    documents: in the library. together: of them in each prompt. questions: that are shown. checked: prompts of the check.
+    """
+    console = Console(highlight=False)
+    disable_progress_bar()  # of loading a model this small
+    model, tokenizer = sections.load()
+    held = library(tokenizer, documents, seed)
+    asked = prompts(held, questions, together, seed)
+    sample = prompts(held, checked, together, seed + 1)
+    record = next(question for question in held.questions if question.kind == "heading")
+    heading, word = record.text.split()[1:]
+    console.print(
+        f"[bold]{documents} documents[/] of Python's documentation, {held.tokens:,} tokens. Records in them, such as\n"
+        f"“Vault same {word} {' '.join(record.code)}.”, mean nothing without their heading, here “Section {heading}.”,\n"
+        "which most often stands in a chunk before theirs.\n"
+    )
+    with kvdb.connect() as db, RagEngine(model, tokenizer, db, chunk_tokens=CHUNK_TOKENS) as rag:
+        _add(console, rag, held)
+        console.print(f"{questions} questions, each about {together} of the documents, in an order that never came before:\n")
+        with console.status("asking"):
+            answers = [_ask(rag, model, tokenizer, held, prompt, recompute) for prompt in asked]
+        console.print(_table(answers))
+        console.print(LEGEND)
+        with console.status(f"checking {checked} more prompts at several ratios"):
+            triples = [(prompt.question.text, prompt.titles, prompt.code) for prompt in sample]
+            check = rag.check(triples, max_new_tokens=ANSWER_TOKENS)
+    console.print(f"What the ratio is worth, rag.check of {checked} more prompts:\n\n{check}", markup=False, soft_wrap=True)
+    plan = answers[-1].answer.report.explain
+    console.print(f"\nThe last question's plan:\n{plan}\n", markup=False, soft_wrap=True)
+    return _verdict(console, answers)
+
+
+def _add(console: Console, rag: RagEngine, held: Library) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.completed:,.0f} tokens"))
+    with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("adding, once", total=held.tokens)
+        before = 0
+        for title, ids in held.documents.items():
+            rag.add(title, ids, progress=lambda done, _, before=before: bar.update(task, completed=before + done))  # type: ignore[misc]
+            before += len(ids)
+    infos = rag.documents()
+    nbytes, chunks = sum(info.nbytes for info in infos), sum(info.chunks for info in infos)
+    console.print(f"stored as {chunks} chunks, each computed alone: {nbytes / MIB:,.1f} MiB\n")
+
+
+def _ask(
+    rag: RagEngine,
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    held: Library,
+    prompt: Prompt,
+    recompute: float,
+) -> Asked:
+    question = prompt.question.text
+    answer = rag.answer(question, prompt.titles, recompute=recompute, max_new_tokens=ANSWER_TOKENS, do_sample=False)
+    ids = [*chain.from_iterable(held.documents[title] for title in prompt.titles)]
+    ids += tokenizer.encode(question, add_special_tokens=False)
+    return Asked(prompt, answer, full_answer(model, tokenizer, torch.tensor(ids), max_new_tokens=ANSWER_TOKENS))
+
+
+def _table(answers: list[Asked]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("vault")
+    table.add_column("answer")
+    for column in ("reused", "recomputed", "fresh", "read", "first token", "full prefill", "faster"):
+        table.add_column(column, justify="right")
+    for asked in answers:
+        usage = asked.answer.usage
+        code = asked.answer.text.replace(" ", "")
+        table.add_row(
+            asked.prompt.question.text.removeprefix(" Vault "),
+            f"{code} [green]right[/]" if asked.right else f"{code} [red]wrong[/]",
+            f"{usage.reused:,}",
+            f"{usage.recomputed:,}",
+            f"{usage.fresh:,}",
+            f"{usage.read:,}",
+            f"{usage.first_token_seconds * 1000:,.0f} ms",
+            f"{asked.full.first_token_seconds * 1000:,.0f} ms",
+            f"{asked.full.first_token_seconds / usage.first_token_seconds:,.1f}x",
+        )
+    return table
+
+
+def _verdict(console: Console, answers: list[Asked]) -> int:
+    right, full = sum(asked.right for asked in answers), sum(asked.full_right for asked in answers)
+    faster = median(asked.full.first_token_seconds / asked.answer.usage.first_token_seconds for asked in answers)
+    good = right >= full - WRONG_AT_MOST
+    console.print(
+        f"[bold {'green' if good else 'red'}]{right} of {len(answers)} answers are right, {full} with a full prefill; "
+        f"the first token comes {faster:.1f} times as fast.[/]"
+    )
+    return 0 if good else 1

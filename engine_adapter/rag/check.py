@@ -1,0 +1,152 @@
+"""How often answers from blended documents are those of a full prefill, for a model and prompts of one's own."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+from engine_adapter.rag.answers import Answer
+from engine_adapter.rag.prompts import Text
+from kvdb.errors import InvalidArgument
+
+Expected = str | Callable[[str], bool]
+"""What a right answer holds, whatever the spaces and capitals, or a function that says whether a text is right."""
+
+
+class Asked(NamedTuple):
+    """One prompt of a sample."""
+
+    question: Text
+    docs: Sequence[str]
+    expected: Expected | None = None
+
+    @classmethod
+    def of(cls, given: Any) -> "Asked":
+        """From (question, docs) or (question, docs, expected). Raises InvalidArgument for anything else."""
+        if isinstance(given, str) or not isinstance(given, Sequence) or not 2 <= len(given) <= 3:
+            raise InvalidArgument(f"a sample is {given!r}; expected (question, docs) or (question, docs, expected)")
+        return cls(*given)
+
+    def right(self, text: str) -> bool | None:
+        """None where nobody said what is right."""
+        if self.expected is None:
+            return None
+        if callable(self.expected):
+            return bool(self.expected(text))
+        return _plainly(self.expected) in _plainly(text)
+
+
+class FullAnswer(NamedTuple):
+    """What the model says when it reads the whole prompt itself."""
+
+    text: str
+    tokens: tuple[int, ...]
+    first_token_seconds: float
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Answers at one ratio, all of a sample. ratio: None for those of a full prefill, which the others are compared with.
+
+    same: the share that equals the full prefill's, token for token. leading: the share of its tokens up to the first that
+    differs, a mean. right: the share that is as expected, of those of which that was said, None without any.
+    first_token_seconds: the median. recomputed: tokens of the documents that were computed again, a mean. texts: the answers.
+    """
+
+    ratio: float | None
+    same: float
+    leading: float
+    right: float | None
+    first_token_seconds: float
+    recomputed: float
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Check:
+    """rows: one a ratio, as they were asked for. full: the same of a full prefill. `print` shows a table."""
+
+    rows: tuple[Checked, ...]
+    full: Checked
+
+    def least_ratio(self, same: float = 0.98) -> float | None:
+        """The least ratio from which on at least this share of the answers is that of a full prefill; None if there is none."""
+        good: float | None = None
+        for row in sorted(self.rows, key=lambda row: row.ratio or 0.0, reverse=True):
+            if row.same < same:
+                break
+            good = row.ratio
+        return good
+
+    def __str__(self) -> str:
+        lines = [_HEAD, *(_line(row, self.full) for row in (*self.rows, self.full))]
+        asked = f"{len(self.full.texts)} prompts; same, leading: answers and tokens that are those of a full prefill"
+        return "\n".join([*lines, asked])
+
+
+def check(
+    sample: Sequence[Asked],
+    ratios: Sequence[float],
+    *,
+    blended: Callable[[Asked, float], Answer],
+    full: Callable[[Asked], FullAnswer],
+) -> Check:
+    """Ask everything in all ways. Each prompt is asked once more at first, so that what is only slow once counts for nobody."""
+    if not sample or not ratios:
+        raise InvalidArgument(f"a check of {len(sample)} prompts at {len(ratios)} ratios; expected at least one of both")
+    full(sample[0])
+    blended(sample[0], ratios[0])
+    read = [full(asked) for asked in sample]
+    rows = []
+    for ratio in ratios:
+        answers = [blended(asked, ratio) for asked in sample]
+        pairs = list(zip(answers, read, strict=True))
+        rows.append(
+            Checked(
+                ratio=ratio,
+                same=_mean(answer.tokens == whole.tokens for answer, whole in pairs),
+                leading=_mean(_leading(answer.tokens, whole.tokens) for answer, whole in pairs),
+                right=_right(sample, [answer.text for answer in answers]),
+                first_token_seconds=median(answer.usage.first_token_seconds for answer in answers),
+                recomputed=_mean(answer.usage.recomputed for answer in answers),
+                texts=tuple(answer.text for answer in answers),
+            )
+        )
+    texts = tuple(whole.text for whole in read)
+    seconds = median(whole.first_token_seconds for whole in read)
+    return Check(tuple(rows), Checked(None, 1.0, 1.0, _right(sample, texts), seconds, 0.0, texts))
+
+
+_HEAD = "       ratio    same  leading   right  recomputed  first token  faster"
+
+
+def _line(row: Checked, full: Checked) -> str:
+    ratio = "full prefill" if row.ratio is None else f"{row.ratio:12.2f}"
+    right = "-" if row.right is None else f"{row.right:.1%}"
+    recomputed = "all" if row.ratio is None else f"{row.recomputed:,.0f}"
+    faster = full.first_token_seconds / row.first_token_seconds
+    return (
+        f"{ratio}  {row.same:6.1%}  {row.leading:7.1%}  {right:>6}  {recomputed:>10}  "
+        f"{row.first_token_seconds * 1000:8,.0f} ms  {faster:5.1f}x"
+    )
+
+
+def _right(sample: Sequence[Asked], texts: Sequence[str]) -> float | None:
+    known = [right for asked, text in zip(sample, texts, strict=True) if (right := asked.right(text)) is not None]
+    return _mean(known) if known else None
+
+
+def _leading(tokens: Sequence[int], whole: Sequence[int]) -> float:
+    same = 0
+    while same < min(len(tokens), len(whole)) and tokens[same] == whole[same]:
+        same += 1
+    return same / max(len(whole), 1)
+
+
+def _plainly(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed)

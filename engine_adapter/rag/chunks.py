@@ -1,0 +1,52 @@
+"""Where a document is cut into chunks."""
+
+import re
+from collections.abc import Callable, Sequence
+
+from kvdb.errors import InvalidArgument
+
+CHUNK_TOKENS = 512
+
+LineEnd = re.compile(r"\n")
+SentenceEnd = re.compile(r"[.!?][\"')\]]*\s|[\u3002\uff01\uff1f]")  # the latter end Chinese and Japanese ones
+CHARACTER_TOKENS = 4
+"""As many as the bytes of the longest characters in UTF-8."""
+
+HalfCharacter = "\N{REPLACEMENT CHARACTER}"
+"""What tokenizers make of a token that holds only some bytes of a character."""
+
+
+def cut(ids: Sequence[int], size: int, text_of: Callable[[list[int]], str]) -> list[list[int]]:
+    """The chunks of a document's token ids, in order; one behind the other they are the document.
+
+    A chunk has at most `size` tokens. It ends, if it can within its last quarter, at the end of a line, or else of a sentence,
+    and never in the middle of a character that several tokens make, unless there is no other place. What remains for the last
+    two chunks is shared between them, so that none is a few tokens. text_of: the text of some tokens.
+    Raises InvalidArgument for a size below 1.
+    """
+    if isinstance(size, bool) or size < 1:
+        raise InvalidArgument(f"chunk_tokens is {size!r}; expected at least 1, such as {CHUNK_TOKENS}")
+    chunks: list[list[int]] = []
+    begin, total = 0, len(ids)
+    while begin < total:
+        end = _end(ids, begin, size, text_of)
+        chunks.append(list(ids[begin:end]))
+        begin = end
+    return chunks
+
+
+def _end(ids: Sequence[int], begin: int, size: int, text_of: Callable[[list[int]], str]) -> int:
+    """The best place to end the chunk that begins at `begin`: of the best the latest."""
+    left = len(ids) - begin
+    if left <= size:
+        return len(ids)
+    longest = min(size, (left + 1) // 2)  # half of what fits in two
+    shortest = max(1, longest - max(longest // 4, CHARACTER_TOKENS))
+
+    def rank(end: int) -> int:
+        if text_of(list(ids[max(begin, end - CHARACTER_TOKENS) : end])).endswith(HalfCharacter):
+            return 0
+        around = text_of(list(ids[end - 1 : end + 1]))
+        return 3 if LineEnd.search(around) else 2 if SentenceEnd.search(around) else 1
+
+    return max(range(begin + shortest, begin + longest + 1), key=lambda end: (rank(end), end))

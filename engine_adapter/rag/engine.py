@@ -1,0 +1,287 @@
+"""The RAG front: documents are added once, and questions are answered from any of them in any order."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from threading import Event
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+
+import kvdb
+from engine_adapter.base import Progress
+from engine_adapter.rag.answers import Answer, Pieces, Tokenizer, answer_of
+from engine_adapter.rag.check import Asked, Check, FullAnswer, check
+from engine_adapter.rag.chunks import CHUNK_TOKENS, cut
+from engine_adapter.rag.documents import Chunk, Clock, Document, DocumentInfo, Documents, check_ttl
+from engine_adapter.rag.plain import full_answer
+from engine_adapter.rag.prompts import QUESTION, Prompts, Text, digest
+from engine_adapter.rag.stream import AnswerStream
+from engine_adapter.rag.turns import Turns
+from engine_adapter.transformers import attach
+from kvdb.blend.strategies import DEFAULT_RATIO, Recompute
+from kvdb.errors import AlreadyExists, InvalidArgument, SessionClosed
+
+RATIOS = (0.0, 0.05, DEFAULT_RATIO, 0.3, 1.0)
+PLAIN = frozenset({"max_new_tokens", "min_new_tokens", "eos_token_id", "pad_token_id", "repetition_penalty"})
+"""Options of an answer that a full prefill can do too."""
+
+
+class RagEngine:
+    """A model that answers from documents whose KV lies in a kvdb database.
+
+    Each document is cut into chunks, and each chunk is computed once, alone. A prompt is the instruction, the documents that a
+    question names, in its order, and the question; the documents' KV is taken from the database wherever it stands, and the
+    share of it that would be most wrong there is computed again (CacheBlend, arXiv 2405.16444).
+
+    The model is attached from the beginning to `close`, or to the end of a `with`; documents stay in the database, and another
+    engine of the same model and namespace finds them there. Thread-safe: what needs the model takes turns on it, in the order
+    of the calls, and an answer need not wait for more than one chunk of a document that is being added.
+    """
+
+    def __init__(  # noqa: PLR0913  # three things that work together, and the settings of the whole
+        self,
+        model: PreTrainedModel,
+        tokenizer: Tokenizer,
+        db: kvdb.Client,
+        *,
+        instruction: Text = "",
+        template: str = QUESTION,
+        chunk_tokens: int = CHUNK_TOKENS,
+        memory_bytes: int | None = None,
+        offload: bool = False,
+        namespace: str = "rag",
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """instruction: what every prompt begins with; the tokens that the tokenizer puts before a text come first. template: what
+        stands behind the documents, with {question} in it, such as the turns of a chat. chunk_tokens: of a chunk, at most.
+        memory_bytes: what all documents may take, None for no bound of its own; see `Documents`. offload: to disk goes what
+        there is no room for, instead of being dropped; see `kvdb.Client.offload`. namespace: what the names of its contexts in
+        the database begin with. clock: seconds, for times to live.
+
+        Raises InvalidArgument, and Unsupported for a model that kvdb cannot serve.
+        """
+        if not namespace or "/" in namespace:
+            raise InvalidArgument(f"namespace is {namespace!r}; expected a name without '/'")
+        cut([], chunk_tokens, str)
+        self._model = model
+        self._db = db
+        self._prompts = Prompts(tokenizer, int(model.config.get_text_config(decoder=True).vocab_size), instruction, template)
+        self._chunk_tokens = chunk_tokens
+        self._documents = Documents(db, namespace, memory_bytes, clock, offload=offload)
+        self._turns = Turns()
+        self._closed = False
+        with ExitStack() as opened:
+            self._engine = opened.enter_context(attach(model, db))
+            self._documents.adopt(self._engine.spec)
+            self._store_instruction(namespace)
+            self._opened = opened.pop_all()
+
+    def add(
+        self,
+        doc_id: str,
+        text: Text,
+        *,
+        ttl: float | None = None,
+        pin: bool = False,
+        replace: bool = False,
+        progress: Progress | None = None,
+    ) -> DocumentInfo:
+        """Cut a document into chunks and compute each that is not stored. A text that is stored already costs nothing.
+
+        text: a string, or its token ids. ttl: seconds until the document is dropped, None for never. pin: never drop it for room.
+        replace: if there is a document of this id, the new one takes its place when it is whole. progress: called as (done,
+        total) tokens after each chunk. Raises InvalidArgument for a text without tokens, AlreadyExists, CapacityError, and what
+        the database raises; nothing is added then.
+        """
+        self._begin()
+        check_ttl(ttl)
+        if not doc_id:
+            raise InvalidArgument(f"a document's id is {doc_id!r}; expected a string that is not empty")
+        ids = self._prompts.document(text, f"document {doc_id!r}")
+        chunks = cut(ids, self._chunk_tokens, self._prompts.text)
+        spec = self._engine.spec
+        new = Document(doc_id, pinned=bool(pin))
+        sizes = {digest(chunk): len(chunk) * spec.layers * spec.token_nbytes for chunk in chunks}
+        with self._documents.coming(new, sizes, replace=replace), ExitStack() as undo:
+            undo.callback(self._documents.discard, new.chunks)
+            done = 0
+            for number, chunk in enumerate(chunks, 1):
+                name = self._documents.name(new, number, len(chunks))
+                with self._turn():
+                    new.chunks.append(Chunk(self._engine.store_chunk(name=name, input_ids=chunk), digest(chunk)))
+                done += len(chunk)
+                if progress is not None:
+                    progress(done, len(ids))
+            info = self._documents.put(new, ttl)
+            undo.pop_all()
+        return info
+
+    def answer(
+        self,
+        question: Text,
+        docs: Iterable[str],
+        *,
+        recompute: float | Recompute | None = DEFAULT_RATIO,
+        max_new_tokens: int = 64,
+        stream: Callable[[str], object] | None = None,
+        **options: Any,
+    ) -> Answer:
+        """Answer a question from documents.
+
+        docs: their ids, in the order in which the model reads them; one may come several times. recompute: the share of their
+        tokens that is computed again, 0 to 1, None to let the controller choose, or a `kvdb.Recompute` that says more. stream:
+        called with each piece of text as it comes. options: all else that `engine.generate` takes, such as retrieval= or
+        temperature=. Raises NotFound for a document that is not there, InvalidArgument for a ratio outside [0, 1] or an empty
+        question, and what `generate` raises.
+        """
+        return self._answer(question, _listed(docs), recompute, stream, None, max_new_tokens=max_new_tokens, **options)
+
+    def stream(
+        self,
+        question: Text,
+        docs: Iterable[str],
+        *,
+        recompute: float | Recompute | None = DEFAULT_RATIO,
+        max_new_tokens: int = 64,
+        **options: Any,
+    ) -> AnswerStream:
+        """As `answer`, for a `for` loop over the pieces of text. A loop that is left ends the answer at its next token.
+
+        What is wrong with the arguments is raised when the loop begins.
+        """
+        ids = _listed(docs)
+        options["max_new_tokens"] = max_new_tokens
+        return AnswerStream(lambda stream, stop: self._answer(question, ids, recompute, stream, stop, **options))
+
+    def check(
+        self,
+        sample: Iterable[Asked | Sequence[Any]],
+        ratios: Iterable[float] = RATIOS,
+        *,
+        max_new_tokens: int = 64,
+        **options: Any,
+    ) -> Check:
+        """Compare answers with those of this model's full prefill, without kvdb, for prompts of one's own.
+
+        sample: (question, docs), or (question, docs, expected) with what a right answer holds: a string, or a function of the
+        answer's text. ratios: of recompute, that are compared. Decoding is greedy. options: as in `answer`. Raises what `answer`
+        raises, and InvalidArgument for an empty sample.
+        """
+        settings = {"max_new_tokens": max_new_tokens, "do_sample": False, **options}
+        plain = {name: value for name, value in settings.items() if name in PLAIN}
+        return check(
+            [Asked.of(asked) for asked in sample],
+            [Recompute.of(ratio).share for ratio in ratios],
+            blended=lambda asked, ratio: self.answer(asked.question, asked.docs, recompute=ratio, **settings),
+            full=lambda asked: self._full_answer(asked, plain),
+        )
+
+    def delete(self, doc_id: str) -> None:
+        """Forget a document. An answer under way that holds it goes on. Raises NotFound."""
+        self._begin()
+        self._documents.delete(doc_id)
+
+    def pin(self, doc_id: str, pinned: bool = True) -> None:
+        """Never drop a document for room, or, with pinned=False, do so again. It expires all the same. Raises NotFound."""
+        self._begin()
+        self._documents.pin(doc_id, pinned=bool(pinned))
+
+    def documents(self) -> list[DocumentInfo]:
+        """Every document, in the order of their ids."""
+        self._begin()
+        return self._documents.infos()
+
+    def close(self) -> None:
+        """Wait for what is under way, and leave the model as it was. Documents stay in the database. Twice does nothing."""
+        with self._turns.mine():
+            self._closed = True
+            self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _answer(
+        self,
+        question: Text,
+        docs: Sequence[str],
+        recompute: float | Recompute | None,
+        stream: Callable[[str], object] | None,
+        stop: Event | None,
+        **options: Any,
+    ) -> Answer:
+        self._begin()
+        options["recompute"] = Recompute.of(recompute)
+        if stream is not None:
+            options["streamer"] = Pieces(self._prompts.tokenizer, stream)
+        if stop is not None:
+            options["stopping_criteria"] = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), _Stop(stop)])
+        with self._documents.read(docs) as documents:
+            parts = self._parts(documents, question)
+            with self._turn():
+                out = self._engine.generate(parts=parts, **options)
+                report = self._engine.last
+        assert report is not None
+        sequence = (out if isinstance(out, torch.Tensor) else out.sequences)[0]
+        prompt = len(sequence) - report.generated
+        return answer_of(self._prompts.tokenizer, sequence[prompt:].tolist(), prompt, report, self._engine.spec.layers)
+
+    def _full_answer(self, asked: Asked, options: dict[str, Any]) -> FullAnswer:
+        self._begin()
+        with self._documents.read(_listed(asked.docs)) as documents:
+            parts = self._parts(documents, asked.question)
+            with self._db.create_session(self._engine.spec, parts=parts) as session:
+                ids = torch.from_numpy(session.tokens.astype(np.int64))
+        with self._turn():
+            return full_answer(self._model, self._prompts.tokenizer, ids, **options)
+
+    def _parts(self, documents: Iterable[Document], question: Text) -> list[Any]:
+        """A prompt. The instruction goes as token ids, for what is stored of a prompt's first tokens is found by them."""
+        chunks = [chunk.context for document in documents for chunk in document.chunks]
+        return [*([self._prompts.instruction] if self._prompts.instruction else []), *chunks, self._prompts.question(question)]
+
+    def _store_instruction(self, namespace: str) -> None:
+        ids = self._prompts.instruction
+        if ids:
+            with suppress(AlreadyExists):  # of an engine before this one
+                self._engine.store(name=f"{namespace}/instruction-{digest(ids)}", input_ids=ids)
+
+    def _begin(self) -> None:
+        """Every call begins with it."""
+        self._check_open()
+        self._documents.expire()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The model is the caller's alone for the time of the `with`."""
+        with self._turns.mine():
+            self._check_open()
+            yield
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionClosed("the RAG engine was closed; make another, it finds the documents in the database")
+
+
+class _Stop(StoppingCriteria):
+    """Ends a generation when somebody says so."""
+
+    def __init__(self, stop: Event) -> None:
+        self._stop = stop
+
+    def __call__(self, input_ids: torch.Tensor, *_given: Any, **_named: Any) -> torch.Tensor:
+        return torch.full((input_ids.shape[0],), self._stop.is_set(), dtype=torch.bool, device=input_ids.device)
+
+
+def _listed(docs: Iterable[str]) -> list[str]:
+    """Raises InvalidArgument for what are no ids of documents."""
+    ids = [docs] if isinstance(docs, str) else list(docs)
+    if isinstance(docs, str) or not all(isinstance(doc_id, str) for doc_id in ids):
+        raise InvalidArgument(f"docs is {docs!r}; expected a list of documents' ids")
+    return ids

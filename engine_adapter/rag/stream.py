@@ -1,0 +1,60 @@
+"""An answer's text, piece by piece as it comes."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from threading import Event
+from typing import Protocol
+
+from engine_adapter.rag.answers import Answer, Usage
+from kvdb.errors import InvalidArgument
+
+
+class Ask(Protocol):
+    """Answers, handing on each piece of text; ends early, with what there is, once `stop` is set."""
+
+    def __call__(self, stream: Callable[[str], object], stop: Event) -> Answer: ...
+
+
+class AnswerStream:
+    """Iterate over it once for the text in pieces; then `answer`, `text` and `usage` say what there was.
+
+    The model works in a thread of its own, which begins with the iteration and has ended when the iteration ends, however it
+    does: behind the last piece, with a `break`, or with an error, which is raised from the iteration.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._begun = False
+        self._answer: Answer | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        if self._begun:
+            raise InvalidArgument("the stream was iterated over before; ask again for another")
+        self._begun = True
+        pieces: SimpleQueue[str | None] = SimpleQueue()
+        stop = Event()
+        with ThreadPoolExecutor(1, thread_name_prefix="kvdb-rag") as worker:
+            future: Future[Answer] = worker.submit(self._ask, pieces.put, stop)
+            future.add_done_callback(lambda _: pieces.put(None))
+            try:
+                while (piece := pieces.get()) is not None:
+                    yield piece
+            finally:
+                stop.set()
+                self._answer = future.result()
+
+    @property
+    def answer(self) -> Answer:
+        """Raises InvalidArgument before the iteration has ended."""
+        if self._answer is None:
+            raise InvalidArgument("the answer is not there yet; iterate over the stream to its end first, or leave the loop")
+        return self._answer
+
+    @property
+    def text(self) -> str:
+        return self.answer.text
+
+    @property
+    def usage(self) -> Usage:
+        return self.answer.usage

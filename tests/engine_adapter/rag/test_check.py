@@ -1,0 +1,66 @@
+"""Blended answers against full prefill."""
+
+import pytest
+
+from engine_adapter.rag.check import Asked, Check, Checked, check
+from kvdb.errors import InvalidArgument, NotFound
+
+
+def test_a_check_compares_with_the_models_own_answers(rag, write):
+    for i in range(4):
+        rag.add(f"{i}", write(70, seed=i))
+    whole = rag.answer("and so?", ["2", "0"], recompute=1, max_new_tokens=6, do_sample=False).text
+    found = rag.check(
+        [("and so?", ["2", "0"], whole.upper()), ("why", ["1", "3"], lambda text: False), ("what", ["1"])],
+        ratios=(0, 0.5, 1),
+        max_new_tokens=6,
+    )
+    assert [row.ratio for row in found.rows] == [0, 0.5, 1]
+    assert (found.rows[-1].same, found.rows[-1].leading, found.rows[-1].right) == (1, 1, 0.5)
+    assert found.rows[-1].texts == found.full.texts
+    assert found.full.right == 0.5
+    assert found.rows[0].recomputed == 0 < found.rows[1].recomputed < found.rows[2].recomputed
+    assert found.rows[0].leading <= 1
+    lines = str(found).splitlines()
+    assert len({len(line) for line in lines[:-1]}) == 1
+    assert lines[4].startswith("full prefill")
+    assert "100.0%" in lines[3]
+    assert lines[-1].startswith("3 prompts")
+
+
+def test_the_least_ratio_that_is_good_enough():
+    rows = tuple(
+        Checked(ratio, same, same, None, 0.1, 0, ("",)) for ratio, same in ((0, 0.99), (0.1, 0.5), (0.3, 0.98), (1, 1.0))
+    )
+    found = Check(rows, Checked(None, 1, 1, None, 0.2, 0, ("",)))
+    assert found.least_ratio() == 0.3
+    assert found.least_ratio(0.5) == 0
+    assert found.least_ratio(0.99) == 1
+    assert Check(rows[:2], found.full).least_ratio() is None
+    assert " - " in str(found)
+    assert "2.0x" in str(found)
+
+
+def test_what_is_right():
+    assert Asked("q", [], "4 8 2").right(" 4  8 2.")
+    assert not Asked("q", [], "4 8 2").right("48 2")
+    assert Asked("q", [], str.isupper).right("ABC")
+    assert Asked("q", []).right("x") is None
+
+
+def test_samples_that_cannot_be(rag):
+    rag.add("one", "text")
+    for sample in (["question"], [("q",)], [("q", ["one"], "x", "y")], []):
+        with pytest.raises(InvalidArgument):
+            rag.check(sample)
+    with pytest.raises(InvalidArgument):
+        rag.check([("q", ["one"])], ratios=())
+    with pytest.raises(InvalidArgument, match="ratio"):
+        rag.check([("q", ["one"])], ratios=(2,))
+    with pytest.raises(NotFound):
+        rag.check([("q", ["none"])])
+
+
+def test_a_check_can_be_of_anything_that_answers():
+    with pytest.raises(InvalidArgument, match="at least one of both"):
+        check([], [0.1], blended=lambda asked, ratio: None, full=lambda asked: None)

@@ -1,0 +1,53 @@
+"""`kvdb demo rag`, small, and the documents that it makes."""
+
+import pytest
+
+from engine_adapter.demo.library import library, prompts
+from engine_adapter.models import sections
+from kvdb.cli import main
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return sections.load()[1]
+
+
+def test_the_demo_answers_and_checks(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    flags = ["--documents", "6", "--together", "3", "--questions", "3", "--checked", "2"]
+    assert main(["demo", "rag", *flags]) == 0
+    said = capsys.readouterr().out
+    assert "6 documents of Python's documentation" in said
+    assert "3 of 3 answers are right, 3 with a full prefill" in said
+    assert said.count(" right ") >= 3
+    assert "\nfull prefill  100.0%" in said
+    assert "Exact Scan on overlay" in said
+    assert max(map(len, said.splitlines())) <= 130
+
+
+def test_a_library_is_cut_where_headings_stand(tokenizer):
+    held, again = (library(tokenizer, 10, seed=4) for _ in range(2))
+    assert held == again
+    assert len(held.documents) == 10
+    assert held.tokens == 3600
+    for title, ids in held.documents.items():
+        assert tokenizer.decode(ids).startswith(f" Section {title}.")
+    for question, home in zip(held.questions, held.homes, strict=True):
+        assert " ".join(question.code) in tokenizer.decode(held.documents[home])
+        assert question.kind != "heading" or question.text.split()[1] == home
+
+
+def test_prompts_hold_the_document_that_answers(tokenizer):
+    held = library(tokenizer, 10, seed=4)
+    asked = prompts(held, 20, 5, seed=1)
+    assert asked == prompts(held, 20, 5, seed=1)
+    assert all(prompt.home in prompt.titles and len(set(prompt.titles)) == 5 for prompt in asked)
+    assert len({prompt.titles for prompt in asked}) == 20
+
+
+@pytest.mark.parametrize(
+    "flags", [["--documents", "2"], ["--documents", "99"], ["--together", "0"], ["--questions", "0"], ["--checked", "999"]]
+)
+def test_a_demo_that_cannot_be_is_one_line(flags, capsys):
+    assert main(["demo", "rag", *flags]) == 1
+    assert capsys.readouterr().err.count("\n") == 1

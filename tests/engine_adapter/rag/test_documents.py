@@ -1,0 +1,231 @@
+"""Documents come, stay and go."""
+
+import threading
+
+import pytest
+
+import kvdb
+from engine_adapter.rag import RagEngine
+from kvdb.client.client import Client
+from kvdb.config import Config, StorageConfig
+from kvdb.errors import AlreadyExists, CapacityError, InvalidArgument, NotFound, Unsupported
+from tests.engine_adapter.rag.characters import Characters
+
+NEW = {"max_new_tokens": 2}
+
+
+def ids(rag):
+    return [info.id for info in rag.documents()]
+
+
+def test_a_document_is_stored_as_chunks(rag, names, write):
+    seen = []
+    info = rag.add("report/2024", write(60), progress=lambda *done: seen.append(done))
+    assert names() == [f"rag/report/2024/{n}of3" for n in (1, 2, 3)]
+    assert (info.id, info.tokens, info.chunks, info.pinned, info.used) == ("report/2024", 60, 3, False, 0)
+    assert info.nbytes > 0
+    assert [total for _, total in seen] == [60, 60, 60]
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert seen[-1] == (60, 60)
+    assert rag.documents() == [info]
+
+
+def test_the_same_text_is_stored_once(rag, engine, write):
+    rag.add("one", write(60))
+    (before,) = [tier.blocks_used for tier in engine.tiers()]
+    rag.add("two", write(60))
+    assert [tier.blocks_used for tier in engine.tiers()] == [before]
+    rag.delete("one")
+    assert rag.answer("so?", ["two"], **NEW).usage.reused > 0
+
+
+def test_an_id_is_taken_until_it_is_free(rag, write, names):
+    rag.add("one", write(60))
+    with pytest.raises(AlreadyExists, match="document 'one'"):
+        rag.add("one", "other")
+    assert rag.add("one", "other", replace=True).tokens == 5
+    assert names() == ["rag/one/1of1.r1"]
+    rag.delete("one")
+    assert rag.add("one", "new").tokens == 3
+    with pytest.raises(NotFound, match="no document 'two'"):
+        rag.delete("two")
+    assert rag.add("two", "new", replace=True).chunks == 1
+
+
+def test_a_replacement_that_fails_leaves_the_document(rag, names):
+    rag.add("one", "some text")
+    with pytest.raises(RuntimeError, match="stop"):
+        rag.add("one", "x" * 90, replace=True, progress=_stop)
+    assert names() == ["rag/one/1of1"]
+    with pytest.raises(RuntimeError, match="stop"):
+        rag.add("two", "x" * 90, progress=_stop)
+    assert names() == ["rag/one/1of1"]
+    assert rag.add("two", "y").chunks == 1
+
+
+def _stop(done, total):
+    raise RuntimeError("stop")
+
+
+@pytest.mark.parametrize("text", ["", [], [101], [-1], [[1, 2]], [0.5]])
+def test_a_text_that_cannot_be(rag, names, text):
+    with pytest.raises(InvalidArgument, match="document 'one'"):
+        rag.add("one", text)
+    assert not names()
+
+
+@pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf"), True])
+def test_a_time_to_live_that_cannot_be(rag, ttl):
+    with pytest.raises(InvalidArgument, match="ttl"):
+        rag.add("one", "text", ttl=ttl)
+    with pytest.raises(InvalidArgument, match="document's id"):
+        rag.add("", "text")
+
+
+def test_a_document_expires_at_the_next_call(rag, clock, names):
+    rag.add("soon", "text", ttl=10, pin=True)
+    rag.add("later", "text two", ttl=20)
+    rag.add("never", "text three")
+    clock.now += 9
+    assert [(info.age_seconds, info.expires_seconds) for info in rag.documents()] == [(9, 11), (9, None), (9, 1)]
+    clock.now += 1
+    with pytest.raises(NotFound, match="'soon': it was never added, was deleted, has expired"):
+        rag.answer("so?", ["soon"])
+    assert names() == ["rag/later/1of1", "rag/never/1of1"]
+    clock.now += 1000
+    assert ids(rag) == ["never"]
+
+
+@pytest.fixture
+def small(make_rag):
+    """Room for three documents of one chunk."""
+    rag = make_rag()
+    size = rag.add("probe", "x").nbytes
+    rag.delete("probe")
+    rag.close()
+    return make_rag(memory_bytes=3 * size)
+
+
+def test_what_was_not_used_for_longest_goes_first(small, names):
+    for doc_id in "abc":
+        small.add(doc_id, f"text {doc_id}")
+    small.answer("so?", ["a"], **NEW)
+    small.add("d", "text d")
+    assert ids(small) == ["a", "c", "d"]
+    small.pin("a")
+    small.pin("c")
+    small.add("e", "text e")
+    assert ids(small) == ["a", "c", "e"]
+    small.pin("a", pinned=False)
+    small.add("f", "text f", pin=True)
+    assert ids(small) == ["c", "e", "f"]
+    assert names() == [f"rag/{doc_id}/1of1" for doc_id in "cef"]
+
+
+def test_pinned_documents_stay_and_then_there_is_no_room(small):
+    for doc_id in "abc":
+        small.add(doc_id, f"text {doc_id}", pin=True)
+    with pytest.raises(CapacityError, match="document 'd' and what is pinned take"):
+        small.add("d", "text d")
+    with pytest.raises(CapacityError, match="memory_bytes"):
+        small.add("long", "x y z " * 5000)
+    assert ids(small) == ["a", "b", "c"]
+    small.add("same", "text a")
+    assert ids(small) == ["a", "b", "c", "same"], "a text that is stored takes no room"
+    with pytest.raises(NotFound):
+        small.pin("nothing")
+
+
+def test_what_there_is_no_room_for_can_go_to_disk(model, clock, tmp_path):
+    with kvdb.connect(config=Config(storage=StorageConfig(disk_path=str(tmp_path)))) as db:
+        with RagEngine(model, Characters(), db, clock=clock) as rag:
+            size = rag.add("a", "text a").nbytes
+        with RagEngine(model, Characters(), db, memory_bytes=2 * size, offload=True, clock=clock) as rag:
+            before = rag.answer("so?", ["a"], **NEW).tokens
+            for doc_id in "bcd":
+                rag.add(doc_id, f"text {doc_id}")
+            assert [info.resident for info in rag.documents()] == [False, False, True, True]
+            assert rag.answer("so?", ["a"], **NEW).tokens == before
+            assert [info.resident for info in rag.documents()] == [True, False, False, True]
+            assert rag.answer("so?", list("abcd"), **NEW).usage.prompt == 27
+            assert all(info.resident for info in rag.documents())
+            rag.pin("a")
+            rag.add("e", "text e")
+            assert [info.id for info in rag.documents() if info.resident] == ["a", "e"]
+            rag.delete("b")
+        assert not [context for context in db.contexts() if context.name.startswith("rag/b")]
+
+
+def test_offloading_without_a_folder_is_refused(small, make_rag):
+    nbytes = small.add("a", "text").nbytes
+    small.close()
+    rag = make_rag(memory_bytes=nbytes, offload=True)
+    with pytest.raises(Unsupported, match="disk_path"):
+        rag.add("b", "text b")
+    assert [(info.id, info.resident) for info in rag.documents()] == [("a", True)]
+
+
+def test_a_replacement_makes_room_as_if_the_old_were_gone(small):
+    for doc_id in "abc":
+        small.add(doc_id, f"text {doc_id}", pin=True)
+    small.add("b", "another", replace=True)
+    assert ids(small) == ["a", "b", "c"]
+
+
+def test_what_an_answer_holds_stays_until_it_ends(rag, names, engine):
+    rag.add("one", "some text")
+    begun, go_on = threading.Event(), threading.Event()
+    answers = []
+
+    def wait(_):
+        begun.set()
+        assert go_on.wait(20)
+
+    asking = threading.Thread(target=lambda: answers.append(rag.answer("so?", ["one"], stream=wait, max_new_tokens=4)))
+    asking.start()
+    assert begun.wait(20)
+    rag.delete("one")
+    assert ids(rag) == []
+    assert names() == ["rag/one/1of1"]
+    go_on.set()
+    asking.join()
+    assert answers[0].usage.reused + answers[0].usage.recomputed == 9
+    assert not names()
+
+
+def test_an_id_can_be_taken_again_while_an_answer_holds_the_old_one(rag):
+    rag.add("one", "some text")
+    with rag._documents.read(["one"]):
+        rag.delete("one")
+        rag.add("one", "another text")
+    assert rag.answer("so?", ["one"], **NEW).usage.prompt == 15
+
+
+def test_an_engine_finds_what_the_one_before_it_left(make_rag, write, names):
+    first = make_rag()
+    first.add("one", write(60))
+    first.add("two", "old")
+    first.add("two", "replaced", replace=True)
+    before = [(info.id, info.tokens, info.chunks) for info in first.documents()]
+    first.close()
+    second = make_rag()
+    assert [(info.id, info.tokens, info.chunks) for info in second.documents()] == before
+    assert second.answer("so?", ["two", "one"], **NEW).usage.prompt == 71
+    second.close()
+    assert make_rag(namespace="other").documents() == []
+
+
+def test_a_document_that_was_not_whole_is_none(make_rag, engine, model, write, names):
+    rag = make_rag()
+    rag.add("one", write(60))
+    rag.close()
+    engine.drop("rag/one/2of3")
+    rag = make_rag()
+    assert rag.documents() == []
+    rag.add("one", "new")
+    assert names() == ["rag/one/1of1"]
+
+
+def test_a_model_is_attached_once(rag, model, engine):
+    with pytest.raises(InvalidArgument, match="attached"):
+        RagEngine(model, Characters(), Client(engine))

@@ -1,0 +1,36 @@
+"""Turns come in the order in which they were asked for."""
+
+import threading
+import time
+
+from engine_adapter.rag.turns import Turns
+
+
+def test_who_comes_first_is_served_first():
+    turns, served, threads = Turns(), [], []
+
+    def work(number):
+        with turns.mine():
+            served.append(number)
+
+    with turns.mine():
+        for number in range(8):
+            threads.append(threading.Thread(target=work, args=(number,)))
+            threads[-1].start()
+            while len(turns._waiting) <= number:
+                time.sleep(0.001)
+    for thread in threads:
+        thread.join()
+    assert served == list(range(8))
+    assert not turns._taken
+
+
+def test_an_error_ends_a_turn():
+    turns = Turns()
+    try:
+        with turns.mine():
+            raise RuntimeError
+    except RuntimeError:
+        pass
+    with turns.mine():
+        assert turns._taken
