@@ -33,7 +33,7 @@ from benchmarks.vault_chunks import ChunkedStage
 from benchmarks.vault_headed import HeadedStage
 from benchmarks.vault_sections import Sections
 from benchmarks.vault_texts import CODE, Vaults, train_tokenizer
-from benchmarks.vault_widen import widened
+from benchmarks.vault_widen import settle, widened
 from engine_adapter.models import sections
 
 POSITIONS = 131_072
@@ -46,9 +46,9 @@ SECTIONED = ((2_048, 8), (3_072, 10), (4_096, 12))  # tokens and sections of the
 # tokens. As they stand here, a was run from nothing to its end: 0.86 of the first digits and 0.73 of the codes
 # right in its last 20 steps. b was run for 340 of its 600 steps: 0.91 and 0.80.
 # c to f have not been run, so their probabilities are a guess, and neither have g to i from their end.
-# j and k are what vault-sections went through, from vault-2m as the end of i, except that two processes took one text
-# each and summed their gradients, and that j was stopped at step 200 of 300.
-WIDER = "j"  # this stage begins with a widened model
+# j to l are what vault-sections went through, from vault-2m as the end of i, except that two processes took one text
+# each and averaged their gradients, and that j was stopped at step 200 of 300.
+WIDER, SETTLED = "j", "l"  # these stages begin with a changed model
 Stage = CausalStage | ChunkedStage | HeadedStage
 STAGES: tuple[Stage, ...] = (
     CausalStage("a", 500, 2e-3, 128, 64, 1.0, 1.0, 0.0, 64),
@@ -62,6 +62,7 @@ STAGES: tuple[Stage, ...] = (
     ChunkedStage("i", 400, 6e-4, 1, (2, 8, 16, 32), 512, 512, (8, 400), 50, 0.6, POSITIONS, sampled=320, repeat=8.0),
     HeadedStage("j", 300, 8e-4, 2, (1_024, 3_072), 256, (80, 500), 3.0, 3.0, (4, 8), 14, 26, 0.1, 16_384),
     HeadedStage("k", 320, 6e-4, 2, (1_024, 4_608), 256, (80, 550), 2.8, 3.0, (5, 14), 8, 27, 0.15, 16_384, 10),
+    HeadedStage("l", 80, 3e-4, 2, (1_536, 4_608), 256, (80, 550), 2.6, 3.0, (6, 12), 8, 27, 0.15, 16_384, 5),
 )
 
 
@@ -93,6 +94,8 @@ def train(stage: Stage, start: Path | None, folder: Path, vaults: Sections) -> N
     model = load(start) if start else new_model(vaults.vocabulary)
     if stage.name == WIDER:
         model = widened(model, vaults)
+    if stage.name == SETTLED:
+        settle(model, vaults)
     optimizer = torch.optim.AdamW(model.parameters(), lr=stage.rate, betas=(0.9, 0.95), weight_decay=0.02)
     average = [weight.detach().clone() for weight in model.parameters()]
     begun, seen = time.monotonic(), []

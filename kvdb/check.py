@@ -116,6 +116,13 @@ def wanted(retrieval: Any, missed_mass_max: Any, estimate_tail: Any, hints: Any 
         raise InvalidArgument(str(error)) from None
 
 
+def number(what: str, given: Any) -> float:
+    """Raises InvalidArgument unless it is a real number."""
+    if isinstance(given, bool) or not isinstance(given, Real):
+        raise InvalidArgument(f"{what} is {given!r}; expected a number")
+    return float(given)
+
+
 def kind(given: Any) -> str:
     """Raises InvalidArgument unless it is a kind of index."""
     if not isinstance(given, str) or given not in registry.KINDS:

@@ -46,7 +46,7 @@ class Database:
         self.config = config or Config()
         try:
             base = base_rules(self.config.optimizer.short_context_tokens, self.config.indexes.on_demand)
-            self.optimizer = Optimizer(extended(base, rules), self.config.optimizer.rules_off)
+            self.optimizer = Optimizer(extended(base, rules), self.config.optimizer.rules_off, by_name=bool(rules))
         except BadRule as error:
             raise InvalidArgument(f"rules: {error}") from None
         except UnknownRule as error:

@@ -1,7 +1,7 @@
 """From facts to a plan: every part goes through the rules until one has fired for each of its KV heads."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from indexes.retrieval import Exact, Retrieval
 from query_optimizer.access import WINDOW, Access, Estimate, Refusal
@@ -19,22 +19,29 @@ class UnknownRule(ValueError):
     """A rule was named that does not exist, or that cannot be switched off."""
 
 
+_Said = tuple[str, Fired, Heads, tuple[Refusal, ...]]
+"""A rule, what it said, for which KV heads, and the rules before it that did not fire."""
+
+
 @dataclass
 class _Chosen:
-    """What the rules came to for one part."""
+    """What the rules came to. alike: what they said of parts that cannot be searched, by all that rules go by."""
 
     accesses: list[Access] = field(default_factory=list)
     wishes: list[tuple[str, str]] = field(default_factory=list)
+    alike: dict[PartFacts, list["_Said"]] = field(default_factory=dict)
 
 
 class Optimizer:
     """Applies an ordered list of rules, of which the last always fires. rules_off: names of rules that are passed over.
 
-    Raises UnknownRule for a name that no rule has. The last rule, which always finds a way, cannot be switched off.
+    by_name: whether a rule may go by what a part is called or how far it was moved, so that each has to be asked of. Raises
+    UnknownRule for a name that no rule has. The last rule, which always finds a way, cannot be switched off.
     """
 
-    def __init__(self, rules: Sequence[Rule], rules_off: Sequence[str] = ()) -> None:
+    def __init__(self, rules: Sequence[Rule], rules_off: Sequence[str] = (), *, by_name: bool = False) -> None:
         self._rules = tuple(rules)
+        self._by_name = by_name
         self._off = self.check(rules_off)
 
     def check(self, rules_off: Sequence[str]) -> frozenset[str]:
@@ -67,9 +74,16 @@ class Optimizer:
         )
 
     def _choose(self, facts: Facts, part: PartFacts, off: frozenset[str], chosen: _Chosen) -> None:
+        key = None
+        if not part.searchable and not self._by_name:  # hundreds of chunks of one length are one case
+            key = replace(part, name="", shift=0, sessions=1)
+            if key in chosen.alike:
+                chosen.accesses += _accesses(facts, part, chosen.alike[key])
+                return
         heads: Heads = tuple(range(facts.kv_heads))
         refusals: list[Refusal] = []
-        found: list[tuple[str, Fired, Heads, tuple[Refusal, ...]]] = []
+        wishes = len(chosen.wishes)
+        found: list[_Said] = []
         for rule in self._rules:
             verdict = "switched off" if rule.name in off else rule.when(facts, part, heads)
             if isinstance(verdict, Fired):
@@ -87,10 +101,12 @@ class Optimizer:
             else:
                 refusals.append(Refusal(rule.name, verdict))
         assert not heads, "the last rule must fire"
+        if key is not None and len(chosen.wishes) == wishes:
+            chosen.alike[key] = found
         chosen.accesses += _accesses(facts, part, found)
 
 
-def _accesses(facts: Facts, part: PartFacts, found: list[tuple[str, Fired, Heads, tuple[Refusal, ...]]]) -> Iterator[Access]:
+def _accesses(facts: Facts, part: PartFacts, found: list[_Said]) -> Iterator[Access]:
     """The ways into one part. What is read whole for all heads is one scan; otherwise the window is one, and goes first."""
 
     def access(begin: int, end: int, heads: Heads, fired: Fired, rule: str, refusals: tuple[Refusal, ...]) -> Access:

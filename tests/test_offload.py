@@ -13,9 +13,10 @@ import pytest
 
 import kvdb
 from kvdb.client.client import Client
-from kvdb.config import Config, IndexConfig, StorageConfig
+from kvdb.config import Config, IndexConfig, ServerConfig, StorageConfig
 from kvdb.database import Database
 from kvdb.errors import CapacityError, IntegrityError, NotFound, Unavailable, Unsupported
+from kvdb.server.serve import Server
 from kvdb.storage.segment_file import SegmentFile
 
 SPEC = kvdb.ModelSpec("model", layers=4, q_heads=4, kv_heads=2, head_dim=32, dtype="bfloat16", rope=kvdb.Rope())
@@ -414,6 +415,30 @@ def test_closing_waits_for_what_is_being_written(tmp_path, make_kv, monkeypatch)
         offloading.join(20)
         closing.join(20)
         assert not closing.is_alive()
+
+
+def test_a_server_offloads_and_says_what_was_changed(databases, doc, tmp_path):
+    engine, db = databases
+    server = Server(engine, ServerConfig(port=0))
+    server.start()
+    try:
+        with kvdb.connect(server.target) as remote:
+            before, nbytes = asked(db, doc), db.get("doc").info.nbytes
+            assert remote.offload("doc") == nbytes
+            assert held(engine, "cpu") == 0
+            assert same(asked(remote, doc), before)
+            with pytest.raises(NotFound):
+                remote.offload("none")
+            remote.offload("doc")
+            change(the_file(tmp_path), 4096)
+            session = remote.create_session(SPEC, doc.tokens)
+            with pytest.raises(IntegrityError, match="of layer 0 does not match"):
+                session.attention(0, doc.q[0, :, :1])
+            change(the_file(tmp_path), 4096)
+            session.close()
+            assert same(asked(remote, doc), before)
+    finally:
+        server.stop(grace=0)
 
 
 def test_without_room_in_memory_it_stays_on_disk(tmp_path, make_kv):

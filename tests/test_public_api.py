@@ -11,6 +11,9 @@ import kvdb
 ROOT = Path(__file__).parents[1]
 
 API = """
+Choice(ratio, tier, load_seconds, recompute_seconds, seconds, hidden, floor, asked, reason)
+Choice.to_dict()
+Choice.from_dict(values)
 Client(transport)
 Client.import_context(spec, tokens, kv, *, name, queries=None)
 Client.import_chunk(spec, tokens, kv, *, name, base=0, queries=None)
@@ -53,7 +56,7 @@ ModelSpec.from_dict(values)
 Part(source, visible=None, at=None)
 Placed(begin, end, kind)
 Placed.tokens
-Plan(layer, retrieval, asked, accesses, estimate, tokens_min, tokens_end, wishes=(), actual=None, outcome=None)
+Plan(layer, retrieval, asked, accesses, estimate, tokens_min, tokens_end, wishes=(), notes=(), actual=None, outcome=None)
 Plan.rule
 Plan.searches
 Plan.gave_up
@@ -61,8 +64,9 @@ Plan.holds_for(tokens)
 Plan.to_dict()
 Plan.from_dict(values)
 Plan.explain(verbose=False)
-Recompute(ratio=0.15, strategy='deviation', score='both', spread=0, steepness=0.3, check_layer=1, seed=0)
+Recompute(ratio=None, strategy='deviation', floor=0.15, score='both', spread=0, steepness=0.3, check_layer=1, seed=0)
 Recompute.of(given)
+Recompute.share
 Rope(theta=10000.0, rotary_dims=None, layout='half', scaling=())
 SegmentStatistics(segment, tokens, queries, retrieved, dense, sharpness, window_hits)
 Session(transport)
@@ -72,6 +76,7 @@ Session.start
 Session.tokens
 Session.layout
 Session.update(layer, k, v, *, start=None)
+Session.plan_recompute(*, seconds=None, floor=0.15, ratio=None)
 Session.overlay(layer, positions, k, v)
 Session.deviation(layer, positions, k, v, *, score=None)
 Session.attention(layer, q, *, positions=None, retrieval=None, max_missed_mass=None, estimate_tail=False, hints=None)

@@ -80,16 +80,15 @@ class TransformersEngine:
         given = _one_of(options.pop("inputs", None) if input_ids is None else input_ids, parts, recompute)
         prompts = None if parts is not None else prompts_of(given, attention_mask, settings)
         names = self._names(keep, 1 if prompts is None else len(prompts.rows), settings)
-        clock = _FirstToken()
-        options["stopping_criteria"] = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), clock])
+        clock = _FirstToken.among(options)
         with ExitStack() as opened:
             if prompts is None:
                 prompts, rows, blend = self._lay_out(given, Recompute.of(recompute), wanted, opened)
             else:
                 rows, blend = [self._open(prompt, wanted, opened) for prompt in prompts.rows], None
-            ids = prompts.ids
+            ids, columns = prompts.ids, prompts.ids.shape[1]
             reused = tuple(row.session.reused for row in rows)
-            cache = opened.enter_context(SessionCache(self.spec, rows, ids.shape[1] - 1, wanted))
+            cache = opened.enter_context(SessionCache(self.spec, rows, columns - 1, wanted))
             cache.batch_repeat_interleave(beams_of(settings))
             before = count(cache.sessions)
             prefilled = perf_counter()
@@ -98,14 +97,12 @@ class TransformersEngine:
             )
             cache.check_answered()
             sequences = answer if isinstance(answer, torch.Tensor) else answer.sequences
-            generated = sequences.shape[1] - ids.shape[1]
-            times = _Times(started, prefilled, clock.first)
-            report = self._report(cache.sessions[0], prompts.rows, reused, times, wanted)
+            report = self._report(cache.sessions[0], prompts.rows, reused, _Times(started, prefilled, clock.first), wanted)
             reading = reading_since(before, cache.sessions, self.spec)
-            self.last = replace(report, generated=generated, reading=reading, blend=blend)
+            self.last = replace(report, generated=sequences.shape[1] - columns, reading=reading, blend=blend)
             if inspect is not None:
                 inspect(cache.sessions)
-            self._keep(names, cache.rows, sequences, ids.shape[1], settings)
+            self._keep(names, cache.rows, sequences, columns, settings)
         return answer
 
     def store(self, *, name: str, input_ids: Any, progress: Progress | None = None) -> kvdb.Context:
@@ -285,6 +282,13 @@ class _FirstToken(StoppingCriteria):
 
     def __init__(self) -> None:
         self.first: float | None = None
+
+    @classmethod
+    def among(cls, options: dict[str, Any]) -> "_FirstToken":
+        """One that joins the criteria in these options."""
+        clock = cls()
+        options["stopping_criteria"] = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), clock])
+        return clock
 
     def __call__(self, input_ids: torch.Tensor, *_given: Any, **_named: Any) -> torch.Tensor:
         self.first = self.first or perf_counter()

@@ -189,6 +189,9 @@ class _Run:
             probed = self._probe(number, module, (hidden, *rest), kwargs)
             scores = self._session.deviation(number, self._positions, probed.k[0], probed.v[0], score=self._selection.score)
             going = np.flatnonzero(self._selection.strategy.goes_on(number, self._positions, scores.cpu().numpy()))
+            if not len(going):  # the layers behind take nothing anew
+                self._next = self._session.spec.layers
+                raise _Done
             before = len(self._positions)
             self._positions, self._kept = self._positions[going], self._kept[going]
             hidden, rest, kwargs = _of(going, before, (hidden, rest, kwargs))

@@ -65,10 +65,12 @@ class Session:
         does, never under the floor. EXPLAIN shows it.
 
         seconds: what recomputing one token takes in one layer, None where the caller has not measured it. floor: the least ratio
-        that quality needs. ratio: the caller's own, which is kept. Raises InvalidArgument for ratios outside [0, 1], or
-        SessionClosed.
+        that quality needs. ratio: the caller's own, which is kept. Raises InvalidArgument for ratios outside [0, 1] and for what
+        are no numbers, or SessionClosed.
         """
-        return self._transport.plan_recompute(seconds, floor, ratio)
+        measured = None if seconds is None else check.number("seconds", seconds)
+        asked = None if ratio is None else check.number("ratio", ratio)
+        return self._transport.plan_recompute(measured, check.number("floor", floor), asked)
 
     def overlay(self, layer: int, positions: Any, k: Any, v: Any) -> None:
         """Fill gaps of one layer, or recompute tokens that are stored: their new KV masks the stored one, which stays as it is.

@@ -175,6 +175,7 @@ def blending(db, note, kv):
     parts = [kv.tokens[:5], one, [7, 8], kvdb.Part("two", visible=70), kvdb.Part("one", at=177), [1, 2, 3]]
     with db.create_session(SPEC, parts=parts) as session:
         note([session.start, session.reused, session.layout, session.tokens])
+        note([session.plan_recompute(), session.plan_recompute(seconds=1e-5), session.plan_recompute(ratio=0.5)])
         again = np.array([0, 1, 2, 3, 4, 40, 105, 106, 120, 276])
         for layer, (k, v) in enumerate(kv.pairs(0, 10)):
             note(session.deviation(layer, again, k, v))
@@ -235,6 +236,16 @@ def blending_wrong(db, note, kv):
     note.error(db.create_session, SPEC, kv.tokens, parts=[])
     k, v = kv.pairs(0, 2)[0]
     q = kv.q[0][:, :2]
+    note.error(db.offload, "one")
+    note.error(db.offload, "none")
+    with db.create_session(SPEC, parts=[[5, 6], "one"]) as session:
+        for wrong in (-0.1, 1.5, float("nan"), "0", True):
+            note.error(session.plan_recompute, floor=wrong)
+            note.error(session.plan_recompute, ratio=wrong)
+        for wrong in ("0", True, [1]):
+            note.error(session.plan_recompute, seconds=wrong)
+        note.error(session.plan_recompute, floor=None)
+        note([session.plan_recompute(seconds=seconds) for seconds in (0, -1, float("nan"), float("inf"))])
     with db.create_session(SPEC, parts=[[5, 6], "one"]) as session:
         for positions in ([3, 2], [2, 2], [-1, 2], [65, 66], [1], [0.5, 1.0], [[1, 2]], np.array([], np.int64)):
             note.error(session.overlay, 0, positions, k, v)

@@ -103,6 +103,15 @@ def test_the_asked_share_is_recomputed(strategy, ratio):
         assert engine.last.blend.recomputed == pytest.approx(ratio * (2 * len(A) + len(B)), abs=1)
 
 
+@pytest.mark.parametrize("ratio", [0.01, 0.3])
+def test_the_last_layer_may_take_nobody(ratio):
+    model = build(num_hidden_layers=3)
+    with kvdb.connect() as db, attach(model, db) as engine:
+        a, b = engine.store_chunk(name="a", input_ids=A), engine.store_chunk(name="b", input_ids=B)
+        engine.generate(parts=[a, b, QUESTION], recompute=kvdb.Recompute(ratio, steepness=1.0), max_new_tokens=1)
+        assert engine.last.blend.recomputed == pytest.approx(ratio * len(B), abs=1)
+
+
 def test_more_recompute_is_nearer_to_full_prefill():
     model = build(num_hidden_layers=4)
     with torch.no_grad():

@@ -23,17 +23,20 @@ from tests.storage.blocks import CRUMBS, PAGES, Stored
 ROOT_READS_ALL = os.geteuid() == 0
 
 
-@pytest.fixture(params=[PAGES, CRUMBS], ids=["pages", "crumbs"])
+LAYOUTS = {"pages": PAGES, "crumbs": CRUMBS}
+
+
+@pytest.fixture(params=LAYOUTS)
 def stored(request):
-    stored = Stored(request.param)
+    stored = Stored(LAYOUTS[request.param])
     yield stored
     stored.close()
 
 
 @pytest.mark.parametrize("tokens", [1, 15, 16, 47, 48, 50])
-@pytest.mark.parametrize("layout", [PAGES, CRUMBS], ids=["pages", "crumbs"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_layers_come_back_in_any_order_as_they_were(tmp_path, layout, tokens):
-    stored = Stored(layout, tokens=tokens)
+    stored = Stored(LAYOUTS[layout], tokens=tokens)
     file = stored.write(tmp_path / "0.segment")
     tables = stored.empty()
     for layer in (2, 0, 1):

@@ -164,7 +164,7 @@ def test_spans_that_cannot_be_are_refused(chunks):
         ({"ratio": float("nan")}, "ratio is nan"),
         ({"ratio": True}, "ratio is True"),
         ({"ratio": "0.5"}, "ratio is '0.5'"),
-        ({"ratio": None}, "ratio is None"),
+        ({"floor": 1.5}, "floor is 1.5"),
         ({"strategy": "best"}, "strategy is 'best'; expected one of deviation, all, none, first, random"),
         ({"strategy": None}, "strategy is None"),
         ({"strategy": ["all"]}, "strategy is"),
@@ -184,7 +184,10 @@ def test_options_that_cannot_be_are_refused(given_options, words):
 
 
 def test_options_from_what_callers_give():
-    assert Recompute.of(None) == Recompute() == Recompute.of(DEFAULT_RATIO)
+    assert Recompute.of(None) == Recompute()
+    assert Recompute().share == DEFAULT_RATIO
+    assert Recompute(floor=0.4).share == 0.4
+    assert Recompute(0.2, floor=0.4).share == 0.2
     assert Recompute.of(0) == Recompute(ratio=0.0)
     assert Recompute.of(np.float32(0.5)) == Recompute(ratio=0.5)
     assert type(Recompute.of(1).ratio) is float
