@@ -1,6 +1,7 @@
 """What a session stands on: what is laid out where, how far it was moved, and what was recomputed of it."""
 
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,12 +36,12 @@ class Basis:
     def laid_out(cls, spec: ModelSpec, layout: Layout, overlay: Overlay) -> "Basis":
         """Takes over the references to the views and the overlay, also when it raises Unsupported, for a spec whose keys cannot
         be moved."""
-        try:
-            return cls(layout, Moves(spec, [view.shift for view in layout.views]), overlay)
-        except BaseException:
-            release(layout.views)
-            overlay.release()
-            raise
+        with ExitStack() as undo:
+            undo.callback(release, layout.views)
+            undo.callback(overlay.release)
+            basis = cls(layout, Moves(spec, [view.shift for view in layout.views]), overlay)
+            undo.pop_all()
+        return basis
 
     @property
     def views(self) -> Views:

@@ -1,6 +1,7 @@
 """From the parts a caller names to what stands where."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,14 +30,11 @@ def lay_out(catalog: Catalog, spec: ModelSpec, parts: Sequence[Part]) -> LaidOut
     PositionError for a part that does not begin where the caller believes, InvalidArgument for one that cannot stand there.
     """
     laying = _Laying(catalog, spec)
-    done = False
-    try:
+    with ExitStack() as undo:
+        undo.callback(laying.let_go)
         for number, part in enumerate(parts):
             laying.add(number, part)
-        done = True
-    finally:
-        if not done:
-            laying.let_go()
+        undo.pop_all()
     return laying.laid_out()
 
 
@@ -58,11 +56,10 @@ class _Laying:
             self._add_tokens(ids[: _visible(number, part, len(ids))])
             return
         context = self._catalog.hold(part.source)
-        try:
+        with ExitStack() as undo:
+            undo.callback(let_go, context)
             self._check(number, part, context)
-        except BaseException:
-            let_go(context)
-            raise
+            undo.pop_all()
         self._add_context(context, _visible(number, part, context.layout.length))
 
     def _check(self, number: int, part: Part, context: Context) -> None:

@@ -1,6 +1,7 @@
 """A session inside the engine: the views of what is stored, a mutable tail a layer, and the queries over both."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from threading import RLock
 from typing import Protocol
@@ -249,13 +250,12 @@ class SessionState:
 
     def _bring_in(self, tails: list[BlockTable]) -> None:
         """Raises CapacityError or Unavailable, when everything is given back."""
-        try:
-            self._engine.bring_in(self.basis.views)
-        except BaseException:
+        with ExitStack() as undo:
+            undo.callback(self.basis.release)
             for tail in tails:
-                tail.release()
-            self.basis.release()
-            raise
+                undo.callback(tail.release)
+            self._engine.bring_in(self.basis.views)
+            undo.pop_all()
 
     def _check_open(self) -> None:
         if not self._open:

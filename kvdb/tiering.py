@@ -1,7 +1,7 @@
 """Moving segments between main memory and disk: what is in use comes in, layer by layer, and what is offloaded leaves."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from kvdb.catalog.catalog import Context
 from kvdb.catalog.segment import Views
@@ -13,14 +13,11 @@ from kvdb.storage.store import BlockStore
 def bring_in(views: Views, loader: Loader) -> None:
     """Keep these segments in main memory until `let_go`; those on disk are on their way when this returns, and
     `Segment.wait` says of a layer when it is there. Raises CapacityError or Unavailable, and then nothing is kept."""
-    kept: list[int] = []
-    try:
-        for number, view in enumerate(views):
+    with ExitStack() as undo:
+        for view in views:
             view.segment.pin(loader)
-            kept.append(number)
-    except BaseException:
-        let_go(tuple(views[number] for number in kept))
-        raise
+            undo.callback(view.segment.unpin)
+        undo.pop_all()
 
 
 def let_go(views: Views) -> None:

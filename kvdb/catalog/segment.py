@@ -1,5 +1,6 @@
 """Segments: immutable runs of tokens with their KV, shared by contexts and sessions."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from threading import Lock
@@ -140,14 +141,12 @@ class Segment:
 
     def _load(self, loader: Loader) -> None:
         assert self.file is not None
-        try:
+        with ExitStack() as undo:
             for table in self.tables:
+                undo.callback(table.release)
                 table.reserve(len(self))
             self._loading = loader.load(self.file, self.tables)
-        except BaseException:
-            for table in self.tables:
-                table.release()
-            raise
+            undo.pop_all()
 
     def _drop(self) -> int:
         """Free the blocks, and the indexes over them; how many bytes of blocks. With the lock held, of a segment on disk."""
