@@ -122,6 +122,11 @@ def _both(change: Change) -> Float32:
     return change.keys.relative + change.values.relative
 
 
+def _product(change: Change) -> Float32:
+    """Large where keys and values both are far: noise moves the one or the other."""
+    return change.keys.relative * change.values.relative
+
+
 def _absolute(change: Change) -> Float32:
     return change.keys.distance + change.values.distance
 
@@ -140,6 +145,7 @@ SCORES: Mapping[str, Score] = {
     "keys": _keys,
     "values": _values,
     "both": _both,
+    "product": _product,
     "absolute": _absolute,
     "mean": _mean,
     "head": _head,

@@ -44,6 +44,15 @@ def test_each_looks_at_what_its_name_says(score, k_counts, v_counts):
     assert (deviation(k, 2 * v, k, v, score) > 0).all() == v_counts
 
 
+def test_a_product_is_small_unless_keys_and_values_moved():
+    k, v = kv()
+    fresh_k, fresh_v = k + 0.5, v + 0.5
+    alone = deviation(fresh_k, v, k, v, "product")
+    np.testing.assert_array_equal(alone, 0)
+    expected = deviation(fresh_k, v, k, v, "keys") * deviation(k, fresh_v, k, v, "values")
+    np.testing.assert_allclose(deviation(fresh_k, fresh_v, k, v, "product"), expected, rtol=1e-6)
+
+
 def test_both_is_the_sum_of_relative_norms():
     (k, v), (fresh_k, fresh_v) = kv(0), kv(1)
 
@@ -123,7 +132,7 @@ def test_other_dtypes_are_taken():
 @pytest.mark.parametrize("name", ["", "Both", "key", 3, ["both"]])
 def test_an_unknown_score_is_refused(name):
     k, v = kv()
-    with pytest.raises(InvalidArgument, match=r"expected one of keys, values, both, absolute"):
+    with pytest.raises(InvalidArgument, match=r"expected one of keys, values, both, product, absolute"):
         deviation(k, v, k, v, name)
 
 
