@@ -49,6 +49,7 @@ SECTIONED = ((2_048, 8), (3_072, 10), (4_096, 12))  # tokens and sections of the
 # j to l are what vault-sections went through, from vault-2m as the end of i, except that two processes took one text
 # each and averaged their gradients, and that j was stopped at step 200 of 300.
 WIDER, SETTLED = "j", "l"  # these stages begin with a changed model
+LOUDER = 1.35  # what the heads that read headings write, from stage l on
 Stage = CausalStage | ChunkedStage | HeadedStage
 STAGES: tuple[Stage, ...] = (
     CausalStage("a", 500, 2e-3, 128, 64, 1.0, 1.0, 0.0, 64),
@@ -95,7 +96,8 @@ def train(stage: Stage, start: Path | None, folder: Path, vaults: Sections) -> N
     if stage.name == WIDER:
         model = widened(model, vaults)
     if stage.name == SETTLED:
-        settle(model, vaults)
+        settle(model, vaults, LOUDER)
+        settled = [weight.detach().clone() for weight in model.parameters()]
     optimizer = torch.optim.AdamW(model.parameters(), lr=stage.rate, betas=(0.9, 0.95), weight_decay=0.02)
     average = [weight.detach().clone() for weight in model.parameters()]
     begun, seen = time.monotonic(), []
@@ -116,6 +118,10 @@ def train(stage: Stage, start: Path | None, folder: Path, vaults: Sections) -> N
             print(f"{stage.name} {step + 1}: {shown}, {time.monotonic() - begun:.0f} s", flush=True)
         if step % 100 == 99 or step == stage.steps - 1:
             save(model, average, folder)
+    if stage.name == SETTLED:  # training unsettles it a little, and answers a little better
+        model = load(folder)
+        settle(model, vaults, 1.0)
+        save(model, [(old + new) / 2 for old, new in zip(settled, model.parameters(), strict=True)], folder)
 
 
 def save(model: Any, weights: Sequence[Tensor], folder: Path) -> None:

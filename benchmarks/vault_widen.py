@@ -25,7 +25,6 @@ MARK = 0.5  # what is added to the embeddings of headings' words, in their mean 
 SHARE = 0.25  # of what the last old query head writes
 NEAR = slice(2, 12)  # high frequencies, with which prose reads what stands right before it
 PLAIN = (40.0, 20.0)  # length of such queries and keys before their norm
-LOUDER = 1.35  # what the new heads of layer 0 write, afterwards
 OFTEN = 50.0  # weight of digits and full stops in the fit of who asks
 
 
@@ -97,8 +96,8 @@ def askers(normed: Tensor, sections: Sections) -> Tensor:
 
 
 @torch.no_grad()
-def settle(model: Any, sections: Sections) -> None:
-    """Lets prose read the prose right before it with the new heads of layer 0, and what they read count more.
+def settle(model: Any, sections: Sections, louder: float) -> None:
+    """Lets prose read the prose right before it with the new heads of layer 0, and what they read count so much more.
 
     Prose has no use for headings, but a little of them showed in its keys, and a chunk that was computed alone then
     differed everywhere, not in its records alone.
@@ -111,7 +110,7 @@ def settle(model: Any, sections: Sections) -> None:
     for i in range(NEW_QUERIES):
         attention.q_proj.weight[(queries + i) * size :][:size] += PLAIN[0] * torch.outer(near, plain)
     attention.k_proj.weight[-NEW_KEYS * size :] += PLAIN[1] * torch.outer(near, plain)
-    attention.o_proj.weight[:, queries * size :] *= LOUDER
+    attention.o_proj.weight[:, queries * size :] *= louder
 
 
 def prosaic(normed: Tensor, sections: Sections) -> Tensor:
