@@ -77,8 +77,8 @@ class Counts(NamedTuple):
 
     def add(self, other: Counts) -> None:
         for way, right in other.right.items():
-            self.counts.right.setdefault(way, Counter()).update(right)
-        self.counts.asked.update(other.asked)
+            self.right.setdefault(way, Counter()).update(right)
+        self.asked.update(other.asked)
         self.seconds.update(other.seconds)
 
 

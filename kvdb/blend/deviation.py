@@ -127,6 +127,13 @@ def _product(change: Change) -> Float32:
     return change.keys.relative * change.values.relative
 
 
+def _weighted(change: Change) -> Float32:
+    """How far keys moved, each head weighted by the length of the value that the key lets in: tokens that bring little into any
+    output do not count, such as those that nobody attends to for what they say."""
+    moved, (_, brought, _) = change.keys.norms[0], change.values.norms
+    return np.asarray((moved * brought).sum(axis=0), np.float32)
+
+
 def _absolute(change: Change) -> Float32:
     return change.keys.distance + change.values.distance
 
@@ -146,11 +153,12 @@ SCORES: Mapping[str, Score] = {
     "values": _values,
     "both": _both,
     "product": _product,
+    "weighted": _weighted,
     "absolute": _absolute,
     "mean": _mean,
     "head": _head,
 }
-DEFAULT_SCORE = "both"
+DEFAULT_SCORE = "weighted"
 
 
 def _norms(vectors: Float32) -> Float32:

@@ -132,7 +132,7 @@ def test_other_dtypes_are_taken():
 @pytest.mark.parametrize("name", ["", "Both", "key", 3, ["both"]])
 def test_an_unknown_score_is_refused(name):
     k, v = kv()
-    with pytest.raises(InvalidArgument, match=r"expected one of keys, values, both, product, absolute"):
+    with pytest.raises(InvalidArgument, match=r"expected one of keys, values, both, product, weighted, absolute"):
         deviation(k, v, k, v, name)
 
 
