@@ -64,7 +64,7 @@ Plan.holds_for(tokens)
 Plan.to_dict()
 Plan.from_dict(values)
 Plan.explain(verbose=False)
-Recompute(ratio=None, strategy='deviation', floor=0.15, score='both', spread=0, steepness=0.3, check_layer=1, seed=0)
+Recompute(ratio=None, strategy='deviation', floor=0.15, score='weighted', spread=0, steepness=0.3, check_layer=1, seed=0)
 Recompute.of(given)
 Recompute.share
 Rope(theta=10000.0, rotary_dims=None, layout='half', scaling=())

@@ -128,10 +128,10 @@ def _product(change: Change) -> Float32:
 
 
 def _weighted(change: Change) -> Float32:
-    """How far keys moved, each head weighted by the length of the value that the key lets in: tokens that bring little into any
-    output do not count, such as those that nobody attends to for what they say."""
-    moved, (_, brought, _) = change.keys.norms[0], change.values.norms
-    return np.asarray((moved * brought).sum(axis=0), np.float32)
+    """How far keys moved, each head's weighted by the length of the value that they let in, fresh or stored: tokens that bring
+    little into any output do not count, however far they moved."""
+    moved, (_, fresh, stored) = change.keys.norms[0], change.values.norms
+    return np.asarray((moved * np.maximum(fresh, stored)).sum(axis=0), np.float32)
 
 
 def _absolute(change: Change) -> Float32:

@@ -233,3 +233,20 @@ def test_a_model_whose_frequencies_were_rounded_is_moved_as_it_turns():
     loaded = build(num_hidden_layers=3)
     with kvdb.connect() as db, attach(loaded, db) as engine:
         assert "inv_freq" not in dict(engine.spec.rope.scaling)
+
+
+def test_the_first_layer_is_right_wherever_a_chunk_stands(any_model):
+    """Its keys and values depend on the token alone; those of the layers behind do not."""
+    whole = torch.cat([A, B, A])
+    fresh = transformers.DynamicCache(config=any_model.config)
+    with torch.no_grad():
+        any_model(whole[None], past_key_values=fresh)
+    with kvdb.connect() as db, attach(any_model, db) as engine:
+        a, b = engine.store_chunk(name="a", input_ids=A), engine.store_chunk(name="b", input_ids=B)
+        with db.create_session(engine.spec, parts=[a, b, a, QUESTION]) as session:
+            everywhere = torch.arange(len(whole))
+            kv = [(layer.keys[0], layer.values[0]) for layer in fresh.layers]
+            deviations = [session.deviation(n, everywhere, k, v, score="both") for n, (k, v) in enumerate(kv)]
+    assert deviations[0].max() < 1e-4
+    assert deviations[1][: len(A)].max() < 1e-4
+    assert deviations[1][len(A) :].max() > 0.1

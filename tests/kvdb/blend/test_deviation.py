@@ -53,6 +53,15 @@ def test_a_product_is_small_unless_keys_and_values_moved():
     np.testing.assert_allclose(deviation(fresh_k, fresh_v, k, v, "product"), expected, rtol=1e-6)
 
 
+def test_a_moved_key_counts_by_the_value_that_it_lets_in():
+    k, v = kv()
+    quiet = v.copy()
+    quiet[:, 0] *= 1e-3
+    scores = deviation(k + 0.5, quiet, k, quiet, "weighted")
+    assert scores[0] < 0.01 * scores[1:].min()
+    np.testing.assert_array_equal(deviation(k, v + 1, k, v, "weighted"), 0)
+
+
 def test_both_is_the_sum_of_relative_norms():
     (k, v), (fresh_k, fresh_v) = kv(0), kv(1)
 
