@@ -143,7 +143,7 @@ class SessionState:
         are `[q_heads, n, head_dim]` in the spec's dtype.
 
         Raises LayerError, ShapeError, DtypeError, NonFiniteError, SessionClosed, and PositionError for positions that are not
-        ascending or not before the tail, and while a token before the last of them holds nothing yet.
+        ascending or not before the tail, and while any gap of the layer holds nothing yet.
         """
         with self._lock:
             state = self._layer(layer)
