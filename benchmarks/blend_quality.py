@@ -137,10 +137,9 @@ def ways_of(only: str | None) -> dict[str, kvdb.Recompute]:
     for strategy in ("first", "random"):
         ways |= {f"{strategy} {ratio}": kvdb.Recompute(ratio, strategy) for ratio in OTHER_RATIOS}
     for score in SCORES:
-        for steepness in (0.0, 0.7):
-            for spread in (0, 4):
-                name = f"score {score} {steepness} {spread} 0.15"
-                ways[name] = kvdb.Recompute(0.15, score=score, steepness=steepness, spread=spread)
+        for steepness, spread in ((0.0, 0), (0.7, 0), (0.0, 4)):
+            name = f"score {score} steepness {steepness} spread {spread}"
+            ways[name] = kvdb.Recompute(0.15, score=score, steepness=steepness, spread=spread)
     chosen = only or "deviation first random"
     return {name: options for name, options in ways.items() if name.split()[0] in chosen.split()}
 
