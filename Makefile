@@ -126,7 +126,7 @@ $(VENV)/ready: $(VENV)/tools $(VENV)/modules $(native_sources)
 	    { echo "kvdb needs a C++20 compiler, and there is no $$compiler; on Debian and Ubuntu: apt install g++"; exit 1; } >&2
 	@echo "kvdb: compiling and installing; a few minutes the first time"
 	@$(PIP) install --quiet --constraint constraints.txt hnswlib
-	@$(PIP) install --quiet --no-build-isolation --constraint constraints.txt --editable '.[server,transformers,hnsw,plots,dev]'
+	@$(PIP) install --quiet --no-build-isolation --constraint constraints.txt --editable '.[server,transformers,gpu,hnsw,plots,dev]'
 	@touch $@
 
 .PHONY: FORCE

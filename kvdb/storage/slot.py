@@ -1,0 +1,79 @@
+"""What one slot of the GPU tier holds: a block's keys and values, and the index pages over its keys."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvdb.storage.block import BlockLayout
+
+FORMATS = {"float32": 4, "float16": 2, "bfloat16": 2, "float8": 1, "int8": 1}
+"""Bytes of an element. float8 is e4m3; it and int8 come with one float32 scale for each key and each value."""
+ALIGNMENT = 256
+"""Bytes; every area of a slot begins at a multiple, so that kernels load 16 bytes at a time."""
+BOUND_TOKENS = 32
+"""Tokens of one page of channel bounds, at most; the last page of a block may hold fewer."""
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """Areas of a slot, one behind the other, each aligned. `*_at` are offsets in bytes.
+
+    keys, values: `[kv_heads, block_size, head_dim]` in `format`. scales: float32 `[2, kv_heads, block_size]` of keys and values,
+    only where the format is quantised; otherwise the area is empty. codes: uint8 `[kv_heads, block_size, head_dim / 2]`, four
+    bits a dimension of a key less its block's centre, dimension 2i in the low half. factors: float32 `[2, kv_heads, block_size]`,
+    what a code's step is worth and the length of what the code leaves of the key. centres: bfloat16 `[kv_heads, head_dim]`.
+    bounds: bfloat16 `[kv_heads, pages, 2, head_dim]`, the least and the largest of each channel of a page of keys, rounded
+    outwards.
+    """
+
+    format: str
+    kv_heads: int
+    head_dim: int
+    block_size: int
+
+    @classmethod
+    def of(cls, layout: BlockLayout, format: str | None = None) -> "SlotLayout":  # noqa: A002  # the field's name
+        """Of blocks of that layout. format: None for the one they have."""
+        return cls(format or layout.dtype, layout.kv_heads, layout.head_dim, layout.block_size)
+
+    @property
+    def quantised(self) -> bool:
+        return FORMATS[self.format] == 1
+
+    @property
+    def pages(self) -> int:
+        """Pages of channel bounds."""
+        return -(-self.block_size // BOUND_TOKENS)
+
+    @cached_property
+    def values_at(self) -> int:
+        return _aligned(self.kv_heads * self.block_size * self.head_dim * FORMATS[self.format])
+
+    @cached_property
+    def scales_at(self) -> int:
+        return 2 * self.values_at
+
+    @cached_property
+    def codes_at(self) -> int:
+        rows = 2 * self.kv_heads * self.block_size
+        return self.scales_at + (_aligned(4 * rows) if self.quantised else 0)
+
+    @cached_property
+    def factors_at(self) -> int:
+        return self.codes_at + _aligned(self.kv_heads * self.block_size * self.head_dim // 2)
+
+    @cached_property
+    def centres_at(self) -> int:
+        return self.factors_at + _aligned(8 * self.kv_heads * self.block_size)
+
+    @cached_property
+    def bounds_at(self) -> int:
+        return self.centres_at + _aligned(2 * self.kv_heads * self.head_dim)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Of a slot, a multiple of ALIGNMENT."""
+        return self.bounds_at + _aligned(4 * self.kv_heads * self.pages * self.head_dim)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
