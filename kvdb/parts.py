@@ -10,7 +10,8 @@ import numpy as np
 from indexes.base import Index
 from indexes.retrieval import Dipr
 from kvdb.attention.run import Run
-from kvdb.attention.sections import HeadMask, ReadWhole, Searched, Sections, Span
+from kvdb.attention.sections import HeadMask, ReadWhole, Searched, Sections
+from kvdb.attention.span import Span
 from kvdb.basis import Basis
 from kvdb.catalog.segment import Segment, SegmentView
 from kvdb.config import Config
