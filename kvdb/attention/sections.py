@@ -57,9 +57,9 @@ class Sections:
         elsewhere = () if away is None else away.spans
         self.tokens = sum(span.tokens for span in spans)
         self._block_size = block_size
-        grows = away is None or not away.tail
-        self._window = _Outside([self._blocks(span) for span in (*spans, *elsewhere)], grows)
-        self._here = _Outside([self._blocks(span) for span in elsewhere], grows)
+        self._grows = away is None or not away.tail
+        self._window = _Outside([self._blocks(span) for span in (*spans, *elsewhere)], self._grows)
+        self._here = _Outside([self._blocks(span) for span in elsewhere], self._grows)
         self._until: int | None = None
 
     def read_whole(self, run: Run) -> Reads:
@@ -69,6 +69,10 @@ class Sections:
     def here(self, run: Run) -> Reads:
         """The blocks that are not away."""
         return self._here.of(run)
+
+    def causal(self, n: int) -> int:
+        """Of n queries how many are those of the last tokens here, which see no later ones: all or none."""
+        return n if n > 1 and self._grows else 0  # one query sees all, also where its own token is searched
 
     def behind(self, run: Run) -> int:
         """How many tokens follow everything that is searched: queries of so many last tokens see all of it."""
