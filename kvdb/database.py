@@ -54,7 +54,9 @@ class Database:
             raise ConfigError(f"optimizer.rules_off: {error}") from None
         self.machine = machine_file.known(self.config.optimizer.machine_file).machine
         self._catalog = Catalog()
-        self._blocks = BlockStore(self.config.storage, open_gpu(self.config.storage))
+        device = open_gpu(self.config.storage)
+        self._blocks = BlockStore(self.config.storage, device)
+        self.gpu = None if device is None else serving(device, self._blocks, self.machine.gpu)
         indexes = self.config.indexes
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max)
         policy = Materialize(indexes.opened_often)

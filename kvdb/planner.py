@@ -50,8 +50,9 @@ class Engine(Protocol):
 class Prepared:
     """A plan, how it divides the run, and what it was made for.
 
-    first_block: of the run, by the name of a part. seals: whether old tokens of the tail are to be indexed, because they are searched or could be. relies: whether heads are not
-    searched for what they want because of what is known of them. looks_again: whether they are, to see if that is still so.
+    first_block: of the run, by the name of a part. seals: whether old tokens of the tail are to be indexed, because they are
+    searched or could be. relies: whether heads are not searched for what they want because of what is known of them. looks_again:
+    whether they are, to see if that is still so.
     """
 
     __slots__ = ("first_block", "looks_again", "plan", "relies", "seals", "sections", "uses", "version")
@@ -85,6 +86,7 @@ class Planner:
         self._next_uses: dict[tuple[Wanted, int], int] = {}
         self._costs: Costs = {}
         self._checked: set[Wanted] = set()
+        self._stays: int | None = None
 
     def prepare(self, new: int, wanted: Wanted) -> Prepared:
         """The plan of a call of `new` queries. Raises UnknownRule."""
@@ -134,7 +136,7 @@ class Planner:
         """With those on the GPU as its own, where it answers sooner."""
         known = self._engine.config, self._number, self._basis, self._run, self._tail
         gpu, spec = self._engine.gpu, self._spec
-        if gpu is None or gpu.memory(spec) is None or not serves(wanted):
+        if gpu is None or gpu.memory(spec) is None or not serves(wanted) or self._stays == gpu.version:
             return parts_of(*known)
         for view in self._basis.views:
             gpu.keep(spec, view.segment)
@@ -150,6 +152,11 @@ class Planner:
         engine, gpu = self._engine, self._engine.gpu
         known = self._spec, engine.machine, engine.config.window, self._number, new, wanted, self._costs
         return gather(Call(*known, *(() if gpu is None else (gpu.machine, gpu.memory(self._spec)))), parts)
+
+    def stay(self) -> None:
+        """The GPU failed to answer: plan without it, until something changes there."""
+        self._prepared.clear()
+        self._stays = None if self._engine.gpu is None else self._engine.gpu.version
 
     def _looks_again(self) -> bool:
         """Whether it is time to see if what is known of the heads is still so; then it is not for a while, in any session."""

@@ -44,6 +44,10 @@ class Question:
     wanted: Wanted
     observed: bool = False
 
+    def searches(self, sections: Sections) -> bool:
+        """Whether what is searched can be: a query of an earlier token sees less than the searched parts hold."""
+        return bool(sections.searched) and self.q.shape[1] <= sections.behind(self.run)
+
 
 def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tuple[AttentionState, Reading]:
     """The attention of a question over what `retrieval` asks for, widened until the bound it wants holds.

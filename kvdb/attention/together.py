@@ -18,20 +18,15 @@ from kvdb.attention.sparse import Question, exact, sparse
 from kvdb.attention.state import AttentionState, merge
 
 
-def together(question: Question, sections: Sections, retrieval: Retrieval, *, searches: bool) -> tuple[AttentionState, Reading]:
-    """The attention of a question over all of its run. searches: whether the CPU's parts are searched, as planned, or read whole.
+def together(question: Question, sections: Sections, away: Away, retrieval: Retrieval) -> tuple[AttentionState, Reading]:
+    """The attention of a question over all of its run. away: that of the sections.
 
     Both sides start at once, so neither knows the other's largest score: each retrieves what its own asks for, which is never
     less than what all of it asks for. Raises AwayFailed.
     """
-    away = sections.away
-    if away is None:
-        return sparse(question, sections, retrieval) if searches else exact(question, sections)
     pending = away.launch(question.q, None)
-    if searches and sections.searched:
-        here, reading = sparse(question, sections, retrieval)
-    else:
-        here, reading = exact(question, sections)
+    answered = sparse(question, sections, retrieval) if question.searches(sections) else exact(question, sections)
+    here, reading = answered
     answer = pending.result()
     limit = question.wanted.missed_mass_max
     if limit is not None:

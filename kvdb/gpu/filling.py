@@ -43,7 +43,7 @@ class Filler:
             n = min(len(piece) * layout.block_size, table.length - first)
             with at_work(self._device, self._device.copy_stream):
                 targets = torch.from_numpy(piece.astype(np.int32)).to(self._device.torch)
-                copy_in(self._device, self._device.copy_stream, pages, table, first, n, targets, 0)
+                copy_in(self._device, self._device.copy_stream, pages, (table, first, n), targets, 0)
                 counts = np.full(len(piece), layout.block_size, np.int32)
                 counts[-1] = n - (len(piece) - 1) * layout.block_size
                 filled = torch.from_numpy(counts).to(self._device.torch)
@@ -52,19 +52,11 @@ class Filler:
 
 
 def copy_in(
-    device: Device,
-    stream: Stream,
-    pages: Pages,
-    table: BlockTable,
-    first: int,
-    n: int,
-    slots: torch.Tensor,
-    at: int,
+    device: Device, stream: Stream, pages: Pages, source: tuple[BlockTable, int, int], slots: torch.Tensor, at: int
 ) -> None:
-    """Launch the copy of tokens [first, first + n) of a table to tokens [at, at + n) of a run of slots, int32 on the device.
-
-    Inside `at_work`, with the same stream.
-    """
+    """Launch the copy of tokens to tokens [at, at + n) of a run of slots, int32 on the device. source: a table, the first of its
+    tokens, and n. Inside `at_work`, with the same stream."""
+    table, first, n = source
     layout = table.layout
     with device.staging.take(n * layout.token_nbytes) as buffer:
         shape = 2, layout.kv_heads, n, layout.head_dim

@@ -12,6 +12,7 @@ from typing import Protocol
 from kvdb.catalog.segment import Segment
 from kvdb.errors import CapacityError, GpuLost, IntegrityError, Unavailable
 from kvdb.storage.loader import Loader
+from kvdb.storage.slot import SlotLayout
 from kvdb.storage.tier import Blocks, Tier
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ class Mirror:
 
 class GpuSlots(Tier, Protocol):
     """The tier of one model's blocks."""
+
+    layout: SlotLayout
 
     @property
     def free(self) -> int: ...
@@ -91,10 +94,10 @@ class Mirrors:
             self._make_room(tier, count)
             return tier.allocate(count)
 
-    def slots_of(self, tier: GpuSlots) -> list[Blocks]:
-        """Of all mirrors in a tier, to be checked against its ledger."""
+    def owned(self) -> list[tuple[GpuSlots, Blocks]]:
+        """The slots of every mirror that is there, and their tier."""
         with self._changed:
-            return [mirror.slots.ravel() for held, mirror in self._ready.values() if held is tier]
+            return [(tier, mirror.slots.ravel()) for tier, mirror in self._ready.values()]
 
     def settle(self) -> None:
         """Wait until nothing is being copied."""
@@ -117,6 +120,7 @@ class Mirrors:
             for tier, mirror in self._ready.values():
                 tier.release(mirror.slots.ravel())
             self._ready.clear()
+            self._changed.notify_all()
 
     def _copy(self, tier: GpuSlots, segment: Segment, whole: bool) -> None:
         """In the thread."""

@@ -10,6 +10,7 @@ from kvdb.gpu.filling import copy_in
 from kvdb.gpu.mirror import Mirrors
 from kvdb.gpu.work import at_work
 from kvdb.storage.gpu import GpuTier
+from kvdb.storage.slot import SlotLayout
 from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import Blocks
 
@@ -34,6 +35,11 @@ class TailCopy:
         self._table = table
         self._on_device = torch.zeros(0, dtype=torch.int32)
 
+    @property
+    def layout(self) -> SlotLayout:
+        """Of its slots."""
+        return self._tier.layout
+
     def follow(self) -> None:
         """Launch the copy of what was appended since, on the query stream. Raises CapacityError or GpuLost."""
         layout, length = self._table.layout, self._table.length
@@ -52,9 +58,9 @@ class TailCopy:
         with at_work(device, device.query_stream):
             if len(self._on_device) != len(self.slots):
                 self._on_device = torch.from_numpy(self.slots.astype(np.int32)).to(device.torch)
-            begin = self.tokens
+            source = self._table, self.tokens, length - self.tokens
             pages = Pages(self._tier.slab, self._tier.layout)
-            copy_in(device, device.query_stream, pages, self._table, begin, length - begin, self._on_device, begin)
+            copy_in(device, device.query_stream, pages, source, self._on_device, self.tokens)
         self.tokens = length
 
     def release(self) -> None:
