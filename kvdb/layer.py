@@ -10,9 +10,9 @@ from kvdb.attention import execute
 from kvdb.attention.away import AwayFailed
 from kvdb.attention.effective import Effective
 from kvdb.attention.execute import Reading
+from kvdb.attention.sides import on_both_sides
 from kvdb.attention.sparse import Question, sparse
 from kvdb.attention.state import AttentionState
-from kvdb.attention.together import together
 from kvdb.basis import Basis
 from kvdb.catalog.tally import Tally
 from kvdb.planner import Engine, Planner, Prepared
@@ -105,7 +105,7 @@ class Layer:
         question = Question(layout, self.run, q, scale, wanted, observed)
         if sections.away is not None and q.shape[1] <= max(1, self.tail.length):
             try:
-                return together(question, sections, sections.away, prepared.plan.retrieval)
+                return on_both_sides(question, sections, sections.away, prepared.plan.retrieval)
             except AwayFailed as failure:
                 log.warning("layer %d is answered by the CPU alone: %s", self.number, failure)
                 self.planner.stay()

@@ -9,10 +9,11 @@ from kvdb.attention.moves import Moves
 from kvdb.catalog.segment import Segment
 from kvdb.errors import GpuLost, KvdbError
 from kvdb.gpu.away import GpuAway
+from kvdb.gpu.decoding import Asked
 from kvdb.gpu.device import Device
 from kvdb.gpu.filling import Filler
 from kvdb.gpu.mirror import Mirror, Mirrors
-from kvdb.gpu.side import TIER, AwayPart
+from kvdb.gpu.side import TIER, AwayPart, TailSlots
 from kvdb.gpu.tail import TailCopy
 from kvdb.storage.slot import SlotLayout
 from kvdb.storage.store import BlockStore
@@ -63,10 +64,11 @@ class Gpu:
         tokens = tier.free // spec.layers * tier.layout.block_size
         return FastMemory(TIER, tokens * spec.token_nbytes, self.machine.transfer_bytes_s)
 
-    def away(self, spec: ModelSpec, parts: Sequence[AwayPart], moves: Moves | None, tail: TailCopy | None) -> GpuAway:
+    def away(self, spec: ModelSpec, parts: Sequence[AwayPart], moves: Moves | None, tail: TailSlots | None) -> GpuAway:
+        assert tail is None or isinstance(tail, TailCopy)
         tier = self._blocks.gpu_tier(spec)
         assert tier is not None
-        return GpuAway(self.device, tier, spec, parts, moves, tail, self.failed)
+        return GpuAway(self.device, tier, spec, Asked(tuple(parts), moves, tail), self.failed)
 
     def failed(self, error: KvdbError) -> None:
         """A query got no answer; queries go on on the CPU, all of them where the device is lost."""
@@ -74,7 +76,6 @@ class Gpu:
             self.mirrors.forget()
 
     def owned(self) -> dict[SlotLayout, list[Blocks]]:
-        """The slots of every owner, to be checked against the tiers' ledgers."""
         owned: defaultdict[SlotLayout, list[Blocks]] = defaultdict(list)
         for tier, slots in self.mirrors.owned():
             owned[tier.layout].append(slots)
@@ -83,5 +84,4 @@ class Gpu:
         return owned
 
     def close(self) -> None:
-        """Give all copies back. Sessions are closed before."""
         self.mirrors.close()

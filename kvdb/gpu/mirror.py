@@ -7,13 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from threading import Condition
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from kvdb.catalog.segment import Segment
 from kvdb.errors import CapacityError, GpuLost, IntegrityError, Unavailable
 from kvdb.storage.loader import Loader
-from kvdb.storage.slot import SlotLayout
-from kvdb.storage.tier import Blocks, Tier
+from kvdb.storage.tier import Blocks
+
+if TYPE_CHECKING:
+    from kvdb.storage.gpu import GpuTier
 
 log = logging.getLogger(__name__)
 WORTH_BLOCKS = 4
@@ -36,16 +38,7 @@ class Mirror:
         return self.first * self.segment.tables[0].layout.block_size
 
 
-class GpuSlots(Tier, Protocol):
-    """The tier of one model's blocks."""
-
-    layout: SlotLayout
-
-    @property
-    def free(self) -> int: ...
-
-
-Fill = Callable[[GpuSlots, Mirror], None]
+Fill = Callable[["GpuTier", Mirror], None]
 """Copies the blocks in; when it returns they are there, and queries may read them. Raises CapacityError or GpuLost."""
 
 
@@ -60,7 +53,7 @@ class Mirrors:
         self.version = 0
         self._loader = loader
         self._fill = fill
-        self._ready: OrderedDict[int, tuple[GpuSlots, Mirror]] = OrderedDict()  # by segment number, the last used last
+        self._ready: OrderedDict[int, tuple[GpuTier, Mirror]] = OrderedDict()  # by segment number, the last used last
         self._coming: set[int] = set()
         self._refused: dict[int, int] = {}  # by segment number, the version at which there was no room
         self._executor = ThreadPoolExecutor(1, "kvdb-gpu")
@@ -76,7 +69,7 @@ class Mirrors:
             self._ready.move_to_end(segment.number)
             return found[1]
 
-    def keep(self, tier: GpuSlots, segment: Segment, *, whole: bool = False) -> None:
+    def keep(self, tier: "GpuTier", segment: Segment, *, whole: bool = False) -> None:
         """Copy a segment's blocks in the background, or as many of its last as there is room for. whole: all of them or none.
         The caller holds a reference to the segment."""
         with self._changed:
@@ -88,13 +81,13 @@ class Mirrors:
             segment.retain()
             self._executor.submit(self._copy, tier, segment, whole)
 
-    def take(self, tier: GpuSlots, count: int) -> Blocks:
+    def take(self, tier: "GpuTier", count: int) -> Blocks:
         """Slots for a session's own tokens; copies that nobody uses make room. Raises CapacityError or GpuLost."""
         with self._changed:
             self._make_room(tier, count)
             return tier.allocate(count)
 
-    def owned(self) -> list[tuple[GpuSlots, Blocks]]:
+    def owned(self) -> list[tuple["GpuTier", Blocks]]:
         """The slots of every mirror that is there, and their tier."""
         with self._changed:
             return [(tier, mirror.slots.ravel()) for tier, mirror in self._ready.values()]
@@ -122,7 +115,7 @@ class Mirrors:
             self._ready.clear()
             self._changed.notify_all()
 
-    def _copy(self, tier: GpuSlots, segment: Segment, whole: bool) -> None:
+    def _copy(self, tier: "GpuTier", segment: Segment, whole: bool) -> None:
         """In the thread."""
         with ExitStack() as after:
             after.callback(self._ended, segment)
@@ -136,7 +129,7 @@ class Mirrors:
             except (CapacityError, GpuLost, IntegrityError, Unavailable) as error:
                 log.warning("segment %d is not copied to the GPU: %s", segment.number, error)
 
-    def _come_in(self, tier: GpuSlots, segment: Segment, whole: bool) -> None:
+    def _come_in(self, tier: "GpuTier", segment: Segment, whole: bool) -> None:
         layers, blocks = len(segment.tables), segment.tables[0].layout.blocks_for(len(segment))
         with self._changed:
             self._make_room(tier, layers * blocks)
@@ -155,7 +148,7 @@ class Mirrors:
                     self.version += 1
                     undo.pop_all()
 
-    def _make_room(self, tier: GpuSlots, count: int) -> None:
+    def _make_room(self, tier: "GpuTier", count: int) -> None:
         """With the lock held: give up the copies that no session uses, until there is room or none are left."""
         for number in list(self._ready):
             if tier.free >= count:

@@ -1,6 +1,6 @@
 """What planning needs to know of the GPU, without torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,9 @@ from kvdb.attention.run import Words
 from kvdb.attention.span import Span
 from kvdb.catalog.segment import Segment
 from kvdb.gpu.mirror import Mirror
+from kvdb.storage.slot import SlotLayout
 from kvdb.storage.table import BlockTable
+from kvdb.storage.tier import Blocks
 from kvdb.types import ModelSpec
 from query_optimizer.cost import GpuMachine
 from query_optimizer.facts import FastMemory
@@ -70,7 +72,17 @@ class GpuSide(Protocol):
         """What is free of it; None once it is lost."""
         ...
 
-    def away(self, spec: ModelSpec, parts: Sequence[AwayPart], moves: Moves | None, tail: TailSlots | None) -> Away: ...
+    def away(self, spec: ModelSpec, parts: Sequence[AwayPart], moves: Moves | None, tail: TailSlots | None) -> Away:
+        """What answers of one layer of a session. tail: where its tail goes with them, what `tail` made."""
+        ...
+
+    def owned(self) -> Mapping[SlotLayout, Sequence[Blocks]]:
+        """The slots of every owner, to be checked against the tiers' ledgers."""
+        ...
+
+    def close(self) -> None:
+        """Give all copies back. Sessions are closed before."""
+        ...
 
 
 def kinds_for(wanted: Wanted) -> tuple[str, ...]:

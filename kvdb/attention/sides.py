@@ -18,7 +18,7 @@ from kvdb.attention.sparse import Question, exact, sparse
 from kvdb.attention.state import AttentionState, merge
 
 
-def together(question: Question, sections: Sections, away: Away, retrieval: Retrieval) -> tuple[AttentionState, Reading]:
+def on_both_sides(question: Question, sections: Sections, away: Away, retrieval: Retrieval) -> tuple[AttentionState, Reading]:
     """The attention of a question over all of its run. away: that of the sections.
 
     Both sides start at once, so neither knows the other's largest score: each retrieves what its own asks for, which is never
