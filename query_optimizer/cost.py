@@ -106,18 +106,3 @@ class Machine:
                 f"a machine is described by {', '.join(map(str, values)) or 'nothing'}; expected {', '.join(names)}"
             )
         return cls(**values)
-
-
-@dataclass(frozen=True)
-class GpuMachine:
-    call_s: float = 3e-5
-    step_s: float = 1e-4
-    stream_bytes_s: float = 4e12
-    operations_s: float = 4e14
-    transfer_bytes_s: float = 4e10
-
-    def exact_seconds(self, nbytes: float, operations: float) -> float:
-        return max(nbytes / self.stream_bytes_s, operations / self.operations_s)
-
-    def search_seconds(self, nbytes: float) -> float:
-        return self.step_s + nbytes / self.stream_bytes_s
