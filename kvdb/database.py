@@ -31,7 +31,6 @@ from kvdb.storage.store import BlockStore
 from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import TierStats
 from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Part, Tokens
-from query_optimizer.cost import GpuMachine
 from query_optimizer.extend import BadRule, PlacedRule, extended
 from query_optimizer.materialize import Materialize
 from query_optimizer.optimizer import Optimizer, UnknownRule
@@ -58,7 +57,7 @@ class Database:
         self._catalog = Catalog()
         device = open_gpu(self.config.storage)
         self._blocks = BlockStore(self.config.storage, device)
-        self.gpu: GpuSide | None = serving(device, self._blocks, GpuMachine())
+        self.gpu: GpuSide | None = serving(device, self._blocks, self.config.optimizer.machine_file)
         indexes = self.config.indexes
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max)
         policy = Materialize(indexes.opened_often)

@@ -81,7 +81,7 @@ def _part_facts(call: Call, part: Part, among: float) -> PartFacts:
     machine, spec = call.machine, call.spec
     heads: tuple[HeadFacts, ...] = ()
     if part.slots is not None and call.gpu is not None:
-        seconds = gpu_facts.exact_seconds(spec, call.gpu, part.visible, call.new)
+        seconds = gpu_facts.exact_seconds(spec, call.gpu, part.visible, call.new) - call.gpu.call_s
         indexes = gpu_facts.indexes(spec, call.gpu, call.wanted, part, call.new)
     else:
         heads = _heads(call, part)

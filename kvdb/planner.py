@@ -145,7 +145,7 @@ class Planner:
         parts = parts_of(*known, gpu)
         tokens = sum(part.visible for part in parts if part.slots is not None)
         here = self._engine.machine.exact_seconds(tokens * spec.token_nbytes, 2.0 * tokens * spec.q_heads * new * spec.head_dim)
-        sooner = exact_seconds(spec, gpu.machine, tokens, new) + gpu.machine.call_s < here
+        sooner = exact_seconds(spec, gpu.machine, tokens, new) < here
         return parts if sooner else parts_of(*known)
 
     def _facts(self, new: int, wanted: Wanted, parts: list[Part]) -> Facts:

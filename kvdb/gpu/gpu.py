@@ -62,7 +62,7 @@ class Gpu:
         if tier is None:
             return None
         tokens = tier.free // spec.layers * tier.layout.block_size
-        return FastMemory(TIER, tokens * spec.token_nbytes, self.machine.transfer_bytes_s)
+        return FastMemory(TIER, tokens * spec.token_nbytes, self.machine.host_bytes_s)
 
     def away(self, spec: ModelSpec, parts: Sequence[AwayPart], moves: Moves | None, tail: TailSlots | None) -> GpuAway:
         assert tail is None or isinstance(tail, TailCopy)
