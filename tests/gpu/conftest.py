@@ -11,8 +11,8 @@ from query_optimizer.wanted import Wanted
 
 DEVICE = "cuda" if torch.cuda.is_available() else "interpreter"
 BUDGET = 64 << 20
-FAST = GpuMachine(call_s=1e-9, step_s=1e-9)
-"""So fast that plans take the GPU for contexts of a few hundred tokens too."""
+FAST = GpuMachine(call_s=1e-9, step_s=1e-9, stream_bytes_s=4e10, gather_bytes_s=1e12)
+"""So fast that plans take the GPU for contexts of a few hundred tokens too, and search them."""
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from query_optimizer.wanted import Hints, Wanted
 from tests.conftest import Kv
 from tests.gpu.conftest import imported, opened, spec_of, step, ways
 
-STORED = 600
+STORED = 300
 TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 EXACT = Wanted(Exact())
 
@@ -38,7 +38,7 @@ def test_a_session_reads_there_what_it_reads_here(both, dtype):
     kv = Kv(spec_of(dtype), STORED + 20)
     there, here = (opened(engine, kv, STORED) for engine in both(kv))
     assert {tier for _, tier, _ in ways(there, EXACT)} == {"gpu"}
-    for i in range(20):
+    for i in range(3):
         for layer in range(2):
             close(step(there, kv, STORED + i, EXACT, layer), step(here, kv, STORED + i, EXACT, layer), dtype)
     there.close()
@@ -59,11 +59,11 @@ def test_what_has_no_room_is_read_by_the_cpu_at_the_same_time(make_engine, both)
     kv = Kv(spec_of(), STORED + 10)
     there, here = both(kv)
     slot = there._blocks.gpu_tier(kv.spec).layout.nbytes
-    cramped = make_engine(slot * 2 * 24)  # in each of two layers 24 blocks of 38
+    cramped = make_engine(slot * 2 * 12)  # in each of two layers 12 blocks of 19
     imported(cramped, kv, "document", STORED)
     some, reference = opened(cramped, kv, STORED), opened(here, kv, STORED)
     assert {tier for _, tier, _ in ways(some, EXACT)} == {"cpu", "gpu"}
-    for i in range(6):
+    for i in range(3):
         close(step(some, kv, STORED + i, EXACT), step(reference, kv, STORED + i, EXACT))
     some.close()
     reference.close()
@@ -79,10 +79,10 @@ def test_a_piece_of_a_prompt_attends_causally(both, n):
     here.close()
 
 
-@pytest.mark.parametrize("retrieval", [Dipr(0.01), TopK(40), None])
+@pytest.mark.parametrize("retrieval", [Dipr(0.01), TopK(33), None])
 def test_a_search_there_finds_what_matters(both, retrieval):
     kv = Kv(spec_of(head_dim=32), STORED + 4)
-    kv.k[:, :, 100:STORED:150] += 3 * kv.q[:, ::2, STORED : STORED + 1]  # a few keys that a query head of each group wants
+    kv.k[:, :, 100:STORED:90] += 3 * kv.q[:, ::2, STORED : STORED + 1]  # a few keys that a query head of each group wants
     wanted = Wanted(retrieval)
     there, here = (opened(engine, kv, STORED) for engine in both(kv))
     assert any(tier == "gpu" and index is not None for _, tier, index in ways(there, wanted))
@@ -121,9 +121,9 @@ def test_a_fork_and_its_parent_go_their_ways(both):
     outs = []
     for engine in both(kv):
         parent = opened(engine, kv, STORED)
-        seen = [step(parent, kv, STORED + i, EXACT) for i in range(5)]
+        seen = [step(parent, kv, STORED + i, EXACT) for i in range(2)]
         twin = parent.fork()
-        seen += [step(session, kv, STORED + 5 + i, EXACT) for i, session in enumerate([parent, twin, parent, twin])]
+        seen += [step(session, kv, STORED + 2 + i, EXACT) for i, session in enumerate([parent, twin, parent, twin])]
         outs.append(seen)
         parent.close()
         twin.close()
