@@ -30,8 +30,8 @@ def prefill(
     """Attention of the last n tokens of the one sequence of the batch: to all of its pieces but for the last, of which each token
     sees what stands before it and itself.
 
-    q, out: `[q_heads, n, head_dim]`, contiguous, of any float dtype, on the device of the pages; n: at most the tokens of the last
-    piece, where theirs are already stored. lse: float32 `[q_heads, n]`, natural; -inf, and out 0, where a token sees nothing.
+    q, out: `[q_heads, n, head_dim]`, contiguous, of any float dtype, on the device of the pages; n: at most the tokens of the
+    last piece, where theirs are already stored. lse: float32 `[q_heads, n]`, natural; -inf, and out 0, where a token sees nothing.
     scale: above 0. splits: of the context, merged by whichever program brings the last; None: as many as keep the device busy.
 
     FlashAttention-2 (arXiv 2307.08691); tokens and the query heads of a group are the rows of a tile. Nothing waits for the host.
