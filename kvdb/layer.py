@@ -103,7 +103,7 @@ class Layer:
         """The answer to queries q of the last n tokens by a plan. observed: whether statistics are made of it."""
         layout, scale, sections = self.tail.layout, self._spec.softmax_scale, prepared.sections
         question = Question(layout, self.run, q, scale, wanted, observed)
-        if sections.away is not None and q.shape[1] <= max(1, self.tail.length):
+        if sections.away is not None and sections.away.takes(q.shape[1]):
             try:
                 return on_both_sides(question, sections, sections.away, prepared.plan.retrieval)
             except AwayFailed as failure:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from kvdb.attention.away import Away
 from kvdb.attention.run import Run
 from kvdb.attention.sections import Sections
 from kvdb.basis import Basis
@@ -14,7 +15,7 @@ from kvdb.facts import Call, Costs, gather
 from kvdb.gpu.side import GpuSide, serves
 from kvdb.gpu_facts import exact_seconds
 from kvdb.hints import check_hints
-from kvdb.parts import CPU, Part, ToAway, parts_of, sections_of
+from kvdb.parts import CPU, Part, ToAway, away_part, parts_of, sections_of
 from kvdb.tail import NAME, Tail
 from kvdb.types import ModelSpec
 from query_optimizer.access import Access
@@ -50,18 +51,18 @@ class Engine(Protocol):
 class Prepared:
     """A plan, how it divides the run, and what it was made for.
 
-    first_block: of the run, by the name of a part. seals: whether old tokens of the tail are to be indexed, because they are
+    parts: by name. seals: whether old tokens of the tail are to be indexed, because they are
     searched or could be. relies: whether heads are not searched for what they want because of what is known of them. looks_again:
     whether they are, to see if that is still so.
     """
 
-    __slots__ = ("first_block", "looks_again", "plan", "relies", "seals", "sections", "uses", "version")
+    __slots__ = ("looks_again", "parts", "plan", "relies", "seals", "sections", "uses", "version")
 
     def __init__(
         self, plan: Plan, parts: Mapping[str, Part], sections: Sections, version: int, uses: int, looks_again: bool = False
     ) -> None:
-        """parts: by name; version: of the indexes; uses: how many queries it is good for."""
-        self.first_block = {name: part.span.first_block for name, part in parts.items()}
+        """version: of the indexes; uses: how many queries it is good for."""
+        self.parts = parts
         self.looks_again = looks_again
         self.relies = any(access.rule == DiffuseHead.name for access in plan.accesses)
         self.plan = plan
@@ -125,8 +126,16 @@ class Planner:
     def blocks_of(self, prepared: Prepared, access: Access) -> tuple[int, int]:
         """Which blocks of the run hold the tokens of an access."""
         size = self._tail.table.layout.block_size
-        first = prepared.first_block[access.part]
+        first = prepared.parts[access.part].span.first_block
         return first + access.begin // size, first + -(-access.end // size)
+
+    def away_of(self, prepared: Prepared, access: Access) -> Away:
+        """What answers one access on the GPU by itself."""
+        to_away = self._to_away()
+        assert to_away is not None
+        part = prepared.parts[access.part]
+        taken = away_part(access, part, self._basis, self._run, self._tail.table.layout.block_size)
+        return to_away([] if taken is None else [taken], taken is None)
 
     def plan(self, wanted: Wanted, new: int = 1) -> Plan:
         """A plan made anew. Raises UnknownRule."""

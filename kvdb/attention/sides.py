@@ -5,6 +5,7 @@ no more than that share of all. So each side reads on by itself.
 """
 
 from dataclasses import replace
+from time import perf_counter_ns
 
 import numpy as np
 
@@ -24,6 +25,7 @@ def on_both_sides(question: Question, sections: Sections, away: Away, retrieval:
     Both sides start at once, so neither knows the other's largest score: each retrieves what its own asks for, which is never
     less than what all of it asks for. Raises AwayFailed.
     """
+    started = perf_counter_ns()
     pending = away.launch(question.q, None)
     answered = sparse(question, sections, retrieval) if question.searches(sections) else exact(question, sections)
     here, reading = answered
@@ -33,7 +35,8 @@ def on_both_sides(question: Question, sections: Sections, away: Away, retrieval:
         answer = _read_on(away, question, retrieval, answer, limit)
     state = merge([here, answer.state])
     out = state.out.astype(question.q.dtype, copy=False)
-    return AttentionState(out, state.lse), _joined(reading, here.lse, answer, state.lse)
+    joined = _joined(reading, here.lse, answer, state.lse)
+    return AttentionState(out, state.lse), replace(joined, kernel_ns=perf_counter_ns() - started)
 
 
 def _read_on(away: Away, question: Question, retrieval: Retrieval, answer: Answer, limit: float) -> Answer:

@@ -1,17 +1,25 @@
 """What the GPU answers of one layer of a session: launched, and waited for once."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from indexes.retrieval import Retrieval
 from kvdb.attention.away import Answer, AwayFailed
 from kvdb.attention.span import Span
 from kvdb.attention.triton.pages import Pages
 from kvdb.errors import CapacityError, GpuLost, KvdbError
-from kvdb.gpu.decoding import Asked, Decoding
+from kvdb.gpu.asked import Asked
+from kvdb.gpu.decoding import Decoding
 from kvdb.gpu.device import Device
-from kvdb.gpu.results import Results
+from kvdb.gpu.prefilling import Prefilling
 from kvdb.storage.gpu import GpuTier
 from kvdb.types import Array, ModelSpec
+
+
+class Step(Protocol):
+    """Something launched."""
+
+    def wait(self) -> list[Answer]: ...
 
 
 class GpuAway:
@@ -39,15 +47,20 @@ class GpuAway:
     def tail(self) -> bool:
         return self._asked.tail is not None
 
+    def takes(self, n: int) -> bool:
+        """See `Away.takes`."""
+        return n == 1 or (self._asked.tail is not None and n <= self._asked.tail.length)
+
     @property
     def spans(self) -> Sequence[Span]:
         return [part.span for part in self._asked.parts]
 
     def launch(self, q: Array, retrieval: Retrieval | None) -> "Under":
         """See `Away.launch`."""
+        results: Step
         try:
             if q.shape[1] > 1:
-                results = self._prefilled(q)
+                results = Prefilling(self._device, self._pages, self._spec, self._asked, q)
             else:
                 if retrieval not in self._decoding:
                     asked = self._asked.widened(retrieval)
@@ -66,7 +79,7 @@ class GpuAway:
 class Under:
     """A query under way."""
 
-    def __init__(self, away: GpuAway, results: Results) -> None:
+    def __init__(self, away: GpuAway, results: Step) -> None:
         self._away = away
         self._results = results
 

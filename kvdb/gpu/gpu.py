@@ -8,8 +8,8 @@ from weakref import WeakSet
 from kvdb.attention.moves import Moves
 from kvdb.catalog.segment import Segment
 from kvdb.errors import GpuLost, KvdbError
+from kvdb.gpu.asked import Asked
 from kvdb.gpu.away import GpuAway
-from kvdb.gpu.decoding import Asked
 from kvdb.gpu.device import Device
 from kvdb.gpu.filling import Filler
 from kvdb.gpu.mirror import Mirror, Mirrors

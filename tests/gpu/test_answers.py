@@ -82,7 +82,9 @@ def test_a_piece_of_a_prompt_attends_causally(both, n):
 @pytest.mark.parametrize("retrieval", [Dipr(0.01), TopK(33), None])
 def test_a_search_there_finds_what_matters(both, retrieval):
     kv = Kv(spec_of(head_dim=32), STORED + 4)
-    kv.k[:, :, 100:STORED:90] += 3 * kv.q[:, ::2, STORED : STORED + 1]  # a few keys that a query head of each group wants
+    kv.q *= 3
+    wanted_by_all = kv.q[:, ::2, STORED : STORED + 1] + kv.q[:, 1::2, STORED : STORED + 1]  # both heads of each group
+    kv.k[:, :, 100:STORED:90] += wanted_by_all
     wanted = Wanted(retrieval)
     there, here = (opened(engine, kv, STORED) for engine in both(kv))
     assert any(tier == "gpu" and index is not None for _, tier, index in ways(there, wanted))
