@@ -8,7 +8,7 @@ import numpy as np
 
 from indexes.base import Float32
 from kvdb.attention import execute
-from kvdb.attention.away import Away
+from kvdb.attention.away import Away, AwayFailed
 from kvdb.attention.execute import Reading, Search
 from kvdb.attention.state import AttentionState
 from kvdb.layer import Layer
@@ -28,6 +28,8 @@ def analyze(layer: Layer, spec: ModelSpec, wanted: Wanted, q: Array) -> Plan:
     started = perf_counter()
     prepared = layer.planner.fresh(1, wanted)
     planning = perf_counter() - started
+    if prepared.sections.away is not None:
+        layer.carry_out(prepared, q, wanted)  # the first makes its tables on the device
     started = perf_counter()
     state, reading = layer.carry_out(prepared, q, wanted)
     seconds = perf_counter() - started
@@ -58,11 +60,14 @@ def _measured(layer: Layer, spec: ModelSpec, prepared: Prepared, access: Access,
     return replace(access, actual=Actual(access.tokens, access.tokens, nbytes, seconds))
 
 
-def _of_gpu(away: Away, q: Array) -> Actual:
-    """Of one way alone, the second time: the first makes what it needs on the device. Raises AwayFailed."""
-    away.launch(q, None).result()
-    started = perf_counter()
-    answer = away.launch(q, None).result()
+def _of_gpu(away: Away, q: Array) -> Actual | None:
+    """Of one way alone, the second time: the first makes what it needs on the device. None where it brings no answer."""
+    try:
+        away.launch(q, None).result()
+        started = perf_counter()
+        answer = away.launch(q, None).result()
+    except AwayFailed:
+        return None
     return Actual(answer.retrieved, answer.scanned, answer.nbytes, perf_counter() - started)
 
 

@@ -1,6 +1,6 @@
 """Plans for one layer of a session: facts are gathered, the optimizer decides, and what it decided is kept until they change."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from kvdb.catalog.segment import Segment
 from kvdb.catalog.use import Asked
 from kvdb.config import Config
 from kvdb.facts import Call, Costs, gather
-from kvdb.gpu.side import GpuSide, serves
+from kvdb.gpu.side import AwayPart, GpuSide, serves
 from kvdb.gpu_facts import exact_seconds
 from kvdb.hints import check_hints
 from kvdb.parts import CPU, Part, ToAway, away_part, parts_of, sections_of
@@ -29,6 +29,8 @@ from query_optimizer.wanted import NO_HINTS, Wanted
 
 PREPARED_MAX = 64
 """Plans of one layer; a caller may ask for another alpha each time."""
+AWAYS_MAX = 8
+"""What answers plans on the GPU takes memory there."""
 LOOK_AGAIN = 256
 """Queries of a layer, of all sessions, after which heads that are not searched for what they want are searched once more."""
 FIRST_USES, USES_MAX = 4, 256
@@ -88,6 +90,8 @@ class Planner:
         self._costs: Costs = {}
         self._checked: set[Wanted] = set()
         self._stays: int | None = None
+        self._aways: dict[Hashable, Away] = {}
+        self._aways_version = 0
 
     def prepare(self, new: int, wanted: Wanted) -> Prepared:
         """The plan of a call of `new` queries. Raises UnknownRule."""
@@ -165,6 +169,7 @@ class Planner:
     def stay(self) -> None:
         """The GPU failed to answer: plan without it, until something changes there."""
         self._prepared.clear()
+        self._aways.clear()
         self._stays = None if self._engine.gpu is None else self._engine.gpu.version
 
     def _looks_again(self) -> bool:
@@ -199,4 +204,17 @@ class Planner:
         gpu = self._engine.gpu
         if gpu is None:
             return None
-        return lambda parts, tail: gpu.away(self._spec, parts, self._basis.moves, self._tail.copy if tail else None)
+
+        def made(parts: Sequence[AwayPart], tail: bool) -> Away:
+            """What plans alike have in common, as making its tables on the device takes longer than a query."""
+            version = self._version()
+            if self._aways_version != version or len(self._aways) >= AWAYS_MAX:
+                self._aways.clear()
+                self._aways_version = version
+            key = tail, tuple((part.span, part.kind, part.retrieval, part.turn) for part in parts)
+            if key not in self._aways:
+                copy = self._tail.copy if tail else None
+                self._aways[key] = gpu.away(self._spec, parts, self._basis.moves, copy)
+            return self._aways[key]
+
+        return made
