@@ -1,5 +1,6 @@
 """Checks of what a caller hands in; each raises the error that says what was given and what was expected."""
 
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
@@ -53,6 +54,29 @@ def start(given: int | None, length: int, layer_number: int) -> None:
             f"start is {given}, but layer {layer_number} holds {length} tokens; expected start={length}, "
             "so hand in the tokens that follow, each once"
         )
+
+
+def together(sessions: Sequence[object]) -> None:
+    """Raises InvalidArgument unless these are sessions for one call: some, each once."""
+    if not len(sessions):
+        raise InvalidArgument("no sessions are given; expected at least one")
+    first: dict[int, int] = {}
+    for i, session in enumerate(sessions):
+        if first.setdefault(id(session), i) != i:
+            raise InvalidArgument(f"sessions[{i}] is sessions[{first[id(session)]}] again; expected each session once")
+
+
+def stacked(what: str, array: Any, sessions: int) -> None:
+    """Raises ShapeError unless it holds one array for each session."""
+    shape = getattr(array, "shape", None)
+    if shape is None or len(shape) != 4 or shape[0] != sessions:
+        raise ShapeError(f"{what} has the shape {shape}; expected ({sessions}, heads, tokens, head_dim) for {sessions} sessions")
+
+
+def starts(given: Sequence[int] | None, sessions: int) -> None:
+    """Raises InvalidArgument unless there is one for each session, or none was given."""
+    if given is not None and len(given) != sessions:
+        raise InvalidArgument(f"starts holds {len(given)} positions; expected {sessions}, one a session, or None")
 
 
 def base(given: Any) -> int:
