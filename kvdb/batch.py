@@ -13,7 +13,6 @@ import numpy as np
 import kvdb.check as check
 from kvdb.attention.sharing import sharing_of
 from kvdb.attention.together import exact_together
-from kvdb.errors import KvdbError, SpecMismatch
 from kvdb.layer import Layer
 from kvdb.planner import Prepared
 from kvdb.session import SessionState
@@ -41,11 +40,11 @@ def attend(
     """
     with _members(sessions, layer) as members:
         spec = sessions[0].spec
+        check.starts(starts, len(members))
         for what, array in (("q", q), ("k", k), ("v", v)):
             check.stacked(what, array, len(members))
-        check.starts(starts, len(members))
         for i, (_, state) in enumerate(members):
-            with _named(i):
+            with check.numbered(i):
                 n = _check(state, q[i], wanted)
                 check.same_tokens(n, check.keys_values(spec, k[i], v[i]))
                 check.start(None if starts is None else starts[i], state.run.tokens, layer)
@@ -62,7 +61,7 @@ def attention(sessions: Sequence[SessionState], layer: int, q: Array, wanted: Wa
     with _members(sessions, layer) as members:
         check.stacked("q", q, len(members))
         for i, (_, state) in enumerate(members):
-            with _named(i):
+            with check.numbered(i):
                 state.check_last(_check(state, q[i], wanted))
         return _answer(sessions[0].spec, members, q, wanted)
 
@@ -70,26 +69,15 @@ def attention(sessions: Sequence[SessionState], layer: int, q: Array, wanted: Wa
 @contextmanager
 def _members(sessions: Sequence[SessionState], layer: int) -> Iterator[list[Member]]:
     """The sessions, in whose turn the body runs. Raises InvalidArgument, SpecMismatch, and what `SessionState.layer` raises."""
-    check.together(sessions)
     with ExitStack() as turns:
         for session in sorted(sessions, key=id):  # in one order wherever several are taken, so that no two calls wait in a ring
             turns.enter_context(session.turns)
         members = []
         for i, session in enumerate(sessions):
-            with _named(i):
-                if session.spec != sessions[0].spec:
-                    raise SpecMismatch(f"it is of {session.spec}, and the first of {sessions[0].spec}; expected one model")
+            with check.numbered(i):
+                check.same_spec(session.spec, sessions[0].spec)
                 members.append(Member(session, session.layer(layer)))
         yield members
-
-
-@contextmanager
-def _named(number: int) -> Iterator[None]:
-    """Errors of one session say of which."""
-    try:
-        yield
-    except KvdbError as error:
-        raise type(error)(f"sessions[{number}]: {error}") from error
 
 
 def _check(layer: Layer, q: Array, wanted: Wanted) -> int:
@@ -103,7 +91,7 @@ def _append(members: Sequence[Member], k: Array, v: Array) -> None:
     """The tokens of all, or of none when one session's are refused. Raises NonFiniteError or CapacityError."""
     with ExitStack() as undo:
         for i, (session, layer) in enumerate(members):
-            with _named(i):
+            with check.numbered(i):
                 session.append(layer, k[i], v[i])
             undo.callback(layer.take_back, k.shape[2])
         undo.pop_all()

@@ -289,8 +289,7 @@ class Database:
     def _own(self, sessions: Sequence[object]) -> list[SessionState]:
         self._check_open()
         own = [session for session in sessions if isinstance(session, SessionState) and session.engine is self]
-        if len(own) < len(sessions):
-            raise InvalidArgument("a session is another database's; expected sessions that were opened here")
+        check.together(sessions, own)
         return own
 
     def _check_open(self) -> None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Group(NamedTuple):
-    """Views that the same sessions read. views: their numbers among those of the first member. members: two or more, ascending."""
+    """Views that the same sessions read. views: their numbers among the first member's. members: two or more, ascending."""
 
     views: tuple[int, ...]
     members: tuple[int, ...]

@@ -92,7 +92,14 @@ class Transport(Protocol):
     def lay_out(self, spec: ModelSpec, parts: Sequence[Part]) -> SessionTransport: ...
 
     def attend_together(
-        self, sessions: Sequence[SessionTransport], layer: int, q: Array, k: Array, v: Array, wanted: Wanted, starts: Starts = None
+        self,
+        sessions: Sequence[SessionTransport],
+        layer: int,
+        q: Array,
+        k: Array,
+        v: Array,
+        wanted: Wanted,
+        starts: Sequence[int] | None = None,
     ) -> Array: ...
 
     def attention_together(self, sessions: Sequence[SessionTransport], layer: int, q: Array, wanted: Wanted) -> Array: ...
