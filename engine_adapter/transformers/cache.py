@@ -92,17 +92,9 @@ class SessionLayer(CacheLayerMixin):
         head_dim]`. scaling: what the layer multiplies q.k with, None for 1/sqrt(head_dim). Raises ShapeError, Unsupported, and
         what `Session.attend` raises.
         """
-        batch = self.batch
         self._check(q, k, v, scaling)
-        batch.waiting = None
-        starts = [self.length - row.padding for row in batch.rows]
-        if batch.db is None or len(starts) == 1:
-            rows = enumerate(zip(batch.rows, starts, strict=True))
-            outs = [row.session.attend(self.number, q[i], k[i], v[i], start=start, **batch.how) for i, (row, start) in rows]
-            out = outs[0].unsqueeze(0) if len(outs) == 1 else torch.stack(outs)
-        else:
-            sessions = [row.session for row in batch.rows]
-            out = batch.db.attend(sessions, self.number, q, k, v, starts=starts, **batch.how)
+        self.batch.waiting = None
+        out = self._attend(q, k, v)
         self.length += k.shape[2]
         return out.transpose(1, 2).contiguous()
 
@@ -117,6 +109,19 @@ class SessionLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         raise Unsupported("a session's tokens cannot be taken back; open another session instead of resetting the cache")
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        batch, rows = self.batch, self.batch.rows
+        starts = [self.length - row.padding for row in rows]
+        if len(rows) > 1 and batch.db is not None:
+            sessions = [row.session for row in rows]
+            together: torch.Tensor = batch.db.attend(sessions, self.number, q, k, v, starts=starts, **batch.how)
+            return together
+        outs = [
+            row.session.attend(self.number, q[i], k[i], v[i], start=start, **batch.how)
+            for i, (row, start) in enumerate(zip(rows, starts, strict=True))
+        ]
+        return outs[0].unsqueeze(0) if len(outs) == 1 else torch.stack(outs)
 
     def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> None:
         spec = self.batch.spec
