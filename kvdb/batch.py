@@ -13,6 +13,7 @@ import numpy as np
 import kvdb.check as check
 from kvdb.attention.sharing import sharing_of
 from kvdb.attention.together import exact_together
+from kvdb.catalog.segment import SegmentView
 from kvdb.layer import Layer
 from kvdb.planner import Prepared
 from kvdb.session import SessionState
@@ -20,6 +21,9 @@ from kvdb.types import Array, ModelSpec
 from query_optimizer.wanted import Wanted
 
 Starts = Sequence[int] | None
+
+SAVED_TOKENS_MIN = 4096
+"""Where sharing a view saves fewer reads of tokens than this, each session reads it as it reads the rest; it lies in the caches."""
 
 
 class Member(NamedTuple):
@@ -101,7 +105,7 @@ def _answer(spec: ModelSpec, members: Sequence[Member], q: Array, wanted: Wanted
     prepared = [layer.prepare(q[i], wanted) for i, (_, layer) in enumerate(members)]
     out = np.empty(q.shape, q.dtype)
     exact = [i for i, (_, layer) in enumerate(members) if _may_share(layer, prepared[i], q.shape[2])]
-    sharing = sharing_of([members[i].session.basis.views for i in exact])
+    sharing = sharing_of([members[i].session.basis.views for i in exact], _worth)
     together = exact if sharing.groups else []
     if together:
         runs = [members[i].layer.run for i in together]
@@ -115,6 +119,10 @@ def _answer(spec: ModelSpec, members: Sequence[Member], q: Array, wanted: Wanted
         out[i], reading = members[i].layer.answer_by(prepared[i], q[i], wanted)
         members[i].session.work.count(prepared[i].plan, reading)
     return out
+
+
+def _worth(view: SegmentView, readers: int) -> bool:
+    return view.visible * (readers - 1) >= SAVED_TOKENS_MIN
 
 
 def _may_share(layer: Layer, prepared: Prepared, n: int) -> bool:

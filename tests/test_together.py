@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import kvdb
+import kvdb.batch as batch
 from kvdb.client.client import Client
 from kvdb.config import Config, IndexConfig, OptimizerConfig, StorageConfig, WindowConfig
 from kvdb.database import Database
@@ -34,6 +35,12 @@ def stack(kvs, layer, at, n=1):
     return tuple(
         np.stack([getattr(kv, name)[layer][:, begin : begin + n] for kv, begin in zip(kvs, at, strict=True)]) for name in "qkv"
     )
+
+
+@pytest.fixture(autouse=True)
+def all_is_shared(monkeypatch):
+    """Also what is too short to pay."""
+    monkeypatch.setattr(batch, "SAVED_TOKENS_MIN", 0)
 
 
 class Texts:
@@ -104,6 +111,17 @@ def test_what_is_shared_is_read_once(db, spec, make_kv):
     assert read == [(300 // 6 + 1) * spec.token_nbytes] * 6, "a sixth of the document, and the own token"
     db.attend(sessions[:1], 1, *stack([kv], 1, [300]))
     assert sessions[0].stats().bytes_read - read[0] == 301 * spec.token_nbytes
+
+
+def test_what_is_short_is_not_shared(db, spec, make_kv, monkeypatch):
+    monkeypatch.setattr(batch, "SAVED_TOKENS_MIN", 601)
+    kv = make_kv(spec, 301)
+    db.import_context(spec, kv.tokens[:300], kv.pairs(0, 300), name="doc")
+    sessions = [db.create_session(spec, kv.tokens) for _ in range(4)]
+    db.attend(sessions[:3], 0, *stack([kv] * 3, 0, [300] * 3))
+    assert sessions[0].stats().bytes_read == 301 * spec.token_nbytes
+    db.attend(sessions, 1, *stack([kv] * 4, 1, [300] * 4))
+    assert sessions[3].stats().bytes_read == (300 // 4 + 1) * spec.token_nbytes
 
 
 def test_moved_chunks_are_shared_where_they_stand_alike(db, spec, make_kv):
