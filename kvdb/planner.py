@@ -93,6 +93,11 @@ class Planner:
         self._aways: dict[Hashable, Away] = {}
         self._aways_version = 0
 
+    @property
+    def gpu(self) -> GpuSide | None:
+        """That of the database."""
+        return self._engine.gpu
+
     def prepare(self, new: int, wanted: Wanted) -> Prepared:
         """The plan of a call of `new` queries. Raises UnknownRule."""
         key = wanted, new.bit_length()

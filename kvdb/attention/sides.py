@@ -12,21 +12,23 @@ import numpy as np
 from indexes.base import Float32
 from indexes.retrieval import Retrieval
 from indexes.widen import widened
-from kvdb.attention.away import Answer, Away
+from kvdb.attention.away import Answer, Away, Pending
 from kvdb.attention.execute import Reading
 from kvdb.attention.sections import Sections
 from kvdb.attention.sparse import Question, exact, sparse
 from kvdb.attention.state import AttentionState, merge
 
 
-def on_both_sides(question: Question, sections: Sections, away: Away, retrieval: Retrieval) -> tuple[AttentionState, Reading]:
-    """The attention of a question over all of its run. away: that of the sections.
+def on_both_sides(
+    question: Question, sections: Sections, away: Away, retrieval: Retrieval, pending: Pending | None = None
+) -> tuple[AttentionState, Reading]:
+    """The attention of a question over all of its run. away: that of the sections; pending: what was launched of it already.
 
     Both sides start at once, so neither knows the other's largest score: each retrieves what its own asks for, which is never
     less than what all of it asks for. Raises AwayFailed.
     """
     started = perf_counter_ns()
-    pending = away.launch(question.q, None)
+    pending = pending or away.launch(question.q, None)
     answered = sparse(question, sections, retrieval) if question.searches(sections) else exact(question, sections)
     here, reading = answered
     answer = pending.result()

@@ -9,6 +9,7 @@ import torch
 from indexes.retrieval import Retrieval
 from kvdb.attention.triton.decode import decode
 from kvdb.attention.triton.pages import TORCH, Pages
+from kvdb.attention.away import Answer
 from kvdb.gpu.asked import ROOM_BLOCKS, Asked, batch_of
 from kvdb.gpu.device import Device
 from kvdb.gpu.results import Results
@@ -46,9 +47,8 @@ class Decoding:
             moves = [of.moves for of in asked]
             self._searches = [Searching(device, pages, spec, retrieval, found, moves) for (_, retrieval), found in groups.items()]
 
-    def launch(self, q: Array) -> Results:
-        """q: `[sessions, q_heads, head_dim]`, of the last token of each. Its results, until the next launch. Raises CapacityError
-        or GpuLost."""
+    def launch(self, q: Array) -> None:
+        """q: `[sessions, q_heads, head_dim]`, of the last token of each. Raises CapacityError or GpuLost."""
         device = self._device
         for of in self._asked:
             if of.tail is not None:
@@ -61,7 +61,10 @@ class Decoding:
                 buffer.sent(device.query_stream)
             self._kernels()
             self._results.send([0 if of.tail is None else of.tail.tokens for of in self._asked])
-        return self._results
+
+    def wait(self) -> list[Answer]:
+        """The answer of each session, once it is there. After each `launch` once. Raises CapacityError or GpuLost."""
+        return self._results.wait()
 
     def _kernels(self) -> None:
         """Launches that depend on nothing on the host."""
