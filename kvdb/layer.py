@@ -134,9 +134,7 @@ class Layer:
         self._seals = prepared.seals
         return prepared
 
-    def answer_by(
-        self, prepared: Prepared, q: Array, wanted: Wanted, pending: Pending | None = None
-    ) -> tuple[Array, Reading]:
+    def answer_by(self, prepared: Prepared, q: Array, wanted: Wanted, pending: Pending | None = None) -> tuple[Array, Reading]:
         """The answer to what a plan was prepared for, which counts towards what is known of such queries. pending: as `carry_out`
         takes it."""
         # What a kind that was hinted at gives up says more of the kind.

@@ -57,6 +57,6 @@ class Away(Protocol):
         ...
 
     def launch(self, q: Array, retrieval: Retrieval | None) -> Pending:
-        """Begin to answer queries `[q_heads, n, head_dim]` of the last n tokens, where it `takes` n. Of several everything is read.
-        retrieval: in place of what was planned, None to keep to it. Raises AwayFailed."""
+        """Begin to answer queries `[q_heads, n, head_dim]` of the last n tokens, where it `takes` n; for several everything is
+        read. retrieval: in place of what was planned, None to keep to it. Raises AwayFailed."""
         ...

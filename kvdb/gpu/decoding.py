@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from indexes.retrieval import Retrieval
+from kvdb.attention.away import Answer
 from kvdb.attention.triton.decode import decode
 from kvdb.attention.triton.pages import TORCH, Pages
-from kvdb.attention.away import Answer
 from kvdb.gpu.asked import ROOM_BLOCKS, Asked, batch_of
 from kvdb.gpu.device import Device
 from kvdb.gpu.results import Results

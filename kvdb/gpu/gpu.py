@@ -108,4 +108,5 @@ class Gpu:
         return owned
 
     def close(self) -> None:
+        self._together.clear()
         self.mirrors.close()

@@ -39,12 +39,14 @@ class Prefilling:
             self._buffer: Buffer = device.staging.take(q.nbytes + 4 * lse.numel())
             self._buffer.tensor[: q.nbytes].copy_(out.view(torch.uint8).view(-1), non_blocking=True)
             self._buffer.tensor[q.nbytes :].copy_(lse.view(torch.uint8).view(-1), non_blocking=True)
+            self._event = device.query_stream.record_event()
 
     def wait(self) -> list[Answer]:
         """The answer, once it is there. Raises CapacityError or GpuLost."""
         q = self._q
         with self._buffer as buffer:
-            self._device.wait()
+            with self._device.watch():
+                self._event.synchronize()
             out = buffer.array[: q.nbytes].view(q.dtype).reshape(q.shape).copy()
             lse = buffer.array[q.nbytes :].view(np.float32).reshape(q.shape[:2]).copy()
         none = np.full(lse.shape, -np.inf, np.float32)
