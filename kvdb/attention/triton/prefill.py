@@ -31,8 +31,9 @@ def prefill(
     sees what stands before it and itself.
 
     q, out: `[q_heads, n, head_dim]`, contiguous, of any float dtype, on the device of the pages; n: at most the tokens of the
-    last piece, where theirs are already stored. lse: float32 `[q_heads, n]`, natural; -inf, and out 0, where a token sees nothing.
-    scale: above 0. splits: of the context, merged by whichever program brings the last; None: as many as keep the device busy.
+    last piece, where theirs are already stored. lse: float32 `[q_heads, n]`, natural; -inf, and out 0, where a token sees
+    nothing. scale: above 0. splits: of the context, merged by whichever program brings the last; None: as many as keep the
+    device busy.
 
     FlashAttention-2 (arXiv 2307.08691); tokens and the query heads of a group are the rows of a tile. Nothing waits for the host.
     Where the context is split, room for partial states is allocated, on the current stream. Raises ValueError on arguments that
@@ -81,7 +82,7 @@ def _splits(programs: int, batch: Batch) -> int:
     """As many as give each processor a program, if there are tokens enough."""
     device = batch.device
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    return max(1, min(processors // programs, triton.cdiv(batch.tokens_max, SPLIT_TOKENS_MIN)))
+    return max(1, min(processors // programs, -(-batch.tokens_max // SPLIT_TOKENS_MIN)))
 
 
 def _check(q: torch.Tensor, pages: Pages, batch: Batch, scale: float, out: torch.Tensor, lse: torch.Tensor) -> None:
