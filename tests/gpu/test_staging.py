@@ -112,7 +112,7 @@ def test_closing_waits_and_gives_all_back():
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 5 * BUFFER_BYTES_MIN), st.sampled_from(["hold", "sent", "unused", "pass"])), max_size=40)
+    st.lists(st.tuples(st.integers(1, 5 * BUFFER_BYTES_MIN), st.sampled_from(["hold", "sent", "unused", "pass"])), max_size=40)
 )
 def test_no_two_use_the_same_memory_and_every_byte_is_counted(steps):
     staging, stream, busy, known = Staging(pinned=False), Slow(), [], {}
