@@ -18,6 +18,7 @@ MEASURED = Machine(stream_bytes_s=1.5e10, operations_s=2.7e11)
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(command, "calibrate", lambda: MEASURED)
+    monkeypatch.setattr(command.probe, "look", lambda: None)
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
