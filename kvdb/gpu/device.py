@@ -4,8 +4,8 @@ import os
 import re
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from threading import Lock
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import count
 from typing import cast
 
 import torch
@@ -44,9 +44,14 @@ class Device:
         with self.watch():
             self.copy_stream, self.query_stream = self._stream(), self._stream()
         self.staging = Staging(pinned=not self.interpreted)
-        self.tracked_nbytes = 0
+        # Of memory that `tracked` was told of, by number. Without a lock, as memory may go in the middle of anything, also here.
+        self._tracked: dict[int, int] = {}
+        self._numbers = count()
+
+    @property
+    def tracked_nbytes(self) -> int:
         """Of all tensors that `tracked` was told of and that are alive."""
-        self._lock = Lock()
+        return sum(list(self._tracked.values()))
 
     @property
     def pinned_nbytes(self) -> int:
@@ -103,9 +108,9 @@ class Device:
         """The same tensor, whose memory counts in `tracked_nbytes` until the last tensor that uses it is gone. For each memory
         once."""
         storage = tensor.untyped_storage()
-        nbytes = storage.nbytes()
-        self._count(nbytes)
-        weakref.finalize(storage, self._count, -nbytes)
+        number = next(self._numbers)
+        self._tracked[number] = storage.nbytes()
+        weakref.finalize(storage, self._tracked.pop, number)
         return tensor
 
     def wait(self) -> None:
@@ -114,10 +119,9 @@ class Device:
             self.query_stream.synchronize()
 
     def close(self) -> None:
-        """Wait for all that is under way and give memory back that nothing uses. Tensors must be gone before."""
-        if self.lost:
-            return
-        with self.watch():
+        """Wait for all that is under way and give memory back that nothing uses. Tensors must be gone before. A device that is
+        lost has given everything back."""
+        with suppress(GpuLost), self.watch():
             self.copy_stream.synchronize()
             self.query_stream.synchronize()
             self.staging.close()
@@ -126,10 +130,6 @@ class Device:
 
     def _stream(self) -> Stream:
         return Done() if self.interpreted else cast("Stream", torch.cuda.Stream(self.torch))
-
-    def _count(self, nbytes: int) -> None:
-        with self._lock:
-            self.tracked_nbytes += nbytes
 
 
 def open_device(name: str) -> Device:
@@ -158,9 +158,9 @@ def open_device(name: str) -> Device:
             raise Unsupported(
                 f"torch {torch.__version__} finds no GPU that it can use; update the driver, or choose another torch"
             )
-        count = torch.cuda.device_count()
-        if where.index >= count:
-            raise ConfigError(f"storage.gpu_device is {name}; expected a number below {count}, how many there are")
+        cards = torch.cuda.device_count()
+        if where.index >= cards:
+            raise ConfigError(f"storage.gpu_device is {name}; expected a number below {cards}, how many there are")
         properties = torch.cuda.get_device_properties(where)
     return Device(where, properties.name, properties.total_memory)
 

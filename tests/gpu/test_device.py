@@ -162,6 +162,12 @@ def test_memory_counts_until_the_last_tensor_that_uses_it_is_gone(interpreter):
     assert interpreter.tracked_nbytes == 0
 
 
+def test_closing_a_device_that_fails_meanwhile_is_no_error(interpreter, monkeypatch):
+    monkeypatch.setattr(interpreter.staging, "close", raising(RuntimeError("CUDA error: unspecified launch failure")))
+    interpreter.close()
+    assert interpreter.lost
+
+
 class Late:
     """A stream whose work is done as late as the order allows; what runs is written down."""
 
