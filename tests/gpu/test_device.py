@@ -1,6 +1,8 @@
 """A device says what its failures mean, counts what it holds, and keeps copies and queries in order."""
 
 import gc
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -51,6 +53,36 @@ def test_the_interpreter_must_be_asked_for_before_triton_is_imported(monkeypatch
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(ConfigError, match="wants TRITON_INTERPRET=1"):
         open_device("interpreter")
+
+
+def test_a_card_is_opened_with_two_streams_and_pinned_staging(card, monkeypatch):
+    made, entered, emptied, pinned = [], [], [], []
+
+    class Stream(Late):
+        def __init__(self, where):
+            super().__init__([])
+            made.append(where)
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(entered.append(stream)))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name="NVIDIA H200", total_memory=1 << 37))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 36, 1 << 37))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    device = open_device("cuda")
+    assert (device.torch, device.card, device.name) == (torch.device("cuda", 0), "NVIDIA H200", "NVIDIA H200 (cuda:0)")
+    assert not device.interpreted
+    assert made == [device.torch, device.torch]
+    assert device.copy_stream is not device.query_stream
+    assert (device.memory_total, device.memory_free()) == (1 << 37, 1 << 36)
+    with device.on(device.copy_stream):
+        assert entered == [device.copy_stream]
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: pinned.append(pin_memory) or empty(*a, **k))
+    device.staging.take(10).sent(device.copy_stream)
+    assert pinned == [True]
+    device.close()
+    assert emptied == [True]
+    assert device.pinned_nbytes == 0
 
 
 def test_a_card_that_is_not_there_is_refused(card, monkeypatch):
@@ -168,6 +200,19 @@ def test_closing_a_device_that_fails_meanwhile_is_no_error(interpreter, monkeypa
     assert interpreter.lost
 
 
+class Behind:
+    """An event of such a stream."""
+
+    def __init__(self, stream, launched):
+        self.stream, self.launched = stream, launched
+
+    def query(self):
+        return not any(self.stream.work[: self.launched])
+
+    def synchronize(self):
+        self.stream.until(self.launched)
+
+
 class Late:
     """A stream whose work is done as late as the order allows; what runs is written down."""
 
@@ -178,13 +223,13 @@ class Late:
         self.work.append((name, []))
 
     def record_event(self):
-        return (self, len(self.work))
+        return Behind(self, len(self.work))
 
     def wait_event(self, event):
         self.work.append((None, [event]))
 
     def query(self):
-        return not self.work
+        return not any(self.work)
 
     def synchronize(self):
         self.until(len(self.work))
@@ -194,8 +239,8 @@ class Late:
         for index in range(count):
             if self.work[index] is not None:
                 (name, events), self.work[index] = self.work[index], None
-                for stream, before in events:
-                    stream.until(before)
+                for event in events:
+                    event.synchronize()
                 if name is not None:
                     self.ran.append(name)
 
