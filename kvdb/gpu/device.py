@@ -30,8 +30,9 @@ class Device:
     query_stream: blocks come in on one while queries are answered on the other, each in its own order; `queries_after_copies` and
     `copies_after_queries` put one behind the other on the device, without the host waiting. A tensor that was allocated on one
     stream and is used on the other must be told so, with `tensor.record_stream`, or be alive until both are done with it: its
-    memory is given to the next who asks on its own stream as soon as the host lets go of it. staging: main memory to copy from
-    and to. lost: whether it failed; from then on nothing is launched.
+    memory is given to the next who asks on its own stream as soon as the host lets go of it. staging: main memory to copy blocks
+    from; query_staging: for queries and their results, apart, so that no query waits for blocks that come in. lost: whether it
+    failed; from then on nothing is launched.
     """
 
     def __init__(self, where: torch.device, card: str, memory_total: int) -> None:
@@ -43,7 +44,7 @@ class Device:
         self.lost = False
         with self.watch():
             self.copy_stream, self.query_stream = self._stream(), self._stream()
-        self.staging = Staging(pinned=not self.interpreted)
+        self.staging, self.query_staging = (Staging(pinned=not self.interpreted) for _ in range(2))
         # Of memory that `tracked` was told of, by number. Without a lock, as memory may go in the middle of anything, also here.
         self._tracked: dict[int, int] = {}
         self._numbers = count()
@@ -56,7 +57,7 @@ class Device:
     @property
     def pinned_nbytes(self) -> int:
         """Of main memory, for copies."""
-        return self.staging.nbytes
+        return self.staging.nbytes + self.query_staging.nbytes
 
     def memory_free(self) -> int:
         """Bytes that nobody holds now, other processes included. Raises GpuLost."""
@@ -125,6 +126,7 @@ class Device:
             self.copy_stream.synchronize()
             self.query_stream.synchronize()
             self.staging.close()
+            self.query_staging.close()
             if not self.interpreted:
                 torch.cuda.empty_cache()
 
