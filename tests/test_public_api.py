@@ -112,6 +112,7 @@ MessageTooLarge(CapacityError)
 Unauthenticated(KvdbError)
 Unsupported(KvdbError)
 Unavailable(KvdbError, ConnectionError)
+GpuLost(KvdbError)
 IntegrityError(KvdbError)
 InternalError(KvdbError)
 """
