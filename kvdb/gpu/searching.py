@@ -25,7 +25,9 @@ class Search(Protocol):
 
     unit: int
 
-    def __call__(self, q: torch.Tensor, floor: torch.Tensor, rows: Rows) -> FoundThere: ...
+    def __call__(self, q: torch.Tensor, floor: torch.Tensor, rows: Rows) -> FoundThere:
+        """floor: the largest q.k seen elsewhere, which only a range goes by."""
+        ...
 
 
 class ByCodes:
@@ -51,7 +53,7 @@ class ByBounds:
         shape = runs.sequences, spec.q_heads, runs.tokens_max
         self._workspace = CoarseWorkspace.of(pages.layout, *shape, k_pages, runs.table.device)
 
-    def __call__(self, q: torch.Tensor, floor: torch.Tensor, rows: Rows) -> FoundThere:
+    def __call__(self, q: torch.Tensor, floor: torch.Tensor, rows: Rows) -> FoundThere:  # noqa: ARG002
         return coarse_top(q, *self._asked, self._workspace, rows.out, rows.lse)
 
 
