@@ -62,7 +62,8 @@ class Card:
         self.did, self.capturing, card = [], False, self
 
         class Stream:
-            pass
+            def __init__(self, device="cuda:0"):
+                self.device = device
 
         class Graph:
             def replay(self):
