@@ -33,7 +33,7 @@ def _batch(form: str, sequences: int, block: int = BLOCK, placed: bool = False):
     piece = Piece(np.arange(2, dtype=np.int32), 2 * block, 0 if placed else -1, hidden, "shared")
     angle = np.zeros((1, HEAD_DIM // 2), np.float32)
     batch = Batch([[piece]] * sequences, GROUP, CPU, (angle, angle) if placed else None, layout=layout)
-    return make_pages(layout, 2), batch
+    return make_pages(layout, 2, CPU), batch
 
 
 def _decode(form: str, sequences: int, block: int = BLOCK, placed: bool = False) -> Callable[[], None]:

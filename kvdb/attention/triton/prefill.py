@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kvdb.attention.triton.batch import SPLIT_TOKENS_MIN, Batch
+from kvdb.attention.triton.batch import SPLIT_TOKENS_MIN, Batch, processors_of
 from kvdb.attention.triton.decode import shape
 from kvdb.attention.triton.pages import Pages
 from kvdb.attention.triton.tile import (
@@ -80,8 +80,7 @@ def prefill(
 
 def _splits(programs: int, batch: Batch) -> int:
     """As many as give each processor a program, if there are tokens enough."""
-    device = batch.device
-    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    processors = processors_of(batch.device)
     return max(1, min(processors // programs, -(-batch.tokens_max // SPLIT_TOKENS_MIN)))
 
 
