@@ -11,6 +11,9 @@ from kvdb.storage.slot import SlotLayout
 
 ROWS = (16, 64, 128)
 """Query rows of a tile. The last is what one program answers at most."""
+NARROW_PROGRAMS = 3
+"""Programs of the narrowest tile that a processor has room for, by shared memory and registers, which tests/triton/compiled.py
+tells. Of wider ones it has room for one."""
 PROGRAM_INTS = 8
 """int32 of a program's row: piece, split, splits, first member, members, and padding to 32 bytes."""
 SPLIT_TOKENS_MIN = 256
@@ -127,7 +130,10 @@ class Batch:
         self.counters = torch.zeros((len(sequences), layout.kv_heads), dtype=torch.int32, device=device)
         none = np.zeros((1, 1), np.float32)
         self.cos, self.sin = (torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in angles or (none, none))
-        rows = layout.kv_heads * group * int(cut.states[:, 1].sum())
+        # Whole lines, so that all areas are aligned, which kernels are compiled for.
+        rows = -(-layout.kv_heads * group * int(cut.states[:, 1].sum()) // 32) * 32
+        if rows * layout.head_dim >= 1 << 31:
+            raise ValueError(f"{rows} partial states of {layout.head_dim} dimensions; make it several batches")
         floats = (workspace or Workspace(device)).take(rows * (layout.head_dim + 2))
         self.partial, self.tops, self.totals = floats.split([rows * layout.head_dim, rows, rows])
 
@@ -260,11 +266,10 @@ def processors_of(device: torch.device) -> int:
 
 
 def even(kv_heads: int, processors: int) -> EachOf:
-    """So that all processors are busy to the end. Three programs of narrow tiles find room on a processor, and one of wide ones;
-    another one that had to wait for room would take the whole time again."""
+    """So that all processors are busy to the end. A program that had to wait for room would take the whole time again."""
 
     def each(rows: int, tokens: list[int]) -> int:
-        programs = max(len(tokens), processors * (3 if rows == ROWS[0] else 1) // kv_heads)
+        programs = max(len(tokens), processors * (NARROW_PROGRAMS if rows == ROWS[0] else 1) // kv_heads)
         longest = SPLIT_TOKENS_MAX if rows == ROWS[0] else max(tokens, default=1)
         found = SPLIT_TOKENS_MIN
         while found < longest and sum(max(1, -(-of // found)) for of in tokens) > programs:
