@@ -9,6 +9,7 @@ import torch
 from kvdb.attention.triton.batch import Batch, Piece
 from kvdb.attention.triton.decode import decode
 from kvdb.attention.triton.prefill import prefill
+from kvdb.attention.triton.rope import rotate
 from kvdb.storage.slot import SlotLayout
 from tests.triton.reference import CPU, make_pages
 
@@ -33,7 +34,7 @@ def _batch(form: str, sequences: int, block: int = BLOCK, placed: bool = False):
     piece = Piece(np.arange(2, dtype=np.int32), 2 * block, 0 if placed else -1, hidden, "shared")
     angle = np.zeros((1, HEAD_DIM // 2), np.float32)
     batch = Batch([[piece]] * sequences, GROUP, CPU, (angle, angle) if placed else None, layout=layout)
-    return make_pages(layout, 2), batch
+    return make_pages(layout, 2, CPU), batch
 
 
 def _decode(form: str, sequences: int, block: int = BLOCK, placed: bool = False) -> Callable[[], None]:
@@ -55,6 +56,11 @@ def _prefill(form: str, n: int, splits: int, block: int = BLOCK, placed: bool = 
     return call
 
 
+def _rope() -> None:
+    x, angles = torch.zeros((4, HEAD_DIM), dtype=torch.bfloat16), torch.zeros((4, HEAD_DIM // 2))
+    rotate(x, angles, angles, False, x)
+
+
 SPECIMENS = {
     "decode bfloat16": Specimen(_decode("bfloat16", 1), copies=(16, 16)),
     "decode bfloat16, moved, hidden, odd blocks": Specimen(_decode("bfloat16", 1, 48, placed=True), (90,), (16, 8)),
@@ -65,4 +71,5 @@ SPECIMENS = {
     "prefill bfloat16": Specimen(_prefill("bfloat16", 100, 1), (80, 90), (16, 16)),
     "prefill bfloat16, split": Specimen(_prefill("bfloat16", 100, 2), (80,), (16, 16)),
     "prefill bfloat16, split, moved, hidden": Specimen(_prefill("bfloat16", 4, 2, placed=True), (90,), (16, 8)),
+    "rope bfloat16": Specimen(_rope),
 }
