@@ -1,0 +1,155 @@
+"""Exact neighbours by matrix products, tile by tile: no tile is larger than its budget, whatever the number of keys."""
+
+import math
+
+import torch
+
+GROUP = 32
+"""Scores of which first only the largest is looked at: every one of the k largest is in one of the k groups with the largest."""
+COLUMNS, ROWS = 131_072, 4096
+"""Keys and queries of one tile, at most."""
+PIECES = 3
+"""Of half precision, that hold a float32."""
+PIECE_SCALE = 256.0
+"""What a piece stands for, times as much; float16 ends at 65,504."""
+EXTRA = 8
+"""Channels of an operand beside those of the keys: tensor cores like multiples of 8."""
+ALIGNMENT = 32
+"""Keys are padded to a multiple, so that rows of scores begin at one of 128 bytes."""
+
+
+def largest(keys: torch.Tensor, queries: torch.Tensor, k: int, tile_nbytes: int) -> torch.Tensor:
+    """int32 `[m, min(k, n)]`: of `queries`, `[m, head_dim]`, the rows of `keys`, `[n, head_dim]`, with the largest q.k, largest
+    first. Both on one device; products of one half precision are summed in float32 there, others are taken in float32.
+
+    tile_nbytes: of scores, at once.
+    """
+    if keys.dtype != queries.dtype or keys.dtype == torch.float32 or not _sums_wide(keys):
+        keys, queries = keys.float(), queries.float()
+    n = len(keys)
+    operand, k = _padded(keys).T, min(k, n)
+    out = torch.empty((len(queries), k), dtype=torch.int32, device=keys.device)
+    for begin in range(0, len(queries), step := _rows(n, tile_nbytes)):
+        best = Best(k)
+        for column in range(0, n, COLUMNS):
+            end = min(column + COLUMNS, n)
+            best.take(_product(queries[begin : begin + step], operand[:, column : _aligned(end)])[:, : end - column], column)
+        out[begin : begin + step] = best.tokens
+    return out
+
+
+def nearest_before(keys: torch.Tensor, k: int, tile_nbytes: int) -> torch.Tensor:
+    """int32 `[n, k]`: of each of `keys`, `[n, head_dim]`, the nearest of those before it, by L2 distance, nearest first, -1 behind
+    the last. As an insertion one by one sees them, and for half of the work that all neighbours take.
+
+    The nearest have the largest a.b - |b| ** 2 / 2: the lengths go into the product as channels of their own.
+    """
+    n = len(keys)
+    rows, operand = _with_lengths(keys if _sums_wide(keys) else keys.float())
+    operand = _padded(operand).T
+    out = torch.full((n, k), -1, dtype=torch.int32, device=keys.device)
+    begin = 0
+    while begin < n:
+        end = min(begin + _rows_behind(begin, tile_nbytes), n)
+        best = Best(min(k, end))
+        for column in range(0, end, COLUMNS):
+            last = min(column + COLUMNS, end)
+            scores = _product(rows[begin:end], operand[:, column : _aligned(last)])[:, : last - column]
+            _leave_out(scores, begin, column)
+            best.take(scores, column)
+        out[begin:end, : best.tokens.shape[1]] = torch.where(best.scores > -torch.inf, best.tokens, -1)
+        begin = end
+    return out
+
+
+class Best:
+    """The k largest of the tiles of some rows so far, largest first. scores: float32 `[rows, k]`; tokens: int32, theirs."""
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+        self.scores = torch.empty(0)
+        self.tokens = torch.empty(0, dtype=torch.int32)
+
+    def take(self, scores: torch.Tensor, column: int) -> None:
+        """scores: float32 `[rows, n]`, of tokens from `column` on."""
+        values, at = _largest_of(scores, min(self._k, scores.shape[1]))
+        tokens = (at + column).to(torch.int32)
+        if self.tokens.numel():
+            values, tokens = torch.cat([self.scores, values], 1), torch.cat([self.tokens, tokens], 1)
+            values, at = values.topk(min(self._k, values.shape[1]), dim=1)
+            tokens = tokens.gather(1, at)
+        self.scores, self.tokens = values, tokens
+
+
+def _largest_of(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k largest of each row, largest first, and where they are. Selecting among all takes several passes over them; here one
+    pass finds the largest of each group, and the groups of the k largest of these are all that is selected from."""
+    rows, n = scores.shape
+    groups = n // GROUP
+    if groups <= 2 * k:
+        return scores.topk(k, dim=1)
+    whole = groups * GROUP
+    grouped = scores[:, :whole].unflatten(1, (groups, GROUP))
+    chosen = grouped.amax(2).topk(k, dim=1, sorted=False).indices
+    within = grouped.gather(1, chosen[:, :, None].expand(rows, k, GROUP)).flatten(1)
+    places = (chosen[:, :, None] * GROUP + torch.arange(GROUP, device=scores.device)).flatten(1)
+    if whole < n:
+        within = torch.cat([within, scores[:, whole:]], 1)
+        places = torch.cat([places, torch.arange(whole, n, device=scores.device).expand(rows, n - whole)], 1)
+    values, at = within.topk(k, dim=1)
+    return values, places.gather(1, at)
+
+
+def _with_lengths(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Operands `[n, head_dim + EXTRA]` whose products are a.b - |b| ** 2 / 2. In half precision a length is a sum of PIECES."""
+    lengths = keys.float().square().sum(1) / (-2 * PIECE_SCALE)
+    rows, columns = keys.new_zeros((len(keys), EXTRA)), keys.new_zeros((len(keys), EXTRA))
+    for piece in range(PIECES):
+        rows[:, piece] = PIECE_SCALE
+        columns[:, piece] = lengths
+        lengths = lengths - columns[:, piece].float()
+    return torch.cat([keys, rows], 1), torch.cat([keys, columns], 1)
+
+
+def _leave_out(scores: torch.Tensor, begin: int, column: int) -> None:
+    """Of rows from `begin` on and columns from `column` on, the columns that do not come before their row."""
+    first = max(begin, column)
+    if first < column + scores.shape[1]:
+        rows = torch.arange(begin, begin + len(scores), device=scores.device)
+        columns = torch.arange(first, column + scores.shape[1], device=scores.device)
+        scores[:, first - column :].masked_fill_(columns >= rows[:, None], -torch.inf)
+
+
+def _product(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """In float32."""
+    return torch.mm(rows, columns) if rows.dtype == torch.float32 else torch.mm(rows, columns, out_dtype=torch.float32)
+
+
+def _sums_wide(keys: torch.Tensor) -> bool:
+    """Whether products of half precision come out in float32: on cards, since torch 2.8."""
+    if keys.device.type != "cuda":
+        return False
+    try:
+        torch.mm(keys[:1], keys[:1].T, out_dtype=torch.float32)
+    except (TypeError, NotImplementedError):
+        return False
+    return True
+
+
+def _rows(n: int, tile_nbytes: int) -> int:
+    """Of a tile that is as wide as n keys."""
+    return min(max(tile_nbytes // (4 * min(n, COLUMNS)), 1), ROWS)
+
+
+def _rows_behind(begin: int, tile_nbytes: int) -> int:
+    """Of a tile that is as wide as the `begin` keys before it and its own."""
+    scores = tile_nbytes // 4
+    return min(max((math.isqrt(begin * begin + 4 * scores) - begin) // 2, scores // COLUMNS, 1), ROWS)
+
+
+def _aligned(tokens: int) -> int:
+    return -(-tokens // ALIGNMENT) * ALIGNMENT
+
+
+def _padded(keys: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(keys, (0, 0, 0, _aligned(len(keys)) - len(keys)))
