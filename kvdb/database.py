@@ -20,6 +20,7 @@ from kvdb.catalog.segment import Segment, Views
 from kvdb.catalog.use import Asked
 from kvdb.config import Config
 from kvdb.errors import ConfigError, InvalidArgument, Unavailable
+from kvdb.gpu.opening import open_gpu
 from kvdb.imports import Import, Target
 from kvdb.indexing import Materializer
 from kvdb.laying import lay_out
@@ -53,7 +54,7 @@ class Database:
             raise ConfigError(f"optimizer.rules_off: {error}") from None
         self.machine = machine_file.known(self.config.optimizer.machine_file).machine
         self._catalog = Catalog()
-        self._blocks = BlockStore(self.config.storage)
+        self._blocks = BlockStore(self.config.storage, open_gpu(self.config.storage))
         self._builder = IndexBuilder(self._blocks.loader, self.config.indexes.threads, self.config.indexes.bytes_max)
         policy = Materialize(self.config.indexes.opened_often)
         self._materializer = Materializer(
