@@ -175,7 +175,9 @@ def graph_insert(graph: Graph, blocks: Blocks, begin: int, width: int, parents: 
 def graph_connect(graph: Graph, blocks: Blocks, kv_head: int, pivots: Any, offsets: Any, candidates: Any) -> None:
     """Links pivots, int32 [count], to those of their candidates[offsets[i] : offsets[i + 1]] that no link stands closer to."""
 
-def graph_choose_links(graph: Graph, blocks: Blocks, kv_head: int, begin: int, offsets: Any, candidates: Any, chosen: Any) -> None:
+def graph_choose_links(
+    graph: Graph, blocks: Blocks, kv_head: int, begin: int, offsets: Any, candidates: Any, chosen: Any
+) -> None:
     """Writes chosen, uint32 [count, most]: of candidates[offsets[i] : offsets[i + 1]] of each token begin + i those that HNSW's
     rule takes, the nearest last; all where they are no more than `most`."""
 

@@ -1,6 +1,7 @@
 """Exact neighbours by matrix products, tile by tile: no tile is larger than its budget, whatever the number of keys."""
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -14,49 +15,51 @@ PIECE_SCALE = 256.0
 """What a piece stands for, times as much; float16 ends at 65,504."""
 EXTRA = 8
 """Channels of an operand beside those of the keys: tensor cores like multiples of 8."""
-ALIGNMENT = 32
-"""Keys are padded to a multiple, so that rows of scores begin at one of 128 bytes."""
+
+Search = Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
+"""Of queries `[m, width]` and keys `[n, width]` of one dtype: float32 and int64 `[m, k]`, the k largest q.k, largest first, and
+of which keys."""
 
 
-def largest(keys: torch.Tensor, queries: torch.Tensor, k: int, tile_nbytes: int) -> torch.Tensor:
+def search(queries: torch.Tensor, keys: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """See Search. On the CPU, in float32."""
+    return _largest_of(_product(queries, keys), k)
+
+
+def largest(keys: torch.Tensor, queries: torch.Tensor, k: int, tile_nbytes: int, of_tile: Search = search) -> torch.Tensor:
     """int32 `[m, min(k, n)]`: of `queries`, `[m, head_dim]`, the rows of `keys`, `[n, head_dim]`, with the largest q.k, largest
     first. Both on one device; products of one half precision are summed in float32 there, others are taken in float32.
 
     tile_nbytes: of scores, at once.
     """
-    if keys.dtype != queries.dtype or keys.dtype == torch.float32 or not _sums_wide(keys):
+    if keys.dtype != queries.dtype or not _sums_wide(keys):
         keys, queries = keys.float(), queries.float()
-    n = len(keys)
-    operand, k = _padded(keys).T, min(k, n)
+    n, k = len(keys), min(k, len(keys))
     out = torch.empty((len(queries), k), dtype=torch.int32, device=keys.device)
     for begin in range(0, len(queries), step := _rows(n, tile_nbytes)):
         best = Best(k)
-        for column in range(0, n, COLUMNS):
-            end = min(column + COLUMNS, n)
-            best.take(_product(queries[begin : begin + step], operand[:, column : _aligned(end)])[:, : end - column], column)
+        best.search(queries[begin : begin + step], keys, of_tile)
         out[begin : begin + step] = best.tokens
     return out
 
 
-def nearest_before(keys: torch.Tensor, k: int, tile_nbytes: int) -> torch.Tensor:
-    """int32 `[n, k]`: of each of `keys`, `[n, head_dim]`, the nearest of those before it, by L2 distance, nearest first, -1 behind
-    the last. As an insertion one by one sees them, and for half of the work that all neighbours take.
+def nearest_before(keys: torch.Tensor, k: int, tile_nbytes: int, of_tile: Search = search) -> torch.Tensor:
+    """int32 `[n, k]`: of each of `keys`, `[n, head_dim]`, the nearest of those before it, by L2 distance, nearest first, -1
+    behind the last. As an insertion one by one sees them, and for half of the work that all neighbours take.
 
     The nearest have the largest a.b - |b| ** 2 / 2: the lengths go into the product as channels of their own.
     """
-    n = len(keys)
-    rows, operand = _with_lengths(keys if _sums_wide(keys) else keys.float())
-    operand = _padded(operand).T
+    n, begin = len(keys), 0
+    rows, columns = _with_lengths(keys if _sums_wide(keys) else keys.float())
     out = torch.full((n, k), -1, dtype=torch.int32, device=keys.device)
-    begin = 0
     while begin < n:
         end = min(begin + _rows_behind(begin, tile_nbytes), n)
         best = Best(min(k, end))
-        for column in range(0, end, COLUMNS):
-            last = min(column + COLUMNS, end)
-            scores = _product(rows[begin:end], operand[:, column : _aligned(last)])[:, : last - column]
-            _leave_out(scores, begin, column)
-            best.take(scores, column)
+        best.search(rows[begin:end], columns[:begin], of_tile)
+        scores = _product(rows[begin:end], columns[begin:end])
+        own = torch.arange(end - begin, device=keys.device)
+        scores.masked_fill_(own >= own[:, None], -torch.inf)
+        best.take(*_largest_of(scores, min(k, end - begin)), begin)
         out[begin:end, : best.tokens.shape[1]] = torch.where(best.scores > -torch.inf, best.tokens, -1)
         begin = end
     return out
@@ -70,15 +73,20 @@ class Best:
         self.scores = torch.empty(0)
         self.tokens = torch.empty(0, dtype=torch.int32)
 
-    def take(self, scores: torch.Tensor, column: int) -> None:
-        """scores: float32 `[rows, n]`, of tokens from `column` on."""
-        values, at = _largest_of(scores, min(self._k, scores.shape[1]))
+    def search(self, rows: torch.Tensor, columns: torch.Tensor, of_tile: Search) -> None:
+        """Take all columns, COLUMNS at a time."""
+        for begin in range(0, len(columns), COLUMNS):
+            tile = columns[begin : begin + COLUMNS]
+            self.take(*of_tile(rows, tile, min(self._k, len(tile))), begin)
+
+    def take(self, scores: torch.Tensor, at: torch.Tensor, column: int) -> None:
+        """Those of a tile that begins at `column`, as a Search gives them."""
         tokens = (at + column).to(torch.int32)
         if self.tokens.numel():
-            values, tokens = torch.cat([self.scores, values], 1), torch.cat([self.tokens, tokens], 1)
-            values, at = values.topk(min(self._k, values.shape[1]), dim=1)
+            scores, tokens = torch.cat([self.scores, scores], 1), torch.cat([self.tokens, tokens], 1)
+            scores, at = scores.topk(min(self._k, scores.shape[1]), dim=1)
             tokens = tokens.gather(1, at)
-        self.scores, self.tokens = values, tokens
+        self.scores, self.tokens = scores, tokens
 
 
 def _largest_of(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,7 +95,8 @@ def _largest_of(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tenso
     rows, n = scores.shape
     groups = n // GROUP
     if groups <= 2 * k:
-        return scores.topk(k, dim=1)
+        values, at = scores.topk(k, dim=1)
+        return values, at
     whole = groups * GROUP
     grouped = scores[:, :whole].unflatten(1, (groups, GROUP))
     chosen = grouped.amax(2).topk(k, dim=1, sorted=False).indices
@@ -111,24 +120,18 @@ def _with_lengths(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat([keys, rows], 1), torch.cat([keys, columns], 1)
 
 
-def _leave_out(scores: torch.Tensor, begin: int, column: int) -> None:
-    """Of rows from `begin` on and columns from `column` on, the columns that do not come before their row."""
-    first = max(begin, column)
-    if first < column + scores.shape[1]:
-        rows = torch.arange(begin, begin + len(scores), device=scores.device)
-        columns = torch.arange(first, column + scores.shape[1], device=scores.device)
-        scores[:, first - column :].masked_fill_(columns >= rows[:, None], -torch.inf)
-
-
 def _product(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """In float32."""
-    return torch.mm(rows, columns) if rows.dtype == torch.float32 else torch.mm(rows, columns, out_dtype=torch.float32)
+    """`[m, n]`, in float32."""
+    if rows.dtype == torch.float32:
+        return torch.mm(rows, columns.T)
+    return torch.mm(rows, columns.T, out_dtype=torch.float32)
 
 
 def _sums_wide(keys: torch.Tensor) -> bool:
-    """Whether products of half precision come out in float32: on cards, since torch 2.8."""
-    if keys.device.type != "cuda":
-        return False
+    """Whether products in the keys' precision are summed and come out in float32: those of half precision on cards, since torch
+    2.8, and those of float32."""
+    if keys.dtype == torch.float32 or keys.device.type == "cpu":
+        return keys.dtype == torch.float32
     try:
         torch.mm(keys[:1], keys[:1].T, out_dtype=torch.float32)
     except (TypeError, NotImplementedError):
@@ -138,18 +141,10 @@ def _sums_wide(keys: torch.Tensor) -> bool:
 
 def _rows(n: int, tile_nbytes: int) -> int:
     """Of a tile that is as wide as n keys."""
-    return min(max(tile_nbytes // (4 * min(n, COLUMNS)), 1), ROWS)
+    return min(max(tile_nbytes // (4 * max(min(n, COLUMNS), 1)), 1), ROWS)
 
 
 def _rows_behind(begin: int, tile_nbytes: int) -> int:
     """Of a tile that is as wide as the `begin` keys before it and its own."""
     scores = tile_nbytes // 4
     return min(max((math.isqrt(begin * begin + 4 * scores) - begin) // 2, scores // COLUMNS, 1), ROWS)
-
-
-def _aligned(tokens: int) -> int:
-    return -(-tokens // ALIGNMENT) * ALIGNMENT
-
-
-def _padded(keys: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.pad(keys, (0, 0, 0, _aligned(len(keys)) - len(keys)))
