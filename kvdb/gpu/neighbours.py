@@ -145,6 +145,7 @@ def _rows(n: int, tile_nbytes: int) -> int:
 
 
 def _rows_behind(begin: int, tile_nbytes: int) -> int:
-    """Of a tile that is as wide as the `begin` keys before it and its own."""
+    """Of a tile that is as wide as the `begin` keys before it and its own; whole groups, so that the next begins at one."""
     scores = tile_nbytes // 4
-    return min(max((math.isqrt(begin * begin + 4 * scores) - begin) // 2, scores // COLUMNS, 1), ROWS)
+    rows = min(max((math.isqrt(begin * begin + 4 * scores) - begin) // 2, scores // COLUMNS, 1), ROWS)
+    return rows - rows % GROUP if rows > GROUP else rows
