@@ -28,6 +28,7 @@ from kvdb.errors import CapacityError
 from kvdb.gpu.build import DeviceAccelerator
 from kvdb.gpu.device import open_device
 from kvdb.gpu.opening import building
+from kvdb.gpu.streams import Done
 from tests.indexes.accelerator import Plain
 from tests.indexes.coarse_data import Layer
 
@@ -187,6 +188,13 @@ def spread(index):
     return total
 
 
+def test_what_all_keys_have_in_common_does_not_blur_clusters(device):
+    accelerator, how = DeviceAccelerator(device, TILE), KMeans.of(500, 16, 4, 0.5)
+    keys = np.round(8 * keys_of(500)) / 8  # exact with the offset too
+    (alone,), (moved,) = accelerator.clusters([keys], how), accelerator.clusters([keys + np.float32(4096)], how)
+    assert (alone == moved).mean() > 0.99
+
+
 def test_clusters_of_equal_keys_are_one_cluster(device):
     (found,) = DeviceAccelerator(device, TILE).clusters([np.ones((64, 16), np.float32)], KMeans.of(32, 4, 3, 0.5))
     assert found.shape == (2, 32)
@@ -206,6 +214,34 @@ def test_one_head_is_read_ahead_and_no_more(device):
         events.append(f"got {head}")
         check_scores(found, np.hstack([distances_before(keys_of(100, seed=head)), np.full((100, 4), -np.inf)]), 4)
     assert events == ["read 0", "read 1", "got 0", "read 2", "got 1", "read 3", "got 2", "got 3"]
+
+
+class Watched(Done):
+    """Notes what is asked of it."""
+
+    def __init__(self, name, notes):
+        self.name, self.notes = name, notes
+
+    def record_event(self):
+        self.notes.append(f"mark {self.name}")
+        return self
+
+    def wait_event(self, event):
+        self.notes.append(f"{self.name} waits for {event.name}")
+
+    def synchronize(self):
+        self.notes.append(f"wait for {self.name}")
+
+
+def test_nothing_is_computed_before_it_is_copied_and_no_buffer_is_used_before_it_is_read(monkeypatch):
+    notes = []
+    accelerator = DeviceAccelerator(open_device("interpreter"), TILE)
+    accelerator._copying, accelerator._working = Watched("copies", notes), Watched("work", notes)
+    monkeypatch.setattr(build, "nearest_before", lambda keys, *_: notes.append("compute") or keys[:, :2].to(torch.int32))
+    list(accelerator.nearest_before([keys_of(10), keys_of(10)], 2))
+    # The first mark gives the buffer back to the staging, the second is what the work waits for.
+    head = ["mark copies", "mark copies", "work waits for copies", "compute", "mark work"]
+    assert notes == [*head, *head, "wait for work", "wait for work"]
 
 
 def test_a_build_that_is_given_up_gives_its_buffers_back(device):
