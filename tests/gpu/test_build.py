@@ -395,3 +395,16 @@ def test_a_database_builds_on_its_device(monkeypatch, make_kv, spec):
             db.build_index("document", kind)
         assert accelerator.calls == ["nearest_before"] * 4 + ["clusters"] * 4  # of two layers with two KV heads
         assert engine.verify("document") == 6
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "coarse-clusters"])
+def test_an_engine_with_a_gpu_builds_there(kind, make_engine, make_kv, spec, monkeypatch):
+    names = {"hnsw": "nearest_before", "coarse-clusters": "cluster"}
+    computed, right = [], getattr(build, names[kind])
+    monkeypatch.setattr(build, names[kind], lambda *args: computed.append(kind) or right(*args))
+    engine = make_engine()
+    db, kv = Client(engine), make_kv(spec, 300)
+    db.import_context(spec, kv.tokens, kv.pairs(), name="document")
+    db.build_index("document", kind)
+    assert len(computed) == spec.layers * spec.kv_heads
+    assert engine.verify("document") == spec.layers
