@@ -114,6 +114,7 @@ MessageTooLarge(CapacityError)
 Unauthenticated(KvdbError)
 Unsupported(KvdbError)
 Unavailable(KvdbError, ConnectionError)
+GpuLost(KvdbError)
 IntegrityError(KvdbError)
 InternalError(KvdbError)
 """

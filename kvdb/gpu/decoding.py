@@ -12,6 +12,7 @@ from kvdb.attention.triton.decode import decode
 from kvdb.attention.triton.pages import TORCH, Pages
 from kvdb.gpu.asked import ROOM_BLOCKS, Asked, batch_of
 from kvdb.gpu.device import Device
+from kvdb.gpu.graph import Step
 from kvdb.gpu.results import Results
 from kvdb.gpu.searching import Searching
 from kvdb.gpu.side import AwayPart
@@ -31,6 +32,7 @@ class Decoding:
         self._pages = pages
         self._spec = spec
         self._asked = asked
+        self._step = Step(self._kernels, device.query_stream)
         self._slots: list[int] | None = None
         self._room: list[int] = []
         with at_work(device, device.query_stream):
@@ -55,11 +57,11 @@ class Decoding:
                 of.tail.follow()
         with at_work(device, device.query_stream):
             self._follow()
-            with device.staging.take(q.nbytes) as buffer:
+            with device.query_staging.take(q.nbytes) as buffer:
                 buffer.array.view(q.dtype).reshape(q.shape)[:] = q
                 self._q.view(torch.uint8).view(-1).copy_(buffer.tensor, non_blocking=True)
                 buffer.sent(device.query_stream)
-            self._kernels()
+            self._step()
             self._results.send([0 if of.tail is None else of.tail.tokens for of in self._asked])
 
     def wait(self) -> list[Answer]:
@@ -79,6 +81,7 @@ class Decoding:
         if self._slots is None or any(a > b + ROOM_BLOCKS for a, b in zip(slots, self._room, strict=True)):
             self._room = slots
             self._batch = batch_of(self._device, self._pages, self._spec, self._asked)
+            self._step.forget()
         for i, of in enumerate(self._asked):
             if of.tail is not None:
                 if self._slots is not None and slots[i] != self._slots[i]:

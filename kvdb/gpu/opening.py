@@ -43,7 +43,7 @@ def serving(device: "Device | None", blocks: BlockStore, machine_file: str) -> "
         return None
     from kvdb.gpu.gpu import Gpu  # it imports Triton, which only a GPU needs
 
-    return Gpu(device, blocks, machine.known_gpu(machine_file, device.name).machine)
+    return Gpu(device, blocks, machine.known_gpu(machine_file, device.card).machine)
 
 
 def building(device: "Device | None") -> Accelerator | None:

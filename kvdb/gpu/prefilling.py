@@ -30,13 +30,13 @@ class Prefilling:
         self._tokens = sum(part.span.tokens for part in asked.parts) + asked.tail.tokens
         self._nbytes = 2 * self._tokens * spec.kv_heads * spec.head_dim * FORMATS[pages.layout.format]
         with at_work(device, device.query_stream):
-            with device.staging.take(q.nbytes) as buffer:
+            with device.query_staging.take(q.nbytes) as buffer:
                 buffer.array.view(q.dtype).reshape(q.shape)[:] = q
                 there = buffer.tensor.to(device.torch, non_blocking=True, copy=True).view(TORCH[spec.dtype]).view(q.shape)
                 buffer.sent(device.query_stream)
             out, lse = torch.empty_like(there), torch.empty(q.shape[:2], device=device.torch)
             prefill(there, pages, batch_of(device, pages, spec, [whole]), spec.softmax_scale, out, lse)
-            self._buffer: Buffer = device.staging.take(q.nbytes + 4 * lse.numel())
+            self._buffer: Buffer = device.query_staging.take(q.nbytes + 4 * lse.numel())
             self._buffer.tensor[: q.nbytes].copy_(out.view(torch.uint8).view(-1), non_blocking=True)
             self._buffer.tensor[q.nbytes :].copy_(lse.view(torch.uint8).view(-1), non_blocking=True)
             self._event = device.query_stream.record_event()
