@@ -1,6 +1,7 @@
 """The one frozen tree of settings, and the one place that reads files and the environment for them."""
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -14,6 +15,8 @@ MIB = 1 << 20
 BLOCK_SIZE_MAX = 1024
 OWN_CACHE = "own"
 """As optimizer.machine_file: the user's cache folder."""
+GPU_DEVICE = re.compile("cuda(:[0-9]{1,3})?|interpreter")
+GPU_FORMATS = ("", "float8", "int8")
 T = TypeVar("T")
 
 
@@ -21,13 +24,21 @@ T = TypeVar("T")
 class StorageConfig:
     """block_size: tokens of one block. cpu_bytes_max: budget of the CPU tier, None for no limit.
     arena_bytes: how much memory the tier asks the system for at a time. disk_path: a folder for segments that are offloaded, ""
-    for none; several databases may share it. disk_bytes_max: what a database may keep there, None for no limit."""
+    for none; several databases may share it. disk_bytes_max: what a database may keep there, None for no limit.
+    gpu_bytes_max: of the GPU's memory for copies of blocks, 0 for no GPU; block tables and results come beside it.
+    gpu_device: "cuda", "cuda:1", or "interpreter" for tests without one. gpu_format: "" for the model's dtype, "float8" or
+    "int8". gpu_slab_bytes: what blocks of one shape may take of the budget, 0 for all that is left of it when they are first
+    wanted."""
 
     block_size: int = 64
     cpu_bytes_max: int | None = None
     arena_bytes: int = 64 * MIB
     disk_path: str = ""
     disk_bytes_max: int | None = None
+    gpu_bytes_max: int = 0
+    gpu_device: str = "cuda"
+    gpu_format: str = ""
+    gpu_slab_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.block_size <= BLOCK_SIZE_MAX:
@@ -38,6 +49,13 @@ class StorageConfig:
             raise ConfigError(f"storage.disk_bytes_max is {self.disk_bytes_max}; expected a positive number of bytes, or none")
         if self.arena_bytes < MIB:
             raise ConfigError(f"storage.arena_bytes is {self.arena_bytes}; expected at least {MIB} bytes")
+        for name in ("gpu_bytes_max", "gpu_slab_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"storage.{name} is {getattr(self, name)}; expected 0 or more bytes")
+        if not GPU_DEVICE.fullmatch(self.gpu_device):
+            raise ConfigError(f"storage.gpu_device is {self.gpu_device!r}; expected cuda, cuda:0 and so on, or interpreter")
+        if self.gpu_format not in GPU_FORMATS:
+            raise ConfigError(f'storage.gpu_format is {self.gpu_format!r}; expected float8, int8, or "" for the model\'s dtype')
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from kvdb.catalog.segment import Segment, Views
 from kvdb.catalog.use import Asked
 from kvdb.config import Config
 from kvdb.errors import ConfigError, InvalidArgument, Unavailable
+from kvdb.gpu.opening import open_gpu
 from kvdb.imports import Import, Target
 from kvdb.indexing import Materializer
 from kvdb.laying import lay_out
@@ -41,8 +42,8 @@ class Database:
     """Contexts, their segments, and the sessions over them. Thread-safe."""
 
     def __init__(self, config: Config | None = None, rules: Sequence[PlacedRule] = ()) -> None:
-        """rules: of the optimizer, beside its own. Raises ConfigError for a rule in the configuration that does not exist, and
-        InvalidArgument for one that cannot be added."""
+        """rules: of the optimizer, beside its own. Raises ConfigError for a rule in the configuration that does not exist, or a
+        GPU that does not or is too small, and InvalidArgument for a rule that cannot be added."""
         self.config = config or Config()
         try:
             base = base_rules(self.config.optimizer.short_context_tokens, self.config.indexes.on_demand)
@@ -53,12 +54,11 @@ class Database:
             raise ConfigError(f"optimizer.rules_off: {error}") from None
         self.machine = machine_file.known(self.config.optimizer.machine_file).machine
         self._catalog = Catalog()
-        self._blocks = BlockStore(self.config.storage)
-        self._builder = IndexBuilder(self._blocks.loader, self.config.indexes.threads, self.config.indexes.bytes_max)
-        policy = Materialize(self.config.indexes.opened_often)
-        self._materializer = Materializer(
-            self._builder, policy, self.config.indexes.segment_tokens_min, automatic=self.config.indexes.automatic
-        )
+        self._blocks = BlockStore(self.config.storage, open_gpu(self.config.storage))
+        indexes = self.config.indexes
+        self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max)
+        policy = Materialize(indexes.opened_often)
+        self._materializer = Materializer(self._builder, policy, indexes.segment_tokens_min, automatic=indexes.automatic)
         self._publisher = Publisher(self._catalog, self._published)
         self._sessions: set[SessionState] = set()
         self._imports: set[Import] = set()

@@ -18,6 +18,7 @@ KvdbError
 ├── Unauthenticated          the server wants another token
 ├── Unsupported              kvdb cannot do this, and says what it can do
 ├── Unavailable              the server does not answer
+├── GpuLost                  the GPU failed; what was in its memory is gone
 ├── IntegrityError           stored bytes are not what was written
 └── InternalError            a bug of kvdb's own, met behind the RPC edge
 
@@ -96,6 +97,10 @@ class Unsupported(KvdbError):
 
 class Unavailable(KvdbError, ConnectionError):
     """The server does not answer; nothing is known of the call's effect."""
+
+
+class GpuLost(KvdbError):
+    """The GPU failed, and what was in its memory is gone. Blocks in main memory are not: ask again, and the CPU answers."""
 
 
 class IntegrityError(KvdbError):

@@ -35,6 +35,7 @@ STATUS: Mapping[type[KvdbError], grpc.StatusCode] = {
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.Unsupported: grpc.StatusCode.UNIMPLEMENTED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.GpuLost: grpc.StatusCode.UNAVAILABLE,
     errors.IntegrityError: grpc.StatusCode.DATA_LOSS,
     errors.InternalError: grpc.StatusCode.INTERNAL,
 }

@@ -14,7 +14,10 @@ Blocks = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TierStats:
-    """blocks_used of blocks_total slots hold data; nbytes is the memory taken from the system; huge: in huge pages."""
+    """blocks_used of blocks_total slots hold data; nbytes is the memory taken of the tier's kind; huge: in huge pages.
+
+    pinned_nbytes: main memory that a GPU tier takes beside it, to copy from and to.
+    """
 
     name: str
     blocks_used: int
@@ -22,6 +25,7 @@ class TierStats:
     block_nbytes: int
     nbytes: int
     huge: bool
+    pinned_nbytes: int = 0
 
 
 class Tier(Protocol):

@@ -1,0 +1,120 @@
+"""The GPU tier: copies of blocks in the memory of a GPU."""
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from kvdb.errors import CapacityError
+from kvdb.storage.ledger import Ledger
+from kvdb.storage.slot import SlotLayout
+from kvdb.storage.tier import Blocks, TierStats
+from kvdb.types import Addresses
+
+
+class Memory(Protocol):
+    """What a tier asks of a GPU; `kvdb.gpu.device.Device` is one."""
+
+    name: str
+    lost: bool
+    tracked_nbytes: int
+
+    @property
+    def pinned_nbytes(self) -> int: ...
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor: ...
+
+    def copies_after_queries(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class GpuTier:
+    """A `Tier` over one slab, whose blocks are slots of one layout. Thread-safe. It never grows: eviction makes room.
+
+    slab: uint8 `[slots, layout.nbytes]` on the device, zero at first, so that no slot ever holds what is not finite. These are
+    copies; if the device is lost nothing else is.
+    """
+
+    name = "gpu"
+
+    def __init__(self, layout: SlotLayout, slots: int, memory: Memory) -> None:
+        """Raises CapacityError where the device has no memory for so many slots, and GpuLost."""
+        self.layout = layout
+        self.block_nbytes = layout.nbytes
+        self.memory = memory
+        self.slab = memory.zeros((slots, layout.nbytes), torch.uint8)
+        self._ledger = Ledger()
+        self._ledger.grow(slots)
+        self._lock = Lock()
+
+    @property
+    def slots(self) -> int:
+        return self._ledger.total
+
+    @property
+    def free(self) -> int:
+        """Slots that hold nothing; others may take them any time."""
+        return self._ledger.free
+
+    def allocate(self, count: int) -> Blocks:
+        """Slots that copies may be written to: the copy stream has been told to wait for queries that may still read what was in
+        them. Raises CapacityError, and then takes none, or GpuLost."""
+        with self._lock:
+            if self._ledger.free < count:
+                raise CapacityError(
+                    f"the GPU tier has {self._ledger.free} of its {self._ledger.total} slots free and {count} were asked for; "
+                    "let go of some, or raise storage.gpu_bytes_max"
+                )
+            blocks = self._ledger.take(count)
+        try:
+            self.memory.copies_after_queries()
+        except BaseException:
+            self.release(blocks)
+            raise
+        return blocks
+
+    def retain(self, blocks: Blocks) -> None:
+        with self._lock:
+            self._ledger.retain(blocks)
+
+    def release(self, blocks: Blocks) -> None:
+        """Queries that were launched may still read them; see `allocate`. Those that will be launched must not."""
+        with self._lock:
+            self._ledger.release(blocks)
+
+    def pin(self, blocks: Blocks) -> None:
+        with self._lock:
+            self._ledger.pin(blocks)
+
+    def unpin(self, blocks: Blocks) -> None:
+        with self._lock:
+            self._ledger.unpin(blocks)
+
+    def shared(self, block: int) -> bool:
+        return self._ledger.references(block) > 1
+
+    def addresses(self, blocks: Blocks) -> Addresses:
+        """Of the device's memory."""
+        return np.uint64(self.slab.data_ptr()) + blocks.astype(np.uint64) * np.uint64(self.block_nbytes)
+
+    def stats(self) -> TierStats:
+        with self._lock:
+            return TierStats(
+                name=self.name,
+                blocks_used=self._ledger.used,
+                blocks_total=self._ledger.total,
+                block_nbytes=self.block_nbytes,
+                nbytes=self.slab.untyped_storage().nbytes(),
+                huge=False,
+            )
+
+    def check_integrity(self, owned: Sequence[Blocks] | None = None) -> None:
+        with self._lock:
+            self._ledger.check_integrity(owned)
+
+    def close(self) -> None:
+        """The slab's memory is the allocator's again once no view of it is left."""
+        self.slab = self.slab.new_empty((0, self.block_nbytes))

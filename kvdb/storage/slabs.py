@@ -1,0 +1,83 @@
+"""The GPU tiers of one database: a slab for each layout of slots, all under one budget."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from kvdb.config import StorageConfig
+from kvdb.errors import CapacityError, GpuLost
+from kvdb.storage.block import BlockLayout
+from kvdb.storage.slot import SlotLayout
+from kvdb.storage.tier import Blocks, TierStats
+
+if TYPE_CHECKING:
+    from kvdb.storage.gpu import GpuTier, Memory
+
+log = logging.getLogger(__name__)
+
+HEAD_DIM_STEP, HEAD_DIM_MAX = 8, 256
+"""Of the head sizes that kernels are written for."""
+
+
+class Slabs:
+    """Opens a tier when blocks of its layout are first wanted on the GPU. Thread-safe."""
+
+    def __init__(self, config: StorageConfig, memory: "Memory") -> None:
+        self._config = config
+        self._memory = memory
+        self._tiers: dict[SlotLayout, GpuTier | None] = {}
+        self._lock = Lock()
+
+    def tier(self, layout: BlockLayout) -> "GpuTier | None":
+        """For copies of such blocks. None, with a warning logged once, where the device or the budget has no room for a slot, or
+        no kernel reads such heads; None once the device is lost."""
+        if self._memory.lost:
+            return None
+        slot = SlotLayout.of(layout, self._config.gpu_format or None)
+        with self._lock:
+            if slot not in self._tiers:
+                try:
+                    self._tiers[slot] = self._opened(slot)
+                except (CapacityError, GpuLost) as error:
+                    self._tiers[slot] = None
+                    log.warning("blocks of %d KV heads of %d stay on the CPU: %s", slot.kv_heads, slot.head_dim, error)
+            return self._tiers[slot]
+
+    def stats(self) -> list[TierStats]:
+        """An entry for each slab, and "gpu tables" for what was taken of the device's memory beside them, with the main memory
+        that is pinned for copies. Their nbytes add up to all that this database takes of the device."""
+        with self._lock:
+            slabs = [tier.stats() for tier in self._tiers.values() if tier is not None]
+        beside = self._memory.tracked_nbytes - sum(slab.nbytes for slab in slabs)
+        return [*slabs, TierStats("gpu tables", 0, 0, 0, beside, False, self._memory.pinned_nbytes)]
+
+    def check_integrity(self, owned: Mapping[SlotLayout, Sequence[Blocks]] | None = None) -> None:
+        """owned: of each layout, the slots of every owner. Raises IntegrityError."""
+        with self._lock:
+            for layout, tier in self._tiers.items():
+                if tier is not None:
+                    tier.check_integrity(None if owned is None else owned.get(layout, []))
+
+    def close(self) -> None:
+        with self._lock:
+            for tier in self._tiers.values():
+                if tier is not None:
+                    tier.close()
+            self._tiers.clear()
+        self._memory.close()
+
+    def _opened(self, layout: SlotLayout) -> "GpuTier":
+        from kvdb.storage.gpu import GpuTier  # it imports torch, which only a GPU needs
+
+        if layout.head_dim % HEAD_DIM_STEP or layout.head_dim > HEAD_DIM_MAX:
+            raise CapacityError(f"kernels read heads of a multiple of {HEAD_DIM_STEP} up to {HEAD_DIM_MAX} dimensions")
+        left = self._config.gpu_bytes_max - sum(t.stats().nbytes for t in self._tiers.values() if t is not None)
+        nbytes = min(left, self._config.gpu_slab_bytes or left)
+        slots = nbytes // layout.nbytes
+        if not slots:
+            raise CapacityError(
+                f"a slot takes {layout.nbytes:,} bytes and {nbytes:,} are left of storage.gpu_bytes_max="
+                f"{self._config.gpu_bytes_max:,}; raise it, or let each slab take less with storage.gpu_slab_bytes"
+            )
+        return GpuTier(layout, slots, self._memory)
