@@ -21,7 +21,8 @@ WARM_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the attention that is measured. tokens, long_tokens: of a usual and of a long context."""
+    """Of the attention that is measured. tokens, long_tokens: of a usual and of a long context. sink, recent: of the
+    window that retrieval leaves out. sessions: of DIPR and of formats. sharing: on one segment."""
 
     kv_heads: int
     group: int
@@ -32,6 +33,8 @@ class Sizes:
     batches: tuple[int, ...]
     sessions: int
     sharing: int
+    sink: int
+    recent: int
 
     @property
     def q_heads(self) -> int:
@@ -42,8 +45,8 @@ class Sizes:
         return 2 * self.kv_heads * tokens * self.head_dim * element
 
 
-FULL = Sizes(8, 4, 128, 64, 1 << 17, 1 << 20, (1, 4, 8, 16, 32), 8, 32)
-SMALL = Sizes(2, 2, 32, 16, 200, 1000, (1, 3), 2, 5)
+FULL = Sizes(8, 4, 128, 64, 1 << 17, 1 << 20, (1, 4, 8, 16, 32), 8, 32, 64, 256)
+SMALL = Sizes(2, 2, 32, 16, 200, 1000, (1, 3), 2, 5, 16, 40)
 """For the interpreter, which runs each program of a launch in turn."""
 
 

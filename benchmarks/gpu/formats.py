@@ -25,7 +25,9 @@ def run(card: Card, results: Results, seed: int) -> None:
     runs = {name: Decoding(card, Cache(card, k, v, seed, name), q) for name in FORMATS}
     case = f"batch {sizes.sessions}, {sizes.tokens:,} tokens"
     # Right is what attention over the format's own numbers gives; what the format itself costs is told beside it.
-    errors = {name: decoding.check(f"decode of {name} pages, {case}", exact(decoding.cache, q)) for name, decoding in runs.items()}
+    errors = {
+        name: decoding.check(f"decode of {name} pages, {case}", exact(decoding.cache, q)) for name, decoding in runs.items()
+    }
     copying = Copying(card, COPIED_BYTES if card.timed else SMALL_BYTES)
     times = card.time({"copy": copying, **runs})
     for name, decoding in runs.items():

@@ -17,48 +17,56 @@ LSE_MAX = 2e-3
 
 @dataclass(frozen=True)
 class Exact:
-    """out: float64 `[q_heads, head_dim]`. lse: float64 `[q_heads]`, natural logarithm. top: the largest q.k, unscaled. count: how
-    many tokens were attended."""
+    """out: float64 `[q_heads, head_dim]`. lse: float64 `[q_heads]`, natural logarithm. top: the largest q.k, unscaled."""
 
     out: torch.Tensor
     lse: torch.Tensor
     top: torch.Tensor
-    count: torch.Tensor
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, at_least: torch.Tensor | None = None) -> Exact:
-    """q: `[q_heads, head_dim]`. k, v: `[kv_heads, n, head_dim]`. at_least: `[q_heads]`, the q.k that a token needs to be attended;
-    None attends all."""
-    kv_heads, n, head_dim = k.shape
-    grouped = q.double().view(kv_heads, -1, head_dim)
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, kept: torch.Tensor | None = None) -> Exact:
+    """q: `[q_heads, head_dim]`. k, v: `[kv_heads, n, head_dim]`. kept: bool `[kv_heads, n]`, which tokens are attended; None for
+    all. `top` is over those too."""
+    kv_heads, n, _ = k.shape
+    grouped = q.double().view(kv_heads, -1, q.shape[1])
     rows = grouped.shape[:2]
-    needed = torch.full(rows, -torch.inf, dtype=torch.float64, device=q.device)
-    if at_least is not None:
-        needed = at_least.double().view(rows)
-    top, peak = torch.full_like(needed, -torch.inf), torch.full_like(needed, -torch.inf)
-    total, count = torch.zeros_like(needed), torch.zeros(rows, dtype=torch.int64, device=q.device)
-    out = torch.zeros_like(grouped)
+    top, peak = (torch.full(rows, -torch.inf, dtype=torch.float64, device=q.device) for _ in range(2))
+    total, out = torch.zeros_like(top), torch.zeros_like(grouped)
     for at in range(0, n, PIECE):
-        raw = grouped @ k[:, at : at + PIECE].double().transpose(1, 2)
+        raw = scores(grouped, k, at)
+        if kept is not None:
+            raw = raw.masked_fill(~kept[:, None, at : at + PIECE], -torch.inf)
         top = torch.maximum(top, raw.amax(2))
-        kept = raw >= needed[..., None]
-        count += kept.sum(2)
-        logits = torch.where(kept, scale * raw, -torch.inf)
-        higher = torch.maximum(peak, logits.amax(2))
+        higher = torch.maximum(peak, scale * raw.amax(2))
         base = torch.where(higher.isfinite(), higher, 0.0)
-        weights = torch.exp(logits - base[..., None])
+        weights = torch.exp(scale * raw - base[..., None])
         shrink = torch.exp(peak - base)
         total = total * shrink + weights.sum(2)
         out = out * shrink[..., None] + weights @ v[:, at : at + PIECE].double()
         peak = higher
     out = out / torch.where(total > 0, total, 1.0)[..., None]
     lse = torch.where(total > 0, peak + torch.log(total), -torch.inf)
-    return Exact(out.flatten(0, 1), lse.flatten(), top.flatten(), count.flatten())
+    return Exact(out.flatten(0, 1), lse.flatten(), top.flatten())
+
+
+def scores(grouped: torch.Tensor, k: torch.Tensor, at: int) -> torch.Tensor:
+    """q.k in float64, `[kv_heads, group, tokens]`, of PIECE tokens behind `at`."""
+    return grouped @ k[:, at : at + PIECE].double().transpose(1, 2)
+
+
+def overlooked(q: torch.Tensor, k: torch.Tensor, kept: torch.Tensor, least: torch.Tensor) -> int:
+    """How often a token has at least the q.k `least`, `[q_heads]`, for a query head, and is not kept."""
+    grouped = q.double().view(k.shape[0], -1, q.shape[1])
+    least = least.view(*grouped.shape[:2], 1)
+    count = torch.zeros((), dtype=torch.int64, device=q.device)
+    for at in range(0, k.shape[1], PIECE):
+        count += ((scores(grouped, k, at) >= least) & ~kept[:, None, at : at + PIECE]).sum()
+    return int(count)
 
 
 def stacked(exacts: list[Exact]) -> Exact:
     """Of several sequences: every tensor with the sequences in front."""
-    return Exact(*(torch.stack([getattr(exact, name) for exact in exacts]) for name in ("out", "lse", "top", "count")))
+    return Exact(*(torch.stack([getattr(exact, name) for exact in exacts]) for name in ("out", "lse", "top")))
 
 
 def off(out: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
