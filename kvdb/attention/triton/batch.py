@@ -1,0 +1,261 @@
+"""Which tokens a launch reads, for whom, and how the work is cut; made on the host once, and read on the device."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvdb.storage.slot import SlotLayout
+
+ROWS = (16, 64, 128)
+"""Query rows of a tile. The last is what one program answers at most."""
+PROGRAM_INTS = 8
+"""int32 of a program's row: piece, split, splits, first member, members, and padding to 32 bytes."""
+SPLIT_TOKENS_MIN = 256
+"""Tokens that a program reads, at least: below, starting it and merging what it found would cost as much as reading."""
+SPLIT_TOKENS_MAX = 4096
+"""At most, for the narrowest rows: above, the programs that run last leave processors idle for longer."""
+Angles = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A contiguous range of blocks that a sequence reads. slots: int32 `[blocks]`; tokens: how many they hold, filled but for the
+    last. turn: the row of angles by which queries are turned back for it, -1 for none. hidden: uint64 `[blocks, words]`, bit
+    t % 64 of word t // 64 of a block for its token t. key: pieces of several sequences with the same key are one, and read once.
+    """
+
+    slots: Ints
+    tokens: int
+    turn: int = -1
+    hidden: npt.NDArray[np.uint64] | None = None
+    key: Hashable | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Programs [start, start + programs) of a batch, which take tiles of so many rows."""
+
+    rows: int
+    start: int
+    programs: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What launches run. programs: int32 `[programs, PROGRAM_INTS]`. members: int32 `[members, 2]`, a sequence, and the first of
+    its partial states that are of the item. states: int32 `[sequences, 2]`, a sequence's first partial state, and how many."""
+
+    launches: list[Launch]
+    programs: Ints
+    members: Ints
+    states: Ints
+
+
+class Workspace:
+    """Room for partial states, which batches that run on one stream one after the other may share."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._floats = torch.empty(0, dtype=torch.float32, device=device)
+
+    def take(self, floats: int) -> torch.Tensor:
+        """float32 `[floats]`. What was taken before stays valid, but may be the same memory."""
+        if self._floats.numel() < floats:
+            self._floats = torch.empty(floats, dtype=torch.float32, device=self._floats.device)
+        return self._floats[:floats]
+
+
+class Batch:
+    """Sequences that one call of `decode` answers. All tensors are on the device, and what is launched depends on none of them,
+    so that a CUDA graph can replay it while tokens, slots and queries change.
+
+    table: int32, slots. lengths: int32 `[pieces]`, tokens of each; the last pieces of the sequences come first. pieces: int32
+    `[pieces, 4]`, where in the table it begins, its turn, and where its hidden words begin, -1 without. hidden: int64 words.
+    programs, members, states: as `Cut` has them. counters: int32 `[sequences, kv_heads]`, how many partial states of each are
+    done; 0 before and after a call. cos, sin: float32 `[turns, pairs]`. partial: float32 `[rows, head_dim]`, tops, totals: float32
+    `[rows]`, partial states, of each one row for every KV head and query head of its group.
+    """
+
+    table: torch.Tensor
+    lengths: torch.Tensor
+    pieces: torch.Tensor
+    hidden: torch.Tensor
+    programs: torch.Tensor
+    members: torch.Tensor
+    states: torch.Tensor
+
+    def __init__(
+        self,
+        sequences: Sequence[Sequence[Piece]],
+        group: int,
+        device: torch.device,
+        angles: Angles | None = None,
+        *,
+        layout: SlotLayout,
+        interleaved: bool = False,
+        room: int = 0,
+        workspace: Workspace | None = None,
+        split_tokens: int | None = None,
+    ) -> None:
+        """group: query heads of a KV head. angles: cos and sin, float32 `[turns, pairs]`, which `Piece.turn` counts. room: blocks
+        that may be added to the last piece of each sequence. split_tokens: that a program reads; None: as suits the device.
+
+        Raises ValueError where pieces hold more tokens than their slots, or turn by angles that are not there.
+        """
+        if not 1 <= group <= ROWS[-1]:
+            raise ValueError(f"{group} query heads of a KV head; expected 1 to {ROWS[-1]}")
+        self.layout, self.group, self.device, self.sequences = layout, group, device, len(sequences)
+        self.interleaved = interleaved
+        self.pairs = 0 if angles is None else int(angles[0].shape[1])
+        pieces, readers = _distinct(sequences)
+        for piece in pieces:
+            _check(piece, layout, 0 if angles is None else len(angles[0]))
+        self._last = [next(p for p, who in enumerate(readers) if i in who) for i in range(len(sequences))]
+        self._shared = [len(who) > 1 for who in readers]
+        rooms = [room if p in set(self._last) else 0 for p in range(len(pieces))]
+        tokens = [piece.tokens + more * layout.block_size for piece, more in zip(pieces, rooms, strict=True)]
+        each_of = _suits(layout.kv_heads, device) if split_tokens is None else lambda *_: split_tokens
+        cut = _cut(tokens, readers, len(sequences), group, each_of)
+        self.launches = cut.launches
+        self._put(pieces, rooms, cut)
+        self.counters = torch.zeros((len(sequences), layout.kv_heads), dtype=torch.int32, device=device)
+        none = np.zeros((1, 1), np.float32)
+        self.cos, self.sin = (torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in angles or (none, none))
+        rows = layout.kv_heads * group * int(cut.states[:, 1].sum())
+        floats = (workspace or Workspace(device)).take(rows * (layout.head_dim + 2))
+        self.partial, self.tops, self.totals = floats.split([rows * layout.head_dim, rows, rows])
+
+    @property
+    def tails(self) -> torch.Tensor:
+        """int32 `[sequences]`, tokens of the last piece of each, to be changed in place, up to what its slots hold.
+
+        Raises ValueError where sequences share a last piece.
+        """
+        for sequence in range(self.sequences):
+            self._own(sequence)
+        return self.lengths[: self.sequences]
+
+    def set_tokens(self, sequence: int, tokens: int) -> None:
+        """Of the sequence's last piece, from the next launch on. Raises ValueError where its slots do not hold so many, or where
+        it is shared."""
+        piece = self._own(sequence)
+        capacity = self._blocks[piece] * self.layout.block_size
+        if not 0 <= tokens <= capacity:
+            raise ValueError(f"{tokens} tokens in a piece whose slots hold {capacity}")
+        self.lengths[piece : piece + 1].fill_(tokens)
+
+    def set_slots(self, sequence: int, slots: Ints) -> None:
+        """All slots of the sequence's last piece, at most as many as there was room for. Raises ValueError as `set_tokens` does."""
+        piece = self._own(sequence)
+        begin, end = self._begins[piece : piece + 2]
+        if len(slots) > end - begin:
+            raise ValueError(f"{len(slots)} slots for a piece that has room for {end - begin}")
+        self.table[begin : begin + len(slots)].copy_(torch.from_numpy(np.ascontiguousarray(slots, np.int32)))
+        self._blocks[piece] = len(slots)
+
+    def _own(self, sequence: int) -> int:
+        piece = self._last[sequence]
+        if self._shared[piece]:
+            raise ValueError(f"the last piece of sequence {sequence} is shared with others; give each a piece of its own")
+        return piece
+
+    def _put(self, pieces: list[Piece], rooms: list[int], cut: Cut) -> None:
+        """Onto the device, in two copies."""
+        self._blocks = [len(piece.slots) for piece in pieces]
+        self._begins = [0, *np.cumsum(np.add(self._blocks, rooms)).tolist()]
+        table = np.zeros(self._begins[-1], np.int32)
+        rows = np.full((len(pieces), 4), -1, np.int32)
+        words: list[npt.NDArray[np.uint64]] = [np.zeros(1, np.uint64)]
+        for p, piece in enumerate(pieces):
+            table[self._begins[p] :][: len(piece.slots)] = piece.slots
+            rows[p, :2] = self._begins[p], piece.turn
+            if piece.hidden is not None:
+                rows[p, 2] = sum(map(len, words))
+                words.append(piece.hidden.reshape(-1))
+        self.any_hidden = len(words) > 1
+        self.hidden = torch.from_numpy(np.concatenate(words).view(np.int64)).to(self.device)
+        lengths = np.array([piece.tokens for piece in pieces], np.int32)
+        parts = {"table": table, "lengths": lengths, "pieces": rows}
+        parts |= {"programs": cut.programs, "members": cut.members, "states": cut.states}
+        begins = np.cumsum([0, *(-(-part.size // 32) * 32 for part in parts.values())])
+        packed = np.zeros(int(begins[-1]), np.int32)
+        for begin, part in zip(begins, parts.values(), strict=False):
+            packed[begin : begin + part.size] = part.reshape(-1)
+        device = torch.from_numpy(packed).to(self.device)
+        for begin, (name, part) in zip(begins, parts.items(), strict=False):
+            setattr(self, name, device[begin : begin + part.size].view(part.shape))
+
+
+def _distinct(sequences: Sequence[Sequence[Piece]]) -> tuple[list[Piece], list[list[int]]]:
+    """Every piece once, with the sequences that read it; the last ones of the sequences first."""
+    found: dict[Hashable, tuple[Piece, list[int]]] = {}
+    order = [(i, len(pieces) - 1) for i, pieces in enumerate(sequences)]
+    order += [(i, p) for i, pieces in enumerate(sequences) for p in range(len(pieces) - 1)]
+    for i, p in order:
+        piece = sequences[i][p] if p >= 0 else Piece(np.zeros(0, np.int32), 0)
+        key = ("of", i, p) if piece.key is None else ("shared", piece.key)
+        found.setdefault(key, (piece, []))[1].append(i)
+    return [piece for piece, _ in found.values()], [who for _, who in found.values()]
+
+
+def _check(piece: Piece, layout: SlotLayout, turns: int) -> None:
+    blocks, words = len(piece.slots), -(-layout.block_size // 64)
+    if not 0 <= piece.tokens <= blocks * layout.block_size:
+        raise ValueError(f"{piece.tokens} tokens in {blocks} blocks of {layout.block_size}")
+    if not -1 <= piece.turn < turns:
+        raise ValueError(f"turn {piece.turn}, but there are angles of {turns}")
+    if piece.hidden is not None and (piece.hidden.shape != (blocks, words) or piece.hidden.dtype != np.uint64):
+        raise ValueError(f"hidden is {piece.hidden.dtype} {piece.hidden.shape}; expected uint64 ({blocks}, {words})")
+
+
+def _cut(
+    tokens: list[int], readers: list[list[int]], sequences: int, group: int, each_of: Callable[[int, int], int]
+) -> Cut:
+    """tokens: of every piece; readers: its sequences. each_of: of a tile's rows and a launch's tokens, how many a program reads."""
+    widest = ROWS[-1] // group
+    items = [(p, who[i : i + widest]) for p, who in enumerate(readers) for i in range(0, len(who), widest)]
+    used = [0] * sequences
+    launches: list[Launch] = []
+    programs: list[tuple[int, ...]] = []
+    members: list[tuple[int, int]] = []
+    least = 0
+    for rows in ROWS:
+        # The longest first: what is left at the end is short.
+        alike = sorted((item for item in items if least < len(item[1]) * group <= rows), key=lambda item: -tokens[item[0]])
+        least = rows
+        each = each_of(rows, sum(tokens[p] for p, _ in alike))
+        start = len(programs)
+        for p, who in alike:
+            splits = max(1, -(-tokens[p] // each))
+            programs += [(p, split, splits, len(members), len(who), 0, 0, 0) for split in range(splits)]
+            for sequence in who:
+                members.append((sequence, used[sequence]))
+                used[sequence] += splits
+        if len(programs) > start:
+            launches.append(Launch(rows, start, len(programs) - start))
+    begins = np.cumsum([0, *used])
+    firsts = [(sequence, int(begins[sequence]) + offset) for sequence, offset in members]
+    states = np.stack([begins[:-1], used], axis=1).astype(np.int32)
+    return Cut(launches, _ints(programs, PROGRAM_INTS), _ints(firsts, 2), states)
+
+
+def _ints(rows: Sequence[tuple[int, ...]], columns: int) -> Ints:
+    return np.array(rows, np.int32).reshape(-1, columns)
+
+
+def _suits(kv_heads: int, device: torch.device) -> Callable[[int, int], int]:
+    """How many tokens a program reads, of a tile's rows and the tokens of all items of a launch, so that all processors are busy
+    to the end. Narrow tiles wait for memory: two programs run on a processor at a time, and two more fill the gaps that those
+    leave. The widest has a processor to itself."""
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+    def each(rows: int, tokens: int) -> int:
+        waves = {ROWS[0]: 4, ROWS[1]: 2}.get(rows, 1)
+        even = -(-tokens * kv_heads // (waves * processors))
+        least = max(SPLIT_TOKENS_MIN, -(-even // 64) * 64)
+        return min(least, SPLIT_TOKENS_MAX) if rows == ROWS[0] else least
+
+    return each

@@ -1,0 +1,217 @@
+"""What attention kernels share: a tile of stored tokens, the online softmax over it, and the merge of partial states.
+
+Scores are q.k as it is; the softmax takes them times `scale2`, which is the scale times log2(e), above 0. A partial state is the
+largest score `top`, the `total` of 2^(scale2 * (score - top)), and the values weighted with the same, not yet divided by it.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from kvdb.attention.triton.pages import Pages
+from kvdb.storage.slot import FORMATS
+
+LOG2E = 1.4426950408889634
+
+
+def stored(pages: Pages) -> torch.Tensor:
+    """The slab as kernels read it: float8 as bytes, because cards before sm_89 cannot convert it."""
+    return pages.slab if pages.layout.format == "float8" else pages.elements
+
+
+def padded(head_dim: int) -> int:
+    """Columns of a tile: tensor cores want a power of two, and at least 16."""
+    return max(16, 1 << (head_dim - 1).bit_length())
+
+
+def tile_tokens(pages: Pages) -> int:
+    """Tokens of a tile, so that its keys and values are 32 KiB, or less where that would be more than 128 tokens or a byte each."""
+    element = max(2, FORMATS[pages.layout.format])
+    return max(16, min(128, (16 << 10) // (padded(pages.layout.head_dim) * element)))
+
+
+def constants(pages: Pages) -> dict[str, Any]:
+    """What a kernel is compiled for, of the layout of these pages."""
+    layout, element = pages.layout, FORMATS[pages.layout.format]
+    return {
+        "KV_HEADS": layout.kv_heads,
+        "HEAD_DIM": layout.head_dim,
+        "BLOCK_SIZE": layout.block_size,
+        "STRIDE": layout.nbytes // element,
+        "VALUES_AT": layout.values_at // element,
+        "SCALES_AT": layout.scales_at // 4 if layout.quantised else -1,
+        "SCALES_STRIDE": layout.nbytes // 4,
+        "FLOAT8": layout.format == "float8",
+        "MATH": pages.math,
+    }
+
+
+@triton.jit
+def widen(x, FLOAT8: tl.constexpr, MATH: tl.constexpr):
+    """Stored elements as tensor cores take them, without their scale. float8 comes as bytes; e4m3's bits, shifted to where half
+    precision has its exponent and fraction, are the number divided by 2^8."""
+    if FLOAT8:
+        bits = x.to(tl.int16)
+        half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
+        return (half.to(tl.float32) * 256.0).to(MATH)
+    else:  # noqa: RET505  # Triton compiles one branch, and wants both
+        return x.to(MATH)
+
+
+@triton.jit
+def load_queries(
+    q, rows, valid, cos, sin, turn, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr
+):
+    """float32 `[rows, D]` of the rows of q `[..., HEAD_DIM]`, turned back by the angles of row `turn`, as they are where it is -1.
+
+    PAIRS: dimensions that turn, halved; 0 where none ever does.
+    """
+    d = tl.arange(0, D)
+    there = valid[:, None] & (d < HEAD_DIM)[None, :]
+    at = q + rows.to(tl.int64)[:, None] * HEAD_DIM
+    x = tl.load(at + d[None, :], mask=there, other=0.0).to(tl.float32)
+    if PAIRS > 0:
+        turned = (d < 2 * PAIRS) & (turn >= 0)
+        if INTERLEAVED:
+            first = d % 2 == 0
+            pair = d // 2
+            other = tl.where(first, d + 1, d - 1)
+        else:
+            first = d < PAIRS
+            pair = tl.where(first, d, d - PAIRS)
+            other = tl.where(first, d + PAIRS, d - PAIRS)
+        y = tl.load(at + other[None, :], mask=there & turned[None, :], other=0.0).to(tl.float32)
+        c = tl.load(cos + turn * PAIRS + pair, mask=turned, other=1.0)
+        s = tl.load(sin + turn * PAIRS + pair, mask=turned, other=0.0)
+        x = x * c[None, :] + y * tl.where(first, s, -s)[None, :]
+    return x
+
+
+@triton.jit
+def load_tile(
+    slab,
+    floats,
+    table,
+    begin,
+    t,
+    there,
+    head,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    STRIDE: tl.constexpr,
+    VALUES_AT: tl.constexpr,
+    SCALES_AT: tl.constexpr,
+    SCALES_STRIDE: tl.constexpr,
+    N: tl.constexpr,
+    D: tl.constexpr,
+):
+    """Keys and values `[N, D]` as stored, and their scales `[N]`, of tokens `t` = begin, begin + 1, ... of one KV head.
+
+    begin: a multiple of N. Where a block holds whole tiles, the table is read once, and the addresses are a base and constants.
+    """
+    n = tl.arange(0, N)
+    d = tl.arange(0, D)
+    inside = there[:, None] & (d < HEAD_DIM)[None, :]
+    if BLOCK_SIZE % N == 0:
+        slot = tl.load(table + begin // BLOCK_SIZE).to(tl.int64)
+        row = head * BLOCK_SIZE + begin % BLOCK_SIZE
+        at = slab + slot * STRIDE + row * HEAD_DIM + (n[:, None] * HEAD_DIM + d[None, :])
+        scales = floats + slot * SCALES_STRIDE + SCALES_AT + row + n
+    else:
+        slot = tl.load(table + t // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+        row = head * BLOCK_SIZE + t % BLOCK_SIZE
+        at = slab + (slot * STRIDE + row * HEAD_DIM)[:, None] + d[None, :]
+        scales = floats + slot * SCALES_STRIDE + SCALES_AT + row
+    k = tl.load(at, mask=inside, other=0)
+    v = tl.load(at + VALUES_AT, mask=inside, other=0)
+    k_scale = tl.full([N], 1.0, tl.float32)
+    v_scale = k_scale
+    if SCALES_AT >= 0:
+        k_scale = tl.load(scales, mask=there, other=0.0)
+        v_scale = tl.load(scales + KV_HEADS * BLOCK_SIZE, mask=there, other=0.0)
+    return k, v, k_scale, v_scale
+
+
+@triton.jit
+def shown(hidden, begin, t, there, BLOCK_SIZE: tl.constexpr):
+    """Which of tokens t are there and not hidden. hidden: int64 words; begin: of the first block, -1 where nothing is hidden."""
+    WORDS: tl.constexpr = (BLOCK_SIZE + 63) // 64
+    inside = t % BLOCK_SIZE
+    at = begin + (t // BLOCK_SIZE) * WORDS + inside // 64
+    word = tl.load(hidden + at, mask=there & (begin >= 0), other=0)
+    return there & (((word >> (inside % 64).to(tl.int64)) & 1) == 0)
+
+
+@triton.jit
+def absorb(acc, top, total, q, k, v, k_scale, v_scale, seen, scale2, FLOAT8: tl.constexpr, SCALED: tl.constexpr, MATH: tl.constexpr):
+    """The state after one tile more; seen: broadcasts to `[rows, N]`. The online softmax of FlashAttention-2, arXiv 2307.08691."""
+    score = tl.dot(q, tl.trans(widen(k, FLOAT8, MATH)), input_precision="ieee")
+    if SCALED:
+        score = score * k_scale[None, :]
+    score = tl.where(seen, score, float("-inf"))
+    higher = tl.maximum(top, tl.max(score, 1))
+    base = tl.where(higher == float("-inf"), 0.0, higher) * scale2
+    p = tl.exp2(score * scale2 - base[:, None])
+    fade = tl.exp2(top * scale2 - base)
+    total = total * fade + tl.sum(p, 1)
+    if SCALED:
+        p = p * v_scale[None, :]
+    acc = tl.dot(p.to(MATH), widen(v, FLOAT8, MATH), acc * fade[:, None], input_precision="ieee")
+    return acc, higher, total
+
+
+@triton.jit
+def merge_partials(
+    partial,
+    tops,
+    totals,
+    first,
+    count,
+    step,
+    scale2,
+    HEAD_DIM: tl.constexpr,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    S: tl.constexpr,
+):
+    """The state of R rows, of `count` partial states each at rows first, first + step, ... of `partial` `[..., HEAD_DIM]`.
+
+    S of them are read at once. They were written by other programs of the launch, so L1 is passed by.
+    """
+    d = tl.arange(0, D)
+    acc = tl.zeros([R, D], tl.float32)
+    top = tl.full([R], float("-inf"), tl.float32)
+    total = tl.zeros([R], tl.float32)
+    for begin in tl.range(0, tl.max(count, 0), S, num_stages=1):
+        s = begin + tl.arange(0, S)
+        there = s[None, :] < count[:, None]
+        row = first.to(tl.int64)[:, None] + s[None, :] * step
+        part = tl.load(tops + row, mask=there, other=float("-inf"), cache_modifier=".cg")
+        # A partial state of nothing wrote no values.
+        there = part > float("-inf")
+        higher = tl.maximum(top, tl.max(part, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher) * scale2
+        weight = tl.exp2(part * scale2 - base[:, None])
+        fade = tl.exp2(top * scale2 - base)
+        weighed = tl.load(totals + row, mask=there, other=0.0, cache_modifier=".cg") * weight
+        at = partial + (row * HEAD_DIM)[:, :, None] + d[None, None, :]
+        values = tl.load(at, mask=there[:, :, None] & (d < HEAD_DIM)[None, None, :], other=0.0, cache_modifier=".cg")
+        acc = acc * fade[:, None] + tl.sum(values * weight[:, :, None], 1)
+        total = total * fade + tl.sum(weighed, 1)
+        top = higher
+    return acc, top, total
+
+
+@triton.jit
+def store_state(out, lse, rows, valid, acc, top, total, scale2, HEAD_DIM: tl.constexpr, D: tl.constexpr):
+    """Of a state, the output and the natural logarithm of its sum, to these rows of out `[..., HEAD_DIM]` and lse."""
+    d = tl.arange(0, D)
+    some = total > 0
+    whole = tl.where(some, total, 1.0)
+    natural = (tl.where(some, top, 0.0) * scale2 + tl.log2(whole)) * 0.6931471805599453
+    tl.store(lse + rows, tl.where(some, natural, float("-inf")), mask=valid)
+    at = out + rows.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
+    tl.store(at, (acc / whole[:, None]).to(out.dtype.element_ty), mask=valid[:, None] & (d < HEAD_DIM)[None, :])
