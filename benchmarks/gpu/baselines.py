@@ -22,6 +22,8 @@ Attend = Callable[[], torch.Tensor]
 Maker = Callable[[Card, Cache, torch.Tensor, float], Attend]
 WORKSPACE_BYTES = 256 << 20
 """What FlashInfer asks for."""
+COMPILED = "FlexAttention"
+"""For each shape, which takes a while."""
 ON_CARD = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
 """The ways of SDPA that read a group's keys and values once. The one without a kernel of its own would write them out for every
 query head, which no card has room for at these sizes."""
@@ -30,7 +32,7 @@ query head, which no card has room for at these sizes."""
 def sdpa(backend: SDPBackend, *, grouped: bool) -> Maker:
     """grouped: hand the query heads of a group over as the rows of one head, instead of by enable_gqa."""
 
-    def make(card: Card, cache: Cache, q: torch.Tensor, scale: float) -> Attend:
+    def make(_: Card, cache: Cache, q: torch.Tensor, scale: float) -> Attend:
         sequences, kv_heads = cache.sequences, cache.layout.kv_heads
         shaped = q.view(sequences, kv_heads, -1, q.shape[-1]) if grouped else q[:, :, None]
 
@@ -92,10 +94,10 @@ def flashinfer(card: Card, cache: Cache, q: torch.Tensor, scale: float) -> Atten
 
 def makers(card: Card) -> dict[str, Maker]:
     if card.interpreted:
-        return {"torch SDPA": sdpa(SDPBackend.MATH, grouped=False), "FlexAttention": flex}
+        return {"torch SDPA": sdpa(SDPBackend.MATH, grouped=False), COMPILED: flex}
     ways = {f"torch SDPA {name}": sdpa(backend, grouped=False) for name, backend in ON_CARD.items()}
     ways |= {f"torch SDPA {name}, grouped": sdpa(backend, grouped=True) for name, backend in ON_CARD.items()}
-    return {**ways, "FlexAttention": flex, "FlashInfer": flashinfer}
+    return {**ways, COMPILED: flex, "FlashInfer": flashinfer}
 
 
 class Refused(Exception):
@@ -109,6 +111,6 @@ def refusals() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says with warnings why it will not take a way
             yield
-    except Exception as error:  # noqa: BLE001  # compilers and foreign libraries raise anything
+    except Exception as error:
         said = str(error).strip().splitlines() or [""]
         raise Refused(f"{type(error).__name__}: {said[0][:120]}") from error

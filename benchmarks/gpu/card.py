@@ -54,6 +54,7 @@ class Card:
     """small: take small sizes, and no times."""
 
     def __init__(self, small: bool = False) -> None:
+        self._opened = time.monotonic()
         self.interpreted = not torch.cuda.is_available()
         # Triton reads this when it is imported, which nothing has done yet.
         os.environ["TRITON_INTERPRET"] = "1" if self.interpreted else "0"
@@ -65,6 +66,11 @@ class Card:
             cache = getattr(torch.cuda.get_device_properties(self.device), "L2_cache_size", 64 << 20)
             self._flushed = torch.empty(4 * cache, dtype=torch.uint8, device=self.device)
             self._warm()
+
+    @property
+    def seconds(self) -> float:
+        """Since it was opened."""
+        return time.monotonic() - self._opened
 
     def describe(self) -> dict[str, object]:
         """What figures depend on."""

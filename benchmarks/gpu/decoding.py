@@ -24,7 +24,7 @@ class Decoding:
         self.cache, self.q, self.scale = cache, q, q.shape[-1] ** -0.5
         own = [[Piece(slots, tokens)] for slots, tokens in zip(cache.slots, cache.tokens, strict=True)]
         group = q.shape[1] // cache.layout.kv_heads
-        self.batch = Batch.of(pieces or own, group, card.device, layout=cache.layout)
+        self.batch = Batch(pieces or own, group, card.device, layout=cache.layout)
         self.out = reference.poisoned(*q.shape, dtype=q.dtype, device=card.device)
         self.lse = reference.poisoned(*q.shape[:2], dtype=torch.float32, device=card.device)
         self.top = reference.poisoned(*q.shape[:2], dtype=torch.float32, device=card.device)

@@ -1,7 +1,8 @@
 """What does attention by retrieval cost beside exact attention, with an output that is off by at most 1 %?
 
 Sharp heads. The window (the first and the last tokens) is attended exactly and gives the first maximum; of the rest, codes say
-what may lie within the range, and that is attended with its exact keys. alpha is the largest of ALPHAS whose output is near enough.
+what may lie within the range, and that is attended with its exact keys. alpha is the largest of ALPHAS whose output is near
+enough.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ def check(
         where = [int(i) for i in torch.unravel_index(rows.argmax(), rows.shape)]
         strange = int((~out.isfinite()).sum())
         raise Wrong(
-            f"{what}: row {where} is off by {worst:.3g} of its length, all rows by {error:.3g}, and {strange} elements are not finite;"
-            f" at most {error_max:g} is right"
+            f"{what}: row {where} is off by {worst:.3g} of its length, all rows by {error:.3g}, and {strange} elements are not"
+            f" finite; at most {error_max:g} is right"
         )
     if lse is not None:
         near(f"{what}, lse", lse, exact.lse, lse_max)
@@ -97,7 +97,7 @@ def check(
 
 
 def near(what: str, got: torch.Tensor, expected: torch.Tensor, apart_max: float = LSE_MAX) -> None:
-    """Raises Wrong where numbers are further apart than that, or than that share of the expected one; equal infinities are near."""
+    """Raises Wrong where numbers are further apart than that, or than that share of the expected; equal infinities are near."""
     apart = torch.where(got == expected, 0.0, (got.double() - expected).abs() / expected.abs().clamp_min(1.0))
     apart = torch.nan_to_num(apart, nan=torch.inf)
     if not float(apart.max()) <= apart_max:

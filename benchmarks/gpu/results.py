@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 Row = dict[str, object]
-TIMED = ("ms", "gb_s", "of_copy", "ratio", "holds")
-"""What only a card can say. Without one, none of it is written anywhere."""
+TIMED = ("ms", "gb_s", "of_copy", "ratio", "reach", "holds")
+"""What only a card can say, or be asked. Without one, none of it is written anywhere."""
 COLUMNS = {
     "question": "question",
     "case": "case",
@@ -35,10 +35,14 @@ class Results:
         self._path, self._question, self._timed = path, question, timed
 
     def add(self, case: str, what: str, **fields: object) -> None:
-        """One row. ms: milliseconds on the device. gb_s: of the bytes that had to be read. of_copy: that, over what a copy of
-        the device reads and writes. ratio: what `reach` speaks of. error: the relative error against float64."""
+        """One row. ms: milliseconds. gb_s: of the bytes that had to be read. of_copy: that, over what a copy of the device reads
+        and writes. ratio: what `reach`, which is asked for, speaks of; holds: whether it does. error: relative, to float64."""
         row: Row = {"benchmark": "gpu", "question": self._question, "case": case, "what": what}
-        row |= {name: _short(value) for name, value in fields.items() if value is not None and (self._timed or name not in TIMED)}
+        row |= {
+            name: _short(value)
+            for name, value in fields.items()
+            if value not in {None, ""} and (self._timed or name not in TIMED)
+        }
         self._write(row)
 
     def skip(self, case: str, why: str, what: str = "kvdb") -> None:

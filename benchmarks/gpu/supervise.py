@@ -40,7 +40,9 @@ def supervise(command: Sequence[str], seconds_max: float) -> Outcome:
     except subprocess.TimeoutExpired:
         return Outcome("out of time", time.monotonic() - started, f"stopped after {seconds_max:.0f} s")
     finally:
-        _stop(process)
+        if process.poll() is None:  # and so is still the leader of its group; one that waits for a kernel hears nothing less
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         listening.join(GRACE_SECONDS)
     seconds = time.monotonic() - started
     if code == 0:
@@ -50,19 +52,8 @@ def supervise(command: Sequence[str], seconds_max: float) -> Outcome:
 
 
 def _pass_on(stream: IO[str], said: deque[str]) -> None:
-    for line in stream:
-        said.append(line)
-        sys.stderr.write(line)
-        sys.stderr.flush()
-
-
-def _stop(process: subprocess.Popen[str]) -> None:
-    """It and all of its group, first politely: a kernel that hangs keeps a process from hearing."""
-    for sent in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, sent)
-            process.wait(GRACE_SECONDS)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+    with stream:
+        for line in stream:
+            said.append(line)
+            sys.stderr.write(line)
+            sys.stderr.flush()
