@@ -14,7 +14,8 @@ from indexes.retrieval import Retrieval
 from kvdb.attention import execute
 from kvdb.attention.execute import Reading
 from kvdb.attention.run import Run
-from kvdb.attention.sections import Searched, Sections, Span
+from kvdb.attention.sections import Searched, Sections
+from kvdb.attention.span import Span
 from kvdb.attention.sparse import Question, sparse
 from kvdb.config import StorageConfig, WindowConfig
 from kvdb.storage.store import BlockStore

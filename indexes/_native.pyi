@@ -36,6 +36,9 @@ def score(blocks: Blocks, queries: Queries, offsets: Any, ids: Any, scores: Any)
 def read_keys(blocks: Blocks, kv_head: int, begin: int, out: Any) -> None:
     """Keys [begin, begin + len(out)) of a KV head into out, float32 [count, head_dim]."""
 
+def copy_keys(blocks: Blocks, kv_head: int, begin: int, out: Any) -> None:
+    """The same keys as they are stored, into out, uint8 [count, bytes of a key]."""
+
 def read_values(blocks: Blocks, kv_head: int, begin: int, out: Any) -> None:
     """Values, as `read_keys`."""
 
@@ -75,9 +78,12 @@ class CoarsePages:
     def check(self) -> None:
         """Raises ValueError for pages whose members are no tokens of their segment."""
 
-def coarse_build(blocks: Blocks, pages: CoarsePages, clusters: int, iterations: int, far: float) -> None:
+def coarse_build(
+    blocks: Blocks, pages: CoarsePages, clusters: int, iterations: int, far: float, nearest: Any | None = None
+) -> None:
     """Fills the arrays of `pages`. clusters: of each segment, where there are members; iterations of k-means, in which the
-    share `far` of the centroids starts at the keys farthest from the others."""
+    share `far` of the centroids starts at the keys farthest from the others. nearest: uint16 [segments, kv_heads, tokens], the
+    clusters of the tokens, where they are known already; no k-means then."""
 
 def coarse_verify(blocks: Blocks, pages: CoarsePages) -> bool:
     """Whether the arrays of `pages` are what the blocks make of its members."""
@@ -168,6 +174,12 @@ def graph_insert(graph: Graph, blocks: Blocks, begin: int, width: int, parents: 
 
 def graph_connect(graph: Graph, blocks: Blocks, kv_head: int, pivots: Any, offsets: Any, candidates: Any) -> None:
     """Links pivots, int32 [count], to those of their candidates[offsets[i] : offsets[i + 1]] that no link stands closer to."""
+
+def graph_choose_links(
+    graph: Graph, blocks: Blocks, kv_head: int, begin: int, offsets: Any, candidates: Any, chosen: Any
+) -> None:
+    """Writes chosen, uint32 [count, most]: of candidates[offsets[i] : offsets[i + 1]] of each token begin + i those that HNSW's
+    rule takes, the nearest last; all where they are no more than `most`."""
 
 def graph_repair(graph: Graph, parents: Any) -> int:
     """Links to the tokens that links do not lead to from token 0; how many there were, of all heads. Writes parents, uint32

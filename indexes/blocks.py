@@ -84,6 +84,12 @@ class Blocks:
         _native.read_keys(self.native, kv_head, begin, out)
         return out
 
+    def stored_keys(self, kv_head: int, begin: int = 0, end: int | None = None) -> Array:
+        """`[end - begin, head_dim]` in the dtype of the blocks, a copy."""
+        out = np.empty(((self.tokens if end is None else end) - begin, self.head_dim), DTYPES[self.dtype])
+        _native.copy_keys(self.native, kv_head, begin, out.view(np.uint8))
+        return out
+
     def values(self, kv_head: int, begin: int = 0, end: int | None = None) -> npt.NDArray[np.float32]:
         """float32 `[end - begin, head_dim]`, a copy."""
         out = np.empty(((self.tokens if end is None else end) - begin, self.head_dim), np.float32)

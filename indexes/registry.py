@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, TypeVar, cast
 
+from indexes.accelerate import Accelerator
 from indexes.base import BuildCost, Float32, Index
 from indexes.blocks import Blocks
 from indexes.coarse.bounds import Bounds
@@ -47,6 +48,23 @@ class Stepped(Protocol):
     """A kind whose builds take long, so that they can be left off, or for a while, between their steps."""
 
     def build_steps(self, blocks: Blocks, samples: Float32 | None = None) -> Generator[float, None, Index]: ...
+
+
+class Accelerated(Protocol):
+    """A kind whose builds an accelerator speeds up, which says so in `accelerated`: True. They go on without it where it is
+    lost."""
+
+    accelerated: bool
+
+    def build(self, blocks: Blocks, samples: Float32 | None = None, *, accelerator: Accelerator | None = None) -> Index: ...
+
+
+class AcceleratedStepped(Protocol):
+    """The same, of a kind that builds in steps."""
+
+    def build_steps(
+        self, blocks: Blocks, samples: Float32 | None = None, *, accelerator: Accelerator | None = None
+    ) -> Generator[float, None, Index]: ...
 
 
 K = TypeVar("K", bound=Kind)
@@ -96,9 +114,18 @@ def build(name: str, blocks: Blocks, samples: Float32 | None = None) -> Index:
     return kind(name).build(blocks, samples)
 
 
-def build_steps(name: str, blocks: Blocks, samples: Float32 | None = None) -> Generator[float, None, Index]:
-    """`build` step by step: yields the share that is done, and returns the index. Raises, when begun, what `build` does."""
+def build_steps(
+    name: str, blocks: Blocks, samples: Float32 | None = None, accelerator: Accelerator | None = None
+) -> Generator[float, None, Index]:
+    """`build` step by step: yields the share that is done, and returns the index. Raises, when begun, what `build` does.
+
+    accelerator: a device that takes part in builds of the kinds that know how, None for none.
+    """
     made = kind(name)
+    if accelerator is not None and getattr(made, "accelerated", False):
+        if hasattr(made, "build_steps"):
+            return (yield from cast(AcceleratedStepped, made).build_steps(blocks, samples, accelerator=accelerator))
+        return cast(Accelerated, made).build(blocks, samples, accelerator=accelerator)
     if hasattr(made, "build_steps"):
         return (yield from cast(Stepped, made).build_steps(blocks, samples))
     return made.build(blocks, samples)

@@ -11,6 +11,7 @@ from kvdb.attention import execute
 from kvdb.attention.execute import Reading, Search
 from kvdb.attention.state import AttentionState
 from kvdb.layer import Layer
+from kvdb.planner import Prepared
 from kvdb.types import Array, ModelSpec
 from query_optimizer.access import Access, Actual
 from query_optimizer.plan import Outcome, Plan
@@ -31,7 +32,7 @@ def analyze(layer: Layer, spec: ModelSpec, wanted: Wanted, q: Array) -> Plan:
     seconds = perf_counter() - started
     exact, _ = execute.exact(layer.tail.layout, layer.run, q, 1, spec.softmax_scale)
     searches = iter(reading.searches)
-    accesses = tuple(_measured(layer, spec, access, searches, q) for access in prepared.plan.accesses)
+    accesses = tuple(_measured(layer, spec, prepared, access, searches, q) for access in prepared.plan.accesses)
     return replace(
         prepared.plan,
         accesses=accesses,
@@ -40,11 +41,11 @@ def analyze(layer: Layer, spec: ModelSpec, wanted: Wanted, q: Array) -> Plan:
     )
 
 
-def _measured(layer: Layer, spec: ModelSpec, access: Access, searches: Iterator[Search], q: Array) -> Access:
+def _measured(layer: Layer, spec: ModelSpec, prepared: Prepared, access: Access, searches: Iterator[Search], q: Array) -> Access:
     if access.index is not None:
         search = next(searches, None)  # none, where one before it gave up on everything
         return access if search is None else replace(access, actual=_of_search(access, spec, search))
-    reads = layer.run.part(slice(*layer.planner.blocks_of(access)))
+    reads = layer.run.part(slice(*layer.planner.blocks_of(prepared, access)))
     heads = access.heads
     out, lse = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
     started = perf_counter()

@@ -15,7 +15,8 @@ import kvdb._native as _native
 from indexes.base import Queries
 from indexes.retrieval import Dipr
 from kvdb.attention.run import Run
-from kvdb.attention.sections import Searched, Sections, Span
+from kvdb.attention.sections import Searched, Sections
+from kvdb.attention.span import Span
 from kvdb.attention.sparse import Question, sparse
 from kvdb.config import StorageConfig
 from kvdb.storage.block import bits

@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 import kvdb.commands.calibrate as calibrate
+import kvdb.commands.doctor as doctor
 import kvdb.commands.explain as explain
 import kvdb.commands.indexes as indexes
 import kvdb.commands.stats as stats
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_serve(commands)
     indexes.add(commands)
     calibrate.add(commands)
+    doctor.add(commands)
     stats.add(commands)
     explain.add(commands)
     for entry in sorted(entry_points(group=COMMANDS), key=lambda e: e.name):

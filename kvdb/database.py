@@ -20,7 +20,8 @@ from kvdb.catalog.segment import Segment, Views
 from kvdb.catalog.use import Asked
 from kvdb.config import Config
 from kvdb.errors import ConfigError, InvalidArgument, Unavailable
-from kvdb.gpu.opening import open_gpu
+from kvdb.gpu.opening import open_gpu, serving
+from kvdb.gpu.side import GpuSide
 from kvdb.imports import Import, Target
 from kvdb.indexing import Materializer
 from kvdb.laying import lay_out
@@ -30,6 +31,7 @@ from kvdb.storage.store import BlockStore
 from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import TierStats
 from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Part, Tokens
+from query_optimizer.cost import GpuMachine
 from query_optimizer.extend import BadRule, PlacedRule, extended
 from query_optimizer.materialize import Materialize
 from query_optimizer.optimizer import Optimizer, UnknownRule
@@ -54,7 +56,9 @@ class Database:
             raise ConfigError(f"optimizer.rules_off: {error}") from None
         self.machine = machine_file.known(self.config.optimizer.machine_file).machine
         self._catalog = Catalog()
-        self._blocks = BlockStore(self.config.storage, open_gpu(self.config.storage))
+        device = open_gpu(self.config.storage)
+        self._blocks = BlockStore(self.config.storage, device)
+        self.gpu: GpuSide | None = serving(device, self._blocks, GpuMachine())
         indexes = self.config.indexes
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max)
         policy = Materialize(indexes.opened_often)
@@ -228,7 +232,8 @@ class Database:
                 tables += writing.tables
         tables += [table for overlay in overlays if overlay is not None for table in overlay.tables]
         tables += [table for segment in segments for table in segment.tables]
-        self._blocks.check_integrity(tables, [segment.file for segment in segments if segment.file is not None])
+        files = [segment.file for segment in segments if segment.file is not None]
+        self._blocks.check_integrity(tables, files, None if self.gpu is None else self.gpu.owned())
 
     def bring_in(self, views: Views) -> None:
         tiering.bring_in(views, self._blocks.loader)
@@ -268,6 +273,8 @@ class Database:
         for writing in imports:
             writing.abort()
         self._builder.close()
+        if self.gpu is not None:
+            self.gpu.close()
         self._blocks.close()
 
     def __enter__(self) -> Self:

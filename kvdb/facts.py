@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+import kvdb.gpu_facts as gpu_facts
 from indexes.base import Cost, Index
 from indexes.demand import GUESS
 from indexes.retrieval import Retrieval, TopK
@@ -13,9 +14,9 @@ from kvdb.config import WindowConfig
 from kvdb.parts import Part
 from kvdb.tail import NAME as TAIL_NAME
 from kvdb.types import ModelSpec
-from query_optimizer.cost import Machine
+from query_optimizer.cost import GpuMachine, Machine
 from query_optimizer.diffuse import ESTIMATED
-from query_optimizer.facts import Facts, HeadFacts, IndexFacts, PartFacts
+from query_optimizer.facts import Facts, FastMemory, HeadFacts, IndexFacts, PartFacts
 from query_optimizer.rule import DEFAULT
 from query_optimizer.wanted import Wanted
 
@@ -33,16 +34,18 @@ Costs = dict[tuple[Any, ...], tuple[Cost, float, int]]
 
 @dataclass(frozen=True)
 class Call:
-    """A call of `new` queries in one layer. tier: where the blocks lie. costs: remembers those of earlier calls of the layer."""
+    """A call of `new` queries in one layer. costs: remembers those of earlier calls of the layer. gpu, fast: what the GPU does in
+    a second and what is free of its memory, None without one."""
 
     spec: ModelSpec
     machine: Machine
     window: WindowConfig
     layer: int
-    tier: str
     new: int
     wanted: Wanted
     costs: Costs
+    gpu: GpuMachine | None = None
+    fast: FastMemory | None = None
 
     @property
     def rows(self) -> int:
@@ -66,6 +69,7 @@ def gather(call: Call, parts: list[Part]) -> Facts:
         window_tokens=call.window.sink_tokens + call.window.recent_tokens,
         call_seconds=machine.exact_call_s,
         step_seconds=machine.step_seconds(among),
+        fast=call.fast,
         retrieval=wanted.retrieval,
         bounded=wanted.missed_mass_max is not None,
         estimate_tail=wanted.estimate_tail,
@@ -75,20 +79,26 @@ def gather(call: Call, parts: list[Part]) -> Facts:
 
 def _part_facts(call: Call, part: Part, among: float) -> PartFacts:
     machine, spec = call.machine, call.spec
-    heads = _heads(call, part)
-    operations = 2.0 * part.visible * spec.q_heads * call.new * spec.head_dim
-    seconds = machine.exact_seconds(part.visible * spec.token_nbytes, operations, among) - machine.exact_call_s
+    heads: tuple[HeadFacts, ...] = ()
+    if part.slots is not None and call.gpu is not None:
+        seconds = gpu_facts.exact_seconds(spec, call.gpu, part.visible, call.new)
+        indexes = gpu_facts.indexes(spec, call.gpu, call.wanted, part, call.new)
+    else:
+        heads = _heads(call, part)
+        operations = 2.0 * part.visible * spec.q_heads * call.new * spec.head_dim
+        seconds = machine.exact_seconds(part.visible * spec.token_nbytes, operations, among) - machine.exact_call_s
+        indexes = tuple(_index_facts(call, part, index, heads, seconds, among) for index in part.kinds.values())
     return PartFacts(
         name=part.name,
         visible=part.visible,
         stored=part.stored,
-        tier=call.tier,
+        tier=part.tier,
         seconds=seconds,
         begin=part.span.begin,
         end=part.span.end,
-        indexes=tuple(_index_facts(call, part, index, heads, seconds, among) for index in part.kinds.values()),
+        indexes=indexes,
         heads=heads,
-        building=() if part.segment is None else part.segment.indexes.under_way(),
+        building=() if part.segment is None or part.slots is not None else part.segment.indexes.under_way(),
         shift=part.shift,
         overlaid=part.overlaid,
         sessions=1 if part.segment is None else part.segment.use.sessions,

@@ -1,13 +1,16 @@
 """One layer of a session: its blocks, its plans, and the queries it has seen."""
 
+import logging
 from typing import Self
 
 import numpy as np
 
 from indexes.retrieval import Exact
 from kvdb.attention import execute
+from kvdb.attention.away import AwayFailed
 from kvdb.attention.effective import Effective
 from kvdb.attention.execute import Reading
+from kvdb.attention.sides import on_both_sides
 from kvdb.attention.sparse import Question, sparse
 from kvdb.attention.state import AttentionState
 from kvdb.basis import Basis
@@ -20,6 +23,7 @@ from kvdb.types import Array, ModelSpec, Positions
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Wanted
 
+log = logging.getLogger(__name__)
 NOTHING: Positions = np.zeros(0, np.int64)
 DECODE_TOKENS = 16
 """Calls of more are a prefill, which says nothing of what a step takes."""
@@ -97,12 +101,24 @@ class Layer:
 
     def carry_out(self, prepared: Prepared, q: Array, wanted: Wanted, observed: bool = False) -> tuple[AttentionState, Reading]:
         """The answer to queries q of the last n tokens by a plan. observed: whether statistics are made of it."""
-        layout, scale = self.tail.layout, self._spec.softmax_scale
-        # A query of an earlier token sees less than the searched parts hold.
-        if not prepared.sections.searched or q.shape[1] > prepared.sections.behind(self.run):
-            return execute.exact(layout, self.run, q, q.shape[1], scale)
+        layout, scale, sections = self.tail.layout, self._spec.softmax_scale, prepared.sections
         question = Question(layout, self.run, q, scale, wanted, observed)
-        return sparse(question, prepared.sections, prepared.plan.retrieval)
+        if sections.away is not None and q.shape[1] <= max(1, self.tail.length):
+            try:
+                return on_both_sides(question, sections, sections.away, prepared.plan.retrieval)
+            except AwayFailed as failure:
+                log.warning("layer %d is answered by the CPU alone: %s", self.number, failure)
+                self.planner.stay()
+                return self.carry_out(self.planner.fresh(q.shape[1], wanted), q, wanted, observed)
+        if sections.away is None and question.searches(sections):
+            return sparse(question, sections, prepared.plan.retrieval)
+        return execute.exact(layout, self.run, q, q.shape[1], scale)
+
+    def close(self) -> None:
+        """Hand on what was counted, and give everything back but the basis."""
+        self.tally.hand_on()
+        self._own.release()
+        self.tail.release()
 
     def _observes(self) -> bool:
         """Whether this query is one of those that statistics are made of."""

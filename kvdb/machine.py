@@ -12,7 +12,7 @@ from typing import Any
 import kvdb._native as _native
 from kvdb.config import OWN_CACHE
 from kvdb.errors import ConfigError
-from query_optimizer.cost import Machine, WrongMachine
+from query_optimizer.cost import GpuMachine, Machine, WrongMachine
 
 FORMAT = 1
 
@@ -24,6 +24,14 @@ class Known:
     machine: Machine
     measured: bool
     source: str
+
+
+@dataclass(frozen=True)
+class KnownGpu:
+    """The numbers in use of a card. measured: whether they are that card's, not the assumed ones of another."""
+
+    machine: GpuMachine
+    measured: bool
 
 
 def path_of(setting: str) -> Path | None:
@@ -51,8 +59,34 @@ def known(setting: str) -> Known:
         return Known(Machine(), False, f"defaults: {error}")
 
 
+def known_gpu(setting: str, card: str) -> KnownGpu:
+    """What was measured of a card before, by its name, or the defaults wherever `known` would give those."""
+    path = path_of(setting)
+    try:
+        gpus = {} if path is None else read_gpus(path)
+    except (OSError, ConfigError):
+        gpus = {}
+    return KnownGpu(gpus.get(card, GpuMachine()), card in gpus)
+
+
 def read(path: Path) -> Machine:
     """What `write` kept. Raises ConfigError for a file that is damaged or of another machine, OSError."""
+    try:
+        return Machine.from_dict(_mapping(_kept(path).get("machine")))
+    except WrongMachine as error:
+        raise ConfigError(f"{path}: {error}; write it anew with kvdb calibrate") from None
+
+
+def read_gpus(path: Path) -> dict[str, GpuMachine]:
+    """What `write` kept of this machine's cards, by their names. Raises as `read` does."""
+    try:
+        gpus = _mapping(_kept(path).get("gpus", {}))
+        return {card: GpuMachine.from_dict(_mapping(numbers)) for card, numbers in gpus.items()}
+    except WrongMachine as error:
+        raise ConfigError(f"{path}: {error}; write it anew with kvdb calibrate") from None
+
+
+def _kept(path: Path) -> Mapping[str, Any]:
     try:
         kept = json.loads(path.read_bytes())
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
@@ -61,15 +95,20 @@ def read(path: Path) -> Machine:
         raise ConfigError(f"{path} holds no machine of format {FORMAT}; write it anew with kvdb calibrate")
     if kept.get("of") != identity():
         raise ConfigError(f"{path} is of another machine, {kept.get('of')}; measure this one with kvdb calibrate")
+    return kept
+
+
+def write(path: Path, machine: Machine, gpus: Mapping[str, GpuMachine] | None = None) -> None:
+    """Keep the numbers, whole or not at all. gpus: of cards, by their names; those of others that were kept before stay. Raises
+    ConfigError for a place that cannot be written."""
+    kept: dict[str, Any] = {"format": FORMAT, "of": identity(), "machine": machine.to_dict()}
     try:
-        return Machine.from_dict(_mapping(kept.get("machine")))
-    except WrongMachine as error:
-        raise ConfigError(f"{path}: {error}; write it anew with kvdb calibrate") from None
-
-
-def write(path: Path, machine: Machine) -> None:
-    """Keep the numbers, whole or not at all. Raises ConfigError for a place that cannot be written."""
-    text = json.dumps({"format": FORMAT, "of": identity(), "machine": machine.to_dict()}, indent=2) + "\n"
+        cards = read_gpus(path)
+    except (OSError, ConfigError):
+        cards = {}
+    if cards := cards | dict(gpus or {}):
+        kept["gpus"] = {card: numbers.to_dict() for card, numbers in cards.items()}
+    text = json.dumps(kept, indent=2) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile("w", dir=path.parent, prefix=path.name, suffix=".part", delete=False) as file:

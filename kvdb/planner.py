@@ -1,5 +1,6 @@
 """Plans for one layer of a session: facts are gathered, the optimizer decides, and what it decided is kept until they change."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -10,8 +11,10 @@ from kvdb.catalog.segment import Segment
 from kvdb.catalog.use import Asked
 from kvdb.config import Config
 from kvdb.facts import Call, Costs, gather
+from kvdb.gpu.side import GpuSide, serves
+from kvdb.gpu_facts import exact_seconds
 from kvdb.hints import check_hints
-from kvdb.parts import Part, parts_of, sections_of
+from kvdb.parts import CPU, Part, ToAway, parts_of, sections_of
 from kvdb.tail import NAME, Tail
 from kvdb.types import ModelSpec
 from query_optimizer.access import Access
@@ -37,6 +40,7 @@ class Engine(Protocol):
     config: Config
     optimizer: Optimizer
     machine: Machine
+    gpu: GpuSide | None
 
     def wish(self, segment: Segment, kind: str) -> None: ...
 
@@ -46,18 +50,22 @@ class Engine(Protocol):
 class Prepared:
     """A plan, how it divides the run, and what it was made for.
 
-    seals: whether old tokens of the tail are to be indexed, because they are searched or could be. relies: whether heads are not
-    searched for what they want because of what is known of them. looks_again: whether they are, to see if that is still so.
+    first_block: of the run, by the name of a part. seals: whether old tokens of the tail are to be indexed, because they are
+    searched or could be. relies: whether heads are not searched for what they want because of what is known of them. looks_again:
+    whether they are, to see if that is still so.
     """
 
-    __slots__ = ("looks_again", "plan", "relies", "seals", "sections", "uses", "version")
+    __slots__ = ("first_block", "looks_again", "plan", "relies", "seals", "sections", "uses", "version")
 
-    def __init__(self, plan: Plan, sections: Sections, version: int, uses: int, looks_again: bool = False) -> None:
-        """version: of the indexes; uses: how many queries it is good for."""
+    def __init__(
+        self, plan: Plan, parts: Mapping[str, Part], sections: Sections, version: int, uses: int, looks_again: bool = False
+    ) -> None:
+        """parts: by name; version: of the indexes; uses: how many queries it is good for."""
+        self.first_block = {name: part.span.first_block for name, part in parts.items()}
         self.looks_again = looks_again
         self.relies = any(access.rule == DiffuseHead.name for access in plan.accesses)
         self.plan = plan
-        tail = [access for access in plan.accesses if access.part == NAME]
+        tail = [access for access in plan.accesses if access.part == NAME and access.tier == CPU]
         self.seals = any(access.index is not None or access.rule == FreshTail.name for access in tail)
         self.sections = sections
         self.version = version
@@ -78,6 +86,7 @@ class Planner:
         self._next_uses: dict[tuple[Wanted, int], int] = {}
         self._costs: Costs = {}
         self._checked: set[Wanted] = set()
+        self._stays: int | None = None
 
     def prepare(self, new: int, wanted: Wanted) -> Prepared:
         """The plan of a call of `new` queries. Raises UnknownRule."""
@@ -103,7 +112,8 @@ class Planner:
         """Raises InvalidArgument or Unsupported for hints that cannot be followed."""
         if wanted.hints == NO_HINTS or wanted in self._checked:
             return
-        check_hints(self._engine.config, self._engine.optimizer, self._spec, self._parts(), wanted)
+        parts = parts_of(self._engine.config, self._number, self._basis, self._run, self._tail)
+        check_hints(self._engine.config, self._engine.optimizer, self._spec, parts, wanted)
         if len(self._checked) >= PREPARED_MAX:
             self._checked.clear()
         self._checked.add(wanted)
@@ -112,22 +122,41 @@ class Planner:
         """As `prepare`, made anew and not kept. Raises UnknownRule."""
         return self._prepare(new, wanted, 0)
 
-    def blocks_of(self, access: Access) -> tuple[int, int]:
+    def blocks_of(self, prepared: Prepared, access: Access) -> tuple[int, int]:
         """Which blocks of the run hold the tokens of an access."""
         size = self._tail.table.layout.block_size
-        first = next(part.span.first_block for part in self._parts() if part.name == access.part)
+        first = prepared.first_block[access.part]
         return first + access.begin // size, first + -(-access.end // size)
 
     def plan(self, wanted: Wanted, new: int = 1) -> Plan:
         """A plan made anew. Raises UnknownRule."""
-        return self._engine.optimizer.plan(self._facts(new, wanted, self._parts()))
+        return self._engine.optimizer.plan(self._facts(new, wanted, self._parts(new, wanted)))
 
-    def _parts(self) -> list[Part]:
-        return parts_of(self._engine.config, self._number, self._basis, self._run, self._tail)
+    def _parts(self, new: int, wanted: Wanted) -> list[Part]:
+        """With those on the GPU as its own, where it answers sooner."""
+        known = self._engine.config, self._number, self._basis, self._run, self._tail
+        gpu, spec = self._engine.gpu, self._spec
+        if gpu is None or gpu.memory(spec) is None or not serves(wanted) or self._stays == gpu.version:
+            return parts_of(*known)
+        for view in self._basis.views:
+            gpu.keep(spec, view.segment)
+        if self._tail.copy is None:
+            self._tail.copy = gpu.tail(spec, self._tail.table)
+        parts = parts_of(*known, gpu)
+        tokens = sum(part.visible for part in parts if part.slots is not None)
+        here = self._engine.machine.exact_seconds(tokens * spec.token_nbytes, 2.0 * tokens * spec.q_heads * new * spec.head_dim)
+        sooner = exact_seconds(spec, gpu.machine, tokens, new) + gpu.machine.call_s < here
+        return parts if sooner else parts_of(*known)
 
     def _facts(self, new: int, wanted: Wanted, parts: list[Part]) -> Facts:
-        tier, window = self._tail.table.tier.name, self._engine.config.window
-        return gather(Call(self._spec, self._engine.machine, window, self._number, tier, new, wanted, self._costs), parts)
+        engine, gpu = self._engine, self._engine.gpu
+        known = self._spec, engine.machine, engine.config.window, self._number, new, wanted, self._costs
+        return gather(Call(*known, *(() if gpu is None else (gpu.machine, gpu.memory(self._spec)))), parts)
+
+    def stay(self) -> None:
+        """The GPU failed to answer: plan without it, until something changes there."""
+        self._prepared.clear()
+        self._stays = None if self._engine.gpu is None else self._engine.gpu.version
 
     def _looks_again(self) -> bool:
         """Whether it is time to see if what is known of the heads is still so; then it is not for a while, in any session."""
@@ -138,10 +167,12 @@ class Planner:
 
     def _version(self) -> int:
         built = sum(view.segment.indexes.version for view in self._basis.views)
-        return self._tail.seals + built + self._run.version
+        gpu = self._engine.gpu
+        on_gpu = 0 if gpu is None else gpu.version + (self._tail.copy is not None and self._tail.copy.full)
+        return self._tail.seals + built + self._run.version + on_gpu
 
     def _prepare(self, new: int, wanted: Wanted, uses: int, looks_again: bool = False) -> Prepared:
-        version, parts = self._version(), self._parts()
+        version, parts = self._version(), self._parts(new, wanted)
         facts = self._facts(new, wanted, parts)
         if looks_again:
             hints = replace(facts.hints, rules_off=(*facts.hints.rules_off, DiffuseHead.name))
@@ -152,5 +183,11 @@ class Planner:
             segment = by_name[name].segment
             if segment is not None:
                 self._engine.wish(segment, kind)
-        sections = sections_of(plan, by_name, self._basis, self._run, self._tail.table.layout.block_size)
-        return Prepared(plan, sections, version, uses, looks_again)
+        sections = sections_of(plan, by_name, self._basis, self._run, self._tail.table.layout.block_size, self._to_away())
+        return Prepared(plan, by_name, sections, version, uses, looks_again)
+
+    def _to_away(self) -> ToAway | None:
+        gpu = self._engine.gpu
+        if gpu is None:
+            return None
+        return lambda parts, tail: gpu.away(self._spec, parts, self._basis.moves, self._tail.copy if tail else None)

@@ -241,9 +241,7 @@ class SessionState:
             if self._open:
                 self._open = False
                 for layer in self._layers:
-                    layer.tally.hand_on()
-                for tail in self.tails:
-                    tail.release()
+                    layer.close()
                 self._recomputing.forget()
                 self._engine.closed(self)
                 self.basis.release()

@@ -3,6 +3,7 @@
 import indexes.registry as registry
 from indexes.base import Index
 from kvdb.config import Config
+from kvdb.gpu.side import TailSlots
 from kvdb.storage.table import BlockTable
 
 NAME = "tail"
@@ -20,9 +21,17 @@ class Tail:
         """Tokens that are indexed."""
         self.seals = 0
         """How often some were."""
+        self.copy: TailSlots | None = None
+        """On the GPU, once a plan wanted one."""
         size = table.layout.block_size
         self._step = -(-config.indexes.tail_tokens // size) * size
         self._recent = config.window.recent_tokens
+
+    def release(self) -> None:
+        """Give the copy back."""
+        if self.copy is not None:
+            self.copy.release()
+            self.copy = None
 
     def seal(self) -> None:
         """Index what has become old, if it is much."""

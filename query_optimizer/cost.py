@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self
 
 from indexes.base import Cost
@@ -15,8 +15,32 @@ class WrongMachine(ValueError):
     """No description of a machine: a value is missing, of another type, or no positive number."""
 
 
+class _Numbers:
+    """Of a frozen dataclass whose fields are all positive numbers."""
+
+    def __post_init__(self) -> None:
+        values: dict[str, Any] = vars(self)
+        for name, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+                raise WrongMachine(f"{name} is {value!r}; expected a positive number")
+
+    def to_dict(self) -> dict[str, float]:
+        """Plain values, as `from_dict` takes them."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Raises WrongMachine for other names than those of the fields, or values that are no positive numbers."""
+        names = list(cls().to_dict())
+        if sorted(map(str, values)) != sorted(names):
+            raise WrongMachine(
+                f"a machine is described by {', '.join(map(str, values)) or 'nothing'}; expected {', '.join(names)}"
+            )
+        return cls(**values)
+
+
 @dataclass(frozen=True)
-class Machine:
+class Machine(_Numbers):
     """What one machine does in a second, and how long some calls take however little they do.
 
     The defaults are those of the machine that the formulas of `indexes` were fitted on: two cores of an AMD EPYC with AVX-512
@@ -36,11 +60,6 @@ class Machine:
     exact_call_s: float = 1.2e-5
     step_s: float = 2.8e-4
     search_s: float = 2.0e-4
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-                raise WrongMachine(f"{name} is {value!r}; expected a positive number")
 
     def seconds(self, cost: Cost, among_nbytes: float = math.inf) -> float:
         """Of the search alone; what is given up is not counted. among_nbytes: see `search_seconds`."""
@@ -93,16 +112,33 @@ class Machine:
     def _slowness(self, among_nbytes: float) -> float:
         return 1 - (1 - WARM) * self._cached(among_nbytes)
 
-    def to_dict(self) -> dict[str, float]:
-        """Plain values, as `from_dict` takes them."""
-        return asdict(self)
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Raises WrongMachine for other names than those of the fields, or values that are no positive numbers."""
-        names = [field.name for field in fields(cls)]
-        if sorted(map(str, values)) != sorted(names):
-            raise WrongMachine(
-                f"a machine is described by {', '.join(map(str, values)) or 'nothing'}; expected {', '.join(names)}"
-            )
-        return cls(**values)
+@dataclass(frozen=True)
+class GpuMachine(_Numbers):
+    """What a GPU does in a second, and how long the shortest calls take, from their launch until the host has the result.
+
+    The defaults are assumed, not measured: the rates are those of NVIDIA's data sheet of the H200 (SXM), with half the memory's
+    for reads here and there, and the times, of which it says nothing, are guesses; `kvdb calibrate` measures all of them.
+    stream_bytes_s: reads of the card's memory. gather_bytes_s: the same, of tokens here and there. operations_s: multiplications
+    and additions of 16-bit floats. host_bytes_s: copies from main memory that is pinned. call_s: of a call of one launch. step_s:
+    of one of several launches, as a search makes. Raises WrongMachine for what is no positive number.
+    """
+
+    stream_bytes_s: float = 4.8e12
+    gather_bytes_s: float = 2.4e12
+    operations_s: float = 9.89e14
+    host_bytes_s: float = 6.4e10
+    call_s: float = 2e-5
+    step_s: float = 5e-5
+
+    def exact_seconds(self, nbytes: float, operations: float = 0.0) -> float:
+        """Of a call that reads keys and values on the card whole. operations: two for each row, token and dimension."""
+        return self.call_s + max(nbytes / self.stream_bytes_s, operations / self.operations_s)
+
+    def search_seconds(self, scanned_nbytes: float, selected_nbytes: float) -> float:
+        """Of a step on the card. scanned_nbytes: of index pages, read in order. selected_nbytes: of the keys and values found."""
+        return self.step_s + scanned_nbytes / self.stream_bytes_s + selected_nbytes / self.gather_bytes_s
+
+    def transfer_seconds(self, nbytes: float) -> float:
+        """Of copies of blocks to the card."""
+        return nbytes / self.host_bytes_s

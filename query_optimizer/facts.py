@@ -1,6 +1,7 @@
 """What the optimizer sees of a query: numbers and names."""
 
 from dataclasses import dataclass
+from math import inf
 
 from indexes.retrieval import Retrieval
 from query_optimizer.wanted import NO_HINTS, Hints
@@ -81,10 +82,11 @@ class PartFacts:
 
 @dataclass(frozen=True, slots=True)
 class FastMemory:
-    """A tier that is faster than the one where tokens lie, and what is free of it."""
+    """A tier that is faster than the one where tokens usually lie, what is free of it, and how fast pages are brought in."""
 
     tier: str
     free_nbytes: int
+    transfer_bytes_s: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,10 @@ class Facts:
     def read_seconds(self) -> float:
         """What reading everything takes."""
         return self.call_seconds + sum(part.seconds for part in self.parts)
+
+    def in_fast_memory(self, part: PartFacts) -> bool:
+        """Whether its pages lie in that memory already."""
+        return self.fast is not None and part.tier == self.fast.tier
 
     def affordable(self, part: PartFacts) -> tuple[IndexFacts, ...]:
         """The indexes over a part that keep no more than the budget leaves."""

@@ -174,6 +174,8 @@ def _estimate(facts: Facts, part: PartFacts, fired: Fired, tokens: int, heads: H
 def _total(facts: Facts, accesses: tuple[Access, ...]) -> Estimate:
     searched = any(access.index is not None for access in accesses)
     fixed = facts.step_seconds if searched else facts.call_seconds
-    nodes = [access.estimate for access in accesses]
-    tokens = facts.tokens
-    return Estimate(tokens, sum(node.nbytes for node in nodes), fixed + sum(node.seconds for node in nodes))
+    sides = [0.0, 0.0]  # what lies in fast memory is read at the same time as the rest
+    for access in accesses:
+        sides[facts.fast is not None and access.tier == facts.fast.tier] += access.estimate.seconds
+    seconds = fixed + max(sides)
+    return Estimate(facts.tokens, sum(access.estimate.nbytes for access in accesses), seconds)

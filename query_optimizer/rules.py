@@ -5,6 +5,7 @@ or, as a string, the reason why it did not fire. `heads` are the KV heads that n
 """
 
 from dataclasses import dataclass
+from math import isfinite
 
 from indexes.retrieval import Exact, TopK
 from query_optimizer.diffuse import DiffuseHead
@@ -116,14 +117,19 @@ class BudgetFits:
         fast = facts.fast
         if fast is None:
             return f"no memory is faster than {part.tier}"
+        resident = facts.in_fast_memory(part)
         needed = part.visible * facts.token_nbytes
-        if needed > fast.free_nbytes:
+        if needed > fast.free_nbytes and not resident:
             return f"its pages take {needed:,} bytes, and {fast.free_nbytes:,} are free in {fast.tier}"
         coarse = cheapest(index for index in facts.usable(part) if index.kind.startswith("coarse"))
         if coarse is None:
-            return Wish("coarse-clusters", _missing(part, "coarse"))
+            return f"its pages in {fast.tier} are not asked so" if resident else Wish("coarse-clusters", _missing(part, "coarse"))
         k = max(1, round(self.tokens_share * part.visible))
         told = f"its pages take {needed:,} of {fast.free_nbytes:,} bytes that are free in {fast.tier}"
+        if resident:
+            told = f"its pages lie in {fast.tier}"
+        elif isfinite(fast.transfer_bytes_s):
+            told += f", and {1e3 * needed / fast.transfer_bytes_s:.2f} ms to bring in"
         return Fired(coarse.kind, retrieval=None if facts.bounded else TopK(k), kept_in=fast.tier, reason=told)
 
 
@@ -164,7 +170,8 @@ class DeepLayers:
         scan = cheapest(index for index in usable if not index.walks)
         if graph is None:
             missing = _missing(part, self.kind)
-            wished = part.searchable >= self.tokens_min and not any(index.walks for index in part.indexes)
+            wished = part.searchable >= self.tokens_min and not facts.in_fast_memory(part)
+            wished = wished and not any(index.walks for index in part.indexes)
             return Wish(self.kind, missing) if wished else missing
         told = _compared(usable)
         return Fired(graph.kind, reason=told) if scan is None or graph.seconds <= scan.seconds else told

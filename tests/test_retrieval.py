@@ -320,7 +320,7 @@ def test_the_facts_say_who_else_reads_a_segment_and_what_is_being_built(engine, 
 
     def facts():
         planner = two._layers[0].planner
-        return planner._facts(1, Wanted(), planner._parts()).parts
+        return planner._facts(1, Wanted(), planner._parts(1, Wanted())).parts
 
     assert [part.sessions for part in facts()] == [3, 3]
     twin.close()

@@ -2,6 +2,7 @@
 
 from typing import Self
 
+from indexes.accelerate import Accelerator
 from indexes.base import BuildCost, Float32
 from indexes.blocks import Blocks
 from indexes.coarse.layout import Layout
@@ -19,6 +20,7 @@ class Clusters(Paged):
     """
 
     kind = "coarse-clusters"
+    accelerated = True
     estimates_tail = True
 
     work = Work(
@@ -33,7 +35,7 @@ class Clusters(Paged):
     )
 
     @classmethod
-    def build(
+    def build(  # noqa: PLR0913, settings by name
         cls,
         blocks: Blocks,
         samples: Float32 | None = None,  # noqa: ARG003, pages need none
@@ -42,10 +44,13 @@ class Clusters(Paged):
         margin: float = 0.8,
         iterations: int = 10,
         far: float = 0.5,
+        *,
+        accelerator: Accelerator | None = None,
     ) -> Self:
-        """page_size: tokens for each centroid. margin: a cluster's share of its reach, 0 to 1. Raises ValueError."""
+        """page_size: tokens for each centroid. margin: a cluster's share of its reach, 0 to 1. accelerator: what finds the
+        clusters, None for the CPU. Raises ValueError."""
         layout = Layout(page_size, segment_tokens, margin, clustered=True, values=True, iterations=iterations, far=far)
-        return cls._build(blocks, layout)
+        return cls._build(blocks, layout, accelerator)
 
     @classmethod
     def build_cost(cls, tokens: int, kv_heads: int, head_dim: int) -> BuildCost:

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 import indexes._native as _native
+from indexes.accelerate import Accelerator, AcceleratorLost, Clusters, KMeans
 from indexes.blocks import Blocks
 
 Array = npt.NDArray[Any]
@@ -73,12 +74,18 @@ class Batch:
         self.native = _native.CoarsePages(fields, arrays)
 
     @classmethod
-    def build(cls, layout: Layout, blocks: Blocks, begin: int, segments: int, tokens: int) -> "Batch":
+    def build(
+        cls, layout: Layout, blocks: Blocks, begin: int, segments: int, tokens: int, accelerator: Accelerator | None = None
+    ) -> "Batch":
         wanted = shapes(layout, blocks, segments, tokens)
         arrays: dict[str, Array] = {name: np.empty(shape, dtype) for name, (shape, dtype) in wanted.items()}
         batch = cls(layout, blocks, begin, segments, tokens, arrays)
         clusters = -(-tokens // layout.page_size)
-        _native.coarse_build(blocks.native, batch.native, clusters, layout.iterations, layout.far)
+        nearest = None
+        if layout.clustered and accelerator is not None:
+            how = KMeans.of(tokens, clusters, layout.iterations, layout.far)
+            nearest = _clustered(accelerator, blocks, begin, batch.end, how)
+        _native.coarse_build(blocks.native, batch.native, clusters, layout.iterations, layout.far, nearest)
         return batch
 
     @property
@@ -114,14 +121,15 @@ def shapes(layout: Layout, blocks: Blocks, segments: int, tokens: int) -> dict[s
     return {name: ((segments, blocks.kv_heads, count), dtype) for name, (count, dtype) in each.items()}
 
 
-def build(layout: Layout, blocks: Blocks, begin: int) -> list[Batch]:
-    """Tokens [begin, blocks.tokens): whole segments, then one of what is left."""
+def build(layout: Layout, blocks: Blocks, begin: int, accelerator: Accelerator | None = None) -> list[Batch]:
+    """Tokens [begin, blocks.tokens): whole segments, then one of what is left. accelerator: what finds clusters, None for the
+    CPU, which goes on where it is lost."""
     whole, rest = divmod(blocks.tokens - begin, layout.segment_tokens)
     batches = []
     if whole:
-        batches.append(Batch.build(layout, blocks, begin, whole, layout.segment_tokens))
+        batches.append(Batch.build(layout, blocks, begin, whole, layout.segment_tokens, accelerator))
     if rest:
-        batches.append(Batch.build(layout, blocks, blocks.tokens - rest, 1, rest))
+        batches.append(Batch.build(layout, blocks, blocks.tokens - rest, 1, rest, accelerator))
     return batches
 
 
@@ -136,6 +144,15 @@ def extend(layout: Layout, blocks: Blocks, batches: list[Batch]) -> list[Batch]:
     while kept and kept[-1].tokens < layout.segment_tokens and kept[-1].tokens <= blocks.tokens - begin:
         begin = kept.pop().begin
     return kept + build(layout, blocks, begin)
+
+
+def _clustered(accelerator: Accelerator, blocks: Blocks, begin: int, end: int, how: KMeans) -> Clusters | None:
+    """uint16 `[segments, kv_heads, tokens]`; None where the accelerator was lost."""
+    heads = (blocks.stored_keys(head, begin, end) for head in range(blocks.kv_heads))
+    try:
+        return np.stack(list(accelerator.clusters(heads, how)), axis=1)
+    except AcceleratorLost:
+        return None
 
 
 def _padded(pages: int) -> int:

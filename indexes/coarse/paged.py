@@ -10,6 +10,7 @@ import numpy as np
 
 import indexes._native as _native
 from indexes import file
+from indexes.accelerate import Accelerator
 from indexes.base import Cost, Found, IndexCorrupt, Queries
 from indexes.blocks import Blocks
 from indexes.coarse.layout import Batch, Layout, build, extend, shapes
@@ -31,8 +32,8 @@ class Paged(ABC):
         self._batches = batches
 
     @classmethod
-    def _build(cls, blocks: Blocks, layout: Layout) -> Self:
-        return cls(blocks, layout, build(layout, blocks, 0))
+    def _build(cls, blocks: Blocks, layout: Layout, accelerator: Accelerator | None = None) -> Self:
+        return cls(blocks, layout, build(layout, blocks, 0, accelerator))
 
     @property
     def nbytes(self) -> int:

@@ -1,17 +1,22 @@
-"""The links between keys: hnswlib builds them, for one KV head at a time."""
+"""The links between keys, one KV head at a time: hnswlib builds them, or they are chosen among exact neighbours."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from indexes.base import Float32
+import indexes._native as _native
+from indexes.accelerate import Accelerator, AcceleratorLost
+from indexes.base import Float32, Int32
+from indexes.blocks import Blocks
 
 Links = npt.NDArray[np.uint32]
 NO_LINK = np.uint32(0xFFFFFFFF)
 STEP = 2048
 """Keys that are linked in one step: about a tenth of a second."""
+CHOOSE_STEP = 32_768
+"""Keys whose links are chosen in one step, about half a second."""
 
 
 class HnswlibMissing(ModuleNotFoundError):
@@ -40,6 +45,55 @@ def link_steps(keys: Float32, into: Links, width: int, threads: int) -> Iterator
     level0 = np.ascontiguousarray(rows[:, : 4 * most + 4]).view(np.uint32)
     used = np.arange(most) < (level0[:, :1] & 0xFFFF)
     into[labels] = np.where(used, labels[np.where(used, level0[:, 1:], 0)], NO_LINK)
+
+
+def accelerated_steps(
+    accelerator: Accelerator, blocks: Blocks, graph: _native.Graph, links: Links, most: int, width: int
+) -> Generator[float, None, int]:
+    """Links of all KV heads, to the first `most` of each list of `links`, uint32 `[kv_heads, tokens, degree]`, which is that of
+    the graph. Yields the share of the heads that is linked; returns how many are, fewer than all where the accelerator was lost.
+
+    As HNSW's insertion (arXiv 1603.09320) makes them if its search for the `width` nearest of the keys before never misses one:
+    of these each key is linked to those that the rule takes (algorithm 4), and of these and all that have linked to it, it keeps
+    what the rule takes again.
+    """
+    heads, done = blocks.kv_heads, 0
+    try:
+        for nearest in accelerator.nearest_before((blocks.stored_keys(head) for head in range(heads)), width):
+            for share in _choose_steps(blocks, graph, done, nearest, links[done, :, :most]):
+                yield (done + share) / heads
+            done += 1
+    except AcceleratorLost:
+        pass
+    return done
+
+
+def _choose_steps(blocks: Blocks, graph: _native.Graph, kv_head: int, nearest: Int32, into: Links) -> Iterator[float]:
+    """nearest: int32 `[n, width]`, -1 for none. into: uint32 `[n, most]`."""
+    n, most = into.shape
+    offsets = np.arange(n + 1, dtype=np.int64) * nearest.shape[1]
+    chosen = np.empty((n, most), np.uint32)
+    for begin in range(0, n, CHOOSE_STEP):
+        part = chosen[begin : begin + CHOOSE_STEP]
+        here = offsets[begin : begin + len(part) + 1]
+        _native.graph_choose_links(graph, blocks.native, kv_head, begin, here, nearest.reshape(-1), part)
+        yield min(begin + CHOOSE_STEP, n) / n / 2
+    offsets, both = _both_ways(chosen)
+    for begin in range(0, n, CHOOSE_STEP):
+        part = np.empty((min(CHOOSE_STEP, n - begin), most), np.uint32)
+        here = offsets[begin : begin + len(part) + 1]
+        _native.graph_choose_links(graph, blocks.native, kv_head, begin, here, both, part)
+        into[begin : begin + len(part)] = part
+        yield (1 + min(begin + CHOOSE_STEP, n) / n) / 2
+
+
+def _both_ways(links: Links) -> tuple[npt.NDArray[np.int64], Int32]:
+    """Offsets and tokens: tokens[offsets[i] : offsets[i + 1]] are those that i links to, and those that link to i."""
+    source, place = np.nonzero(links != NO_LINK)
+    target = links[source, place]
+    ends = np.concatenate([source, target])
+    tokens = np.concatenate([target, source])[np.argsort(ends, kind="stable")]
+    return np.append(0, np.cumsum(np.bincount(ends, minlength=len(links)))), tokens.astype(np.int32)
 
 
 def _state(graph: Any) -> dict[str, Any]:

@@ -13,11 +13,12 @@ import numpy.typing as npt
 import indexes._native as _native
 import indexes.file as index_file
 import indexes.hnsw.work as work
+from indexes.accelerate import Accelerator
 from indexes.base import BuildCost, Cost, Float32, Found, IndexCorrupt, Int32, Queries
 from indexes.blocks import Blocks
-from indexes.hnsw.build import link_steps
+from indexes.hnsw.build import accelerated_steps, link_steps
 from indexes.hnsw.codes import CODE_STEP, Codes, in_lines
-from indexes.hnsw.samples import check_samples, merged_lists, nearest_keys, starts
+from indexes.hnsw.samples import check_samples, merged_lists, nearest_of_heads, starts
 from indexes.hnsw.saved import restore
 from indexes.hnsw.settings import Settings
 from indexes.mass import reach_mass
@@ -38,6 +39,7 @@ class Hnsw:
     kind: ClassVar[str] = "hnsw"
     library: ClassVar[str] = "hnswlib"
     walks: ClassVar[bool] = True
+    accelerated: ClassVar[bool] = True
     estimates_tail: ClassVar[bool] = False
 
     blocks: Blocks
@@ -47,12 +49,20 @@ class Hnsw:
     """`[kv_heads, count]`: tokens that sample queries want."""
 
     @classmethod
-    def build(cls, blocks: Blocks, samples: Float32 | None = None, settings: Settings = DEFAULT) -> Self:
+    def build(
+        cls,
+        blocks: Blocks,
+        samples: Float32 | None = None,
+        settings: Settings = DEFAULT,
+        *,
+        accelerator: Accelerator | None = None,
+    ) -> Self:
         """samples: float32 `[q_heads, m, head_dim]`, queries of decode steps, from which links and starts are learnt.
+        accelerator: what finds neighbours, None for hnswlib, which goes on where it is lost.
 
         Uses all of the pool's threads. Raises ModuleNotFoundError without hnswlib, ValueError for samples of another shape.
         """
-        steps = cls.build_steps(blocks, samples, settings)
+        steps = cls.build_steps(blocks, samples, settings, accelerator=accelerator)
         while True:
             try:
                 next(steps)
@@ -61,18 +71,27 @@ class Hnsw:
 
     @classmethod
     def build_steps(
-        cls, blocks: Blocks, samples: Float32 | None = None, settings: Settings = DEFAULT
+        cls,
+        blocks: Blocks,
+        samples: Float32 | None = None,
+        settings: Settings = DEFAULT,
+        *,
+        accelerator: Accelerator | None = None,
     ) -> Generator[float, None, Self]:
         """`build` in steps of less than a second, but the last; see `indexes.registry.Stepped`."""
         if samples is not None:
             check_samples(blocks, samples)
         made = cls(blocks, settings, Codes.of(blocks, settings.degree), np.empty((blocks.kv_heads, 0), np.int32))
-        for head in range(blocks.kv_heads):
-            into = made.codes.links[head, :, : 2 * settings.links]
+        most, linked = 2 * settings.links, 0
+        if accelerator is not None:
+            graph, links = made.codes.native, made.codes.links
+            linked = yield from accelerated_steps(accelerator, blocks, graph, links, most, settings.width)
+        for head in range(linked, blocks.kv_heads):
+            into = made.codes.links[head, :, :most]
             for share in link_steps(blocks.keys(head), into, settings.width, _native.threads()):
                 yield (head + share) / blocks.kv_heads
         if samples is not None and blocks.tokens > 1:
-            for _ in made._learn_steps(samples):
+            for _ in made._learn_steps(samples, accelerator):
                 yield 1.0
         _native.graph_repair(made.codes.native, made.codes.no_parents())
         return made
@@ -91,14 +110,13 @@ class Hnsw:
         for _ in self._learn_steps(samples):
             pass
 
-    def _learn_steps(self, samples: Float32) -> Iterator[None]:
+    def _learn_steps(self, samples: Float32, accelerator: Accelerator | None = None) -> Iterator[None]:
         """`learn`, yielding after each KV head."""
         check_samples(self.blocks, samples)
         heads, d = self.blocks.kv_heads, self.blocks.head_dim
         groups = np.ascontiguousarray(samples, np.float32).reshape(heads, -1, d)
         learnt = []
-        for head, queries in enumerate(groups):
-            nearest = nearest_keys(self.blocks, head, queries, self.settings.neighbours)
+        for head, nearest in enumerate(nearest_of_heads(self.blocks, groups, self.settings.neighbours, accelerator)):
             pivots, offsets, candidates = merged_lists(nearest)
             _native.graph_connect(self.codes.native, self.blocks.native, head, pivots, offsets, candidates)
             learnt.append(starts(nearest, max(self.settings.starts - 1, 0)))

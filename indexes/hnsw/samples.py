@@ -6,11 +6,12 @@ keys onto the keys: a query's nearest key, the pivot, is linked to the others. A
 lists of all queries are merged before they are pruned.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
+from indexes.accelerate import Accelerator, AcceleratorLost
 from indexes.base import Float32, Int32, Int64
 from indexes.blocks import Blocks
 
@@ -30,16 +31,15 @@ def check_samples(blocks: Blocks, samples: Float32) -> None:
 def nearest_keys(blocks: Blocks, kv_head: int, queries: Float32, count: int) -> Int32:
     """int32 `[m, min(count, tokens)]`: of each of `queries`, `[m, head_dim]`, the tokens with the largest q.k, largest first.
 
-    Exact, by matrix products in float32, on the GPU where there is one; that of 1,024 queries and CHUNK keys is 32 MiB.
+    Exact, by matrix products in float32; that of 1,024 queries and CHUNK keys is 32 MiB.
     """
     count = min(count, blocks.tokens)
-    multiply = multiplier(queries)
     m = len(queries)
     every = np.arange(m)
     rows, scores, tokens = every[:0], np.empty(0, np.float32), np.empty(0, np.int32)
     least = np.full((m, 1), -np.inf, np.float32)
     for begin in range(0, blocks.tokens, CHUNK):
-        product = multiply(blocks.keys(kv_head, begin, min(begin + CHUNK, blocks.tokens)))
+        product = queries @ blocks.keys(kv_head, begin, min(begin + CHUNK, blocks.tokens)).T
         if begin == 0 and product.shape[1] > count:
             least = -np.partition(-product, count - 1, axis=1)[:, count - 1 : count]
         row, column = np.nonzero(product >= least)
@@ -55,17 +55,19 @@ def nearest_keys(blocks: Blocks, kv_head: int, queries: Float32, count: int) -> 
     return tokens.reshape(m, count)
 
 
-def multiplier(queries: Float32) -> Callable[[Float32], Float32]:
-    """Makes `[m, n]` products of `queries`, `[m, head_dim]`, with keys `[n, head_dim]`: cupy, if it finds a GPU, or numpy."""
-    try:
-        import cupy  # nobody needs it
-
-        if cupy.cuda.runtime.getDeviceCount() > 0:
-            there = cupy.asarray(queries)
-            return lambda keys: cupy.asnumpy(there @ cupy.asarray(keys).T)
-    except (ImportError, RuntimeError):  # not installed, or no driver
-        pass
-    return lambda keys: queries @ keys.T
+def nearest_of_heads(blocks: Blocks, groups: Float32, count: int, accelerator: Accelerator | None) -> Iterator[Int32]:
+    """`nearest_keys` for each KV head, of queries `[kv_heads, m, head_dim]`; by the accelerator, as long as it is there."""
+    done = 0
+    if accelerator is not None:
+        heads = ((blocks.stored_keys(head), queries) for head, queries in enumerate(groups))
+        try:
+            for nearest in accelerator.neighbours(heads, count):
+                done += 1
+                yield nearest
+        except AcceleratorLost:
+            pass
+    for head in range(done, blocks.kv_heads):
+        yield nearest_keys(blocks, head, groups[head], count)
 
 
 def merged_lists(nearest: Int32) -> tuple[Int32, Int64, Int32]:

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <optional>
 
 #include "background.h"
@@ -107,11 +108,8 @@ void score(const PyBlocks& blocks, const PyQueries& queries, const In<std::int64
     });
 }
 
-void widen(const PyBlocks& blocks, int kv_head, std::int64_t begin, const Out<float, 2>& out,
-           bool values) {
+void check_range(const PyBlocks& blocks, int kv_head, std::int64_t begin, std::int64_t count) {
     const Geometry& geometry = blocks.blocks.geometry;
-    const auto count = static_cast<std::int64_t>(out.shape(0));
-    check_shape(out, {count, geometry.head_dim}, "out");
     if (kv_head < 0 || kv_head >= geometry.kv_heads) {
         fail("kv_head is " + std::to_string(kv_head) + "; expected 0 to " +
              std::to_string(geometry.kv_heads - 1));
@@ -120,10 +118,34 @@ void widen(const PyBlocks& blocks, int kv_head, std::int64_t begin, const Out<fl
         fail(std::to_string(count) + " tokens from " + std::to_string(begin) +
              " on were asked for; there are " + std::to_string(blocks.blocks.tokens));
     }
+}
+
+void widen(const PyBlocks& blocks, int kv_head, std::int64_t begin, const Out<float, 2>& out,
+           bool values) {
+    const Geometry& geometry = blocks.blocks.geometry;
+    const auto count = static_cast<std::int64_t>(out.shape(0));
+    check_shape(out, {count, geometry.head_dim}, "out");
+    check_range(blocks, kv_head, begin, count);
     const nb::gil_scoped_release release;
     const ScoreKernels& kernels = score_kernels();
     (values ? kernels.widen_values : kernels.widen_keys)[static_cast<int>(geometry.dtype)](
         {blocks.blocks, kv_head, begin, count, out.data()});
+}
+
+void copy_keys(const PyBlocks& blocks, int kv_head, std::int64_t begin,
+               const Out<std::uint8_t, 2>& out) {
+    const Geometry& geometry = blocks.blocks.geometry;
+    const auto row = static_cast<std::int64_t>(geometry.row_bytes());
+    const auto count = static_cast<std::int64_t>(out.shape(0));
+    check_shape(out, {count, row}, "out");
+    check_range(blocks, kv_head, begin, count);
+    const nb::gil_scoped_release release;
+    for (std::int64_t done = 0; done < count;) {
+        const std::int64_t token = begin + done, in_block = token % geometry.block_size;
+        const std::int64_t run = std::min(geometry.block_size - in_block, count - done);
+        std::memcpy(out.data() + done * row, blocks.blocks.key(kv_head, token), run * row);
+        done += run;
+    }
 }
 
 }  // namespace
@@ -190,6 +212,7 @@ NB_MODULE(_native, m) {
             widen(blocks, kv_head, begin, out, false);
         },
         "blocks"_a, "kv_head"_a, "begin"_a, "out"_a);
+    m.def("copy_keys", &copy_keys, "blocks"_a, "kv_head"_a, "begin"_a, "out"_a);
     m.def(
         "read_values",
         [](const PyBlocks& blocks, int kv_head, std::int64_t begin, const Out<float, 2>& out) {

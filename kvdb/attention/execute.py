@@ -67,13 +67,29 @@ def exact(
     those of its last n tokens and attend causally. top: float32 `[q_heads, n]`, where given takes the largest q.k. Returns the
     state, its output in q's dtype.
     """
+    state, spent = _attended(layout, run.whole, q, new, scale, top)
+    return state, Reading(run.tokens, run.tokens, run.read_tokens * layout.token_nbytes, spent)
+
+
+def exact_over(
+    layout: BlockLayout, reads: Reads, q: Array, new: int, scale: float, top: Array | None = None
+) -> tuple[AttentionState, Reading]:
+    """`exact` over chosen blocks of a run."""
+    state, spent = _attended(layout, reads, q, new, scale, top)
+    tokens = int(reads.counts.sum())
+    return state, Reading(tokens, tokens, tokens * layout.token_nbytes, spent)
+
+
+def _attended(
+    layout: BlockLayout, reads: Reads, q: Array, new: int, scale: float, top: Array | None
+) -> tuple[AttentionState, int]:
+    """The state, its output in q's dtype, and the nanoseconds it took."""
     out = np.empty(q.shape, q.dtype)
     lse = np.empty(q.shape[:2], np.float32)
     started = perf_counter_ns()
-    addresses, counts, placement = run.whole
+    addresses, counts, placement = reads
     _native.attend(layout.native, bits(q), addresses, counts, new, scale, bits(out), lse, top, placement=placement)
-    spent = perf_counter_ns() - started
-    return AttentionState(out, lse), Reading(run.tokens, run.tokens, run.read_tokens * layout.token_nbytes, spent)
+    return AttentionState(out, lse), perf_counter_ns() - started
 
 
 def whole(layout: BlockLayout, reads: Reads, q: Array, new: int, scale: float) -> Whole:

@@ -123,6 +123,12 @@ class Run:
         words[: len(seen)] = seen
         return words if words.any() else None
 
+    def words(self, first: int, last: int) -> Words | None:
+        """What is overlaid of blocks [first, last), which are of one view: a bit for each token, uint64 `[blocks, words]`; None
+        for nothing."""
+        words = None if self._hidden is None else self._hidden[first:last]
+        return words if words is not None and words.any() else None
+
     def refresh(self, start: int) -> None:
         """Take over the tail's tokens from `start` on; the blocks before that token's are as they were."""
         tail, first = self._tail.addresses, start // self._block_size

@@ -44,6 +44,10 @@ class Question:
     wanted: Wanted
     observed: bool = False
 
+    def searches(self, sections: Sections) -> bool:
+        """Whether what is searched can be: a query of an earlier token sees less than the searched parts hold."""
+        return bool(sections.searched) and self.q.shape[1] <= sections.behind(self.run)
+
 
 def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tuple[AttentionState, Reading]:
     """The attention of a question over what `retrieval` asks for, widened until the bound it wants holds.
@@ -53,12 +57,11 @@ def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tupl
     started = perf_counter_ns()
     layout, q = question.layout, question.q
     reads = sections.read_whole(question.run)
-    causal = q.shape[1] if q.shape[1] > 1 else 0  # one query sees all, also where its own token is searched
-    first = execute.whole(layout, reads, q, causal, question.scale)
+    first = execute.whole(layout, reads, q, sections.causal(q.shape[1]), question.scale)
     window_ns = perf_counter_ns() - started
     q32 = np.ascontiguousarray(q, dtype=np.float32)
     limit = question.wanted.missed_mass_max
-    seen = Seen(question.run.read_tokens - sections.tokens)
+    seen = Seen(int(reads.counts.sum()))
     for attempt, tight in widened(retrieval, sections.tokens):
         searches = _search(question, sections, q32, first, None if limit is None else attempt, attempt, tight)
         # Of queries that a search left, reading everything says what is the largest.
@@ -68,7 +71,7 @@ def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tupl
         top = largest(founds, first.top) if observed else None
         left_share = sum(part.span.tokens * float(part.heads.mean()) for part in left) / max(sections.tokens, 1)
         if isinstance(attempt, Exact) or left_share > DENSE_HEADS or _many(founds, q32, sections):
-            state, reading = execute.exact(layout, question.run, q, q.shape[1], question.scale, top)
+            state, reading = exact(question, sections, top)
             if top is not None:
                 _observe(question, searches, first, top, state.lse)
             spent = perf_counter_ns() - started
@@ -99,6 +102,14 @@ def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tupl
         lse=lse,
     )
     return AttentionState(state.out.astype(q.dtype, copy=False), state.lse), reading
+
+
+def exact(question: Question, sections: Sections, top: Array | None = None) -> tuple[AttentionState, Reading]:
+    """Attention over everything that is not answered elsewhere. top: as `execute.exact` takes it."""
+    layout, run, q = question.layout, question.run, question.q
+    if sections.away is None:
+        return execute.exact(layout, run, q, q.shape[1], question.scale, top)
+    return execute.exact_over(layout, sections.here(run), q, sections.causal(q.shape[1]), question.scale, top)
 
 
 class Seen:

@@ -11,6 +11,7 @@ from typing import cast
 import torch
 
 import kvdb.gpu.probe as probe
+from kvdb.config import GPU_DEVICE
 from kvdb.errors import CapacityError, ConfigError, GpuLost, Unsupported
 from kvdb.gpu.staging import Staging
 from kvdb.gpu.streams import Done, Stream
@@ -25,17 +26,18 @@ SPENT = "out of memory"
 class Device:
     """A card, or the CPU under Triton's interpreter. Thread-safe, but for what is launched on one stream by several threads.
 
-    torch: where tensors live. name: for people. memory_total: bytes. copy_stream, query_stream: blocks come in on one while
-    queries are answered on the other, each in its own order; `queries_after_copies` and `copies_after_queries` put one behind the
-    other on the device, without the host waiting. A tensor that was allocated on one stream and is used on the other must be told
-    so, with `tensor.record_stream`, or be alive until both are done with it: its memory is given to the next who asks on its own
-    stream as soon as the host lets go of it. staging: main memory to copy from and to. lost: whether it failed; from then on
-    nothing is launched.
+    torch: where tensors live. card: what it is called. name: the same, and which one it is. memory_total: bytes. copy_stream,
+    query_stream: blocks come in on one while queries are answered on the other, each in its own order; `queries_after_copies` and
+    `copies_after_queries` put one behind the other on the device, without the host waiting. A tensor that was allocated on one
+    stream and is used on the other must be told so, with `tensor.record_stream`, or be alive until both are done with it: its
+    memory is given to the next who asks on its own stream as soon as the host lets go of it. staging: main memory to copy from
+    and to. lost: whether it failed; from then on nothing is launched.
     """
 
-    def __init__(self, where: torch.device, name: str, memory_total: int) -> None:
+    def __init__(self, where: torch.device, card: str, memory_total: int) -> None:
         self.torch = where
-        self.name = name
+        self.card = card
+        self.name = f"{card} ({where})"
         self.memory_total = memory_total
         self.interpreted = where.type == "cpu"
         self.lost = False
@@ -144,14 +146,13 @@ def open_device(name: str) -> Device:
             )
         _check(name, None)
         pages = os.sysconf("SC_PHYS_PAGES")
-        return Device(torch.device("cpu"), "Triton's interpreter on the CPU", pages * os.sysconf("SC_PAGE_SIZE"))
-    kind, _, number = name.partition(":")
-    if kind != "cuda" or (":" in name and not number.isdecimal()):
+        return Device(torch.device("cpu"), "Triton's interpreter", pages * os.sysconf("SC_PAGE_SIZE"))
+    if not GPU_DEVICE.fullmatch(name):
         raise ConfigError(f"storage.gpu_device is {name!r}; expected cuda, cuda:0 and so on, or interpreter")
     _check(name, probe.look())
     if interpreting:
         raise ConfigError(f"storage.gpu_device is {name} and {INTERPRETED} is set; unset it, or choose interpreter")
-    where = torch.device("cuda", int(number or 0))
+    where = torch.device("cuda", probe.number(name))
     with _failures(name):
         if not torch.cuda.is_available():
             raise Unsupported(
@@ -161,7 +162,7 @@ def open_device(name: str) -> Device:
         if where.index >= count:
             raise ConfigError(f"storage.gpu_device is {name}; expected a number below {count}, how many there are")
         properties = torch.cuda.get_device_properties(where)
-    return Device(where, f"{properties.name} ({where})", properties.total_memory)
+    return Device(where, properties.name, properties.total_memory)
 
 
 @contextmanager

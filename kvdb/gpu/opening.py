@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 import kvdb.gpu.probe as probe
 from kvdb.config import StorageConfig
 from kvdb.errors import ConfigError, GpuLost, Unsupported
+from kvdb.storage.store import BlockStore
 
 if TYPE_CHECKING:
     from kvdb.gpu.device import Device
+    from kvdb.gpu.gpu import Gpu
+from query_optimizer.cost import GpuMachine
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,15 @@ def open_gpu(config: StorageConfig) -> "Device | None":
             "expected less, with room for block tables, results, and what else uses it"
         )
     return device
+
+
+def serving(device: "Device | None", blocks: BlockStore, machine: GpuMachine) -> "Gpu | None":
+    """What answers on an open device; None without one."""
+    if device is None:
+        return None
+    from kvdb.gpu.gpu import Gpu  # it imports Triton, which only a GPU needs
+
+    return Gpu(device, blocks, machine)
 
 
 def _open(name: str) -> "Device":

@@ -104,7 +104,7 @@ def missing(device: str, driver: Driver | None) -> Missing | None:
     """The first thing that `device`, as storage.gpu_device names it, needs and that is not there; None where it can be opened.
     driver: what `look` found."""
     torch = torch_found()
-    if device != "interpreter" and (nothing := _missing_card(int(device.partition(":")[2] or 0), driver)) is not None:
+    if device != "interpreter" and (nothing := _missing_card(number(device), driver)) is not None:
         return nothing
     if torch is None:
         return Missing("torch is not installed", INSTALL)
@@ -115,14 +115,19 @@ def missing(device: str, driver: Driver | None) -> Missing | None:
     return None
 
 
-def _missing_card(number: int, driver: Driver | None) -> Missing | None:
+def number(device: str) -> int:
+    """Of "cuda:1"; 0 of "cuda"."""
+    return int(device.partition(":")[2] or 0)
+
+
+def _missing_card(index: int, driver: Driver | None) -> Missing | None:
     if driver is None:
         return Missing("there is no NVIDIA driver", "install it, or set storage.gpu_bytes_max to 0")
     if not driver.cards:
         return Missing(f"the driver shows no GPU ({driver.trouble})", "look at nvidia-smi and CUDA_VISIBLE_DEVICES")
-    if number < len(driver.cards) and driver.cards[number].capability < CAPABILITY_MIN:
-        has, needs = (".".join(map(str, capability)) for capability in (driver.cards[number].capability, CAPABILITY_MIN))
-        return Missing(f"{driver.cards[number].name} has compute capability {has}", f"kernels need {needs} or more")
+    if index < len(driver.cards) and driver.cards[index].capability < CAPABILITY_MIN:
+        has, needs = (".".join(map(str, capability)) for capability in (driver.cards[index].capability, CAPABILITY_MIN))
+        return Missing(f"{driver.cards[index].name} has compute capability {has}", f"kernels need {needs} or more")
     return None
 
 
@@ -141,13 +146,13 @@ def _asking(library: Any) -> Callable[..., None]:
 def _cards(ask: Callable[..., None]) -> tuple[Card, ...]:
     count = ctypes.c_int(0)
     ask("cuDeviceGetCount", ctypes.byref(count))
-    return tuple(_card(ask, number) for number in range(count.value))
+    return tuple(_card(ask, index) for index in range(count.value))
 
 
-def _card(ask: Callable[..., None], number: int) -> Card:
+def _card(ask: Callable[..., None], index: int) -> Card:
     device, name, memory = ctypes.c_int(0), ctypes.create_string_buffer(256), ctypes.c_size_t(0)
     major, minor = ctypes.c_int(0), ctypes.c_int(0)
-    ask("cuDeviceGet", ctypes.byref(device), number)
+    ask("cuDeviceGet", ctypes.byref(device), index)
     ask("cuDeviceGetName", name, len(name), device)
     ask("cuDeviceTotalMem_v2", ctypes.byref(memory), device)
     ask("cuDeviceGetAttribute", ctypes.byref(major), MAJOR, device)

@@ -63,8 +63,12 @@ class BlockLayout:
     def read(self, addresses: Addresses, start: int, n: int) -> tuple[Array, Array]:
         """k and v, `[kv_heads, n, head_dim]`, of tokens [start, start + n) of a run."""
         k, v = (np.empty((self.kv_heads, n, self.head_dim), DTYPES[self.dtype]) for _ in range(2))
-        _native.gather(self.native, addresses, start, n, bits(k), bits(v))
+        self.read_into(addresses, start, k, v)
         return k, v
+
+    def read_into(self, addresses: Addresses, start: int, k: Array, v: Array) -> None:
+        """`read` into arrays of the caller's, in the layout's dtype and contiguous."""
+        _native.gather(self.native, addresses, start, k.shape[1], bits(k), bits(v))
 
     def copy(self, source: Addresses, source_start: int, target: Addresses, target_start: int, n: int) -> None:
         """Copy n tokens between two runs, at any alignment."""

@@ -1,6 +1,6 @@
 """The tiers of one database, one pool for each size of block."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -12,8 +12,9 @@ from kvdb.storage.folder import SegmentFolder
 from kvdb.storage.loader import Loader
 from kvdb.storage.segment_file import SegmentFile
 from kvdb.storage.slabs import Slabs
+from kvdb.storage.slot import SlotLayout
 from kvdb.storage.table import BlockTable
-from kvdb.storage.tier import TierStats
+from kvdb.storage.tier import Blocks, TierStats
 from kvdb.types import ModelSpec
 
 if TYPE_CHECKING:
@@ -54,12 +55,18 @@ class BlockStore:
         on_disk = [] if self.disk is None else self.disk.stats()
         return on_gpu + [tier.stats() for tier in self._tiers.values()] + on_disk
 
-    def check_integrity(self, tables: Sequence[BlockTable], files: Sequence[SegmentFile]) -> None:
-        """Raises IntegrityError unless `tables` are exactly the owners of all used blocks, and `files` all that are on disk."""
+    def check_integrity(
+        self,
+        tables: Sequence[BlockTable],
+        files: Sequence[SegmentFile],
+        slots: Mapping[SlotLayout, Sequence[Blocks]] | None = None,
+    ) -> None:
+        """Raises IntegrityError unless `tables` are exactly the owners of all used blocks, `files` all that are on disk, and
+        `slots` those of every owner on the GPU, by their layout."""
         for tier in self._tiers.values():
             tier.check_integrity([table.blocks for table in tables if table.tier is tier])
         if self.slabs is not None:
-            self.slabs.check_integrity()
+            self.slabs.check_integrity(slots)
         if self.disk is not None:
             self.disk.check_integrity(files)
 

@@ -11,7 +11,8 @@ from indexes.base import Found
 from indexes.retrieval import Dipr, TopK, TopP
 from kvdb.attention.observe import largest, observation
 from kvdb.attention.run import Run
-from kvdb.attention.sections import Searched, Sections, Span
+from kvdb.attention.sections import Searched, Sections
+from kvdb.attention.span import Span
 from kvdb.attention.sparse import Question, sparse
 from kvdb.config import StorageConfig
 from kvdb.storage.store import BlockStore

@@ -8,7 +8,8 @@ import pytest
 import kvdb
 from indexes.retrieval import Dipr, TopK, TopP
 from kvdb.attention.run import Run
-from kvdb.attention.sections import Searched, Sections, Span
+from kvdb.attention.sections import Searched, Sections
+from kvdb.attention.span import Span
 from kvdb.attention.sparse import Question, sparse
 from kvdb.config import StorageConfig
 from kvdb.storage.store import BlockStore

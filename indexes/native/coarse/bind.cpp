@@ -1,9 +1,11 @@
 #include "../bind.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels.h"
@@ -97,14 +99,23 @@ void check_within(const PyPages& pages, const Blocks& blocks) {
 }
 
 void build(const PyBlocks& blocks, const PyPages& pages, std::int64_t clusters, int iterations,
-           float far) {
+           float far, const std::optional<In<std::uint16_t, 3>>& nearest) {
     check_within(pages, blocks.blocks);
     if (clusters < 1 || clusters > std::min(pages.pages.pages, pages.pages.tokens) ||
         iterations < 1 || !(far >= 0 && far < 1)) {
         fail("clusters, iterations or far do not fit the pages");
     }
+    if (nearest) {
+        const Pages& at = pages.pages;
+        check_shape(*nearest, {at.segments, at.kv_heads, at.tokens}, "nearest");
+        const std::uint16_t* end = nearest->data() + nearest->size();
+        if (std::any_of(nearest->data(), end, [&](std::uint16_t c) { return c >= clusters; })) {
+            fail("nearest names a cluster beyond the " + std::to_string(clusters) + " that are");
+        }
+    }
     const nb::gil_scoped_release release;
-    build_pages(blocks.blocks, pages.pages, {clusters, iterations, far}, pages.page_tokens);
+    build_pages(blocks.blocks, pages.pages, {clusters, iterations, far}, pages.page_tokens,
+                nearest ? nearest->data() : nullptr);
 }
 
 bool verify(const PyBlocks& blocks, const PyPages& pages) {
@@ -166,7 +177,8 @@ void bind_coarse(nb::module_& m) {
             },
             "fields"_a, "arrays"_a)
         .def("check", [](const PyPages& pages) { check_members(pages.pages); });
-    m.def("coarse_build", &build, "blocks"_a, "pages"_a, "clusters"_a, "iterations"_a, "far"_a);
+    m.def("coarse_build", &build, "blocks"_a, "pages"_a, "clusters"_a, "iterations"_a, "far"_a,
+          "nearest"_a.none() = nb::none());
     m.def("coarse_verify", &verify, "blocks"_a, "pages"_a);
     m.def("coarse_search", &search, "blocks"_a, "pages"_a, "queries"_a, "want"_a, "parameter"_a,
           "scale"_a, "margin"_a, "exact"_a, "outside"_a, "tail"_a, "tight"_a, "give_up"_a);

@@ -183,6 +183,19 @@ bool members_are_whole(const Pages& pages, std::int64_t page_tokens, const PageS
     return true;
 }
 
+// Fills `first` and `members`: the tokens of each cluster one behind the other.
+template <class Cluster>
+void order_members(const Cluster* nearest, std::int64_t tokens, std::int64_t pages,
+                   const PageSet& set) {
+    std::fill_n(set.first, pages + 1, 0);
+    for (std::int64_t t = 0; t < tokens; ++t) ++set.first[nearest[t] + 1];
+    std::partial_sum(set.first, set.first + pages + 1, set.first);
+    std::vector<std::int32_t> next(set.first, set.first + pages);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+        set.members[next[nearest[t]]++] = static_cast<std::uint16_t>(t);
+    }
+}
+
 }  // namespace
 
 void cluster(const SegmentKeys& keys, const ClusterOptions& options, std::int64_t pages,
@@ -196,24 +209,20 @@ void cluster(const SegmentKeys& keys, const ClusterOptions& options, std::int64_
         if (i == 0) means.seed_far(far);
     }
     means.assign();
-    std::fill_n(set.first, pages + 1, 0);
-    for (const std::int32_t c : means.nearest) ++set.first[c + 1];
-    std::partial_sum(set.first, set.first + pages + 1, set.first);
-    std::vector<std::int32_t> next(set.first, set.first + pages);
-    for (std::int64_t t = 0; t < keys.tokens; ++t) {
-        set.members[next[means.nearest[t]]++] = static_cast<std::uint16_t>(t);
-    }
+    order_members(means.nearest.data(), keys.tokens, pages, set);
 }
 
 void build_pages(const Blocks& blocks, const Pages& pages, const ClusterOptions& options,
-                 std::int64_t page_tokens) {
+                 std::int64_t page_tokens, const std::uint16_t* nearest) {
     ThreadPool& pool = ThreadPool::instance();
     pool.run(pages.segments * pages.kv_heads, pool.threads(), [&](std::int64_t item, int) {
         const std::int64_t segment = item / pages.kv_heads;
         const int kv_head = static_cast<int>(item % pages.kv_heads);
         const PageSet set = pages.of(segment, kv_head);
         const SegmentKeys keys(blocks, kv_head, pages.begin + segment * pages.tokens, pages.tokens);
-        if (set.members) {
+        if (set.members && nearest) {
+            order_members(nearest + item * pages.tokens, pages.tokens, pages.pages, set);
+        } else if (set.members) {
             cluster(keys, options, pages.pages, set);
         } else {
             cut_runs(pages, page_tokens, set);

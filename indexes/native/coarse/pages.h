@@ -62,10 +62,11 @@ struct ClusterOptions {
     float far;  // the share of the centroids that start at the keys farthest from the others
 };
 
-// Fills the arrays from the blocks' keys and values. Where there are members, k-means finds them;
+// Fills the arrays from the blocks' keys and values. Where there are members, `nearest` says which
+// cluster each token is in, [segments][kv_heads][tokens], or, if it is null, k-means does;
 // otherwise pages are runs of `page_tokens`.
 void build_pages(const Blocks& blocks, const Pages& pages, const ClusterOptions& options,
-                 std::int64_t page_tokens);
+                 std::int64_t page_tokens, const std::uint16_t* nearest);
 
 // Whether the arrays are what the keys and values make of these members. `page_tokens` as above.
 bool verify_pages(const Blocks& blocks, const Pages& pages, std::int64_t page_tokens);

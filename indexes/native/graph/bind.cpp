@@ -168,6 +168,15 @@ void py_insert(const PyGraph& graph, const PyBlocks& blocks, std::int64_t begin,
     insert(graph.graph, blocks.blocks, begin, width, parents.data());
 }
 
+void check_offsets(const In<std::int64_t, 1>& offsets, const In<std::int32_t, 1>& candidates) {
+    for (std::size_t i = 0; i + 1 < offsets.size(); ++i) {
+        if (offsets.data()[i] < 0 || offsets.data()[i] > offsets.data()[i + 1] ||
+            offsets.data()[i + 1] > static_cast<std::int64_t>(candidates.shape(0))) {
+            fail("offsets must rise from 0 to the number of candidates");
+        }
+    }
+}
+
 void py_connect(const PyGraph& graph, const PyBlocks& blocks, int kv_head,
                 const In<std::int32_t, 1>& pivots, const In<std::int64_t, 1>& offsets,
                 const In<std::int32_t, 1>& candidates) {
@@ -177,15 +186,27 @@ void py_connect(const PyGraph& graph, const PyBlocks& blocks, int kv_head,
     check_shape(offsets, {count + 1}, "offsets");
     graph.check_tokens(pivots.data(), pivots.size(), "pivots", 0);
     graph.check_tokens(candidates.data(), candidates.size(), "candidates", 0);
-    for (std::int64_t i = 0; i < count; ++i) {
-        if (offsets.data()[i] < 0 || offsets.data()[i] > offsets.data()[i + 1] ||
-            offsets.data()[i + 1] > static_cast<std::int64_t>(candidates.shape(0))) {
-            fail("offsets must rise from 0 to the number of candidates");
-        }
-    }
+    check_offsets(offsets, candidates);
     const nb::gil_scoped_release release;
     connect(graph.graph, blocks.blocks, kv_head, pivots.data(), count, offsets.data(),
             candidates.data());
+}
+
+void py_choose_links(const PyGraph& graph, const PyBlocks& blocks, int kv_head, std::int64_t begin,
+                     const In<std::int64_t, 1>& offsets, const In<std::int32_t, 1>& candidates,
+                     const Out<std::uint32_t, 2>& chosen) {
+    graph.check(blocks);
+    graph.check_head(kv_head);
+    const auto count = static_cast<std::int64_t>(chosen.shape(0));
+    check_shape(offsets, {count + 1}, "offsets");
+    check_offsets(offsets, candidates);
+    graph.check_tokens(candidates.data(), candidates.size(), "candidates", -1);
+    if (begin < 0 || count > graph.graph.tokens - begin || chosen.shape(1) > 1024) {
+        fail("begin must be 0 to the number of tokens less those asked for, chosen at most 1024");
+    }
+    const nb::gil_scoped_release release;
+    choose_links(graph.graph, blocks.blocks, kv_head, begin, count, offsets.data(),
+                 candidates.data(), static_cast<int>(chosen.shape(1)), chosen.data());
 }
 
 std::int64_t py_repair(const PyGraph& graph, const Out<std::uint32_t, 2>& parents) {
@@ -222,6 +243,8 @@ void bind_graph(nb::module_& m) {
     m.def("graph_insert", &py_insert, "graph"_a, "blocks"_a, "begin"_a, "width"_a, "parents"_a);
     m.def("graph_connect", &py_connect, "graph"_a, "blocks"_a, "kv_head"_a, "pivots"_a, "offsets"_a,
           "candidates"_a);
+    m.def("graph_choose_links", &py_choose_links, "graph"_a, "blocks"_a, "kv_head"_a, "begin"_a,
+          "offsets"_a, "candidates"_a, "chosen"_a);
     m.def("graph_repair", &py_repair, "graph"_a, "parents"_a);
     m.def("graph_reachable", &py_reachable, "graph"_a, "kv_head"_a);
 }

@@ -86,6 +86,13 @@ void insert(const Graph& graph, const Blocks& blocks, std::int64_t begin, int wi
 void connect(const Graph& graph, const Blocks& blocks, int kv_head, const std::int32_t* pivots,
              std::int64_t count, const std::int64_t* offsets, const std::int32_t* candidates);
 
+// HNSW's rule (algorithm 4 of the paper): of candidates[offsets[i], offsets[i + 1]) of each token
+// begin + i up to `most`, to chosen [count][most], the nearest last, then none. A list that is no
+// longer is kept whole. The token itself, what comes twice and what is no token are left out.
+void choose_links(const Graph& graph, const Blocks& blocks, int kv_head, std::int64_t begin,
+                  std::int64_t count, const std::int64_t* offsets, const std::int32_t* candidates,
+                  int most, std::uint32_t* chosen);
+
 // Links to all tokens that links did not lead to from token 0; returns how many there were.
 // parents [kv_heads][capacity]: for each token one that links to it, on a way from token 0.
 std::int64_t repair(const Graph& graph, std::uint32_t* parents);

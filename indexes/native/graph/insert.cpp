@@ -70,6 +70,24 @@ class Linker {
         }
     }
 
+    // HNSW's rule alone, as hnswlib has it: lists with room for all stay whole.
+    void choose_of(std::uint32_t token, std::vector<std::uint32_t> candidates, int most,
+                   std::uint32_t* out) {
+        std::sort(candidates.begin(), candidates.end());
+        candidates.erase(std::unique(candidates.begin(), candidates.end()), candidates.end());
+        std::erase_if(candidates, [&](std::uint32_t other) {
+            return other == token || other >= graph_.tokens;
+        });
+        const std::vector<Near> near = by_distance(token, candidates);
+        std::vector<std::uint32_t> chosen;
+        if (static_cast<int>(near.size()) > most) {
+            choose(near, most, chosen);
+        } else {
+            for (const Near& each : near) chosen.push_back(each.token);
+        }
+        std::fill(std::reverse_copy(chosen.begin(), chosen.end(), out), out + most, kNoToken);
+    }
+
   private:
     std::uint32_t* links_of(std::uint32_t token) const {
         return graph_.links_of(kv_head_) + std::int64_t{token} * graph_.degree;
@@ -204,6 +222,21 @@ void connect(const Graph& graph, const Blocks& blocks, int kv_head, const std::i
         linker.connect(static_cast<std::uint32_t>(pivots[i]),
                        {candidates + offsets[i], candidates + offsets[i + 1]});
     }
+}
+
+void choose_links(const Graph& graph, const Blocks& blocks, int kv_head, std::int64_t begin,
+                  std::int64_t count, const std::int64_t* offsets, const std::int32_t* candidates,
+                  int most, std::uint32_t* chosen) {
+    constexpr std::int64_t chunk = 64;
+    ThreadPool& pool = ThreadPool::instance();
+    pool.run((count + chunk - 1) / chunk, pool.threads(), [&](std::int64_t item, int) {
+        Linker linker(graph, blocks, kv_head);
+        for (std::int64_t i = item * chunk; i < std::min(count, (item + 1) * chunk); ++i) {
+            linker.choose_of(static_cast<std::uint32_t>(begin + i),
+                             {candidates + offsets[i], candidates + offsets[i + 1]}, most,
+                             chosen + i * most);
+        }
+    });
 }
 
 }  // namespace kvdb::indexes
