@@ -75,8 +75,8 @@ class Batch:
     table: int32, slots. lengths: int32 `[pieces]`, tokens of each; the last pieces of the sequences come first. pieces: int32
     `[pieces, 4]`, where in the table it begins, its turn, and where its hidden words begin, -1 without. hidden: int64 words.
     programs, members, states: as `Cut` has them. counters: int32 `[sequences, kv_heads]`, how many partial states of each are
-    done; 0 before and after a call. cos, sin: float32 `[turns, pairs]`. partial: float32 `[rows, head_dim]`, tops, totals: float32
-    `[rows]`, partial states, of each one row for every KV head and query head of its group.
+    done; 0 before and after a call. cos, sin: float32 `[turns, pairs]`. partial: float32 `[rows, head_dim]`, tops and totals:
+    float32 `[rows]`, partial states, of each one row for every KV head and query head of its group.
     """
 
     table: torch.Tensor
@@ -148,7 +148,7 @@ class Batch:
         self.lengths[piece : piece + 1].fill_(tokens)
 
     def set_slots(self, sequence: int, slots: Ints) -> None:
-        """All slots of the sequence's last piece, at most as many as there was room for. Raises ValueError as `set_tokens` does."""
+        """All slots of the sequence's last piece, as many as there is room for. Raises ValueError as `set_tokens` does."""
         piece = self._own(sequence)
         begin, end = self._begins[piece : piece + 2]
         if len(slots) > end - begin:
@@ -211,10 +211,8 @@ def _check(piece: Piece, layout: SlotLayout, turns: int) -> None:
         raise ValueError(f"hidden is {piece.hidden.dtype} {piece.hidden.shape}; expected uint64 ({blocks}, {words})")
 
 
-def _cut(
-    tokens: list[int], readers: list[list[int]], sequences: int, group: int, each_of: Callable[[int, int], int]
-) -> Cut:
-    """tokens: of every piece; readers: its sequences. each_of: of a tile's rows and a launch's tokens, how many a program reads."""
+def _cut(tokens: list[int], readers: list[list[int]], sequences: int, group: int, each_of: Callable[[int, int], int]) -> Cut:
+    """tokens: of every piece; readers: its sequences. each_of: tokens of a program, of a tile's rows and a launch's tokens."""
     widest = ROWS[-1] // group
     items = [(p, who[i : i + widest]) for p, who in enumerate(readers) for i in range(0, len(who), widest)]
     used = [0] * sequences
@@ -248,13 +246,12 @@ def _ints(rows: Sequence[tuple[int, ...]], columns: int) -> Ints:
 
 def _suits(kv_heads: int, device: torch.device) -> Callable[[int, int], int]:
     """How many tokens a program reads, of a tile's rows and the tokens of all items of a launch, so that all processors are busy
-    to the end. Narrow tiles wait for memory: two programs run on a processor at a time, and two more fill the gaps that those
-    leave. The widest has a processor to itself."""
+    to the end. Three programs of narrow tiles find room on a processor, and one of wide ones."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
     def each(rows: int, tokens: int) -> int:
-        waves = {ROWS[0]: 4, ROWS[1]: 2}.get(rows, 1)
-        even = -(-tokens * kv_heads // (waves * processors))
+        programs = processors * (3 if rows == ROWS[0] else 1)
+        even = -(-tokens * kv_heads // programs)
         least = max(SPLIT_TOKENS_MIN, -(-even // 64) * 64)
         return min(least, SPLIT_TOKENS_MAX) if rows == ROWS[0] else least
 

@@ -11,6 +11,7 @@ from kvdb.attention.triton.tile import (
     absorb,
     constants,
     load_queries,
+    load_slots,
     load_tile,
     merge_partials,
     padded,
@@ -21,24 +22,27 @@ from kvdb.attention.triton.tile import (
 )
 from kvdb.storage.slot import FORMATS
 
-MERGE_FLOATS = 64
-"""Values of partial states that a thread holds at a time while merging."""
-
 
 def decode(
-    q: torch.Tensor, pages: Pages, batch: Batch, scale: float, out: torch.Tensor, lse: torch.Tensor, top: torch.Tensor | None = None
+    q: torch.Tensor,
+    pages: Pages,
+    batch: Batch,
+    scale: float,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    top: torch.Tensor | None = None,
 ) -> None:
     """Attention of each sequence of the batch over all its tokens.
 
     q, out: `[sequences, q_heads, head_dim]`, contiguous, of any float dtype, on the device of the pages. lse: float32
-    `[sequences, q_heads]`, the natural logarithm of the sum of exp(scale * q.k), and top, of the same form, the largest q.k; -inf,
-    and out 0, where a sequence has no tokens. scale: above 0.
+    `[sequences, q_heads]`, the natural logarithm of the sum of exp(scale * q.k); top: of the same form, the largest q.k. They are
+    -inf, and out is 0, where a sequence has no tokens. scale: above 0.
 
     Flash-Decoding (arXiv 2311.01282): a program answers a range of a piece's tokens for one KV head, with the query heads of its
     group, of all sequences that read the piece, as the rows of one tile, so that what is shared is read once (Hydragen, arXiv
     2402.05099). Whichever program brings the last partial state of a sequence merges them. Nothing is allocated, and nothing
-    waits for the host: it may be captured in a CUDA graph. Calls with one batch, or with batches of one workspace, must follow one
-    another on a stream. Raises ValueError on arguments that do not fit one another.
+    waits for the host: it may be captured in a CUDA graph. Calls with one batch, or with batches of one workspace, must follow
+    one another on a stream. Raises ValueError on arguments that do not fit one another.
     """
     _check(q, pages, batch, scale, out, lse, top)
     for launch in batch.launches:
@@ -72,9 +76,11 @@ def decode(
 
 def shape(pages: Pages, batch: Batch, launch: Launch) -> dict[str, int | bool]:
     """Constants of a launch: its tiles, and how many warps and stages they take."""
-    columns, rows = padded(pages.layout.head_dim), launch.rows
+    columns, rows, element = padded(pages.layout.head_dim), launch.rows, FORMATS[pages.layout.format]
     warps = 8 if rows == 128 else 4
-    merged = 32 if rows > 16 else triton.next_power_of_2(batch.group)
+    merged = 16 if rows > 16 else triton.next_power_of_2(batch.group)
+    # Values that a thread holds while merging. Wide rows and wide elements leave it fewer registers.
+    held = 64 if rows == 16 and element <= 2 else 32
     return {
         "GROUP": batch.group,
         "PAIRS": batch.pairs,
@@ -84,10 +90,10 @@ def shape(pages: Pages, batch: Batch, launch: Launch) -> dict[str, int | bool]:
         "N": tile_tokens(pages),
         "D": columns,
         "R": merged,
-        "S": max(1, MERGE_FLOATS * 32 * warps // (merged * columns)),
+        "S": max(1, held * 32 * warps // (merged * columns)),
         "LANES": 32 * warps,
         "num_warps": warps,
-        "num_stages": 4 if FORMATS[pages.layout.format] == 1 else 3,
+        "num_stages": 4 if element == 1 else 3,
     }
 
 
@@ -114,8 +120,7 @@ def _check(
         raise ValueError(f"the batch is on {batch.table.device}, the pages on {pages.slab.device}")
 
 
-# size: a kernel, whose parts are already in tile.py
-@triton.jit
+@triton.jit  # size: a kernel, whose parts are already in tile.py
 def _decode_kernel(
     q,
     slab,
@@ -186,19 +191,22 @@ def _decode_kernel(
     acc = tl.zeros([M, D], tl.float32)
     best = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
+    slot = load_slots(slots, begin, end, BLOCK_SIZE, N)
     for at in range(begin, end, N):
+        ahead = load_slots(slots, at + N, end, BLOCK_SIZE, N)
         t = at + tl.arange(0, N)
         there = t < end
         seen = there
         if HIDDEN:
             seen = shown(hidden, words, t, there, BLOCK_SIZE)
         k, v, k_scale, v_scale = load_tile(
-            slab, floats, slots, at, t, there, head,
+            slab, floats, slot, at, there, head,
             KV_HEADS, HEAD_DIM, BLOCK_SIZE, STRIDE, VALUES_AT, SCALES_AT, SCALES_STRIDE, N, D,
         )  # fmt: skip
         acc, best, total = absorb(
             acc, best, total, x, k, v, k_scale, v_scale, seen[None, :], scale2, FLOAT8, SCALES_AT >= 0, MATH
         )
+        slot = ahead
 
     state = tl.load(member + 1, mask=valid, other=0) + split
     row = (state * KV_HEADS + head) * GROUP + rows % GROUP

@@ -27,7 +27,7 @@ def padded(head_dim: int) -> int:
 
 
 def tile_tokens(pages: Pages) -> int:
-    """Tokens of a tile, so that its keys and values are 32 KiB, or less where that would be more than 128 tokens or a byte each."""
+    """Tokens of a tile: keys and values of 32 KiB, or less where that would be more than 128 tokens, or elements are bytes."""
     element = max(2, FORMATS[pages.layout.format])
     return max(16, min(128, (16 << 10) // (padded(pages.layout.head_dim) * element)))
 
@@ -64,7 +64,7 @@ def widen(x, FLOAT8: tl.constexpr, MATH: tl.constexpr):
 def load_queries(
     q, rows, valid, cos, sin, turn, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr
 ):
-    """float32 `[rows, D]` of the rows of q `[..., HEAD_DIM]`, turned back by the angles of row `turn`, as they are where it is -1.
+    """float32 `[rows, D]` of these rows of q `[..., HEAD_DIM]`, turned back by row `turn` of the angles, which may be -1.
 
     PAIRS: dimensions that turn, halved; 0 where none ever does.
     """
@@ -73,7 +73,7 @@ def load_queries(
     at = q + rows.to(tl.int64)[:, None] * HEAD_DIM
     x = tl.load(at + d[None, :], mask=there, other=0.0).to(tl.float32)
     if PAIRS > 0:
-        turned = (d < 2 * PAIRS) & (turn >= 0)
+        turned = d < tl.where(turn >= 0, 2 * PAIRS, 0)
         if INTERLEAVED:
             first = d % 2 == 0
             pair = d // 2
@@ -90,12 +90,25 @@ def load_queries(
 
 
 @triton.jit
+def load_slots(table, begin, end, BLOCK_SIZE: tl.constexpr, N: tl.constexpr):
+    """The slots of tokens begin, begin + 1, ...: one, where a block holds whole tiles, or else `[N]`. begin: a multiple of N.
+
+    Loops load them one tile ahead: the pipeliner counts copies that wait for other copies in order, and would keep only one tile
+    on its way if it had to fetch the slots as well.
+    """
+    if BLOCK_SIZE % N == 0:
+        return tl.load(table + begin // BLOCK_SIZE, mask=begin < end, other=0)
+    else:  # noqa: RET505  # Triton compiles one branch, and wants both
+        t = begin + tl.arange(0, N)
+        return tl.load(table + t // BLOCK_SIZE, mask=t < end, other=0)
+
+
+@triton.jit
 def load_tile(
     slab,
     floats,
-    table,
+    slot,
     begin,
-    t,
     there,
     head,
     KV_HEADS: tl.constexpr,
@@ -108,23 +121,19 @@ def load_tile(
     N: tl.constexpr,
     D: tl.constexpr,
 ):
-    """Keys and values `[N, D]` as stored, and their scales `[N]`, of tokens `t` = begin, begin + 1, ... of one KV head.
-
-    begin: a multiple of N. Where a block holds whole tiles, the table is read once, and the addresses are a base and constants.
-    """
+    """Keys and values `[N, D]` as stored, and their scales `[N]`, of tokens begin, begin + 1, ... of one KV head, in the slots
+    that `load_slots` gave for them."""
     n = tl.arange(0, N)
     d = tl.arange(0, D)
     inside = there[:, None] & (d < HEAD_DIM)[None, :]
     if BLOCK_SIZE % N == 0:
-        slot = tl.load(table + begin // BLOCK_SIZE).to(tl.int64)
         row = head * BLOCK_SIZE + begin % BLOCK_SIZE
-        at = slab + slot * STRIDE + row * HEAD_DIM + (n[:, None] * HEAD_DIM + d[None, :])
-        scales = floats + slot * SCALES_STRIDE + SCALES_AT + row + n
+        at = slab + slot.to(tl.int64) * STRIDE + row * HEAD_DIM + (n[:, None] * HEAD_DIM + d[None, :])
+        scales = floats + slot.to(tl.int64) * SCALES_STRIDE + SCALES_AT + row + n
     else:
-        slot = tl.load(table + t // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
-        row = head * BLOCK_SIZE + t % BLOCK_SIZE
-        at = slab + (slot * STRIDE + row * HEAD_DIM)[:, None] + d[None, :]
-        scales = floats + slot * SCALES_STRIDE + SCALES_AT + row
+        row = head * BLOCK_SIZE + (begin + n) % BLOCK_SIZE
+        at = slab + (slot.to(tl.int64) * STRIDE + row * HEAD_DIM)[:, None] + d[None, :]
+        scales = floats + slot.to(tl.int64) * SCALES_STRIDE + SCALES_AT + row
     k = tl.load(at, mask=inside, other=0)
     v = tl.load(at + VALUES_AT, mask=inside, other=0)
     k_scale = tl.full([N], 1.0, tl.float32)
@@ -137,17 +146,20 @@ def load_tile(
 
 @triton.jit
 def shown(hidden, begin, t, there, BLOCK_SIZE: tl.constexpr):
-    """Which of tokens t are there and not hidden. hidden: int64 words; begin: of the first block, -1 where nothing is hidden."""
+    """Which of tokens t are there and not hidden. hidden: int64 words, the first of them 0; begin: of the first block, -1 where
+    nothing is hidden."""
     WORDS: tl.constexpr = (BLOCK_SIZE + 63) // 64
     inside = t % BLOCK_SIZE
-    at = begin + (t // BLOCK_SIZE) * WORDS + inside // 64
-    word = tl.load(hidden + at, mask=there & (begin >= 0), other=0)
+    at = tl.where(begin < 0, 0, begin + (t // BLOCK_SIZE) * WORDS + inside // 64)
+    word = tl.load(hidden + at, mask=there, other=0)
     return there & (((word >> (inside % 64).to(tl.int64)) & 1) == 0)
 
 
 @triton.jit
-def absorb(acc, top, total, q, k, v, k_scale, v_scale, seen, scale2, FLOAT8: tl.constexpr, SCALED: tl.constexpr, MATH: tl.constexpr):
-    """The state after one tile more; seen: broadcasts to `[rows, N]`. The online softmax of FlashAttention-2, arXiv 2307.08691."""
+def absorb(
+    acc, top, total, q, k, v, k_scale, v_scale, seen, scale2, FLOAT8: tl.constexpr, SCALED: tl.constexpr, MATH: tl.constexpr
+):
+    """The state after one tile more; seen: broadcasts to `[rows, N]`. FlashAttention-2's online softmax, arXiv 2307.08691."""
     score = tl.dot(q, tl.trans(widen(k, FLOAT8, MATH)), input_precision="ieee")
     if SCALED:
         score = score * k_scale[None, :]
@@ -181,27 +193,37 @@ def merge_partials(
 
     S of them are read at once. They were written by other programs of the launch, so L1 is passed by.
     """
+    LOOKED: tl.constexpr = 64
+    most = tl.max(count, 0)
+    top = tl.full([R], float("-inf"), tl.float32)
+    for begin in tl.range(0, most, LOOKED, num_stages=1):
+        s = begin + tl.arange(0, LOOKED)
+        part = tl.load(
+            tops + first[:, None] + s[None, :] * step,
+            mask=s[None, :] < count[:, None],
+            other=float("-inf"),
+            cache_modifier=".cg",
+        )
+        top = tl.maximum(top, tl.max(part, 1))
+    base = tl.where(top == float("-inf"), 0.0, top) * scale2
     d = tl.arange(0, D)
     acc = tl.zeros([R, D], tl.float32)
-    top = tl.full([R], float("-inf"), tl.float32)
     total = tl.zeros([R], tl.float32)
-    for begin in tl.range(0, tl.max(count, 0), S, num_stages=1):
+    for begin in tl.range(0, most, S, num_stages=1):
         s = begin + tl.arange(0, S)
-        there = s[None, :] < count[:, None]
-        row = first.to(tl.int64)[:, None] + s[None, :] * step
-        part = tl.load(tops + row, mask=there, other=float("-inf"), cache_modifier=".cg")
+        row = first[:, None] + s[None, :] * step
+        part = tl.load(tops + row, mask=s[None, :] < count[:, None], other=float("-inf"), cache_modifier=".cg")
         # A partial state of nothing wrote no values.
         there = part > float("-inf")
-        higher = tl.maximum(top, tl.max(part, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher) * scale2
         weight = tl.exp2(part * scale2 - base[:, None])
-        fade = tl.exp2(top * scale2 - base)
-        weighed = tl.load(totals + row, mask=there, other=0.0, cache_modifier=".cg") * weight
-        at = partial + (row * HEAD_DIM)[:, :, None] + d[None, None, :]
-        values = tl.load(at, mask=there[:, :, None] & (d < HEAD_DIM)[None, None, :], other=0.0, cache_modifier=".cg")
-        acc = acc * fade[:, None] + tl.sum(values * weight[:, :, None], 1)
-        total = total * fade + tl.sum(weighed, 1)
-        top = higher
+        total += tl.sum(weight * tl.load(totals + row, mask=there, other=0.0, cache_modifier=".cg"), 1)
+        values = tl.load(
+            partial + (row * HEAD_DIM)[:, :, None] + d[None, None, :],
+            mask=there[:, :, None] & (d < HEAD_DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        acc += tl.sum(values * weight[:, :, None], 1)
     return acc, top, total
 
 

@@ -1,0 +1,87 @@
+"""Compiles, for cards that need not be there, whatever kernels the specimens would launch; `python -m tests.triton.compiled`.
+
+Runs in a process of its own, without Triton's interpreter. Prints one line of JSON for each kernel, card and set of constants:
+registers of a thread, bytes it spills, shared memory, and the widths of its asynchronous copies.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from tests.triton.specimens import SPECIMENS
+
+CARDS = (80, 90)
+TYPES = {
+    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
+    torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
+}  # fmt: skip
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+def source(kernel, args, kwargs) -> ASTSource:
+    """As Triton would specialise it for these arguments: pointers, and integers that are multiples of 16, are aligned."""
+    given = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+    signature, constants, aligned = {}, {}, {}
+    for place, parameter in enumerate(kernel.params):
+        value = given.get(parameter.name, parameter.default)
+        if isinstance(value, torch.Tensor):
+            signature[parameter.name] = "*" + TYPES[value.dtype]
+            aligned[(place,)] = [["tt.divisibility", 16]]
+        elif parameter.is_constexpr or value is None or value is True or value is False or (type(value) is int and value == 1):
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        elif isinstance(value, int):
+            signature[parameter.name] = "i32" if abs(value) < 1 << 31 else "i64"
+            if value % 16 == 0:
+                aligned[(place,)] = [["tt.divisibility", 16]]
+        else:
+            signature[parameter.name] = "fp32"
+    return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+
+
+def resources(compiled) -> dict[str, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        said = subprocess.run([CUOBJDUMP, "--dump-resource-usage", cubin.name], capture_output=True, text=True, check=True).stdout
+    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", said))
+    return {"registers": int(found["REG"]), "spilled": int(found["STACK"]) + int(found["LOCAL"])}
+
+
+def main() -> None:
+    name, seen = "", set()
+
+    def run(kernel, *args, grid, warmup, **kwargs):
+        options = {key: kwargs.pop(key) for key in ("num_warps", "num_stages") if key in kwargs}
+        for card in CARDS:
+            compiled = triton.compile(source(kernel, args, kwargs), target=GPUTarget("cuda", card, 32), options=options)
+            if (compiled.hash, card) in seen:
+                continue
+            seen.add((compiled.hash, card))
+            copies = [
+                int(width) for width in re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*?\], 0x(\w+)", compiled.asm["ptx"])
+            ]
+            line = {
+                "specimen": name,
+                "kernel": kernel.__name__,
+                "card": card,
+                "shared": compiled.metadata.shared,
+                "copies": copies,
+            }
+            sys.stdout.write(json.dumps(line | options | resources(compiled)) + "\n")
+
+    JITFunction.run = run
+    for name, launch in SPECIMENS.items():  # noqa: B007  # `run` reads it
+        launch()
+
+
+if __name__ == "__main__":
+    main()
