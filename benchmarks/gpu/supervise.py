@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Thread
 from typing import IO
@@ -26,10 +26,10 @@ class Outcome:
     error: str = ""
 
 
-def supervise(command: Sequence[str], seconds_max: float) -> Outcome:
-    """Run it. Processes that it starts are stopped with it."""
+def supervise(command: Sequence[str], seconds_max: float, also: Mapping[str, str] | None = None) -> Outcome:
+    """Run it. Processes that it starts are stopped with it. also: of its environment, beside what this process has."""
     started = time.monotonic()
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(also or {})
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace", env=environment, process_group=0)
     said: deque[str] = deque(maxlen=KEPT_LINES)
     assert process.stderr is not None

@@ -105,8 +105,17 @@ def test_times_are_written_on_a_card_alone(tmp_path):
     (told,), (kept,) = read(tmp_path / "True"), read(tmp_path / "False")
     assert told["ms"] == 1.235
     assert set(told) - set(kept) == set(TIMED)
-    assert table([told]).splitlines()[1].split() == "decode batch 1 kvdb 1.235 4000.0 91.0 % 2.0x >= 1 yes 0.17 %".split()
+    cells = ["decode", "batch 1", "kvdb", "1.235", "4000.0", "91.0 %", "2.0x", ">= 1", "yes", "0.17 %"]
+    assert table([told]).splitlines()[1].split("  ") == cells
     assert table([kept]).splitlines() == ["question  case     what  error", "decode    batch 1  kvdb  0.17 %"]
+
+
+@no_card
+def test_without_a_card_nothing_is_checked_and_that_is_said():
+    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu.check"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 1
+    assert "no card" in done.stdout
 
 
 def test_the_table_says_what_failed(tmp_path):
