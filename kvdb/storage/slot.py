@@ -19,8 +19,9 @@ class SlotLayout:
 
     keys, values: `[kv_heads, block_size, head_dim]` in `format`. scales: float32 `[2, kv_heads, block_size]` of keys and values,
     only where the format is quantised; otherwise the area is empty. codes: uint8 `[kv_heads, block_size, head_dim / 2]`, four
-    bits a dimension of a key less its block's centre, dimension 2i in the low half. factors: float32 `[2, kv_heads, block_size]`,
-    what a code's step is worth and the length of what the code leaves of the key. centres: bfloat16 `[kv_heads, head_dim]`.
+    bits a dimension of a key less its block's centre, dimension i in the low half of byte i and i + head_dim / 2 in the high.
+    factors: bfloat16 `[2, kv_heads, block_size]`, what a code's step is worth, and the length of what the code leaves of the
+    key, rounded up. centres: bfloat16 `[kv_heads, head_dim]`.
     bounds: bfloat16 `[kv_heads, pages, 2, head_dim]`, the least and the largest of each channel of a page of keys, rounded
     outwards.
     """
@@ -63,7 +64,7 @@ class SlotLayout:
 
     @cached_property
     def centres_at(self) -> int:
-        return self.factors_at + _aligned(8 * self.kv_heads * self.block_size)
+        return self.factors_at + _aligned(4 * self.kv_heads * self.block_size)
 
     @cached_property
     def bounds_at(self) -> int:

@@ -5,11 +5,13 @@ import triton
 import triton.language as tl
 
 from kvdb.attention.triton.pages import INTERPRETED, Pages
+from kvdb.attention.triton.tile import stored, widen
 
 LARGEST = {"float8": 448.0, "int8": 127.0}
 """What the largest element of a quantised row becomes. float8 is e4m3, whose largest finite number it is."""
 CUTS = {"bfloat16": 16, "float8": 20}
-"""Bits of a float32 that the format does not have. The interpreter rounds wrongly, so there it is done by hand."""
+"""Bits of a float32 that the format does not have, where rounding is done by hand: to float8 because cards before sm_89 cannot,
+to bfloat16 because the interpreter does not."""
 COPY_WORDS = 4096
 """int32 that one program copies."""
 
@@ -45,21 +47,26 @@ def _store_kernel(
             x = tl.floor(x + 0.5)
         scale = tl.where(some, largest / LARGEST, 0.0)
         tl.store(scales + slot * SCALE_STRIDE + SCALES + is_v * (HEADS * BLOCK) + place, scale, mask=inside)
-    if CUTS > 0:
+    if CUTS > 0:  # rounded to a float of fewer bits, to even
         small = tl.floor(x * 512 + 0.5) * (1 / 512)  # what float8 has below its normal numbers
         bits = x.to(tl.int32, bitcast=True)
         bits = (bits + ((1 << (CUTS - 1)) - 1) + ((bits >> CUTS) & 1)) & -(1 << CUTS)
         normal = bits.to(tl.float32, bitcast=True)
         x = tl.where((CUTS == 20) & (tl.abs(x) < 0.015625), small, normal)
     at = slab + slot[:, None] * STRIDE + is_v * VALUES + place[:, None] * DIM + dim[None, :]
-    tl.store(at, x.to(slab.dtype.element_ty), mask=mask)
+    if CUTS == 20:
+        half = (x * (1 / 256)).to(tl.float16).to(tl.int16, bitcast=True)  # as `tile.widen`, the other way round
+        tl.store(at, (((half >> 7) & 0x7F) | ((half >> 8) & 0x80)).to(tl.uint8), mask=mask)
+    else:
+        tl.store(at, x.to(slab.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _load_kernel(
     k, v, slab, scales, slots, start, n,
     HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, STRIDE: tl.constexpr,
-    VALUES: tl.constexpr, SCALES: tl.constexpr, SCALE_STRIDE: tl.constexpr, QUANTISED: tl.constexpr, TOKENS: tl.constexpr,
+    VALUES: tl.constexpr, SCALES: tl.constexpr, SCALE_STRIDE: tl.constexpr, QUANTISED: tl.constexpr, FLOAT8: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     is_v = tl.program_id(2)
@@ -71,7 +78,7 @@ def _load_kernel(
     slot = tl.load(slots + token // BLOCK, mask=inside, other=0).to(tl.int64)
     place = head * BLOCK + token % BLOCK
     x = tl.load(slab + slot[:, None] * STRIDE + is_v * VALUES + place[:, None] * DIM + dim[None, :], mask=mask)
-    x = x.to(tl.float32)
+    x = widen(x, FLOAT8, tl.float32)
     if QUANTISED:
         at = scales + slot * SCALE_STRIDE + SCALES + is_v * (HEADS * BLOCK) + place
         x = x * tl.load(at, mask=inside, other=0.0)[:, None]
@@ -113,10 +120,10 @@ def store(pages: Pages, slots: torch.Tensor, start: int | torch.Tensor, k: torch
         return
     tokens = min(16, triton.next_power_of_2(n))
     _store_kernel[(triton.cdiv(n, tokens), layout.kv_heads, 2)](
-        k, v, pages.elements, pages.floats, slots, start if on_device else slots, first, n,
+        k, v, stored(pages), pages.floats, slots, start if on_device else slots, first, n,
         k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         **_shape(pages), LARGEST=LARGEST.get(layout.format, 0.0), ROUNDS=layout.format == "int8",
-        CUTS=CUTS.get(layout.format, 0) if INTERPRETED else 0, ON_DEVICE=on_device, TOKENS=tokens,
+        CUTS=CUTS.get(layout.format, 0) if INTERPRETED or layout.format == "float8" else 0, ON_DEVICE=on_device, TOKENS=tokens,
     )  # fmt: skip
 
 
@@ -132,7 +139,17 @@ def load(pages: Pages, slots: torch.Tensor, start: int, n: int) -> tuple[torch.T
     if n:
         tokens = min(16, triton.next_power_of_2(n))
         _load_kernel[(triton.cdiv(n, tokens), layout.kv_heads, 2)](
-            k, v, pages.elements, pages.floats, slots, start, n, **_shape(pages), QUANTISED=layout.quantised, TOKENS=tokens
+            k,
+            v,
+            stored(pages),
+            pages.floats,
+            slots,
+            start,
+            n,
+            **_shape(pages),
+            QUANTISED=layout.quantised,
+            FLOAT8=layout.format == "float8",
+            TOKENS=tokens,
         )
     return k, v
 

@@ -1,0 +1,226 @@
+"""DIPR on the device (AlayaDB, arXiv 2504.10326, definition 2): every token whose q.k is within beta of the largest, found by
+codes and attended by its key. Nothing goes to the host between the launches: both passes over the codes share one maximum."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kvdb.attention.triton.flat import estimate, half_of, queries, reach_of
+from kvdb.attention.triton.gather import gather_into, logarithm
+from kvdb.attention.triton.pages import INTERPRETED, Pages, Runs
+from kvdb.attention.triton.workspace import PROGRAMS, Found, Workspace, tile_of, tiles_of_block
+
+CHUNK = 16
+"""Tiles whose records one program of the second pass looks at."""
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _begin_kernel(floor, best, sums, counts, rows, heads, ROWS: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    tl.store(best + row, tl.load(floor + row, mask=row < rows), mask=row < rows)
+    tl.store(sums + row, tl.zeros([ROWS], tl.float32), mask=row < 2 * rows)
+    tl.store(counts + row, tl.zeros([ROWS], tl.int32), mask=row < heads)
+
+
+@triton.jit
+def _tiles(tokens, BLOCK: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr):
+    """How many tiles hold so many tokens."""
+    return tokens // BLOCK * TILES + (tokens % BLOCK + TILE - 1) // TILE
+
+
+@triton.jit
+def _larger(a, b, c, d):
+    return tl.maximum(a, c), tl.maximum(b, d)
+
+
+@triton.jit
+def _scan_kernel(
+    q, slab, halves, table, begin, tokens, best, records, scale, tiles_max, tiles_each,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
+    REACH: tl.constexpr, BYTES: tl.constexpr, CODES: tl.constexpr, FACTORS: tl.constexpr, CENTRES: tl.constexpr,
+    TILE: tl.constexpr, TILES: tl.constexpr, MATH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(1)
+    sequence = tl.program_id(2)
+    length_all = tl.load(tokens + sequence)
+    first = tl.program_id(0) * tiles_each
+    last = tl.minimum(first + tiles_each, _tiles(length_all, BLOCK, TILE, TILES))
+    if first >= last:
+        return
+    table += tl.load(begin + sequence)
+    low_q, high_q, low_math, high_math, unit, half_sum, length, lost = queries(
+        q, sequence, head, GROUP, HEADS, DIM, HALF, ROWS, REACH, MATH
+    )
+    row = tl.arange(0, ROWS)
+    lowest = tl.full([TILE, ROWS], float("-inf"), tl.float32)
+    record = records + ((sequence * HEADS + head).to(tl.int64) * tiles_max) * (3 * GROUP) + row
+    factor = scale * LOG2_E
+    for tile in tl.range(first, last, num_stages=STAGES):
+        block = tile // TILES
+        place = tile % TILES * TILE + tl.arange(0, TILE)
+        slot = tl.load(table + block).to(tl.int64)
+        near, wrong = estimate(
+            slab, halves, slot, head, place, low_q, high_q, low_math, high_math, unit, half_sum, length, lost,
+            HEADS, BLOCK, DIM, HALF, BYTES, CODES, FACTORS, CENTRES, TILE, MATH,
+        )  # fmt: skip
+        inside = ((place < BLOCK) & (block * BLOCK + place < length_all))[:, None]
+        wrong = tl.where(inside, wrong, 0.0)
+        near = tl.where(inside, near, float("-inf"))
+        lowest = tl.maximum(lowest, near - wrong)
+        top, wrong_most = tl.reduce((near + wrong, wrong), 0, _larger)
+        mass = logarithm(tl.sum(tl.exp2((near - top[None, :]) * factor), 0)) + top * scale
+        at = record + tile * (3 * GROUP)
+        tl.store(at, top, mask=row < GROUP)
+        tl.store(at + GROUP, mass, mask=row < GROUP)
+        tl.store(at + 2 * GROUP, mass + wrong_most * scale, mask=row < GROUP)
+    tl.atomic_max(best + (sequence * HEADS + head) * GROUP + row, tl.max(lowest, 0), mask=row < GROUP)
+
+
+# size: a pass over records, the tiles that it opens, and the end of both
+@triton.jit
+def _pick_kernel(
+    q, slab, halves, table, begin, tokens, best, records, sums, done, ids, counts, missed, missed_bound, scale, beta,
+    tiles_max, capacity, rows_all,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
+    REACH: tl.constexpr, BYTES: tl.constexpr, CODES: tl.constexpr, FACTORS: tl.constexpr, CENTRES: tl.constexpr,
+    TILE: tl.constexpr, TILES: tl.constexpr, MATH: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(1)
+    sequence = tl.program_id(2)
+    group = sequence * HEADS + head
+    length_all = tl.load(tokens + sequence)
+    tiles = _tiles(length_all, BLOCK, TILE, TILES)
+    programs = tl.maximum((tiles + CHUNK - 1) // CHUNK, 1)
+    if tl.program_id(0) >= programs:
+        return
+    row = tl.arange(0, ROWS)
+    mine = row < GROUP
+    largest = tl.load(best + group * GROUP + row, mask=mine, other=float("inf"))
+    threshold = largest - beta
+    factor = scale * LOG2_E
+    number = tl.arange(0, CHUNK)
+    tile = tl.program_id(0) * CHUNK + number
+    at = records + (group.to(tl.int64) * tiles_max + tile[:, None]) * (3 * GROUP) + row[None, :]
+    mask = (tile < tiles)[:, None] & mine[None, :]
+    opened = tl.max(((tl.load(at, mask=mask, other=float("-inf")) >= threshold[None, :]) & mask).to(tl.int32), 1)
+    bits = tl.sum(opened << number, 0)
+    # A mass is kept relative to its row's threshold, which nothing that is left out exceeds.
+    mask &= opened[:, None] == 0
+    shift = tl.where(mine & (threshold > float("-inf")), threshold * factor, 0.0)
+    mass = tl.load(at + GROUP, mask=mask, other=float("-inf"))
+    bound = tl.load(at + 2 * GROUP, mask=mask, other=float("-inf"))
+    mass_sum = tl.sum(tl.exp2(mass * LOG2_E - shift[None, :]), 0)
+    bound_sum = tl.sum(tl.exp2(bound * LOG2_E - shift[None, :]), 0)
+    if bits != 0:
+        low_q, high_q, low_math, high_math, unit, half_sum, length, lost = queries(
+            q, sequence, head, GROUP, HEADS, DIM, HALF, ROWS, REACH, MATH
+        )
+        table += tl.load(begin + sequence)
+        for i in range(CHUNK):
+            if (bits >> i) & 1:
+                this = tl.program_id(0) * CHUNK + i
+                block = this // TILES
+                place = this % TILES * TILE + tl.arange(0, TILE)
+                near, wrong = estimate(
+                    slab, halves, tl.load(table + block).to(tl.int64), head, place, low_q, high_q, low_math, high_math, unit,
+                    half_sum, length, lost, HEADS, BLOCK, DIM, HALF, BYTES, CODES, FACTORS, CENTRES, TILE, MATH,
+                )  # fmt: skip
+                token = block * BLOCK + place
+                inside = (place < BLOCK) & (token < length_all)
+                wanted = tl.max(((near + wrong >= threshold[None, :]) & mine[None, :]).to(tl.int32), 1)
+                wanted = tl.where(inside, wanted, 0)
+                start = tl.atomic_add(counts + group, tl.sum(wanted, 0))
+                to = start + tl.cumsum(wanted, 0) - 1
+                tl.store(ids + group.to(tl.int64) * capacity + to, token, mask=(wanted > 0) & (to < capacity))
+                rest = (inside & (wanted == 0))[:, None]
+                near = tl.where(rest, near, float("-inf"))
+                mass_sum += tl.sum(tl.exp2(near * factor - shift[None, :]), 0)
+                upper = tl.where(rest, near + wrong, float("-inf"))
+                bound_sum += tl.sum(tl.exp2(upper * factor - shift[None, :]), 0)
+    tl.atomic_add(sums + group * GROUP + row, mass_sum, mask=mine)
+    tl.atomic_add(sums + rows_all + group * GROUP + row, bound_sum, mask=mine)
+    tl.debug_barrier()
+    if tl.atomic_add(done + group, 1) == programs - 1:
+        tl.store(done + group, 0)
+        whole = tl.load(counts + group, volatile=True) > capacity
+        at = group * GROUP + row
+        total = tl.load(sums + at, mask=mine, other=0.0, volatile=True)
+        # What float32 is too small for, a share of 2^-100 covers.
+        total_bound = tl.where(length_all > 0, 7.9e-31, 0.0) + tl.load(sums + rows_all + at, mask=mine, other=0.0, volatile=True)
+        tl.store(missed + at, tl.where(whole, float("-inf"), logarithm(total) + shift / LOG2_E), mask=mine)
+        tl.store(missed_bound + at, tl.where(whole, float("-inf"), logarithm(total_bound) + shift / LOG2_E), mask=mine)
+
+
+def scan(
+    q: torch.Tensor, pages: Pages, runs: Runs, scale: float, beta: float, floor: torch.Tensor, workspace: Workspace
+) -> Found:
+    """Ids of all tokens that may be within beta of the largest q.k of some query head of their group, by the codes of
+    `flat.encode`: all that are, and possibly more.
+
+    q: `[sequences, q_heads, head_dim]`, contiguous. scale > 0. floor: float32 `[sequences, q_heads]`, the largest q.k seen
+    elsewhere, minus infinity for none. Returns what the workspace holds, until its next use. Where a count exceeds the capacity,
+    nothing counts as missed. Raises ValueError where shapes, dtypes or the workspace do not fit.
+    """
+    _check(q, pages, runs, scale, beta, floor, workspace)
+    layout, found = pages.layout, workspace.found
+    sequences, q_heads, _ = q.shape
+    if sequences == 0:
+        return found
+    group = q_heads // layout.kv_heads
+    tile, tiles_of = tile_of(layout), tiles_of_block(layout)
+    tiles = max(1, -(-runs.tokens_max // layout.block_size) * tiles_of)
+    heads, rows = sequences * layout.kv_heads, sequences * q_heads
+    _begin_kernel[(triton.cdiv(2 * rows, 256),)](floor, workspace.best, workspace.sums, found.counts, rows, heads, ROWS=256)
+    constants = {
+        "GROUP": group, "HEADS": layout.kv_heads, "BLOCK": layout.block_size, "DIM": layout.head_dim, "HALF": half_of(layout),
+        "ROWS": max(16, triton.next_power_of_2(group)), "REACH": reach_of(layout), "BYTES": layout.nbytes,
+        "CODES": layout.codes_at, "FACTORS": layout.factors_at // 2, "CENTRES": layout.centres_at // 2, "TILE": tile,
+        "TILES": tiles_of, "MATH": tl.float32 if INTERPRETED else tl.float16, "num_warps": 4,
+    }  # fmt: skip
+    read = (q, pages.slab, pages.halves, runs.table, runs.begin, runs.tokens, workspace.best, workspace.records)
+    tiles_max = workspace.records.shape[2]
+    each = max(8, triton.cdiv(tiles * heads, PROGRAMS))
+    _scan_kernel[(triton.cdiv(tiles, each), layout.kv_heads, sequences)](*read, scale, tiles_max, each, **constants, STAGES=4)
+    _pick_kernel[(triton.cdiv(tiles, CHUNK), layout.kv_heads, sequences)](
+        *read, workspace.sums, workspace.done, found.ids, found.counts, found.missed, found.missed_bound, scale, beta, tiles_max,
+        found.ids.shape[2], rows, **constants, CHUNK=CHUNK,
+    )  # fmt: skip
+    return found
+
+
+def dipr(
+    q: torch.Tensor,
+    pages: Pages,
+    runs: Runs,
+    scale: float,
+    beta: float,
+    floor: torch.Tensor,
+    workspace: Workspace,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    top: torch.Tensor | None = None,
+) -> Found:
+    """Attention over what `scan` finds: out as q, lse (and top, the largest q.k) float32 `[sequences, q_heads]`; and what was
+    found. Four launches, none of which the host waits for. Raises ValueError as `scan` and `gather` do."""
+    found = scan(q, pages, runs, scale, beta, floor, workspace)
+    gather_into(workspace.partials, q, pages, runs, (found.ids, found.counts), 1, scale, out, lse, top)
+    return found
+
+
+def _check(
+    q: torch.Tensor, pages: Pages, runs: Runs, scale: float, beta: float, floor: torch.Tensor, workspace: Workspace
+) -> None:
+    sequences, heads, dim = runs.sequences, pages.layout.kv_heads, pages.layout.head_dim
+    if q.ndim != 3 or q.shape[0] != sequences or q.shape[1] % heads or q.shape[2] != dim or not q.is_contiguous():
+        raise ValueError(f"q is {tuple(q.shape)}; expected contiguous ({sequences}, a multiple of {heads}, {dim})")
+    if floor.dtype != torch.float32 or floor.shape != q.shape[:2] or not floor.is_contiguous():
+        raise ValueError(f"floor is {floor.dtype} {tuple(floor.shape)}; expected contiguous float32 {tuple(q.shape[:2])}")
+    if not (scale > 0 and beta >= 0):
+        raise ValueError(f"scale is {scale} and beta {beta}; expected more than 0, and 0 or more")
+    made = workspace.best.shape
+    if made != floor.shape or workspace.tokens_max < runs.tokens_max or len({x.device for x in (q, floor, pages.slab)}) > 1:
+        raise ValueError(
+            f"the workspace is for {tuple(made)} heads of {workspace.tokens_max} tokens on {workspace.best.device}; "
+            f"the query has {tuple(floor.shape)} of {runs.tokens_max} on {q.device}"
+        )

@@ -1,0 +1,214 @@
+"""Codes of four bits a dimension for all keys of a slot, and what they say of q.k: an estimate, and how wrong it is at most.
+
+As the CPU's flat index bounds it: by Cauchy-Schwarz, over the length of what a code leaves of its key. Keys are not rotated
+first; relative to the centre of 64 neighbours no dimension stands out.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kvdb.attention.triton.pages import Pages
+from kvdb.attention.triton.tile import stored, widen
+from kvdb.storage.slot import SlotLayout
+
+
+@triton.jit
+def _up(x):
+    """x >= 0 as the next bfloat16 that is no smaller."""
+    return ((x.to(tl.int32, bitcast=True) + 0xFFFF) & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _keys(
+    slab, floats, slot, head, token, inside, dim, BLOCK: tl.constexpr, DIM: tl.constexpr,
+    STRIDE: tl.constexpr, SCALES: tl.constexpr, SCALE_STRIDE: tl.constexpr, QUANTISED: tl.constexpr, FLOAT8: tl.constexpr,
+):  # fmt: skip
+    """Both halves of some keys, float32 `[tokens, HALF]`, zero where there is none."""
+    mask = inside[:, None] & (dim < DIM // 2)[None, :]
+    at = slab + slot * STRIDE + (head * BLOCK + token)[:, None] * DIM + dim[None, :]
+    low = tl.where(mask, widen(tl.load(at, mask=mask), FLOAT8, tl.float32), 0.0)
+    high = tl.where(mask, widen(tl.load(at + DIM // 2, mask=mask), FLOAT8, tl.float32), 0.0)
+    if QUANTISED:
+        scale = tl.load(floats + slot * SCALE_STRIDE + SCALES + head * BLOCK + token, mask=inside, other=0.0)
+        low, high = low * scale[:, None], high * scale[:, None]
+    return low, high
+
+
+@triton.jit
+def _encode_kernel(
+    slab, elements, floats, halves, slots, counts,
+    HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, STRIDE: tl.constexpr,
+    SCALES: tl.constexpr, SCALE_STRIDE: tl.constexpr, QUANTISED: tl.constexpr, FLOAT8: tl.constexpr, BYTES: tl.constexpr,
+    CODES: tl.constexpr,
+    FACTORS: tl.constexpr, CENTRES: tl.constexpr, REACH: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
+    count = tl.load(counts + tl.program_id(0))
+    head = tl.program_id(1)
+    dim = tl.arange(0, HALF)
+    real = dim < DIM // 2
+    low_sum = tl.zeros([HALF], tl.float32)
+    high_sum = tl.zeros([HALF], tl.float32)
+    for first in range(0, count, TOKENS):
+        token = first + tl.arange(0, TOKENS)
+        low, high = _keys(elements, floats, slot, head, token, token < count, dim, BLOCK, DIM, STRIDE, SCALES, SCALE_STRIDE,
+                          QUANTISED, FLOAT8)  # fmt: skip
+        low_sum += tl.sum(low, 0)
+        high_sum += tl.sum(high, 0)
+    many = tl.maximum(count, 1).to(tl.float32)
+    low_centre = (low_sum / many).to(tl.bfloat16)
+    high_centre = (high_sum / many).to(tl.bfloat16)
+    at = halves + slot * (BYTES // 2) + CENTRES + head * DIM + dim
+    tl.store(at, low_centre, mask=real)
+    tl.store(at + DIM // 2, high_centre, mask=real)
+    low_centre = low_centre.to(tl.float32)
+    high_centre = high_centre.to(tl.float32)
+    length = tl.sqrt(tl.sum(low_centre * low_centre, 0) + tl.sum(high_centre * high_centre, 0))
+    for first in range(0, count, TOKENS):
+        token = first + tl.arange(0, TOKENS)
+        inside = token < count
+        low, high = _keys(elements, floats, slot, head, token, token < count, dim, BLOCK, DIM, STRIDE, SCALES, SCALE_STRIDE,
+                          QUANTISED, FLOAT8)  # fmt: skip
+        low = tl.where(real[None, :], low - low_centre[None, :], 0.0)
+        high = tl.where(real[None, :], high - high_centre[None, :], 0.0)
+        step = _up(tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1)) * (1 / 7.5))
+        inverse = tl.where(step > 1e-30, 1 / tl.where(step > 1e-30, step, 1.0), 0.0)
+        low_code = tl.minimum(tl.maximum(tl.floor(low * inverse[:, None]) + 8, 0), 15)
+        high_code = tl.minimum(tl.maximum(tl.floor(high * inverse[:, None]) + 8, 0), 15)
+        low -= tl.where(real[None, :], (low_code - 7.5) * step[:, None], 0.0)
+        high -= tl.where(real[None, :], (high_code - 7.5) * step[:, None], 0.0)
+        # What rounding in float32 adds when q.k is estimated, of q's length, is added to what the code leaves.
+        left = tl.sqrt(tl.sum(low * low, 1) + tl.sum(high * high, 1)) * 1.001 + (length + REACH * step) * (1 / 65536)
+        packed = low_code.to(tl.int32) | (high_code.to(tl.int32) << 4)
+        to = slab + slot * BYTES + CODES + (head * BLOCK + token)[:, None] * (DIM // 2) + dim[None, :]
+        tl.store(to, packed.to(tl.uint8), mask=inside[:, None] & real[None, :])
+        to = halves + slot * (BYTES // 2) + FACTORS + head * BLOCK + token
+        tl.store(to, step.to(tl.bfloat16), mask=inside)
+        tl.store(to + HEADS * BLOCK, _up(left).to(tl.bfloat16), mask=inside)
+
+
+@triton.jit
+def queries(q, sequence, head, GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
+             ROWS: tl.constexpr, REACH: tl.constexpr, MATH: tl.constexpr):  # fmt: skip
+    """The query rows of a group, in halves of their dimensions: as they are, float32 `[ROWS, HALF]`; over a power of two each,
+    in MATH `[HALF, ROWS]`; that power; half the sum of the latter; the rows' lengths; and what MATH took from them at most, of a
+    code's step."""
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, HALF)
+    mask = (row < GROUP)[:, None] & (dim < DIM // 2)[None, :]
+    at = q + ((sequence * HEADS + head) * GROUP + row)[:, None] * DIM + dim[None, :]
+    low = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(at + DIM // 2, mask=mask, other=0.0).to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1))
+    unit = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    unit = tl.where(unit > 1e-30, unit, 1.0)
+    low_math = (low / unit[:, None]).to(MATH)
+    high_math = (high / unit[:, None]).to(MATH)
+    low_lost = low - low_math.to(tl.float32) * unit[:, None]
+    high_lost = high - high_math.to(tl.float32) * unit[:, None]
+    half_sum = 0.5 * (tl.sum(low_math.to(tl.float32), 1) + tl.sum(high_math.to(tl.float32), 1))
+    length = tl.sqrt(tl.sum(low * low, 1) + tl.sum(high * high, 1)) * 1.0001
+    lost = tl.sqrt(tl.sum(low_lost * low_lost, 1) + tl.sum(high_lost * high_lost, 1)) * REACH * 1.0001
+    return low, high, tl.trans(low_math), tl.trans(high_math), unit, half_sum, length, lost
+
+
+@triton.jit
+def _nibbles(codes, MATH: tl.constexpr):
+    """Both halves of bytes, less 8, in MATH. On a card four bytes at a time: a nibble behind 0x64 is 1024 more in float16."""
+    if tl.float32 == MATH:
+        low = (codes & 15).to(tl.float32) - 8
+        high = (codes >> 4).to(tl.float32) - 8
+    else:
+        low, high = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 even, odd, bias;
+            mov.b32 bias, 0x64086408;
+            and.b32 even, $4, 0x0F0F0F0F;
+            shr.b32 odd, $4, 4;
+            and.b32 odd, odd, 0x0F0F0F0F;
+            prmt.b32 $0, even, 0x64646464, 0x4140;
+            prmt.b32 $1, even, 0x64646464, 0x4342;
+            prmt.b32 $2, odd, 0x64646464, 0x4140;
+            prmt.b32 $3, odd, 0x64646464, 0x4342;
+            sub.f16x2 $0, $0, bias;
+            sub.f16x2 $1, $1, bias;
+            sub.f16x2 $2, $2, bias;
+            sub.f16x2 $3, $3, bias;
+            }
+            """,
+            "=&r,=&r,=&r,=&r,r",
+            [codes],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=4,
+        )
+    return low, high
+
+
+@triton.jit
+def estimate(
+    slab, halves, slot, head, place, low_q, high_q, low_math, high_math, unit, half_sum, length, lost,
+    HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, BYTES: tl.constexpr,
+    CODES: tl.constexpr, FACTORS: tl.constexpr, CENTRES: tl.constexpr, TILE: tl.constexpr, MATH: tl.constexpr,
+):  # fmt: skip
+    """Estimates of q.k by code and how wrong they are at most, `[TILE, ROWS]` both."""
+    dim = tl.arange(0, HALF)
+    at = slab + slot * BYTES + CODES + (head * BLOCK + place)[:, None] * (DIM // 2) + dim[None, :]
+    factor = halves + slot * (BYTES // 2) + FACTORS + head * BLOCK + place
+    centre = halves + slot * (BYTES // 2) + CENTRES + head * DIM + dim
+    if BLOCK % TILE == 0 and HALF == DIM // 2:
+        codes = tl.load(at)
+        step = tl.load(factor).to(tl.float32)
+        left = tl.load(factor + HEADS * BLOCK).to(tl.float32)
+        low_centre = tl.load(centre).to(tl.float32)
+        high_centre = tl.load(centre + DIM // 2).to(tl.float32)
+    else:
+        inside = place < BLOCK
+        real = dim < DIM // 2
+        codes = tl.load(at, mask=inside[:, None] & real[None, :], other=0)
+        step = tl.load(factor, mask=inside, other=0.0).to(tl.float32)
+        left = tl.load(factor + HEADS * BLOCK, mask=inside, other=0.0).to(tl.float32)
+        low_centre = tl.load(centre, mask=real, other=0.0).to(tl.float32)
+        high_centre = tl.load(centre + DIM // 2, mask=real, other=0.0).to(tl.float32)
+    low, high = _nibbles(codes, MATH)
+    base = tl.sum(low_q * low_centre[None, :] + high_q * high_centre[None, :], 1)
+    steps = tl.dot(low, low_math, input_precision="ieee")
+    steps = tl.dot(high, high_math, steps, input_precision="ieee") + half_sum[None, :]
+    near = base[None, :] + step[:, None] * (steps * unit[None, :])
+    return near, length[None, :] * left[:, None] + lost[None, :] * step[:, None]
+
+
+def encode(pages: Pages, slots: torch.Tensor, counts: torch.Tensor) -> None:
+    """Makes the codes, factors and centres of slots from the keys in them: |q.k - estimate| <= |q| * left, always.
+
+    slots: int32 `[n]`, counts: int32 `[n]`, tokens of each, on the device. Keys are taken as `blocks.load` gives them. Raises
+    ValueError where shapes or dtypes are wrong, or head_dim is no multiple of 8.
+    """
+    layout = pages.layout
+    for name, x in (("slots", slots), ("counts", counts)):
+        if x.dtype != torch.int32 or x.ndim != 1 or len(x) != len(slots) or x.device != pages.slab.device:
+            raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)} on {x.device}; expected int32 on {pages.slab.device}")
+    if layout.head_dim % 8:
+        raise ValueError(f"head_dim is {layout.head_dim}; expected a multiple of 8")
+    if len(slots):
+        element = pages.elements.element_size()
+        _encode_kernel[(len(slots), layout.kv_heads)](
+            pages.slab, stored(pages), pages.floats, pages.halves, slots, counts,
+            HEADS=layout.kv_heads, BLOCK=layout.block_size, DIM=layout.head_dim, HALF=half_of(layout),
+            STRIDE=layout.nbytes // element, SCALES=layout.scales_at // 4, SCALE_STRIDE=layout.nbytes // 4,
+            QUANTISED=layout.quantised, FLOAT8=layout.format == "float8", BYTES=layout.nbytes, CODES=layout.codes_at,
+            FACTORS=layout.factors_at // 2,
+            CENTRES=layout.centres_at // 2, REACH=reach_of(layout), TOKENS=min(32, triton.next_power_of_2(layout.block_size)),
+        )  # fmt: skip
+
+
+def half_of(layout: SlotLayout) -> int:
+    """Half the dimensions, as wide as kernels take them."""
+    return int(max(16, triton.next_power_of_2(layout.head_dim // 2)))
+
+
+def reach_of(layout: SlotLayout) -> float:
+    """How many steps long a key can be by its code."""
+    return 7.5 * float(layout.head_dim) ** 0.5
