@@ -46,7 +46,7 @@ class Sizes:
 
 
 FULL = Sizes(8, 4, 128, 64, 1 << 17, 1 << 20, (1, 4, 8, 16, 32), 8, 32, 64, 256)
-SMALL = Sizes(2, 2, 32, 16, 200, 1000, (1, 3), 2, 5, 16, 40)
+SMALL = Sizes(2, 2, 32, 16, 200, 500, (1, 3), 2, 5, 16, 40)
 """For the interpreter, which runs each program of a launch in turn."""
 
 
@@ -94,10 +94,15 @@ class Card:
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(seed)
 
-    def free(self) -> None:
-        """Give the card back what torch keeps of what nobody holds any more."""
+    def wait(self) -> None:
+        """Until the card has done all that it was given."""
         if not self.interpreted:
             torch.cuda.synchronize()
+
+    def free(self) -> None:
+        """Give the card back what torch keeps of what nobody holds any more."""
+        self.wait()
+        if not self.interpreted:
             torch.cuda.empty_cache()
 
     def time(self, candidates: Mapping[str, Callable[[], object]], rounds: int = 30, budget_s: float = 3.0) -> dict[str, float]:

@@ -69,6 +69,13 @@ def stacked(exacts: list[Exact]) -> Exact:
     return Exact(*(torch.stack([getattr(exact, name) for exact in exacts]) for name in ("out", "lse", "top")))
 
 
+def merged(state: Exact, out: torch.Tensor, lse: torch.Tensor) -> Exact:
+    """With another state of these."""
+    whole = torch.logaddexp(state.lse, lse)
+    both = [torch.exp(part - whole)[..., None] * of for part, of in ((state.lse, state.out), (lse, out))]
+    return Exact(both[0] + both[1], whole, state.top)
+
+
 def off(out: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
     """Relative error in one norm over all rows, and the largest of any row. NaN counts as infinite."""
     difference = torch.nan_to_num(out.double() - exact, nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
