@@ -120,6 +120,7 @@ class Batch:
         each_of = _suits(layout.kv_heads, device) if split_tokens is None else lambda *_: split_tokens
         cut = _cut(tokens, readers, len(sequences), group, each_of)
         self.launches = cut.launches
+        self.tokens_max = sum(tokens)
         self._put(pieces, rooms, cut)
         self.counters = torch.zeros((len(sequences), layout.kv_heads), dtype=torch.int32, device=device)
         none = np.zeros((1, 1), np.float32)
