@@ -144,12 +144,12 @@ def _pick_kernel(
     if tl.atomic_add(done + group, 1) == programs - 1:
         tl.store(done + group, 0)
         whole = tl.load(counts + group, volatile=True) > capacity
-        at = group * GROUP + row
-        total = tl.load(sums + at, mask=mine, other=0.0, volatile=True)
+        own = group * GROUP + row
+        total = tl.load(sums + own, mask=mine, other=0.0, volatile=True)
         # What float32 is too small for, a share of 2^-100 covers.
-        total_bound = tl.where(length_all > 0, 7.9e-31, 0.0) + tl.load(sums + rows_all + at, mask=mine, other=0.0, volatile=True)
-        tl.store(missed + at, tl.where(whole, float("-inf"), logarithm(total) + shift / LOG2_E), mask=mine)
-        tl.store(missed_bound + at, tl.where(whole, float("-inf"), logarithm(total_bound) + shift / LOG2_E), mask=mine)
+        total_bound = tl.where(length_all > 0, 7.9e-31, 0.0) + tl.load(sums + rows_all + own, mask=mine, other=0.0, volatile=True)
+        tl.store(missed + own, tl.where(whole, float("-inf"), logarithm(total) + shift / LOG2_E), mask=mine)
+        tl.store(missed_bound + own, tl.where(whole, float("-inf"), logarithm(total_bound) + shift / LOG2_E), mask=mine)
 
 
 def scan(

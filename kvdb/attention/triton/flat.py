@@ -4,6 +4,8 @@ As the CPU's flat index bounds it: by Cauchy-Schwarz, over the length of what a 
 first; relative to the centre of 64 neighbours no dimension stands out.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -211,4 +213,4 @@ def half_of(layout: SlotLayout) -> int:
 
 def reach_of(layout: SlotLayout) -> float:
     """How many steps long a key can be by its code."""
-    return 7.5 * float(layout.head_dim) ** 0.5
+    return 7.5 * math.sqrt(layout.head_dim)
