@@ -111,11 +111,11 @@ class Card:
         Every round runs each candidate once, behind something that takes the second-level cache. Rounds end early, but not
         before the fifth, when `budget_s` is spent.
         """
-        for run in candidates.values():
-            for _ in range(3 if self.timed else 1):
-                run()
         if not self.timed:
             return {}
+        for run in candidates.values():
+            for _ in range(3):
+                run()
         torch.cuda.synchronize()
         events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in candidates}
         started = time.perf_counter()
@@ -129,10 +129,10 @@ class Card:
 
     def wall(self, run: Callable[[], object], calls: int = 200) -> float | None:
         """Median milliseconds of one call as the host sees it, until the card is done; None where nothing is timed."""
-        for _ in range(10 if self.timed else 1):
-            run()
         if not self.timed:
             return None
+        for _ in range(10):
+            run()
         seconds = []
         for _ in range(calls):
             torch.cuda.synchronize()
