@@ -10,8 +10,9 @@ from indexes.retrieval import Dipr, Exact, TopK, TopP
 from kvdb import errors
 from kvdb.blend.controller import Choice
 from kvdb.blend.strategies import Recompute
-from kvdb.client.client import Client, Context
+from kvdb.client.client import Client
 from kvdb.client.connect import connect
+from kvdb.client.context import Context
 from kvdb.client.session import Session
 from kvdb.config import Config
 from kvdb.errors import KvdbError

@@ -1,5 +1,7 @@
 """Checks of what a caller hands in; each raises the error that says what was given and what was expected."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
@@ -8,7 +10,7 @@ import numpy.typing as npt
 
 import indexes.registry as registry
 from indexes.retrieval import Retrieval
-from kvdb.errors import DtypeError, InvalidArgument, LayerError, PositionError, ShapeError
+from kvdb.errors import DtypeError, InvalidArgument, KvdbError, LayerError, PositionError, ShapeError, SpecMismatch
 from kvdb.types import Array, ModelSpec, Part, Tokens
 from query_optimizer.wanted import NO_HINTS, Hints, Wanted
 
@@ -53,6 +55,51 @@ def start(given: int | None, length: int, layer_number: int) -> None:
             f"start is {given}, but layer {layer_number} holds {length} tokens; expected start={length}, "
             "so hand in the tokens that follow, each once"
         )
+
+
+def together(sessions: Sequence[object], own: Sequence[object]) -> None:
+    """Raises InvalidArgument unless these are sessions for one call: some, each once, all of the database's own."""
+    if len(own) < len(sessions):
+        raise InvalidArgument("a session is another database's; expected sessions that were opened in this one")
+    if not len(sessions):
+        raise InvalidArgument("no sessions are given; expected at least one")
+    first: dict[int, int] = {}
+    for i, session in enumerate(sessions):
+        if first.setdefault(id(session), i) != i:
+            raise InvalidArgument(f"sessions[{i}] is sessions[{first[id(session)]}] again; expected each session once")
+
+
+def stacked(what: str, array: Any, sessions: int) -> None:
+    """Raises ShapeError unless it holds one array for each session."""
+    shape = getattr(array, "shape", None)
+    if shape is None or len(shape) != 4 or shape[0] != sessions:
+        raise ShapeError(f"{what} has the shape {shape}; expected ({sessions}, heads, tokens, head_dim) for {sessions} sessions")
+
+
+def starts(given: Sequence[int] | None, sessions: int) -> None:
+    """Raises InvalidArgument unless there is a position for each session, or none was given."""
+    if given is None:
+        return
+    if len(given) != sessions:
+        raise InvalidArgument(f"starts holds {len(given)} positions; expected {sessions}, one a session, or None")
+    for i, value in enumerate(given):
+        if not _whole(value) or not -POSITION_MAX <= value <= POSITION_MAX:
+            raise InvalidArgument(f"starts[{i}] is {value!r}; expected the number of tokens that the session's layer holds")
+
+
+def same_spec(spec: ModelSpec, first: ModelSpec) -> None:
+    """Raises SpecMismatch unless a session is of the same model as the first of its call."""
+    if spec != first:
+        raise SpecMismatch(f"it is of {spec}, and sessions[0] of {first}; expected sessions of one model")
+
+
+@contextmanager
+def numbered(session: int) -> Iterator[None]:
+    """Errors of one session of several say of which."""
+    try:
+        yield
+    except KvdbError as error:
+        raise type(error)(f"sessions[{session}]: {error}") from error
 
 
 def base(given: Any) -> int:

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Lock
 from types import TracebackType
 from typing import Self
 
 import indexes.registry as registry
+import kvdb.batch as batch
 import kvdb.check as check
 import kvdb.indexing as indexing
 import kvdb.machine as machine_file
 import kvdb.tiering as tiering
 from kvdb.basis import Basis
+from kvdb.batch import Starts
 from kvdb.blend.rope import inverse_frequencies
 from kvdb.builder import IndexBuilder
 from kvdb.catalog.catalog import Catalog, let_go
@@ -25,13 +26,12 @@ from kvdb.gpu.side import GpuSide
 from kvdb.imports import Import, Target
 from kvdb.indexing import Materializer
 from kvdb.laying import lay_out
+from kvdb.opened import Opened
 from kvdb.publishing import Publisher
 from kvdb.session import SessionState
 from kvdb.storage.store import BlockStore
-from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import TierStats
-from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Part, Tokens
-from query_optimizer.cost import GpuMachine
+from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Part, Tokens
 from query_optimizer.extend import BadRule, PlacedRule, extended
 from query_optimizer.materialize import Materialize
 from query_optimizer.optimizer import Optimizer, UnknownRule
@@ -58,15 +58,13 @@ class Database:
         self._catalog = Catalog()
         device = open_gpu(self.config.storage)
         self._blocks = BlockStore(self.config.storage, device)
-        self.gpu: GpuSide | None = serving(device, self._blocks, GpuMachine())
+        self.gpu: GpuSide | None = serving(device, self._blocks, self.config.optimizer.machine_file)
         indexes = self.config.indexes
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max)
         policy = Materialize(indexes.opened_often)
         self._materializer = Materializer(self._builder, policy, indexes.segment_tokens_min, automatic=indexes.automatic)
         self._publisher = Publisher(self._catalog, self._published)
-        self._sessions: set[SessionState] = set()
-        self._imports: set[Import] = set()
-        self._lock = Lock()
+        self._opened = Opened()
         self._open = True
 
     def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None) -> Import:
@@ -87,8 +85,7 @@ class Database:
         else:
             views = self._catalog.match(spec, ids)
         writing = Import(self, self._publisher, Target(spec, ids, name, base), views, self._blocks.tables(spec))
-        with self._lock:
-            self._imports.add(writing)
+        self._opened.add_import(writing)
         return writing
 
     def create_session(self, spec: ModelSpec, tokens: Tokens) -> SessionState:
@@ -114,6 +111,17 @@ class Database:
         basis = Basis.laid_out(spec, laid.layout, overlay)
         self._materializer.opened(laid.layout.views)
         return SessionState(self, spec, basis, self._blocks.tables(spec), laid.tokens)
+
+    def attend_together(
+        self, sessions: Sequence[object], layer: int, q: Array, k: Array, v: Array, wanted: Wanted, starts: Starts = None
+    ) -> Array:
+        """One step of several of its sessions; see `kvdb.batch.attend`, whose errors it raises, and InvalidArgument for a session
+        that is not its own."""
+        return batch.attend(self._own(sessions), layer, q, k, v, wanted, starts)
+
+    def attention_together(self, sessions: Sequence[object], layer: int, q: Array, wanted: Wanted) -> Array:
+        """A query of several of its sessions; see `kvdb.batch.attention`, and `attend_together`."""
+        return batch.attention(self._own(sessions), layer, q, wanted)
 
     def store(self, session: SessionState, name: str, tokens: Tokens | None, *, chunk: bool = False) -> ContextInfo:
         """Keep a session's tokens as a context; see `Publisher.store`."""
@@ -220,17 +228,11 @@ class Database:
         """
         contexts = self._catalog.contexts()
         segments = {view.segment for context in contexts for view in context.views}
-        overlays = [context.overlay for context in contexts]
-        tables: list[BlockTable] = []
-        with self._lock:
-            for session in self._sessions:
-                segments.update(view.segment for view in session.basis.views)
-                overlays.append(session.basis.overlay)
-                tables += session.tails
-            for writing in self._imports:
-                segments.update(view.segment for view in writing.views)
-                tables += writing.tables
-        tables += [table for overlay in overlays if overlay is not None for table in overlay.tables]
+        overlays = [context.overlay for context in contexts if context.overlay is not None]
+        opened = self._opened.held()
+        segments |= opened.segments
+        tables = [*opened.tables]
+        tables += [table for overlay in (*overlays, *opened.overlays) for table in overlay.tables]
         tables += [table for segment in segments for table in segment.tables]
         files = [segment.file for segment in segments if segment.file is not None]
         self._blocks.check_integrity(tables, files, None if self.gpu is None else self.gpu.owned())
@@ -244,34 +246,22 @@ class Database:
         return self._blocks.loader.rate
 
     def opened(self, session: SessionState) -> None:
-        with self._lock:
-            self._sessions.add(session)
-        for view in session.basis.views:
-            view.segment.use.hold(1)
+        self._opened.add_session(session)
 
     def closed(self, session: SessionState) -> None:
-        with self._lock:
-            self._sessions.discard(session)
-        for view in session.basis.views:
-            view.segment.use.hold(-1)
+        self._opened.drop_session(session)
         tiering.let_go(session.basis.views)
 
     def ended(self, writing: Import) -> None:
-        with self._lock:
-            self._imports.discard(writing)
+        self._opened.drop_import(writing)
 
     def close(self) -> None:
         """Close every session and give all memory back. Closing twice does nothing."""
         if not self._open:
             return
         self._open = False
-        with self._lock:
-            sessions, imports = list(self._sessions), list(self._imports)
         self._blocks.loader.close()  # so that no session waits any more
-        for session in sessions:
-            session.close()
-        for writing in imports:
-            writing.abort()
+        self._opened.close()
         self._builder.close()
         if self.gpu is not None:
             self.gpu.close()
@@ -301,6 +291,12 @@ class Database:
             yield context.views
         finally:
             let_go(context)
+
+    def _own(self, sessions: Sequence[object]) -> list[SessionState]:
+        self._check_open()
+        own = [session for session in sessions if isinstance(session, SessionState) and session.engine is self]
+        check.together(sessions, own)
+        return own
 
     def _check_open(self) -> None:
         if not self._open:

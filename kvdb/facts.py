@@ -58,6 +58,7 @@ def gather(call: Call, parts: list[Part]) -> Facts:
     spec, machine, wanted = call.spec, call.machine, call.wanted
     read = sum(part.visible for part in parts) * spec.token_nbytes * spec.layers  # before this layer is read again
     among = 2.0 ** read.bit_length()
+    searches_here = any(part.kinds for part in parts) or not any(part.slots is not None for part in parts)
     return Facts(
         layer=call.layer,
         layers=spec.layers,
@@ -68,7 +69,7 @@ def gather(call: Call, parts: list[Part]) -> Facts:
         token_nbytes=spec.token_nbytes,
         window_tokens=call.window.sink_tokens + call.window.recent_tokens,
         call_seconds=machine.exact_call_s,
-        step_seconds=machine.step_seconds(among),
+        step_seconds=machine.step_seconds(among) if searches_here else 0.0,  # what the GPU takes is in its searches
         fast=call.fast,
         retrieval=wanted.retrieval,
         bounded=wanted.missed_mass_max is not None,
@@ -81,7 +82,7 @@ def _part_facts(call: Call, part: Part, among: float) -> PartFacts:
     machine, spec = call.machine, call.spec
     heads: tuple[HeadFacts, ...] = ()
     if part.slots is not None and call.gpu is not None:
-        seconds = gpu_facts.exact_seconds(spec, call.gpu, part.visible, call.new)
+        seconds = gpu_facts.exact_seconds(spec, call.gpu, part.visible, call.new) - call.gpu.call_s
         indexes = gpu_facts.indexes(spec, call.gpu, call.wanted, part, call.new)
     else:
         heads = _heads(call, part)

@@ -17,8 +17,8 @@ COARSE_SHARE = 0.02
 
 
 def exact_seconds(spec: ModelSpec, gpu: GpuMachine, tokens: int, new: int) -> float:
-    """Of reading all of a part."""
-    return gpu.exact_seconds(tokens * spec.token_nbytes, 4.0 * tokens * spec.q_heads * new * spec.head_dim)
+    """Of a call that reads so many tokens of one layer."""
+    return gpu.exact_seconds(tokens * spec.token_nbytes, 2.0 * tokens * spec.q_heads * new * spec.head_dim)
 
 
 def indexes(spec: ModelSpec, gpu: GpuMachine, wanted: Wanted, part: Part, new: int) -> tuple[IndexFacts, ...]:
@@ -33,8 +33,8 @@ def indexes(spec: ModelSpec, gpu: GpuMachine, wanted: Wanted, part: Part, new: i
     read = {FLAT: (code_nbytes, CANDIDATES * GUESS), COARSE: (bound_nbytes, k)}
     found = []
     for kind in kinds_for(wanted):
-        nbytes, attended = read[kind]
-        nbytes += min(attended, tokens) * spec.token_nbytes
-        seconds = gpu.search_seconds(nbytes)
-        found.append(IndexFacts(kind, seconds, nbytes, 0, seconds))
+        scanned, attended = read[kind]
+        selected = min(attended, tokens) * spec.token_nbytes
+        seconds = gpu.search_seconds(scanned, selected)
+        found.append(IndexFacts(kind, seconds, scanned + selected, 0, seconds))
     return tuple(found)

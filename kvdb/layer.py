@@ -5,9 +5,10 @@ from typing import Self
 
 import numpy as np
 
+import kvdb.check as check
 from indexes.retrieval import Exact
 from kvdb.attention import execute
-from kvdb.attention.away import AwayFailed
+from kvdb.attention.away import AwayFailed, Pending
 from kvdb.attention.effective import Effective
 from kvdb.attention.execute import Reading
 from kvdb.attention.sides import on_both_sides
@@ -15,6 +16,7 @@ from kvdb.attention.sparse import Question, sparse
 from kvdb.attention.state import AttentionState
 from kvdb.basis import Basis
 from kvdb.catalog.tally import Tally
+from kvdb.errors import NonFiniteError, PositionError
 from kvdb.planner import Engine, Planner, Prepared
 from kvdb.samples import Samples
 from kvdb.storage.table import BlockTable
@@ -64,6 +66,38 @@ class Layer:
         finally:
             self.run.refresh(start)  # also when nothing was appended: a shared last block may have been copied
 
+    def take_back(self, n: int) -> None:
+        """Undo an append of n tokens of which no query has been asked."""
+        start = self.tail.length - n
+        self.tail.truncate(start)
+        self.run.refresh(start)
+
+    def check_queries(self, q: Array) -> int:
+        """How many tokens ask. Raises ShapeError, DtypeError or NonFiniteError."""
+        n = check.queries(self._spec, q)
+        if not self.tail.layout.finite(q):
+            raise NonFiniteError("q holds NaN or infinity; expected finite numbers, so find where the model produced them")
+        return n
+
+    def check_last(self, n: int) -> None:
+        """Raises PositionError unless the last n tokens are there to ask."""
+        self.check_whole()
+        before = self._basis.layout.length if self._basis.overlay is not None else 0
+        if n > self.run.tokens - before:
+            raise PositionError(
+                f"q asks for the last {n} tokens of layer {self.number}, which holds {self.run.tokens - before}; "
+                "update the layer first, or use attend" + ("; ask for tokens before the tail with positions=" if before else "")
+            )
+
+    def check_whole(self) -> None:
+        """Raises PositionError while any gap holds nothing."""
+        missing = self.missing()
+        if len(missing):
+            raise PositionError(
+                f"{len(missing)} tokens of layer {self.number} hold nothing yet, the first at position {missing[0]}; "
+                "hand in their KV with overlay first"
+            )
+
     def missing(self) -> Positions:
         """The positions before the tail that hold nothing yet, ascending."""
         if self._whole:
@@ -87,25 +121,49 @@ class Layer:
 
     def answer(self, q: Array, wanted: Wanted) -> tuple[Array, Plan, Reading]:
         """Attention of the last n tokens, `[q_heads, n, head_dim]`. Raises UnknownRule."""
+        prepared = self.prepare(q, wanted)
+        out, reading = self.answer_by(prepared, q, wanted)
+        return out, prepared.plan, reading
+
+    def prepare(self, q: Array, wanted: Wanted) -> Prepared:
+        """The plan by which queries of the last n tokens are to be answered. Raises UnknownRule."""
         self.samples.add(q)
         if self._seals:
             self._own.seal()
         prepared = self.planner.prepare(q.shape[1], wanted)
         self._seals = prepared.seals
+        return prepared
+
+    def answer_by(self, prepared: Prepared, q: Array, wanted: Wanted, pending: Pending | None = None) -> tuple[Array, Reading]:
+        """The answer to what a plan was prepared for, which counts towards what is known of such queries. pending: as `carry_out`
+        takes it."""
         # What a kind that was hinted at gives up says more of the kind.
         telling = q.shape[1] == 1 and wanted.hints.index is None
-        state, reading = self.carry_out(prepared, q, wanted, telling and (prepared.looks_again or self._observes()))
-        if q.shape[1] <= DECODE_TOKENS and not isinstance(wanted.retrieval, Exact) and self.run.tokens > self._short:
-            self.tally.count(reading.kernel_ns, reading.retrieved, self.run.tokens, searched=bool(reading.searches))
-        return state.out, prepared.plan, reading
+        observed = telling and (prepared.looks_again or self._observes())
+        state, reading = self.carry_out(prepared, q, wanted, observed, pending)
+        self.count(reading, q.shape[1], wanted)
+        return state.out, reading
 
-    def carry_out(self, prepared: Prepared, q: Array, wanted: Wanted, observed: bool = False) -> tuple[AttentionState, Reading]:
-        """The answer to queries q of the last n tokens by a plan. observed: whether statistics are made of it."""
+    def count(self, reading: Reading, n: int, wanted: Wanted) -> None:
+        """Tell the views what an answer to n queries took, in a step of decoding that might have been searched."""
+        if n <= DECODE_TOKENS and not isinstance(wanted.retrieval, Exact) and self.run.tokens > self._short:
+            self.tally.count(reading.kernel_ns, reading.retrieved, self.run.tokens, searched=bool(reading.searches))
+
+    def reads_all(self, prepared: Prepared, n: int) -> bool:
+        """Whether the CPU answers n queries by reading everything: a query of an earlier token sees less than is searched."""
+        sections = prepared.sections
+        return sections.away is None and (not sections.searched or n > sections.behind(self.run))
+
+    def carry_out(
+        self, prepared: Prepared, q: Array, wanted: Wanted, observed: bool = False, pending: Pending | None = None
+    ) -> tuple[AttentionState, Reading]:
+        """The answer to queries q of the last n tokens by a plan. observed: whether statistics are made of it. pending: what the
+        GPU has to do with it, where that was launched already."""
         layout, scale, sections = self.tail.layout, self._spec.softmax_scale, prepared.sections
         question = Question(layout, self.run, q, scale, wanted, observed)
-        if sections.away is not None and q.shape[1] <= max(1, self.tail.length):
+        if sections.away is not None and sections.away.takes(q.shape[1]):
             try:
-                return on_both_sides(question, sections, sections.away, prepared.plan.retrieval)
+                return on_both_sides(question, sections, sections.away, prepared.plan.retrieval, pending)
             except AwayFailed as failure:
                 log.warning("layer %d is answered by the CPU alone: %s", self.number, failure)
                 self.planner.stay()

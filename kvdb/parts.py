@@ -125,7 +125,7 @@ def sections_of(
         part = parts[access.part]
         span = Span(access.begin, access.end, part.span.first_block)
         if part.slots is not None:
-            away.append(_away_part(access, part, span, basis, run, block_size))
+            away.append(away_part(access, part, basis, run, block_size))
         elif access.index is not None:
             tail = access.estimate_tail
             watched = part.segment is not None and isinstance(access.retrieval, Dipr)  # a range tells what is wanted
@@ -143,8 +143,9 @@ def sections_of(
     return Sections(searched, block_size, whole, to_away(taken, tail) if to_away is not None and (taken or tail) else None)
 
 
-def _away_part(access: Access, part: Part, span: Span, basis: Basis, run: Run, block_size: int) -> AwayPart | None:
+def away_part(access: Access, part: Part, basis: Basis, run: Run, block_size: int) -> AwayPart | None:
     """What the GPU answers of a view; None for the tail, which is no fixed stretch."""
+    span = Span(access.begin, access.end, part.span.first_block)
     assert part.slots is not None
     if part.slots is NO_SLOTS:
         return None

@@ -1,9 +1,10 @@
 """Plans for one layer of a session: facts are gathered, the optimizer decides, and what it decided is kept until they change."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from kvdb.attention.away import Away
 from kvdb.attention.run import Run
 from kvdb.attention.sections import Sections
 from kvdb.basis import Basis
@@ -11,10 +12,10 @@ from kvdb.catalog.segment import Segment
 from kvdb.catalog.use import Asked
 from kvdb.config import Config
 from kvdb.facts import Call, Costs, gather
-from kvdb.gpu.side import GpuSide, serves
+from kvdb.gpu.side import AwayPart, GpuSide, serves
 from kvdb.gpu_facts import exact_seconds
 from kvdb.hints import check_hints
-from kvdb.parts import CPU, Part, ToAway, parts_of, sections_of
+from kvdb.parts import CPU, Part, ToAway, away_part, parts_of, sections_of
 from kvdb.tail import NAME, Tail
 from kvdb.types import ModelSpec
 from query_optimizer.access import Access
@@ -28,6 +29,8 @@ from query_optimizer.wanted import NO_HINTS, Wanted
 
 PREPARED_MAX = 64
 """Plans of one layer; a caller may ask for another alpha each time."""
+AWAYS_MAX = 8
+"""What answers plans on the GPU takes memory there."""
 LOOK_AGAIN = 256
 """Queries of a layer, of all sessions, after which heads that are not searched for what they want are searched once more."""
 FIRST_USES, USES_MAX = 4, 256
@@ -50,18 +53,18 @@ class Engine(Protocol):
 class Prepared:
     """A plan, how it divides the run, and what it was made for.
 
-    first_block: of the run, by the name of a part. seals: whether old tokens of the tail are to be indexed, because they are
+    parts: by name. seals: whether old tokens of the tail are to be indexed, because they are
     searched or could be. relies: whether heads are not searched for what they want because of what is known of them. looks_again:
     whether they are, to see if that is still so.
     """
 
-    __slots__ = ("first_block", "looks_again", "plan", "relies", "seals", "sections", "uses", "version")
+    __slots__ = ("looks_again", "parts", "plan", "relies", "seals", "sections", "uses", "version")
 
     def __init__(
         self, plan: Plan, parts: Mapping[str, Part], sections: Sections, version: int, uses: int, looks_again: bool = False
     ) -> None:
-        """parts: by name; version: of the indexes; uses: how many queries it is good for."""
-        self.first_block = {name: part.span.first_block for name, part in parts.items()}
+        """version: of the indexes; uses: how many queries it is good for."""
+        self.parts = parts
         self.looks_again = looks_again
         self.relies = any(access.rule == DiffuseHead.name for access in plan.accesses)
         self.plan = plan
@@ -87,6 +90,13 @@ class Planner:
         self._costs: Costs = {}
         self._checked: set[Wanted] = set()
         self._stays: int | None = None
+        self._aways: dict[Hashable, Away] = {}
+        self._aways_version = 0
+
+    @property
+    def gpu(self) -> GpuSide | None:
+        """That of the database."""
+        return self._engine.gpu
 
     def prepare(self, new: int, wanted: Wanted) -> Prepared:
         """The plan of a call of `new` queries. Raises UnknownRule."""
@@ -125,8 +135,16 @@ class Planner:
     def blocks_of(self, prepared: Prepared, access: Access) -> tuple[int, int]:
         """Which blocks of the run hold the tokens of an access."""
         size = self._tail.table.layout.block_size
-        first = prepared.first_block[access.part]
+        first = prepared.parts[access.part].span.first_block
         return first + access.begin // size, first + -(-access.end // size)
+
+    def away_of(self, prepared: Prepared, access: Access) -> Away:
+        """What answers one access on the GPU by itself."""
+        to_away = self._to_away()
+        assert to_away is not None
+        part = prepared.parts[access.part]
+        taken = away_part(access, part, self._basis, self._run, self._tail.table.layout.block_size)
+        return to_away([] if taken is None else [taken], taken is None)
 
     def plan(self, wanted: Wanted, new: int = 1) -> Plan:
         """A plan made anew. Raises UnknownRule."""
@@ -145,7 +163,7 @@ class Planner:
         parts = parts_of(*known, gpu)
         tokens = sum(part.visible for part in parts if part.slots is not None)
         here = self._engine.machine.exact_seconds(tokens * spec.token_nbytes, 2.0 * tokens * spec.q_heads * new * spec.head_dim)
-        sooner = exact_seconds(spec, gpu.machine, tokens, new) + gpu.machine.call_s < here
+        sooner = exact_seconds(spec, gpu.machine, tokens, new) < here
         return parts if sooner else parts_of(*known)
 
     def _facts(self, new: int, wanted: Wanted, parts: list[Part]) -> Facts:
@@ -156,6 +174,7 @@ class Planner:
     def stay(self) -> None:
         """The GPU failed to answer: plan without it, until something changes there."""
         self._prepared.clear()
+        self._aways.clear()
         self._stays = None if self._engine.gpu is None else self._engine.gpu.version
 
     def _looks_again(self) -> bool:
@@ -190,4 +209,17 @@ class Planner:
         gpu = self._engine.gpu
         if gpu is None:
             return None
-        return lambda parts, tail: gpu.away(self._spec, parts, self._basis.moves, self._tail.copy if tail else None)
+
+        def made(parts: Sequence[AwayPart], tail: bool) -> Away:
+            """What plans alike have in common, as making its tables on the device takes longer than a query."""
+            version = self._version()
+            if self._aways_version != version or len(self._aways) >= AWAYS_MAX:
+                self._aways.clear()
+                self._aways_version = version
+            key = tail, tuple((part.span, part.kind, part.retrieval, part.turn) for part in parts)
+            if key not in self._aways:
+                copy = self._tail.copy if tail else None
+                self._aways[key] = gpu.away(self._spec, parts, self._basis.moves, copy)
+            return self._aways[key]
+
+        return made

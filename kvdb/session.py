@@ -17,7 +17,7 @@ from kvdb.blend.controller import Choice
 from kvdb.blend.strategies import DEFAULT_RATIO
 from kvdb.catalog.prefix_tree import common_prefix
 from kvdb.catalog.segment import Views
-from kvdb.errors import InvalidArgument, NonFiniteError, PositionError, SessionClosed
+from kvdb.errors import InvalidArgument, PositionError, SessionClosed
 from kvdb.layer import Layer
 from kvdb.recomputing import Recomputing
 from kvdb.storage.table import BlockTable
@@ -58,12 +58,12 @@ class SessionState:
         self.tokens = tokens
         self.start = basis.layout.length
         self.reused = self.start - len(basis.missing(0))
-        self._engine = engine
+        self.engine = engine
         self._recomputing = Recomputing(spec, basis)
         self._bring_in(tails)
         self._layers = [Layer(engine, spec, basis, number, tail) for number, tail in enumerate(tails)]
-        self._work = Work()
-        self._lock = RLock()
+        self.work = Work()
+        self.turns = RLock()
         self._open = True
         engine.opened(self)
 
@@ -77,17 +77,29 @@ class SessionState:
         """What stands where before the tail."""
         return self.basis.layout.placed
 
+    def layer(self, number: int) -> Layer:
+        """One layer, in main memory; for a call that has its turn. Raises LayerError or SessionClosed, IntegrityError or
+        Unavailable."""
+        self._check_open()
+        check.layer(self.spec, number)
+        return self._layers[number].arrived()
+
+    def append(self, layer: Layer, k: Array, v: Array) -> None:
+        """Append to a layer what was checked; for a call that has its turn. Raises NonFiniteError or CapacityError."""
+        self._recomputing.forget()  # who appends is done with recomputing
+        layer.append(k, v)
+
     def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None:
         """Append the KV of n tokens to one layer: k (after RoPE) and v, `[kv_heads, n, head_dim]`.
 
         start: the position the caller believes the first of them has. Raises LayerError, ShapeError, DtypeError,
         NonFiniteError, PositionError, CapacityError or SessionClosed.
         """
-        with self._lock:
-            state = self._layer(layer)
+        with self.turns:
+            state = self.layer(layer)
             check.keys_values(self.spec, k, v)
             check.start(start, state.run.tokens, layer)
-            self._append(state, k, v)
+            self.append(state, k, v)
 
     def attention(self, layer: int, q: Array, wanted: Wanted = ANYTHING) -> Array:
         """Attention of one layer's last n tokens over everything before and including each; q and the result are
@@ -95,25 +107,29 @@ class SessionState:
 
         Raises LayerError, ShapeError, DtypeError, NonFiniteError, SessionClosed, and PositionError for more queries than tokens.
         """
-        with self._lock:
-            state = self._layer(layer)
-            n = self._queries(state, q)
+        with self.turns:
+            state = self.layer(layer)
+            n = state.check_queries(q)
             state.planner.check(wanted)
-            self._check_last(state, n)
-            return self._answer(state, q, wanted)
+            state.check_last(n)
+            out, plan, reading = state.answer(q, wanted)
+            self.work.count(plan, reading)
+            return out
 
     def attend(self, layer: int, q: Array, k: Array, v: Array, wanted: Wanted = ANYTHING, start: int | None = None) -> Array:
         """`update` and `attention` in one call, for the same n tokens. Raises what they raise, and ShapeError when q, k and v
         are not of the same n."""
-        with self._lock:
-            state = self._layer(layer)
-            n = self._queries(state, q)
+        with self.turns:
+            state = self.layer(layer)
+            n = state.check_queries(q)
             state.planner.check(wanted)
             check.same_tokens(n, check.keys_values(self.spec, k, v))
             check.start(start, state.run.tokens, layer)
-            self._check_whole(state)
-            self._append(state, k, v)
-            return self._answer(state, q, wanted)
+            state.check_whole()
+            self.append(state, k, v)
+            out, plan, reading = state.answer(q, wanted)
+            self.work.count(plan, reading)
+            return out
 
     def plan_recompute(self, seconds: float | None = None, floor: float = DEFAULT_RATIO, ratio: float | None = None) -> Choice:
         """How much to recompute of what was laid out, from measured rates; EXPLAIN shows it from now on.
@@ -121,9 +137,9 @@ class SessionState:
         seconds: what recomputing one token takes in one layer, None where the caller does not know. floor: the least ratio that
         quality needs. ratio: one that is asked for, which is kept. Raises InvalidArgument or SessionClosed.
         """
-        with self._lock:
+        with self.turns:
             self._check_open()
-            return self._recomputing.plan(self._engine.load_rate, seconds, floor, ratio)
+            return self._recomputing.plan(self.engine.load_rate, seconds, floor, ratio)
 
     def overlay(self, layer: int, positions: Positions, k: Array, v: Array) -> None:
         """Recomputed KV of tokens before the tail, of one layer: k (after RoPE there) and v, `[kv_heads, n, head_dim]`.
@@ -132,8 +148,8 @@ class SessionState:
         this layer. Raises LayerError, ShapeError, DtypeError, NonFiniteError, PositionError, InvalidArgument, CapacityError or
         SessionClosed.
         """
-        with self._lock:
-            state = self._layer(layer)
+        with self.turns:
+            state = self.layer(layer)
             n = check.keys_values(self.spec, k, v)
             check.positions(positions, n, self.start, layer)
             self._recomputing.overlay(state, positions, k, v)
@@ -145,11 +161,11 @@ class SessionState:
         Raises LayerError, ShapeError, DtypeError, NonFiniteError, SessionClosed, and PositionError for positions that are not
         ascending or not before the tail, and while any gap of the layer holds nothing yet.
         """
-        with self._lock:
-            state = self._layer(layer)
-            n = self._queries(state, q)
+        with self.turns:
+            state = self.layer(layer)
+            n = state.check_queries(q)
             check.positions(positions, n, self.start, layer)
-            self._check_whole(state)
+            state.check_whole()
             return self._recomputing.attention(state, q, positions)
 
     def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
@@ -158,18 +174,18 @@ class SessionState:
         k, v: as for `overlay`. score: one of kvdb.blend.deviation.SCORES, None for its default. Raises LayerError, ShapeError,
         DtypeError, PositionError, InvalidArgument for another score, or SessionClosed.
         """
-        with self._lock:
-            state = self._layer(layer)
+        with self.turns:
+            state = self.layer(layer)
             n = check.keys_values(self.spec, k, v)
             check.positions(positions, n, self.start, layer)
             return self._recomputing.deviation(state, positions, k, v, score)
 
     def fork(self) -> "SessionState":
         """Another session over the same tokens. Nothing is copied until one of the two writes."""
-        with self._lock:
+        with self.turns:
             self._check_open()
             tails = [tail.share() for tail in self.tails]
-            return SessionState(self._engine, self.spec, self.basis.share(), tails, self.tokens)
+            return SessionState(self.engine, self.spec, self.basis.share(), tails, self.tokens)
 
     def store(self, name: str, tokens: Tokens | None = None, *, chunk: bool = False) -> ContextInfo:
         """Keep everything in the session as a context. tokens: the ids of all of it, when it outgrew those it was opened with.
@@ -178,11 +194,11 @@ class SessionState:
         Raises AlreadyExists, InvalidArgument, PositionError (layers of different lengths, or gaps that hold nothing yet) or
         SessionClosed.
         """
-        with self._lock:
+        with self.turns:
             self._check_open()
             for layer in self._layers:
-                self._check_whole(layer)
-            return self._engine.store(self, name, tokens, chunk=chunk)
+                layer.check_whole()
+            return self.engine.store(self, name, tokens, chunk=chunk)
 
     def ids(self, tokens: Tokens | None) -> Tokens:
         """The ids of everything in it, of which `tokens` are all, where given. Raises PositionError or InvalidArgument."""
@@ -208,8 +224,8 @@ class SessionState:
     def explain(self, layer: int, wanted: Wanted = ANYTHING, analyze: bool = False) -> Plan:
         """`plan`; analyze: with what it takes to carry it out for the layer's last query. Raises LayerError, SessionClosed, and
         InvalidArgument for hints that cannot be, or an analysis before the first query."""
-        with self._lock:
-            state = self._layer(layer)
+        with self.turns:
+            state = self.layer(layer)
             state.planner.check(wanted)
             if not analyze:
                 return replace(state.planner.plan(wanted), notes=self._recomputing.notes(layer))
@@ -230,20 +246,20 @@ class SessionState:
 
     def stats(self) -> SessionStats:
         """What the session holds and has done. Raises SessionClosed."""
-        with self._lock:
+        with self.turns:
             self._check_open()
             tail_nbytes = sum(tail.nbytes for tail in self.tails)
-            return self._work.stats(min(layer.run.tokens for layer in self._layers), self.start, self.reused, tail_nbytes)
+            return self.work.stats(min(layer.run.tokens for layer in self._layers), self.start, self.reused, tail_nbytes)
 
     def close(self) -> None:
         """Give every block back. Closing twice does nothing."""
-        with self._lock:
+        with self.turns:
             if self._open:
                 self._open = False
                 for layer in self._layers:
                     layer.close()
                 self._recomputing.forget()
-                self._engine.closed(self)
+                self.engine.closed(self)
                 self.basis.release()
 
     def _bring_in(self, tails: list[BlockTable]) -> None:
@@ -252,47 +268,9 @@ class SessionState:
             undo.callback(self.basis.release)
             for tail in tails:
                 undo.callback(tail.release)
-            self._engine.bring_in(self.basis.views)
+            self.engine.bring_in(self.basis.views)
             undo.pop_all()
 
     def _check_open(self) -> None:
         if not self._open:
             raise SessionClosed("the session is closed; open another with create_session")
-
-    def _layer(self, number: int) -> Layer:
-        self._check_open()
-        check.layer(self.spec, number)
-        return self._layers[number].arrived()
-
-    def _queries(self, layer: Layer, q: Array) -> int:
-        n = check.queries(self.spec, q)
-        if not layer.tail.layout.finite(q):
-            raise NonFiniteError("q holds NaN or infinity; expected finite numbers, so find where the model produced them")
-        return n
-
-    def _append(self, layer: Layer, k: Array, v: Array) -> None:
-        self._recomputing.forget()  # who appends is done with recomputing
-        layer.append(k, v)
-
-    def _check_last(self, layer: Layer, n: int) -> None:
-        """Raises PositionError unless the last n tokens of a layer are there to ask."""
-        self._check_whole(layer)
-        before = self.start if self.basis.overlay is not None else 0
-        if n > layer.run.tokens - before:
-            raise PositionError(
-                f"q asks for the last {n} tokens of layer {layer.number}, which holds {layer.run.tokens - before}; "
-                "update the layer first, or use attend" + ("; ask for tokens before the tail with positions=" if before else "")
-            )
-
-    def _check_whole(self, layer: Layer) -> None:
-        missing = layer.missing()
-        if len(missing):
-            raise PositionError(
-                f"{len(missing)} tokens of layer {layer.number} hold nothing yet, the first at position {missing[0]}; "
-                "hand in their KV with overlay first"
-            )
-
-    def _answer(self, layer: Layer, q: Array, wanted: Wanted) -> Array:
-        out, plan, reading = layer.answer(q, wanted)
-        self._work.count(plan, reading)
-        return out

@@ -120,13 +120,14 @@ class GpuMachine(_Numbers):
     The defaults are assumed, not measured: the rates are those of NVIDIA's data sheet of the H200 (SXM), with half the memory's
     for reads here and there, and the times, of which it says nothing, are guesses; `kvdb calibrate` measures all of them.
     stream_bytes_s: reads of the card's memory. gather_bytes_s: the same, of tokens here and there. operations_s: multiplications
-    and additions of 16-bit floats. host_bytes_s: copies from main memory that is pinned. call_s: of a call of one launch. step_s:
-    of one of several launches, as a search makes. Raises WrongMachine for what is no positive number.
+    of 16-bit floats, each with its addition, where a data sheet counts two. host_bytes_s: copies from main memory that is pinned.
+    call_s: of a call of one launch. step_s: of one of several launches, as a search makes. Raises WrongMachine for what is no
+    positive number.
     """
 
     stream_bytes_s: float = 4.8e12
     gather_bytes_s: float = 2.4e12
-    operations_s: float = 9.89e14
+    operations_s: float = 4.945e14
     host_bytes_s: float = 6.4e10
     call_s: float = 2e-5
     step_s: float = 5e-5

@@ -36,14 +36,21 @@ class Row:
 class Batch:
     """What the layers of one cache share.
 
-    wanted: which tokens are read. waiting: the layer whose new keys have not come to the attention function yet.
+    wanted: which tokens are read. db: answers all rows in one call; None, as for a single row: each by itself. waiting: the layer
+    whose new keys have not come to the attention function yet.
     """
 
-    def __init__(self, spec: kvdb.ModelSpec, rows: list[Row], wanted: Wanted) -> None:
+    def __init__(self, spec: kvdb.ModelSpec, rows: list[Row], wanted: Wanted, db: kvdb.Client | None = None) -> None:
         self.spec = spec
+        self.db = db
         self.rows = rows
         self.wanted = wanted
         self.waiting: int | None = None
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """What is wanted, as a call takes it."""
+        return {"retrieval": self.wanted.retrieval, "max_missed_mass": self.wanted.missed_mass_max, "hints": self.wanted.hints}
 
     def check_answered(self) -> None:
         """Raises Unsupported when a layer's keys never came to the attention function, so that kvdb did not see them."""
@@ -79,18 +86,16 @@ class SessionLayer(CacheLayerMixin):
         return key_states, value_states
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
-        """Append the new tokens' k and v to the sessions and answer q, one call a row.
+        """Append the new tokens' k and v to the sessions and answer q.
 
         q: `[batch, q_heads, n, head_dim]`; k (after RoPE), v: `[batch, kv_heads, n, head_dim]`; the result: `[batch, n, q_heads,
         head_dim]`. scaling: what the layer multiplies q.k with, None for 1/sqrt(head_dim). Raises ShapeError, Unsupported, and
         what `Session.attend` raises.
         """
-        batch = self.batch
         self._check(q, k, v, scaling)
-        batch.waiting = None
-        outs = [self._attend(row, q[i], k[i], v[i]) for i, row in enumerate(batch.rows)]
+        self.batch.waiting = None
+        out = self._attend(q, k, v)
         self.length += k.shape[2]
-        out = outs[0].unsqueeze(0) if len(outs) == 1 else torch.stack(outs)
         return out.transpose(1, 2).contiguous()
 
     def get_seq_length(self) -> int:
@@ -105,19 +110,18 @@ class SessionLayer(CacheLayerMixin):
     def reset(self) -> None:
         raise Unsupported("a session's tokens cannot be taken back; open another session instead of resetting the cache")
 
-    def _attend(self, row: Row, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        wanted = self.batch.wanted
-        out: torch.Tensor = row.session.attend(
-            self.number,
-            q,
-            k,
-            v,
-            retrieval=wanted.retrieval,
-            max_missed_mass=wanted.missed_mass_max,
-            hints=wanted.hints,
-            start=self.length - row.padding,
-        )
-        return out
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        batch, rows = self.batch, self.batch.rows
+        starts = [self.length - row.padding for row in rows]
+        if len(rows) > 1 and batch.db is not None:
+            sessions = [row.session for row in rows]
+            together: torch.Tensor = batch.db.attend(sessions, self.number, q, k, v, starts=starts, **batch.how)
+            return together
+        outs = [
+            row.session.attend(self.number, q[i], k[i], v[i], start=start, **batch.how)
+            for i, (row, start) in enumerate(zip(rows, starts, strict=True))
+        ]
+        return outs[0].unsqueeze(0) if len(outs) == 1 else torch.stack(outs)
 
     def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> None:
         spec = self.batch.spec
@@ -136,11 +140,13 @@ class SessionCache(Cache):
     """The cache of one batch, over the sessions of its rows. At the end of a `with` the sessions are closed.
 
     length: columns that the sessions hold already; row i holds `length - rows[i].padding` tokens of them. wanted: which tokens
-    every query reads.
+    every query reads. db: where several rows are answered together, None to answer each by itself.
     """
 
-    def __init__(self, spec: kvdb.ModelSpec, rows: list[Row], length: int, wanted: Wanted = ANYTHING) -> None:
-        self._batch = Batch(spec, list(rows), wanted)
+    def __init__(
+        self, spec: kvdb.ModelSpec, rows: list[Row], length: int, wanted: Wanted = ANYTHING, db: kvdb.Client | None = None
+    ) -> None:
+        self._batch = Batch(spec, list(rows), wanted, db)
         super().__init__(layers=[SessionLayer(number, self._batch, length) for number in range(spec.layers)])
 
     @property

@@ -88,7 +88,7 @@ class TransformersEngine:
                 rows, blend = [self._open(prompt, wanted, opened) for prompt in prompts.rows], None
             ids, columns = prompts.ids, prompts.ids.shape[1]
             reused = tuple(row.session.reused for row in rows)
-            cache = opened.enter_context(SessionCache(self.spec, rows, columns - 1, wanted))
+            cache = opened.enter_context(SessionCache(self.spec, rows, columns - 1, wanted, self._db))
             cache.batch_repeat_interleave(beams_of(settings))
             before = count(cache.sessions)
             prefilled = perf_counter()

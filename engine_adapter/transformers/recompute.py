@@ -113,8 +113,8 @@ class _Layer(SessionLayer):
             raise _Probed(key_states, value_states)
         return super().update(key_states, value_states, *args, **kwargs)
 
-    def _attend(self, _row: Row, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return self._run.attend(self.number, q, k, v)
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return self._run.attend(self.number, q[0], k[0], v[0]).unsqueeze(0)
 
 
 class _Run:

@@ -41,11 +41,15 @@ class Pending(Protocol):
 class Away(Protocol):
     """Some spans of one layer's run, and perhaps its tail, which the CPU then leaves out.
 
-    tail: whether the tail is among them. searches: whether anything is left out for a retrieval that is not exact.
+    tail: whether the tail is among them.
     """
 
-    tail: bool
-    searches: bool
+    @property
+    def tail(self) -> bool: ...
+
+    def takes(self, n: int) -> bool:
+        """Whether it can answer n queries at once: one always, more where they are of tokens of the tail that is there."""
+        ...
 
     @property
     def spans(self) -> Sequence[Span]:
@@ -53,6 +57,6 @@ class Away(Protocol):
         ...
 
     def launch(self, q: Array, retrieval: Retrieval | None) -> Pending:
-        """Begin to answer queries `[q_heads, n, head_dim]` of the last n tokens, n being 1 or at most the tail's length. Where n
-        is more than 1 everything is read. retrieval: in place of what was planned, None to keep to it. Raises AwayFailed."""
+        """Begin to answer queries `[q_heads, n, head_dim]` of the last n tokens, where it `takes` n; for several everything is
+        read. retrieval: in place of what was planned, None to keep to it. Raises AwayFailed."""
         ...

@@ -1,6 +1,7 @@
 """The blocks that one layer of a session reads, in order: its views', its overlay's, then its tail's."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -100,6 +101,12 @@ class Run:
         return Reads(self.addresses, self.counts, self._placement)
 
     @property
+    def views(self) -> list[slice]:
+        """The blocks of each view."""
+        ends = np.cumsum([0, *(-(-visible // self._block_size) for _, visible in self._parts)]).tolist()
+        return [slice(begin, end) for begin, end in pairwise(ends)]
+
+    @property
     def base_blocks(self) -> int:
         """Blocks before the tail's."""
         return self._base
@@ -132,9 +139,9 @@ class Run:
     def refresh(self, start: int) -> None:
         """Take over the tail's tokens from `start` on; the blocks before that token's are as they were."""
         tail, first = self._tail.addresses, start // self._block_size
+        self.blocks = self._base + len(tail)
         if not len(tail):
             return
-        self.blocks = self._base + len(tail)
         if self.blocks > self._capacity:
             self._grow(max(self.blocks, 2 * self._capacity))
         self._addresses[self._base + first : self.blocks] = tail[first:]

@@ -5,26 +5,30 @@ no more than that share of all. So each side reads on by itself.
 """
 
 from dataclasses import replace
+from time import perf_counter_ns
 
 import numpy as np
 
 from indexes.base import Float32
 from indexes.retrieval import Retrieval
 from indexes.widen import widened
-from kvdb.attention.away import Answer, Away
+from kvdb.attention.away import Answer, Away, Pending
 from kvdb.attention.execute import Reading
 from kvdb.attention.sections import Sections
 from kvdb.attention.sparse import Question, exact, sparse
 from kvdb.attention.state import AttentionState, merge
 
 
-def on_both_sides(question: Question, sections: Sections, away: Away, retrieval: Retrieval) -> tuple[AttentionState, Reading]:
-    """The attention of a question over all of its run. away: that of the sections.
+def on_both_sides(
+    question: Question, sections: Sections, away: Away, retrieval: Retrieval, pending: Pending | None = None
+) -> tuple[AttentionState, Reading]:
+    """The attention of a question over all of its run. away: that of the sections; pending: what was launched of it already.
 
     Both sides start at once, so neither knows the other's largest score: each retrieves what its own asks for, which is never
     less than what all of it asks for. Raises AwayFailed.
     """
-    pending = away.launch(question.q, None)
+    started = perf_counter_ns()
+    pending = pending or away.launch(question.q, None)
     answered = sparse(question, sections, retrieval) if question.searches(sections) else exact(question, sections)
     here, reading = answered
     answer = pending.result()
@@ -33,7 +37,8 @@ def on_both_sides(question: Question, sections: Sections, away: Away, retrieval:
         answer = _read_on(away, question, retrieval, answer, limit)
     state = merge([here, answer.state])
     out = state.out.astype(question.q.dtype, copy=False)
-    return AttentionState(out, state.lse), _joined(reading, here.lse, answer, state.lse)
+    joined = _joined(reading, here.lse, answer, state.lse)
+    return AttentionState(out, state.lse), replace(joined, kernel_ns=perf_counter_ns() - started)
 
 
 def _read_on(away: Away, question: Question, retrieval: Retrieval, answer: Answer, limit: float) -> Answer:

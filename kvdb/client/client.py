@@ -1,73 +1,20 @@
 """The database a user holds; the same for an embedded and a remote one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 import kvdb.check as check
 from indexes.retrieval import Retrieval
-from kvdb.client.arrays import to_numpy, token_ids
-from kvdb.client.session import Session
+from kvdb.client.arrays import like, to_numpy, token_ids
+from kvdb.client.context import Context
+from kvdb.client.session import Session, transports_of
 from kvdb.client.transport import ImportTransport, Transport
-from kvdb.errors import InvalidArgument, LayerError, ShapeError, SpecMismatch
-from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Part
+from kvdb.errors import InvalidArgument, LayerError, ShapeError
+from kvdb.types import Array, ContextStatistics, IndexInfo, ModelSpec, Part
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Hints
-
-
-class Context:
-    """A stored context. In a `with`, the sessions opened through it are closed at the end; the context stays stored."""
-
-    def __init__(self, transport: Transport, info: ContextInfo) -> None:
-        self._transport = transport
-        self.info = info
-        self._sessions: list[Session] = []
-
-    @property
-    def name(self) -> str:
-        return self.info.name
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.info.spec
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens it holds."""
-        return self.info.tokens
-
-    def create_session(self, tokens: Any, *, spec: ModelSpec | None = None) -> Session:
-        """A session for a prompt, with this context's spec; see `Client.create_session`.
-
-        spec: the caller's model. Raises SpecMismatch when the context is another model's, or one with other weights.
-        """
-        if spec is not None and spec != self.spec:
-            raise SpecMismatch(
-                f"context {self.name!r} holds the KV of {self.spec}, and was opened for {spec}; expected one and the same, "
-                "so import the document with this model too"
-            )
-        session = Session(self._transport.create_session(self.spec, token_ids(tokens)))
-        self._sessions.append(session)
-        return session
-
-    def drop(self) -> None:
-        """Forget the context. Raises NotFound when that was done already."""
-        self._transport.drop(self.name)
-
-    def close(self) -> None:
-        """Close the sessions opened through this handle."""
-        while self._sessions:
-            self._sessions.pop().close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<Context {self.name!r}: {self.tokens:,} tokens in {self.info.segments} segments>"
 
 
 class Client:
@@ -143,6 +90,50 @@ class Client:
             writing.abort()
             return None
         return Context(self._transport, writing.commit())
+
+    def attend(  # noqa: PLR0913  # the three arrays, and what `Session.attend` takes
+        self,
+        sessions: Iterable[Session],
+        layer: int,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        retrieval: Retrieval | None = None,
+        max_missed_mass: float | None = None,
+        estimate_tail: bool = False,
+        hints: Hints | None = None,
+        starts: Sequence[int] | None = None,
+    ) -> Any:
+        """`Session.attend` of several sessions of one model in one call: the same results as one after the other, to rounding,
+        but a stored segment that several of them read whole is read once.
+
+        q (after RoPE) and the result: `[sessions, q_heads, n, head_dim]`; k (after RoPE), v: `[sessions, kv_heads, n, head_dim]`.
+        starts: of each session, what `Session.attend` calls start. Raises what that raises, InvalidArgument for a session that is
+        given twice or is not this database's, SpecMismatch, MessageTooLarge; then every session is as it was.
+        """
+        wanted = check.wanted(retrieval, max_missed_mass, estimate_tail, hints)
+        arrays = to_numpy(q), to_numpy(k), to_numpy(v)
+        return like(self._transport.attend_together(transports_of(sessions), layer, *arrays, wanted, starts), q)
+
+    def attention(  # what `Session.attention` takes
+        self,
+        sessions: Iterable[Session],
+        layer: int,
+        q: Any,
+        *,
+        retrieval: Retrieval | None = None,
+        max_missed_mass: float | None = None,
+        estimate_tail: bool = False,
+        hints: Hints | None = None,
+    ) -> Any:
+        """`Session.attention` of the last n tokens of several sessions of one model in one call, see `attend`.
+
+        q (after RoPE) and the result: `[sessions, q_heads, n, head_dim]`. Raises what `Session.attention` raises, and what
+        `attend` does for the sessions.
+        """
+        wanted = check.wanted(retrieval, max_missed_mass, estimate_tail, hints)
+        return like(self._transport.attention_together(transports_of(sessions), layer, to_numpy(q), wanted), q)
 
     def store(self, session: Session, *, name: str, tokens: Any = None, chunk: bool = False) -> Context:
         """Keep everything in a session as a context; the session goes on, and shares its blocks with what is stored.

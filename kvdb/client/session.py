@@ -1,5 +1,6 @@
 """The session a user holds; the same for an embedded and a remote database."""
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,7 +12,7 @@ from kvdb.blend.controller import Choice
 from kvdb.blend.strategies import DEFAULT_RATIO
 from kvdb.client.arrays import like, to_numpy, token_ids
 from kvdb.client.transport import SessionTransport
-from kvdb.errors import DtypeError
+from kvdb.errors import DtypeError, InvalidArgument
 from kvdb.types import ContextInfo, ModelSpec, Placed, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Hints
@@ -170,6 +171,15 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def transports_of(sessions: Iterable[Any]) -> list[SessionTransport]:
+    """What stands behind each session. Raises InvalidArgument for what is none."""
+    given = list(sessions)
+    for i, session in enumerate(given):
+        if not isinstance(session, Session):
+            raise InvalidArgument(f"sessions[{i}] is a {type(session).__name__}; expected what create_session returns")
+    return [session._transport for session in given]
 
 
 def _positions(given: Any) -> Positions:

@@ -91,6 +91,19 @@ class Transport(Protocol):
 
     def lay_out(self, spec: ModelSpec, parts: Sequence[Part]) -> SessionTransport: ...
 
+    def attend_together(
+        self,
+        sessions: Sequence[SessionTransport],
+        layer: int,
+        q: Array,
+        k: Array,
+        v: Array,
+        wanted: Wanted,
+        starts: Sequence[int] | None = None,
+    ) -> Array: ...
+
+    def attention_together(self, sessions: Sequence[SessionTransport], layer: int, q: Array, wanted: Wanted) -> Array: ...
+
     def contexts(self) -> list[ContextInfo]: ...
 
     def get(self, name: str) -> ContextInfo: ...

@@ -2,13 +2,17 @@
 
 import argparse
 import os
+from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import kvdb.config as configuration
+import kvdb.gpu.probe as probe
 import kvdb.machine as machine_file
 from kvdb.calibrate import calibrate
-from query_optimizer.cost import Machine
+from kvdb.config import StorageConfig
+from kvdb.errors import CapacityError, GpuLost, Unsupported
+from query_optimizer.cost import GpuMachine
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -25,12 +29,24 @@ SHOWN = (
     ("search_s", "shortest search", 1e-6, "us"),
 )
 """Field of Machine, what it is, the unit it is shown in."""
+GPU_SHOWN = (
+    ("stream_bytes_s", "memory of the GPU", 1e9, "GB/s"),
+    ("gather_bytes_s", "tokens here and there", 1e9, "GB/s"),
+    ("operations_s", "multiplications", 1e12, "T/s"),
+    ("host_bytes_s", "copies from main memory", 1e9, "GB/s"),
+    ("call_s", "shortest call", 1e-6, "us"),
+    ("step_s", "shortest step of a search", 1e-6, "us"),
+)
+"""The same of GpuMachine."""
+Shown = tuple[tuple[str, str, float, str], ...]
 
 
 def add(commands: "Subparsers") -> None:
     """Add it to the `kvdb` command."""
     what = "measure this machine for the optimizer"
-    parser = commands.add_parser("calibrate", help=what, description=f"{what.capitalize()}. Takes less than a second.")
+    parser = commands.add_parser(
+        "calibrate", help=what, description=f"{what.capitalize()}. Takes less than a second, and some more with a GPU."
+    )
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--config", metavar="FILE", help="a TOML file of settings, of which optimizer.machine_file says where")
     place.add_argument("--file", metavar="FILE", help="where to keep the numbers (default: in the user's cache folder)")
@@ -38,28 +54,54 @@ def add(commands: "Subparsers") -> None:
 
 
 def _calibrate(given: argparse.Namespace) -> int:
-    setting = configuration.load(given.config).optimizer.machine_file if given.file is None else given.file
+    config = configuration.load(given.config)
+    setting = config.optimizer.machine_file if given.file is None else given.file
     path = machine_file.path_of(setting)
     before, load = machine_file.known(setting), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     started = perf_counter()
     machine = calibrate()
     spent = perf_counter() - started
+    try:
+        gpus, trouble = _gpu(config.storage), ""
+    except (CapacityError, GpuLost, Unsupported) as error:
+        gpus, trouble = {}, str(error)
+    tables = [_table(SHOWN, machine.to_dict(), before.machine.to_dict(), "before" if before.measured else "default")]
+    for card, gpu in gpus.items():
+        kept = machine_file.known_gpu(setting, card)
+        name = "before" if kept.measured else "assumed"
+        tables.append(f"{card}\n{_table(GPU_SHOWN, gpu.to_dict(), kept.machine.to_dict(), name)}")
     if path is not None:
-        machine_file.write(path, machine)
-    print(_table(machine, before.machine, "before" if before.measured else "default"))
+        machine_file.write(path, machine, gpus)
+    print("\n\n".join(tables))
     print(f"measured in {spent:.1f} s, {f'kept in {path}' if path else 'kept nowhere: no file is set; --file names one'}")
     if not before.measured:
         print(f"until now: {before.source}")
+    if trouble:
+        print(f"the GPU was not measured: {trouble}")
     cpus = int(machine_file.identity()["cpus"])
     if load > cpus:
         print(f"the machine was busy, with a load of {load:.1f} on {cpus} CPUs; measure again when it is not")
     return 0
 
 
-def _table(machine: Machine, before: Machine, name: str) -> str:
+def _gpu(config: StorageConfig) -> dict[str, GpuMachine]:
+    """What was measured of the card that the configuration names, by its name; nothing where there is none that can be used.
+    Raises ConfigError, Unsupported, CapacityError or GpuLost."""
+    if probe.missing(config.gpu_device, probe.look()) is not None:
+        return {}
+    from kvdb.gpu.calibrate import calibrate as calibrate_gpu  # torch takes seconds to import, and may not be there
+    from kvdb.gpu.device import open_device
+
+    device = open_device(config.gpu_device)
+    try:
+        return {device.card: calibrate_gpu(device)}
+    finally:
+        device.close()
+
+
+def _table(shown: Shown, new: Mapping[str, float], old: Mapping[str, float], name: str) -> str:
     rows = [("what", "value", "unit", name, "change")]
-    new, old = machine.to_dict(), before.to_dict()
-    for field, what, unit, unit_name in SHOWN:
+    for field, what, unit, unit_name in shown:
         change = f"{new[field] / old[field] - 1:+.0%}"
         rows.append((what, f"{new[field] / unit:,.1f}", unit_name, f"{old[field] / unit:,.1f}", change))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import kvdb.config as configuration
-from kvdb.commands.found import Found, look
+from kvdb.commands.found import Found, look, threads
 from kvdb.config import StorageConfig
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _doctor(given: argparse.Namespace) -> int:
 
 def _found(found: Found) -> Iterator[Row]:
     yield "kvdb", f"{found['kvdb']}, Python {found['python']}"
-    yield "processor", f"{found['processor']}, {found['threads']} threads"
+    yield "processor", f"{found['processor']}, {threads(found['threads'])}"
     others = [isa for isa in found["isas"] if isa != found["isa"]]
     yield "instruction set", found["isa"] + (f" (also {', '.join(others)})" if others else "")
     memory = found["memory"]
@@ -57,7 +57,7 @@ def _found(found: Found) -> Iterator[Row]:
         yield name, found[name] or "not installed"
     yield "disk", _disk(found["disk"])
     machine = found["machine"]
-    yield "speed", f"measured, {machine['source']}" if machine["measured"] else f"{machine['source']}; kvdb calibrate measures it"
+    yield "calibration", f"kept in {machine['source']}" if machine["measured"] else f"{machine['source']}; run kvdb calibrate"
 
 
 def _gpus(found: Found) -> Iterator[Row]:
@@ -70,9 +70,8 @@ def _gpus(found: Found) -> Iterator[Row]:
         yield "GPU", driver["trouble"]
     for number, card in enumerate(driver["cards"]):
         capability = ".".join(map(str, card["capability"]))
-        speed = "measured" if found["machine"]["gpus"].get(card["name"]) else "assumed; kvdb calibrate measures it"
-        said = f"{card['name']}, {_size(card['memory_total'])}, compute capability {capability}, speed {speed}"
-        yield f"GPU {number}", said
+        speed = "calibrated" if found["machine"]["gpus"].get(card["name"]) else "not calibrated; run kvdb calibrate"
+        yield f"GPU {number}", f"{card['name']}, {_size(card['memory_total'])}, compute capability {capability}, {speed}"
 
 
 def _used(use: Found, config: StorageConfig) -> Iterator[Row]:

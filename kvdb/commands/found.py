@@ -42,10 +42,14 @@ def look(config: Config) -> Found:
         "disk": _disk(config.storage.disk_path),
         "machine": _machine(config.optimizer.machine_file, driver),
         "use": {
-            "attention": f"CPU ({_native.isa()}, {_native.threads()} threads)",
+            "attention": f"CPU ({_native.isa()}, {threads(_native.threads())})",
             **_gpu(config.storage, driver),
         },
     }
+
+
+def threads(count: int) -> str:
+    return f"{count} thread{'s' if count != 1 else ''}"
 
 
 def _memory() -> Found:

@@ -7,9 +7,10 @@ from kvdb.attention.away import Answer, AwayFailed
 from kvdb.attention.span import Span
 from kvdb.attention.triton.pages import Pages
 from kvdb.errors import CapacityError, GpuLost, KvdbError
-from kvdb.gpu.decoding import Asked, Decoding
+from kvdb.gpu.asked import Asked
+from kvdb.gpu.decoding import Decoding
 from kvdb.gpu.device import Device
-from kvdb.gpu.results import Results
+from kvdb.gpu.prefilling import Prefilling
 from kvdb.storage.gpu import GpuTier
 from kvdb.types import Array, ModelSpec
 
@@ -28,34 +29,40 @@ class GpuAway:
         asked: Asked,
         failed: Callable[[KvdbError], None],
     ) -> None:
-        self._device = device
-        self._pages = Pages(tier.slab, tier.layout)
-        self._spec = spec
-        self._asked = asked
+        self.device = device
+        self.pages = Pages(tier.slab, tier.layout)
+        self.spec = spec
+        self.asked = asked
         self._failed = failed
         self._decoding: dict[Retrieval | None, Decoding] = {}
 
     @property
     def tail(self) -> bool:
-        return self._asked.tail is not None
+        return self.asked.tail is not None
+
+    def takes(self, n: int) -> bool:
+        """See `Away.takes`."""
+        return n == 1 or (self.asked.tail is not None and n <= self.asked.tail.length)
 
     @property
     def spans(self) -> Sequence[Span]:
-        return [part.span for part in self._asked.parts]
+        return [part.span for part in self.asked.parts]
 
     def launch(self, q: Array, retrieval: Retrieval | None) -> "Under":
         """See `Away.launch`."""
+        step: Prefilling | Decoding
         try:
             if q.shape[1] > 1:
-                results = self._prefilled(q)
+                step = Prefilling(self.device, self.pages, self.spec, self.asked, q)
             else:
                 if retrieval not in self._decoding:
-                    asked = self._asked.widened(retrieval)
-                    self._decoding[retrieval] = Decoding(self._device, self._pages, self._spec, [asked])
-                results = self._decoding[retrieval].launch(q[None, :, 0])
+                    asked = self.asked.widened(retrieval)
+                    self._decoding[retrieval] = Decoding(self.device, self.pages, self.spec, [asked])
+                step = self._decoding[retrieval]
+                step.launch(q[None, :, 0])
         except (CapacityError, GpuLost) as error:
             raise self.broken(error) from error
-        return Under(self, results)
+        return Under(self, Once(step.wait), 0)
 
     def broken(self, error: KvdbError) -> AwayFailed:
         """Of a device that failed."""
@@ -63,16 +70,30 @@ class GpuAway:
         return AwayFailed(str(error))
 
 
-class Under:
-    """A query under way."""
+class Once:
+    """Waits for the answers of one step, when the first of its sessions asks. Raises CapacityError or GpuLost."""
 
-    def __init__(self, away: GpuAway, results: Results) -> None:
+    def __init__(self, wait: Callable[[], list[Answer]]) -> None:
+        self._wait = wait
+        self._answers: list[Answer] | None = None
+
+    def __call__(self) -> list[Answer]:
+        if self._answers is None:
+            self._answers = self._wait()
+        return self._answers
+
+
+class Under:
+    """A query under way. number: of its session in the step."""
+
+    def __init__(self, away: GpuAway, answers: Once, number: int) -> None:
         self._away = away
-        self._results = results
+        self._answers = answers
+        self._number = number
 
     def result(self) -> Answer:
         """See `kvdb.attention.away.Pending`."""
         try:
-            return self._results.wait()[0]
+            return self._answers()[self._number]
         except (CapacityError, GpuLost) as error:
             raise self._away.broken(error) from error

@@ -73,7 +73,7 @@ class _Measuring:
         side = self._sizes.side
         left = torch.randn((side, side), device=self._device.torch).to(torch.bfloat16)
         product = torch.empty_like(left)
-        return 2.0 * side**3 / max(self._seconds(lambda: torch.matmul(left, left, out=product)) - call_s, LEAST)
+        return float(side**3) / max(self._seconds(lambda: torch.matmul(left, left, out=product)) - call_s, LEAST)
 
     def _host(self, target: torch.Tensor, call_s: float) -> float:
         """Bytes a second to the card, of a buffer that copies come through."""

@@ -2,43 +2,22 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from indexes.retrieval import Dipr, Retrieval, TopK
-from kvdb.attention.moves import Moves
-from kvdb.attention.triton.batch import Batch, Piece
+from indexes.retrieval import Retrieval
+from kvdb.attention.away import Answer
 from kvdb.attention.triton.decode import decode
 from kvdb.attention.triton.pages import TORCH, Pages
+from kvdb.gpu.asked import ROOM_BLOCKS, Asked, batch_of
 from kvdb.gpu.device import Device
+from kvdb.gpu.graph import Step
 from kvdb.gpu.results import Results
 from kvdb.gpu.searching import Searching
-from kvdb.gpu.side import COARSE, FLAT, AwayPart
-from kvdb.gpu.tail import TailCopy
+from kvdb.gpu.side import AwayPart
 from kvdb.gpu.work import at_work
-from kvdb.types import Array, Float32, ModelSpec
-
-ROOM_BLOCKS = 64
-"""By which a tail may grow before the tables are made anew."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Of one session: what is read or searched, how it was moved, and its tail, None where that is elsewhere."""
-
-    parts: tuple[AwayPart, ...]
-    moves: Moves | None = None
-    tail: TailCopy | None = None
-
-    def widened(self, retrieval: Retrieval | None) -> "Asked":
-        """With another retrieval for what is searched; None: as it is."""
-        if retrieval is None:
-            return self
-        kind = FLAT if isinstance(retrieval, Dipr) else COARSE if isinstance(retrieval, TopK) else None
-        parts = [replace(part, kind=kind, retrieval=retrieval) if part.kind is not None else part for part in self.parts]
-        return replace(self, parts=tuple(parts))
+from kvdb.types import Array, ModelSpec
 
 
 class Decoding:
@@ -53,6 +32,7 @@ class Decoding:
         self._pages = pages
         self._spec = spec
         self._asked = asked
+        self._step = Step(self._kernels, device.query_stream)
         self._slots: list[int] | None = None
         self._room: list[int] = []
         with at_work(device, device.query_stream):
@@ -69,22 +49,24 @@ class Decoding:
             moves = [of.moves for of in asked]
             self._searches = [Searching(device, pages, spec, retrieval, found, moves) for (_, retrieval), found in groups.items()]
 
-    def launch(self, q: Array) -> Results:
-        """q: `[sessions, q_heads, head_dim]`, of the last token of each. Its results, until the next launch. Raises CapacityError
-        or GpuLost."""
+    def launch(self, q: Array) -> None:
+        """q: `[sessions, q_heads, head_dim]`, of the last token of each. Raises CapacityError or GpuLost."""
         device = self._device
         for of in self._asked:
             if of.tail is not None:
                 of.tail.follow()
         with at_work(device, device.query_stream):
             self._follow()
-            with device.staging.take(q.nbytes) as buffer:
+            with device.query_staging.take(q.nbytes) as buffer:
                 buffer.array.view(q.dtype).reshape(q.shape)[:] = q
                 self._q.view(torch.uint8).view(-1).copy_(buffer.tensor, non_blocking=True)
                 buffer.sent(device.query_stream)
-            self._kernels()
+            self._step()
             self._results.send([0 if of.tail is None else of.tail.tokens for of in self._asked])
-        return self._results
+
+    def wait(self) -> list[Answer]:
+        """The answer of each session, once it is there. After each `launch` once. Raises CapacityError or GpuLost."""
+        return self._results.wait()
 
     def _kernels(self) -> None:
         """Launches that depend on nothing on the host."""
@@ -97,40 +79,12 @@ class Decoding:
         """Tails have grown: tell the device, and make the tables anew where they have outgrown them."""
         slots = [0 if of.tail is None else len(of.tail.slots) for of in self._asked]
         if self._slots is None or any(a > b + ROOM_BLOCKS for a, b in zip(slots, self._room, strict=True)):
-            self._room, self._batch = slots, self._fresh()
+            self._room = slots
+            self._batch = batch_of(self._device, self._pages, self._spec, self._asked)
+            self._step.forget()
         for i, of in enumerate(self._asked):
             if of.tail is not None:
                 if self._slots is not None and slots[i] != self._slots[i]:
                     self._batch.set_slots(i, of.tail.slots.astype(np.int32))
                 self._batch.set_tokens(i, of.tail.tokens)
         self._slots = slots
-
-    def _fresh(self) -> Batch:
-        angles: dict[bytes, tuple[int, Float32, Float32]] = {}
-
-        def turn(moves: Moves | None, row: int) -> int:
-            """The row of an angle among those of all sessions, each once."""
-            if row < 0 or moves is None:
-                return -1
-            return angles.setdefault(moves.cos[row].tobytes(), (len(angles), moves.cos[row], moves.sin[row]))[0]
-
-        sequences = []
-        for of in self._asked:
-            pieces = []
-            for part in of.parts:
-                if part.kind is None:
-                    row = turn(of.moves, part.turn)
-                    key = None if part.hidden is not None else (int(part.slots[0]), len(part.slots), part.span.tokens, row)
-                    pieces.append(Piece(part.slots, part.span.tokens, row, part.hidden, key))
-            tail = np.zeros(0, np.int32) if of.tail is None else of.tail.slots.astype(np.int32)
-            sequences.append([*pieces, Piece(tail, 0 if of.tail is None else of.tail.tokens)])
-        all_angles = [np.stack(rows) for rows in zip(*((cos, sin) for _, cos, sin in angles.values()), strict=True)]
-        return Batch(
-            sequences,
-            self._spec.q_heads // self._spec.kv_heads,
-            self._device.torch,
-            (all_angles[0], all_angles[1]) if angles else None,
-            layout=self._pages.layout,
-            interleaved=self._spec.rope is not None and self._spec.rope.layout == "interleaved",
-            room=ROOM_BLOCKS,
-        )

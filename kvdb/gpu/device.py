@@ -4,8 +4,8 @@ import os
 import re
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from threading import Lock
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import count
 from typing import cast
 
 import torch
@@ -30,8 +30,9 @@ class Device:
     query_stream: blocks come in on one while queries are answered on the other, each in its own order; `queries_after_copies` and
     `copies_after_queries` put one behind the other on the device, without the host waiting. A tensor that was allocated on one
     stream and is used on the other must be told so, with `tensor.record_stream`, or be alive until both are done with it: its
-    memory is given to the next who asks on its own stream as soon as the host lets go of it. staging: main memory to copy from
-    and to. lost: whether it failed; from then on nothing is launched.
+    memory is given to the next who asks on its own stream as soon as the host lets go of it. staging: main memory to copy blocks
+    from; query_staging: for queries and their results, apart, so that no query waits for blocks that come in. lost: whether it
+    failed; from then on nothing is launched.
     """
 
     def __init__(self, where: torch.device, card: str, memory_total: int) -> None:
@@ -43,15 +44,20 @@ class Device:
         self.lost = False
         with self.watch():
             self.copy_stream, self.query_stream = self._stream(), self._stream()
-        self.staging = Staging(pinned=not self.interpreted)
-        self.tracked_nbytes = 0
+        self.staging, self.query_staging = (Staging(pinned=not self.interpreted) for _ in range(2))
+        # Of memory that `tracked` was told of, by number. Without a lock, as memory may go in the middle of anything, also here.
+        self._tracked: dict[int, int] = {}
+        self._numbers = count()
+
+    @property
+    def tracked_nbytes(self) -> int:
         """Of all tensors that `tracked` was told of and that are alive."""
-        self._lock = Lock()
+        return sum(list(self._tracked.values()))
 
     @property
     def pinned_nbytes(self) -> int:
         """Of main memory, for copies."""
-        return self.staging.nbytes
+        return self.staging.nbytes + self.query_staging.nbytes
 
     def memory_free(self) -> int:
         """Bytes that nobody holds now, other processes included. Raises GpuLost."""
@@ -103,9 +109,9 @@ class Device:
         """The same tensor, whose memory counts in `tracked_nbytes` until the last tensor that uses it is gone. For each memory
         once."""
         storage = tensor.untyped_storage()
-        nbytes = storage.nbytes()
-        self._count(nbytes)
-        weakref.finalize(storage, self._count, -nbytes)
+        number = next(self._numbers)
+        self._tracked[number] = storage.nbytes()
+        weakref.finalize(storage, self._tracked.pop, number)
         return tensor
 
     def wait(self) -> None:
@@ -114,22 +120,18 @@ class Device:
             self.query_stream.synchronize()
 
     def close(self) -> None:
-        """Wait for all that is under way and give memory back that nothing uses. Tensors must be gone before."""
-        if self.lost:
-            return
-        with self.watch():
+        """Wait for all that is under way and give memory back that nothing uses. Tensors must be gone before. A device that is
+        lost has given everything back."""
+        with suppress(GpuLost), self.watch():
             self.copy_stream.synchronize()
             self.query_stream.synchronize()
             self.staging.close()
+            self.query_staging.close()
             if not self.interpreted:
                 torch.cuda.empty_cache()
 
     def _stream(self) -> Stream:
         return Done() if self.interpreted else cast("Stream", torch.cuda.Stream(self.torch))
-
-    def _count(self, nbytes: int) -> None:
-        with self._lock:
-            self.tracked_nbytes += nbytes
 
 
 def open_device(name: str) -> Device:
@@ -158,9 +160,9 @@ def open_device(name: str) -> Device:
             raise Unsupported(
                 f"torch {torch.__version__} finds no GPU that it can use; update the driver, or choose another torch"
             )
-        count = torch.cuda.device_count()
-        if where.index >= count:
-            raise ConfigError(f"storage.gpu_device is {name}; expected a number below {count}, how many there are")
+        cards = torch.cuda.device_count()
+        if where.index >= cards:
+            raise ConfigError(f"storage.gpu_device is {name}; expected a number below {cards}, how many there are")
         properties = torch.cuda.get_device_properties(where)
     return Device(where, properties.name, properties.total_memory)
 

@@ -58,7 +58,8 @@ def copy_in(
     tokens, and n. Inside `at_work`, with the same stream."""
     table, first, n = source
     layout = table.layout
-    with device.staging.take(n * layout.token_nbytes) as buffer:
+    staging = device.query_staging if stream is device.query_stream else device.staging
+    with staging.take(n * layout.token_nbytes) as buffer:
         shape = 2, layout.kv_heads, n, layout.head_dim
         staged = buffer.array.view(layout.numpy_dtype).reshape(shape)
         layout.read_into(table.addresses, first, staged[0], staged[1])

@@ -58,9 +58,10 @@ class Step:
     def _capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph | None:
         """The launches, which do not run; None where they cannot be captured, now or later."""
         graph = torch.cuda.CUDAGraph()
+        aside = torch.cuda.Stream(stream.device)  # others may launch on the step's stream, and mark it, meanwhile
         try:
             # Other threads may allocate and wait: only what this one does is held to the rules of capturing.
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
                 self._launch()
         except RuntimeError as error:
             log.warning("a step could not be captured in a CUDA graph and is launched each time: %s", error)

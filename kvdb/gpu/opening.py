@@ -4,6 +4,7 @@ import logging
 from typing import TYPE_CHECKING
 
 import kvdb.gpu.probe as probe
+import kvdb.machine as machine
 from kvdb.config import StorageConfig
 from kvdb.errors import ConfigError, GpuLost, Unsupported
 from kvdb.storage.store import BlockStore
@@ -11,7 +12,6 @@ from kvdb.storage.store import BlockStore
 if TYPE_CHECKING:
     from kvdb.gpu.device import Device
     from kvdb.gpu.gpu import Gpu
-from query_optimizer.cost import GpuMachine
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +36,13 @@ def open_gpu(config: StorageConfig) -> "Device | None":
     return device
 
 
-def serving(device: "Device | None", blocks: BlockStore, machine: GpuMachine) -> "Gpu | None":
-    """What answers on an open device; None without one."""
+def serving(device: "Device | None", blocks: BlockStore, machine_file: str) -> "Gpu | None":
+    """What answers on an open device; None without one. machine_file: config's `optimizer.machine_file`."""
     if device is None:
         return None
     from kvdb.gpu.gpu import Gpu  # it imports Triton, which only a GPU needs
 
-    return Gpu(device, blocks, machine)
+    return Gpu(device, blocks, machine.known_gpu(machine_file, device.card).machine)
 
 
 def _open(name: str) -> "Device":

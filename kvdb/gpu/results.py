@@ -67,8 +67,9 @@ class Results:
 
     def send(self, tails: Sequence[int]) -> None:
         """Launch the copy to the host. tails: how many tokens of each session's tail were read. Inside `at_work`."""
-        self._buffer = self._device.staging.take(4 * self._flat.numel())
+        self._buffer = self._device.query_staging.take(4 * self._flat.numel())
         self._buffer.tensor.view(torch.float32).copy_(self._flat, non_blocking=True)
+        self._event = self._device.query_stream.record_event()
         self._tails = tails
 
     def wait(self) -> list[Answer]:
@@ -76,7 +77,8 @@ class Results:
         buffer, self._buffer = self._buffer, None
         assert buffer is not None
         with buffer:
-            self._device.wait()
+            with self._device.watch():
+                self._event.synchronize()
             whole, *searched = self._split(buffer.tensor.view(torch.float32).clone())
         return [self._answer(session, whole, searched) for session in range(self._rows[0])]
 

@@ -1,21 +1,60 @@
 """One launch of searches by index pages, of one part of each of some sessions."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from indexes.retrieval import Dipr, Retrieval, TopK
 from kvdb.attention.moves import Moves
-from kvdb.attention.triton.coarse import coarse_top
+from kvdb.attention.triton.coarse import CoarseWorkspace, coarse_top
 from kvdb.attention.triton.dipr import dipr
 from kvdb.attention.triton.pages import TORCH, Pages, Runs
 from kvdb.attention.triton.rope import rotate
+from kvdb.attention.triton.workspace import Found as FoundThere
 from kvdb.attention.triton.workspace import Workspace
 from kvdb.gpu.device import Device
 from kvdb.gpu.results import Found, Rows
 from kvdb.storage.slot import BOUND_TOKENS
 from kvdb.types import ModelSpec
+
+
+class Search(Protocol):
+    """One way to search. unit: tokens of what it counts."""
+
+    unit: int
+
+    def __call__(self, q: torch.Tensor, floor: torch.Tensor, rows: Rows) -> FoundThere:
+        """floor: the largest q.k seen elsewhere, which only a range goes by."""
+        ...
+
+
+class ByCodes:
+    """DIPR by codes of the keys."""
+
+    unit = 1
+
+    def __init__(self, pages: Pages, runs: Runs, spec: ModelSpec, retrieval: Dipr) -> None:
+        self._asked = pages, runs, spec.softmax_scale, retrieval.beta(spec.softmax_scale)
+        self._workspace = Workspace.of(pages.layout, runs.sequences, spec.q_heads, runs.tokens_max, runs.table.device)
+
+    def __call__(self, q: torch.Tensor, floor: torch.Tensor, rows: Rows) -> FoundThere:
+        return dipr(q, *self._asked, floor, self._workspace, rows.out, rows.lse)
+
+
+class ByBounds:
+    """The k largest, of pages by the bounds of their channels."""
+
+    def __init__(self, pages: Pages, runs: Runs, spec: ModelSpec, retrieval: TopK) -> None:
+        self.unit = min(BOUND_TOKENS, pages.layout.block_size)
+        k_pages = -(-min(retrieval.k, runs.tokens_max) // self.unit)
+        self._asked = pages, runs, spec.softmax_scale, k_pages
+        shape = runs.sequences, spec.q_heads, runs.tokens_max
+        self._workspace = CoarseWorkspace.of(pages.layout, *shape, k_pages, runs.table.device)
+
+    def __call__(self, q: torch.Tensor, floor: torch.Tensor, rows: Rows) -> FoundThere:  # noqa: ARG002
+        return coarse_top(q, *self._asked, self._workspace, rows.out, rows.lse)
 
 
 class Searching:
@@ -31,9 +70,7 @@ class Searching:
         moves: Sequence[Moves | None],
     ) -> None:
         """Inside `at_work`."""
-        self._pages = pages
-        self._spec = spec
-        self._retrieval = retrieval
+        self._interleaved = spec.rope is not None and spec.rope.layout == "interleaved"
         where = device.torch
         lengths = [part.span.tokens for _, part in found]
         begins = np.cumsum([0, *(len(part.slots) for _, part in found)])
@@ -42,7 +79,11 @@ class Searching:
             for array in (np.concatenate([part.slots for _, part in found]), begins[:-1], lengths)
         )
         self._runs = Runs(table, begin, tokens, max(lengths))
-        self._workspace = Workspace.of(pages.layout, len(found), spec.q_heads, max(lengths), where)
+        if isinstance(retrieval, Dipr):
+            self._search: Search = ByCodes(pages, self._runs, spec, retrieval)
+        else:
+            assert isinstance(retrieval, TopK)
+            self._search = ByBounds(pages, self._runs, spec, retrieval)
         self._sessions = torch.tensor([session for session, _ in found], dtype=torch.int64, device=where)
         self._q = torch.empty((len(found), spec.q_heads, spec.head_dim), dtype=TORCH[spec.dtype], device=where)
         self._floor = torch.empty((len(found), spec.q_heads), device=where)
@@ -55,23 +96,14 @@ class Searching:
     def launch(self, q: torch.Tensor, top: torch.Tensor, rows: Rows) -> None:
         """q: `[sessions, q_heads, head_dim]`. top: float32 `[sessions, q_heads]`, the largest q.k seen elsewhere. Nothing depends
         on the host."""
-        spec, retrieval = self._spec, self._retrieval
         torch.index_select(q, 0, self._sessions, out=self._q)
         torch.index_select(top, 0, self._sessions, out=self._floor)
         for row, cos, sin in self._turns:
-            rotate(self._q[row], cos, sin, spec.rope is not None and spec.rope.layout == "interleaved", self._q[row])
-        wanted = self._pages, self._runs, spec.softmax_scale
-        if isinstance(retrieval, Dipr):
-            beta = retrieval.beta(spec.softmax_scale)
-            found = dipr(self._q, *wanted, beta, self._floor, self._workspace, rows.out, rows.lse)
-            unit = 1
-        else:
-            assert isinstance(retrieval, TopK)
-            unit = min(BOUND_TOKENS, self._pages.layout.block_size)
-            k = -(-retrieval.k // unit)
-            found = coarse_top(self._q, *wanted, k, self._workspace, rows.out, rows.lse)
+            heads = self._q[row][:, None]  # each of one token
+            rotate(heads, cos, sin, self._interleaved, heads)
+        found = self._search(self._q, self._floor, rows)
         rows.missed.copy_(found.missed)
         rows.missed_bound.copy_(found.missed_bound)
         tokens = self._runs.tokens[:, None]
-        attended = torch.minimum(found.counts * unit, tokens)
+        attended = torch.minimum(found.counts * self._search.unit, tokens)
         rows.counts.copy_(torch.where(found.counts > found.ids.shape[-1], tokens, attended))

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from indexes.retrieval import Dipr, Retrieval, TopK
-from kvdb.attention.away import Away
+from kvdb.attention.away import Away, Pending
 from kvdb.attention.moves import Moves
 from kvdb.attention.run import Words
 from kvdb.attention.span import Span
@@ -17,7 +17,7 @@ from kvdb.gpu.mirror import Mirror
 from kvdb.storage.slot import SlotLayout
 from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import Blocks
-from kvdb.types import ModelSpec
+from kvdb.types import Array, ModelSpec
 from query_optimizer.cost import GpuMachine
 from query_optimizer.facts import FastMemory
 from query_optimizer.wanted import Wanted
@@ -74,6 +74,11 @@ class GpuSide(Protocol):
 
     def away(self, spec: ModelSpec, parts: Sequence[AwayPart], moves: Moves | None, tail: TailSlots | None) -> Away:
         """What answers of one layer of a session. tail: where its tail goes with them, what `tail` made."""
+        ...
+
+    def launch(self, aways: Sequence[Away], q: Array) -> Sequence[Pending]:
+        """One token of each of several sessions at once, as planned: q `[sessions, q_heads, head_dim]`. What they share is read
+        once. Raises AwayFailed."""
         ...
 
     def owned(self) -> Mapping[SlotLayout, Sequence[Blocks]]:

@@ -36,6 +36,11 @@ class TailCopy:
         self._on_device = torch.zeros(0, dtype=torch.int32)
 
     @property
+    def length(self) -> int:
+        """Tokens that `follow` will have brought there."""
+        return self._table.length
+
+    @property
     def layout(self) -> SlotLayout:
         """Of its slots."""
         return self._tier.layout

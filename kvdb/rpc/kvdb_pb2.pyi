@@ -426,6 +426,48 @@ class AttentionReply(_message.Message):
     out: Array
     def __init__(self, out: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
+class AttentionTogetherRequest(_message.Message):
+    __slots__ = ("session_ids", "layer", "q", "retrieval", "missed_mass_max", "estimate_tail", "hints")
+    SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    Q_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    MISSED_MASS_MAX_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_TAIL_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
+    session_ids: _containers.RepeatedScalarFieldContainer[str]
+    layer: int
+    q: Array
+    retrieval: Retrieval
+    missed_mass_max: float
+    estimate_tail: bool
+    hints: Hints
+    def __init__(self, session_ids: _Optional[_Iterable[str]] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., missed_mass_max: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ...) -> None: ...
+
+class AttendTogetherRequest(_message.Message):
+    __slots__ = ("session_ids", "layer", "q", "k", "v", "starts", "retrieval", "missed_mass_max", "estimate_tail", "hints")
+    SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    Q_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    V_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    MISSED_MASS_MAX_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_TAIL_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
+    session_ids: _containers.RepeatedScalarFieldContainer[str]
+    layer: int
+    q: Array
+    k: Array
+    v: Array
+    starts: _containers.RepeatedScalarFieldContainer[int]
+    retrieval: Retrieval
+    missed_mass_max: float
+    estimate_tail: bool
+    hints: Hints
+    def __init__(self, session_ids: _Optional[_Iterable[str]] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., starts: _Optional[_Iterable[int]] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., missed_mass_max: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ...) -> None: ...
+
 class OverlayRequest(_message.Message):
     __slots__ = ("session_id", "layer", "positions", "k", "v")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]

@@ -109,6 +109,16 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.AttendRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.AttentionReply.FromString,
                 _registered_method=True)
+        self.AttendTogether = channel.unary_unary(
+                '/kvdb.v1.Kvdb/AttendTogether',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.AttendTogetherRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.AttentionReply.FromString,
+                _registered_method=True)
+        self.AttentionTogether = channel.unary_unary(
+                '/kvdb.v1.Kvdb/AttentionTogether',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.AttentionTogetherRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.AttentionReply.FromString,
+                _registered_method=True)
         self.Decode = channel.stream_stream(
                 '/kvdb.v1.Kvdb/Decode',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DecodeRequest.SerializeToString,
@@ -250,6 +260,20 @@ class KvdbServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AttendTogether(self, request, context):
+        """Attend and Attention of several sessions of one model, of the same number of tokens each. What sessions share is read once.
+        If the call fails for one session, every one is as it was.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AttentionTogether(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Decode(self, request_iterator, context):
         """Update, Attention and Attend of one session without a call for each, and what recomputes tokens before its tail. Every
         request is answered by one reply, in order. A request that fails ends the stream with its status and leaves the session as
@@ -372,6 +396,16 @@ def add_KvdbServicer_to_server(servicer, server):
             'Attend': grpc.unary_unary_rpc_method_handler(
                     servicer.Attend,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.AttendRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.AttentionReply.SerializeToString,
+            ),
+            'AttendTogether': grpc.unary_unary_rpc_method_handler(
+                    servicer.AttendTogether,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.AttendTogetherRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.AttentionReply.SerializeToString,
+            ),
+            'AttentionTogether': grpc.unary_unary_rpc_method_handler(
+                    servicer.AttentionTogether,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.AttentionTogetherRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.AttentionReply.SerializeToString,
             ),
             'Decode': grpc.stream_stream_rpc_method_handler(
@@ -814,6 +848,60 @@ class Kvdb:
             target,
             '/kvdb.v1.Kvdb/Attend',
             kvdb_dot_rpc_dot_kvdb__pb2.AttendRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.AttentionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AttendTogether(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/AttendTogether',
+            kvdb_dot_rpc_dot_kvdb__pb2.AttendTogetherRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.AttentionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AttentionTogether(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/AttentionTogether',
+            kvdb_dot_rpc_dot_kvdb__pb2.AttentionTogetherRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.AttentionReply.FromString,
             options,
             channel_credentials,

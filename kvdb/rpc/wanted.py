@@ -5,7 +5,14 @@ from kvdb.errors import InvalidArgument, Unsupported
 from kvdb.rpc import kvdb_pb2 as pb
 from query_optimizer.wanted import NO_HINTS, Hints, Wanted
 
-Request = pb.AttentionRequest | pb.AttendRequest | pb.ExplainRequest | pb.ExplainContextRequest
+Request = (
+    pb.AttentionRequest
+    | pb.AttendRequest
+    | pb.AttentionTogetherRequest
+    | pb.AttendTogetherRequest
+    | pb.ExplainRequest
+    | pb.ExplainContextRequest
+)
 
 K_MAX = (1 << 64) - 1
 """The most that the wire carries; no context has more tokens."""

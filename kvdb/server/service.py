@@ -117,6 +117,18 @@ class KvdbService:
         with self._sessions.use(request.session_id) as session:
             return pb.AttentionReply(out=codec.to_array(calls.attend(session, request)))
 
+    def attend_together(self, request: pb.AttendTogetherRequest, _context: grpc.ServicerContext) -> pb.AttentionReply:
+        q, k, v = (codec.from_array(array) for array in (request.q, request.k, request.v))
+        wanted, starts = from_wanted(request), list(request.starts) or None
+        with self._sessions.use_all(request.session_ids) as sessions:
+            out = self._database.attend_together(sessions, request.layer, q, k, v, wanted, starts)
+        return pb.AttentionReply(out=codec.to_array(out))
+
+    def attention_together(self, request: pb.AttentionTogetherRequest, _context: grpc.ServicerContext) -> pb.AttentionReply:
+        q, wanted = codec.from_array(request.q), from_wanted(request)
+        with self._sessions.use_all(request.session_ids) as sessions:
+            return pb.AttentionReply(out=codec.to_array(self._database.attention_together(sessions, request.layer, q, wanted)))
+
     def decode(self, requests: Iterator[pb.DecodeRequest], context: grpc.ServicerContext) -> Iterator[pb.DecodeReply]:
         with self._streams.entered(context) as stream:
             for request in requests:

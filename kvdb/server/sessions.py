@@ -1,8 +1,8 @@
 """The sessions that clients hold, by ids that cannot be guessed, and their end when nobody uses them."""
 
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Event, Lock, Thread
 from time import monotonic
@@ -63,6 +63,12 @@ class Sessions:
             with self._lock:
                 entry.calls -= 1
                 entry.used = monotonic()
+
+    @contextmanager
+    def use_all(self, names: Iterable[str]) -> Iterator[list[SessionState]]:
+        """`use` of several. Raises SessionClosed for the first that is not there."""
+        with ExitStack() as used:
+            yield [used.enter_context(self.use(name)) for name in names]
 
     def close(self, name: str) -> None:
         """Give the session back. One that is not there was closed before."""

@@ -19,7 +19,9 @@ class Memory(Protocol):
 
     name: str
     lost: bool
-    tracked_nbytes: int
+
+    @property
+    def tracked_nbytes(self) -> int: ...
 
     @property
     def pinned_nbytes(self) -> int: ...

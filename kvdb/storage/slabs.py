@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HEAD_DIM_STEP, HEAD_DIM_MAX = 8, 256
-"""Of the head sizes that kernels are written for."""
-
 
 class Slabs:
     """Opens a tier when blocks of its layout are first wanted on the GPU. Thread-safe."""
@@ -30,8 +27,8 @@ class Slabs:
         self._lock = Lock()
 
     def tier(self, layout: BlockLayout) -> "GpuTier | None":
-        """For copies of such blocks. None, with a warning logged once, where the device or the budget has no room for a slot, or
-        no kernel reads such heads; None once the device is lost."""
+        """For copies of such blocks. None, with a warning logged once, where the device or the budget has no room for a slot;
+        None once the device is lost."""
         if self._memory.lost:
             return None
         slot = SlotLayout.of(layout, self._config.gpu_format or None)
@@ -70,8 +67,6 @@ class Slabs:
     def _opened(self, layout: SlotLayout) -> "GpuTier":
         from kvdb.storage.gpu import GpuTier  # it imports torch, which only a GPU needs
 
-        if layout.head_dim % HEAD_DIM_STEP or layout.head_dim > HEAD_DIM_MAX:
-            raise CapacityError(f"kernels read heads of a multiple of {HEAD_DIM_STEP} up to {HEAD_DIM_MAX} dimensions")
         left = self._config.gpu_bytes_max - sum(t.stats().nbytes for t in self._tiers.values() if t is not None)
         nbytes = min(left, self._config.gpu_slab_bytes or left)
         slots = nbytes // layout.nbytes

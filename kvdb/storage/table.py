@@ -53,6 +53,12 @@ class BlockTable:
             )
         self.length = start + k.shape[1]
 
+    def truncate(self, length: int) -> None:
+        """Forget the tokens behind the first `length`, and give their blocks back."""
+        assert 0 <= length <= self.length
+        self._shrink(self.layout.blocks_for(length))
+        self.length = length
+
     def reserve(self, n: int) -> None:
         """Take the blocks of n tokens that somebody will write to their addresses. For an empty table; raises CapacityError."""
         assert not self.length

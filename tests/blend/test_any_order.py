@@ -200,7 +200,7 @@ class AnyOrder(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             for context in self.db.contexts():
                 context.drop()
-            for session in list(self.engine._sessions):
+            for session in list(self.engine._opened.sessions):
                 session.close()
             self.engine.check_integrity()
             assert sum(tier.blocks_used for tier in self.engine.tiers()) == 0

@@ -9,7 +9,8 @@ import pytest
 import kvdb.commands.calibrate as command
 import kvdb.machine as machine
 from kvdb.cli import main
-from query_optimizer.cost import Machine
+from kvdb.errors import GpuLost
+from query_optimizer.cost import GpuMachine, Machine
 
 MEASURED = Machine(stream_bytes_s=1.5e10, operations_s=2.7e11)
 
@@ -17,6 +18,7 @@ MEASURED = Machine(stream_bytes_s=1.5e10, operations_s=2.7e11)
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(command, "calibrate", lambda: MEASURED)
+    monkeypatch.setattr(command.probe, "look", lambda: None)
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
@@ -45,6 +47,34 @@ def test_a_busy_machine_is_told_of(quick, monkeypatch, tmp_path, capsys):
 
 def test_every_number_is_shown():
     assert [field for field, *_ in command.SHOWN] == list(Machine().to_dict())
+    assert [field for field, *_ in command.GPU_SHOWN] == list(GpuMachine().to_dict())
+
+
+def test_a_gpu_is_measured_too(quick, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    config, path = tmp_path / "kvdb.toml", tmp_path / "machine.json"
+    config.write_text(f'[storage]\ngpu_device = "interpreter"\n[optimizer]\nmachine_file = "{path}"\n')
+    assert main(["calibrate", "--config", str(config)]) == 0
+    (card,) = machine.read_gpus(path)
+    said = capsys.readouterr().out.splitlines()
+    assert said[said.index(card) + 1].split() == ["what", "value", "unit", "assumed", "change"]
+    assert machine.read(path) == MEASURED
+    assert main(["calibrate", "--config", str(config)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[said.index(card) + 1].split() == ["what", "value", "unit", "before", "change"]
+
+
+def test_a_gpu_that_fails_leaves_the_cpus_numbers(quick, monkeypatch, tmp_path, capsys):
+    def lost(_):
+        raise GpuLost("the card failed")
+
+    path = tmp_path / "machine.json"
+    monkeypatch.setattr(command.probe, "missing", lambda *_: None)
+    monkeypatch.setattr("kvdb.gpu.device.open_device", lost)
+    assert main(["calibrate", "--file", str(path)]) == 0
+    assert "the GPU was not measured: the card failed" in capsys.readouterr().out.splitlines()
+    assert machine.read(path) == MEASURED
+    assert machine.read_gpus(path) == {}
 
 
 def test_it_goes_where_the_configuration_says(quick, tmp_path, capsys):

@@ -271,7 +271,41 @@ def blending_wrong(db, note, kv):
         note.error(session.attention, 0, q, positions=[0, 1])
 
 
-SCENARIOS = [importing, decoding, forking, going_wrong, blending, blending_wrong]
+def together(db, note, kv):
+    db.import_context(SPEC, kv.tokens[:130], kv.pairs(0, 130), name="doc")
+    sessions = [db.create_session(SPEC, kv.tokens[:n]) for n in (200, 150, 130, 90, 0)]
+    for n in (1, 3, 1):
+        for layer in range(SPEC.layers):
+            q, k, v = (np.stack([array[layer][:, i : i + n] for i in range(5)]) for array in (kv.q, kv.k, kv.v))
+            note(db.attend(sessions, layer, q, k, v))
+            note(db.attention(sessions[1:4], layer, q[1:4], retrieval=kvdb.Dipr(0.1)))
+    note([session.stats() for session in sessions])
+    arrays = {"q": q, "k": k, "v": v}
+    for wrong in (
+        {"starts": [1, 2, 3, 4, 5]},
+        {"starts": [1]},
+        {"starts": [1, 2, 3, 4, 1 << 70]},
+        {"layer": 2},
+        {"q": q[:4]},
+        {"k": k[0]},
+        {"v": v.astype(np.float32)},
+        {"v": v * np.nan},
+        {"q": q * np.inf},
+        {"sessions": []},
+        {"sessions": [*sessions[:4], sessions[0]]},
+        {"sessions": [*sessions[:4], "session"]},
+        {"hints": kvdb.Hints("tree")},
+    ):
+        note.error(db.attend, **{"sessions": sessions, "layer": 0, **arrays, **wrong})
+    note.error(db.attention, sessions, 0, q.repeat(150, axis=2))
+    other = db.create_session(replace(SPEC, fingerprint="4567"), [])
+    note.error(db.attend, [*sessions[:4], other], 0, q, k, v)
+    sessions[3].close()
+    note.error(db.attend, sessions, 0, q, k, v)
+    note([session.stats() for session in sessions[:3]])
+
+
+SCENARIOS = [importing, decoding, forking, together, going_wrong, blending, blending_wrong]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)

@@ -5,7 +5,7 @@ import torch
 
 import kvdb
 from engine_adapter.transformers.cache import Row, SessionCache
-from kvdb.errors import CapacityError, SessionClosed, ShapeError, Unsupported
+from kvdb.errors import CapacityError, PositionError, SessionClosed, ShapeError, Unsupported
 from tests.engine_adapter.tiny import prompts
 
 
@@ -18,7 +18,7 @@ def cache(db, spec):
         rows.append(Row(session, padding=3 - i))
         for layer in range(spec.layers):
             session.update(layer, torch.zeros(2, i, 16), torch.zeros(2, i, 16))
-    with SessionCache(spec, rows, length=3) as cache:
+    with SessionCache(spec, rows, length=3, db=db) as cache:
         yield cache
 
 
@@ -46,7 +46,7 @@ def test_rows_without_a_follower_are_closed(cache, engine):
     cache.reorder_cache(torch.tensor([0, 1, 2, 2]))
     with pytest.raises(SessionClosed):
         dropped.stats()
-    assert len(engine._sessions) == 4
+    assert len(engine._opened.sessions) == 4
 
 
 def test_rows_are_repeated_and_selected(cache):
@@ -68,6 +68,25 @@ def test_forks_go_on_apart(cache, spec):
     assert cache.get_seq_length() == 4
 
 
+def test_the_rows_of_a_step_are_answered_in_one_call(cache, db, spec, monkeypatch):
+    cache.batch_select_indices(torch.tensor([3, 1, 2]))
+    q, k = torch.randn(3, 4, 1, 16), torch.randn(3, 2, 1, 16)
+    with SessionCache(spec, [Row(row.session.fork(), row.padding) for row in cache.rows], length=3) as apart:
+        one_by_one = apart.layers[0].attend(q, *apart.update(k, k, 0), None)
+    monkeypatch.delattr(kvdb.Session, "attend")
+    out = cache.layers[0].attend(q, *cache.update(k, k, 0), None)
+    assert torch.allclose(out, one_by_one, atol=1e-6)
+
+
+def test_a_row_that_is_elsewhere_leaves_all_rows_as_they_were(cache):
+    cache.sessions[2].update(0, torch.zeros(2, 1, 16), torch.zeros(2, 1, 16))
+    before = [session.stats().tail_nbytes for session in cache.sessions]
+    q, k = torch.randn(4, 4, 1, 16), torch.randn(4, 2, 1, 16)
+    with pytest.raises(PositionError, match=r"sessions\[2\]: start is 2, but layer 0 holds 3"):
+        cache.layers[0].attend(q, *cache.update(k, k, 0), None)
+    assert [session.stats().tail_nbytes for session in cache.sessions] == before
+
+
 def test_a_fork_that_fails_leaves_the_rows_as_they_were(cache, engine, monkeypatch):
     fork, before = kvdb.Session.fork, cache.sessions
     forks = []
@@ -82,7 +101,7 @@ def test_a_fork_that_fails_leaves_the_rows_as_they_were(cache, engine, monkeypat
     with pytest.raises(CapacityError):
         cache.reorder_cache(torch.tensor([1, 1, 1, 1]))
     assert cache.sessions == before
-    assert len(engine._sessions) == 4, "the fork that was made is closed again"
+    assert len(engine._opened.sessions) == 4, "the fork that was made is closed again"
 
 
 def test_tokens_are_not_taken_back(cache):

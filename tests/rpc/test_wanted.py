@@ -18,7 +18,7 @@ RETRIEVALS = st.one_of(
     st.builds(TopK, st.integers(1, K_MAX)),
     st.builds(TopP, SHARES),
 )
-REQUESTS = (pb.AttentionRequest, pb.AttendRequest, pb.ExplainRequest)
+REQUESTS = (pb.AttentionRequest, pb.AttendRequest, pb.AttentionTogetherRequest, pb.AttendTogetherRequest, pb.ExplainRequest)
 
 
 @given(st.sampled_from(REQUESTS), st.builds(Wanted, RETRIEVALS, st.none() | SHARES, st.booleans()))

@@ -45,6 +45,13 @@ class Tables(RuleBasedStateMachine):
             table.append(k, v)
 
     @rule(data=st.data())
+    def truncate(self, data):
+        table, held = data.draw(st.sampled_from(self.tables))
+        length = data.draw(st.integers(0, len(held)))
+        table.truncate(length)
+        del held[length:]
+
+    @rule(data=st.data())
     def share(self, data):
         table, held = data.draw(st.sampled_from(self.tables))
         self.tables.append((table.share(), list(held)))

@@ -12,7 +12,7 @@ from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_plan
 from kvdb.rpc.wanted import put_wanted
-from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Part, Tokens
+from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Part, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Wanted
 
@@ -59,6 +59,38 @@ class RemoteDatabase:
         request = pb.CreateSessionRequest(spec=codec.to_spec(spec), parts=laid)
         reply: pb.SessionReply = connection.call(connection.stub.CreateSession, request)
         return RemoteSession(connection, spec, reply, codec.from_tokens(reply.tokens), self._sessions)
+
+    def attend_together(
+        self,
+        sessions: Sequence[object],
+        layer: int,
+        q: Array,
+        k: Array,
+        v: Array,
+        wanted: Wanted,
+        starts: Sequence[int] | None = None,
+    ) -> Array:
+        """One step of several sessions; see `kvdb.database.Database.attend_together`, whose errors it raises, and
+        MessageTooLarge."""
+        connection = self._connected()
+        ids = self._ids(sessions, layer)
+        check.starts(starts, len(ids))
+        connection.check_size(f"the step of {len(ids)} sessions", q.nbytes + k.nbytes + v.nbytes)
+        request = pb.AttendTogetherRequest(session_ids=ids, layer=layer, starts=starts)
+        for message, array in ((request.q, q), (request.k, k), (request.v, v)):
+            codec.put_array(message, array)
+        put_wanted(request, wanted)
+        return codec.from_array(connection.call(connection.stub.AttendTogether, request).out).copy()
+
+    def attention_together(self, sessions: Sequence[object], layer: int, q: Array, wanted: Wanted) -> Array:
+        """A query of several sessions; see `kvdb.database.Database.attention_together`, and `attend_together`."""
+        connection = self._connected()
+        ids = self._ids(sessions, layer)
+        connection.check_size(f"q of {len(ids)} sessions", q.nbytes)
+        request = pb.AttentionTogetherRequest(session_ids=ids, layer=layer)
+        codec.put_array(request.q, q)
+        put_wanted(request, wanted)
+        return codec.from_array(connection.call(connection.stub.AttentionTogether, request).out).copy()
 
     def contexts(self) -> list[ContextInfo]:
         connection = self._connected()
@@ -120,6 +152,16 @@ class RemoteDatabase:
             for session in list(self._sessions):
                 session.close()
             self._connection.close()
+
+    def _ids(self, sessions: Sequence[object], layer: int) -> list[str]:
+        """Raises InvalidArgument, SpecMismatch, SessionClosed or LayerError."""
+        own = [one for one in sessions if isinstance(one, RemoteSession) and one.connection is self._connection]
+        check.together(sessions, own)
+        for i, session in enumerate(own):
+            with check.numbered(i):
+                check.same_spec(session.spec, own[0].spec)
+                session.check_layer(layer)
+        return [session.id for session in own]
 
     def _connected(self) -> Connection:
         if not self._open:

@@ -54,8 +54,8 @@ class RemoteSession:
         self.reused: int = reply.reused
         self.start: int = reply.start
         self.layout: tuple[Placed, ...] = tuple(map(codec.from_placed, reply.layout))
-        self._connection = connection
-        self._id = reply.session_id
+        self.connection = connection
+        self.id = reply.session_id
         self._sessions = sessions
         self._stream: Decode | None = None
         self._lock = RLock()
@@ -65,7 +65,7 @@ class RemoteSession:
     def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None:
         """Append the KV of n tokens to one layer; see `kvdb.session.SessionState.update`, whose errors it raises."""
         with self._lock:
-            self._check_layer(layer)
+            self.check_layer(layer)
             for piece, first in self._pieces(start, k, v):
                 request = pb.DecodeRequest()
                 self._fill(request.update, layer, first)
@@ -79,8 +79,8 @@ class RemoteSession:
         Raises MessageTooLarge for more queries than one message takes; attend to fewer tokens at a time.
         """
         with self._lock:
-            self._check_layer(layer)
-            self._connection.check_size("q", q.nbytes)
+            self.check_layer(layer)
+            self.connection.check_size("q", q.nbytes)
             request = pb.DecodeRequest()
             self._fill(request.attention, layer)
             codec.put_array(request.attention.q, q)
@@ -90,7 +90,7 @@ class RemoteSession:
     def attend(self, layer: int, q: Array, k: Array, v: Array, wanted: Wanted, start: int | None = None) -> Array:
         """`update` and `attention` in one call; see `kvdb.session.SessionState.attend`, whose errors it raises."""
         with self._lock:
-            self._check_layer(layer)
+            self.check_layer(layer)
             outs = []
             for piece, first in self._pieces(start, q, k, v):
                 request = pb.DecodeRequest()
@@ -105,7 +105,7 @@ class RemoteSession:
     def overlay(self, layer: int, positions: Positions, k: Array, v: Array) -> None:
         """Recomputed KV of tokens before the tail; see `kvdb.session.SessionState.overlay`, whose errors it raises."""
         with self._lock:
-            self._check_layer(layer)
+            self.check_layer(layer)
             check.positions(positions, check.keys_values(self.spec, k, v), self.start, layer)
             for (k_piece, v_piece), where in self._placed_pieces(positions, k, v):
                 request = pb.DecodeRequest()
@@ -118,7 +118,7 @@ class RemoteSession:
     def attention_at(self, layer: int, q: Array, positions: Positions) -> Array:
         """Attention of tokens before the tail; see `kvdb.session.SessionState.attention_at`, whose errors it raises."""
         with self._lock:
-            self._check_layer(layer)
+            self.check_layer(layer)
             check.positions(positions, check.queries(self.spec, q), self.start, layer)
             outs = []
             for (piece,), where in self._placed_pieces(positions, q):
@@ -134,7 +134,7 @@ class RemoteSession:
         A score that looks at several tokens together sees those of one piece.
         """
         with self._lock:
-            self._check_layer(layer)
+            self.check_layer(layer)
             check.positions(positions, check.keys_values(self.spec, k, v), self.start, layer)
             outs = []
             for (k_piece, v_piece), where in self._placed_pieces(positions, k, v):
@@ -150,35 +150,35 @@ class RemoteSession:
     def fork(self) -> "RemoteSession":
         """Another session over the same tokens. Raises SessionClosed."""
         self._check_open()
-        reply = self._connection.call(self._connection.stub.Fork, pb.ForkRequest(session_id=self._id))
-        return RemoteSession(self._connection, self.spec, reply, self.tokens, self._sessions)
+        reply = self.connection.call(self.connection.stub.Fork, pb.ForkRequest(session_id=self.id))
+        return RemoteSession(self.connection, self.spec, reply, self.tokens, self._sessions)
 
     def store(self, name: str, tokens: Tokens | None = None, *, chunk: bool = False) -> ContextInfo:
         """Keep everything in the session as a context; see `kvdb.session.SessionState.store`, whose errors it raises."""
         self._check_open()
         ids = None if tokens is None else codec.to_tokens(check.token_ids(tokens))
-        self._connection.check_size("the list of tokens", len(ids or b""))
-        request = pb.StoreRequest(session_id=self._id, name=check.name(name), tokens=ids, chunk=bool(chunk))
-        return codec.from_info(self._connection.call(self._connection.stub.Store, request))
+        self.connection.check_size("the list of tokens", len(ids or b""))
+        request = pb.StoreRequest(session_id=self.id, name=check.name(name), tokens=ids, chunk=bool(chunk))
+        return codec.from_info(self.connection.call(self.connection.stub.Store, request))
 
     def explain(self, layer: int, wanted: Wanted, analyze: bool = False) -> Plan:
         """The plan of this layer's next query; see `kvdb.session.SessionState.explain`, whose errors it raises."""
-        self._check_layer(layer)
-        request = pb.ExplainRequest(session_id=self._id, layer=layer, analyze=analyze)
+        self.check_layer(layer)
+        request = pb.ExplainRequest(session_id=self.id, layer=layer, analyze=analyze)
         put_wanted(request, wanted)
-        reply: pb.ExplainReply = self._connection.call(self._connection.stub.Explain, request)
+        reply: pb.ExplainReply = self.connection.call(self.connection.stub.Explain, request)
         return from_plan(reply.plan)
 
     def plan_recompute(self, seconds: float | None, floor: float, ratio: float | None) -> Choice:
         """How much to recompute; see `kvdb.session.SessionState.plan_recompute`, whose errors it raises."""
         self._check_open()
-        request = pb.PlanRecomputeRequest(session_id=self._id, seconds=seconds, floor=floor, ratio=ratio)
-        return from_choice(self._connection.call(self._connection.stub.PlanRecompute, request).choice)
+        request = pb.PlanRecomputeRequest(session_id=self.id, seconds=seconds, floor=floor, ratio=ratio)
+        return from_choice(self.connection.call(self.connection.stub.PlanRecompute, request).choice)
 
     def stats(self) -> SessionStats:
         """What the session holds and has done. Raises SessionClosed."""
         self._check_open()
-        return codec.from_stats(self._connection.call(self._connection.stub.Stats, pb.StatsRequest(session_id=self._id)))
+        return codec.from_stats(self.connection.call(self.connection.stub.Stats, pb.StatsRequest(session_id=self.id)))
 
     def close(self) -> None:
         """Give everything back. Closing twice does nothing, and neither does closing a session whose server is gone."""
@@ -189,24 +189,24 @@ class RemoteSession:
             if self._stream is not None:
                 self._stream.cancel()
         with suppress(Unavailable):  # the server's sessions went with it, or this one expires there
-            self._connection.call(self._connection.stub.CloseSession, pb.CloseSessionRequest(session_id=self._id))
+            self.connection.call(self.connection.stub.CloseSession, pb.CloseSessionRequest(session_id=self.id))
 
     def _fill(
         self, call: pb.UpdateRequest | pb.AttentionRequest | pb.AttendRequest, layer: int, start: int | None = None
     ) -> None:
-        call.session_id, call.layer = self._id, layer
+        call.session_id, call.layer = self.id, layer
         if start is not None and not isinstance(call, pb.AttentionRequest):
             call.start = start
 
     def _fill_placed(
         self, call: pb.OverlayRequest | pb.AttentionAtRequest | pb.DeviationRequest, layer: int, positions: Positions
     ) -> None:
-        call.session_id, call.layer, call.positions = self._id, layer, codec.to_positions(positions)
+        call.session_id, call.layer, call.positions = self.id, layer, codec.to_positions(positions)
 
     def _decode(self, request: pb.DecodeRequest) -> pb.DecodeReply:
         if self._stream is None or self._stream.ended:
-            direct = available(self._connection)
-            self._stream = DirectDecode(self._connection) if direct else StreamDecode(self._connection)
+            direct = available(self.connection)
+            self._stream = DirectDecode(self.connection) if direct else StreamDecode(self.connection)
         try:
             return self._stream.exchange(request)
         except Unavailable:
@@ -217,7 +217,7 @@ class RemoteSession:
         """The arrays, `[heads, n, head_dim]` each, cut along tokens so that every piece fits into a message, and its start."""
         first = _start(start)
         nbytes = sum(array.nbytes for array in arrays)
-        if nbytes <= self._connection.payload_bytes_max:
+        if nbytes <= self.connection.payload_bytes_max:
             yield arrays, first
             return
         *queries, k, v = arrays
@@ -230,7 +230,7 @@ class RemoteSession:
     def _placed_pieces(self, positions: Positions, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], Positions]]:
         """The same for tokens at these positions."""
         nbytes = positions.nbytes + sum(array.nbytes for array in arrays)
-        if nbytes <= self._connection.payload_bytes_max:
+        if nbytes <= self.connection.payload_bytes_max:
             yield arrays, positions
             return
         for piece in self._cut(nbytes, len(positions)):
@@ -238,12 +238,13 @@ class RemoteSession:
 
     def _cut(self, nbytes: int, n: int) -> Iterator[slice]:
         """n tokens of so many bytes in pieces that fit into a message. Raises MessageTooLarge where one does not."""
-        self._connection.check_size("one token", nbytes // n)
-        step = self._connection.payload_bytes_max // (nbytes // n)
+        self.connection.check_size("one token", nbytes // n)
+        step = self.connection.payload_bytes_max // (nbytes // n)
         for at in range(0, n, step):
             yield slice(at, at + step)
 
-    def _check_layer(self, layer: int) -> None:
+    def check_layer(self, layer: int) -> None:
+        """Raises SessionClosed or LayerError."""
         self._check_open()
         check.layer(self.spec, layer)
 

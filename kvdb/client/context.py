@@ -1,0 +1,64 @@
+"""A stored context, as a user holds it."""
+
+from types import TracebackType
+from typing import Any, Self
+
+from kvdb.client.arrays import token_ids
+from kvdb.client.session import Session
+from kvdb.client.transport import Transport
+from kvdb.errors import SpecMismatch
+from kvdb.types import ContextInfo, ModelSpec
+
+
+class Context:
+    """A stored context. In a `with`, the sessions opened through it are closed at the end; the context stays stored."""
+
+    def __init__(self, transport: Transport, info: ContextInfo) -> None:
+        self._transport = transport
+        self.info = info
+        self._sessions: list[Session] = []
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.info.spec
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it holds."""
+        return self.info.tokens
+
+    def create_session(self, tokens: Any, *, spec: ModelSpec | None = None) -> Session:
+        """A session for a prompt, with this context's spec; see `Client.create_session`.
+
+        spec: the caller's model. Raises SpecMismatch when the context is another model's, or one with other weights.
+        """
+        if spec is not None and spec != self.spec:
+            raise SpecMismatch(
+                f"context {self.name!r} holds the KV of {self.spec}, and was opened for {spec}; expected one and the same, "
+                "so import the document with this model too"
+            )
+        session = Session(self._transport.create_session(self.spec, token_ids(tokens)))
+        self._sessions.append(session)
+        return session
+
+    def drop(self) -> None:
+        """Forget the context. Raises NotFound when that was done already."""
+        self._transport.drop(self.name)
+
+    def close(self) -> None:
+        """Close the sessions opened through this handle."""
+        while self._sessions:
+            self._sessions.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Context {self.name!r}: {self.tokens:,} tokens in {self.info.segments} segments>"
