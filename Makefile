@@ -74,6 +74,12 @@ proto: $(VENV)/ready ## generate the Python side of the wire contract
 .PHONY: bench
 bench: $(VENV)/ready ## run every benchmark; one JSON line per measurement
 	@for benchmark in $(notdir $(BENCHMARKS:.py=)); do $(BIN)/python -m "benchmarks.$$benchmark"; done
+	@$(BIN)/python -m benchmarks.gpu
+
+# A machine that has a card for minutes need have nothing of kvdb installed: any Python with torch and Triton does.
+.PHONY: gpu-check
+gpu-check: ## on a machine with a card: the kernels' tests compiled for it, and under compute-sanitizer
+	@$(if $(wildcard $(VENV)/ready),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu.check
 
 .PHONY: native-test
 native-test: $(VENV)/ready ## run the C++ tests, as they are shipped and under the sanitizers
