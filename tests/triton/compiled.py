@@ -1,6 +1,6 @@
-"""Compiles, for cards that need not be there, whatever kernels the specimens would launch; `python -m tests.triton.compiled`.
+"""Compiles for a card that need not be there whatever kernels the specimens would launch; `python -m tests.triton.compiled 90`.
 
-Runs in a process of its own, without Triton's interpreter. Prints one line of JSON for each kernel, card and set of constants:
+Runs in a process of its own, without Triton's interpreter. Prints one line of JSON for each kernel and set of constants:
 registers of a thread, bytes it spills, shared memory, and the widths of its asynchronous copies.
 """
 
@@ -19,7 +19,6 @@ from triton.runtime.jit import JITFunction
 
 from tests.triton.specimens import SPECIMENS
 
-CARDS = (80, 90)
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
     torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
@@ -56,32 +55,26 @@ def resources(compiled) -> dict[str, int]:
     return {"registers": int(found["REG"]), "spilled": int(found["STACK"]) + int(found["LOCAL"])}
 
 
-def main() -> None:
+def main(card: int, names: list[str]) -> None:
+    """names: of specimens; all where there are none."""
     name, seen = "", set()
 
     def run(kernel, *args, grid, warmup, **kwargs):
         options = {key: kwargs.pop(key) for key in ("num_warps", "num_stages") if key in kwargs}
-        for card in CARDS:
-            compiled = triton.compile(source(kernel, args, kwargs), target=GPUTarget("cuda", card, 32), options=options)
-            if (compiled.hash, card) in seen:
-                continue
-            seen.add((compiled.hash, card))
-            copies = [
-                int(width) for width in re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*?\], 0x(\w+)", compiled.asm["ptx"])
-            ]
-            line = {
-                "specimen": name,
-                "kernel": kernel.__name__,
-                "card": card,
-                "shared": compiled.metadata.shared,
-                "copies": copies,
-            }
-            sys.stdout.write(json.dumps(line | options | resources(compiled)) + "\n")
+        compiled = triton.compile(source(kernel, args, kwargs), target=GPUTarget("cuda", card, 32), options=options)
+        if compiled.hash in seen:
+            return
+        seen.add(compiled.hash)
+        copies = re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*?\], 0x(\w+)", compiled.asm["ptx"])
+        line = {"specimen": name, "kernel": kernel.__name__, "shared": compiled.metadata.shared}
+        line |= {"copies": [int(width, 16) for width in copies]} | options | resources(compiled)
+        sys.stdout.write(json.dumps(line) + "\n")
 
     JITFunction.run = run
-    for name, launch in SPECIMENS.items():  # noqa: B007  # `run` reads it
-        launch()
+    for name, specimen in SPECIMENS.items():
+        if card in specimen.cards and name in (names or SPECIMENS):
+            specimen.launch()
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,38 +1,68 @@
 """Calls whose kernels `compiled` compiles for real cards, in the sizes of a common model. Another kernel is one entry more."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
 from kvdb.attention.triton.batch import Batch, Piece
 from kvdb.attention.triton.decode import decode
+from kvdb.attention.triton.prefill import prefill
 from kvdb.storage.slot import SlotLayout
 from tests.triton.reference import CPU, make_pages
 
 KV_HEADS, GROUP, HEAD_DIM, BLOCK = 8, 4, 128, 64
 
 
-def _decode(form: str, sequences: int, block: int = BLOCK, placed: bool = False):
-    """sequences: that share one piece. placed: it is moved, and tokens of it are hidden."""
+@dataclass(frozen=True)
+class Specimen:
+    """launch: calls public functions with tensors on the CPU, and launches nothing: their kernels are compiled instead. cards:
+    which of `compiled.CARDS` it is compiled for. copies: bytes of the widest and the narrowest asynchronous copy; None for a
+    kernel that need have none."""
 
+    launch: Callable[[], None]
+    cards: tuple[int, ...] = (80, 90)
+    copies: tuple[int, int] | None = None
+
+
+def _batch(form: str, sequences: int, block: int = BLOCK, placed: bool = False):
+    """sequences: that share one piece. placed: it is moved, and tokens of it are hidden."""
+    layout = SlotLayout(form, KV_HEADS, HEAD_DIM, block)
+    hidden = np.zeros((2, -(-block // 64)), np.uint64) if placed else None
+    piece = Piece(np.arange(2, dtype=np.int32), 2 * block, 0 if placed else -1, hidden, "shared")
+    angle = np.zeros((1, HEAD_DIM // 2), np.float32)
+    batch = Batch([[piece]] * sequences, GROUP, CPU, (angle, angle) if placed else None, layout=layout)
+    return make_pages(layout, 2, CPU), batch
+
+
+def _decode(form: str, sequences: int, block: int = BLOCK, placed: bool = False) -> Callable[[], None]:
     def call() -> None:
-        layout = SlotLayout(form, KV_HEADS, HEAD_DIM, block)
-        pages, q = make_pages(layout, 2), torch.zeros((sequences, KV_HEADS * GROUP, HEAD_DIM), dtype=torch.bfloat16)
-        hidden = np.zeros((2, -(-block // 64)), np.uint64) if placed else None
-        piece = Piece(np.arange(2, dtype=np.int32), 2 * block, 0 if placed else -1, hidden, "shared")
-        angle = np.zeros((1, HEAD_DIM // 2), np.float32)
-        batch = Batch([[piece]] * sequences, GROUP, CPU, (angle, angle) if placed else None, layout=layout)
+        pages, batch = _batch(form, sequences, block, placed)
+        q = torch.zeros((sequences, KV_HEADS * GROUP, HEAD_DIM), dtype=torch.bfloat16)
         lse = torch.zeros(q.shape[:2])
         decode(q, pages, batch, 0.1, torch.empty_like(q), lse, lse.clone())
 
     return call
 
 
+def _prefill(form: str, n: int, splits: int, block: int = BLOCK, placed: bool = False) -> Callable[[], None]:
+    def call() -> None:
+        pages, batch = _batch(form, 1, block, placed)
+        q = torch.zeros((KV_HEADS * GROUP, n, HEAD_DIM), dtype=torch.bfloat16)
+        prefill(q, pages, batch, 0.1, torch.empty_like(q), torch.zeros(q.shape[:2]), splits)
+
+    return call
+
+
 SPECIMENS = {
-    "decode bfloat16": _decode("bfloat16", 1),
-    "decode bfloat16, moved, hidden, odd blocks": _decode("bfloat16", 1, 48, placed=True),
-    "decode bfloat16, 16 share": _decode("bfloat16", 16),
-    "decode bfloat16, 32 share": _decode("bfloat16", 32),
-    "decode float8": _decode("float8", 1),
-    "decode int8, 32 share": _decode("int8", 32),
-    "decode float32": _decode("float32", 1),
+    "decode bfloat16": Specimen(_decode("bfloat16", 1), copies=(16, 16)),
+    "decode bfloat16, moved, hidden, odd blocks": Specimen(_decode("bfloat16", 1, 48, placed=True), (90,), (16, 8)),
+    "decode bfloat16, 16 share": Specimen(_decode("bfloat16", 16), (80,), (16, 16)),
+    "decode bfloat16, 32 share": Specimen(_decode("bfloat16", 32), (90,), (16, 16)),
+    "decode float8": Specimen(_decode("float8", 1), (80,), (16, 4)),
+    "decode int8, 32 share": Specimen(_decode("int8", 32), (90,), (16, 4)),
+    "prefill bfloat16": Specimen(_prefill("bfloat16", 100, 1), (80, 90), (16, 16)),
+    "prefill bfloat16, split": Specimen(_prefill("bfloat16", 100, 2), (80,), (16, 16)),
+    "prefill bfloat16, split, moved, hidden": Specimen(_prefill("bfloat16", 4, 2, placed=True), (90,), (16, 8)),
 }

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kvdb.attention.triton.batch import PROGRAM_INTS, Batch, Launch
+from kvdb.attention.triton.batch import PROGRAM_INTS, Batch
 from kvdb.attention.triton.pages import Pages
 from kvdb.attention.triton.tile import (
     LOG2E,
@@ -67,16 +67,16 @@ def decode(
             batch.tops,
             batch.totals,
             scale * LOG2E,
-            **shape(pages, batch, launch),
+            **shape(pages, batch, launch.rows),
             TOP=top is not None,
             PROGRAM=PROGRAM_INTS,
             **constants(pages),
         )
 
 
-def shape(pages: Pages, batch: Batch, launch: Launch) -> dict[str, int | bool]:
-    """Constants of a launch: its tiles, and how many warps and stages they take."""
-    columns, rows, element = padded(pages.layout.head_dim), launch.rows, FORMATS[pages.layout.format]
+def shape(pages: Pages, batch: Batch, rows: int) -> dict[str, int | bool]:
+    """Constants of a launch with tiles of so many query rows, and how many warps and stages they take."""
+    columns, element = padded(pages.layout.head_dim), FORMATS[pages.layout.format]
     warps = 8 if rows == 128 else 4
     merged = 16 if rows > 16 else triton.next_power_of_2(batch.group)
     # Values that a thread holds while merging. Wide rows and wide elements leave it fewer registers.
