@@ -215,7 +215,7 @@ def scan(
         "EXTRA": reach_of(layout) / 2048 if q.dtype == torch.float32 else 0.0, "num_warps": WARPS,
     }  # fmt: skip
     each = max(8, triton.cdiv(tiles * heads, PROGRAMS))
-    _scan_kernel[(triton.cdiv(tiles, each), layout.kv_heads, sequences)](*read, scale, tiles_max, each, **shape, STAGES=4)
+    _scan_kernel[(triton.cdiv(tiles, each), layout.kv_heads, sequences)](*read, scale, tiles_max, each, **shape, STAGES=5)
     _pick_kernel[(triton.cdiv(tiles, CHUNK), layout.kv_heads, sequences)](
         *read, workspace.sums, workspace.done, found.ids, found.counts, found.missed, found.missed_bound, scale, beta, tiles_max,
         found.ids.shape[2], rows, **shape, CHUNK=CHUNK,
