@@ -24,12 +24,14 @@ class GpuAway:
     def __init__(
         self,
         device: Device,
+        scratch: Scratch,
         tier: GpuTier,
         spec: ModelSpec,
         asked: Asked,
         failed: Callable[[KvdbError], None],
     ) -> None:
         self.device = device
+        self.scratch = scratch
         self.pages = Pages(tier.slab, tier.layout)
         self.spec = spec
         self.asked = asked
@@ -53,11 +55,11 @@ class GpuAway:
         step: Prefilling | Decoding
         try:
             if q.shape[1] > 1:
-                step = Prefilling(self.device, self.pages, self.spec, self.asked, q)
+                step = Prefilling(self.device, self.scratch, self.pages, self.spec, self.asked, q)
             else:
                 if retrieval not in self._decoding:
                     asked = self.asked.widened(retrieval)
-                    self._decoding[retrieval] = Decoding(self.device, self.pages, self.spec, [asked])
+                    self._decoding[retrieval] = Decoding(self.device, self.scratch, self.pages, self.spec, [asked])
                 step = self._decoding[retrieval]
                 step.launch(q[None, :, 0])
         except (CapacityError, GpuLost) as error:

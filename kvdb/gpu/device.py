@@ -5,7 +5,6 @@ import re
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from itertools import count
 from typing import cast
 
 import torch
@@ -47,7 +46,6 @@ class Device:
         self.staging, self.query_staging = (Staging(pinned=not self.interpreted) for _ in range(2))
         # Of memory that `tracked` was told of, by number. Without a lock, as memory may go in the middle of anything, also here.
         self._tracked: dict[int, int] = {}
-        self._numbers = count()
 
     @property
     def tracked_nbytes(self) -> int:
@@ -106,12 +104,12 @@ class Device:
         return self.tracked(tensor)
 
     def tracked(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same tensor, whose memory counts in `tracked_nbytes` until the last tensor that uses it is gone. For each memory
-        once."""
+        """The same tensor, whose memory counts in `tracked_nbytes`, once, until the last tensor that uses it is gone."""
         storage = tensor.untyped_storage()
-        number = next(self._numbers)
-        self._tracked[number] = storage.nbytes()
-        weakref.finalize(storage, self._tracked.pop, number)
+        begin = storage.data_ptr()
+        if begin and begin not in self._tracked:
+            self._tracked[begin] = storage.nbytes()
+            weakref.finalize(storage, self._tracked.pop, begin)
         return tensor
 
     def wait(self) -> None:

@@ -67,6 +67,8 @@ class Results:
 
     def send(self, tails: Sequence[int]) -> None:
         """Launch the copy to the host. tails: how many tokens of each session's tail were read. Inside `at_work`."""
+        if self._buffer is not None:  # nobody waited for the last answers
+            self._buffer.sent(self._device.query_stream)
         self._buffer = self._device.query_staging.take(4 * self._flat.numel())
         self._buffer.tensor.view(torch.float32).copy_(self._flat, non_blocking=True)
         self._event = self._device.query_stream.record_event()
