@@ -11,6 +11,7 @@ from kvdb.gpu.asked import Asked
 from kvdb.gpu.decoding import Decoding
 from kvdb.gpu.device import Device
 from kvdb.gpu.prefilling import Prefilling
+from kvdb.gpu.scratch import Scratch
 from kvdb.storage.gpu import GpuTier
 from kvdb.types import Array, ModelSpec
 
