@@ -1,6 +1,8 @@
 """DIPR on the device (AlayaDB, arXiv 2504.10326, definition 2): every token whose q.k is within beta of the largest, found by
 codes and attended by its key. Nothing goes to the host between the launches: both passes over the codes share one maximum."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -107,8 +109,8 @@ def _scan_kernel(
     tl.atomic_max(best + group * GROUP + row, tl.max(lowest, 0) * unit, mask=row < GROUP)
 
 
-# size: a pass over records, the tiles that it opens, and the end of both
 @triton.jit
+# size: a pass over records, the tiles that it opens, and the end of both
 def _pick_kernel(
     q, slab, halves, table, begin, tokens, best, bases, records, sums, done, ids, counts, missed, missed_bound, scale, beta,
     tiles_max, capacity, rows_all,
@@ -202,7 +204,13 @@ def scan(
     tiles = max(1, -(-runs.tokens_max // layout.block_size) * tiles_of)
     tiles_max = workspace.records.shape[2]
     heads, rows = sequences * layout.kv_heads, sequences * q_heads
-    shape = {"GROUP": group, "HEADS": layout.kv_heads, "BLOCK": layout.block_size, "DIM": layout.head_dim, "BYTES": layout.nbytes}
+    shape: dict[str, Any] = {
+        "GROUP": group,
+        "HEADS": layout.kv_heads,
+        "BLOCK": layout.block_size,
+        "DIM": layout.head_dim,
+        "BYTES": layout.nbytes,
+    }
     read = (q, pages.slab, pages.halves, runs.table, runs.begin, runs.tokens, workspace.best, workspace.bases, workspace.records)
     _begin_kernel[(triton.cdiv(tiles // tiles_of, BASES), layout.kv_heads, sequences)](
         q, *read[2:6], floor, *read[6:8], workspace.sums, found.counts, tiles_max // tiles_of, rows, **shape,

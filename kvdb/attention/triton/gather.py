@@ -47,8 +47,8 @@ def _merge(out, lse, top, part_out, part_lse, part_top, group, parts, SPLITS: tl
             tl.store(top + at, tl.max(tops, 0))
 
 
-# size: one pass over the tokens and the merge of its parts
 @triton.jit
+# size: one pass over the tokens and the merge of its parts
 def _gather_kernel(
     q, elements, floats, table, begin, tokens, ids, counts, part_out, part_lse, part_top, done, out, lse, top, scale, capacity,
     GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr,
