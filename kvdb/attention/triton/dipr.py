@@ -86,14 +86,15 @@ def _scan_kernel(
     record = records + group.to(tl.int64) * tiles_max * (3 * GROUP) + row
     base_at = bases + group.to(tl.int64) * (tiles_max // TILES * GROUP) + row
     factor = (scale * LOG2_E) * unit
+    inverse = 1 / unit
     for tile in tl.range(first, last, num_stages=STAGES):
         block = tile // TILES
         place = tile % TILES * TILE + tl.arange(0, TILE)
         inside = (place < BLOCK) & (block * BLOCK + place < length_all)
         slot = tl.load(table + block).to(tl.int64)
-        base = tl.load(base_at + block * GROUP, mask=row < GROUP, other=0.0) / unit
+        base = tl.load(base_at + block * GROUP, mask=row < GROUP, other=0.0) * inverse
         near, left = estimate(
-            slab, halves, slot, head, place, inside, base, low_math, high_math, middle,
+            slab, halves, slot, head, place, base, low_math, high_math, middle,
             HEADS, BLOCK, DIM, HALF, BYTES, CODES, FACTORS, TILE, EXTRA, MATH,
         )  # fmt: skip
         near += tl.where(inside, 0.0, float("-inf"))[:, None]
@@ -157,7 +158,7 @@ def _pick_kernel(
                 inside = (place < BLOCK) & (token < length_all)
                 base = tl.load(base_at + block * GROUP, mask=mine, other=0.0) / unit
                 near, left = estimate(
-                    slab, halves, tl.load(table + block).to(tl.int64), head, place, inside, base, low_math, high_math, middle,
+                    slab, halves, tl.load(table + block).to(tl.int64), head, place, base, low_math, high_math, middle,
                     HEADS, BLOCK, DIM, HALF, BYTES, CODES, FACTORS, TILE, EXTRA, MATH,
                 )  # fmt: skip
                 near *= unit[None, :]

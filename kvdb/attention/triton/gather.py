@@ -9,12 +9,13 @@ from kvdb.attention.triton.tile import stored, widen
 from kvdb.attention.triton.workspace import Partials
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
 def logarithm(x):
     """The natural one, of x >= 0."""
-    return tl.where(x > 0, tl.log2(tl.where(x > 0, x, 1.0)) / LOG2_E, float("-inf"))
+    return tl.where(x > 0, tl.log2(tl.where(x > 0, x, 1.0)) * LN_2, float("-inf"))
 
 
 @triton.jit
