@@ -11,7 +11,7 @@ from kvdb.attention.triton.flat import estimate, half_of, queries, reach_of
 from kvdb.attention.triton.gather import gather_into, logarithm
 from kvdb.attention.triton.pages import INTERPRETED, Pages, Runs
 from kvdb.attention.triton.tile import padded
-from kvdb.attention.triton.workspace import PROGRAMS, Found, Workspace, tile_of, tiles_of_block
+from kvdb.attention.triton.workspace import Found, Workspace, tile_of, tiles_of_block
 
 CHUNK = 16
 """Tiles whose records one program of the second pass looks at."""
@@ -19,6 +19,9 @@ BASES = 64
 """Blocks whose centres one program of the first launch multiplies."""
 ROWS = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3) else 16
 """Query rows of a scan at least. Earlier versions multiply no fewer than 16."""
+SCANS = 16 if INTERPRETED else 6336
+"""Programs of a scan at most: four times the twelve that find room on each of 132 multiprocessors, so that the last to end are a
+small part. The interpreter runs one after the other."""
 WARPS = 1
 """Of a program of a scan: one alone needs no shared memory to sum over a tile."""
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -192,8 +195,8 @@ def scan(
     `flat.encode`: all that are, and possibly more.
 
     q: `[sequences, q_heads, head_dim]`, contiguous. scale > 0. floor: float32 `[sequences, q_heads]`, the largest q.k seen
-    elsewhere, minus infinity for none. Returns what the workspace holds, until its next use. Where a count exceeds the capacity,
-    nothing counts as missed. Raises ValueError where shapes, dtypes or the workspace do not fit.
+    elsewhere, minus infinity for none. Every token of the runs must have been encoded, and none of its block overwritten since.
+    Returns what the workspace holds, until its next use. Where a count exceeds the capacity, nothing counts as missed. Raises ValueError where shapes, dtypes or the workspace do not fit.
     """
     _check(q, pages, runs, scale, beta, floor, workspace)
     layout, found = pages.layout, workspace.found
@@ -223,7 +226,7 @@ def scan(
         "FACTORS": layout.factors_at // 2, "TILE": tile, "TILES": tiles_of, "MATH": tl.float32 if INTERPRETED else tl.float16,
         "EXTRA": reach_of(layout) / 2048 if q.dtype == torch.float32 else 0.0, "num_warps": WARPS,
     }  # fmt: skip
-    each = max(8, triton.cdiv(tiles * heads, PROGRAMS))
+    each = max(4, triton.cdiv(tiles * heads, SCANS))
     _scan_kernel[(triton.cdiv(tiles, each), layout.kv_heads, sequences)](*read, scale, tiles_max, each, **shape, STAGES=5)
     _pick_kernel[(triton.cdiv(tiles, CHUNK), layout.kv_heads, sequences)](
         *read, workspace.sums, workspace.done, found.ids, found.counts, found.missed, found.missed_bound, scale, beta, tiles_max,
