@@ -42,9 +42,9 @@ class Device:
         self.interpreted = where.type == "cpu"
         self.lost = False
         with self.watch():
-            self.copy_stream, self.query_stream = self._stream(), self._stream()
+            self.copy_stream, self.query_stream = self._stream(), self._stream(priority=-1)  # nothing delays queries
         self.staging, self.query_staging = (Staging(pinned=not self.interpreted) for _ in range(2))
-        # Of memory that `tracked` was told of, by number. Without a lock, as memory may go in the middle of anything, also here.
+        # Of memory that `tracked` was told of, by where it begins. Without a lock, as memory may go in the middle of anything, also here.
         self._tracked: dict[int, int] = {}
 
     @property
@@ -128,8 +128,8 @@ class Device:
             if not self.interpreted:
                 torch.cuda.empty_cache()
 
-    def _stream(self) -> Stream:
-        return Done() if self.interpreted else cast("Stream", torch.cuda.Stream(self.torch))
+    def _stream(self, priority: int = 0) -> Stream:
+        return Done() if self.interpreted else cast("Stream", torch.cuda.Stream(self.torch, priority=priority))
 
 
 def open_device(name: str) -> Device:

@@ -110,7 +110,7 @@ class Results:
     def _looked_at(self, part: AwayPart) -> float:
         """Bytes of index pages: codes of half a byte a dimension with two factors, or two bounds of 16 bits a channel."""
         keys, dim = part.span.tokens * self._spec.kv_heads, self._spec.head_dim
-        return keys * (dim / 2 + 8) if part.kind == FLAT else keys / BOUND_TOKENS * 4 * dim
+        return keys * (dim / 2 + 4) if part.kind == FLAT else keys / BOUND_TOKENS * 4 * dim
 
 
 def _state(rows: Rows, row: int) -> AttentionState:
