@@ -46,7 +46,7 @@ class Sizes:
 
 
 FULL = Sizes(8, 4, 128, 64, 1 << 17, 1 << 20, (1, 4, 8, 16, 32), 8, 32, 64, 256)
-SMALL = Sizes(2, 2, 32, 16, 200, 320, (1, 3), 2, 5, 16, 40)
+SMALL = Sizes(2, 2, 32, 16, 136, 240, (1, 3), 2, 5, 16, 40)
 """For the interpreter, which runs each program of a launch in turn."""
 
 
