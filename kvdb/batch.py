@@ -23,8 +23,8 @@ from query_optimizer.wanted import Wanted
 
 Starts = Sequence[int] | None
 
-SAVED_TOKENS_MIN = 4096
-"""Where sharing a view saves fewer reads of tokens than this, each session reads it as it reads the rest; it lies in the caches."""
+SHARED_TOKENS_MIN = 2048
+"""Each session reads a shorter view as it reads the rest: it stays in the caches, and a merge costs as much."""
 
 
 class Member(NamedTuple):
@@ -135,8 +135,8 @@ def _launched(members: Sequence[Member], prepared: Sequence[Prepared], q: Array)
         return {}
 
 
-def _worth(view: SegmentView, readers: int) -> bool:
-    return view.visible * (readers - 1) >= SAVED_TOKENS_MIN
+def _worth(view: SegmentView) -> bool:
+    return view.visible >= SHARED_TOKENS_MIN
 
 
 def _may_share(layer: Layer, prepared: Prepared, n: int) -> bool:

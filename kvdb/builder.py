@@ -15,6 +15,7 @@ from weakref import WeakSet
 import indexes._native as _native
 import indexes.registry as registry
 import kvdb.check as check
+from indexes.accelerate import Accelerator
 from indexes.base import Index
 from kvdb.catalog.indexes import Progress
 from kvdb.catalog.segment import Segment
@@ -46,13 +47,13 @@ class Build:
     def key(self) -> tuple[int, str]:
         return self.segment.number, self.kind
 
-    def step(self) -> Index | None:
+    def step(self, accelerator: Accelerator | None) -> Index | None:
         """Go on with the first layer; its index, once it stands. Raises Unsupported, and whatever the kind's build does."""
         layer, started = self.layers[0], perf_counter()
         if self.steps is None:
             self.segment.wait(layer)
             keys = self.segment.tables[layer].keys(len(self.segment))
-            self.steps = registry.build_steps(self.kind, keys, self.segment.indexes.samples.get(layer))
+            self.steps = registry.build_steps(self.kind, keys, self.segment.indexes.samples.get(layer), accelerator)
         try:
             self.share = next(self.steps)
         except StopIteration as done:
@@ -77,14 +78,17 @@ class IndexBuilder:
     up. A build that raises is logged, is said by `Progress`, and begins anew only when it is asked for.
 
     threads: how many builds go on at once. nbytes_max: what the indexes of all segments may keep, None for no limit. loader: of
-    segments that are on disk.
+    segments that are on disk. accelerator: a device that takes part, None for none.
     """
 
-    def __init__(self, loader: Loader, threads: int, nbytes_max: int | None = None) -> None:
+    def __init__(
+        self, loader: Loader, threads: int, nbytes_max: int | None = None, accelerator: Accelerator | None = None
+    ) -> None:
         self._loader = loader
         self.prices = Prices()
         self.nbytes_max = nbytes_max
         self._threads = threads
+        self._accelerator = accelerator
         self._executor = ThreadPoolExecutor(threads, "kvdb-index", initializer=_give_way)
         self._builds: dict[tuple[int, str], Build] = {}
         self._indexed: WeakSet[Segment] = WeakSet()
@@ -174,7 +178,7 @@ class IndexBuilder:
         """One step, in a thread of the executor, whose future keeps what it raises."""
         self._say(build, "building")
         layer = build.layers[0]
-        index = build.step()
+        index = build.step(self._accelerator)
         if index is not None:
             build.segment.indexes.put(layer, index)
             self.prices.learn(build.kind, build.segment, build.layer_seconds)

@@ -21,7 +21,7 @@ from kvdb.catalog.segment import Segment, Views
 from kvdb.catalog.use import Asked
 from kvdb.config import Config
 from kvdb.errors import ConfigError, InvalidArgument, Unavailable
-from kvdb.gpu.opening import open_gpu, serving
+from kvdb.gpu.opening import building, open_gpu, serving
 from kvdb.gpu.side import GpuSide
 from kvdb.imports import Import, Target
 from kvdb.indexing import Materializer
@@ -60,7 +60,7 @@ class Database:
         self._blocks = BlockStore(self.config.storage, device)
         self.gpu: GpuSide | None = serving(device, self._blocks, self.config.optimizer.machine_file)
         indexes = self.config.indexes
-        self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max)
+        self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max, building(device))
         policy = Materialize(indexes.opened_often)
         self._materializer = Materializer(self._builder, policy, indexes.segment_tokens_min, automatic=indexes.automatic)
         self._publisher = Publisher(self._catalog, self._published)

@@ -8,7 +8,7 @@ import numpy as np
 import kvdb.check as check
 from indexes.retrieval import Exact
 from kvdb.attention import execute
-from kvdb.attention.away import AwayFailed, Pending
+from kvdb.attention.away import AwayFailed, Pending, TailHasNoRoom
 from kvdb.attention.effective import Effective
 from kvdb.attention.execute import Reading
 from kvdb.attention.sides import on_both_sides
@@ -164,6 +164,9 @@ class Layer:
         if sections.away is not None and sections.away.takes(q.shape[1]):
             try:
                 return on_both_sides(question, sections, sections.away, prepared.plan.retrieval, pending)
+            except TailHasNoRoom as failure:
+                log.warning("the session's own tokens of layer %d stay in main memory: %s", self.number, failure)
+                return self.carry_out(self.planner.fresh(q.shape[1], wanted), q, wanted, observed)
             except AwayFailed as failure:
                 log.warning("layer %d is answered by the CPU alone: %s", self.number, failure)
                 self.planner.stay()

@@ -40,7 +40,7 @@ def stack(kvs, layer, at, n=1):
 @pytest.fixture(autouse=True)
 def all_is_shared(monkeypatch):
     """Also what is too short to pay."""
-    monkeypatch.setattr(batch, "SAVED_TOKENS_MIN", 0)
+    monkeypatch.setattr(batch, "SHARED_TOKENS_MIN", 0)
 
 
 class Texts:
@@ -113,15 +113,14 @@ def test_what_is_shared_is_read_once(db, spec, make_kv):
     assert sessions[0].stats().bytes_read - read[0] == 301 * spec.token_nbytes
 
 
-def test_what_is_short_is_not_shared(db, spec, make_kv, monkeypatch):
-    monkeypatch.setattr(batch, "SAVED_TOKENS_MIN", 601)
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_is_short_is_not_shared(db, spec, make_kv, monkeypatch, shared):
+    monkeypatch.setattr(batch, "SHARED_TOKENS_MIN", 301 - shared)
     kv = make_kv(spec, 301)
     db.import_context(spec, kv.tokens[:300], kv.pairs(0, 300), name="doc")
-    sessions = [db.create_session(spec, kv.tokens) for _ in range(4)]
-    db.attend(sessions[:3], 0, *stack([kv] * 3, 0, [300] * 3))
-    assert sessions[0].stats().bytes_read == 301 * spec.token_nbytes
-    db.attend(sessions, 1, *stack([kv] * 4, 1, [300] * 4))
-    assert sessions[3].stats().bytes_read == (300 // 4 + 1) * spec.token_nbytes
+    sessions = [db.create_session(spec, kv.tokens) for _ in range(3)]
+    db.attend(sessions, 0, *stack([kv] * 3, 0, [300] * 3))
+    assert sessions[0].stats().bytes_read == (300 // (3 if shared else 1) + 1) * spec.token_nbytes
 
 
 def test_moved_chunks_are_shared_where_they_stand_alike(db, spec, make_kv):

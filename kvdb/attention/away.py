@@ -14,6 +14,10 @@ class AwayFailed(Exception):
     """What was launched elsewhere brings no answer. The blocks are in main memory too, so the query can be answered there."""
 
 
+class TailHasNoRoom(AwayFailed):
+    """Only the tail finds no room elsewhere; a plan that leaves it on the CPU will do."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """What came back. state: in float32. missed: float32 `[q_heads, n]`, an estimate of the log of the sum of exp(scale * q.k)

@@ -20,14 +20,14 @@ class Sharing(NamedTuple):
     alone: list[list[int]]
 
 
-def sharing_of(sessions: Sequence[Sequence[View]], worth: Callable[[View, int], bool]) -> Sharing:
+def sharing_of(sessions: Sequence[Sequence[View]], worth: Callable[[View], bool]) -> Sharing:
     """Who shares what. sessions: the views of each, of which equal ones hold the same keys and values for the same query; a view
-    stands once in a session. worth: whether a view that so many sessions have is to be read once."""
+    stands once in a session. worth: whether a view that several have is to be read once."""
     readers: dict[View, list[int]] = {}
     for session, views in enumerate(sessions):
         for view in views:
             readers.setdefault(view, []).append(session)
-    once = {view: tuple(members) for view, members in readers.items() if len(members) > 1 and worth(view, len(members))}
+    once = {view: tuple(members) for view, members in readers.items() if len(members) > 1 and worth(view)}
     shared: dict[tuple[int, ...], list[View]] = {}
     for view, members in once.items():
         shared.setdefault(members, []).append(view)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from indexes.retrieval import Retrieval
-from kvdb.attention.away import Answer, AwayFailed
+from kvdb.attention.away import Answer, AwayFailed, TailHasNoRoom
 from kvdb.attention.span import Span
 from kvdb.attention.triton.pages import Pages
 from kvdb.errors import CapacityError, GpuLost, KvdbError
@@ -65,9 +65,10 @@ class GpuAway:
         return Under(self, Once(step.wait), 0)
 
     def broken(self, error: KvdbError) -> AwayFailed:
-        """Of a device that failed."""
+        """Of a device that failed, or has no room."""
         self._failed(error)
-        return AwayFailed(str(error))
+        full = self.asked.tail is not None and self.asked.tail.full
+        return TailHasNoRoom(str(error)) if full else AwayFailed(str(error))
 
 
 class Once:

@@ -21,7 +21,7 @@ from kvdb.gpu.streams import Done, Stream
 
 log = logging.getLogger(__name__)
 TILE_NBYTES = 512 << 20
-"""Of scores that are computed at once. A build takes about three times as much of the device's memory, and two KV heads' keys."""
+"""Of scores that are computed at once. Beside them a build takes memory for what it selects from them, and two KV heads' keys."""
 MEMORY_SHARE = 16
 """Of the device's memory, a tile takes one part in so many at most."""
 REST_SECONDS = 60.0

@@ -82,9 +82,9 @@ class Decoding:
             self._room = slots
             self._batch = batch_of(self._device, self._pages, self._spec, self._asked)
             self._step.forget()
-        for i, of in enumerate(self._asked):
-            if of.tail is not None:
-                if self._slots is not None and slots[i] != self._slots[i]:
+        elif slots != self._slots:
+            for i, of in enumerate(self._asked):
+                if of.tail is not None:
                     self._batch.set_slots(i, of.tail.slots.astype(np.int32))
-                self._batch.set_tokens(i, of.tail.tokens)
+        self._batch.set_tails(np.array([0 if of.tail is None else of.tail.tokens for of in self._asked], np.int32))
         self._slots = slots

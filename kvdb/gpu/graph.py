@@ -10,9 +10,9 @@ log = logging.getLogger(__name__)
 
 
 class Step:
-    """Calls `launch`, which launches on `stream` what depends on nothing on the host: on buffers that stay where they are, without
-    waiting, and in the same way each time. On a card its second call captures it in a CUDA graph, which is replayed from then
-    on; elsewhere, and where capturing fails, which one line of the log says, every call launches anew.
+    """Calls `launch`, which launches on `stream` what depends on nothing on the host: on buffers that stay where they are,
+    without waiting, and in the same way each time. On a card its second call captures it in a CUDA graph, which is replayed from
+    then on; elsewhere, and where capturing fails, which one line of the log says, every call launches anew.
 
     The first call is not captured: Triton compiles in it, and what else is made at first use is made. Not for several threads at
     once; other threads may use the card meanwhile.

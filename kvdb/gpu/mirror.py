@@ -55,7 +55,6 @@ class Mirrors:
         self._fill = fill
         self._ready: OrderedDict[int, tuple[GpuTier, Mirror]] = OrderedDict()  # by segment number, the last used last
         self._coming: set[int] = set()
-        self._refused: dict[int, int] = {}  # by segment number, the version at which there was no room
         self._executor = ThreadPoolExecutor(1, "kvdb-gpu")
         self._closed = False
         self._changed = Condition()
@@ -74,8 +73,7 @@ class Mirrors:
         The caller holds a reference to the segment."""
         with self._changed:
             number = segment.number
-            refused = self._refused.get(number) == self.version
-            if self._closed or refused or number in self._ready or number in self._coming:
+            if self._closed or number in self._ready or number in self._coming or not self._has_room(tier, segment, whole):
                 return
             self._coming.add(number)
             segment.retain()
@@ -100,8 +98,8 @@ class Mirrors:
     def forget(self) -> None:
         """The device is lost, and all copies with it."""
         with self._changed:
-            self._ready.clear()
             self._closed = True
+            self._give_back()
             self.version += 1
 
     def close(self) -> None:
@@ -110,10 +108,7 @@ class Mirrors:
             self._closed = True
         self._executor.shutdown(cancel_futures=False)
         with self._changed:
-            for tier, mirror in self._ready.values():
-                tier.release(mirror.slots.ravel())
-            self._ready.clear()
-            self._changed.notify_all()
+            self._give_back()
 
     def _copy(self, tier: "GpuTier", segment: Segment, whole: bool) -> None:
         """In the thread."""
@@ -135,7 +130,6 @@ class Mirrors:
             self._make_room(tier, layers * blocks)
             count = min(blocks, tier.free // layers)
             if count < blocks and (whole or count < WORTH_BLOCKS):
-                self._refused[segment.number] = self.version
                 return
             slots = tier.allocate(layers * count)
         with ExitStack() as undo:
@@ -147,6 +141,18 @@ class Mirrors:
                     self._ready[segment.number] = tier, mirror
                     self.version += 1
                     undo.pop_all()
+
+    def _has_room(self, tier: "GpuTier", segment: Segment, whole: bool) -> bool:
+        """With the lock held: whether there is enough that is free, or that nobody uses."""
+        unused = (m.slots.size for held, m in self._ready.values() if held is tier and not m.segment.use.sessions)
+        blocks = segment.tables[0].layout.blocks_for(len(segment))
+        return (tier.free + sum(unused)) // len(segment.tables) >= (blocks if whole else min(blocks, WORTH_BLOCKS))
+
+    def _give_back(self) -> None:
+        """With the lock held."""
+        for tier, mirror in self._ready.values():
+            tier.release(mirror.slots.ravel())
+        self._ready.clear()
 
     def _make_room(self, tier: "GpuTier", count: int) -> None:
         """With the lock held: give up the copies that no session uses, until there is room or none are left."""

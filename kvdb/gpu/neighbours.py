@@ -133,7 +133,8 @@ def _sums_wide(keys: torch.Tensor) -> bool:
     if keys.dtype == torch.float32 or keys.device.type == "cpu":
         return keys.dtype == torch.float32
     try:
-        torch.mm(keys[:1], keys[:1].T, out_dtype=torch.float32)
+        small = keys.new_zeros((16, 16))
+        torch.mm(small, small, out_dtype=torch.float32)
     except (TypeError, NotImplementedError):
         return False
     return True
@@ -145,6 +146,7 @@ def _rows(n: int, tile_nbytes: int) -> int:
 
 
 def _rows_behind(begin: int, tile_nbytes: int) -> int:
-    """Of a tile that is as wide as the `begin` keys before it and its own."""
+    """Of a tile that is as wide as the `begin` keys before it and its own; whole groups, so that the next begins at one."""
     scores = tile_nbytes // 4
-    return min(max((math.isqrt(begin * begin + 4 * scores) - begin) // 2, scores // COLUMNS, 1), ROWS)
+    rows = min(max((math.isqrt(begin * begin + 4 * scores) - begin) // 2, scores // COLUMNS, 1), ROWS)
+    return rows - rows % GROUP if rows > GROUP else rows

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import kvdb.gpu.probe as probe
 import kvdb.machine as machine
+from indexes.accelerate import Accelerator
 from kvdb.config import StorageConfig
-from kvdb.errors import ConfigError, GpuLost, Unsupported
+from kvdb.errors import CapacityError, ConfigError, GpuLost, Unsupported
 from kvdb.storage.store import BlockStore
 
 if TYPE_CHECKING:
@@ -43,6 +44,19 @@ def serving(device: "Device | None", blocks: BlockStore, machine_file: str) -> "
     from kvdb.gpu.gpu import Gpu  # it imports Triton, which only a GPU needs
 
     return Gpu(device, blocks, machine.known_gpu(machine_file, device.card).machine)
+
+
+def building(device: "Device | None") -> Accelerator | None:
+    """What takes part in builds of indexes on an open device; None without one, or, with a warning logged, where it fails."""
+    if device is None:
+        return None
+    from kvdb.gpu.build import DeviceAccelerator  # it imports torch, which only a GPU needs
+
+    try:
+        return DeviceAccelerator(device)
+    except (CapacityError, GpuLost) as error:
+        log.warning("indexes are built on the CPU: %s", error)
+        return None
 
 
 def _open(name: str) -> "Device":

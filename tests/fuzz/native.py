@@ -23,6 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from tests.fuzz import attention
+from tests.indexes.accelerator import Plain
 
 REFUSALS = (ValueError, TypeError, OverflowError, MemoryError)
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
@@ -89,7 +90,7 @@ def use(rng: np.random.Generator, kinds: list[str]) -> list[Any]:
     blocks = Blocks.of(k, k, int(rng.choice([1, 16, 64])))
     kind = str(rng.choice(kinds or list(registry.KINDS)))
     samples = rng.standard_normal((kv_heads * group, 8, head_dim)).astype(np.float32)
-    index = registry.build(kind, blocks, samples if rng.random() < 0.5 else None)
+    index = built(kind, blocks, samples if rng.random() < 0.5 else None, Plain() if rng.random() < 0.5 else None)
     q = rng.standard_normal((kv_heads * group, n, head_dim)).astype(np.float32) * 10.0 ** rng.integers(-6, 4)
     hidden = rng.integers(0, 1 << 63, -(-tokens // 64) + 1, dtype=np.uint64) if rng.random() < 0.5 else None
     queries = Queries.of(q, kv_heads, float(head_dim) ** -0.5, tokens, hidden)
@@ -101,6 +102,18 @@ def use(rng: np.random.Generator, kinds: list[str]) -> list[Any]:
     with TemporaryDirectory() as directory:
         spoiled(rng, kind, index, Path(directory) / "index")
     return [blocks, grown]
+
+
+def built(kind: str, blocks: Any, samples: Any, accelerator: Plain | None) -> Any:
+    """All steps of a build."""
+    import indexes.registry as registry
+
+    steps = registry.build_steps(kind, blocks, samples, accelerator)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value
 
 
 def spoiled(rng: np.random.Generator, kind: str, index: Any, path: Path) -> None:

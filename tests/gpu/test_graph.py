@@ -11,7 +11,7 @@ from kvdb.attention.triton.batch import Batch, Piece
 from kvdb.attention.triton.decode import decode
 from kvdb.gpu.graph import Step
 from kvdb.storage.slot import SlotLayout
-from tests.triton.reference import attention, error, fill, make_pages, read
+from tests.triton.reference import DEVICE, attention, error, fill, make_pages, read
 
 
 def test_without_a_card_every_call_launches():
@@ -24,8 +24,7 @@ def test_without_a_card_every_call_launches():
 
 
 def test_a_decode_step_answers_other_queries_and_longer_contexts_from_the_same_buffers():
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    stream = torch.cuda.Stream() if torch.cuda.is_available() else None
+    device, stream = DEVICE, torch.cuda.Stream() if torch.cuda.is_available() else None
     layout = SlotLayout("float32", 1, 16, 8)
     pages, slots = make_pages(layout, 9, device), np.array([4, 2, 7], np.int32)
     fill(pages, slots, 24)
@@ -62,7 +61,8 @@ class Card:
         self.did, self.capturing, card = [], False, self
 
         class Stream:
-            pass
+            def __init__(self, device="cuda:0"):
+                self.device = device
 
         class Graph:
             def replay(self):

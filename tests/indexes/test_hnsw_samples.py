@@ -1,13 +1,11 @@
 """What a graph index learns from sample queries."""
 
-import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 
 from indexes.hnsw.samples import merged_lists, nearest_keys
-from tests.indexes.hnsw_data import TOKENS, layer
+from tests.indexes.hnsw_data import layer
 
 
 def test_nearest_keys_and_lists_are_those_of_brute_force():
@@ -22,27 +20,3 @@ def test_nearest_keys_and_lists_are_those_of_brute_force():
     for row in nearest:
         assert set(row[1:].tolist()) <= merged[int(row[0])]
     assert len(nearest_keys(replace(blocks, tokens=5), 0, queries, 30)[0]) == 5
-
-
-def test_neighbours_come_from_a_gpu_where_there_is_one(monkeypatch):
-    """Through cupy's interface; numpy stands in for the card."""
-    blocks, _, samples = layer()
-    queries, travelled = samples[0], []
-    expected = nearest_keys(blocks, 0, queries, 30)
-
-    def there(array):
-        travelled.append(array.shape)
-        return array.copy()
-
-    card = SimpleNamespace(getDeviceCount=lambda: 1)
-    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=card), asarray=there, asnumpy=np.asarray)
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    np.testing.assert_array_equal(nearest_keys(blocks, 0, queries, 30), expected)
-    assert travelled == [queries.shape, (TOKENS, 64)]
-
-    def no_driver():
-        raise RuntimeError("cudaErrorNoDevice")
-
-    card.getDeviceCount = no_driver
-    np.testing.assert_array_equal(nearest_keys(blocks, 0, queries, 30), expected)
-    assert len(travelled) == 2

@@ -32,14 +32,15 @@ def source(kernel, args, kwargs) -> ASTSource:
     signature, constants, aligned = {}, {}, {}
     for place, parameter in enumerate(kernel.params):
         value = given.get(parameter.name, parameter.default)
+        is_one = type(value) is int and value == 1 and not parameter.do_not_specialize
         if isinstance(value, torch.Tensor):
             signature[parameter.name] = "*" + TYPES[value.dtype]
             aligned[(place,)] = [["tt.divisibility", 16]]
-        elif parameter.is_constexpr or value is None or value is True or value is False or (type(value) is int and value == 1):
+        elif parameter.is_constexpr or value is None or value is True or value is False or is_one:
             signature[parameter.name], constants[parameter.name] = "constexpr", value
         elif isinstance(value, int):
             signature[parameter.name] = "i32" if abs(value) < 1 << 31 else "i64"
-            if value % 16 == 0:
+            if value % 16 == 0 and not parameter.do_not_specialize:
                 aligned[(place,)] = [["tt.divisibility", 16]]
         else:
             signature[parameter.name] = "fp32"

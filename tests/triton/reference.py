@@ -2,13 +2,20 @@
 
 import torch
 
-from kvdb.attention.triton.pages import TORCH, Pages
+from kvdb.attention.triton.pages import INTERPRETED, TORCH, Pages
 from kvdb.storage.slot import SlotLayout
 
 CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+"""Where kernels run: a card, or the CPU under Triton's interpreter."""
 LARGEST = {"float8": 448.0, "int8": 127.0}
 TOLERANCE = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1e-2, "float8": 1e-2, "int8": 1e-2}
 """Of an output computed from pages of that format, against float64 over the very numbers that the pages hold."""
+
+
+def tolerance(form: str) -> float:
+    """The interpreter multiplies in float32, whatever the format."""
+    return 1e-5 if INTERPRETED else max(1e-5, TOLERANCE[form])
 
 
 def make_pages(layout: SlotLayout, slots: int, device=CPU) -> Pages:
@@ -80,7 +87,8 @@ def attention(q, k, v, scale, visible=None):
     if visible is not None:
         scores = scores.masked_fill(~visible, -torch.inf)
     if scores.shape[-1] == 0:
-        return torch.zeros_like(q), torch.full(q.shape[:2], -torch.inf).double(), torch.full(q.shape[:2], -torch.inf).double()
+        nothing = torch.full_like(q[..., 0], -torch.inf)
+        return torch.zeros_like(q), nothing, nothing
     weights = torch.softmax(scale * scores, -1).nan_to_num(0)
     out = weights @ v.repeat_interleave(group, 0)
     return out, torch.logsumexp(scale * scores, -1), scores.amax(-1)

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from kvdb.attention.triton.rope import rotate
-from tests.triton.reference import error, rotated
+from tests.triton.reference import DEVICE, error, rotated
 
 
 def random(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

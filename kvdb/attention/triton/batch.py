@@ -11,6 +11,9 @@ from kvdb.storage.slot import SlotLayout
 
 ROWS = (16, 64, 128)
 """Query rows of a tile. The last is what one program answers at most."""
+NARROW_PROGRAMS = 3
+"""Programs of the narrowest tile that a processor has room for, by shared memory and registers, which tests/triton/compiled.py
+tells. Of wider ones it has room for one."""
 PROGRAM_INTS = 8
 """int32 of a program's row: piece, split, splits, first member, members, and padding to 32 bytes."""
 SPLIT_TOKENS_MIN = 256
@@ -19,6 +22,8 @@ SPLIT_TOKENS_MAX = 4096
 """At most, for the narrowest rows: above, the programs that run last leave processors idle for longer."""
 Angles = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 Ints = npt.NDArray[np.int32]
+EachOf = Callable[[int, list[int]], int]
+"""Of the rows of a tile, and the tokens of each item of the launch: how many tokens a program reads."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ class Batch:
         self._shared = [len(who) > 1 for who in readers]
         rooms = [room if p in set(self._last) else 0 for p in range(len(pieces))]
         tokens = [piece.tokens + more * layout.block_size for piece, more in zip(pieces, rooms, strict=True)]
-        each_of = _suits(layout.kv_heads, device) if split_tokens is None else lambda *_: split_tokens
+        each_of = even(layout.kv_heads, processors_of(device)) if split_tokens is None else lambda *_: split_tokens
         cut = _cut(tokens, readers, len(sequences), group, each_of)
         self.launches = cut.launches
         self.tokens_max = sum(tokens)
@@ -125,7 +130,10 @@ class Batch:
         self.counters = torch.zeros((len(sequences), layout.kv_heads), dtype=torch.int32, device=device)
         none = np.zeros((1, 1), np.float32)
         self.cos, self.sin = (torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in angles or (none, none))
-        rows = layout.kv_heads * group * int(cut.states[:, 1].sum())
+        # Whole lines, so that all areas are aligned, which kernels are compiled for.
+        rows = -(-layout.kv_heads * group * int(cut.states[:, 1].sum()) // 32) * 32
+        if rows * layout.head_dim >= 1 << 31:
+            raise ValueError(f"{rows} partial states of {layout.head_dim} dimensions; make it several batches")
         floats = (workspace or Workspace(device)).take(rows * (layout.head_dim + 2))
         self.partial, self.tops, self.totals = floats.split([rows * layout.head_dim, rows, rows])
 
@@ -147,6 +155,13 @@ class Batch:
         if not 0 <= tokens <= capacity:
             raise ValueError(f"{tokens} tokens in a piece whose slots hold {capacity}")
         self.lengths[piece : piece + 1].fill_(tokens)
+
+    def set_tails(self, tokens: Ints) -> None:
+        """Of the last piece of every sequence, int32 `[sequences]`, in one copy. Raises ValueError as `set_tokens` does."""
+        capacities = np.array([self._blocks[self._own(i)] for i in range(self.sequences)]) * self.layout.block_size
+        if tokens.shape != (self.sequences,) or (tokens < 0).any() or (tokens > capacities).any():
+            raise ValueError(f"{tokens.tolist()} tokens in pieces whose slots hold {capacities.tolist()}")
+        self.tails.copy_(torch.from_numpy(np.ascontiguousarray(tokens, np.int32)), non_blocking=True)
 
     def set_slots(self, sequence: int, slots: Ints) -> None:
         """All slots of the sequence's last piece, as many as there is room for. Raises ValueError as `set_tokens` does."""
@@ -212,8 +227,8 @@ def _check(piece: Piece, layout: SlotLayout, turns: int) -> None:
         raise ValueError(f"hidden is {piece.hidden.dtype} {piece.hidden.shape}; expected uint64 ({blocks}, {words})")
 
 
-def _cut(tokens: list[int], readers: list[list[int]], sequences: int, group: int, each_of: Callable[[int, int], int]) -> Cut:
-    """tokens: of every piece; readers: its sequences. each_of: tokens of a program, of a tile's rows and a launch's tokens."""
+def _cut(tokens: list[int], readers: list[list[int]], sequences: int, group: int, each_of: EachOf) -> Cut:
+    """tokens: of every piece; readers: its sequences. each_of: how many tokens a program reads."""
     widest = ROWS[-1] // group
     items = [(p, who[i : i + widest]) for p, who in enumerate(readers) for i in range(0, len(who), widest)]
     used = [0] * sequences
@@ -225,7 +240,7 @@ def _cut(tokens: list[int], readers: list[list[int]], sequences: int, group: int
         # The longest first: what is left at the end is short.
         alike = sorted((item for item in items if least < len(item[1]) * group <= rows), key=lambda item: -tokens[item[0]])
         least = rows
-        each = each_of(rows, sum(tokens[p] for p, _ in alike))
+        each = each_of(rows, [tokens[p] for p, _ in alike])
         start = len(programs)
         for p, who in alike:
             splits = max(1, -(-tokens[p] // each))
@@ -245,15 +260,20 @@ def _ints(rows: Sequence[tuple[int, ...]], columns: int) -> Ints:
     return np.array(rows, np.int32).reshape(-1, columns)
 
 
-def _suits(kv_heads: int, device: torch.device) -> Callable[[int, int], int]:
-    """How many tokens a program reads, of a tile's rows and the tokens of all items of a launch, so that all processors are busy
-    to the end. Three programs of narrow tiles find room on a processor, and one of wide ones."""
-    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+def processors_of(device: torch.device) -> int:
+    """How many programs a card runs at once, at least; 1 for the interpreter."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 
-    def each(rows: int, tokens: int) -> int:
-        programs = processors * (3 if rows == ROWS[0] else 1)
-        even = -(-tokens * kv_heads // programs)
-        least = max(SPLIT_TOKENS_MIN, -(-even // 64) * 64)
-        return min(least, SPLIT_TOKENS_MAX) if rows == ROWS[0] else least
+
+def even(kv_heads: int, processors: int) -> EachOf:
+    """So that all processors are busy to the end. A program that had to wait for room would take the whole time again."""
+
+    def each(rows: int, tokens: list[int]) -> int:
+        programs = max(len(tokens), processors * (NARROW_PROGRAMS if rows == ROWS[0] else 1) // kv_heads)
+        longest = SPLIT_TOKENS_MAX if rows == ROWS[0] else max(tokens, default=1)
+        found = SPLIT_TOKENS_MIN
+        while found < longest and sum(max(1, -(-of // found)) for of in tokens) > programs:
+            found += max(64, found // 32 // 64 * 64)
+        return found
 
     return each

@@ -14,7 +14,7 @@ from kvdb.attention.triton.tile import padded, stored, widen
 from kvdb.attention.triton.workspace import Found, Partials
 from kvdb.storage.slot import BOUND_TOKENS, SlotLayout
 
-PAGES = 32
+PAGES = 64
 """Pages that a program scores together."""
 _MATH = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 

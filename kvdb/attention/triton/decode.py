@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kvdb.attention.triton.batch import PROGRAM_INTS, Batch
+from kvdb.attention.triton.batch import PROGRAM_INTS, ROWS, Batch
 from kvdb.attention.triton.pages import Pages
 from kvdb.attention.triton.tile import (
     LOG2E,
@@ -46,6 +46,10 @@ def decode(
     """
     _check(q, pages, batch, scale, out, lse, top)
     for launch in batch.launches:
+        narrow = launch.rows == ROWS[0]
+        merged = triton.next_power_of_2(batch.group) if narrow else 16
+        # Narrow rows and narrow elements leave more registers to the merge, which then waits less often.
+        held = 64 if narrow and FORMATS[pages.layout.format] <= 2 else 32
         _decode_kernel[(launch.programs * pages.layout.kv_heads,)](
             q,
             stored(pages),
@@ -67,20 +71,18 @@ def decode(
             batch.tops,
             batch.totals,
             scale * LOG2E,
-            **shape(pages, batch, launch.rows),
+            **shape(pages, batch, launch.rows, merged, held),
             TOP=top is not None,
             PROGRAM=PROGRAM_INTS,
             **constants(pages),
         )
 
 
-def shape(pages: Pages, batch: Batch, rows: int) -> dict[str, int | bool]:
-    """Constants of a launch with tiles of so many query rows, and how many warps and stages they take."""
+def shape(pages: Pages, batch: Batch, rows: int, merged: int = 16, held: int = 32) -> dict[str, int | bool]:
+    """Constants of a launch with tiles of so many query rows, and how many warps and stages they take. merged: rows that are
+    merged at a time; held: values that a thread holds meanwhile."""
     columns, element = padded(pages.layout.head_dim), FORMATS[pages.layout.format]
     warps = 8 if rows == 128 else 4
-    merged = 16 if rows > 16 else triton.next_power_of_2(batch.group)
-    # Values that a thread holds while merging. Wide rows and wide elements leave it fewer registers.
-    held = 64 if rows == 16 and element <= 2 else 32
     return {
         "GROUP": batch.group,
         "PAIRS": batch.pairs,

@@ -8,19 +8,52 @@ import triton.language as tl
 from kvdb.attention.triton.flat import estimate, half_of, queries, reach_of
 from kvdb.attention.triton.gather import gather_into, logarithm
 from kvdb.attention.triton.pages import INTERPRETED, Pages, Runs
+from kvdb.attention.triton.tile import padded
 from kvdb.attention.triton.workspace import PROGRAMS, Found, Workspace, tile_of, tiles_of_block
 
 CHUNK = 16
 """Tiles whose records one program of the second pass looks at."""
+BASES = 64
+"""Blocks whose centres one program of the first launch multiplies."""
+ROWS = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3) else 16
+"""Query rows of a scan at least. Earlier versions multiply no fewer than 16."""
+WARPS = 1
+"""Of a program of a scan: one alone needs no shared memory to sum over a tile."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _begin_kernel(floor, best, sums, counts, rows, heads, ROWS: tl.constexpr):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    tl.store(best + row, tl.load(floor + row, mask=row < rows), mask=row < rows)
-    tl.store(sums + row, tl.zeros([ROWS], tl.float32), mask=row < 2 * rows)
-    tl.store(counts + row, tl.zeros([ROWS], tl.int32), mask=row < heads)
+def _begin_kernel(
+    q, halves, table, begin, tokens, floor, best, bases, sums, counts, blocks_max, rows_all,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr,
+    BYTES: tl.constexpr, CENTRES: tl.constexpr, MATH: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """q.centre of every block, in two parts of q where MATH is too short for one; and what the passes add to."""
+    head = tl.program_id(1)
+    sequence = tl.program_id(2)
+    group = sequence * HEADS + head
+    row = tl.arange(0, ROWS)
+    mine = row < GROUP
+    if tl.program_id(0) == 0:
+        own = group * GROUP + row
+        tl.store(best + own, tl.load(floor + own, mask=mine), mask=mine)
+        tl.store(sums + own, tl.zeros([ROWS], tl.float32), mask=mine)
+        tl.store(sums + rows_all + own, tl.zeros([ROWS], tl.float32), mask=mine)
+        tl.store(counts + group, 0)
+    block = tl.program_id(0) * N + tl.arange(0, N)
+    dim = tl.arange(0, DIMS)
+    inside = block * BLOCK < tl.load(tokens + sequence)
+    slot = tl.load(table + tl.load(begin + sequence) + block, mask=inside, other=0).to(tl.int64)
+    mask = inside[:, None] & (dim < DIM)[None, :]
+    at = halves + (slot * (BYTES // 2) + CENTRES + head * DIM)[:, None] + dim[None, :]
+    centre = tl.load(at, mask=mask, other=0.0).to(MATH)
+    mask = mine[:, None] & (dim < DIM)[None, :]
+    x = tl.load(q + (group * GROUP + row)[:, None] * DIM + dim[None, :], mask=mask, other=0.0).to(tl.float32)
+    first = x.to(MATH)
+    base = tl.dot(centre, tl.trans(first), input_precision="ieee")
+    base = tl.dot(centre, tl.trans((x - first.to(tl.float32)).to(MATH)), base, input_precision="ieee")
+    to = bases + (group * blocks_max + block).to(tl.int64)[:, None] * GROUP + row[None, :]
+    tl.store(to, base, mask=inside[:, None] & mine[None, :])
 
 
 @triton.jit
@@ -30,61 +63,58 @@ def _tiles(tokens, BLOCK: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr)
 
 
 @triton.jit
-def _larger(a, b, c, d):
-    return tl.maximum(a, c), tl.maximum(b, d)
-
-
-@triton.jit
 def _scan_kernel(
-    q, slab, halves, table, begin, tokens, best, records, scale, tiles_max, tiles_each,
+    q, slab, halves, table, begin, tokens, best, bases, records, scale, tiles_max, tiles_each,
     GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
-    REACH: tl.constexpr, BYTES: tl.constexpr, CODES: tl.constexpr, FACTORS: tl.constexpr, CENTRES: tl.constexpr,
-    TILE: tl.constexpr, TILES: tl.constexpr, MATH: tl.constexpr, STAGES: tl.constexpr,
+    BYTES: tl.constexpr, CODES: tl.constexpr, FACTORS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+    EXTRA: tl.constexpr, MATH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     sequence = tl.program_id(2)
+    group = sequence * HEADS + head
     length_all = tl.load(tokens + sequence)
     first = tl.program_id(0) * tiles_each
     last = tl.minimum(first + tiles_each, _tiles(length_all, BLOCK, TILE, TILES))
     if first >= last:
         return
     table += tl.load(begin + sequence)
-    low_q, high_q, low_math, high_math, unit, half_sum, length, lost = queries(
-        q, sequence, head, GROUP, HEADS, DIM, HALF, ROWS, REACH, MATH
-    )
+    low_math, high_math, middle, length, unit = queries(q, group, GROUP, DIM, HALF, ROWS, MATH)
     row = tl.arange(0, ROWS)
     lowest = tl.full([TILE, ROWS], float("-inf"), tl.float32)
-    record = records + ((sequence * HEADS + head).to(tl.int64) * tiles_max) * (3 * GROUP) + row
-    factor = scale * LOG2_E
+    record = records + group.to(tl.int64) * tiles_max * (3 * GROUP) + row
+    base_at = bases + group.to(tl.int64) * (tiles_max // TILES * GROUP) + row
+    factor = (scale * LOG2_E) * unit
     for tile in tl.range(first, last, num_stages=STAGES):
         block = tile // TILES
         place = tile % TILES * TILE + tl.arange(0, TILE)
+        inside = (place < BLOCK) & (block * BLOCK + place < length_all)
         slot = tl.load(table + block).to(tl.int64)
-        near, wrong = estimate(
-            slab, halves, slot, head, place, low_q, high_q, low_math, high_math, unit, half_sum, length, lost,
-            HEADS, BLOCK, DIM, HALF, BYTES, CODES, FACTORS, CENTRES, TILE, MATH,
+        base = tl.load(base_at + block * GROUP, mask=row < GROUP, other=0.0) / unit
+        near, left = estimate(
+            slab, halves, slot, head, place, inside, base, low_math, high_math, middle,
+            HEADS, BLOCK, DIM, HALF, BYTES, CODES, FACTORS, TILE, EXTRA, MATH,
         )  # fmt: skip
-        inside = ((place < BLOCK) & (block * BLOCK + place < length_all))[:, None]
-        wrong = tl.where(inside, wrong, 0.0)
-        near = tl.where(inside, near, float("-inf"))
+        near += tl.where(inside, 0.0, float("-inf"))[:, None]
+        wrong = length[None, :] * left[:, None]
         lowest = tl.maximum(lowest, near - wrong)
-        top, wrong_most = tl.reduce((near + wrong, wrong), 0, _larger)
-        mass = logarithm(tl.sum(tl.exp2((near - top[None, :]) * factor), 0)) + top * scale
+        top = tl.max(near + wrong, 0)
+        weight = tl.exp2(near * factor[None, :] - (top * factor)[None, :])
+        mass = logarithm(tl.sum(weight, 0)) + top * unit * scale
         at = record + tile * (3 * GROUP)
-        tl.store(at, top, mask=row < GROUP)
+        tl.store(at, top * unit, mask=row < GROUP)
         tl.store(at + GROUP, mass, mask=row < GROUP)
-        tl.store(at + 2 * GROUP, mass + wrong_most * scale, mask=row < GROUP)
-    tl.atomic_max(best + (sequence * HEADS + head) * GROUP + row, tl.max(lowest, 0), mask=row < GROUP)
+        tl.store(at + 2 * GROUP, mass + tl.max(left, 0) * length * unit * scale, mask=row < GROUP)
+    tl.atomic_max(best + group * GROUP + row, tl.max(lowest, 0) * unit, mask=row < GROUP)
 
 
 # size: a pass over records, the tiles that it opens, and the end of both
 @triton.jit
 def _pick_kernel(
-    q, slab, halves, table, begin, tokens, best, records, sums, done, ids, counts, missed, missed_bound, scale, beta,
+    q, slab, halves, table, begin, tokens, best, bases, records, sums, done, ids, counts, missed, missed_bound, scale, beta,
     tiles_max, capacity, rows_all,
     GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
-    REACH: tl.constexpr, BYTES: tl.constexpr, CODES: tl.constexpr, FACTORS: tl.constexpr, CENTRES: tl.constexpr,
-    TILE: tl.constexpr, TILES: tl.constexpr, MATH: tl.constexpr, CHUNK: tl.constexpr,
+    BYTES: tl.constexpr, CODES: tl.constexpr, FACTORS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+    EXTRA: tl.constexpr, MATH: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     sequence = tl.program_id(2)
@@ -96,8 +126,8 @@ def _pick_kernel(
         return
     row = tl.arange(0, ROWS)
     mine = row < GROUP
-    largest = tl.load(best + group * GROUP + row, mask=mine, other=float("inf"))
-    threshold = largest - beta
+    own = group * GROUP + row
+    threshold = tl.load(best + own, mask=mine, other=float("inf")) - beta
     factor = scale * LOG2_E
     number = tl.arange(0, CHUNK)
     tile = tl.program_id(0) * CHUNK + number
@@ -113,41 +143,41 @@ def _pick_kernel(
     mass_sum = tl.sum(tl.exp2(mass * LOG2_E - shift[None, :]), 0)
     bound_sum = tl.sum(tl.exp2(bound * LOG2_E - shift[None, :]), 0)
     if bits != 0:
-        low_q, high_q, low_math, high_math, unit, half_sum, length, lost = queries(
-            q, sequence, head, GROUP, HEADS, DIM, HALF, ROWS, REACH, MATH
-        )
+        low_math, high_math, middle, length, unit = queries(q, group, GROUP, DIM, HALF, ROWS, MATH)
         table += tl.load(begin + sequence)
+        base_at = bases + group.to(tl.int64) * (tiles_max // TILES * GROUP) + row
         for i in range(CHUNK):
             if (bits >> i) & 1:
                 this = tl.program_id(0) * CHUNK + i
                 block = this // TILES
                 place = this % TILES * TILE + tl.arange(0, TILE)
-                near, wrong = estimate(
-                    slab, halves, tl.load(table + block).to(tl.int64), head, place, low_q, high_q, low_math, high_math, unit,
-                    half_sum, length, lost, HEADS, BLOCK, DIM, HALF, BYTES, CODES, FACTORS, CENTRES, TILE, MATH,
-                )  # fmt: skip
                 token = block * BLOCK + place
                 inside = (place < BLOCK) & (token < length_all)
-                wanted = tl.max(((near + wrong >= threshold[None, :]) & mine[None, :]).to(tl.int32), 1)
+                base = tl.load(base_at + block * GROUP, mask=mine, other=0.0) / unit
+                near, left = estimate(
+                    slab, halves, tl.load(table + block).to(tl.int64), head, place, inside, base, low_math, high_math, middle,
+                    HEADS, BLOCK, DIM, HALF, BYTES, CODES, FACTORS, TILE, EXTRA, MATH,
+                )  # fmt: skip
+                near *= unit[None, :]
+                upper = near + (length * unit)[None, :] * left[:, None]
+                wanted = tl.max(((upper >= threshold[None, :]) & mine[None, :]).to(tl.int32), 1)
                 wanted = tl.where(inside, wanted, 0)
                 start = tl.atomic_add(counts + group, tl.sum(wanted, 0))
                 to = start + tl.cumsum(wanted, 0) - 1
                 tl.store(ids + group.to(tl.int64) * capacity + to, token, mask=(wanted > 0) & (to < capacity))
                 rest = (inside & (wanted == 0))[:, None]
-                near = tl.where(rest, near, float("-inf"))
-                mass_sum += tl.sum(tl.exp2(near * factor - shift[None, :]), 0)
-                upper = tl.where(rest, near + wrong, float("-inf"))
-                bound_sum += tl.sum(tl.exp2(upper * factor - shift[None, :]), 0)
-    tl.atomic_add(sums + group * GROUP + row, mass_sum, mask=mine)
-    tl.atomic_add(sums + rows_all + group * GROUP + row, bound_sum, mask=mine)
+                mass_sum += tl.sum(tl.exp2(tl.where(rest, near, float("-inf")) * factor - shift[None, :]), 0)
+                bound_sum += tl.sum(tl.exp2(tl.where(rest, upper, float("-inf")) * factor - shift[None, :]), 0)
+    tl.atomic_add(sums + own, mass_sum, mask=mine)
+    tl.atomic_add(sums + rows_all + own, bound_sum, mask=mine)
     tl.debug_barrier()
     if tl.atomic_add(done + group, 1) == programs - 1:
         tl.store(done + group, 0)
         whole = tl.load(counts + group, volatile=True) > capacity
-        own = group * GROUP + row
         total = tl.load(sums + own, mask=mine, other=0.0, volatile=True)
         # What float32 is too small for, a share of 2^-100 covers.
-        total_bound = tl.where(length_all > 0, 7.9e-31, 0.0) + tl.load(sums + rows_all + own, mask=mine, other=0.0, volatile=True)
+        total_bound = tl.load(sums + rows_all + own, mask=mine, other=0.0, volatile=True)
+        total_bound += tl.where(length_all > 0, 7.9e-31, 0.0)
         tl.store(missed + own, tl.where(whole, float("-inf"), logarithm(total) + shift / LOG2_E), mask=mine)
         tl.store(missed_bound + own, tl.where(whole, float("-inf"), logarithm(total_bound) + shift / LOG2_E), mask=mine)
 
@@ -170,21 +200,25 @@ def scan(
     group = q_heads // layout.kv_heads
     tile, tiles_of = tile_of(layout), tiles_of_block(layout)
     tiles = max(1, -(-runs.tokens_max // layout.block_size) * tiles_of)
-    heads, rows = sequences * layout.kv_heads, sequences * q_heads
-    _begin_kernel[(triton.cdiv(2 * rows, 256),)](floor, workspace.best, workspace.sums, found.counts, rows, heads, ROWS=256)
-    constants = {
-        "GROUP": group, "HEADS": layout.kv_heads, "BLOCK": layout.block_size, "DIM": layout.head_dim, "HALF": half_of(layout),
-        "ROWS": max(16, triton.next_power_of_2(group)), "REACH": reach_of(layout), "BYTES": layout.nbytes,
-        "CODES": layout.codes_at, "FACTORS": layout.factors_at // 2, "CENTRES": layout.centres_at // 2, "TILE": tile,
-        "TILES": tiles_of, "MATH": tl.float32 if INTERPRETED else tl.float16, "num_warps": 4,
-    }  # fmt: skip
-    read = (q, pages.slab, pages.halves, runs.table, runs.begin, runs.tokens, workspace.best, workspace.records)
     tiles_max = workspace.records.shape[2]
+    heads, rows = sequences * layout.kv_heads, sequences * q_heads
+    shape = {"GROUP": group, "HEADS": layout.kv_heads, "BLOCK": layout.block_size, "DIM": layout.head_dim, "BYTES": layout.nbytes}
+    read = (q, pages.slab, pages.halves, runs.table, runs.begin, runs.tokens, workspace.best, workspace.bases, workspace.records)
+    _begin_kernel[(triton.cdiv(tiles // tiles_of, BASES), layout.kv_heads, sequences)](
+        q, *read[2:6], floor, *read[6:8], workspace.sums, found.counts, tiles_max // tiles_of, rows, **shape,
+        DIMS=padded(layout.head_dim), ROWS=max(16, triton.next_power_of_2(group)), CENTRES=layout.centres_at // 2,
+        MATH=tl.float32 if INTERPRETED else tl.bfloat16, N=BASES, num_warps=4,
+    )  # fmt: skip
+    shape |= {
+        "HALF": half_of(layout), "ROWS": max(ROWS, triton.next_power_of_2(group)), "CODES": layout.codes_at,
+        "FACTORS": layout.factors_at // 2, "TILE": tile, "TILES": tiles_of, "MATH": tl.float32 if INTERPRETED else tl.float16,
+        "EXTRA": reach_of(layout) / 2048 if q.dtype == torch.float32 else 0.0, "num_warps": WARPS,
+    }  # fmt: skip
     each = max(8, triton.cdiv(tiles * heads, PROGRAMS))
-    _scan_kernel[(triton.cdiv(tiles, each), layout.kv_heads, sequences)](*read, scale, tiles_max, each, **constants, STAGES=4)
+    _scan_kernel[(triton.cdiv(tiles, each), layout.kv_heads, sequences)](*read, scale, tiles_max, each, **shape, STAGES=5)
     _pick_kernel[(triton.cdiv(tiles, CHUNK), layout.kv_heads, sequences)](
         *read, workspace.sums, workspace.done, found.ids, found.counts, found.missed, found.missed_bound, scale, beta, tiles_max,
-        found.ids.shape[2], rows, **constants, CHUNK=CHUNK,
+        found.ids.shape[2], rows, **shape, CHUNK=CHUNK,
     )  # fmt: skip
     return found
 

@@ -91,53 +91,45 @@ def _encode_kernel(
 
 
 @triton.jit
-def queries(q, sequence, head, GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
-             ROWS: tl.constexpr, REACH: tl.constexpr, MATH: tl.constexpr):  # fmt: skip
-    """The query rows of a group, in halves of their dimensions: as they are, float32 `[ROWS, HALF]`; over a power of two each,
-    in MATH `[HALF, ROWS]`; that power; half the sum of the latter; the rows' lengths; and what MATH took from them at most, of a
-    code's step."""
+def queries(q, group, GROUP: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, MATH: tl.constexpr):
+    """The query rows of a group, each over a power of two: both halves of their dimensions in MATH, `[HALF, ROWS]`, the lower one
+    16 times as large; 7.5 times the sum of each; their lengths; and those powers."""
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, HALF)
     mask = (row < GROUP)[:, None] & (dim < DIM // 2)[None, :]
-    at = q + ((sequence * HEADS + head) * GROUP + row)[:, None] * DIM + dim[None, :]
+    at = q + (group * GROUP + row)[:, None] * DIM + dim[None, :]
     low = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     high = tl.load(at + DIM // 2, mask=mask, other=0.0).to(tl.float32)
     largest = tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1))
     unit = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
     unit = tl.where(unit > 1e-30, unit, 1.0)
-    low_math = (low / unit[:, None]).to(MATH)
-    high_math = (high / unit[:, None]).to(MATH)
-    low_lost = low - low_math.to(tl.float32) * unit[:, None]
-    high_lost = high - high_math.to(tl.float32) * unit[:, None]
-    half_sum = 0.5 * (tl.sum(low_math.to(tl.float32), 1) + tl.sum(high_math.to(tl.float32), 1))
+    low = low / unit[:, None]
+    high = high / unit[:, None]
     length = tl.sqrt(tl.sum(low * low, 1) + tl.sum(high * high, 1)) * 1.0001
-    lost = tl.sqrt(tl.sum(low_lost * low_lost, 1) + tl.sum(high_lost * high_lost, 1)) * REACH * 1.0001
-    return low, high, tl.trans(low_math), tl.trans(high_math), unit, half_sum, length, lost
+    low_math = (low * 16).to(MATH)
+    high_math = high.to(MATH)
+    middle = 7.5 * (tl.sum(low_math.to(tl.float32), 1) / 16 + tl.sum(high_math.to(tl.float32), 1))
+    return tl.trans(low_math), tl.trans(high_math), middle, length, unit
 
 
 @triton.jit
 def _nibbles(codes, MATH: tl.constexpr):
-    """Both halves of bytes, less 8, in MATH. On a card four bytes at a time: a nibble behind 0x64 is 1024 more in float16."""
+    """The lower halves of bytes, and 16 times the upper ones; over 2^24 where MATH is float16. There four bytes are taken at a
+    time, and the bits of a half are, as they stand, a float16 below its normal numbers, which tensor cores multiply exactly."""
     if tl.float32 == MATH:
-        low = (codes & 15).to(tl.float32) - 8
-        high = (codes >> 4).to(tl.float32) - 8
+        low = (codes & 0x0F).to(tl.float32)
+        high = (codes & 0xF0).to(tl.float32)
     else:
         low, high = tl.inline_asm_elementwise(
             """
             {
-            .reg .b32 even, odd, bias;
-            mov.b32 bias, 0x64086408;
-            and.b32 even, $4, 0x0F0F0F0F;
-            shr.b32 odd, $4, 4;
-            and.b32 odd, odd, 0x0F0F0F0F;
-            prmt.b32 $0, even, 0x64646464, 0x4140;
-            prmt.b32 $1, even, 0x64646464, 0x4342;
-            prmt.b32 $2, odd, 0x64646464, 0x4140;
-            prmt.b32 $3, odd, 0x64646464, 0x4342;
-            sub.f16x2 $0, $0, bias;
-            sub.f16x2 $1, $1, bias;
-            sub.f16x2 $2, $2, bias;
-            sub.f16x2 $3, $3, bias;
+            .reg .b32 first, second;
+            prmt.b32 first, $4, 0, 0x4140;
+            prmt.b32 second, $4, 0, 0x4342;
+            and.b32 $0, first, 0x000F000F;
+            and.b32 $1, second, 0x000F000F;
+            and.b32 $2, first, 0x00F000F0;
+            and.b32 $3, second, 0x00F000F0;
             }
             """,
             "=&r,=&r,=&r,=&r,r",
@@ -151,35 +143,32 @@ def _nibbles(codes, MATH: tl.constexpr):
 
 @triton.jit
 def estimate(
-    slab, halves, slot, head, place, low_q, high_q, low_math, high_math, unit, half_sum, length, lost,
-    HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, BYTES: tl.constexpr,
-    CODES: tl.constexpr, FACTORS: tl.constexpr, CENTRES: tl.constexpr, TILE: tl.constexpr, MATH: tl.constexpr,
+    slab, halves, slot, head, place, inside, base, low_math, high_math, middle,
+    HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, BYTES: tl.constexpr, CODES: tl.constexpr,
+    FACTORS: tl.constexpr, TILE: tl.constexpr, EXTRA: tl.constexpr, MATH: tl.constexpr,
 ):  # fmt: skip
-    """Estimates of q.k by code and how wrong they are at most, `[TILE, ROWS]` both."""
+    """Estimates of q.k by code, `[TILE, ROWS]`, and, of a query's length, how wrong they are at most, `[TILE]`. base: q.centre
+    `[ROWS]`. Where no token is inside, the estimate is the base. EXTRA: what MATH takes from a query, of a code's step."""
     dim = tl.arange(0, HALF)
     at = slab + slot * BYTES + CODES + (head * BLOCK + place)[:, None] * (DIM // 2) + dim[None, :]
     factor = halves + slot * (BYTES // 2) + FACTORS + head * BLOCK + place
-    centre = halves + slot * (BYTES // 2) + CENTRES + head * DIM + dim
     if BLOCK % TILE == 0 and HALF == DIM // 2:
         codes = tl.load(at)
         step = tl.load(factor).to(tl.float32)
         left = tl.load(factor + HEADS * BLOCK).to(tl.float32)
-        low_centre = tl.load(centre).to(tl.float32)
-        high_centre = tl.load(centre + DIM // 2).to(tl.float32)
     else:
-        inside = place < BLOCK
-        real = dim < DIM // 2
-        codes = tl.load(at, mask=inside[:, None] & real[None, :], other=0)
-        step = tl.load(factor, mask=inside, other=0.0).to(tl.float32)
-        left = tl.load(factor + HEADS * BLOCK, mask=inside, other=0.0).to(tl.float32)
-        low_centre = tl.load(centre, mask=real, other=0.0).to(tl.float32)
-        high_centre = tl.load(centre + DIM // 2, mask=real, other=0.0).to(tl.float32)
+        codes = tl.load(at, mask=(place < BLOCK)[:, None] & (dim < DIM // 2)[None, :], other=0)
+        step = tl.load(factor, mask=place < BLOCK, other=0.0).to(tl.float32)
+        left = tl.load(factor + HEADS * BLOCK, mask=place < BLOCK, other=0.0).to(tl.float32)
+    step = tl.where(inside, step, 0.0)
+    left = tl.where(inside, left + EXTRA * step, 0.0)
     low, high = _nibbles(codes, MATH)
-    base = tl.sum(low_q * low_centre[None, :] + high_q * high_centre[None, :], 1)
-    steps = tl.dot(low, low_math, input_precision="ieee")
-    steps = tl.dot(high, high_math, steps, input_precision="ieee") + half_sum[None, :]
-    near = base[None, :] + step[:, None] * (steps * unit[None, :])
-    return near, length[None, :] * left[:, None] + lost[None, :] * step[:, None]
+    near = tl.dot(low, low_math, input_precision="ieee")
+    near = tl.dot(high, high_math, near, input_precision="ieee")
+    # What a product of code and query, as `_nibbles` and `queries` give them, is worth.
+    WORTH: tl.constexpr = 0.0625 if tl.float32 == MATH else 1048576.0
+    near = base[None, :] + (step * WORTH)[:, None] * (near - (middle / WORTH)[None, :])
+    return near, left
 
 
 def encode(pages: Pages, slots: torch.Tensor, counts: torch.Tensor) -> None:
@@ -212,5 +201,5 @@ def half_of(layout: SlotLayout) -> int:
 
 
 def reach_of(layout: SlotLayout) -> float:
-    """How many steps long a key can be by its code."""
+    """How many steps long a key can be, by its code, from its centre."""
     return 7.5 * math.sqrt(layout.head_dim)

@@ -1,10 +1,10 @@
 """What every kernel reads: the slots of one slab, and which of them belong to a sequence."""
 
+import os
 from dataclasses import dataclass
 
 import torch
 import triton.language as tl
-from triton import knobs
 
 from kvdb.storage.slot import SlotLayout
 
@@ -15,7 +15,7 @@ TORCH = {
     "float8": torch.float8_e4m3fn,
     "int8": torch.int8,
 }
-INTERPRETED = bool(knobs.runtime.interpret)
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") not in {"", "0"}
 """Whether kernels run on the CPU under Triton's interpreter, which was said by TRITON_INTERPRET=1 before Triton was imported."""
 
 

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kvdb.attention.triton.batch import SPLIT_TOKENS_MIN, Batch
+from kvdb.attention.triton.batch import NARROW_PROGRAMS, ROWS, SPLIT_TOKENS_MIN, Batch, processors_of
 from kvdb.attention.triton.decode import shape
 from kvdb.attention.triton.pages import Pages
 from kvdb.attention.triton.tile import (
@@ -19,9 +19,6 @@ from kvdb.attention.triton.tile import (
     store_state,
     stored,
 )
-
-ROWS = (16, 64, 128)
-"""Query rows of a tile."""
 
 
 def prefill(
@@ -45,7 +42,7 @@ def prefill(
         return
     rows = next((size for size in ROWS if n * batch.group <= size), ROWS[-1])
     tiles = triton.cdiv(n * batch.group, rows)
-    splits = splits or _splits(tiles * layout.kv_heads, batch)
+    splits = splits or _splits(tiles * layout.kv_heads, rows, batch)
     partial_rows = tiles * layout.kv_heads * splits * rows if splits > 1 else 1
     partial = torch.empty(partial_rows * layout.head_dim, dtype=torch.float32, device=q.device)
     tops, totals = torch.empty((2, partial_rows), dtype=torch.float32, device=q.device)
@@ -78,11 +75,10 @@ def prefill(
     )
 
 
-def _splits(programs: int, batch: Batch) -> int:
-    """As many as give each processor a program, if there are tokens enough."""
-    device = batch.device
-    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    return max(1, min(processors // programs, -(-batch.tokens_max // SPLIT_TOKENS_MIN)))
+def _splits(programs: int, rows: int, batch: Batch) -> int:
+    """As many as give each processor the programs that it has room for, if there are tokens enough."""
+    room = processors_of(batch.device) * (NARROW_PROGRAMS if rows == ROWS[0] else 1)
+    return max(1, min(room // programs, -(-batch.tokens_max // SPLIT_TOKENS_MIN)))
 
 
 def _check(q: torch.Tensor, pages: Pages, batch: Batch, scale: float, out: torch.Tensor, lse: torch.Tensor) -> None:
@@ -107,7 +103,8 @@ def _check(q: torch.Tensor, pages: Pages, batch: Batch, scale: float, out: torch
             raise ValueError(f"{name} is {tensor.dtype}")
 
 
-@triton.jit  # size: a kernel, whose parts are already in tile.py
+# What changes from call to call is not compiled for.
+@triton.jit(do_not_specialize=["n", "piece_count", "splits"])  # size: a kernel, whose parts are already in tile.py
 def _prefill_kernel(
     q,
     slab,

@@ -58,7 +58,8 @@ class Partials:
 class Workspace:
     """Allocated once for so many sequences of at most so many tokens, and used by one query after the other.
 
-    best: float32 `[sequences, q_heads]`, the largest lower bound of q.k. records: float32 `[sequences, kv_heads, tiles, 3,
+    best: float32 `[sequences, q_heads]`, the largest lower bound of q.k. bases: float32 `[sequences, kv_heads,
+    blocks, group]`, q.centre. records: float32 `[sequences, kv_heads, tiles, 3,
     group]`, of a tile's tokens the largest upper bound, and the log-sum-exp of estimates and of upper bounds. sums: float32
     `[2, sequences, q_heads]`. done: int32 `[sequences, kv_heads]`, zero between launches.
     """
@@ -67,6 +68,7 @@ class Workspace:
     found: Found
     partials: Partials
     best: torch.Tensor
+    bases: torch.Tensor
     records: torch.Tensor
     sums: torch.Tensor
     done: torch.Tensor
@@ -87,8 +89,9 @@ class Workspace:
         counts, done = (torch.zeros((sequences, heads), dtype=torch.int32, device=device) for _ in range(2))
         found = Found(ids, counts, floats(sequences, q_heads), floats(sequences, q_heads))
         partials = Partials.of(sequences, q_heads, heads, layout.head_dim, device)
-        best, records = floats(sequences, q_heads), floats(sequences, heads, tiles, 3, group)
-        return cls(tokens_max, found, partials, best, records, floats(2, sequences, q_heads), done)
+        best, bases = floats(sequences, q_heads), floats(sequences, heads, tiles // tiles_of_block(layout), group)
+        records = floats(sequences, heads, tiles, 3, group)
+        return cls(tokens_max, found, partials, best, bases, records, floats(2, sequences, q_heads), done)
 
 
 def tile_of(layout: SlotLayout) -> int:
