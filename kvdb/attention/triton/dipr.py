@@ -1,6 +1,8 @@
 """DIPR on the device (AlayaDB, arXiv 2504.10326, definition 2): every token whose q.k is within beta of the largest, found by
 codes and attended by its key. Nothing goes to the host between the launches: both passes over the codes share one maximum."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -9,7 +11,7 @@ from kvdb.attention.triton.flat import estimate, half_of, queries, reach_of
 from kvdb.attention.triton.gather import gather_into, logarithm
 from kvdb.attention.triton.pages import INTERPRETED, Pages, Runs
 from kvdb.attention.triton.tile import padded
-from kvdb.attention.triton.workspace import PROGRAMS, Found, Workspace, tile_of, tiles_of_block
+from kvdb.attention.triton.workspace import Found, Workspace, tile_of, tiles_of_block
 
 CHUNK = 16
 """Tiles whose records one program of the second pass looks at."""
@@ -17,6 +19,9 @@ BASES = 64
 """Blocks whose centres one program of the first launch multiplies."""
 ROWS = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3) else 16
 """Query rows of a scan at least. Earlier versions multiply no fewer than 16."""
+SCANS = 16 if INTERPRETED else 6336
+"""Programs of a scan at most: four times the twelve that find room on each of 132 multiprocessors, so that the last to end are a
+small part. The interpreter runs one after the other."""
 WARPS = 1
 """Of a program of a scan: one alone needs no shared memory to sum over a tile."""
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -84,14 +89,15 @@ def _scan_kernel(
     record = records + group.to(tl.int64) * tiles_max * (3 * GROUP) + row
     base_at = bases + group.to(tl.int64) * (tiles_max // TILES * GROUP) + row
     factor = (scale * LOG2_E) * unit
+    inverse = 1 / unit
     for tile in tl.range(first, last, num_stages=STAGES):
         block = tile // TILES
         place = tile % TILES * TILE + tl.arange(0, TILE)
         inside = (place < BLOCK) & (block * BLOCK + place < length_all)
         slot = tl.load(table + block).to(tl.int64)
-        base = tl.load(base_at + block * GROUP, mask=row < GROUP, other=0.0) / unit
+        base = tl.load(base_at + block * GROUP, mask=row < GROUP, other=0.0) * inverse
         near, left = estimate(
-            slab, halves, slot, head, place, inside, base, low_math, high_math, middle,
+            slab, halves, slot, head, place, base, low_math, high_math, middle,
             HEADS, BLOCK, DIM, HALF, BYTES, CODES, FACTORS, TILE, EXTRA, MATH,
         )  # fmt: skip
         near += tl.where(inside, 0.0, float("-inf"))[:, None]
@@ -107,8 +113,8 @@ def _scan_kernel(
     tl.atomic_max(best + group * GROUP + row, tl.max(lowest, 0) * unit, mask=row < GROUP)
 
 
-# size: a pass over records, the tiles that it opens, and the end of both
 @triton.jit
+# size: a pass over records, the tiles that it opens, and the end of both
 def _pick_kernel(
     q, slab, halves, table, begin, tokens, best, bases, records, sums, done, ids, counts, missed, missed_bound, scale, beta,
     tiles_max, capacity, rows_all,
@@ -155,7 +161,7 @@ def _pick_kernel(
                 inside = (place < BLOCK) & (token < length_all)
                 base = tl.load(base_at + block * GROUP, mask=mine, other=0.0) / unit
                 near, left = estimate(
-                    slab, halves, tl.load(table + block).to(tl.int64), head, place, inside, base, low_math, high_math, middle,
+                    slab, halves, tl.load(table + block).to(tl.int64), head, place, base, low_math, high_math, middle,
                     HEADS, BLOCK, DIM, HALF, BYTES, CODES, FACTORS, TILE, EXTRA, MATH,
                 )  # fmt: skip
                 near *= unit[None, :]
@@ -189,8 +195,8 @@ def scan(
     `flat.encode`: all that are, and possibly more.
 
     q: `[sequences, q_heads, head_dim]`, contiguous. scale > 0. floor: float32 `[sequences, q_heads]`, the largest q.k seen
-    elsewhere, minus infinity for none. Returns what the workspace holds, until its next use. Where a count exceeds the capacity,
-    nothing counts as missed. Raises ValueError where shapes, dtypes or the workspace do not fit.
+    elsewhere, minus infinity for none. Every token of the runs must have been encoded, and none of its block overwritten since.
+    Returns what the workspace holds, until its next use. Where a count exceeds the capacity, nothing counts as missed. Raises ValueError where shapes, dtypes or the workspace do not fit.
     """
     _check(q, pages, runs, scale, beta, floor, workspace)
     layout, found = pages.layout, workspace.found
@@ -202,7 +208,13 @@ def scan(
     tiles = max(1, -(-runs.tokens_max // layout.block_size) * tiles_of)
     tiles_max = workspace.records.shape[2]
     heads, rows = sequences * layout.kv_heads, sequences * q_heads
-    shape = {"GROUP": group, "HEADS": layout.kv_heads, "BLOCK": layout.block_size, "DIM": layout.head_dim, "BYTES": layout.nbytes}
+    shape: dict[str, Any] = {
+        "GROUP": group,
+        "HEADS": layout.kv_heads,
+        "BLOCK": layout.block_size,
+        "DIM": layout.head_dim,
+        "BYTES": layout.nbytes,
+    }
     read = (q, pages.slab, pages.halves, runs.table, runs.begin, runs.tokens, workspace.best, workspace.bases, workspace.records)
     _begin_kernel[(triton.cdiv(tiles // tiles_of, BASES), layout.kv_heads, sequences)](
         q, *read[2:6], floor, *read[6:8], workspace.sums, found.counts, tiles_max // tiles_of, rows, **shape,
@@ -214,7 +226,7 @@ def scan(
         "FACTORS": layout.factors_at // 2, "TILE": tile, "TILES": tiles_of, "MATH": tl.float32 if INTERPRETED else tl.float16,
         "EXTRA": reach_of(layout) / 2048 if q.dtype == torch.float32 else 0.0, "num_warps": WARPS,
     }  # fmt: skip
-    each = max(8, triton.cdiv(tiles * heads, PROGRAMS))
+    each = max(4, triton.cdiv(tiles * heads, SCANS))
     _scan_kernel[(triton.cdiv(tiles, each), layout.kv_heads, sequences)](*read, scale, tiles_max, each, **shape, STAGES=5)
     _pick_kernel[(triton.cdiv(tiles, CHUNK), layout.kv_heads, sequences)](
         *read, workspace.sums, workspace.done, found.ids, found.counts, found.missed, found.missed_bound, scale, beta, tiles_max,

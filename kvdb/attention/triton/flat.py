@@ -67,7 +67,7 @@ def _encode_kernel(
     low_centre = low_centre.to(tl.float32)
     high_centre = high_centre.to(tl.float32)
     length = tl.sqrt(tl.sum(low_centre * low_centre, 0) + tl.sum(high_centre * high_centre, 0))
-    for first in range(0, count, TOKENS):
+    for first in range(0, BLOCK, TOKENS):
         token = first + tl.arange(0, TOKENS)
         inside = token < count
         low, high = _keys(elements, floats, slot, head, token, token < count, dim, BLOCK, DIM, STRIDE, SCALES, SCALE_STRIDE,
@@ -86,8 +86,8 @@ def _encode_kernel(
         to = slab + slot * BYTES + CODES + (head * BLOCK + token)[:, None] * (DIM // 2) + dim[None, :]
         tl.store(to, packed.to(tl.uint8), mask=inside[:, None] & real[None, :])
         to = halves + slot * (BYTES // 2) + FACTORS + head * BLOCK + token
-        tl.store(to, step.to(tl.bfloat16), mask=inside)
-        tl.store(to + HEADS * BLOCK, _up(left).to(tl.bfloat16), mask=inside)
+        tl.store(to, tl.where(inside, step, 0.0).to(tl.bfloat16), mask=token < BLOCK)
+        tl.store(to + HEADS * BLOCK, tl.where(inside, _up(left), 0.0).to(tl.bfloat16), mask=token < BLOCK)
 
 
 @triton.jit
@@ -143,12 +143,15 @@ def _nibbles(codes, MATH: tl.constexpr):
 
 @triton.jit
 def estimate(
-    slab, halves, slot, head, place, inside, base, low_math, high_math, middle,
+    slab, halves, slot, head, place, base, low_math, high_math, middle,
     HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, BYTES: tl.constexpr, CODES: tl.constexpr,
     FACTORS: tl.constexpr, TILE: tl.constexpr, EXTRA: tl.constexpr, MATH: tl.constexpr,
 ):  # fmt: skip
-    """Estimates of q.k by code, `[TILE, ROWS]`, and, of a query's length, how wrong they are at most, `[TILE]`. base: q.centre
-    `[ROWS]`. Where no token is inside, the estimate is the base. EXTRA: what MATH takes from a query, of a code's step."""
+    """Estimates of q.k by code, `[TILE, ROWS]`, and, of a query's length, how wrong they are at most, `[TILE]`.
+
+    base: q.centre `[ROWS]`. Where a block holds no token, the estimate is the base, and not wrong. EXTRA: what MATH takes from a
+    query, of a code's step.
+    """
     dim = tl.arange(0, HALF)
     at = slab + slot * BYTES + CODES + (head * BLOCK + place)[:, None] * (DIM // 2) + dim[None, :]
     factor = halves + slot * (BYTES // 2) + FACTORS + head * BLOCK + place
@@ -160,8 +163,7 @@ def estimate(
         codes = tl.load(at, mask=(place < BLOCK)[:, None] & (dim < DIM // 2)[None, :], other=0)
         step = tl.load(factor, mask=place < BLOCK, other=0.0).to(tl.float32)
         left = tl.load(factor + HEADS * BLOCK, mask=place < BLOCK, other=0.0).to(tl.float32)
-    step = tl.where(inside, step, 0.0)
-    left = tl.where(inside, left + EXTRA * step, 0.0)
+    left += EXTRA * step
     low, high = _nibbles(codes, MATH)
     near = tl.dot(low, low_math, input_precision="ieee")
     near = tl.dot(high, high_math, near, input_precision="ieee")

@@ -9,12 +9,13 @@ from kvdb.attention.triton.tile import stored, widen
 from kvdb.attention.triton.workspace import Partials
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
 def logarithm(x):
     """The natural one, of x >= 0."""
-    return tl.where(x > 0, tl.log2(tl.where(x > 0, x, 1.0)) / LOG2_E, float("-inf"))
+    return tl.where(x > 0, tl.log2(tl.where(x > 0, x, 1.0)) * LN_2, float("-inf"))
 
 
 @triton.jit
@@ -47,8 +48,8 @@ def _merge(out, lse, top, part_out, part_lse, part_top, group, parts, SPLITS: tl
             tl.store(top + at, tl.max(tops, 0))
 
 
-# size: one pass over the tokens and the merge of its parts
 @triton.jit
+# size: one pass over the tokens and the merge of its parts
 def _gather_kernel(
     q, elements, floats, table, begin, tokens, ids, counts, part_out, part_lse, part_top, done, out, lse, top, scale, capacity,
     GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr,
