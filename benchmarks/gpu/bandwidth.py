@@ -12,7 +12,7 @@ COPIED_BYTES = 4 << 30
 
 
 def run(card: Card, results: Results, seed: int) -> None:
-    nbytes = COPIED_BYTES if card.timed and card.room_for(3 * COPIED_BYTES) else SMALL_BYTES
+    nbytes = SMALL_BYTES if card.small or not card.room_for(3 * COPIED_BYTES) else COPIED_BYTES
     copying = Copying(card, nbytes)
     copying.source.random_(generator=card.generator(seed))
     copying()

@@ -34,7 +34,7 @@ CALLS = 5
 
 def run(card: Card, results: Results, seed: int) -> None:
     sizes = card.sizes
-    width, segment, page = (WIDTH, SEGMENT, PAGE) if card.timed else (SMALL_WIDTH, SMALL_SEGMENT, SMALL_PAGE)
+    width, segment, page = (SMALL_WIDTH, SMALL_SEGMENT, SMALL_PAGE) if card.small else (WIDTH, SEGMENT, PAGE)
     tokens = sizes.tokens // segment * segment
     k = sharp(card, seed, tokens)[0].cpu()
     heads = list(k.view(torch.int16).numpy().view(ml_dtypes.bfloat16))

@@ -46,7 +46,7 @@ class Sizes:
 
 
 FULL = Sizes(8, 4, 128, 64, 1 << 17, 1 << 20, (1, 4, 8, 16, 32), 8, 32, 64, 256)
-SMALL = Sizes(2, 2, 32, 16, 200, 500, (1, 3), 2, 5, 16, 40)
+SMALL = Sizes(2, 2, 32, 16, 136, 240, (1, 3), 2, 5, 16, 40)
 """For the interpreter, which runs each program of a launch in turn."""
 
 
@@ -59,9 +59,10 @@ class Card:
         # Triton reads this when it is imported, which nothing has done yet.
         os.environ["TRITON_INTERPRET"] = "1" if self.interpreted else "0"
         self.device = torch.device("cpu" if self.interpreted else "cuda")
-        self.timed = not (self.interpreted or small)
-        self.sizes = FULL if self.timed else SMALL
-        self._flushed = None
+        self.small = self.interpreted or small
+        self.timed = not self.small
+        self.sizes = SMALL if self.small else FULL
+        self._flushed: torch.Tensor | None = None
         if self.timed:
             cache = getattr(torch.cuda.get_device_properties(self.device), "L2_cache_size", 64 << 20)
             self._flushed = torch.empty(4 * cache, dtype=torch.uint8, device=self.device)
@@ -74,7 +75,10 @@ class Card:
 
     def describe(self) -> dict[str, object]:
         """What figures depend on."""
-        found: dict[str, object] = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
+        import triton  # behind what it is told in the beginning
+
+        versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
+        found: dict[str, object] = versions | {"cuda": torch.version.cuda}
         if self.interpreted:
             return found | {"card": None, "note": "no card: Triton's interpreter on the CPU, small sizes, no times"}
         properties = torch.cuda.get_device_properties(self.device)
@@ -131,7 +135,7 @@ class Card:
         """Median milliseconds of one call as the host sees it, until the card is done; None where nothing is timed."""
         if not self.timed:
             return None
-        for _ in range(10):
+        for _ in range(min(10, calls // 5 + 1)):
             run()
         seconds = []
         for _ in range(calls):

@@ -19,7 +19,7 @@ COMPILING_SECONDS_MAX = 90.0
 
 def run(card: Card, results: Results, seed: int) -> None:
     sizes = card.sizes
-    copied = COPIED_BYTES if card.timed else SMALL_BYTES
+    copied = SMALL_BYTES if card.small else COPIED_BYTES
     for batch in sizes.batches:
         case = f"batch {batch}, {sizes.tokens:,} tokens"
         needed = nbytes(sizes, batch, sizes.tokens) + 2 * copied + BESIDE_BYTES

@@ -28,7 +28,7 @@ def run(card: Card, results: Results, seed: int) -> None:
     errors = {
         name: decoding.check(f"decode of {name} pages, {case}", exact(decoding.cache, q)) for name, decoding in runs.items()
     }
-    copying = Copying(card, COPIED_BYTES if card.timed else SMALL_BYTES)
+    copying = Copying(card, SMALL_BYTES if card.small else COPIED_BYTES)
     times = card.time({"copy": copying, **runs})
     for name, decoding in runs.items():
         away, worst = reference.off(decoding.out, unrounded.out)
