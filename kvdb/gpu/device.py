@@ -44,7 +44,7 @@ class Device:
         with self.watch():
             self.copy_stream, self.query_stream = self._stream(), self._stream(priority=-1)  # nothing delays queries
         self.staging, self.query_staging = (Staging(pinned=not self.interpreted) for _ in range(2))
-        # Of memory that `tracked` was told of, by where it begins. Without a lock, as memory may go in the middle of anything, also here.
+        # Of memory that `tracked` was told of, by where it begins. No lock: memory may go in the middle of anything, this too.
         self._tracked: dict[int, int] = {}
 
     @property

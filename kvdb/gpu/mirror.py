@@ -55,7 +55,7 @@ class Mirrors:
         self._fill = fill
         self._ready: OrderedDict[int, tuple[GpuTier, Mirror]] = OrderedDict()  # by segment number, the last used last
         self._coming: set[int] = set()
-        self._filling: tuple["GpuTier", Blocks] | None = None
+        self._filling: tuple[GpuTier, Blocks] | None = None
         self._executor = ThreadPoolExecutor(1, "kvdb-gpu")
         self._closed = False
         self._changed = Condition()

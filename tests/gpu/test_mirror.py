@@ -95,7 +95,8 @@ def test_memory_is_told_to_the_byte(make_engine):
     session.close()
     del session
     gc.collect()
-    assert engine.gpu.device.tracked_nbytes == before
+    kept = engine.gpu._scratch.partial.take(0).untyped_storage().nbytes()  # for the next session
+    assert engine.gpu.device.tracked_nbytes == before + kept
 
 
 def test_an_explained_plan_says_where(cramped):
