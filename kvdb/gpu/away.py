@@ -45,7 +45,7 @@ class GpuAway:
 
     def takes(self, n: int) -> bool:
         """See `Away.takes`."""
-        return n == 1 or (self.asked.tail is not None and n <= self.asked.tail.length)
+        return n == 1 or (self.asked.tail is not None and 1 < n <= self.asked.tail.length)
 
     @property
     def spans(self) -> Sequence[Span]:
