@@ -165,7 +165,7 @@ class Layer:
             try:
                 return on_both_sides(question, sections, sections.away, prepared.plan.retrieval, pending)
             except TailHasNoRoom as failure:
-                log.warning("the session's own tokens of layer %d stay in main memory: %s", self.number, failure)
+                log.info("the session's own tokens of layer %d stay in main memory: %s", self.number, failure)
                 return self.carry_out(self.planner.fresh(q.shape[1], wanted), q, wanted, observed)
             except AwayFailed as failure:
                 log.warning("layer %d is answered by the CPU alone: %s", self.number, failure)

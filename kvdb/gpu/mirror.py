@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 WORTH_BLOCKS = 4
 """Fewer of a segment's last blocks are not worth copies."""
+TAILS = 16
+"""One slot of so many is left to the sessions' own tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,8 +131,8 @@ class Mirrors:
     def _come_in(self, tier: "GpuTier", segment: Segment, whole: bool) -> None:
         layers, blocks = len(segment.tables), segment.tables[0].layout.blocks_for(len(segment))
         with self._changed:
-            self._make_room(tier, layers * blocks)
-            count = min(blocks, tier.free // layers)
+            self._make_room(tier, layers * blocks + _reserve(tier))
+            count = min(blocks, (tier.free - _reserve(tier)) // layers)
             if count < blocks and (whole or count < WORTH_BLOCKS):
                 return
             slots = tier.allocate(layers * count)
@@ -155,7 +157,8 @@ class Mirrors:
         """With the lock held: whether there is enough that is free, or that nobody uses."""
         unused = (m.slots.size for held, m in self._ready.values() if held is tier and not m.segment.use.sessions)
         blocks = segment.tables[0].layout.blocks_for(len(segment))
-        return (tier.free + sum(unused)) // len(segment.tables) >= (blocks if whole else min(blocks, WORTH_BLOCKS))
+        room = (tier.free + sum(unused) - _reserve(tier)) // len(segment.tables)
+        return room >= (blocks if whole else min(blocks, WORTH_BLOCKS))
 
     def _give_back(self) -> None:
         """With the lock held."""
@@ -178,3 +181,8 @@ class Mirrors:
         with self._changed:
             self._coming.discard(segment.number)
             self._changed.notify_all()
+
+
+def _reserve(tier: "GpuTier") -> int:
+    """Slots that no segment takes."""
+    return tier.slots // TAILS

@@ -15,10 +15,10 @@ STORED = 130
 
 @pytest.fixture
 def cramped(make_engine):
-    """An engine with room for one document and two blocks of tail in each layer, and two documents in it."""
+    """An engine with room for one document and a half, with a reserve for tails, and two documents in it."""
     spec = spec_of()
     nbytes = make_engine()._blocks.gpu_tier(spec).layout.nbytes
-    engine = make_engine(nbytes * 2 * (9 + 4))
+    engine = make_engine(nbytes * 2 * (9 + 5))
     texts = [Kv(spec, STORED + 8, seed=i) for i in range(2)]
     for i, kv in enumerate(texts):
         imported(engine, kv, f"document {i}", STORED)

@@ -169,7 +169,7 @@ class Batch:
         begin, end = self._begins[piece : piece + 2]
         if len(slots) > end - begin:
             raise ValueError(f"{len(slots)} slots for a piece that has room for {end - begin}")
-        self.table[begin : begin + len(slots)].copy_(torch.from_numpy(np.ascontiguousarray(slots, np.int32)))
+        self.table[begin : begin + len(slots)].copy_(torch.from_numpy(np.ascontiguousarray(slots, np.int32)), non_blocking=True)
         self._blocks[piece] = len(slots)
 
     def _own(self, sequence: int) -> int:
