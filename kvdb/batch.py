@@ -127,7 +127,7 @@ def _launched(members: Sequence[Member], prepared: Sequence[Prepared], q: Array)
     """What the GPU answers of sessions, by their numbers: launched together, before the CPU begins with its own."""
     aways = {i: plan.sections.away for i, plan in enumerate(prepared) if plan.sections.away is not None}
     gpu = members[0].layer.planner.gpu
-    if gpu is None or len(aways) < 2 or q.shape[2] > 1:
+    if gpu is None or len(aways) < 2 or q.shape[2] != 1:
         return {}
     try:
         return dict(zip(aways, gpu.launch(list(aways.values()), q[list(aways)][:, :, 0]), strict=True))

@@ -226,15 +226,7 @@ class Database:
 
         Call it while no session or import is being written.
         """
-        contexts = self._catalog.contexts()
-        segments = {view.segment for context in contexts for view in context.views}
-        overlays = [context.overlay for context in contexts if context.overlay is not None]
-        opened = self._opened.held()
-        segments |= opened.segments
-        tables = [*opened.tables]
-        tables += [table for overlay in (*overlays, *opened.overlays) for table in overlay.tables]
-        tables += [table for segment in segments for table in segment.tables]
-        files = [segment.file for segment in segments if segment.file is not None]
+        tables, files = self._opened.owners(self._catalog.contexts())
         self._blocks.check_integrity(tables, files, None if self.gpu is None else self.gpu.owned())
 
     def bring_in(self, views: Views) -> None:

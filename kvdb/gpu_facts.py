@@ -28,7 +28,7 @@ def indexes(spec: ModelSpec, gpu: GpuMachine, wanted: Wanted, part: Part, new: i
     tokens = part.span.tokens
     k = min(wanted.retrieval.k, tokens) if isinstance(wanted.retrieval, TopK) else COARSE_SHARE * tokens
     # Codes of half a byte a dimension with two factors; of a page the least and the largest of each channel, in 16 bits.
-    code_nbytes = tokens * spec.kv_heads * (spec.head_dim / 2 + 8)
+    code_nbytes = tokens * spec.kv_heads * (spec.head_dim / 2 + 4)
     bound_nbytes = tokens / BOUND_TOKENS * spec.kv_heads * 4 * spec.head_dim
     read = {FLAT: (code_nbytes, CANDIDATES * GUESS), COARSE: (bound_nbytes, k)}
     found = []

@@ -1,21 +1,13 @@
 """The sessions and imports that are open in a database."""
 
+from collections.abc import Sequence
 from threading import Lock
-from typing import NamedTuple
 
-from kvdb.catalog.overlay import Overlay
-from kvdb.catalog.segment import Segment
+from kvdb.catalog.catalog import Context
 from kvdb.imports import Import
 from kvdb.session import SessionState
+from kvdb.storage.segment_file import SegmentFile
 from kvdb.storage.table import BlockTable
-
-
-class Held(NamedTuple):
-    """The segments that are viewed, the overlays, and the tables beside both."""
-
-    segments: set[Segment]
-    overlays: list[Overlay]
-    tables: list[BlockTable]
 
 
 class Opened:
@@ -46,15 +38,18 @@ class Opened:
         with self._lock:
             self._imports.discard(writing)
 
-    def held(self) -> Held:
-        """What sessions and imports hold now."""
+    def owners(self, contexts: Sequence[Context]) -> tuple[list[BlockTable], list[SegmentFile]]:
+        """Every table that holds blocks, and every file, of what is open and of these contexts."""
+        segments, overlays = {view.segment for context in contexts for view in context.views}, [c.overlay for c in contexts]
         with self._lock:
-            segments = {view.segment for session in self.sessions for view in session.basis.views}
+            segments.update(view.segment for session in self.sessions for view in session.basis.views)
             segments.update(view.segment for writing in self._imports for view in writing.views)
-            overlays = [session.basis.overlay for session in self.sessions if session.basis.overlay is not None]
+            overlays += [session.basis.overlay for session in self.sessions]
             tables = [table for session in self.sessions for table in session.tails]
             tables += [table for writing in self._imports for table in writing.tables]
-        return Held(segments, overlays, tables)
+        tables += [table for overlay in overlays if overlay is not None for table in overlay.tables]
+        tables += [table for segment in segments for table in segment.tables]
+        return tables, [segment.file for segment in segments if segment.file is not None]
 
     def close(self) -> None:
         """Close every session, and abort every import."""

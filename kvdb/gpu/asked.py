@@ -7,9 +7,8 @@ import numpy as np
 
 from indexes.retrieval import Dipr, Retrieval, TopK
 from kvdb.attention.moves import Moves
-from kvdb.attention.triton.batch import Batch, Piece
+from kvdb.attention.triton.batch import Batch, Piece, Workspace
 from kvdb.attention.triton.pages import Pages
-from kvdb.gpu.device import Device
 from kvdb.gpu.side import COARSE, FLAT, AwayPart
 from kvdb.gpu.tail import TailCopy
 from kvdb.types import Float32, ModelSpec
@@ -35,8 +34,9 @@ class Asked:
         return replace(self, parts=tuple(parts))
 
 
-def batch_of(device: Device, pages: Pages, spec: ModelSpec, asked: Sequence[Asked]) -> Batch:
-    """What is read whole of each session, its tail last, with room to grow; what several read is there once. Inside `at_work`."""
+def batch_of(partial: Workspace, pages: Pages, spec: ModelSpec, asked: Sequence[Asked]) -> Batch:
+    """What is read whole of each session, its tail last, with room to grow; what several read is there once. partial: room for
+    partial states. Inside `at_work`."""
     angles: dict[bytes, tuple[int, Float32, Float32]] = {}
 
     def turn(moves: Moves | None, row: int) -> int:
@@ -59,9 +59,10 @@ def batch_of(device: Device, pages: Pages, spec: ModelSpec, asked: Sequence[Aske
     return Batch(
         sequences,
         spec.q_heads // spec.kv_heads,
-        device.torch,
+        pages.slab.device,
         (np.stack([cos for _, cos, _ in rows]), np.stack([sin for _, _, sin in rows])) if rows else None,
         layout=pages.layout,
         interleaved=spec.rope is not None and spec.rope.layout == "interleaved",
         room=ROOM_BLOCKS,
+        workspace=partial,
     )

@@ -11,6 +11,7 @@ from kvdb.gpu.asked import Asked
 from kvdb.gpu.decoding import Decoding
 from kvdb.gpu.device import Device
 from kvdb.gpu.prefilling import Prefilling
+from kvdb.gpu.scratch import Scratch
 from kvdb.storage.gpu import GpuTier
 from kvdb.types import Array, ModelSpec
 
@@ -24,12 +25,14 @@ class GpuAway:
     def __init__(
         self,
         device: Device,
+        scratch: Scratch,
         tier: GpuTier,
         spec: ModelSpec,
         asked: Asked,
         failed: Callable[[KvdbError], None],
     ) -> None:
         self.device = device
+        self.scratch = scratch
         self.pages = Pages(tier.slab, tier.layout)
         self.spec = spec
         self.asked = asked
@@ -42,7 +45,7 @@ class GpuAway:
 
     def takes(self, n: int) -> bool:
         """See `Away.takes`."""
-        return n == 1 or (self.asked.tail is not None and n <= self.asked.tail.length)
+        return n == 1 or (self.asked.tail is not None and 1 < n <= self.asked.tail.length)
 
     @property
     def spans(self) -> Sequence[Span]:
@@ -53,11 +56,11 @@ class GpuAway:
         step: Prefilling | Decoding
         try:
             if q.shape[1] > 1:
-                step = Prefilling(self.device, self.pages, self.spec, self.asked, q)
+                step = Prefilling(self.device, self.scratch, self.pages, self.spec, self.asked, q)
             else:
                 if retrieval not in self._decoding:
                     asked = self.asked.widened(retrieval)
-                    self._decoding[retrieval] = Decoding(self.device, self.pages, self.spec, [asked])
+                    self._decoding[retrieval] = Decoding(self.device, self.scratch, self.pages, self.spec, [asked])
                 step = self._decoding[retrieval]
                 step.launch(q[None, :, 0])
         except (CapacityError, GpuLost) as error:

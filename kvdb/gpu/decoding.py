@@ -14,9 +14,10 @@ from kvdb.gpu.asked import ROOM_BLOCKS, Asked, batch_of
 from kvdb.gpu.device import Device
 from kvdb.gpu.graph import Step
 from kvdb.gpu.results import Results
+from kvdb.gpu.scratch import Scratch
 from kvdb.gpu.searching import Searching
 from kvdb.gpu.side import AwayPart
-from kvdb.gpu.work import at_work
+from kvdb.gpu.work import at_work, track
 from kvdb.types import Array, ModelSpec
 
 
@@ -26,9 +27,10 @@ class Decoding:
     Pieces that several sessions have in common are read once. A search begins at the largest q.k of what is read whole.
     """
 
-    def __init__(self, device: Device, pages: Pages, spec: ModelSpec, asked: Sequence[Asked]) -> None:
+    def __init__(self, device: Device, scratch: Scratch, pages: Pages, spec: ModelSpec, asked: Sequence[Asked]) -> None:
         """Raises CapacityError or GpuLost."""
         self._device = device
+        self._scratch = scratch
         self._pages = pages
         self._spec = spec
         self._asked = asked
@@ -47,7 +49,9 @@ class Decoding:
             exact = [sum(part.span.tokens for part in of.parts if part.kind is None) for of in asked]
             self._results = Results(device, spec, pages.layout, exact, list(groups.values()))
             moves = [of.moves for of in asked]
-            self._searches = [Searching(device, pages, spec, retrieval, found, moves) for (_, retrieval), found in groups.items()]
+            self._searches = [
+                Searching(scratch, pages, spec, retrieval, found, moves) for (_, retrieval), found in groups.items()
+            ]
 
     def launch(self, q: Array) -> None:
         """q: `[sessions, q_heads, head_dim]`, of the last token of each. Raises CapacityError or GpuLost."""
@@ -80,7 +84,8 @@ class Decoding:
         slots = [0 if of.tail is None else len(of.tail.slots) for of in self._asked]
         if self._slots is None or any(a > b + ROOM_BLOCKS for a, b in zip(slots, self._room, strict=True)):
             self._room = slots
-            self._batch = batch_of(self._device, self._pages, self._spec, self._asked)
+            self._batch = batch_of(self._scratch.partial, self._pages, self._spec, self._asked)
+            track(self._device, self._batch)
             self._step.forget()
         elif slots != self._slots:
             for i, of in enumerate(self._asked):

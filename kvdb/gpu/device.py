@@ -5,7 +5,6 @@ import re
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from itertools import count
 from typing import cast
 
 import torch
@@ -43,11 +42,10 @@ class Device:
         self.interpreted = where.type == "cpu"
         self.lost = False
         with self.watch():
-            self.copy_stream, self.query_stream = self._stream(), self._stream()
+            self.copy_stream, self.query_stream = self._stream(), self._stream(priority=-1)  # nothing delays queries
         self.staging, self.query_staging = (Staging(pinned=not self.interpreted) for _ in range(2))
-        # Of memory that `tracked` was told of, by number. Without a lock, as memory may go in the middle of anything, also here.
+        # Of memory that `tracked` was told of, by where it begins. No lock: memory may go in the middle of anything, this too.
         self._tracked: dict[int, int] = {}
-        self._numbers = count()
 
     @property
     def tracked_nbytes(self) -> int:
@@ -106,12 +104,12 @@ class Device:
         return self.tracked(tensor)
 
     def tracked(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same tensor, whose memory counts in `tracked_nbytes` until the last tensor that uses it is gone. For each memory
-        once."""
+        """The same tensor, whose memory counts in `tracked_nbytes`, once, until the last tensor that uses it is gone."""
         storage = tensor.untyped_storage()
-        number = next(self._numbers)
-        self._tracked[number] = storage.nbytes()
-        weakref.finalize(storage, self._tracked.pop, number)
+        begin = storage.data_ptr()
+        if begin and begin not in self._tracked:
+            self._tracked[begin] = storage.nbytes()
+            weakref.finalize(storage, self._tracked.pop, begin)
         return tensor
 
     def wait(self) -> None:
@@ -130,8 +128,8 @@ class Device:
             if not self.interpreted:
                 torch.cuda.empty_cache()
 
-    def _stream(self) -> Stream:
-        return Done() if self.interpreted else cast("Stream", torch.cuda.Stream(self.torch))
+    def _stream(self, priority: int = 0) -> Stream:
+        return Done() if self.interpreted else cast("Stream", torch.cuda.Stream(self.torch, priority=priority))
 
 
 def open_device(name: str) -> Device:

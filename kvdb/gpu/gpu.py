@@ -15,6 +15,7 @@ from kvdb.gpu.decoding import Decoding
 from kvdb.gpu.device import Device
 from kvdb.gpu.filling import Filler
 from kvdb.gpu.mirror import Mirror, Mirrors
+from kvdb.gpu.scratch import Scratch
 from kvdb.gpu.side import TIER, AwayPart, TailSlots
 from kvdb.gpu.tail import TailCopy
 from kvdb.storage.slot import SlotLayout
@@ -36,6 +37,7 @@ class Gpu:
         self.device = device
         self.machine = machine
         self.mirrors = Mirrors(blocks.loader, Filler(device))
+        self._scratch = Scratch(device)
         self._blocks = blocks
         self._tails: WeakSet[TailCopy] = WeakSet()
         self._together: OrderedDict[tuple[int, ...], tuple[list[GpuAway], Decoding]] = OrderedDict()
@@ -73,7 +75,7 @@ class Gpu:
         assert tail is None or isinstance(tail, TailCopy)
         tier = self._blocks.gpu_tier(spec)
         assert tier is not None
-        return GpuAway(self.device, tier, spec, Asked(tuple(parts), moves, tail), self.failed)
+        return GpuAway(self.device, self._scratch, tier, spec, Asked(tuple(parts), moves, tail), self.failed)
 
     def launch(self, aways: Sequence[Away], q: Array) -> list[Under]:
         steps = [away for away in aways if isinstance(away, GpuAway)]
@@ -84,7 +86,7 @@ class Gpu:
             key = tuple(map(id, steps))
             _, step = self._together.pop(key, (steps, None))
             try:
-                step = step or Decoding(first.device, first.pages, first.spec, [away.asked for away in steps])
+                step = step or Decoding(first.device, first.scratch, first.pages, first.spec, [away.asked for away in steps])
                 step.launch(q)
             except (CapacityError, GpuLost) as error:
                 raise first.broken(error) from error

@@ -55,6 +55,7 @@ class Mirrors:
         self._fill = fill
         self._ready: OrderedDict[int, tuple[GpuTier, Mirror]] = OrderedDict()  # by segment number, the last used last
         self._coming: set[int] = set()
+        self._filling: tuple[GpuTier, Blocks] | None = None
         self._executor = ThreadPoolExecutor(1, "kvdb-gpu")
         self._closed = False
         self._changed = Condition()
@@ -86,9 +87,10 @@ class Mirrors:
             return tier.allocate(count)
 
     def owned(self) -> list[tuple["GpuTier", Blocks]]:
-        """The slots of every mirror that is there, and their tier."""
+        """The slots of every mirror that is there, or is being filled, and their tier."""
         with self._changed:
-            return [(tier, mirror.slots.ravel()) for tier, mirror in self._ready.values()]
+            there = [(tier, mirror.slots.ravel()) for tier, mirror in self._ready.values()]
+            return there if self._filling is None else [*there, self._filling]
 
     def settle(self) -> None:
         """Wait until nothing is being copied."""
@@ -132,15 +134,22 @@ class Mirrors:
             if count < blocks and (whole or count < WORTH_BLOCKS):
                 return
             slots = tier.allocate(layers * count)
-        with ExitStack() as undo:
-            undo.callback(tier.release, slots)
-            mirror = Mirror(segment, blocks - count, slots.reshape(layers, count))
+            self._filling = tier, slots
+        mirror = Mirror(segment, blocks - count, slots.reshape(layers, count))
+        with ExitStack() as after:
+            after.callback(self._filled, tier, slots)
             self._fill(tier, mirror)
             with self._changed:
                 if not self._closed:
                     self._ready[segment.number] = tier, mirror
                     self.version += 1
-                    undo.pop_all()
+
+    def _filled(self, tier: "GpuTier", slots: Blocks) -> None:
+        """They belong to a mirror that is ready, or to nobody."""
+        with self._changed:
+            self._filling = None
+            if not any(mirror.slots.base is slots for _, mirror in self._ready.values()):
+                tier.release(slots)
 
     def _has_room(self, tier: "GpuTier", segment: Segment, whole: bool) -> bool:
         """With the lock held: whether there is enough that is free, or that nobody uses."""

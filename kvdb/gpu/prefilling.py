@@ -11,6 +11,7 @@ from kvdb.attention.triton.pages import TORCH, Pages
 from kvdb.attention.triton.prefill import prefill
 from kvdb.gpu.asked import Asked, batch_of
 from kvdb.gpu.device import Device
+from kvdb.gpu.scratch import Scratch
 from kvdb.gpu.staging import Buffer
 from kvdb.gpu.work import at_work
 from kvdb.storage.slot import FORMATS
@@ -20,7 +21,7 @@ from kvdb.types import Array, ModelSpec
 class Prefilling:
     """One call of n tokens, at most those of the session's tail, which is on the GPU."""
 
-    def __init__(self, device: Device, pages: Pages, spec: ModelSpec, asked: Asked, q: Array) -> None:
+    def __init__(self, device: Device, scratch: Scratch, pages: Pages, spec: ModelSpec, asked: Asked, q: Array) -> None:
         """Launches it. q: `[q_heads, n, head_dim]`. Raises CapacityError or GpuLost."""
         assert asked.tail is not None
         asked.tail.follow()
@@ -35,7 +36,7 @@ class Prefilling:
                 there = buffer.tensor.to(device.torch, non_blocking=True, copy=True).view(TORCH[spec.dtype]).view(q.shape)
                 buffer.sent(device.query_stream)
             out, lse = torch.empty_like(there), torch.empty(q.shape[:2], device=device.torch)
-            prefill(there, pages, batch_of(device, pages, spec, [whole]), spec.softmax_scale, out, lse)
+            prefill(there, pages, batch_of(scratch.partial, pages, spec, [whole]), spec.softmax_scale, out, lse)
             self._buffer: Buffer = device.query_staging.take(q.nbytes + 4 * lse.numel())
             self._buffer.tensor[: q.nbytes].copy_(out.view(torch.uint8).view(-1), non_blocking=True)
             self._buffer.tensor[q.nbytes :].copy_(lse.view(torch.uint8).view(-1), non_blocking=True)

@@ -67,6 +67,8 @@ class Results:
 
     def send(self, tails: Sequence[int]) -> None:
         """Launch the copy to the host. tails: how many tokens of each session's tail were read. Inside `at_work`."""
+        if self._buffer is not None:  # nobody waited for the last answers
+            self._buffer.sent(self._device.query_stream)
         self._buffer = self._device.query_staging.take(4 * self._flat.numel())
         self._buffer.tensor.view(torch.float32).copy_(self._flat, non_blocking=True)
         self._event = self._device.query_stream.record_event()
@@ -108,7 +110,7 @@ class Results:
     def _looked_at(self, part: AwayPart) -> float:
         """Bytes of index pages: codes of half a byte a dimension with two factors, or two bounds of 16 bits a channel."""
         keys, dim = part.span.tokens * self._spec.kv_heads, self._spec.head_dim
-        return keys * (dim / 2 + 8) if part.kind == FLAT else keys / BOUND_TOKENS * 4 * dim
+        return keys * (dim / 2 + 4) if part.kind == FLAT else keys / BOUND_TOKENS * 4 * dim
 
 
 def _state(rows: Rows, row: int) -> AttentionState:

@@ -8,14 +8,13 @@ import torch
 
 from indexes.retrieval import Dipr, Retrieval, TopK
 from kvdb.attention.moves import Moves
-from kvdb.attention.triton.coarse import CoarseWorkspace, coarse_top
+from kvdb.attention.triton.coarse import coarse_top
 from kvdb.attention.triton.dipr import dipr
 from kvdb.attention.triton.pages import TORCH, Pages, Runs
 from kvdb.attention.triton.rope import rotate
 from kvdb.attention.triton.workspace import Found as FoundThere
-from kvdb.attention.triton.workspace import Workspace
-from kvdb.gpu.device import Device
 from kvdb.gpu.results import Found, Rows
+from kvdb.gpu.scratch import Scratch
 from kvdb.storage.slot import BOUND_TOKENS
 from kvdb.types import ModelSpec
 
@@ -35,9 +34,9 @@ class ByCodes:
 
     unit = 1
 
-    def __init__(self, pages: Pages, runs: Runs, spec: ModelSpec, retrieval: Dipr) -> None:
+    def __init__(self, pages: Pages, runs: Runs, spec: ModelSpec, retrieval: Dipr, scratch: Scratch) -> None:
         self._asked = pages, runs, spec.softmax_scale, retrieval.beta(spec.softmax_scale)
-        self._workspace = Workspace.of(pages.layout, runs.sequences, spec.q_heads, runs.tokens_max, runs.table.device)
+        self._workspace = scratch.codes((pages.layout, runs.sequences, spec.q_heads, runs.tokens_max))
 
     def __call__(self, q: torch.Tensor, floor: torch.Tensor, rows: Rows) -> FoundThere:
         return dipr(q, *self._asked, floor, self._workspace, rows.out, rows.lse)
@@ -46,12 +45,11 @@ class ByCodes:
 class ByBounds:
     """The k largest, of pages by the bounds of their channels."""
 
-    def __init__(self, pages: Pages, runs: Runs, spec: ModelSpec, retrieval: TopK) -> None:
+    def __init__(self, pages: Pages, runs: Runs, spec: ModelSpec, retrieval: TopK, scratch: Scratch) -> None:
         self.unit = min(BOUND_TOKENS, pages.layout.block_size)
         k_pages = -(-min(retrieval.k, runs.tokens_max) // self.unit)
         self._asked = pages, runs, spec.softmax_scale, k_pages
-        shape = runs.sequences, spec.q_heads, runs.tokens_max
-        self._workspace = CoarseWorkspace.of(pages.layout, *shape, k_pages, runs.table.device)
+        self._workspace = scratch.bounds((pages.layout, runs.sequences, spec.q_heads, runs.tokens_max), k_pages)
 
     def __call__(self, q: torch.Tensor, floor: torch.Tensor, rows: Rows) -> FoundThere:  # noqa: ARG002
         return coarse_top(q, *self._asked, self._workspace, rows.out, rows.lse)
@@ -62,7 +60,7 @@ class Searching:
 
     def __init__(
         self,
-        device: Device,
+        scratch: Scratch,
         pages: Pages,
         spec: ModelSpec,
         retrieval: Retrieval,
@@ -71,7 +69,7 @@ class Searching:
     ) -> None:
         """Inside `at_work`."""
         self._interleaved = spec.rope is not None and spec.rope.layout == "interleaved"
-        where = device.torch
+        where = pages.slab.device
         lengths = [part.span.tokens for _, part in found]
         begins = np.cumsum([0, *(len(part.slots) for _, part in found)])
         table, begin, tokens = (
@@ -80,10 +78,10 @@ class Searching:
         )
         self._runs = Runs(table, begin, tokens, max(lengths))
         if isinstance(retrieval, Dipr):
-            self._search: Search = ByCodes(pages, self._runs, spec, retrieval)
+            self._search: Search = ByCodes(pages, self._runs, spec, retrieval, scratch)
         else:
             assert isinstance(retrieval, TopK)
-            self._search = ByBounds(pages, self._runs, spec, retrieval)
+            self._search = ByBounds(pages, self._runs, spec, retrieval, scratch)
         self._sessions = torch.tensor([session for session, _ in found], dtype=torch.int64, device=where)
         self._q = torch.empty((len(found), spec.q_heads, spec.head_dim), dtype=TORCH[spec.dtype], device=where)
         self._floor = torch.empty((len(found), spec.q_heads), device=where)

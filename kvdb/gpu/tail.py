@@ -62,7 +62,7 @@ class TailCopy:
         device = self._device
         with at_work(device, device.query_stream):
             if len(self._on_device) != len(self.slots):
-                self._on_device = torch.from_numpy(self.slots.astype(np.int32)).to(device.torch)
+                self._on_device = device.tracked(torch.from_numpy(self.slots.astype(np.int32)).to(device.torch))
             source = self._table, self.tokens, length - self.tokens
             pages = Pages(self._tier.slab, self._tier.layout)
             copy_in(device, device.query_stream, pages, source, self._on_device, self.tokens)

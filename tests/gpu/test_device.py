@@ -59,9 +59,9 @@ def test_a_card_is_opened_with_two_streams_and_pinned_staging(card, monkeypatch)
     made, entered, emptied, pinned = [], [], [], []
 
     class Stream(Late):
-        def __init__(self, where):
+        def __init__(self, where, priority=0):
             super().__init__([])
-            made.append(where)
+            made.append((where, priority))
 
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(entered.append(stream)))
@@ -71,7 +71,7 @@ def test_a_card_is_opened_with_two_streams_and_pinned_staging(card, monkeypatch)
     device = open_device("cuda")
     assert (device.torch, device.card, device.name) == (torch.device("cuda", 0), "NVIDIA H200", "NVIDIA H200 (cuda:0)")
     assert not device.interpreted
-    assert made == [device.torch, device.torch]
+    assert made == [(device.torch, 0), (device.torch, -1)]  # nothing delays queries
     assert device.copy_stream is not device.query_stream
     assert (device.memory_total, device.memory_free()) == (1 << 37, 1 << 36)
     with device.on(device.copy_stream):

@@ -1,5 +1,7 @@
 """Which segments have copies, and whose slots are whose."""
 
+import gc
+
 import pytest
 
 from indexes.retrieval import Exact
@@ -80,7 +82,10 @@ def test_memory_is_told_to_the_byte(make_engine):
     engine = make_engine()
     imported(engine, kv, "document", STORED)
     session = opened(engine, kv, STORED)
+    before = engine.gpu.device.tracked_nbytes
     step(session, kv, STORED, EXACT)
+    step(session, kv, STORED + 1)
+    assert engine.gpu.device.tracked_nbytes > before  # tables, work space and results
     on_device = [stats for stats in engine.tiers() if stats.name.startswith("gpu")]
     assert sum(stats.nbytes for stats in on_device) == engine.gpu.device.tracked_nbytes
     slab = next(stats for stats in on_device if stats.name == "gpu")
@@ -88,6 +93,10 @@ def test_memory_is_told_to_the_byte(make_engine):
     assert slab.nbytes == tier.slots * tier.layout.nbytes
     assert slab.blocks_used == 2 * 9 + len(session._layers[0]._own.copy.slots)  # copies, and the tail of one layer
     session.close()
+    del session
+    gc.collect()
+    kept = engine.gpu._scratch.partial.take(0).untyped_storage().nbytes()  # for the next session
+    assert engine.gpu.device.tracked_nbytes == before + kept
 
 
 def test_an_explained_plan_says_where(cramped):

@@ -196,7 +196,8 @@ def scan(
 
     q: `[sequences, q_heads, head_dim]`, contiguous. scale > 0. floor: float32 `[sequences, q_heads]`, the largest q.k seen
     elsewhere, minus infinity for none. Every token of the runs must have been encoded, and none of its block overwritten since.
-    Returns what the workspace holds, until its next use. Where a count exceeds the capacity, nothing counts as missed. Raises ValueError where shapes, dtypes or the workspace do not fit.
+    Returns what the workspace holds, until its next use. Where a count exceeds the capacity, nothing counts as missed.
+    Raises ValueError where shapes, dtypes or the workspace do not fit.
     """
     _check(q, pages, runs, scale, beta, floor, workspace)
     layout, found = pages.layout, workspace.found
