@@ -90,6 +90,15 @@ def test_a_kernel_that_leaves_its_output_alone_is_found_out(tmp_path, monkeypatc
         asked("decode", tmp_path / "rows.jsonl")
 
 
+def test_a_search_that_misses_tokens_is_found_out(tmp_path, monkeypatch):
+    from benchmarks.gpu import retrieving
+
+    dipr = retrieving.dipr
+    monkeypatch.setattr(retrieving, "dipr", lambda q, pages, runs, scale, beta, *rest: dipr(q, pages, runs, scale, 0.0, *rest))
+    with pytest.raises(Wrong, match=r"\d+ tokens within the range were not attended in sequence 0"):
+        asked("dipr", tmp_path / "rows.jsonl")
+
+
 def test_what_fails_or_hangs_takes_nothing_with_it(capfd):
     failed = supervise([sys.executable, "-c", "import sys; print('on the way', file=sys.stderr); raise ValueError('no')"], 20.0)
     assert (failed.status, failed.error) == ("failed", "ValueError: no")
