@@ -1,13 +1,12 @@
 """The CPU tier: blocks in main memory."""
 
-from collections.abc import Sequence
 from threading import Lock
 
 import numpy as np
 
 from kvdb.errors import CapacityError
 from kvdb.storage.arena import Arena
-from kvdb.storage.ledger import Ledger
+from kvdb.storage.ledger import Counted
 from kvdb.storage.tier import Blocks, TierStats
 from kvdb.types import Addresses
 
@@ -39,44 +38,24 @@ class CpuBudget:
             self._taken -= nbytes
 
 
-class CpuTier:
+class CpuTier(Counted):
     """A `Tier` over arenas of main memory. Grows by an arena at a time, never moves a block, and is thread-safe."""
 
     name = "cpu"
 
     def __init__(self, block_nbytes: int, arena_bytes: int, budget: CpuBudget) -> None:
+        super().__init__()
         self.block_nbytes = block_nbytes
         self._per_arena = max(1, arena_bytes // block_nbytes)
         self._budget = budget
         self._arenas: list[Arena] = []
         self._addresses: Addresses = np.zeros(0, np.uint64)  # of each physical block
-        self._ledger = Ledger()
-        self._lock = Lock()
 
     def allocate(self, count: int) -> Blocks:
         with self._lock:
             while self._ledger.free < count:
                 self._grow(count - self._ledger.free)
             return self._ledger.take(count)
-
-    def retain(self, blocks: Blocks) -> None:
-        with self._lock:
-            self._ledger.retain(blocks)
-
-    def release(self, blocks: Blocks) -> None:
-        with self._lock:
-            self._ledger.release(blocks)
-
-    def pin(self, blocks: Blocks) -> None:
-        with self._lock:
-            self._ledger.pin(blocks)
-
-    def unpin(self, blocks: Blocks) -> None:
-        with self._lock:
-            self._ledger.unpin(blocks)
-
-    def shared(self, block: int) -> bool:
-        return self._ledger.references(block) > 1
 
     def addresses(self, blocks: Blocks) -> Addresses:
         return self._addresses[blocks]
@@ -91,10 +70,6 @@ class CpuTier:
                 nbytes=sum(a.nbytes for a in self._arenas),
                 huge=all(a.huge for a in self._arenas),
             )
-
-    def check_integrity(self, owned: Sequence[Blocks] | None = None) -> None:
-        with self._lock:
-            self._ledger.check_integrity(owned)
 
     def close(self) -> None:
         with self._lock:

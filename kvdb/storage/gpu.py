@@ -1,14 +1,12 @@
 """The GPU tier: copies of blocks in the memory of a GPU."""
 
-from collections.abc import Sequence
-from threading import Lock
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from kvdb.errors import CapacityError
-from kvdb.storage.ledger import Ledger
+from kvdb.storage.ledger import Counted
 from kvdb.storage.slot import SlotLayout
 from kvdb.storage.tier import Blocks, TierStats
 from kvdb.types import Addresses
@@ -33,7 +31,7 @@ class Memory(Protocol):
     def close(self) -> None: ...
 
 
-class GpuTier:
+class GpuTier(Counted):
     """A `Tier` over one slab, whose blocks are slots of one layout. Thread-safe. It never grows: eviction makes room.
 
     slab: uint8 `[slots, layout.nbytes]` on the device, zero at first, so that no slot ever holds what is not finite. These are
@@ -44,13 +42,12 @@ class GpuTier:
 
     def __init__(self, layout: SlotLayout, slots: int, memory: Memory) -> None:
         """Raises CapacityError where the device has no memory for so many slots, and GpuLost."""
+        super().__init__()
         self.layout = layout
         self.block_nbytes = layout.nbytes
         self.memory = memory
         self.slab = memory.zeros((slots, layout.nbytes), torch.uint8)
-        self._ledger = Ledger()
         self._ledger.grow(slots)
-        self._lock = Lock()
 
     @property
     def slots(self) -> int:
@@ -78,25 +75,9 @@ class GpuTier:
             raise
         return blocks
 
-    def retain(self, blocks: Blocks) -> None:
-        with self._lock:
-            self._ledger.retain(blocks)
-
     def release(self, blocks: Blocks) -> None:
         """Queries that were launched may still read them; see `allocate`. Those that will be launched must not."""
-        with self._lock:
-            self._ledger.release(blocks)
-
-    def pin(self, blocks: Blocks) -> None:
-        with self._lock:
-            self._ledger.pin(blocks)
-
-    def unpin(self, blocks: Blocks) -> None:
-        with self._lock:
-            self._ledger.unpin(blocks)
-
-    def shared(self, block: int) -> bool:
-        return self._ledger.references(block) > 1
+        super().release(blocks)
 
     def addresses(self, blocks: Blocks) -> Addresses:
         """Of the device's memory."""
@@ -112,10 +93,6 @@ class GpuTier:
                 nbytes=self.slab.untyped_storage().nbytes(),
                 huge=False,
             )
-
-    def check_integrity(self, owned: Sequence[Blocks] | None = None) -> None:
-        with self._lock:
-            self._ledger.check_integrity(owned)
 
     def close(self) -> None:
         """The slab's memory is the allocator's again once no view of it is left."""

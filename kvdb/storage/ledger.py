@@ -1,6 +1,7 @@
 """The bookkeeping of slots that every tier shares: free list, reference counts, pins."""
 
 from collections.abc import Sequence
+from threading import Lock
 
 import numpy as np
 
@@ -85,3 +86,34 @@ class Ledger:
             wrong = np.flatnonzero(np.bincount(blocks, minlength=self.total) != self._references)
             if len(wrong):
                 raise IntegrityError(f"block {wrong[0]} and {len(wrong) - 1} others have not as many references as owners")
+
+
+class Counted:
+    """What every tier of memory does with its ledger, thread-safe; see `kvdb.storage.tier.Tier`."""
+
+    def __init__(self) -> None:
+        self._ledger = Ledger()
+        self._lock = Lock()
+
+    def retain(self, blocks: Blocks) -> None:
+        with self._lock:
+            self._ledger.retain(blocks)
+
+    def release(self, blocks: Blocks) -> None:
+        with self._lock:
+            self._ledger.release(blocks)
+
+    def pin(self, blocks: Blocks) -> None:
+        with self._lock:
+            self._ledger.pin(blocks)
+
+    def unpin(self, blocks: Blocks) -> None:
+        with self._lock:
+            self._ledger.unpin(blocks)
+
+    def shared(self, block: int) -> bool:
+        return self._ledger.references(block) > 1
+
+    def check_integrity(self, owned: Sequence[Blocks] | None = None) -> None:
+        with self._lock:
+            self._ledger.check_integrity(owned)
