@@ -16,7 +16,18 @@ from kvdb.client.context import Context
 from kvdb.client.session import Session
 from kvdb.config import Config
 from kvdb.errors import KvdbError
-from kvdb.types import ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Part, Placed, Rope, SegmentStatistics, SessionStats
+from kvdb.types import (
+    ContextInfo,
+    ContextStatistics,
+    IndexInfo,
+    ModelSpec,
+    Part,
+    Placed,
+    Rope,
+    SegmentStatistics,
+    SessionStats,
+    TierStats,
+)
 from kvdb.version import __version__ as __version__
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Hints
@@ -42,6 +53,7 @@ __all__ = [
     "SegmentStatistics",
     "Session",
     "SessionStats",
+    "TierStats",
     "TopK",
     "TopP",
     "connect",

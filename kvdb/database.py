@@ -30,8 +30,7 @@ from kvdb.opened import Opened
 from kvdb.publishing import Publisher
 from kvdb.session import SessionState
 from kvdb.storage.store import BlockStore
-from kvdb.storage.tier import TierStats
-from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Part, Tokens
+from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Part, TierStats, Tokens
 from query_optimizer.extend import BadRule, PlacedRule, extended
 from query_optimizer.materialize import Materialize
 from query_optimizer.optimizer import Optimizer, UnknownRule
@@ -210,6 +209,7 @@ class Database:
 
     def tiers(self) -> list[TierStats]:
         """What each tier holds, one entry for each size of block."""
+        self._check_open()
         return self._blocks.stats()
 
     def offload(self, name: str) -> int:

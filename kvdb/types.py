@@ -271,5 +271,21 @@ class ContextStatistics:
     segments: tuple[SegmentStatistics, ...]
 
 
+@dataclass(frozen=True)
+class TierStats:
+    """blocks_used of blocks_total slots hold data; nbytes is the memory taken of the tier's kind; huge: in huge pages.
+
+    pinned_nbytes: main memory that a GPU tier takes beside it, to copy from and to.
+    """
+
+    name: str
+    blocks_used: int
+    blocks_total: int
+    block_nbytes: int
+    nbytes: int
+    huge: bool
+    pinned_nbytes: int = 0
+
+
 def _frozen(value: Any) -> Any:
     return tuple(_frozen(v) for v in value) if isinstance(value, list | tuple) else value

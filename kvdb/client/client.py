@@ -12,7 +12,7 @@ from kvdb.client.context import Context
 from kvdb.client.session import Session, transports_of
 from kvdb.client.transport import ImportTransport, Transport
 from kvdb.errors import InvalidArgument, LayerError, ShapeError
-from kvdb.types import Array, ContextStatistics, IndexInfo, ModelSpec, Part
+from kvdb.types import Array, ContextStatistics, IndexInfo, ModelSpec, Part, TierStats
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Hints
 
@@ -204,6 +204,11 @@ class Client:
         """
         wanted = check.wanted(retrieval, max_missed_mass, estimate_tail, hints)
         return self._transport.explain(name, layer, wanted, bool(analyze))
+
+    def tiers(self) -> list[TierStats]:
+        """What each tier holds and takes, to the byte, one entry for each size of block: main memory, the GPU ("gpu" for blocks,
+        "gpu tables" for everything else there) and disk, where they are used."""
+        return self._transport.tiers()
 
     def statistics(self, name: str) -> ContextStatistics:
         """What the queries that searched a context's segments were like, by layer and head: which share of the tokens they

@@ -19,6 +19,7 @@ from kvdb.types import (
     Placed,
     Positions,
     SessionStats,
+    TierStats,
     Tokens,
 )
 from query_optimizer.plan import Plan
@@ -111,6 +112,8 @@ class Transport(Protocol):
     def drop(self, name: str) -> None: ...
 
     def offload(self, name: str) -> int: ...
+
+    def tiers(self) -> list[TierStats]: ...
 
     def build_index(self, name: str, kind: str, wait: bool) -> list[IndexInfo]: ...
 

@@ -13,9 +13,10 @@ from kvdb.errors import InvalidArgument
 SERVER = "kvdb://127.0.0.1:7700"
 
 
-def add_context(parser: argparse.ArgumentParser) -> None:
-    """A context's name, and where it is stored."""
-    parser.add_argument("name", metavar="NAME", help="the context's name")
+def add_context(parser: argparse.ArgumentParser, *, without: str = "") -> None:
+    """A context's name, and where it is stored. without: what happens where none is named, "" where one must be."""
+    named = f"the context's name (default: {without})" if without else "the context's name"
+    parser.add_argument("name", metavar="NAME", nargs="?" if without else None, help=named)
     parser.add_argument("--server", default=SERVER, help=f"where it is stored (default {SERVER})")
     parser.add_argument("--token", help="what the server wants of its clients (default KVDB_TOKEN)")
 

@@ -1,4 +1,4 @@
-"""`kvdb stats`: what the queries over a context on a server were like, as a table and as a heat map."""
+"""`kvdb stats`: what a server's memory holds, or what the queries over a context were like, as a table and as a heat map."""
 
 import argparse
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import kvdb.check as check
 import kvdb.commands.heat_map as heat_map
 from kvdb.commands.arguments import add_context, open_server
-from kvdb.commands.stats_table import heads_of_layer, summary
+from kvdb.commands.stats_table import heads_of_layer, summary, tiers
 from kvdb.errors import InvalidArgument
 from kvdb.types import MEASURES, ContextInfo, ContextStatistics
 
@@ -23,7 +23,7 @@ least half."""
 
 def add(commands: "Subparsers") -> None:
     """Add `stats` to the `kvdb` command."""
-    what = "show what the queries over a context were like, by layer and head"
+    what = "show what memory holds, or what the queries over a context were like, by layer and head"
     parser = commands.add_parser("stats", help=what, description=what)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--by", choices=("layer", "head"), default="layer", help="what has a row of the table (default layer)")
@@ -31,12 +31,18 @@ def add(commands: "Subparsers") -> None:
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw a heat map of layers and heads too")
     parser.add_argument("--measure", choices=MEASURES, help="draw this one (default all)")
     parser.set_defaults(run=_run)
-    add_context(parser)
+    add_context(parser, without="what each tier of memory holds")
 
 
 def _run(given: argparse.Namespace) -> int:
     if given.measure and not given.png:
         raise InvalidArgument(f"--measure {given.measure} names what is drawn; expected --png FILE beside it")
+    if given.name is None:
+        if given.png or given.layer is not None:
+            raise InvalidArgument("--png and --layer are of a context; expected its name")
+        with open_server(given) as db:
+            print(tiers(db.tiers()))
+        return 0
     with open_server(given) as db:
         info, statistics = db.get(given.name).info, db.statistics(given.name)
     if given.layer is not None:

@@ -1,11 +1,11 @@
-"""Statistics of a segment as text."""
+"""Statistics of a segment, and of tiers, as text."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from kvdb.types import SegmentStatistics
+from kvdb.types import SegmentStatistics, TierStats
 
 Values = npt.NDArray[np.float64]
 
@@ -55,6 +55,17 @@ def heads_of_layer(segment: SegmentStatistics, layer: int, kv_heads: int) -> str
         values = {name: column[head] for name, column in columns.items()}
         cells = [forms[name].format(value) if np.isfinite(value) else UNKNOWN for name, value in values.items()]
         rows.append([str(head), str(head * kv_heads // q_heads), f"{segment.queries[layer, head]:,}", *cells])
+    return "\n".join(_aligned(rows, [max(map(len, column)) for column in zip(*rows, strict=True)]))
+
+
+def tiers(stats: Sequence[TierStats]) -> str:
+    """A row for each tier and size of block. Bytes are exact."""
+    rows = [["tier", "blocks", "of", "block bytes", "bytes", "pinned bytes"]]
+    for tier in stats:
+        numbers = tier.blocks_used, tier.blocks_total, tier.block_nbytes, tier.nbytes, tier.pinned_nbytes
+        rows.append([tier.name, *(f"{number:,}" for number in numbers)])
+    if len(rows) == 1:
+        return "no tier holds anything yet"
     return "\n".join(_aligned(rows, [max(map(len, column)) for column in zip(*rows, strict=True)]))
 
 

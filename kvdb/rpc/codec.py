@@ -5,6 +5,7 @@
 
 import json
 import math
+from dataclasses import asdict, fields
 from typing import Any
 
 import ml_dtypes
@@ -25,6 +26,7 @@ from kvdb.types import (
     Rope,
     SegmentStatistics,
     SessionStats,
+    TierStats,
     Tokens,
 )
 
@@ -233,6 +235,14 @@ def from_stats(message: pb.StatsReply) -> SessionStats:
         missed_mass_bound_max=message.missed_mass_bound_max,
         rules=dict(message.rules),
     )
+
+
+def to_tier(stats: TierStats) -> pb.TierStats:
+    return pb.TierStats(**asdict(stats))
+
+
+def from_tier(message: pb.TierStats) -> TierStats:
+    return TierStats(*(getattr(message, field.name) for field in fields(TierStats)))
 
 
 def to_statistics(statistics: ContextStatistics) -> pb.ContextStatisticsReply:

@@ -278,6 +278,34 @@ class VerifyIndexesReply(_message.Message):
     indexes: int
     def __init__(self, indexes: _Optional[int] = ...) -> None: ...
 
+class ListTiersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTiersReply(_message.Message):
+    __slots__ = ("tiers",)
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    tiers: _containers.RepeatedCompositeFieldContainer[TierStats]
+    def __init__(self, tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ...) -> None: ...
+
+class TierStats(_message.Message):
+    __slots__ = ("name", "blocks_used", "blocks_total", "block_nbytes", "nbytes", "huge", "pinned_nbytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    HUGE_FIELD_NUMBER: _ClassVar[int]
+    PINNED_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    blocks_used: int
+    blocks_total: int
+    block_nbytes: int
+    nbytes: int
+    huge: bool
+    pinned_nbytes: int
+    def __init__(self, name: _Optional[str] = ..., blocks_used: _Optional[int] = ..., blocks_total: _Optional[int] = ..., block_nbytes: _Optional[int] = ..., nbytes: _Optional[int] = ..., huge: _Optional[bool] = ..., pinned_nbytes: _Optional[int] = ...) -> None: ...
+
 class ContextStatisticsRequest(_message.Message):
     __slots__ = ("name",)
     NAME_FIELD_NUMBER: _ClassVar[int]

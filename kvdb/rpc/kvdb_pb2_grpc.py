@@ -84,6 +84,11 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextReply.FromString,
                 _registered_method=True)
+        self.ListTiers = channel.unary_unary(
+                '/kvdb.v1.Kvdb/ListTiers',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ListTiersRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ListTiersReply.FromString,
+                _registered_method=True)
         self.ContextStatistics = channel.unary_unary(
                 '/kvdb.v1.Kvdb/ContextStatistics',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextStatisticsRequest.SerializeToString,
@@ -222,6 +227,13 @@ class KvdbServicer:
 
     def ExplainContext(self, request, context):
         """The plans of a query behind a context, layer by layer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTiers(self, request, context):
+        """What each tier of the server's memory and disk holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -372,6 +384,11 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.ExplainContext,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextReply.SerializeToString,
+            ),
+            'ListTiers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTiers,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ListTiersRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ListTiersReply.SerializeToString,
             ),
             'ContextStatistics': grpc.unary_unary_rpc_method_handler(
                     servicer.ContextStatistics,
@@ -714,6 +731,33 @@ class Kvdb:
             '/kvdb.v1.Kvdb/ExplainContext',
             kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTiers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/ListTiers',
+            kvdb_dot_rpc_dot_kvdb__pb2.ListTiersRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.ListTiersReply.FromString,
             options,
             channel_credentials,
             insecure,

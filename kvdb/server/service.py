@@ -66,6 +66,9 @@ class KvdbService:
     def list_contexts(self, _request: pb.ListContextsRequest, _context: grpc.ServicerContext) -> pb.ListContextsReply:
         return pb.ListContextsReply(contexts=map(codec.to_info, self._database.contexts()))
 
+    def list_tiers(self, _request: pb.ListTiersRequest, _context: grpc.ServicerContext) -> pb.ListTiersReply:
+        return pb.ListTiersReply(tiers=map(codec.to_tier, self._database.tiers()))
+
     def get_context(self, request: pb.GetContextRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
         return codec.to_info(self._database.get(request.name))
 

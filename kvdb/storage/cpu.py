@@ -7,8 +7,8 @@ import numpy as np
 from kvdb.errors import CapacityError
 from kvdb.storage.arena import Arena
 from kvdb.storage.ledger import Counted
-from kvdb.storage.tier import Blocks, TierStats
-from kvdb.types import Addresses
+from kvdb.storage.tier import Blocks
+from kvdb.types import Addresses, TierStats
 
 
 class CpuBudget:

@@ -13,7 +13,7 @@ from kvdb.errors import CapacityError, IntegrityError, Unavailable
 from kvdb.storage.block import BlockLayout
 from kvdb.storage.segment_file import Contents, SegmentFile
 from kvdb.storage.table import BlockTable
-from kvdb.storage.tier import TierStats
+from kvdb.types import TierStats
 
 LOCK = "lock"
 FILE_SUFFIX = ".segment"

@@ -8,8 +8,8 @@ import torch
 from kvdb.errors import CapacityError
 from kvdb.storage.ledger import Counted
 from kvdb.storage.slot import SlotLayout
-from kvdb.storage.tier import Blocks, TierStats
-from kvdb.types import Addresses
+from kvdb.storage.tier import Blocks
+from kvdb.types import Addresses, TierStats
 
 
 class Memory(Protocol):

@@ -9,7 +9,8 @@ from kvdb.config import StorageConfig
 from kvdb.errors import CapacityError, GpuLost
 from kvdb.storage.block import BlockLayout
 from kvdb.storage.slot import SlotLayout
-from kvdb.storage.tier import Blocks, TierStats
+from kvdb.storage.tier import Blocks
+from kvdb.types import TierStats
 
 if TYPE_CHECKING:
     from kvdb.storage.gpu import GpuTier, Memory

@@ -14,8 +14,8 @@ from kvdb.storage.segment_file import SegmentFile
 from kvdb.storage.slabs import Slabs
 from kvdb.storage.slot import SlotLayout
 from kvdb.storage.table import BlockTable
-from kvdb.storage.tier import Blocks, TierStats
-from kvdb.types import ModelSpec
+from kvdb.storage.tier import Blocks
+from kvdb.types import ModelSpec, TierStats
 
 if TYPE_CHECKING:
     from kvdb.storage.gpu import GpuTier, Memory

@@ -1,31 +1,14 @@
 """What a place that holds blocks can do: the CPU tier now, GPU, disk and remote beside it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from kvdb.types import Addresses
+from kvdb.types import Addresses, TierStats
 
 Blocks = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class TierStats:
-    """blocks_used of blocks_total slots hold data; nbytes is the memory taken of the tier's kind; huge: in huge pages.
-
-    pinned_nbytes: main memory that a GPU tier takes beside it, to copy from and to.
-    """
-
-    name: str
-    blocks_used: int
-    blocks_total: int
-    block_nbytes: int
-    nbytes: int
-    huge: bool
-    pinned_nbytes: int = 0
 
 
 class Tier(Protocol):

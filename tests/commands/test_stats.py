@@ -57,6 +57,23 @@ def command(engine, segments, capsys):
     server.stop(grace=0)
 
 
+def test_without_a_name_it_shows_what_memory_holds(engine, command):
+    status, text = command()
+    (tier,) = engine.tiers()
+    title, row = (line.split() for line in text.strip().splitlines())
+    assert status == 0
+    assert title[:2] == ["tier", "blocks"]
+    assert row == [tier.name, *(f"{n:,}" for n in (tier.blocks_used, tier.blocks_total, tier.block_nbytes, tier.nbytes, 0))]
+    assert tier.blocks_used == 3 * 3  # blocks of 64: 100 tokens, and 30 of the other, in each of three layers
+
+
+@pytest.mark.parametrize("flags", [["--layer", "0"], ["--png", "heat.png"]])
+def test_what_is_of_a_context_wants_its_name(command, flags):
+    status, text = command(*flags)
+    assert status == 1
+    assert "expected its name" in text
+
+
 def observe(segment, layer, values, seen=None, times=1):
     one = Observation(np.array(values, np.float32), seen if seen is None else np.array(seen, bool), "flat", 1e-3, 100.0)
     for _ in range(times):

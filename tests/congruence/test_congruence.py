@@ -94,6 +94,7 @@ def importing(db, note, kv):
     db.drop("first")
     note.error(db.drop, "first")
     note(db.contexts())
+    note(db.tiers())
 
 
 def decoding(db, note, kv):

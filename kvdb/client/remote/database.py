@@ -12,7 +12,7 @@ from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_plan
 from kvdb.rpc.wanted import put_wanted
-from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Part, Tokens
+from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Part, TierStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.wanted import Wanted
 
@@ -101,6 +101,10 @@ class RemoteDatabase:
         """Raises NotFound."""
         connection = self._connected()
         return codec.from_info(connection.call(connection.stub.GetContext, pb.GetContextRequest(name=name)))
+
+    def tiers(self) -> list[TierStats]:
+        connection = self._connected()
+        return [codec.from_tier(stats) for stats in connection.call(connection.stub.ListTiers, pb.ListTiersRequest()).tiers]
 
     def drop(self, name: str) -> None:
         """Forget a context. Raises NotFound."""
