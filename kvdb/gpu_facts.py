@@ -36,5 +36,5 @@ def indexes(spec: ModelSpec, gpu: GpuMachine, wanted: Wanted, part: Part, new: i
         scanned, attended = read[kind]
         selected = min(attended, tokens) * spec.token_nbytes
         seconds = gpu.search_seconds(scanned, selected)
-        found.append(IndexFacts(kind, seconds, scanned + selected, 0, seconds))
+        found.append(IndexFacts(kind, seconds, scanned + selected, 0, seconds, ranks=kind == COARSE))
     return tuple(found)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
-from indexes.retrieval import Retrieval
+from indexes.retrieval import Retrieval, TopK
 from query_optimizer.wanted import NO_HINTS, Hints
 
 
@@ -26,7 +26,8 @@ class IndexFacts:
 
     sharp_seconds: the same where nothing is known of the queries, and few tokens are wanted. tail_seconds: of a search for few
     with an estimate of the attention over all others, None where it cannot make one. kept: bytes that it keeps. walks: whether
-    its search wanders from token to token, hidden ones too, so that its cost hardly grows with their number.
+    its search wanders from token to token, hidden ones too, so that its cost hardly grows with their number. ranks:
+    whether the k largest are all that it can find.
     """
 
     kind: str
@@ -36,6 +37,7 @@ class IndexFacts:
     sharp_seconds: float
     walks: bool = False
     tail_seconds: float | None = None
+    ranks: bool = False
 
     @property
     def estimates_tail(self) -> bool:
@@ -138,8 +140,10 @@ class Facts:
         return tuple(index for index in part.indexes if index.kept <= left)
 
     def usable(self, part: PartFacts) -> tuple[IndexFacts, ...]:
-        """Those of them that estimate what they do not retrieve, where that is asked for and one can."""
-        usable = self.affordable(part)
+        """Those of them that can find what is asked for, which is a range where nothing is named; and that estimate what they do
+        not retrieve, where that is asked for and one can."""
+        by_rank = isinstance(self.retrieval, TopK)
+        usable = tuple(index for index in self.affordable(part) if by_rank or not index.ranks)
         if self.estimate_tail:
             return tuple(index for index in usable if index.estimates_tail) or usable
         return usable

@@ -121,7 +121,9 @@ class BudgetFits:
         needed = part.visible * facts.token_nbytes
         if needed > fast.free_nbytes and not resident:
             return f"its pages take {needed:,} bytes, and {fast.free_nbytes:,} are free in {fast.tier}"
-        coarse = cheapest(index for index in facts.usable(part) if index.kind.startswith("coarse"))
+        usable = facts.usable(part) if facts.estimate_tail else facts.affordable(part)
+        ranked = not facts.bounded  # a bound is met by ranges, ever wider
+        coarse = cheapest(index for index in usable if index.kind.startswith("coarse") and (ranked or not index.ranks))
         if coarse is None:
             return f"its pages in {fast.tier} are not asked so" if resident else Wish("coarse-clusters", _missing(part, "coarse"))
         k = max(1, round(self.tokens_share * part.visible))

@@ -98,5 +98,6 @@ def kinds_for(wanted: Wanted) -> tuple[str, ...]:
 
 
 def serves(wanted: Wanted) -> bool:
-    """Whether the GPU can do as the caller hints: an index that was named has to be one of its own."""
-    return wanted.hints.index is None or wanted.hints.index in kinds_for(wanted)
+    """Whether the GPU can do as the caller hints: an index that was named has to be one of its own, for that retrieval."""
+    kind = wanted.hints.index
+    return kind is None or (kind in kinds_for(wanted) and (kind != COARSE or isinstance(wanted.retrieval, TopK)))

@@ -118,6 +118,28 @@ def test_an_index_of_the_cpu_that_was_hinted_at_is_asked_there(make_engine):
     session.close()
 
 
+@pytest.mark.parametrize(
+    ("wanted", "index", "retrieval"),
+    [
+        (Wanted(), "coarse-bounds", TopK(6)),
+        (Wanted(hints=Hints(rules_off=("budget_fits",))), "flat", Dipr()),
+        (Wanted(missed_mass_max=0.1), "flat", Dipr()),
+        (Wanted(TopK(9)), "coarse-bounds", TopK(9)),
+        (Wanted(TopK(9), hints=Hints(index="coarse-bounds")), "coarse-bounds", TopK(9)),
+        (Wanted(Dipr(0.1), hints=Hints(index="flat")), "flat", Dipr(0.1)),
+    ],
+    ids=str,
+)
+def test_pages_are_ranked_and_ranges_are_found_by_codes(make_engine, wanted, index, retrieval):
+    kv = Kv(spec_of(head_dim=32), STORED + 4)
+    engine = make_engine()
+    imported(engine, kv, "document", STORED)
+    session = opened(engine, kv, STORED)
+    found = [access for access in session.explain(0, wanted).accesses if access.index is not None]
+    assert [(access.tier, access.index, access.retrieval) for access in found] == [("gpu", index, retrieval)]
+    session.close()
+
+
 def test_a_fork_and_its_parent_go_their_ways(both):
     kv = Kv(spec_of(), STORED + 40)
     outs = []
