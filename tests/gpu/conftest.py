@@ -41,8 +41,8 @@ def make_engine():
         engine.close()
 
 
-def spec_of(dtype="float32", head_dim=16, rope=None):
-    return kvdb.ModelSpec("tiny", layers=2, q_heads=4, kv_heads=2, head_dim=head_dim, dtype=dtype, rope=rope)
+def spec_of(dtype="float32", head_dim=16, rope=None, layers=1):
+    return kvdb.ModelSpec("tiny", layers=layers, q_heads=4, kv_heads=2, head_dim=head_dim, dtype=dtype, rope=rope)
 
 
 def imported(engine, kv, name, n):

@@ -25,7 +25,7 @@ def both(make_engine):
     """Two engines that hold the same document, with a GPU and without."""
 
     def make(kv, n=STORED, **storage):
-        engines = make_engine(**storage), make_engine(0)
+        engines = make_engine(block_size=32, **storage), make_engine(0)
         for engine in engines:
             imported(engine, kv, "document", n)
         return engines
@@ -35,7 +35,7 @@ def both(make_engine):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_session_reads_there_what_it_reads_here(both, dtype):
-    kv = Kv(spec_of(dtype), STORED + 20)
+    kv = Kv(spec_of(dtype, layers=2), STORED + 20)
     there, here = (opened(engine, kv, STORED) for engine in both(kv))
     assert {tier for _, tier, _ in ways(there, EXACT)} == {"gpu"}
     for i in range(3):
@@ -56,10 +56,10 @@ def test_quantised_copies_are_near(both, kept):
 
 
 def test_what_has_no_room_is_read_by_the_cpu_at_the_same_time(make_engine, both):
-    kv = Kv(spec_of(), STORED + 10)
+    kv = Kv(spec_of(layers=2), STORED + 10)
     there, here = both(kv)
     slot = there._blocks.gpu_tier(kv.spec).layout.nbytes
-    cramped = make_engine(slot * 2 * 12)  # in each of two layers 12 blocks of 19
+    cramped = make_engine(slot * 2 * 7, block_size=32)  # in each of two layers 7 blocks of 10
     imported(cramped, kv, "document", STORED)
     some, reference = opened(cramped, kv, STORED), opened(here, kv, STORED)
     assert {tier for _, tier, _ in ways(some, EXACT)} == {"cpu", "gpu"}

@@ -22,13 +22,16 @@ def chunk(engine, kv, name, n):
     writing.commit()
 
 
+FEW = ["interleaved", "some dimensions"]
+
+
 @pytest.fixture(params=sorted(ROPES))
 def laid_out(request, make_engine):
     """Sessions over two chunks, of which the second was moved, with a GPU and without."""
     spec = spec_of(rope=ROPES[request.param])
     texts = [Kv(spec, n, seed=n) for n in SIZES]
     sessions = []
-    for engine in (make_engine(), make_engine(0)):
+    for engine in (make_engine(block_size=32), make_engine(0)):
         for i, (kv, n) in enumerate(zip(texts, SIZES, strict=True)):
             chunk(engine, kv, f"chunk {i}", n)
         session = engine.lay_out(spec, [kvdb.Part("chunk 0"), kvdb.Part("chunk 1")])
@@ -48,6 +51,7 @@ def test_a_moved_chunk_is_read_there(laid_out):
     close(step(there, kv, at, n=n), step(here, kv, at, n=n))
 
 
+@pytest.mark.parametrize("laid_out", FEW, indirect=True)
 def test_a_moved_chunk_is_searched_there(laid_out):
     (there, here), kv = laid_out
     kv.q *= 3
@@ -58,6 +62,7 @@ def test_a_moved_chunk_is_searched_there(laid_out):
     assert np.linalg.norm(out - exact, axis=-1).max() <= 2 * np.abs(kv.v).max() * 4 * bound + 1e-4
 
 
+@pytest.mark.parametrize("laid_out", FEW, indirect=True)
 def test_what_is_recomputed_is_masked_there(laid_out):
     sessions, kv = laid_out
     outs = []

@@ -59,7 +59,7 @@ def test_the_cpu_takes_over_in_mid_query(documents, monkeypatch, caplog, kind, w
 
 
 def test_a_tail_that_finds_no_room_stays_here(make_engine):
-    kv = Kv(spec_of(), STORED + 80)
+    kv = Kv(spec_of(layers=2), STORED + 80)
     reference = make_engine(0)
     nbytes = make_engine()._blocks.gpu_tier(kv.spec).layout.nbytes
     cramped = make_engine(nbytes * (2 * 10 + 1))  # all of the document in each of two layers, and one block more

@@ -16,7 +16,7 @@ STORED = 130
 @pytest.fixture
 def cramped(make_engine):
     """An engine with room for one document and a half, with a reserve for tails, and two documents in it."""
-    spec = spec_of()
+    spec = spec_of(layers=2)
     nbytes = make_engine()._blocks.gpu_tier(spec).layout.nbytes
     engine = make_engine(nbytes * 2 * (9 + 5))
     texts = [Kv(spec, STORED + 8, seed=i) for i in range(2)]
@@ -61,7 +61,7 @@ def test_a_dropped_document_gives_its_room(cramped):
 
 
 def test_slots_of_tails_come_back(make_engine):
-    kv = Kv(spec_of(), STORED + 40)
+    kv = Kv(spec_of(layers=2), STORED + 40)
     engine = make_engine()
     imported(engine, kv, "document", STORED)
     tier = engine._blocks.gpu_tier(kv.spec)
@@ -78,7 +78,7 @@ def test_slots_of_tails_come_back(make_engine):
 
 
 def test_memory_is_told_to_the_byte(make_engine):
-    kv = Kv(spec_of(), STORED + 8)
+    kv = Kv(spec_of(layers=2), STORED + 8)
     engine = make_engine()
     imported(engine, kv, "document", STORED)
     session = opened(engine, kv, STORED)
