@@ -118,6 +118,7 @@ class Mirrors:
         """In the thread."""
         with ExitStack() as after:
             after.callback(self._ended, segment)
+            after.push(self._died)
             after.callback(segment.release)
             if self._closed or segment.references < 2:  # nobody else holds it any more
                 return
@@ -176,6 +177,12 @@ class Mirrors:
                 del self._ready[number]
                 tier.release(mirror.slots.ravel())
                 self.version += 1
+
+    def _died(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Whatever else a copy raises is a bug, of which nobody hears who waits for queries alone."""
+        if error is not None:
+            log.error("copying to the GPU has died; nothing more is copied", exc_info=error)
+            self._closed = True
 
     def _ended(self, segment: Segment) -> None:
         with self._changed:

@@ -90,3 +90,22 @@ def test_a_segment_that_is_lost_while_it_is_copied_is_logged(make_engine, monkey
     assert "is not copied to the GPU" in caplog.text
     assert engine.gpu.mirror(session.basis.views[0].segment) is None
     session.close()
+
+
+def test_a_bug_while_copying_is_heard_of_once(make_engine, monkeypatch, caplog):
+    kv = Kv(spec_of(), STORED + 8)
+    engine = make_engine()
+    imported(engine, kv, "document", STORED)
+
+    def fail(*arguments, **named):
+        raise KeyError("a bug")
+
+    with monkeypatch.context() as broken, caplog.at_level(logging.ERROR):
+        broken.setattr("kvdb.gpu.filling.store", fail)
+        session = opened(engine, kv, STORED)
+        for i in range(3):
+            session.explain(0, Wanted(Exact() if i else None))
+            engine.gpu.mirrors.settle()
+    assert caplog.text.count("nothing more is copied") == 1
+    assert {tier for _, tier, _ in ways(session, EXACT)} == {"cpu"}
+    session.close()
