@@ -1,5 +1,6 @@
 """The GPU tier: copies of blocks in the memory of a GPU."""
 
+from contextlib import ExitStack
 from typing import Protocol
 
 import numpy as np
@@ -68,11 +69,10 @@ class GpuTier(Counted):
                     "let go of some, or raise storage.gpu_bytes_max"
                 )
             blocks = self._ledger.take(count)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.release, blocks)
             self.memory.copies_after_queries()
-        except BaseException:
-            self.release(blocks)
-            raise
+            undo.pop_all()
         return blocks
 
     def release(self, blocks: Blocks) -> None:
