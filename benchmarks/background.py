@@ -21,7 +21,7 @@ from benchmarks.workloads import Shape, Workload, generate
 from indexes.retrieval import Retrieval
 from kvdb.config import Config, IndexConfig
 from kvdb.database import Database
-from kvdb.session import SessionState, Wanted
+from kvdb.session.state import QueryOptions, SessionState
 
 NAME = "long"
 MANUAL = Config(indexes=IndexConfig(on_demand="", automatic=False))
@@ -79,7 +79,7 @@ def decode(session: SessionState, work: Workload, asked: Retrieval, seconds: flo
     taken: list[float] = []
     ended = time.perf_counter() + seconds
     while (started := time.perf_counter()) < ended:
-        session.attention(0, queries[len(taken) % len(queries)], Wanted(asked))
+        session.attention(0, queries[len(taken) % len(queries)], QueryOptions(asked))
         taken.append(time.perf_counter() - started)
     return np.array(taken)
 

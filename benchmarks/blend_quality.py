@@ -27,16 +27,17 @@ from typing import Any, NamedTuple
 import torch
 
 import kvdb
+from benchmarks.blend_first import First
 from benchmarks.blend_plot import draw
+from benchmarks.blend_random import Random
 from benchmarks.harness import machine, report
 from engine_adapter.models import sections
 from engine_adapter.models.vault import CODE_DIGITS
 from engine_adapter.transformers import TransformersEngine, attach
 from engine_adapter.transformers.cache import Row, SessionCache
 from engine_adapter.transformers.recompute import recompute
-from kvdb.blend.deviation import SCORES
 from kvdb.config import IndexConfig, WindowConfig
-from query_optimizer.wanted import Wanted
+from query_optimizer.query_options import QueryOptions
 
 TOKENS, CHUNK_TOKENS = 4_096, 128
 FIRST_SEED = 1_000
@@ -44,8 +45,8 @@ KINDS = ("chunk", "border", "heading")
 RATIOS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 OTHER_RATIOS = (0.05, 0.15, 0.3, 0.5)
 DIPR_TOO = ("deviation 0.15", "deviation 0.0")
-EXACT = Wanted(kvdb.Exact())
-DIPR = Wanted(kvdb.Dipr(), hints=kvdb.Hints(index="flat"))
+EXACT = QueryOptions(kvdb.Exact())
+DIPR = QueryOptions(kvdb.Dipr(), hints=kvdb.Hints(index="flat"))
 SEARCHED = kvdb.Config(
     window=WindowConfig(sink_tokens=64, recent_tokens=64),
     indexes=IndexConfig(segment_tokens_min=CHUNK_TOKENS, at_store=("flat",)),
@@ -54,10 +55,10 @@ SEARCHED = kvdb.Config(
 Right = Counter[str]
 
 
-def answers(model: Any, session: kvdb.Session, questions: Sequence[list[int]], wanted: Wanted) -> list[list[int]]:
+def answers(model: Any, session: kvdb.Session, questions: Sequence[list[int]], options: QueryOptions) -> list[list[int]]:
     """The digits that the model goes on with behind each question, all of one length; the session is left as it was."""
     said: list[list[int]] = [[] for _ in questions]
-    with SessionCache(session.spec, [Row(session.fork()) for _ in questions], session.stats().tokens, wanted) as cache:
+    with SessionCache(session.spec, [Row(session.fork()) for _ in questions], session.stats().tokens, options) as cache:
         ids = torch.tensor(questions)
         while len(said[0]) < CODE_DIGITS:
             with torch.no_grad():
@@ -113,7 +114,7 @@ class Quality:
         db: kvdb.Client,
         chunks: Sequence[kvdb.Context],
         options: kvdb.Recompute,
-        questions: Sequence[sections.Question],
+        questions: Sequence[sections.VaultQuestion],
     ) -> None:
         with db.create_session(engine.spec, parts=chunks) as session:
             begin = perf_counter()
@@ -123,25 +124,21 @@ class Quality:
             if way in DIPR_TOO:
                 self._ask(f"{way} dipr", session, questions, DIPR)
 
-    def _ask(self, way: str, session: kvdb.Session, questions: Sequence[sections.Question], wanted: Wanted) -> None:
+    def _ask(self, way: str, session: kvdb.Session, questions: Sequence[sections.VaultQuestion], options: QueryOptions) -> None:
         right = self.counts.right.setdefault(way, Counter())
         ids = [self._tokenizer.encode(question.text, add_special_tokens=False) for question in questions]
-        said = answers(self._model, session, ids, wanted)
+        said = answers(self._model, session, ids, options)
         for question, digits in zip(questions, said, strict=True):
             right[question.kind] += question.answered_by(self._tokenizer.decode(digits))
 
 
 def ways_of(only: str | None) -> dict[str, kvdb.Recompute]:
-    """What is compared, by name."""
+    """The ways of blending that are compared, by name."""
     ways = {f"deviation {ratio}": kvdb.Recompute(ratio) for ratio in RATIOS}
-    for strategy in ("first", "random"):
-        ways |= {f"{strategy} {ratio}": kvdb.Recompute(ratio, strategy) for ratio in OTHER_RATIOS}
-    for score in SCORES:
-        for steepness, spread in ((0.0, 0), (0.7, 0), (0.0, 4)):
-            name = f"score {score} steepness {steepness} spread {spread}"
-            ways[name] = kvdb.Recompute(0.15, score=score, steepness=steepness, spread=spread)
-    chosen = only or "deviation first random"
-    return {name: options for name, options in ways.items() if name.split()[0] in chosen.split()}
+    for name, strategy in (("first", First), ("random", Random)):
+        ways |= {f"{name} {ratio}": kvdb.Recompute(ratio, strategy=strategy) for ratio in OTHER_RATIOS}
+    chosen = (only or "deviation first random").split()
+    return {name: options for name, options in ways.items() if name.split()[0] in chosen}
 
 
 def of_documents(seeds: Sequence[int], ways: dict[str, kvdb.Recompute]) -> Counts:
@@ -157,7 +154,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--documents", type=int, default=63)
     arguments.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    arguments.add_argument("--ways", help="of deviation, first, random, score; the first three if left out")
+    arguments.add_argument("--ways", help="some of deviation, first, random; all if left out")
     arguments.add_argument("--plot", type=Path, help="draw what a run printed, instead of a run")
     given = arguments.parse_args()
     if given.plot is not None:

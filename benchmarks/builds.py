@@ -33,12 +33,16 @@ def main() -> None:
     heads, group = given.heads, len(work.queries) // len(work.k)
     layer = Layer(
         replace(
-            work, k=work.k[:heads], v=work.v[:heads], queries=work.queries[: heads * group], samples=work.samples[: heads * group]
+            work,
+            k=work.k[:heads],
+            v=work.v[:heads],
+            queries=work.queries[: heads * group],
+            query_samples=work.query_samples[: heads * group],
         )
     )
     alone = alone_s(layer)
     without = build_s(layer, None)
-    sampled = build_s(layer, layer.workload.samples)
+    sampled = build_s(layer, layer.workload.query_samples)
     report(
         "builds",
         tokens=given.tokens,
@@ -64,9 +68,9 @@ def alone_s(layer: Layer) -> float:
     return total
 
 
-def build_s(layer: Layer, samples: np.ndarray | None) -> float:
+def build_s(layer: Layer, query_samples: np.ndarray | None) -> float:
     started = time.perf_counter()
-    Hnsw.build(layer.blocks, samples)
+    Hnsw.build(layer.blocks, query_samples)
     return time.perf_counter() - started
 
 

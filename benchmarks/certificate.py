@@ -49,10 +49,10 @@ def run(queries: int, kinds: list[str], cache: Path | None) -> None:
 
 
 def _workloads(cache: Path | None) -> list[Workload]:
-    made = [generate(kind, Shape(TOKENS), STEPS, samples=64, cache=cache) for kind in ("sharp", "diffuse")]
+    made = [generate(kind, Shape(TOKENS), STEPS, query_samples=64, cache=cache) for kind in ("sharp", "diffuse")]
     from benchmarks.traces import record  # needs torch and transformers
 
-    return made + record(VAULT_TOKENS, STEPS, samples=64, cache=cache)
+    return made + record(VAULT_TOKENS, STEPS, query_samples=64, cache=cache)
 
 
 def _certify(

@@ -27,13 +27,13 @@ from benchmarks.layer import Layer
 from benchmarks.workloads import Shape, Workload, generate
 from indexes.base import Index
 from indexes.retrieval import Dipr, Retrieval, TopK
-from kvdb.calibrate import calibrate
+from kvdb.hardware.calibrate import calibrate
 from query_optimizer.cost import Machine
 
 TOKENS = [4096, 8192, 16_384, 32_768, 65_536, 131_072]
 RETRIEVALS: tuple[Retrieval, ...] = (*map(Dipr, (0.3, 0.05, 0.012, 0.003, 0.001)), *map(TopK, (16, 64, 256, 1024)))
 SHARE_MAX = 1 / 4
-"""Of the tokens: no more are asked for by their number."""
+"""The largest share of the tokens that a top-k retrieval asks for."""
 NEAR = 1.1
 EXACT = "exact"
 
@@ -90,7 +90,7 @@ def measured(workload: Workload, machine: Machine, given: argparse.Namespace) ->
     layer = Layer(workload)
     indexes = {kind: build(kind, layer, given.cache).index for kind in given.kinds}
     queries = [layer.query(i % workload.queries.shape[1]) for i in range(given.rounds)]
-    wanted = wanted_tokens(layer, queries)
+    expected_tokens = wanted_tokens(layer, queries)
     for index in indexes.values():
         layer.sparse(index, queries[0], Dipr())
     cells = []
@@ -100,9 +100,9 @@ def measured(workload: Workload, machine: Machine, given: argparse.Namespace) ->
         seconds = timed(layer, indexes, queries, retrieval)
         predicted = {EXACT: exact_seconds(machine, layer)}
         for kind, index in indexes.items():
-            predicted[kind] = step_seconds(machine, layer, index, retrieval, wanted.get(retrieval))
+            predicted[kind] = step_seconds(machine, layer, index, retrieval, expected_tokens.get(retrieval))
         cells.append(Cell(workload.name, layer.tokens, retrieval, predicted, seconds))
-        show(cells[-1], wanted.get(retrieval))
+        show(cells[-1], expected_tokens.get(retrieval))
     return cells
 
 
@@ -140,18 +140,19 @@ def exact_seconds(machine: Machine, layer: Layer) -> float:
     return machine.exact_seconds(layer.nbytes, 2.0 * rows * layer.tokens * d)
 
 
-def step_seconds(machine: Machine, layer: Layer, index: Index, retrieval: Retrieval, wanted: float | None) -> float:
-    """As a plan estimates it."""
+def step_seconds(machine: Machine, layer: Layer, index: Index, retrieval: Retrieval, expected_tokens: float | None) -> float:
+    """Seconds of one step, as a plan estimates them."""
     heads, token_nbytes, visible = len(layer.workload.queries), layer.blocks.token_nbytes, layer.end - layer.begin
-    cost = index.cost(visible, heads // layer.kv_heads, retrieval, wanted=wanted)
-    found = min(retrieval.k, visible) if isinstance(retrieval, TopK) else wanted or 0.0
+    cost = index.cost(visible, heads // layer.kv_heads, retrieval, expected_tokens=expected_tokens)
+    found = min(retrieval.k, visible) if isinstance(retrieval, TopK) else expected_tokens or 0.0
     window = (layer.tokens - visible) * layer.kv_heads * token_nbytes
     values = found * heads * token_nbytes / 2
-    return machine.search_seconds(window, [cost], values, exact_seconds(machine, layer), layer.nbytes)
+    search = machine.step_seconds(layer.nbytes) + machine.search_seconds(cost, values, layer.nbytes)
+    return search + window / machine.stream_bytes_s + cost.given_up * exact_seconds(machine, layer)
 
 
-def show(cell: Cell, wanted: float | None) -> None:
-    common = {"workload": cell.workload, "tokens": cell.tokens, "retrieval": str(cell.retrieval), "wanted": wanted}
+def show(cell: Cell, expected_tokens: float | None) -> None:
+    common = {"workload": cell.workload, "tokens": cell.tokens, "retrieval": str(cell.retrieval), "expected": expected_tokens}
     for kind, predicted in cell.predicted.items():
         ms = {"predicted_ms": 1e3 * predicted, "ms": 1e3 * cell.measured[kind]}
         report("cost", **common, kind=kind, **ms, ratio=predicted / cell.measured[kind])

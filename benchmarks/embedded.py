@@ -14,7 +14,7 @@ import numpy as np
 import kvdb
 from benchmarks.harness import huge_pages, machine, measure, report
 from kvdb import _native
-from kvdb.storage.block import BlockLayout
+from kvdb.storage.block_layout import BlockLayout
 from kvdb.types import DTYPES, Array
 
 OVERHEAD_US_MAX = 50

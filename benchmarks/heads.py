@@ -28,7 +28,7 @@ class Heads:
         shape = Shape(tokens, kv_heads=KV_HEADS, group=GROUP)
         self.spec = kvdb.ModelSpec("heads", len(LAYERS), KV_HEADS * GROUP, KV_HEADS, shape.head_dim)
         self._cache = cache
-        self._kinds = {kind: generate(kind, shape, queries=8, samples=32, cache=cache) for kind in ("sharp", "diffuse")}
+        self._kinds = {kind: generate(kind, shape, queries=8, query_samples=32, cache=cache) for kind in ("sharp", "diffuse")}
 
     def _of(self, layer: int, kv_head: int) -> Workload:
         sharp = layer == len(LAYERS) - 1 or (layer == 1 and kv_head % 2 == 1)
@@ -52,11 +52,11 @@ class Heads:
 
     @cached_property
     def _queries(self) -> list[np.ndarray]:
-        """Of each layer: `[q_heads, 8 to ask + 32 to learn from, head_dim]`."""
+        """The queries of each layer, `[q_heads, 8 to ask + 32 to learn from, head_dim]`."""
         layers = []
         for layer in range(len(LAYERS)):
             works = [self._of(layer, head // GROUP) for head in range(KV_HEADS * GROUP)]
-            layers.append(np.stack([np.concatenate([w.queries[h], w.samples[h]]) for h, w in enumerate(works)]))
+            layers.append(np.stack([np.concatenate([w.queries[h], w.query_samples[h]]) for h, w in enumerate(works)]))
         return layers
 
     def query(self, layer: int, i: int, count: int) -> np.ndarray:
@@ -65,7 +65,7 @@ class Heads:
         return np.ascontiguousarray(self._queries[layer][:, picked]).astype(self.spec.numpy_dtype)
 
     def nbytes(self, tokens: int) -> int:
-        """Of the keys and values of a layer."""
+        """Bytes of the keys and values of so many tokens in one layer."""
         return tokens * self.spec.token_nbytes
 
     def index(self, kind: str, layer: int, blocks: Blocks) -> Index:
@@ -73,8 +73,8 @@ class Heads:
         path = None if self._cache is None else self._cache / f"heads-{self.tokens}-{layer}-{kind}.index"
         if path is not None and path.exists():
             return registry.load(kind, path, blocks)
-        samples = self._queries[layer][:, 8:].astype(self.spec.numpy_dtype).astype(np.float32)
-        index = registry.build(kind, blocks, samples)
+        query_samples = self._queries[layer][:, 8:].astype(self.spec.numpy_dtype).astype(np.float32)
+        index = registry.build(kind, blocks, query_samples)
         if path is not None:
             index.save(path)
         return index

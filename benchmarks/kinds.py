@@ -26,7 +26,7 @@ KINDS: dict[str, tuple[Any, Builder]] = {
     "bounds": (Bounds, lambda blocks, _: Bounds.build(blocks)),
     "means": (Means, lambda blocks, _: Means.build(blocks)),
     "clusters": (Clusters, lambda blocks, _: Clusters.build(blocks)),
-    "hnsw": (Hnsw, lambda blocks, workload: Hnsw.build(blocks, samples=workload.samples)),
+    "hnsw": (Hnsw, lambda blocks, workload: Hnsw.build(blocks, query_samples=workload.query_samples)),
     "hnsw-unsampled": (Hnsw, lambda blocks, _: Hnsw.build(blocks)),
 }
 USUAL = [kind for kind in KINDS if kind != "hnsw-unsampled"]

@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
+import kvdb.attention.exact as exact_attention
 from benchmarks.workloads import Workload
-from indexes.base import Found, Index, Queries
+from indexes.base import Index, Queries, SearchResult
 from indexes.retrieval import Retrieval
-from kvdb.attention import execute
-from kvdb.attention.execute import Reading
-from kvdb.attention.run import Run
-from kvdb.attention.sections import Searched, Sections
-from kvdb.attention.span import Span
-from kvdb.attention.sparse import Question, sparse
+from kvdb.attention.block_run import BlockRun, Span
+from kvdb.attention.exact import AttentionStats
+from kvdb.attention.partition import RunPartition, SearchedSpan
+from kvdb.attention.search import AttentionQuery
+from kvdb.attention.sparse import sparse
 from kvdb.config import StorageConfig, WindowConfig
 from kvdb.storage.store import BlockStore
 from kvdb.types import ModelSpec
-from query_optimizer.wanted import Wanted
+from query_optimizer.query_options import QueryOptions
 
 STEP = 1 << 16
 
@@ -31,8 +31,8 @@ class Answer:
     much, so that all was read."""
 
     out: np.ndarray
-    reading: Reading
-    found: Found
+    stats: AttentionStats
+    found: SearchResult
     search_s: float
     whole: bool
 
@@ -49,15 +49,15 @@ class Layer:
         for at in range(0, self.tokens, STEP):  # so that mapped arrays need not be in memory at once
             table.append(*(np.ascontiguousarray(x[:, at : at + STEP]) for x in (workload.k, workload.v)))
         self.layout, self.blocks = table.layout, table.keys(self.tokens)
-        self._run = Run([(table, self.tokens)], tail)
-        self._prepared: dict[int, tuple[_Watched, Sections]] = {}
+        self._run = BlockRun([(table, self.tokens)], tail)
+        self._prepared: dict[int, tuple[_Watched, RunPartition]] = {}
         size, window = table.layout.block_size, WindowConfig()
         self.begin = -(-window.sink_tokens // size) * size
         self.end = (self.tokens - window.recent_tokens) // size * size
 
     @property
     def window(self) -> tuple[int, int]:
-        """As indexes.oracle.Oracle takes it."""
+        """The first and the last tokens that are always attended, as indexes.oracle.Oracle takes them."""
         return self.begin, self.tokens - self.end
 
     def query(self, i: int) -> np.ndarray:
@@ -73,30 +73,32 @@ class Layer:
         return self.tokens * self.kv_heads * self.blocks.token_nbytes
 
     def exact(self, q: np.ndarray) -> np.ndarray:
-        """As q."""
-        return execute.exact(self.layout, self._run, q, 0, self.scale)[0].out
+        """Exact attention of q, of the same shape and dtype."""
+        return exact_attention.exact(self.layout, self._run, q, 0, self.scale)[0].out
 
     def sparse(self, index: Index, q: np.ndarray, retrieval: Retrieval) -> Answer:
         """What a session does below its checks: the window exactly, of the rest what the index finds."""
         if id(index) not in self._prepared:  # as a session's plan is
             watched = _Watched(index)
-            sections = Sections([Searched(watched, Span(self.begin, self.end, 0))], self.layout.block_size)
+            sections = RunPartition([SearchedSpan(watched, Span(self.begin, self.end, 0))], self.layout.block_size)
             self._prepared[id(index)] = watched, sections
         watched, sections = self._prepared[id(index)]
-        state, reading = sparse(Question(self.layout, self._run, q, self.scale, Wanted(retrieval)), sections, retrieval)
+        state, reading = sparse(
+            AttentionQuery(self.layout, self._run, q, self.scale, QueryOptions(retrieval)), sections, retrieval
+        )
         return Answer(state.out, reading, watched.found, watched.seconds, reading.retrieved == self.tokens)
 
 
 class _Watched:
     """An index that remembers its last search, and how long it took."""
 
-    found: Found
+    found: SearchResult
     seconds: float
 
     def __init__(self, index: Index) -> None:
         self._index = index
 
-    def search(self, queries: Queries, retrieval: Retrieval, **options: bool) -> Found:
+    def search(self, queries: Queries, retrieval: Retrieval, **options: bool) -> SearchResult:
         started = perf_counter()
         self.found = self._index.search(queries, retrieval, **options)
         self.seconds = perf_counter() - started
@@ -106,11 +108,11 @@ class _Watched:
         return getattr(self._index, name)
 
 
-def joined(founds: list[Found]) -> Found:
+def joined(founds: list[SearchResult]) -> SearchResult:
     """Searches of one query each as one search of all of them."""
     heads, n = founds[0].missed.shape[0], len(founds)
     parts = [(founds[i], founds[i].offsets[h], founds[i].offsets[h + 1]) for h in range(heads) for i in range(n)]
-    return Found(
+    return SearchResult(
         offsets=np.cumsum([0, *(end - begin for _, begin, end in parts)]).astype(np.int64),
         ids=np.concatenate([found.ids[begin:end] for found, begin, end in parts]),
         scores=np.concatenate([found.scores[begin:end] for found, begin, end in parts]),
@@ -122,5 +124,5 @@ def joined(founds: list[Found]) -> Found:
     )
 
 
-def _none_dense(found: Found) -> np.ndarray:
+def _none_dense(found: SearchResult) -> np.ndarray:
     return np.zeros(found.missed.shape, np.bool_)

@@ -27,11 +27,11 @@ from indexes.retrieval import Dipr, Exact
 from kvdb.catalog.statistics import Statistics
 from kvdb.config import Config, IndexConfig
 from kvdb.database import Database
-from kvdb.planner import Planner
-from kvdb.session import SessionState
+from kvdb.planning.planner import Planner
+from kvdb.session.state import SessionState
 from query_optimizer.diffuse import ESTIMATED
+from query_optimizer.query_options import Hints, QueryOptions
 from query_optimizer.rules import base_rules
-from query_optimizer.wanted import Hints, Wanted
 
 LENGTHS = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 17, 1 << 19)
 KINDS = ("flat", "coarse-means", "coarse-clusters", "hnsw")
@@ -95,7 +95,7 @@ class Document:
         self.database = Database(Config(indexes=IndexConfig(on_demand="")))
         self._ids = np.arange(tokens, dtype=np.int32)
         self.heads.store(self.database, "document", self._ids)
-        self._views = self.database._catalog.hold("document")
+        self._views = self.database._catalog.acquire("document").views
         segment = self._views[0].segment
         for layer, kind in product(range(len(LAYERS)), KINDS):
             if tokens >= IndexConfig().segment_tokens_min:
@@ -149,57 +149,57 @@ class Sweep:
         self._memory += 1
 
 
-def plans(document: Document, point: Point) -> dict[str, Wanted]:
+def plans(document: Document, point: Point) -> dict[str, QueryOptions]:
     """Everything that could be done at a point, by name."""
     asked, budget = (Dipr() if point.asked else None), document.budget(point)
-    found = {"exact": Wanted(Exact())}
+    found = {"exact": QueryOptions(Exact())}
     if point.own:
-        return found | {"flat": Wanted(asked, hints=Hints(rules_off=("diffuse_head",)))}
+        return found | {"flat": QueryOptions(asked, hints=Hints(rules_off=("diffuse_head",)))}
     for kind, kept in document.kept.items():
         window = document.database.config.window
         room = None if budget is None else budget - (window.sink_tokens + window.recent_tokens) * document.heads.spec.token_nbytes
         if room is None or kept <= room:
-            found[kind] = Wanted(asked, hints=Hints(index=kind))
+            found[kind] = QueryOptions(asked, hints=Hints(index=kind))
             if kind == "coarse-clusters" and not point.asked:
-                found["estimated"] = Wanted(ESTIMATED, estimate_tail=True, hints=Hints(index=kind))
+                found["estimated"] = QueryOptions(ESTIMATED, estimate_tail=True, hints=Hints(index=kind))
     return found
 
 
-def run(document: Document, point: Point, candidates: Mapping[str, Wanted], sweep: Sweep) -> dict[str, float]:
+def run(document: Document, point: Point, candidates: Mapping[str, QueryOptions], sweep: Sweep) -> dict[str, float]:
     """Median seconds of each candidate, one call of each in every round."""
     sessions = [] if point.own else document.sessions(point.tokens, point.sessions)
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     slow = document.heads.nbytes(point.tokens) * point.queries > 1 << 33
     for i in range(5 if slow else ROUNDS):
         q = document.heads.query(point.layer, i, point.queries)
-        for name, wanted in candidates.items():
+        for name, options in candidates.items():
             if not point.known:
                 document.forget(point)
             session = document.own(point.layer, name) if point.own else sessions[i % len(sessions)]
             sweep()
             begin = perf_counter()
-            session.attention(point.layer, q, wanted)
+            session.attention(point.layer, q, options)
             seconds[name].append(perf_counter() - begin)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def learn(document: Document, point: Point, wanted: Wanted) -> None:
+def learn(document: Document, point: Point, options: QueryOptions) -> None:
     """What a session knows of its heads after some steps."""
     for i, session in product(range(WARM_UP), document.sessions(point.tokens, point.sessions)):
-        session.attention(point.layer, document.heads.query(point.layer, i, 1), wanted)
+        session.attention(point.layer, document.heads.query(point.layer, i, 1), options)
 
 
 def show(document: Document, point: Point, rules: list[str], sweep: Sweep) -> dict[str, float]:
     """Measures one point; the ratio of the chosen plan to the fastest, and with each rule off."""
     budget, asked = document.budget(point), Dipr() if point.asked else None
-    chosen = Wanted(asked, hints=Hints(memory_budget=budget))
+    chosen = QueryOptions(asked, hints=Hints(memory_budget=budget))
     document.forget(point)
     if point.known and not point.own:
         learn(document, point, chosen)
     candidates = plans(document, point)
-    off = {f"without {rule}": Wanted(asked, hints=Hints(rules_off=(rule,), memory_budget=budget)) for rule in rules}
-    taken = {name: way(document, point, name, wanted) for name, wanted in {"chosen": chosen, **off}.items()}
-    changed = {name: wanted for name, wanted in off.items() if taken[name] != taken["chosen"]}
+    off = {f"without {rule}": QueryOptions(asked, hints=Hints(rules_off=(rule,), memory_budget=budget)) for rule in rules}
+    taken = {name: way(document, point, name, options) for name, options in {"chosen": chosen, **off}.items()}
+    changed = {name: options for name, options in off.items() if taken[name] != taken["chosen"]}
     seconds = run(document, point, {"chosen": chosen, **candidates, **changed}, sweep)
     best = min(candidates, key=lambda name: seconds[name])
     ratios = {"chosen": seconds["chosen"] / seconds[best]}
@@ -215,12 +215,12 @@ def show(document: Document, point: Point, rules: list[str], sweep: Sweep) -> di
     return ratios
 
 
-def way(document: Document, point: Point, name: str, wanted: Wanted) -> str:
+def way(document: Document, point: Point, name: str, options: QueryOptions) -> str:
     """What a plan does, without its numbers."""
     session = document.own(point.layer, name) if point.own else document.sessions(point.tokens, point.sessions)[0]
     for _ in range(3 if point.own else 0):
-        session.attention(point.layer, document.heads.query(point.layer, 0, 1), wanted)  # after which old tokens are indexed
-    plan = session._layers[point.layer].planner.plan(wanted, point.queries)
+        session.attention(point.layer, document.heads.query(point.layer, 0, 1), options)  # after which old tokens are indexed
+    plan = session._layers[point.layer].planner.plan(options, point.queries)
     return "; ".join(
         f"{a.index or 'exact'} {a.retrieval} on {len(a.heads)} by {a.rule}" for a in plan.accesses if a.rule != "window"
     )
@@ -258,12 +258,12 @@ def planning(document: Document) -> None:
     """Microseconds of finding a prepared plan, and of making one."""
     session = document.sessions(document.heads.tokens, 1)[0]
     planner: Planner = session._layers[0].planner
-    wanted = Wanted()
+    options = QueryOptions()
 
     def prepared() -> None:
-        planner.prepare(1, wanted).uses = 9  # so that it is not made anew
+        planner.prepare(1, options).uses = 9  # so that it is not made anew
 
-    made: Callable[[], object] = lambda: planner.fresh(1, wanted)  # noqa: E731
+    made: Callable[[], object] = lambda: planner.prepare_once(1, options)  # noqa: E731
     report(
         "optimizer.planning",
         prepared_us=1e6 * per_call(prepared, 2000),

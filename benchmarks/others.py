@@ -164,14 +164,14 @@ class Point:
 
 
 def points(name: str, layer: Layer, oracle: Oracle, heads: int, cache: Path | None) -> Iterator[Point]:
-    """Of every effort, measured on the first `heads` KV heads; one index is in memory at a time."""
-    wanted = oracle.wanted(Dipr())
-    k = max(1, round(float(np.mean([len(ids) for ids in wanted]))))
+    """The point of every effort, measured on the first `heads` KV heads; one index is in memory at a time."""
+    relevant = oracle.relevant_tokens(Dipr())
+    k = max(1, round(float(np.mean([len(ids) for ids in relevant]))))
     seen: dict[int, list[tuple[float, float, float, float]]] = {}
     for head in range(heads):
         other, build_s = _built(name, layer, head, cache)
         for effort in other.efforts:
-            seen.setdefault(effort, []).append((*_point(other, effort, k, layer, head, wanted), build_s))
+            seen.setdefault(effort, []).append((*_point(other, effort, k, layer, head, relevant), build_s))
     for effort, rows in seen.items():
         recall, single, batched, build_s = np.mean(rows, axis=0).tolist()
         per_million = build_s / (layer.tokens / 1e6)
@@ -180,9 +180,9 @@ def points(name: str, layer: Layer, oracle: Oracle, heads: int, cache: Path | No
 
 def exhaustive(oracle: Oracle) -> float:
     """Recall of the DIPR set that a perfect top-k of its mean size has: sets of other sizes are cut or overfull."""
-    wanted = oracle.wanted(Dipr())
-    k = max(1, round(float(np.mean([len(ids) for ids in wanted]))))
-    return float(np.mean([min(k, len(ids)) / len(ids) if len(ids) else 1.0 for ids in wanted]))
+    relevant = oracle.relevant_tokens(Dipr())
+    k = max(1, round(float(np.mean([len(ids) for ids in relevant]))))
+    return float(np.mean([min(k, len(ids)) / len(ids) if len(ids) else 1.0 for ids in relevant]))
 
 
 def _built(name: str, layer: Layer, head: int, cache: Path | None) -> tuple[Any, float]:
@@ -201,7 +201,7 @@ def _built(name: str, layer: Layer, head: int, cache: Path | None) -> tuple[Any,
     return other, build_s
 
 
-def _point(other: Any, effort: int, k: int, layer: Layer, head: int, wanted: list[np.ndarray]) -> tuple[float, float, float]:
+def _point(other: Any, effort: int, k: int, layer: Layer, head: int, relevant: list[np.ndarray]) -> tuple[float, float, float]:
     """Recall, and seconds of a step of one KV head, one query at a time and together."""
     q_heads, n, _ = layer.workload.queries.shape
     group, offset = q_heads // layer.kv_heads, layer.begin
@@ -217,6 +217,6 @@ def _point(other: Any, effort: int, k: int, layer: Layer, head: int, wanted: lis
         batched.append(time.perf_counter() - middle)
         single.append(middle - started)
         for row, head_number in zip(ids, mine, strict=True):
-            asked = wanted[head_number * n + i]
+            asked = relevant[head_number * n + i]
             recalls.append(np.isin(asked, row + offset).mean() if len(asked) else 1.0)
     return float(np.mean(recalls)), statistics.median(single), statistics.median(batched)

@@ -41,7 +41,7 @@ def main() -> None:
 @contextmanager
 def server() -> Iterator[str]:
     """A server process on a free port; its target."""
-    command = [sys.executable, "-m", "kvdb.cli", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "kvdb.__main__", "serve", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -16,7 +16,7 @@ from engine_adapter.transformers import attach
 from engine_adapter.transformers.prefill import prefill
 
 FACT_TOKENS = 160
-"""Of the document for each fact, as in the model's card."""
+"""Tokens of the document for each fact, as in the model's card."""
 PIECE = 1024
 SAMPLED_TOKENS = 8192
 """Of the other document, from whose reading the samples come."""
@@ -40,17 +40,17 @@ class Recorder:
         return q, k, v
 
 
-def record(tokens: int, queries: int = 8, samples: int = 256, seed: int = 0, cache: Path | None = None) -> list[Workload]:
+def record(tokens: int, queries: int = 8, query_samples: int = 256, seed: int = 0, cache: Path | None = None) -> list[Workload]:
     """One workload for each layer of the model, with 4 query heads over 2 KV heads.
 
-    queries: of decode steps behind the document that recall a fact's digits. samples: of the reading of another, shorter document
-    and of such steps behind it, half each. cache: a folder that keeps what was recorded before.
+    queries: of decode steps behind the document that recall a fact's digits. query_samples: of the reading of another, shorter
+    document and of such steps behind it, half each. cache: a folder that keeps what was recorded before.
     """
-    name = f"vault-{tokens}-{queries}-{samples}-{seed}.npz"
+    name = f"vault-{tokens}-{queries}-{query_samples}-{seed}.npz"
     if cache is not None and (cache / name).exists():
         arrays = dict(np.load(cache / name))
     else:
-        arrays = _record(tokens, queries, samples, seed)
+        arrays = _record(tokens, queries, query_samples, seed)
         if cache is not None:
             cache.mkdir(parents=True, exist_ok=True)
             np.savez(cache / name, **arrays)
@@ -63,17 +63,17 @@ def _typed(arrays: list[np.ndarray]) -> tuple[np.ndarray, ...]:
     return k, v, q.astype(np.float32), s.astype(np.float32)
 
 
-def _record(tokens: int, queries: int, samples: int, seed: int) -> dict[str, np.ndarray]:
+def _record(tokens: int, queries: int, query_samples: int, seed: int) -> dict[str, np.ndarray]:
     model, tokenizer = vault.load()
     with kvdb.connect() as db, attach(model, db) as engine:
         read, steps = _read(model, tokenizer, db, engine.spec, tokens, queries, seed)
-        other, sampled = _read(model, tokenizer, db, engine.spec, min(tokens, SAMPLED_TOKENS), samples // 2, seed + 1)
+        other, sampled = _read(model, tokenizer, db, engine.spec, min(tokens, SAMPLED_TOKENS), query_samples // 2, seed + 1)
     chance = np.random.default_rng(seed)
     arrays = {}
     for layer in range(engine.spec.layers):
         _, arrays[f"k{layer}"], arrays[f"v{layer}"] = read.recorded(layer)
         q = other.recorded(layer)[0]
-        chosen = chance.choice(q.shape[1], samples - samples // 2, replace=False)
+        chosen = chance.choice(q.shape[1], query_samples - query_samples // 2, replace=False)
         arrays[f"q{layer}"], arrays[f"s{layer}"] = steps[layer], np.concatenate([q[:, chosen], sampled[layer]], axis=1)
     return arrays
 

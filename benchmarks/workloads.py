@@ -31,18 +31,20 @@ PLANTED = 96  # tokens that carry one pattern, the first PEAK times its directio
 PEAK = 2.0
 THETA = 5e7  # as in models made for a million tokens
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+SMALL = 1 << 22
+"""Elements of a layer's keys that are made sooner by this process than others are started."""
 
 
 @dataclass(frozen=True)
 class Workload:
     """One layer. k, v: `[kv_heads, n, head_dim]`, keys after RoPE. queries: float32 `[q_heads, m, head_dim]`, exact in dtype,
-    those of decode steps behind token n. samples: as queries, others of the same kind, for indexes to learn from."""
+    those of decode steps behind token n. query_samples: as queries, others of the same kind, for indexes to learn from."""
 
     name: str
     k: npt.NDArray[np.generic]
     v: npt.NDArray[np.generic]
     queries: Float32
-    samples: Float32
+    query_samples: Float32
 
     @property
     def scale(self) -> float:
@@ -60,19 +62,21 @@ class Shape:
     dtype: np.dtype[np.generic] = BFLOAT16
 
 
-def generate(kind: str, shape: Shape, queries: int = 8, samples: int = 256, seed: int = 0, cache: Path | None = None) -> Workload:
+def generate(
+    kind: str, shape: Shape, queries: int = 8, query_samples: int = 256, seed: int = 0, cache: Path | None = None
+) -> Workload:
     """A layer of heads of one kind, "sharp" or "diffuse". Equal arguments give equal arrays.
 
     cache: a folder that keeps what was made before; without one the arrays lie in files that are deleted already. They are
-    mapped, so memory is needed only for what is touched. Heads are made by as many processes as there are CPUs.
+    mapped, so memory is needed only for what is touched. Heads of large layers are made by as many processes as there are CPUs.
     """
     if kind not in {"sharp", "diffuse"}:
         raise ValueError(f"kind is {kind!r}; expected sharp or diffuse")
     if cache is None:
         with TemporaryDirectory() as passing:
-            return generate(kind, shape, queries, samples, seed, Path(passing))
-    heads, rows = shape.kv_heads, shape.group * (queries + samples)
-    name = f"{kind}-{shape.tokens}x{heads}x{shape.group}x{shape.head_dim}-{shape.dtype.name}-{queries}-{samples}-{seed}"
+            return generate(kind, shape, queries, query_samples, seed, Path(passing))
+    heads, rows = shape.kv_heads, shape.group * (queries + query_samples)
+    name = f"{kind}-{shape.tokens}x{heads}x{shape.group}x{shape.head_dim}-{shape.dtype.name}-{queries}-{query_samples}-{seed}"
     folder = cache / name
     if not folder.exists():
         started = Path(f"{folder}.part")
@@ -81,11 +85,16 @@ def generate(kind: str, shape: Shape, queries: int = 8, samples: int = 256, seed
         stored = np.dtype(f"u{shape.dtype.itemsize}")  # npy files know no bfloat16
         for array, size, dtype in (("k", keys, stored), ("v", keys, stored), ("q", (heads, rows, keys[2]), np.dtype(np.float32))):
             np.lib.format.open_memmap(started / f"{array}.npy", "w+", dtype, size)
-        with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
-            list(pool.map(partial(_make_head, started, kind, shape, rows, seed), range(heads)))
+        make = partial(_make_head, started, kind, shape, rows, seed)
+        if heads * shape.tokens * shape.head_dim <= SMALL:
+            for head in range(heads):
+                make(head)
+        else:
+            with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
+                list(pool.map(make, range(heads)))
         started.rename(folder)
     k, v, q = (np.load(folder / f"{array}.npy", mmap_mode="r") for array in "kvq")
-    q = q.reshape(heads * shape.group, queries + samples, shape.head_dim)
+    q = q.reshape(heads * shape.group, queries + query_samples, shape.head_dim)
     asked, learnt = (np.ascontiguousarray(part) for part in (q[:, :queries], q[:, queries:]))
     return Workload(kind, k.view(shape.dtype), v.view(shape.dtype), asked, learnt)
 
@@ -116,9 +125,9 @@ class _Head:
         heavy = rng.choice(np.flatnonzero(self._slow), 4, replace=False)
         self._offset[heavy] = rng.choice([-1, 1], 4) * rng.uniform(4, 10, 4)
         self._topics = 0.6 * self._directions(TOPICS)
-        basis = self._directions(PATTERNS + 1, apart=True)
-        self._patterns = basis[1:]
-        self._pull = basis[0]  # shared by all queries; the sinks answer to it
+        snapshot = self._directions(PATTERNS + 1, apart=True)
+        self._patterns = snapshot[1:]
+        self._pull = snapshot[0]  # shared by all queries; the sinks answer to it
 
     def _directions(self, count: int, apart: bool = False) -> Float32:
         """Of the length of a key's noise, in the slow dimensions; apart: orthogonal, as far as there are dimensions."""

@@ -1,1 +1,1 @@
-"""What plugs kvdb into inference engines. Importing it changes nothing in them."""
+"""Adapters that put kvdb under inference engines. Importing them changes nothing in an engine."""

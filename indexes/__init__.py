@@ -1,1 +1,1 @@
-"""What finds the tokens a query needs. Sees arrays only: nothing of storage, sessions or models."""
+"""Indexes: they find the tokens that a query needs. They see arrays only: nothing of storage, sessions or models."""

@@ -22,11 +22,11 @@ class Blocks:
 
 class Queries:
     """Queries q float32 [q_heads, n, head_dim]; query i sees tokens [begin[i], end[i]), int64 [n], but those whose bit in
-    `hidden`, uint64 [ceil(tokens / 64)], is set. floor: float32 [q_heads, n], the largest q.k elsewhere, -inf for none. asked:
-    bool [kv_heads], the heads whose queries a search answers, None for all."""
+    `hidden`, uint64 [ceil(tokens / 64)], is set. floor: float32 [q_heads, n], the largest q.k elsewhere, -inf for none.
+    active_heads: bool [kv_heads], the heads whose queries a search answers, None for all."""
 
     def __init__(
-        self, q: Any, kv_heads: int, begin: Any, end: Any, floor: Any, hidden: Any | None = None, asked: Any | None = None
+        self, q: Any, kv_heads: int, begin: Any, end: Any, floor: Any, hidden: Any | None = None, active_heads: Any | None = None
     ) -> None: ...
 
 def score(blocks: Blocks, queries: Queries, offsets: Any, ids: Any, scores: Any) -> None:
@@ -48,23 +48,23 @@ class Flat:
     [chunks, kv_heads, FLAT_CHUNK * (head_dim / 8 + 4)], longest int32 [chunks, kv_heads]."""
 
     def __init__(self, centres: Any, lengths: Any, high: Any, low: Any, signs: Any, longest: Any) -> None: ...
-    def encode(self, blocks: Blocks, coded: int) -> None:
+    def insert(self, blocks: Blocks, coded: int) -> None:
         """Codes the keys of tokens [coded, tokens)."""
-
-    def violations(self, blocks: Blocks) -> int:
-        """How many keys lie beyond what their codes claim."""
 
     def search(self, blocks: Blocks, queries: Queries, beta: float, k: int, scale: float, give_up: bool) -> tuple[Any, ...]:
         """What lies within beta of each row's largest q.k, or, with k > 0, the k largest. Returns offsets int64 [rows + 1], ids
         int32, scores float32; caps float32 [rows], which no visible token that was not found exceeds; missed and its bound,
-        float32 [rows], as in Found; int64 [5]: keys left by their length, left by their codes, scored, bytes read, tokens
-        looked at; uint8 [rows], as Found.dense."""
+        float32 [rows], as in SearchResult; int64 [5]: keys left by their length, left by their codes, scored, bytes read, tokens
+        looked at; uint8 [rows], as SearchResult.dense."""
 
-    def missed(
+    def missed_mass(
         self, blocks: Blocks, queries: Queries, offsets: Any, ids: Any, caps: Any, scale: float, missed: Any, bound: Any
     ) -> None:
         """missed and its bound, float32 [rows], from all codes: of visible tokens not among a row's ids. Rows with a cap of +inf
         stay as they are."""
+
+    def verify(self, blocks: Blocks) -> int:
+        """How many keys lie beyond what their codes claim."""
 
 FLAT_CHUNK: int
 
@@ -85,14 +85,11 @@ def coarse_build(
     share `far` of the centroids starts at the keys farthest from the others. nearest: uint16 [segments, kv_heads, tokens], the
     clusters of the tokens, where they are known already; no k-means then."""
 
-def coarse_verify(blocks: Blocks, pages: CoarsePages) -> bool:
-    """Whether the arrays of `pages` are what the blocks make of its members."""
-
 def coarse_search(
     blocks: Blocks,
     pages: list[CoarsePages],
     queries: Queries,
-    want: int,
+    retrieval: int,
     parameter: float,
     scale: float,
     margin: float,
@@ -102,9 +99,14 @@ def coarse_search(
     tight: bool,
     give_up: bool,
 ) -> tuple[Any, Any, Any, int, int, Any, Any, Any, Any]:
-    """The fields of `indexes.base.Found`, flat; the tail is empty unless asked for, dense is uint8. want: 0 everything, 1 the
-    range `parameter` below the maximum, 2 the `parameter` largest, 3 the share `parameter` of the mass. margin: of a page's
-    reach. exact: never less, however much is read."""
+    """The fields of `indexes.base.SearchResult`, flat; the tail is empty unless it is estimated, dense is uint8.
+
+    retrieval: 0 everything, 1 the range `parameter` below the maximum, 2 the `parameter` largest, 3 the share `parameter` of the
+    mass. margin: of a page's reach. exact: never less, however much is read.
+    """
+
+def coarse_verify(blocks: Blocks, pages: CoarsePages) -> bool:
+    """Whether the arrays of `pages` are what the blocks make of its members."""
 
 def isa() -> str:
     """The instruction set in use: KVDB_ISA from the environment, or the best of `isas()`."""
@@ -121,6 +123,12 @@ def threads() -> int:
 def set_threads(n: int) -> None:
     """From 1 to 1024, from now on, for the whole process. Raises ValueError."""
 
+def spin_us() -> int:
+    """Microseconds that a thread without work spins before it sleeps."""
+
+def set_spin_us(microseconds: int) -> None:
+    """From 0 to 1,000,000, from now on, for the whole process. Raises ValueError."""
+
 def work_in_background() -> None:
     """From now on, calls from this thread are helped by threads of their own, which have the priority of those that call so."""
 
@@ -130,6 +138,26 @@ class Graph:
     float32 [kv_heads, head_dim], a key is about low + step * code. The arrays are shared, and written by what says so."""
 
     def __init__(self, codes: Any, residual: Any, links: Any, low: Any, step: Any, tokens: int) -> None: ...
+
+def graph_encode(graph: Graph, blocks: Blocks, kv_head: int, begin: int) -> None:
+    """Writes codes and residual of the tokens from `begin` on."""
+
+def graph_insert(graph: Graph, blocks: Blocks, begin: int, width: int, parents: Any) -> None:
+    """Writes links of the tokens from `begin` on, and links back to them; `width` candidates are considered for each. parents:
+    what `graph_repair` gave for the tokens before, is written for these."""
+
+def graph_connect(graph: Graph, blocks: Blocks, kv_head: int, pivots: Any, offsets: Any, candidates: Any) -> None:
+    """Links pivots, int32 [count], to those of their candidates[offsets[i] : offsets[i + 1]] that no link stands closer to."""
+
+def graph_choose_links(
+    graph: Graph, blocks: Blocks, kv_head: int, begin: int, offsets: Any, candidates: Any, chosen: Any
+) -> None:
+    """Writes chosen, uint32 [count, most]: of candidates[offsets[i] : offsets[i + 1]] of each token begin + i those that HNSW's
+    rule takes, the nearest last; all where they are no more than `most`."""
+
+def graph_repair(graph: Graph, parents: Any) -> int:
+    """Links to the tokens that links do not lead to from token 0; how many there were, of all heads. Writes parents, uint32
+    [kv_heads, capacity]: of each token one that links to it, on a way from token 0."""
 
 def graph_search(
     graph: Graph,
@@ -155,35 +183,15 @@ def graph_search(
     budget: float,
 ) -> tuple[Any, Any, Any, Any, Any, Any, int, int]:
     """Tokens in the range beta of the best, or the k best where k > 0: offsets, ids, scores, missed, bound, dense, scanned,
-    nbytes, as in `indexes.base.Found`.
+    nbytes, as in `indexes.base.SearchResult`.
 
-    probes: int32 [kv_heads, count], where walks begin, the first `random` of them drawn at random; probe_codes: uint8 [kv_heads,
-    count, stride]. outliers: int32 [kv_heads, any], tokens always looked at exactly, -1 for none. radius: float32 [kv_heads], the
-    largest residual. The rest are those of `indexes.hnsw.settings.Settings`.
+    probes: int32 [kv_heads, count], where searches begin, the first `random` of them drawn at random; probe_codes: uint8
+    [kv_heads, count, stride]. outliers: int32 [kv_heads, any], tokens always scored exactly, -1 for none. radius: float32
+    [kv_heads], the largest residual. The rest are those of `indexes.hnsw.settings.Settings`.
     """
 
 def graph_bound(graph: Graph, blocks: Blocks, queries: Queries, scale: float, offsets: Any, ids: Any, bound: Any) -> None:
     """bound float32 [q_heads, n]: the log of the sum of exp(scale * q.k) over visible tokens not found, at most. Reads all."""
 
-def graph_encode(graph: Graph, blocks: Blocks, kv_head: int, begin: int) -> None:
-    """Writes codes and residual of the tokens from `begin` on."""
-
-def graph_insert(graph: Graph, blocks: Blocks, begin: int, width: int, parents: Any) -> None:
-    """Writes links of the tokens from `begin` on, and links back to them; `width` candidates are considered for each. parents:
-    what `graph_repair` gave for the tokens before, is written for these."""
-
-def graph_connect(graph: Graph, blocks: Blocks, kv_head: int, pivots: Any, offsets: Any, candidates: Any) -> None:
-    """Links pivots, int32 [count], to those of their candidates[offsets[i] : offsets[i + 1]] that no link stands closer to."""
-
-def graph_choose_links(
-    graph: Graph, blocks: Blocks, kv_head: int, begin: int, offsets: Any, candidates: Any, chosen: Any
-) -> None:
-    """Writes chosen, uint32 [count, most]: of candidates[offsets[i] : offsets[i + 1]] of each token begin + i those that HNSW's
-    rule takes, the nearest last; all where they are no more than `most`."""
-
-def graph_repair(graph: Graph, parents: Any) -> int:
-    """Links to the tokens that links do not lead to from token 0; how many there were, of all heads. Writes parents, uint32
-    [kv_heads, capacity]: of each token one that links to it, on a way from token 0."""
-
-def graph_reachable(graph: Graph, kv_head: int) -> int:
-    """How many tokens links lead to from token 0."""
+def graph_verify(graph: Graph, kv_head: int) -> int:
+    """How many tokens links do not lead to from token 0."""

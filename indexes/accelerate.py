@@ -1,4 +1,4 @@
-"""What a device can do for builds: arrays in and out, KV head by KV head, so that indexes know nothing of the device."""
+"""The protocol of a device that helps to build: arrays in and out, KV head by KV head, so that indexes know nothing of it."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ Clusters = npt.NDArray[np.uint16]
 
 
 class AcceleratorLost(Exception):
-    """The device failed, or its memory does not do; a build that gets this goes on without it."""
+    """The device failed, or its memory does not suffice; the build goes on without it."""
 
 
 @dataclass(frozen=True)
 class KMeans:
     """How the keys of one segment are clustered: Lloyd's algorithm on the keys less their mean, by distance.
 
-    tokens: of a segment. count: of clusters, at most 65,536. Those that `seeds` names start there, the others, after the first
-    of the `iterations` rounds, at the keys farthest from their centroid. seeds: int64, different tokens, at most `count`.
+    tokens: of a segment. count: of clusters, at most 65,536. seeds: int64, at most `count` different tokens, at which as many
+    clusters start; the others start at the keys farthest from their centroid, after the first of the `iterations` rounds.
     """
 
     tokens: int
@@ -31,27 +31,27 @@ class KMeans:
 
     @classmethod
     def of(cls, tokens: int, count: int, iterations: int, far: float) -> "KMeans":
-        """With the seeds that the native build takes (`native/coarse/build.cpp`). far: the share that starts far away."""
+        """The settings with the seeds of the native build (`native/coarse/build.cpp`). far: the share that starts far away."""
         return cls(tokens, count, iterations, _seeds(tokens, count - int(np.float32(far) * np.float32(count))))
 
 
 class Accelerator(Protocol):
-    """Takes and gives an array for each KV head, in their order, and reads ahead, so that heads are copied to the device while
-    others are computed there. Arrays hold float32, float16 or ml_dtypes.bfloat16; head_dim is the same for all."""
+    """A device that takes and gives an array for each KV head, in their order. It reads ahead, so that heads are copied
+    while others are computed. Arrays hold float32, float16 or ml_dtypes.bfloat16; head_dim is the same for all."""
 
     def neighbours(self, heads: Iterable[tuple[Array, Array]], k: int) -> Iterator[Int32]:
-        """Of keys `[n, head_dim]` and queries `[m, head_dim]`: int32 `[m, min(k, n)]`, the tokens with the largest q.k, largest
-        first. Exact, to the rounding of float32. Raises AcceleratorLost."""
+        """The tokens with the largest q.k, largest first: int32 `[m, min(k, n)]` for keys `[n, head_dim]` and queries
+        `[m, head_dim]`. Exact, to the rounding of float32. Raises AcceleratorLost."""
         ...
 
     def nearest_before(self, heads: Iterable[Array], k: int) -> Iterator[Int32]:
-        """Of keys `[n, head_dim]`: int32 `[n, k]`, for each the nearest of the keys before it, by L2 distance, nearest first; -1
+        """The nearest of the keys before each key, by L2 distance, nearest first: int32 `[n, k]` for keys `[n, head_dim]`, -1
         behind the last. Exact, to the rounding of float32. Raises AcceleratorLost."""
         ...
 
     def clusters(self, heads: Iterable[Array], how: KMeans) -> Iterator[Clusters]:
-        """Of keys `[segments * how.tokens, head_dim]`: uint16 `[segments, how.tokens]`, the cluster of each token, of `how.count`
-        in each segment. Raises AcceleratorLost."""
+        """The cluster of each token, one of `how.count` in each segment: uint16 `[segments, how.tokens]` for keys
+        `[segments * how.tokens, head_dim]`. Raises AcceleratorLost."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What every index is: the verbs, what goes into a search and what comes out.
+"""The protocol of every index: its verbs, what goes into a search and what comes out.
 
 One index answers for one layer of one segment. Inside, each KV head has a structure of its own, shared by the query heads of
 its group; a call answers all heads at once, because a call for each would cost more than a search.
@@ -23,19 +23,19 @@ Words = npt.NDArray[np.uint64]
 
 
 class IndexCorrupt(ValueError):
-    """An index that is not that of its keys: a file cut short, of another kind or layer, or codes that do not fit."""
+    """The index does not belong to its keys: a file cut short, of another kind or layer, or codes that do not fit."""
 
 
 @dataclass(frozen=True)
 class Queries:
-    """A batch of queries of one segment, of one session or of several; they share the reads.
+    """A batch of queries to one segment, from one session or several; they share the reads.
 
     q: float32 `[q_heads, n, head_dim]`, rotated back where the segment was moved. scale: what the softmax multiplies q.k with.
     begin, end: int64 `[n]`, query i sees tokens [begin[i], end[i]). hidden: a bit for each token (bit t % 64 of word t // 64),
     set for tokens that nobody sees. floor: float32 `[q_heads, n]`, the largest q.k outside of these tokens, -inf for none.
-    outside: float32 `[q_heads, n]`, the log of the sum of exp(scale * q.k) outside, -inf for none. asked: bool `[kv_heads]`, the
-    KV heads whose queries are to be answered, None for all; a search spends nothing on the others, finds nothing for them and
-    says nothing of what they miss: `missed` and its bound are -inf, `dense` is False.
+    outside: float32 `[q_heads, n]`, the log of the sum of exp(scale * q.k) outside, -inf for none. active_heads: bool
+    `[kv_heads]`, the KV heads whose queries are to be answered, None for all; a search spends nothing on the others, finds
+    nothing for them and says nothing of what they miss: `missed` and its bound are -inf, `dense` is False.
     """
 
     q: Float32
@@ -46,7 +46,7 @@ class Queries:
     floor: Float32
     outside: Float32
     hidden: Words | None = None
-    asked: npt.NDArray[np.bool_] | None = None
+    active_heads: npt.NDArray[np.bool_] | None = None
 
     @classmethod
     def of(cls, q: npt.ArrayLike, kv_heads: int, scale: float, visible: int, hidden: Words | None = None) -> "Queries":
@@ -58,30 +58,33 @@ class Queries:
 
     @property
     def rows(self) -> int:
-        """q_heads * n; row h * n + i is query i of head h."""
+        """How many rows a result has, q_heads * n; row h * n + i is query i of head h."""
         return int(self.q.shape[0] * self.q.shape[1])
 
     @property
     def heads(self) -> int:
-        """KV heads whose queries are to be answered."""
-        return self.kv_heads if self.asked is None else int(np.count_nonzero(self.asked))
+        """How many KV heads are active."""
+        return self.kv_heads if self.active_heads is None else int(np.count_nonzero(self.active_heads))
 
     @cached_property
     def native(self) -> _native.Queries:
-        """Raises ValueError for arrays of other shapes, NaN or infinity; TypeError for other dtypes."""
-        return _native.Queries(self.q, self.kv_heads, self.begin, self.end, self.floor, self.hidden, self.asked)
+        """The queries as the kernels take them.
+
+        Raises ValueError for arrays of other shapes, NaN or infinity; TypeError for other dtypes.
+        """
+        return _native.Queries(self.q, self.kv_heads, self.begin, self.end, self.floor, self.hidden, self.active_heads)
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search found. Row h * n + i, of query i of head h, has ids[offsets[row] : offsets[row + 1]], ascending.
+class SearchResult:
+    """The tokens that a search found. Row h * n + i, of query i of head h, has ids[offsets[row] : offsets[row + 1]], ascending.
 
     offsets: int64 `[rows + 1]`. ids: int32 `[count]`. scores: float32 `[count]`, the exact q.k. scanned: keys looked at, in
-    whatever form, counted once for each KV head. nbytes: read for it, exact keys included. missed: float32 `[q_heads, n]`, an
-    estimate of the log of the sum of exp(scale * q.k) over the visible tokens that were not found, -inf where there are none.
-    missed_bound: the same, never below the truth, +inf where nothing is known. tail: float32 `[q_heads, n, head_dim]`, the
-    estimated attention output over the tokens not found, None where the index cannot estimate it or was not asked to. dense: bool
-    `[q_heads, n]`, set for queries left unanswered because they want so much that reading all costs less; None where all are.
+    whatever form, counted once for each KV head. nbytes: bytes read, exact keys included. missed: float32 `[q_heads, n]`, an
+    estimate of the log of the sum of exp(scale * q.k) over the visible tokens that were not found; -inf only where there are
+    none. missed_bound: the same, never below the truth, +inf where nothing is known. tail: float32 `[q_heads, n, head_dim]`, the
+    estimated attention output over the tokens not found, None where the index cannot estimate it or was not told to. dense: bool
+    `[q_heads, n]`, set for queries that were given up, because reading everything costs less; None where all are answered.
     """
 
     offsets: Int64
@@ -97,12 +100,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a search is expected to take; `query_optimizer.cost` makes seconds of it.
+    """The expected cost of a search; `query_optimizer.cost` makes seconds of it.
 
-    nbytes: read in the order in which they lie. operations: multiplications, in those of the attention kernel: what a kind's own
-    kernel does more slowly than that counts as so many more. jumps: reads of keys, codes or links that are in no cache, as many
-    as one core makes one after the other. given_up: the share of the KV heads that is expected to be left unanswered, or to want
-    so much that the caller reads everything; that reading is not in the numbers before.
+    nbytes: bytes read in the order in which they lie. operations: multiplications of the attention kernel; a kind whose kernel
+    is slower counts more of them. jumps: reads of keys, codes or links that are in no cache, as many as one core makes one after
+    the other. given_up: the share of the KV heads that is expected to be given up, or to want so much that the caller reads
+    everything; that reading is not in the other numbers.
     """
 
     nbytes: float
@@ -113,10 +116,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class BuildCost:
-    """What an index over one layer is expected to take before there is one, on a machine such as benchmarks/README.md describes.
+    """The expected cost of an index over one layer before there is one, on a machine such as benchmarks/README.md describes.
 
-    seconds: to build it. nbytes: kept beside the keys and values. search_share: what a search takes, of the time that reading
-    everything does, where queries want few tokens.
+    seconds: to build it. nbytes: kept beside the keys and values. search_share: the time of a search for few tokens, relative to
+    that of reading everything.
     """
 
     seconds: float
@@ -125,18 +128,22 @@ class BuildCost:
 
 
 class Index(Protocol):
-    """An index over the keys of one layer of one segment. Searches may run at the same time as each other, not as `add`."""
+    """An index over the keys of one layer of one segment. Searches may run at the same time as each other, not as `insert`."""
 
     kind: ClassVar[str]
     walks: ClassVar[bool]
-    """Whether a search wanders from token to token, hidden ones too, so that its cost hardly grows with their number."""
+    """Whether a search walks from token to token, through hidden ones too, so that its cost hardly grows with their number."""
     estimates_tail: ClassVar[bool]
-    """Whether it can estimate the attention over what it does not find."""
+    """Whether a search can estimate the attention over what it does not find."""
     blocks: Blocks
 
     @property
     def nbytes(self) -> int:
         """Bytes kept beside the keys and values."""
+        ...
+
+    def insert(self, blocks: Blocks) -> None:
+        """Index new tokens: `blocks` are those indexed before and more behind them. Costs what the new tokens cost."""
         ...
 
     def search(
@@ -147,17 +154,17 @@ class Index(Protocol):
         estimate_tail: bool = False,
         tight: bool = False,
         give_up: bool = False,
-    ) -> Found:
-        """The tokens that `retrieval` asks for, of these blocks and within what the queries see.
+    ) -> SearchResult:
+        """The tokens of these blocks that `retrieval` asks for, among those that the queries see.
 
-        For Dipr the maximum runs over these tokens and queries.floor. tight: spend more on `missed_bound`. give_up: queries that
-        want so much that reading all costs less may be left unanswered, with nothing found and `dense` set. Raises ValueError for
-        queries of another shape, a range beyond the blocks, NaN or infinity.
+        For Dipr the maximum runs over these tokens and queries.floor. tight: spend more on `missed_bound`. give_up: queries for
+        which reading everything costs less may be given up, with nothing found and `dense` set. Raises ValueError for queries of
+        another shape, a range beyond the blocks, NaN or infinity.
         """
         ...
 
-    def add(self, blocks: Blocks) -> None:
-        """Take in new tokens: `blocks` are those indexed before and more behind them. Costs what the new tokens cost."""
+    def verify(self) -> None:
+        """Check the index against its keys. Raises IndexCorrupt."""
         ...
 
     def save(self, path: Path) -> None:
@@ -166,19 +173,15 @@ class Index(Protocol):
 
     @classmethod
     def load(cls, path: Path, blocks: Blocks) -> Self:
-        """What `save` wrote, over the same keys. Raises IndexCorrupt."""
-        ...
-
-    def verify(self) -> None:
-        """Check the index against its keys. Raises IndexCorrupt."""
+        """Read what `save` wrote, over the same keys. Raises IndexCorrupt."""
         ...
 
     def cost(
-        self, tokens: int, rows: int, retrieval: Retrieval, *, wanted: float | None = None, heads: int | None = None
+        self, tokens: int, rows: int, retrieval: Retrieval, *, expected_tokens: float | None = None, heads: int | None = None
     ) -> Cost:
-        """Of one search with `give_up` among `tokens` visible ones of self.blocks.tokens, by `rows` queries of each KV head.
+        """The expected cost of one search with `give_up`, by `rows` queries of each KV head that see `tokens` tokens.
 
-        wanted: how many tokens a query of these heads is known to retrieve for a range, the mean of earlier ones; None where
-        nothing is known, then `indexes.demand.GUESS`. heads: KV heads that are asked, None for all.
+        expected_tokens: how many tokens earlier queries of these heads retrieved for a range, the mean; None where nothing is
+        known, then `indexes.selectivity.GUESS`. heads: how many KV heads are active, None for all.
         """
         ...

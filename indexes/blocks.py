@@ -1,4 +1,4 @@
-"""Where the keys and values of one layer lie: blocks at addresses, as they were stored."""
+"""The keys and values of one layer: blocks at addresses, as they were stored."""
 
 import zlib
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import indexes._native as _native
 
 SAMPLED_TOKENS = 64
-"""Of each KV head, whose keys tell one layer from another."""
+"""Tokens of each KV head whose keys tell one layer from another."""
 Array = npt.NDArray[Any]
 DTYPES = {
     "float32": np.dtype(np.float32),
@@ -23,8 +23,11 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Blocks:
-    """`tokens` tokens of one layer. table: uint64 `[blocks]`, the addresses of blocks `[2, kv_heads, block_size, head_dim]`:
-    keys, then values. owner: what keeps that memory alive, if the caller does not."""
+    """The first `tokens` tokens of one layer.
+
+    table: uint64 `[blocks]`, the addresses of blocks `[2, kv_heads, block_size, head_dim]`: keys, then values. owner: an object
+    that keeps that memory alive, where the caller does not.
+    """
 
     dtype: str
     kv_heads: int
@@ -36,7 +39,7 @@ class Blocks:
 
     @classmethod
     def of(cls, k: Array, v: Array | None = None, block_size: int = 64) -> "Blocks":
-        """A copy of k and v, `[kv_heads, n, head_dim]` in one of DTYPES; without v the values are zero."""
+        """Blocks that hold a copy of k and v, `[kv_heads, n, head_dim]` in one of DTYPES; without v the values are zero."""
         kv_heads, n, head_dim = k.shape
         count = -(-n // block_size)
         memory = np.zeros((count, 2, kv_heads, block_size, head_dim), k.dtype)
@@ -59,7 +62,7 @@ class Blocks:
         return int(2 * self.head_dim * DTYPES[self.dtype].itemsize)
 
     def identity(self) -> dict[str, object]:
-        """What a file of an index says of its keys, as JSON can hold it: their shape, and the CRC-32 of some, spread evenly."""
+        """What the file of an index keeps to know its keys, as JSON holds it: shape, and the CRC-32 of some, spread evenly."""
         crc = 0
         spread = np.linspace(0, max(self.tokens - 1, 0), min(self.tokens, SAMPLED_TOKENS)).astype(np.int64)
         for token in spread.tolist():
@@ -79,19 +82,19 @@ class Blocks:
             raise ValueError(f"the new blocks hold {self.tokens} tokens; expected the {before.tokens} indexed before, and more")
 
     def keys(self, kv_head: int, begin: int = 0, end: int | None = None) -> npt.NDArray[np.float32]:
-        """float32 `[end - begin, head_dim]`, a copy."""
+        """A copy of some keys, float32 `[end - begin, head_dim]`."""
         out = np.empty(((self.tokens if end is None else end) - begin, self.head_dim), np.float32)
         _native.read_keys(self.native, kv_head, begin, out)
         return out
 
     def stored_keys(self, kv_head: int, begin: int = 0, end: int | None = None) -> Array:
-        """`[end - begin, head_dim]` in the dtype of the blocks, a copy."""
+        """A copy of some keys in the dtype of the blocks, `[end - begin, head_dim]`."""
         out = np.empty(((self.tokens if end is None else end) - begin, self.head_dim), DTYPES[self.dtype])
         _native.copy_keys(self.native, kv_head, begin, out.view(np.uint8))
         return out
 
     def values(self, kv_head: int, begin: int = 0, end: int | None = None) -> npt.NDArray[np.float32]:
-        """float32 `[end - begin, head_dim]`, a copy."""
+        """A copy of some values, float32 `[end - begin, head_dim]`."""
         out = np.empty(((self.tokens if end is None else end) - begin, self.head_dim), np.float32)
         _native.read_values(self.native, kv_head, begin, out)
         return out

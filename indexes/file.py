@@ -1,4 +1,4 @@
-"""An index as one file: magic, version, a JSON header, raw arrays, and a CRC-32 of everything before it.
+"""The file of an index: magic, version, a JSON header, raw arrays, and a CRC-32 of everything before it.
 
 Layout, little-endian: magic, 8 bytes; length of the header, uint64; the header, JSON in UTF-8: version, kind, the index's own
 fields, and the name, dtype and shape of each array; then each array, C-contiguous, from the next multiple of 64 bytes on;
@@ -25,11 +25,11 @@ MAGIC = b"KVDBIDX\n"
 VERSION = 1
 ALIGNMENT = 64
 DTYPES = {code: np.dtype(f"<{code}") for code in ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8")}
-"""What an array may hold: the names that stand in a header. bfloat16 travels as uint16."""
+"""The dtypes that an array may have, by their names in a header. bfloat16 is stored as uint16."""
 
 
 def write(path: Path, kind: str, header: Mapping[str, object], arrays: Mapping[str, Array]) -> None:
-    """Replace `path` by an index of this kind. header: what JSON can hold. Raises OSError, ValueError for another dtype."""
+    """Replace `path` by an index of this kind. header: values of JSON. Raises OSError, ValueError for another dtype."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     directory = [[name, _dtype_name(name, array), list(np.shape(arrays[name]))] for name, array in contiguous.items()]
     fields = {"version": VERSION, "kind": kind, "header": dict(header), "arrays": directory}

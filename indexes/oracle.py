@@ -1,4 +1,4 @@
-"""The truth about a query: every product with every key, in float32, from the blocks themselves.
+"""The exact answer to a query: every product with every key, in float32, from the blocks themselves.
 
 Sums of exponentials are float64. `indexes/recall.py` measures with it.
 """
@@ -10,7 +10,7 @@ from typing import assert_never
 import numpy as np
 import numpy.typing as npt
 
-from indexes.base import Float32, Found, Int64, Queries
+from indexes.base import Float32, Int64, Queries, SearchResult
 from indexes.blocks import Blocks
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 
@@ -20,12 +20,12 @@ Mask = npt.NDArray[np.bool_]
 STEP = 16_384
 """Keys or values read at once."""
 ROUNDING = 2.0**-20
-"""By how much, of |q||k|, a product in float32 may differ from another order of the same sum."""
+"""How far a product in float32 may be from the same sum in another order, as a share of |q||k|."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What one search did, `[rows]` each, and out `[rows, head_dim]`: attention over found tokens and window.
+    """The judgement of one search, `[rows]` each; out: `[rows, head_dim]`, attention over found tokens and window.
 
     kept (found tokens and window), missed, missed_estimate and missed_bound are logs of sums of exp(scale * q.k).
     """
@@ -41,20 +41,20 @@ class Judged:
 
 
 def dipr_set(logits: Float32, beta: float, floor: float = -np.inf) -> Mask:
-    """Which tokens lie within `beta` of the largest of all and `floor`. logits: q.k `[tokens]`, -inf where nothing is seen."""
+    """The tokens within `beta` of the largest of all and `floor`, bool `[tokens]`. logits: q.k `[tokens]`, -inf where unseen."""
     seen = logits > -np.inf
     return seen & (logits >= max(float(logits.max(initial=-np.inf)), floor) - beta)
 
 
 def top_k_set(logits: Float32, k: int) -> Mask:
-    """The k largest; of equal ones those that come first."""
+    """The k largest, bool `[tokens]`; of equal ones those that come first."""
     chosen = np.zeros(len(logits), np.bool_)
     chosen[np.argsort(-logits, kind="stable")[:k]] = True
     return chosen & (logits > -np.inf)
 
 
 def top_p_set(logits: Float32, p: float, scale: float, outside: float = -np.inf) -> Mask:
-    """The fewest that have the share p of the softmax mass, together with what is `outside`, which everybody has already.
+    """The fewest tokens that, together with what is `outside`, have the share p of the softmax mass; bool `[tokens]`.
 
     outside: the log of the sum of exp(scale * q.k) there.
     """
@@ -70,8 +70,8 @@ def top_p_set(logits: Float32, p: float, scale: float, outside: float = -np.inf)
     return chosen & (logits > -np.inf)
 
 
-def wanted_set(logits: Float32, retrieval: Retrieval, scale: float, floor: float, outside: float) -> Mask:
-    """What `retrieval` asks for. logits: q.k `[tokens]`, -inf where a query sees nothing."""
+def relevant_set(logits: Float32, retrieval: Retrieval, scale: float, floor: float, outside: float) -> Mask:
+    """The tokens that `retrieval` asks for, bool `[tokens]`. logits: q.k `[tokens]`, -inf for unseen tokens."""
     match retrieval:
         case Exact():
             return logits > -np.inf
@@ -86,10 +86,10 @@ def wanted_set(logits: Float32, retrieval: Retrieval, scale: float, floor: float
 
 
 class Oracle:
-    """The truth about queries over blocks. Holds every product: 4 * q_heads * n * tokens bytes.
+    """The exact answers to queries over blocks. It holds every product: 4 * q_heads * n * tokens bytes.
 
-    window: how many of each query's first and last visible tokens are attended exactly, whatever an index finds.
-    queries: what is left for an index to answer, with the window's maximum and mass in `floor` and `outside`.
+    window: how many of each query's first and last visible tokens are attended exactly, whatever an index finds. Its attribute
+    `queries` is what is left for an index to answer, with the window's maximum and mass in `floor` and `outside`.
     """
 
     def __init__(self, blocks: Blocks, queries: Queries, window: tuple[int, int] = (0, 0)) -> None:
@@ -111,47 +111,47 @@ class Oracle:
         self.visible = np.array([np.count_nonzero(row > -np.inf) for row in self.logits])
         self._border = _border(blocks, queries.q)
         self.out = self._attention(None)
-        self._wanted: dict[Retrieval, list[Int64]] = {}
+        self._relevant: dict[Retrieval, list[Int64]] = {}
 
-    def wanted(self, retrieval: Retrieval) -> list[Int64]:
-        """Token ids of each row, ascending, of what an index over `queries` should find."""
-        if retrieval not in self._wanted:
+    def relevant_tokens(self, retrieval: Retrieval) -> list[Int64]:
+        """The token ids that an index should find for each row of `queries`, ascending."""
+        if retrieval not in self._relevant:
             floor, outside = self.queries.floor.reshape(-1), self.queries.outside.reshape(-1)
-            self._wanted[retrieval] = [
-                b + np.flatnonzero(wanted_set(row[b:e], retrieval, self.scale, float(floor[i]), float(outside[i])))
+            self._relevant[retrieval] = [
+                b + np.flatnonzero(relevant_set(row[b:e], retrieval, self.scale, float(floor[i]), float(outside[i])))
                 for i, (row, b, e) in enumerate(self._rows())
             ]
-        return self._wanted[retrieval]
+        return self._relevant[retrieval]
 
-    def judge(self, found: Found, retrieval: Retrieval) -> Judged:
-        """How well `found` answers `queries`."""
-        rows, wanted = _rows_of(found), self.wanted(retrieval)
-        recall = np.array([self._recall(i, ids, wanted[i], retrieval) for i, ids in enumerate(rows)])
+    def judge(self, result: SearchResult, retrieval: Retrieval) -> Judged:
+        """How well a result answers `queries`."""
+        rows, relevant = _rows_of(result), self.relevant_tokens(retrieval)
+        recall = np.array([self._recall(i, ids, relevant[i], retrieval) for i, ids in enumerate(rows)])
         found_mass = np.array([_log_sum_exp(self.scale * self.logits[i, ids]) for i, ids in enumerate(rows)])
         kept = np.logaddexp(found_mass, self._window)
-        missed, holds = self.certify(found)
-        bound, estimate = (x.reshape(-1).astype(np.float64) for x in (found.missed_bound, found.missed))
+        missed, holds = self.certify(result)
+        bound, estimate = (x.reshape(-1).astype(np.float64) for x in (result.missed_bound, result.missed))
         return Judged(recall, 1 - self.share(missed), self._attention(rows), kept, missed, estimate, bound, holds)
 
-    def certify(self, found: Found) -> tuple[Float64, Mask]:
-        """The log of the mass that was missed in truth, and where `found.missed_bound` is not below it, `[rows]` each."""
-        missed = np.array([self._missed(i, ids) for i, ids in enumerate(_rows_of(found))])
+    def certify(self, result: SearchResult) -> tuple[Float64, Mask]:
+        """The log of the mass that was missed, and whether `missed_bound` is not below it, `[rows]` each."""
+        missed = np.array([self._missed(i, ids) for i, ids in enumerate(_rows_of(result))])
         slack = self.scale * self._border + 1e-6  # what float32 may do to the oracle's own products
-        return missed, np.isneginf(missed) | (found.missed_bound.reshape(-1) >= missed - slack)
+        return missed, np.isneginf(missed) | (result.missed_bound.reshape(-1) >= missed - slack)
 
     def error(self, out: npt.ArrayLike) -> Float64:
-        """The norm of out - exact attention over everything visible, `[rows]`, over the norm of the latter."""
+        """The norm of the difference between out and exact attention, relative to that of exact attention, `[rows]`."""
         difference = np.asarray(out, np.float64).reshape(self.out.shape) - self.out
         exact: Float64 = np.linalg.norm(self.out, axis=1)
         return np.asarray(np.linalg.norm(difference, axis=1) / np.maximum(exact, 1e-30))
 
     def error_of_all(self, out: npt.ArrayLike) -> float:
-        """The same in one norm over all rows."""
+        """`error` in one norm over all rows."""
         difference = np.asarray(out, np.float64).reshape(self.out.shape) - self.out
         return float(np.linalg.norm(difference)) / max(float(np.linalg.norm(self.out)), 1e-30)
 
     def share(self, logs: Float64) -> Float64:
-        """Of the mass over everything, from the log of a sum of exp(scale * q.k)."""
+        """The share of all mass, `[rows]`, whose log of a sum of exp(scale * q.k) is `logs`."""
         everything = np.logaddexp(self._total, self._outside)
         with np.errstate(over="ignore", invalid="ignore"):
             return np.where(np.isneginf(logs), 0.0, np.exp(logs - everything))
@@ -160,7 +160,7 @@ class Oracle:
         yield from zip(self.logits, self._begin.tolist(), self._end.tolist(), strict=True)
 
     def _hide(self, queries: Queries) -> None:
-        """Products with what a query does not see become -inf."""
+        """Set products with tokens that a query does not see to -inf."""
         for i, row in enumerate(self.logits):
             row[: queries.begin[i % self._n]] = -np.inf
             row[queries.end[i % self._n] :] = -np.inf
@@ -168,35 +168,38 @@ class Oracle:
             bits = np.unpackbits(queries.hidden.view(np.uint8), bitorder="little")[: self.blocks.tokens]
             self.logits[:, bits.astype(np.bool_)] = -np.inf
 
-    def _recall(self, i: int, ids: Int64, wanted: Int64, retrieval: Retrieval) -> float:
-        """Tokens so close to the edge that rounding decides on them count only where their number is fixed, or there are none
-        but them; then any of them will do."""
-        if not len(wanted) or isinstance(retrieval, Exact):
-            return len(ids) / len(wanted) if len(wanted) else 1.0
-        row, edge = self.logits[i], self._edge(i, wanted, retrieval)
-        sure = wanted[row[wanted] > edge + self._border[i]]
+    def _recall(self, i: int, ids: Int64, relevant: Int64, retrieval: Retrieval) -> float:
+        """The share of the relevant tokens that was found.
+
+        Tokens so close to the threshold that rounding decides on them count only where k is given, or where there are no others;
+        then any of them will do.
+        """
+        if not len(relevant) or isinstance(retrieval, Exact):
+            return len(ids) / len(relevant) if len(relevant) else 1.0
+        row, threshold = self.logits[i], self._threshold(i, relevant, retrieval)
+        sure = relevant[row[relevant] > threshold + self._border[i]]
         hits = int(np.isin(sure, ids, assume_unique=True).sum())
         if len(sure) and not isinstance(retrieval, TopK):
             return hits / len(sure)
-        close = int((np.abs(row[ids] - edge) <= self._border[i]).sum())
-        return (hits + min(close, len(wanted) - len(sure))) / len(wanted)
+        close = int((np.abs(row[ids] - threshold) <= self._border[i]).sum())
+        return (hits + min(close, len(relevant) - len(sure))) / len(relevant)
 
-    def _edge(self, i: int, wanted: Int64, retrieval: Retrieval) -> float:
-        """The least q.k that is wanted."""
+    def _threshold(self, i: int, relevant: Int64, retrieval: Retrieval) -> float:
+        """The least q.k of the relevant tokens."""
         row = self.logits[i]
         if isinstance(retrieval, Dipr):
-            return max(float(row[wanted].max()), float(self.queries.floor.flat[i])) - retrieval.beta(self.scale)
-        return float(row[wanted].min())
+            return max(float(row[relevant].max()), float(self.queries.floor.flat[i])) - retrieval.beta(self.scale)
+        return float(row[relevant].min())
 
     def _missed(self, i: int, ids: Int64) -> float:
-        """The log of the mass that was visible in the range of `queries` and not found."""
+        """The log of the mass of the tokens that row i of `queries` sees and that were not found."""
         begin, end = self._begin[i], self._end[i]
         rest = self.logits[i, begin:end].copy()
         rest[ids - begin] = -np.inf
         return _log_sum_exp(self.scale * rest)
 
     def _attention(self, found: Sequence[Int64] | None) -> Float64:
-        """Over the found tokens of each row and the window, or over everything."""
+        """Attention over the found tokens of each row and the window, or over everything for None."""
         head_dim, per_head = self.blocks.head_dim, self._heads * self._n // self.blocks.kv_heads
         out = np.zeros((self._heads * self._n, head_dim))
         for head in range(self.blocks.kv_heads):
@@ -219,7 +222,7 @@ class Oracle:
 
 
 def merged(judged: Judged, tail: Float32) -> Float64:
-    """Its output with `tail`, an estimate of the output over the tokens not found, by the estimate of their mass."""
+    """The output with `tail` merged in, an estimate of the output over the tokens not found, by the estimate of their mass."""
     with np.errstate(over="ignore", invalid="ignore"):
         share = 1 / (1 + np.exp(judged.kept - judged.missed_estimate))
     share = np.where(np.isneginf(judged.missed_estimate), 0.0, share)[:, None]
@@ -228,7 +231,7 @@ def merged(judged: Judged, tail: Float32) -> Float64:
 
 
 def _products(blocks: Blocks, q: Float32) -> Float32:
-    """q.k `[q_heads * n, tokens]`."""
+    """Every product q.k, `[q_heads * n, tokens]`."""
     heads, n, head_dim = q.shape
     grouped = q.reshape(blocks.kv_heads, -1, head_dim)
     out = np.empty((blocks.kv_heads, grouped.shape[1], blocks.tokens), np.float32)
@@ -240,7 +243,7 @@ def _products(blocks: Blocks, q: Float32) -> Float32:
 
 
 def _border(blocks: Blocks, q: Float32) -> Float64:
-    """ROUNDING in units of q.k, `[q_heads * n]`: by the lengths of the query and the longest key."""
+    """ROUNDING in units of q.k, `[q_heads * n]`, from the lengths of the query and the longest key."""
     lengths = np.linalg.norm(q.astype(np.float64), axis=2).reshape(blocks.kv_heads, -1)
     for head in range(blocks.kv_heads):
         longest = 0.0
@@ -251,8 +254,8 @@ def _border(blocks: Blocks, q: Float32) -> Float64:
     return np.asarray(lengths.reshape(-1))
 
 
-def _rows_of(found: Found) -> list[Int64]:
-    return [found.ids[a:b].astype(np.int64) for a, b in zip(found.offsets, found.offsets[1:], strict=False)]
+def _rows_of(result: SearchResult) -> list[Int64]:
+    return [result.ids[a:b].astype(np.int64) for a, b in zip(result.offsets, result.offsets[1:], strict=False)]
 
 
 def _log_sum_exp(logits: npt.NDArray[np.floating]) -> float:

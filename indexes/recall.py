@@ -1,4 +1,4 @@
-"""How good is what an index finds? Any index against the exact oracle: recall, mass, output error, reads, time."""
+"""How good is what an index finds? It measures any index against the exact oracle: recall, mass, output error, reads, time."""
 
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -6,23 +6,25 @@ from time import perf_counter
 
 import numpy as np
 
-from indexes.base import Found, Index, Queries
+from indexes.base import Index, Queries, SearchResult
 from indexes.oracle import Oracle, merged
 from indexes.retrieval import Retrieval
 
 
 @dataclass(frozen=True)
 class Report:
-    """One index, one retrieval, a batch of queries. Shares are in [0, 1]; means run over the rows, that is heads x queries.
+    """The measurements of one index, one retrieval and a batch of queries.
 
-    visible: tokens a row sees, window included. wanted: tokens the retrieval asks for, outside the window. recall, recall_min:
-    share of them found. mass: share of the softmax mass over everything visible that found tokens and window carry. error:
-    of the attention output over found tokens and window, against that over everything visible, relative in the L2 norm over all
-    rows; error_max: of the worst row. error_with_tail: with the index's estimate of the rest merged in, None where it gave none.
-    found: tokens a row. scanned: keys looked at for each KV head. nbytes: read for one call; index_nbytes: kept beside the keys
-    and values. seconds: of one call, the median. missed: share of the mass that was missed in truth, missed_estimate what the
-    index said, missed_bound what it said it is at most. bound_valid: share of rows whose bound holds. bound_ratio: the median of
-    bound over truth, of the rows that missed anything.
+    Shares are in [0, 1]; means run over the rows, which are q_heads x queries.
+
+    visible: tokens a row sees, window included. relevant: tokens the retrieval asks for, outside the window. recall,
+    recall_min: share of them found. mass: share of the softmax mass over everything visible that found tokens and window carry.
+    error: of the attention output over found tokens and window, against that over everything visible, relative in the L2 norm
+    over all rows; error_max: of the worst row. error_with_tail: with the index's estimate of the rest merged in, None where it
+    gave none. found: tokens a row. scanned: keys looked at for each KV head. nbytes: read for one call; index_nbytes: kept beside
+    the keys and values. seconds: of one call, the median. missed: share of the mass that was missed in truth, missed_estimate
+    what the index said, missed_bound what it said it is at most. bound_valid: share of rows whose bound holds. bound_ratio: the
+    median of bound over truth, of the rows that missed anything.
     """
 
     kind: str
@@ -30,7 +32,7 @@ class Report:
     tokens: int
     rows: int
     visible: float
-    wanted: float
+    relevant: float
     recall: float
     recall_min: float
     mass: float
@@ -74,7 +76,7 @@ def measure(
     estimate_tail: bool = False,
     oracle: Oracle | None = None,
 ) -> Report:
-    """Search `repetitions` times and judge the last. window: as for Oracle; oracle: one made of the same arguments before.
+    """Search `repetitions` times and judge the last search. window: as Oracle takes it. oracle: one of the same arguments.
 
     Raises ValueError where the search does.
     """
@@ -82,17 +84,17 @@ def measure(
     seconds = []
     for _ in range(repetitions):
         started = perf_counter()
-        found = index.search(oracle.queries, retrieval, estimate_tail=estimate_tail)
+        result = index.search(oracle.queries, retrieval, estimate_tail=estimate_tail)
         seconds.append(perf_counter() - started)
-    return report(index, found, retrieval, oracle, median(seconds))
+    return report(index, result, retrieval, oracle, median(seconds))
 
 
-def report(index: Index, found: Found, retrieval: Retrieval, oracle: Oracle, seconds: float) -> Report:
-    """What there is to say of one search that took `seconds`."""
-    judged, error = oracle.judge(found, retrieval), None
-    visible, scanned = float(oracle.visible.mean()), found.scanned / index.blocks.kv_heads
-    if found.tail is not None:
-        error = oracle.error_of_all(merged(judged, found.tail))
+def report(index: Index, result: SearchResult, retrieval: Retrieval, oracle: Oracle, seconds: float) -> Report:
+    """The measurements of one search that took `seconds`."""
+    judged, error = oracle.judge(result, retrieval), None
+    visible, scanned = float(oracle.visible.mean()), result.scanned / index.blocks.kv_heads
+    if result.tail is not None:
+        error = oracle.error_of_all(merged(judged, result.tail))
     some = judged.missed > -np.inf
     return Report(
         kind=index.kind,
@@ -100,18 +102,18 @@ def report(index: Index, found: Found, retrieval: Retrieval, oracle: Oracle, sec
         tokens=index.blocks.tokens,
         rows=len(judged.recall),
         visible=visible,
-        wanted=float(np.mean([len(ids) for ids in oracle.wanted(retrieval)])),
+        relevant=float(np.mean([len(ids) for ids in oracle.relevant_tokens(retrieval)])),
         recall=float(judged.recall.mean()),
         recall_min=float(judged.recall.min()),
         mass=float(judged.mass.mean()),
         error=oracle.error_of_all(judged.out),
         error_max=float(oracle.error(judged.out).max()),
         error_with_tail=error,
-        found=len(found.ids) / len(judged.recall),
-        found_share=len(found.ids) / max(float(oracle.visible.sum()), 1),
+        found=len(result.ids) / len(judged.recall),
+        found_share=len(result.ids) / max(float(oracle.visible.sum()), 1),
         scanned=scanned,
         scanned_share=scanned / max(visible, 1),
-        nbytes=found.nbytes,
+        nbytes=result.nbytes,
         index_nbytes=index.nbytes,
         seconds=seconds,
         missed=float(oracle.share(judged.missed).mean()),

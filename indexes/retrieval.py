@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import log
+from numbers import Real
 from typing import Any
+
+from indexes.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +21,17 @@ class Exact:
 class Dipr:
     """Every visible token whose softmax weight is at least alpha times the largest (AlayaDB, arXiv 2504.10326, definition 2).
 
-    The largest weight is that over everything the query sees. alpha: in (0, 1]. Raises ValueError.
+    The largest weight is that over everything the query sees. alpha: in (0, 1]. Raises InvalidArgument.
     """
 
     alpha: float = 0.012
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha <= 1:
-            raise ValueError(f"Dipr.alpha is {self.alpha!r}; expected a number in (0, 1], the share of the largest weight")
+        if not is_share(self.alpha):
+            raise InvalidArgument(f"Dipr.alpha is {self.alpha!r}; expected a number in (0, 1], the share of the largest weight")
 
     def beta(self, scale: float) -> float:
-        """The range in units of q.k: a token is wanted when q.k >= max - beta."""
+        """The range in units of q.k: a token is retrieved when q.k >= max - beta."""
         return -log(self.alpha) / scale
 
     def __str__(self) -> str:
@@ -37,13 +40,13 @@ class Dipr:
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """The k visible tokens of the largest weight; all, where there are fewer. Raises ValueError for a k below 1."""
+    """The k visible tokens of the largest weight; all, where there are fewer. Raises InvalidArgument for a k below 1."""
 
     k: int
 
     def __post_init__(self) -> None:
         if type(self.k) is not int or self.k < 1:
-            raise ValueError(f"TopK.k is {self.k!r}; expected an integer of at least 1")
+            raise InvalidArgument(f"TopK.k is {self.k!r}; expected an integer of at least 1")
 
     def __str__(self) -> str:
         return f"top_k({self.k})"
@@ -51,13 +54,16 @@ class TopK:
 
 @dataclass(frozen=True, slots=True)
 class TopP:
-    """The fewest visible tokens that together have at least the share p of the softmax mass. p: in (0, 1]. Raises ValueError."""
+    """The fewest visible tokens that together have at least the share p of the softmax mass. p: in (0, 1].
+
+    Raises InvalidArgument.
+    """
 
     p: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.p <= 1:
-            raise ValueError(f"TopP.p is {self.p!r}; expected a number in (0, 1], the share of the softmax mass")
+        if not is_share(self.p):
+            raise InvalidArgument(f"TopP.p is {self.p!r}; expected a number in (0, 1], the share of the softmax mass")
 
     def __str__(self) -> str:
         return f"top_p({self.p:g})"
@@ -69,13 +75,19 @@ KINDS = {"exact": Exact, "dipr": Dipr, "top_k": TopK, "top_p": TopP}
 
 
 def retrieval_to_dict(retrieval: Retrieval) -> dict[str, Any]:
-    """Plain values; `retrieval_from_dict` takes them back."""
+    """A retrieval as plain values, which `retrieval_from_dict` takes back."""
     kind = next(name for name, cls in KINDS.items() if isinstance(retrieval, cls))
     return {"kind": kind, **asdict(retrieval)}
 
 
 def retrieval_from_dict(values: Mapping[str, Any]) -> Retrieval:
-    """What `retrieval_to_dict` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+    """The retrieval that `retrieval_to_dict` wrote. Raises KeyError, TypeError or ValueError for anything else."""
     given = dict(values)
     made: Retrieval = KINDS[given.pop("kind")](**given)
     return made
+
+
+def is_share(given: Any) -> bool:
+    """Whether it is a number in (0, 1]."""
+    number = not isinstance(given, bool) and isinstance(given, Real)
+    return number and bool(0 < given <= 1)

@@ -1,4 +1,4 @@
-"""Queries for keys that were moved: the query is turned back, the keys stay as they are.
+"""Turning queries for keys that were moved: the query is rotated back, and the keys stay as they are.
 
 RoPE is a rotation R, so q . R(shift) k = R(-shift) q . k (RoFormer, arXiv 2104.09864, equation 16).
 """
@@ -15,9 +15,9 @@ def inverse_frequencies(theta: float, rotary_dims: int) -> npt.NDArray[np.float6
 
 
 def rotate(x: Float32, positions: int, frequencies: npt.NDArray[np.float64], layout: str = "half") -> Float32:
-    """x `[..., head_dim]` moved by that many positions, backwards when negative; a copy, float32.
+    """Move x, `[..., head_dim]`, by that many positions, backwards when negative; returns a copy, float32.
 
-    frequencies: radians a position, one for each pair of the first 2 * len(frequencies) dimensions; those behind stay. layout:
+    frequencies: radians a position, one for each pair of the first 2 * len(frequencies) dimensions; the others stay. layout:
     "half" pairs dimension i with i + len(frequencies), "interleaved" pairs 2i with 2i + 1. Angles are computed in float64.
     """
     pairs = len(frequencies)

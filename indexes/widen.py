@@ -1,17 +1,19 @@
-"""Reading on: the retrievals that follow one another until what was missed is small enough."""
+"""Reading on: the ever wider retrievals that are tried until the bound on the missed mass is small enough."""
 
 from collections.abc import Iterator
 
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 
 ALPHA_MIN = 1e-9
+"""The least alpha, and the least 1 - p, before everything is read."""
 FACTOR = 8
+"""How much wider each retrieval is than the one before."""
 
 
 def widened(retrieval: Retrieval, tokens: int) -> Iterator[tuple[Retrieval, bool]]:
-    """`retrieval` as asked, then with a tight bound on what it missed, then ever wider ones, and at last everything.
+    """Yield `retrieval` itself, then the same with a tight bound, then ever wider ones, and at last Exact().
 
-    tokens: how many are searched. Yields each retrieval with whether to spend more on its bound.
+    tokens: how many are searched. Each comes with whether its bound is to be tight.
     """
     yield retrieval, False
     while not isinstance(retrieval, Exact):

@@ -21,8 +21,8 @@ from kvdb.types import (
     ContextStatistics,
     IndexInfo,
     ModelSpec,
-    Part,
     Placed,
+    PromptPart,
     Rope,
     SegmentStatistics,
     SessionStats,
@@ -30,7 +30,7 @@ from kvdb.types import (
 )
 from kvdb.version import __version__ as __version__
 from query_optimizer.plan import Plan
-from query_optimizer.wanted import Hints
+from query_optimizer.query_options import Hints, QueryOptions
 
 __all__ = [
     "Choice",
@@ -45,9 +45,10 @@ __all__ = [
     "IndexInfo",
     "KvdbError",
     "ModelSpec",
-    "Part",
     "Placed",
     "Plan",
+    "PromptPart",
+    "QueryOptions",
     "Recompute",
     "Rope",
     "SegmentStatistics",

@@ -120,7 +120,7 @@ def attend(
     relative error is that of rounding the output, about 2e-3, and where blocks were moved that of rounding the query, too.
     """
 
-def attend_found(
+def attend_retrieved(
     geometry: Geometry,
     table: Any,
     offsets: Any,
@@ -142,7 +142,7 @@ def attend_found(
 def merge_tail(geometry: Geometry, state_out: Any, state_lse: Any, tail_out: Any, tail_lse: Any, out: Any, lse: Any) -> None:
     """The states float32 state_out [q_heads, n, head_dim], state_lse [q_heads, n], merged with others, tail_out and tail_lse.
 
-    out and lse as those of `attend_found`. A row whose tail_lse is -inf stays as it is; NaN and +inf are refused.
+    out and lse as those of `attend_retrieved`. A row whose tail_lse is -inf stays as it is; NaN and +inf are refused.
     """
 
 def share(missed: Any, lse: Any) -> tuple[float, float]:
@@ -156,7 +156,7 @@ def observe(
     offsets: Any,
     scores: Any,
     dense: Any | None,
-    asked: Any | None,
+    active_heads: Any | None,
     kv_heads: int,
     tokens: float,
     window: Any,
@@ -167,7 +167,7 @@ def observe(
     seen: Any,
 ) -> bool:
     """What `kvdb.types.Observation` says of one query of each head: values, float32 [4, rows], and seen, bool [4, rows]; whether
-    all are. asked: bool [kv_heads]. window, top, lse: float32 [rows]; top is not finite where it is not known."""
+    all are. active_heads: bool [kv_heads]. window, top, lse: float32 [rows]; top is not finite where it is not known."""
 
 def crc32c(table: Any, nbytes: int, out: Any) -> None:
     """The CRC-32C (Castagnoli) of the nbytes bytes at each address of table, uint64 [n], into out, uint32 [n]. On one thread."""
@@ -189,3 +189,12 @@ def threads() -> int:
 
 def set_threads(n: int) -> None:
     """From 1 to 1024, from now on, for the whole process. Raises ValueError."""
+
+def spin_us() -> int:
+    """Microseconds that a thread without work spins before it sleeps."""
+
+def set_spin_us(microseconds: int) -> None:
+    """From 0 to 1,000,000, from now on, for the whole process. Raises ValueError."""
+
+def work_in_background() -> None:
+    """From now on, calls from this thread are helped by threads of their own, which have the priority of those that call so."""

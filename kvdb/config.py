@@ -1,12 +1,13 @@
 """The one frozen tree of settings, and the one place that reads files and the environment for them."""
 
+import math
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import indexes.registry as registry
 from kvdb.errors import ConfigError
@@ -14,21 +15,48 @@ from kvdb.errors import ConfigError
 MIB = 1 << 20
 BLOCK_SIZE_MAX = 1024
 OWN_CACHE = "own"
-"""As optimizer.machine_file: the user's cache folder."""
+"""The value of optimizer.machine_file that means the user's cache folder."""
 GPU_DEVICE = re.compile("cuda(:[0-9]{1,3})?|interpreter")
 GPU_FORMATS = ("", "float8", "int8")
 T = TypeVar("T")
 
 
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_TYPES: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    bool: ("True or False", lambda value: isinstance(value, bool)),
+    int: ("an integer", _is_integer),
+    int | None: ("an integer, or None", lambda value: value is None or _is_integer(value)),
+    float: ("a number", lambda value: _is_integer(value) or (isinstance(value, float) and not math.isnan(value))),
+    str: ("text", lambda value: isinstance(value, str)),
+    tuple[str, ...]: ("a tuple of text", lambda value: isinstance(value, tuple) and all(isinstance(one, str) for one in value)),
+}
+"""For each annotation below: what a message calls it, and whether a value is one."""
+
+
+def _check_types(settings: object, table: str) -> None:
+    """Raises ConfigError where a field of `settings` does not hold what it is annotated with. table: its name in TOML."""
+    for name, annotation in get_type_hints(type(settings)).items():
+        expected, fits = _TYPES[annotation]
+        value = getattr(settings, name)
+        if not fits(value):
+            raise ConfigError(f"{table}.{name} is {value!r}; expected {expected}")
+
+
 @dataclass(frozen=True)
 class StorageConfig:
-    """block_size: tokens of one block. cpu_bytes_max: budget of the CPU tier, None for no limit.
-    arena_bytes: how much memory the tier asks the system for at a time. disk_path: a folder for segments that are offloaded, ""
-    for none; several databases may share it. disk_bytes_max: what a database may keep there, None for no limit.
-    gpu_bytes_max: of the GPU's memory for copies of blocks, 0 for no GPU; block tables and results come beside it.
-    gpu_device: "cuda", "cuda:1", or "interpreter" for tests without one. gpu_format: "" for the model's dtype, "float8" or
-    "int8". gpu_slab_bytes: what blocks of one shape may take of the budget, 0 for all that is left of it when they are first
-    wanted."""
+    """Where blocks are kept, and how much of it there may be.
+
+    block_size: tokens of one block. cpu_bytes_max: bytes of main memory for blocks and for queries stored beside them, None for
+    no limit. arena_bytes: the most that is asked of the system at a time. disk_path: a folder for segments that are offloaded, ""
+    for none; several databases may share it. disk_bytes_max: bytes that this database may keep there, None for no limit.
+    gpu_bytes_max: bytes of the GPU's memory for copies of blocks, 0 for no GPU; block tables and results need some more.
+    gpu_device: "cuda", "cuda:1", or "interpreter" for tests without a GPU. gpu_format: "" for the model's dtype, "float8" or
+    "int8". gpu_slab_bytes: how much of gpu_bytes_max the blocks of one shape may take, 0 for all that is left when the first of
+    them is copied.
+    """
 
     block_size: int = 64
     cpu_bytes_max: int | None = None
@@ -41,6 +69,7 @@ class StorageConfig:
     gpu_slab_bytes: int = 0
 
     def __post_init__(self) -> None:
+        _check_types(self, "storage")
         if not 1 <= self.block_size <= BLOCK_SIZE_MAX:
             raise ConfigError(f"storage.block_size is {self.block_size}; expected 1 to {BLOCK_SIZE_MAX} tokens")
         if self.cpu_bytes_max is not None and self.cpu_bytes_max < 1:
@@ -60,25 +89,36 @@ class StorageConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """short_context_tokens: contexts up to this length are always read whole. rules_off: names of rules not to apply.
-    machine_file: where the numbers that `kvdb calibrate` measures are kept, "own" for the user's cache folder, "" for no file
-    and so the numbers of a usual machine. calibrate_at_start: whether `kvdb serve` measures them where they are missing."""
+    """What decides how a query is answered.
+
+    short_context_tokens: contexts up to this length are always read whole. rules_off: names of rules that are not applied.
+    machine_file: the file that keeps what `kvdb calibrate` measures; "own" is one in the user's cache folder, "" is no file, so
+    that costs are estimated for a usual machine. calibrate_at_start: whether `kvdb serve` measures the machine where that file
+    has no numbers of it.
+    """
 
     short_context_tokens: int = 4096
     rules_off: tuple[str, ...] = ()
     machine_file: str = OWN_CACHE
     calibrate_at_start: bool = True
 
+    def __post_init__(self) -> None:
+        _check_types(self, "optimizer")
+
 
 @dataclass(frozen=True)
 class WindowConfig:
-    """The tokens that every query attends exactly. sink_tokens: the first. recent_tokens: the last of what is stored; a session's
-    own tokens are read whole until they are many."""
+    """The tokens that every query attends exactly.
+
+    sink_tokens: how many of the first. recent_tokens: how many of the last that are stored; the tokens of the session itself are
+    all read until they are many.
+    """
 
     sink_tokens: int = 64
     recent_tokens: int = 256
 
     def __post_init__(self) -> None:
+        _check_types(self, "window")
         if self.sink_tokens < 0 or self.recent_tokens < 0:
             raise ConfigError(
                 f"window.sink_tokens is {self.sink_tokens} and window.recent_tokens {self.recent_tokens}; expected 0 or more"
@@ -87,12 +127,15 @@ class WindowConfig:
 
 @dataclass(frozen=True)
 class IndexConfig:
-    """at_store: kinds of index that are built over everything that is stored. on_demand: the kind that is built when a query
-    first asks for a retrieval that nothing can answer, "" for none. segment_tokens_min: shorter segments are read whole.
-    tail_tokens: a session's own tokens are indexed by so many at a time, 0 for never. threads: how many build at once.
-    sample_queries: how many queries of each layer and head a session keeps for the indexes of what it stores.
-    automatic: whether indexes are built when queries show that they will pay. opened_often: of a segment that so many sessions
-    were opened over, as many queries again are expected. bytes_max: what all indexes may keep in memory, None for no limit."""
+    """Which indexes are built, and when.
+
+    at_store: kinds of index that are built over everything that is stored. on_demand: the kind that is built when a query asks
+    for a retrieval that no index can answer yet, "" for none. segment_tokens_min: segments shorter than this get no index.
+    tail_tokens: how many new tokens of a session are indexed at a time, 0 for none. threads: how many indexes are built at once.
+    sample_queries: how many queries of each layer and head a session keeps, from which the indexes of what it stores learn.
+    automatic: whether indexes are built when queries show that they will pay. opened_often: a segment that so many sessions have
+    opened is expected to be queried as much again. bytes_max: bytes of memory for all indexes, None for no limit.
+    """
 
     at_store: tuple[str, ...] = ()
     on_demand: str = "flat"
@@ -105,6 +148,7 @@ class IndexConfig:
     bytes_max: int | None = None
 
     def __post_init__(self) -> None:
+        _check_types(self, "indexes")
         for kind in (*self.at_store, *filter(None, [self.on_demand])):
             if kind not in registry.KINDS:
                 raise ConfigError(f"indexes names the kind {kind!r}; expected one of {', '.join(registry.KINDS)}")
@@ -118,40 +162,71 @@ class IndexConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """host: an address, or unix:/path. port: 0 picks a free one. token: what clients must send, "" for no check.
-    workers: how many Decode streams and imports may be open at once. message_bytes_max: of one gRPC message.
-    session_idle_seconds: after which a session nobody uses is closed. drain_seconds: how long SIGTERM waits for calls."""
+    """How `kvdb serve` answers.
+
+    host: an address, or unix:/path. port: 0 picks a free one. token: what clients must send, "" for no check. workers: how many
+    Decode streams and imports may be open at once; one client may have three quarters of them. message_bytes_max: the largest
+    gRPC message in bytes. inflight_bytes_max: how many bytes all messages together may have that wait to be answered.
+    session_idle_seconds: how long a session may go unused before it is closed. stream_idle_seconds: how long a Decode stream or
+    an import may say nothing before it is ended; sessions stay. drain_seconds: how long SIGTERM waits for calls under way.
+    reflection: whether the server describes its own methods over gRPC.
+    """
 
     host: str = "127.0.0.1"
     port: int = 7700
     token: str = field(default="", repr=False)
     workers: int = 256
     message_bytes_max: int = 64 * MIB
+    inflight_bytes_max: int = 512 * MIB
     session_idle_seconds: float = 3600.0
+    stream_idle_seconds: float = 300.0
     drain_seconds: float = 10.0
     reflection: bool = False
 
     def __post_init__(self) -> None:
+        _check_types(self, "server")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"server.port is {self.port}; expected 0 to 65535")
         if self.workers < 1:
             raise ConfigError(f"server.workers is {self.workers}; expected at least 1")
         if self.message_bytes_max < MIB:
             raise ConfigError(f"server.message_bytes_max is {self.message_bytes_max}; expected at least {MIB} bytes")
-        if self.session_idle_seconds <= 0 or self.drain_seconds < 0:
-            raise ConfigError("server.session_idle_seconds must be positive and server.drain_seconds not negative")
+        if self.inflight_bytes_max < self.message_bytes_max:
+            raise ConfigError(
+                f"server.inflight_bytes_max is {self.inflight_bytes_max}; expected at least server.message_bytes_max, which is "
+                f"{self.message_bytes_max}"
+            )
+        for name in ("session_idle_seconds", "stream_idle_seconds"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"server.{name} is {getattr(self, name)}; expected a positive number of seconds")
+        if self.drain_seconds < 0:
+            raise ConfigError(f"server.drain_seconds is {self.drain_seconds}; expected 0 or more seconds")
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that can be set. In a TOML file each part is a table: [storage], [optimizer], [window], [indexes],
-    [server]."""
+    """Everything that can be set. In a TOML file each field is a table: [storage], [optimizer], [window], [indexes], [server]."""
 
     storage: StorageConfig = StorageConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     window: WindowConfig = WindowConfig()
     indexes: IndexConfig = IndexConfig()
     server: ServerConfig = ServerConfig()
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            kind, value = type(part.default), getattr(self, part.name)
+            if not isinstance(value, kind):
+                raise ConfigError(f"{part.name} is {value!r}; expected a {kind.__name__}")
+
+
+def checked(config: Config | None) -> Config:
+    """`config`, or the defaults for None. Raises ConfigError for anything else."""
+    if config is None:
+        return Config()
+    if not isinstance(config, Config):
+        raise ConfigError(f"config is {config!r}; expected a kvdb.Config, or None for the defaults")
+    return config
 
 
 def load(path: str | Path | None = None) -> Config:
@@ -162,9 +237,12 @@ def load(path: str | Path | None = None) -> Config:
     config = Config()
     if path is not None:
         try:
-            values = tomllib.loads(Path(path).read_text())
+            values = tomllib.loads(Path(path).read_bytes().decode())
         except OSError as error:
             raise ConfigError(f"configuration file {path} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            wrong = f"byte {error.object[error.start]:#04x} at offset {error.start}"
+            raise ConfigError(f"configuration file {path} is not UTF-8: {wrong}; TOML is always UTF-8") from None
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"configuration file {path} is not TOML: {error}") from None
         config = _merge(config, values, "")
@@ -174,26 +252,17 @@ def load(path: str | Path | None = None) -> Config:
 
 
 def _merge(node: T, values: Mapping[str, Any], where: str) -> T:
+    """`node` with the values of a TOML table. where: the name of the table and a dot, "" for the whole file."""
     assert is_dataclass(node) and not isinstance(node, type)
-    known = {f.name: getattr(node, f.name) for f in fields(node)}
+    settings = {f.name: getattr(node, f.name) for f in fields(node)}
     changes = {}
     for name, value in values.items():
-        if name not in known:
-            raise ConfigError(f"{where}{name} is no setting; expected one of {', '.join(sorted(known))}")
-        if is_dataclass(known[name]):
+        if name not in settings:
+            raise ConfigError(f"{where}{name} is no setting; expected one of {', '.join(sorted(settings))}")
+        if is_dataclass(settings[name]):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{where}{name} is {value!r}; expected a table [{where}{name}]")
-            changes[name] = _merge(known[name], value, f"{where}{name}.")
+            changes[name] = _merge(settings[name], value, f"{where}{name}.")
         else:
-            changes[name] = _checked(value, known[name], f"{where}{name}")
+            changes[name] = tuple(value) if isinstance(value, list) else value
     return replace(node, **changes)
-
-
-def _checked(value: Any, default: Any, where: str) -> Any:
-    """`value` in the type of `default`; a setting whose default is None holds a number."""
-    if isinstance(default, tuple) and isinstance(value, list):
-        return tuple(value)
-    kind: type | tuple[type, ...] = (int, float) if isinstance(default, float) else int if default is None else type(default)
-    if not isinstance(value, kind) or (isinstance(value, bool) and not isinstance(default, bool)):
-        raise ConfigError(f"{where} is {value!r}; expected a value like {default!r}")
-    return value

@@ -5,7 +5,7 @@ KvdbError
 │   ├── ShapeError           an array has the wrong shape
 │   ├── DtypeError           an array has the wrong dtype
 │   ├── LayerError           a layer number is outside the model
-│   ├── NonFiniteError       keys, values or queries hold NaN or infinity
+│   ├── NonFiniteError       keys, values or queries hold NaN or infinity, or float32 cannot hold their attention
 │   ├── SpecError            a ModelSpec cannot exist
 │   └── ConfigError          a configuration cannot exist
 ├── PositionError            tokens do not follow what is stored
@@ -26,13 +26,11 @@ A message says what was wrong, the value given, what was expected and what to do
 to its gRPC status. `assert` is kept for our own bugs.
 """
 
+import indexes.errors as root
 
-class KvdbError(Exception):
-    """Base of everything that kvdb raises on purpose."""
-
-
-class InvalidArgument(KvdbError, ValueError):
-    """A value is wrong whatever the state; correct the call."""
+KvdbError = root.KvdbError
+InvalidArgument = root.InvalidArgument
+"""These two stand below, because retrievals and indexes refuse values too."""
 
 
 class ShapeError(InvalidArgument):
@@ -48,7 +46,7 @@ class LayerError(InvalidArgument):
 
 
 class NonFiniteError(InvalidArgument):
-    """Keys, values or queries hold NaN or infinity."""
+    """Keys, values or queries hold NaN or infinity, or float32 cannot hold a score or a sum of their attention."""
 
 
 class SpecError(InvalidArgument):

@@ -1,10 +1,11 @@
-"""Values that every layer of kvdb shares: what a model's cache is, and what the database says of itself."""
+"""Values that all rooms of kvdb share: what a model's cache is, and what the database says of itself."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from math import inf
 from typing import Any
 
 import ml_dtypes
@@ -26,6 +27,12 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 }
 ROPE_LAYOUTS = ("half", "interleaved")
 HEAD_DIM_MAX = 256
+LAYERS_MAX = 1024
+HEADS_MAX = 4096
+HEADS_TOTAL_MAX = 1 << 18  # query heads of all layers
+TEXT_LENGTH_MAX = 1024  # of a model's name or fingerprint
+SCALING_LENGTH_MAX = 1 << 16  # of a RoPE's scaling parameters as JSON
+"""Limits of a spec are several times what any model has; with them an empty session costs little."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +50,14 @@ class Rope:
     scaling: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.theta > 0:
-            raise SpecError(f"Rope.theta is {self.theta}; expected a positive base such as 10000.0")
-        if self.layout not in ROPE_LAYOUTS:
+        if not _is_number(self.theta) or not 0 < self.theta < inf:
+            raise SpecError(f"Rope.theta is {self.theta!r}; expected a positive base such as 10000.0")
+        if str(self.layout) not in ROPE_LAYOUTS:
             raise SpecError(f"Rope.layout is {self.layout!r}; expected one of {', '.join(ROPE_LAYOUTS)}")
-        if self.rotary_dims is not None and (self.rotary_dims < 2 or self.rotary_dims % 2):
-            raise SpecError(
-                f"Rope.rotary_dims is {self.rotary_dims}; expected an even number from 2 up to head_dim, or None for all"
-            )
-        pairs = self.scaling.items() if isinstance(self.scaling, Mapping) else self.scaling
-        object.__setattr__(self, "scaling", tuple(sorted((str(k), _frozen(v)) for k, v in pairs)))
+        dims = self.rotary_dims
+        if dims is not None and (not _is_whole(dims) or dims < 2 or dims % 2):
+            raise SpecError(f"Rope.rotary_dims is {dims!r}; expected an even number from 2 up to head_dim, or None for all")
+        object.__setattr__(self, "scaling", _scaling(self.scaling))
 
 
 @dataclass(frozen=True)
@@ -78,22 +83,30 @@ class ModelSpec:
     scale: float | None = None
 
     def __post_init__(self) -> None:
-        for what in ("layers", "q_heads", "kv_heads", "head_dim"):
+        limits = {"layers": LAYERS_MAX, "q_heads": HEADS_MAX, "kv_heads": HEADS_MAX, "head_dim": HEAD_DIM_MAX}
+        for what, most in limits.items():
             value = getattr(self, what)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise SpecError(f"ModelSpec.{what} is {value!r}; expected an integer of at least 1")
+            if not _is_whole(value) or not 1 <= value <= most:
+                raise SpecError(f"ModelSpec.{what} is {value!r}; expected an integer of at least 1, up to {most}")
+        for what in ("name", "fingerprint"):
+            text = getattr(self, what)
+            if not isinstance(text, str) or len(text) > TEXT_LENGTH_MAX:
+                raise SpecError(f"ModelSpec.{what} is {text!r:.100}; expected a string of at most {TEXT_LENGTH_MAX} characters")
+        if self.layers * self.q_heads > HEADS_TOTAL_MAX:
+            raise SpecError(f"ModelSpec has {self.layers} layers of {self.q_heads} heads; expected {HEADS_TOTAL_MAX} in all")
         if self.q_heads % self.kv_heads:
-            raise SpecError(
-                f"ModelSpec has q_heads={self.q_heads} and kv_heads={self.kv_heads}; q_heads must be a multiple of kv_heads"
-            )
-        if self.head_dim % 8 or self.head_dim > HEAD_DIM_MAX:
+            raise SpecError(f"ModelSpec has q_heads={self.q_heads} and kv_heads={self.kv_heads}; expected a multiple of kv_heads")
+        if self.head_dim % 8:
             raise SpecError(f"ModelSpec.head_dim is {self.head_dim}; expected a multiple of 8 from 8 to {HEAD_DIM_MAX}")
-        if self.dtype not in DTYPES:
-            raise SpecError(f"ModelSpec.dtype is {self.dtype!r}; expected one of {', '.join(DTYPES)}")
+        if str(self.dtype) not in DTYPES:
+            raise SpecError(f"ModelSpec.dtype is {self.dtype!r:.100}; expected one of {', '.join(DTYPES)}")
+        rope: object = self.rope
+        if not isinstance(rope, Rope | None):
+            raise SpecError(f"ModelSpec.rope is {rope!r:.100}; expected a kvdb.Rope, or None")
         if self.rope and (self.rope.rotary_dims or 0) > self.head_dim:
             raise SpecError(f"Rope.rotary_dims is {self.rope.rotary_dims}; expected at most head_dim, which is {self.head_dim}")
-        if self.scale is not None and not 0 < self.scale < float("inf"):
-            raise SpecError(f"ModelSpec.scale is {self.scale}; expected a positive number, or None for 1/sqrt(head_dim)")
+        if self.scale is not None and (not _is_number(self.scale) or not 0 < self.scale < inf):
+            raise SpecError(f"ModelSpec.scale is {self.scale!r}; expected a positive number, or None for 1/sqrt(head_dim)")
 
     @cached_property
     def softmax_scale(self) -> float:
@@ -121,12 +134,12 @@ class ModelSpec:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ModelSpec":
         """The spec that `to_dict` wrote. Raises SpecError for unknown or missing fields."""
-        given = dict(values)
         try:
-            rope = Rope(**given.pop("rope")) if given.get("rope") is not None else given.pop("rope", None)
-            return cls(rope=rope, **given)
+            given = {**values}
+            rope = given.pop("rope", None)
+            return cls(rope=None if rope is None else Rope(**rope), **given)
         except TypeError as error:
-            raise SpecError(f"these are not a ModelSpec's fields: {sorted(values)} ({error})") from None
+            raise SpecError(f"{values!r:.200} are not a ModelSpec's fields ({error})") from None
 
     def __str__(self) -> str:
         heads = f"{self.q_heads} query heads on {self.kv_heads} KV heads"
@@ -137,9 +150,8 @@ class ModelSpec:
 class ContextInfo:
     """What is known of a stored context. nbytes: of the blocks it names, shared ones counted in full.
 
-    chunk: whether it was computed alone, so that a session may lay it out anywhere. blended: whether it was laid out of chunks,
-    so that it is reused as a part of a session (`create_session(parts=)`), never found by its tokens.
-    """
+    chunk: whether it was computed alone, so that a session may lay it out anywhere. blended: whether it was laid out of chunks;
+    then it is reused as a part of a session (`create_session(parts=)`), never found by its tokens."""
 
     name: str
     spec: ModelSpec
@@ -151,25 +163,20 @@ class ContextInfo:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class PromptPart:
     """One part of a session that is laid out of several, in their order.
 
-    source: a `Context`, its name, or token ids. visible: only its first so many tokens, None for all. at: the position at which
-    the caller believes that it begins, to be checked.
-    """
+    source: a `Context`, its name, or token ids. visible: how many of its first tokens count, None for all. at: the position at
+    which the caller believes that it begins, to be checked."""
 
     source: Any
     visible: int | None = None
     at: int | None = None
 
 
-PLACED = ("prefix", "chunk", "tokens")
-
-
 @dataclass(frozen=True)
 class Placed:
-    """What stands at positions [begin, end) of a session: a "prefix", exact where it is, a "chunk" that was computed alone, or
-    "tokens" of which nothing was stored."""
+    """What stands at positions [begin, end) of a session. kind: "prefix", "chunk", or "tokens" of which nothing was stored."""
 
     begin: int
     end: int
@@ -182,11 +189,9 @@ class Placed:
 
 @dataclass(frozen=True)
 class IndexInfo:
-    """One kind of index over one segment of a context. layers: of how many it stands, of layers_total. nbytes: kept for it.
-
+    """One kind of index over one segment of a context. layers: how many have it, of layers_total. nbytes: its size in memory.
     state: "ready", "building", "waiting" to be built, or "failed". progress: the share of all layers that is done, 0 to 1.
-    seconds: spent on it so far, of seconds_expected in all. error: why it failed, "" otherwise.
-    """
+    seconds: spent on it so far, of seconds_expected in all. error: why it failed, "" otherwise."""
 
     segment: int
     tokens: int
@@ -203,12 +208,11 @@ class IndexInfo:
 
 @dataclass(frozen=True)
 class SessionStats:
-    """What a session holds and has done. Tokens count once a call and query head group that read them.
+    """What a session holds and has done. A token counts once for each call and each group of query heads that read it.
 
     tokens_scanned: looked at in whatever form; tokens_retrieved: attended. missed_mass: the share of the softmax mass that a call
-    left out, an estimate; missed_mass_bound: what that cannot exceed; both means over the calls. missed_mass_bound_max: the
-    largest bound of any query.
-    """
+    left out, an estimate; missed_mass_bound: what that cannot exceed; both are means over the calls. missed_mass_bound_max: the
+    largest bound of any query."""
 
     tokens: int
     reused: int
@@ -225,34 +229,17 @@ class SessionStats:
     rules: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Observation:
-    """What one query of one layer showed of a segment that was searched for it.
-
-    values: float32 `[4, q_heads]`, one row for each of MEASURES. seen: bool `[4, q_heads]`, which of them count; None for all.
-    kind: of the index that was searched; seconds: what that took; tokens: how many it looked at, for each KV head.
-    """
-
-    values: Float32
-    seen: npt.NDArray[np.bool_] | None
-    kind: str
-    seconds: float
-    tokens: float
-
-
-MEASURES = ("retrieved", "dense", "sharpness", "window_hits")
+MEASURES = ("retrieved", "dense", "sharpness", "window_hits")  # of a query, by the names in SegmentStatistics
 
 
 @dataclass(frozen=True, eq=False)
 class SegmentStatistics:
-    """What queries were like that searched one segment of a context. Arrays are `[layers, q_heads]` and read-only.
+    """What the queries were like that searched one segment of a context. Arrays are `[layers, q_heads]` and read-only.
 
-    tokens: of the segment. queries: int64, how many were observed, a sample of those that were asked. The others are float32,
-    averages in which the latest queries count most, 0 where none was observed. retrieved: the share of the searched tokens that a
-    query needed; 1 for those that needed so many that the search left them. dense: the share of such queries. sharpness: the
-    softmax weight of the largest token. window_hits: the share of queries whose largest token lies in the window, outside of
-    everything that was searched.
-    """
+    tokens: how many the segment has. queries: int64, how many were observed, a sample of all. The others are float32 averages in
+    which the latest queries count most, 0 where none was observed. retrieved: the share of the searched tokens that a query
+    needed, 1 where it needed so many that the search gave up. dense: the share of such queries. sharpness: the softmax weight of
+    the largest token. window_hits: the share of queries whose largest token lies in the window, outside of what was searched."""
 
     segment: int
     tokens: int
@@ -273,10 +260,8 @@ class ContextStatistics:
 
 @dataclass(frozen=True)
 class TierStats:
-    """blocks_used of blocks_total slots hold data; nbytes is the memory taken of the tier's kind; huge: in huge pages.
-
-    pinned_nbytes: main memory that a GPU tier takes beside it, to copy from and to.
-    """
+    """What one tier holds in blocks of one size. nbytes: the memory it takes of its own kind; huge: whether in huge pages.
+    pinned_nbytes: main memory that a GPU tier takes beside that, to copy from and to."""
 
     name: str
     blocks_used: int
@@ -287,5 +272,28 @@ class TierStats:
     pinned_nbytes: int = 0
 
 
+def _scaling(given: Any) -> tuple[tuple[str, Any], ...]:
+    """The parameters as sorted pairs. Raises SpecError for what is no JSON object of numbers, texts and lists of these."""
+    try:
+        values = dict(given)
+        length = len(json.dumps(values))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SpecError(f"Rope.scaling is {given!r:.100}; expected the model's parameters by name ({error!s:.100})") from None
+    if length > SCALING_LENGTH_MAX:
+        raise SpecError(f"Rope.scaling has {length} characters as JSON; expected at most {SCALING_LENGTH_MAX}")
+    return tuple(sorted((str(name), _frozen(value)) for name, value in values.items()))
+
+
 def _frozen(value: Any) -> Any:
-    return tuple(_frozen(v) for v in value) if isinstance(value, list | tuple) else value
+    """A parameter that can be hashed. Raises SpecError for an object inside."""
+    if isinstance(value, dict):
+        raise SpecError(f"Rope.scaling has the object {value!r:.100}; expected numbers, texts and lists of these")
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def _is_whole(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool)

@@ -1,8 +1,10 @@
-// What fixes the bytes of a block: element type, KV heads, head dimension, tokens per block.
+// The shape of a block: element type, KV heads, head dimension, tokens per block.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#include "export.h"
 
 namespace kvdb {
 
@@ -34,5 +36,8 @@ struct Geometry {
     std::size_t plane_bytes() const { return head_bytes() * kv_heads; }
     std::size_t block_bytes() const { return 2 * plane_bytes(); }
 };
+
+// Throws std::invalid_argument, which says what was given and what was expected.
+KVDB_BASE Geometry checked_geometry(Dtype dtype, int kv_heads, int head_dim, int block_size);
 
 }  // namespace kvdb

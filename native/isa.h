@@ -1,25 +1,28 @@
-// Which instruction set the kernels use: chosen when a module is loaded, forced by KVDB_ISA.
+// Which instruction set the kernels use: chosen when the first module is loaded, for the whole
+// process; forced by KVDB_ISA.
 #pragma once
 
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "export.h"
+
 namespace kvdb {
 
 enum class Isa : int { avx512_bf16, avx512, avx2, neon, portable };
 inline constexpr int kIsas = 5;
 
-// What this machine can run, best first. The last is always "portable".
-std::vector<std::string> isas();
+// The instruction sets this machine can run, best first. The last is always "portable".
+KVDB_BASE std::vector<std::string> isas();
 
 // The one in use.
-Isa current_isa();
-std::string isa();
+KVDB_BASE Isa current_isa();
+KVDB_BASE std::string isa();
 
 // Throws std::invalid_argument if `name` is unknown or this machine cannot run it. Calls that are
 // already running finish with what they started with.
-void set_isa(std::string_view name);
+KVDB_BASE void set_isa(std::string_view name);
 
 // One set of kernels for each instruction set; null where it is not compiled in.
 template <class Kernels>
@@ -28,7 +31,8 @@ struct PerIsa {
     const Kernels& current() const { return *of[static_cast<int>(current_isa())]; }
 };
 
-// Of `name`_avx2, `name`_portable and so on, one for each simd/<isa>.cpp that is compiled in.
+// Declares and lists `name`_avx2, `name`_portable and so on, one for each simd/<isa>.cpp that is
+// compiled in.
 #if defined(__x86_64__)
 #define KVDB_DECLARE_PER_ISA(Kernels, name) \
     extern const Kernels name##_avx512_bf16, name##_avx512, name##_avx2, name##_portable

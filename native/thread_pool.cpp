@@ -4,19 +4,17 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 #include <thread>
 
-#include "background.h"
-
 namespace kvdb {
 namespace {
 
-// About 20 us: the pause between the layers of a model, and much less than a scheduler's tick.
-constexpr int kSpins = 500;
+constexpr int kSpinDefault = 50;  // microseconds; benchmarks/wake.py shows that less does not pay
 
 void pause() {
 #if defined(__x86_64__)
@@ -27,17 +25,20 @@ void pause() {
 }
 
 int available_cpus() {
+#if defined(__linux__)
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-    return std::max(1u, std::thread::hardware_concurrency());
+#endif
+    return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
-int checked(long threads, const char* where) {
-    if (threads < 1 || threads > ThreadPool::kThreadsMax) {
-        throw std::invalid_argument(std::string(where) + " is " + std::to_string(threads) +
-                                    "; expected 1 to " + std::to_string(ThreadPool::kThreadsMax));
+int checked(long value, int least, int most, const char* name) {
+    if (value < least || value > most) {
+        throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) +
+                                    "; expected " + std::to_string(least) + " to " +
+                                    std::to_string(most));
     }
-    return static_cast<int>(threads);
+    return static_cast<int>(value);
 }
 
 int default_threads() {
@@ -49,15 +50,32 @@ int default_threads() {
         throw std::invalid_argument(std::string("KVDB_THREADS is '") + text +
                                     "'; expected a number of threads");
     }
-    return checked(threads, "KVDB_THREADS");
+    return checked(threads, 1, ThreadPool::kThreadsMax, "KVDB_THREADS");
 }
 
-// Never destroyed: workers outlive static destructors, and after a fork the parent's mutexes may be
-// locked for ever, so that the child abandons the whole object.
+std::atomic<int>& thread_count() {
+    static std::atomic<int> threads{default_threads()};
+    return threads;
+}
+
+// Pools are never destroyed: workers outlive static destructors, and after a fork the parent's
+// mutexes may be locked for ever, so that the child abandons the whole object.
 std::atomic<ThreadPool*> foreground{nullptr};
 std::atomic<ThreadPool*> background{nullptr};
-std::atomic<int> wanted{0};
+std::atomic<int> spin{kSpinDefault};
 thread_local bool in_background = false;
+
+// Whether `done` came true within the time of spinning.
+template <class Done>
+bool spin_until(Done&& done) {
+    using Clock = std::chrono::steady_clock;
+    const int spin_us = spin.load(std::memory_order_relaxed);
+    if (spin_us == 0) return done();
+    for (const auto end = Clock::now() + std::chrono::microseconds(spin_us); !done(); pause()) {
+        if (Clock::now() >= end) return false;
+    }
+    return true;
+}
 
 }  // namespace
 
@@ -65,30 +83,37 @@ void work_in_background() {
     in_background = true;
 }
 
+int ThreadPool::threads() {
+    return thread_count().load(std::memory_order_relaxed);
+}
+
+void ThreadPool::set_threads(int threads) {
+    thread_count() = checked(threads, 1, kThreadsMax, "threads");
+}
+
+int ThreadPool::spin_us() {
+    return spin.load(std::memory_order_relaxed);
+}
+
+void ThreadPool::set_spin_us(int microseconds) {
+    spin = checked(microseconds, 0, kSpinMax, "spin");
+}
+
 ThreadPool& ThreadPool::instance() {
     std::atomic<ThreadPool*>& current = in_background ? background : foreground;
     ThreadPool* pool = current.load(std::memory_order_acquire);
     if (pool) return *pool;
-    static const int initial = [] {
-        pthread_atfork(nullptr, nullptr, [] {
-            foreground.store(nullptr);
-            background.store(nullptr);
-        });
-        return default_threads();
-    }();
-    int threads = wanted.load();
-    if (threads == 0) threads = initial;
-    auto* fresh = new ThreadPool(threads);
+    static const int registered = pthread_atfork(nullptr, nullptr, [] {
+        foreground.store(nullptr);
+        background.store(nullptr);
+    });
+    static_cast<void>(registered);
+    auto* fresh = new ThreadPool;
     if (!current.compare_exchange_strong(pool, fresh)) {
         delete fresh;  // another thread was first; this one has no workers yet
         return *pool;
     }
     return *fresh;
-}
-
-void ThreadPool::set_threads(int threads) {
-    threads_ = checked(threads, "threads");
-    wanted = threads;
 }
 
 void ThreadPool::run_job(Job& job) {
@@ -104,20 +129,20 @@ void ThreadPool::run_job(Job& job) {
         posted_.fetch_add(1, std::memory_order_release);
     }
     wake_.notify_all();
-    work(job, 0);
+    run_items(job, 0);
 
     std::unique_lock lock(mutex_);
     std::erase(jobs_, &job);
     if (job.helpers > 0) {  // most often for less than it takes to sleep and wake
         lock.unlock();
-        for (int i = 0; i < kSpins && job.helpers > 0; ++i) pause();
+        spin_until([&] { return job.helpers == 0; });
         lock.lock();
     }
     left_.wait(lock, [&] { return job.helpers == 0; });
     if (job.error) std::rethrow_exception(job.error);
 }
 
-void ThreadPool::work(Job& job, int slot) {
+void ThreadPool::run_items(Job& job, int slot) {
     try {
         for (std::int64_t i; (i = job.next.fetch_add(1, std::memory_order_relaxed)) < job.items;) {
             job.call(job.context, i, slot);
@@ -153,18 +178,17 @@ void ThreadPool::worker(int slot) {
         if (Job* job = joinable(slot)) {
             ++job->helpers;
             lock.unlock();
-            work(*job, slot);
+            run_items(*job, slot);
             lock.lock();
             if (--job->helpers == 0) left_.notify_all();
             continue;
         }
         const std::uint32_t seen = posted_.load(std::memory_order_acquire);
+        const auto posted = [&] { return posted_.load(std::memory_order_acquire) != seen; };
         lock.unlock();
-        for (int i = 0; i < kSpins && posted_.load(std::memory_order_acquire) == seen; ++i) pause();
+        spin_until(posted);
         lock.lock();
-        if (posted_.load(std::memory_order_acquire) == seen) {
-            wake_.wait(lock, [&] { return posted_.load(std::memory_order_acquire) != seen; });
-        }
+        wake_.wait(lock, posted);
     }
 }
 

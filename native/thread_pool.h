@@ -1,4 +1,5 @@
-// A few persistent threads that help whoever calls.
+// A few persistent threads that help whoever calls: one pool for the whole process, and a second
+// one for background work.
 #pragma once
 
 #include <atomic>
@@ -9,18 +10,30 @@
 #include <type_traits>
 #include <vector>
 
+#include "export.h"
+
 namespace kvdb {
+
+// From now on, calls from this thread run on the background pool. Its workers are started by such
+// threads alone and so, on Linux, have their priority, as the other pool's have that of its
+// callers.
+KVDB_BASE void work_in_background();
 
 // Calls may come from any number of threads at once: each caller works on its own items, idle
 // workers join whichever call still has items. So no call ever waits for another one. After a fork
-// the child starts with a fresh pool.
-class ThreadPool {
+// the child starts with fresh pools.
+class KVDB_BASE ThreadPool {
   public:
+    // The pool of the calling thread: the foreground one, or the background one.
     static ThreadPool& instance();
 
-    // Threads that one call may use, the caller included.
-    int threads() const { return threads_.load(std::memory_order_relaxed); }
-    void set_threads(int threads);  // [1, kThreadsMax], else std::invalid_argument
+    // Threads that one call may use, the caller included. The same number for both pools.
+    static int threads();
+    static void set_threads(int threads);  // [1, kThreadsMax], else std::invalid_argument
+
+    // Microseconds that a thread without work spins before it sleeps. The same for both pools.
+    static int spin_us();
+    static void set_spin_us(int microseconds);  // [0, kSpinMax], else std::invalid_argument
 
     // body(item, slot) for every item in [0, items). Calls that run at the same time have different
     // slots in [0, threads). The first exception is rethrown when all items are done or dropped.
@@ -37,6 +50,7 @@ class ThreadPool {
     }
 
     static constexpr int kThreadsMax = 1024;
+    static constexpr int kSpinMax = 1'000'000;
 
   private:
     struct Job {
@@ -49,14 +63,13 @@ class ThreadPool {
         std::exception_ptr error;     // guarded by it
     };
 
-    explicit ThreadPool(int threads) : threads_(threads) {}
+    ThreadPool() = default;
     void run_job(Job& job);
-    void work(Job& job, int slot);
+    void run_items(Job& job, int slot);
     void start_workers(int threads);
     void worker(int slot);
     Job* joinable(int slot);
 
-    std::atomic<int> threads_;
     std::mutex mutex_;
     std::condition_variable wake_;
     std::condition_variable left_;

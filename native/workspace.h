@@ -5,24 +5,16 @@
 #include <cstddef>
 #include <new>
 
+#include "export.h"
+
 namespace kvdb {
 
-class Workspace {
+class KVDB_BASE Workspace {
   public:
-    static Workspace& of_this_thread() {
-        thread_local Workspace workspace;
-        return workspace;
-    }
+    static Workspace& of_this_thread();
 
     // At least `bytes`, aligned to a cache line, with arbitrary content; valid until the next call.
-    std::byte* reserve(std::size_t bytes) {
-        if (bytes > capacity_) {
-            release();
-            data_ = static_cast<std::byte*>(::operator new(bytes, kAlignment));
-            capacity_ = bytes;
-        }
-        return data_;
-    }
+    std::byte* reserve(std::size_t bytes);
 
     Workspace() = default;
     Workspace(const Workspace&) = delete;
@@ -32,11 +24,7 @@ class Workspace {
   private:
     static constexpr std::align_val_t kAlignment{64};
 
-    void release() {
-        ::operator delete(data_, kAlignment);
-        data_ = nullptr;
-        capacity_ = 0;
-    }
+    void release();
 
     std::byte* data_ = nullptr;
     std::size_t capacity_ = 0;

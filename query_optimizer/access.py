@@ -1,4 +1,4 @@
-"""How one part is read: a leaf of a plan."""
+"""The leaves of a plan: how the tokens of one part are read."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -7,12 +7,12 @@ from typing import Any
 from indexes.retrieval import Retrieval, retrieval_from_dict, retrieval_to_dict
 
 WINDOW = "window"
-"""Stands in for a rule where tokens are read whole because they are the window."""
+"""The rule of accesses that are read whole because they are the window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a node is expected to take. tokens: that are looked at; nbytes: that are read."""
+    """What a node is expected to take. tokens: how many are looked at. nbytes: how many bytes are read."""
 
     tokens: int
     nbytes: int
@@ -21,9 +21,10 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Actual:
-    """What a node took. tokens: that were attended, the mean over the queries; scanned: that were looked at in whatever form.
+    """What a node took.
 
-    left_heads: KV heads of which a search gave up on some query, and which were read whole for it.
+    tokens: how many were attended, the mean over the queries. scanned: how many were looked at in any form. left_heads: how many
+    KV heads were read whole because the search gave up on one of their queries.
     """
 
     tokens: float
@@ -35,7 +36,7 @@ class Actual:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A rule that was asked before the one that fired, and why it did not fire."""
+    """A rule that was tried before the one that fired, and why it did not fire."""
 
     rule: str
     reason: str
@@ -46,10 +47,10 @@ class Access:
     """How tokens [begin, end) of one part are read, and by which rule.
 
     index: the kind that is searched for what `retrieval` needs, None where all is read. stored: tokens of the part, of which
-    `visible` count. heads: the KV heads that go this way, of kv_heads. estimate_tail: whether what is not retrieved is estimated.
-    shift: by how many positions the part was moved. overlaid: tokens of it that were recomputed, and are masked here.
-    tier: where the tokens lie; kept_in: the tier that a copy is kept in. reason: why the rule fired. refusals: rules that were
-    asked before.
+    `visible` count. heads: the KV heads that are read this way, of kv_heads. estimate_tail: whether what is not retrieved is
+    estimated. shift: by how many positions the part was moved. overlaid: how many of its tokens were recomputed and are masked
+    here. tier: where the tokens lie. kept_in: the tier that holds a copy. reason: why the rule fired. refusals: the rules that
+    were tried before it.
     """
 
     part: str

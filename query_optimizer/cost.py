@@ -1,22 +1,22 @@
-"""From what a search takes to seconds, by what a machine does in a second."""
+"""Turns what a search takes (bytes, operations, jumps) into seconds on a given machine."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from indexes.base import Cost
 
 WARM = 0.5
-"""What a step and its jumps take where caches hold all, of what they take where caches hold nothing. Fitted as the defaults."""
+"""Time of a step and its jumps where caches hold everything, relative to where they hold nothing. Fitted with the defaults."""
 
 
 class WrongMachine(ValueError):
-    """No description of a machine: a value is missing, of another type, or no positive number."""
+    """These values describe no machine: one is missing, has another type, or is not a positive number."""
 
 
 class _Numbers:
-    """Of a frozen dataclass whose fields are all positive numbers."""
+    """Checks and converts a frozen dataclass whose fields are all positive numbers."""
 
     def __post_init__(self) -> None:
         values: dict[str, Any] = vars(self)
@@ -25,12 +25,12 @@ class _Numbers:
                 raise WrongMachine(f"{name} is {value!r}; expected a positive number")
 
     def to_dict(self) -> dict[str, float]:
-        """Plain values, as `from_dict` takes them."""
+        """The fields as plain values, which `from_dict` takes."""
         return dict(vars(self))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Raises WrongMachine for other names than those of the fields, or values that are no positive numbers."""
+        """What `to_dict` gave. Raises WrongMachine for other names than those of the fields, or values that are not positive."""
         names = list(cls().to_dict())
         if sorted(map(str, values)) != sorted(names):
             raise WrongMachine(
@@ -44,11 +44,12 @@ class Machine(_Numbers):
     """What one machine does in a second, and how long some calls take however little they do.
 
     The defaults are those of the machine that the formulas of `indexes` were fitted on: two cores of an AMD EPYC with AVX-512
-    BF16. stream_bytes_s: exact attention reads of main memory, with all threads. cached_bytes_s: the same, of caches.
-    cache_bytes: how much they hold of a context that is read again and again. operations_s: multiplications of the attention
-    kernel, with all threads. jump_s: a read of a key that is in no cache, on one core. gather_bytes_s: reads of values here and
-    there, with all threads. exact_call_s: of a call that reads next to nothing. step_s: what a step by an index takes beside its
-    searches and what it reads. search_s: the same of one search. Raises WrongMachine for what is no positive number.
+    BF16. stream_bytes_s: how fast exact attention reads main memory, with all threads. cached_bytes_s: how fast it reads caches.
+    cache_bytes: how much caches hold of a context that is read again and again. operations_s: multiplications of the attention
+    kernel, with all threads. jump_s: the read of a key that is in no cache, on one core. gather_bytes_s: reads of values at
+    scattered places, with all threads. exact_call_s: a call that reads next to nothing. step_s: a step by an index without its
+    searches and what it reads. search_s: a search that reads next to nothing. Raises WrongMachine for a value that is not a
+    positive number.
     """
 
     stream_bytes_s: float = 3.0e10
@@ -61,56 +62,47 @@ class Machine(_Numbers):
     step_s: float = 2.8e-4
     search_s: float = 2.0e-4
 
-    def seconds(self, cost: Cost, among_nbytes: float = math.inf) -> float:
-        """Of the search alone; what is given up is not counted. among_nbytes: see `search_seconds`."""
-        jumping = cost.jumps * self.jump_s * self._slowness(among_nbytes)
+    def seconds(self, cost: Cost, working_set_nbytes: float = math.inf) -> float:
+        """Seconds of a search alone, without what follows where it gives up. working_set_nbytes: see `search_seconds`."""
+        jumping = cost.jumps * self.jump_s * self._slowness(working_set_nbytes)
         return cost.nbytes / self.stream_bytes_s + cost.operations / self.operations_s + jumping
 
-    def exact_seconds(self, nbytes: float, operations: float = 0.0, among_nbytes: float | None = None) -> float:
-        """Of a call that reads keys and values whole.
+    def exact_seconds(self, nbytes: float, operations: float = 0.0, working_set_nbytes: float | None = None) -> float:
+        """Seconds of a call that reads all keys and values.
 
-        operations: two for each row, token and dimension; they matter where many rows share the reads. among_nbytes: of all keys
-        and values that are read in turn, as those of a model's layers are; None where there are no others.
+        operations: two for each row, token and dimension; they matter where many rows share the reads. working_set_nbytes: the
+        bytes of all keys and values that are read in turn, for example those of all layers of a model; None where there are no
+        others.
         """
-        among = nbytes if among_nbytes is None else max(among_nbytes, nbytes)
+        among = nbytes if working_set_nbytes is None else max(working_set_nbytes, nbytes)
         cached = nbytes * self._cached(among)
         reading = cached / self.cached_bytes_s + (nbytes - cached) / self.stream_bytes_s
         return self.exact_call_s + max(reading, operations / self.operations_s)
 
-    def search_seconds(
-        self,
-        window_nbytes: float,
-        costs: Iterable[Cost],
-        values_nbytes: float = 0.0,
-        whole_seconds: float = 0.0,
-        among_nbytes: float = math.inf,
-    ) -> float:
-        """Of a step: the window, each search, and the values of what they find.
+    def search_seconds(self, cost: Cost, values_nbytes: float = 0.0, working_set_nbytes: float = math.inf) -> float:
+        """Seconds of one search and of reading the values of what it finds, without what follows where it gives up.
 
-        values_nbytes: counted for each query head, as heads do not share them. whole_seconds: of reading everything, for the KV
-        heads that are given up. among_nbytes: of all keys and values that are read in turn; where caches hold most of them, what
-        a step looks up here and there is in one.
+        values_nbytes: counted for each query head, because heads do not share them. working_set_nbytes: the bytes of all keys and
+        values that are read in turn; where caches hold most of them, scattered reads are fast.
         """
-        costs = tuple(costs)
-        searches = sum(self.search_s + self.seconds(cost, among_nbytes) for cost in costs)
-        given_up = max((cost.given_up for cost in costs), default=0.0)
-        reading = window_nbytes / self.stream_bytes_s + self.values_seconds((1 - given_up) * values_nbytes, among_nbytes)
-        return self.step_seconds(among_nbytes) + searches + reading + given_up * whole_seconds
+        values = (1 - cost.given_up) * values_nbytes
+        return self.search_s + self.seconds(cost, working_set_nbytes) + self.values_seconds(values, working_set_nbytes)
 
-    def step_seconds(self, among_nbytes: float = math.inf) -> float:
-        """Of a step beside its searches and what it reads. among_nbytes: as `search_seconds` takes it."""
-        return self.step_s * self._slowness(among_nbytes)
+    def step_seconds(self, working_set_nbytes: float = math.inf) -> float:
+        """Seconds of a step without its searches and what it reads. working_set_nbytes: see `search_seconds`."""
+        return self.step_s * self._slowness(working_set_nbytes)
 
-    def values_seconds(self, nbytes: float, among_nbytes: float = math.inf) -> float:
-        """Of reading values here and there. among_nbytes: as `search_seconds` takes it."""
-        return nbytes / self.gather_bytes_s * self._slowness(among_nbytes)
+    def values_seconds(self, nbytes: float, working_set_nbytes: float = math.inf) -> float:
+        """Seconds of reading values at scattered places. working_set_nbytes: see `search_seconds`."""
+        return nbytes / self.gather_bytes_s * self._slowness(working_set_nbytes)
 
     def _cached(self, nbytes: float) -> float:
-        """The share that caches hold of so many bytes."""
+        """The share of `nbytes` that caches hold."""
         return min(1.0, self.cache_bytes / nbytes) if nbytes > 0 else 1.0
 
-    def _slowness(self, among_nbytes: float) -> float:
-        return 1 - (1 - WARM) * self._cached(among_nbytes)
+    def _slowness(self, working_set_nbytes: float) -> float:
+        """How long scattered reads take, relative to where caches hold nothing: 1 to WARM."""
+        return 1 - (1 - WARM) * self._cached(working_set_nbytes)
 
 
 @dataclass(frozen=True)
@@ -119,10 +111,10 @@ class GpuMachine(_Numbers):
 
     The defaults are assumed, not measured: the rates are those of NVIDIA's data sheet of the H200 (SXM), with half the memory's
     for reads here and there, and the times, of which it says nothing, are guesses; `kvdb calibrate` measures all of them.
-    stream_bytes_s: reads of the card's memory. gather_bytes_s: the same, of tokens here and there. operations_s: multiplications
-    of 16-bit floats, each with its addition, where a data sheet counts two. host_bytes_s: copies from main memory that is pinned.
-    call_s: of a call of one launch. step_s: of one of several launches, as a search makes. Raises WrongMachine for what is no
-    positive number.
+    stream_bytes_s: reads of the card's memory in order. gather_bytes_s: reads of tokens at scattered places. operations_s:
+    multiplications of 16-bit floats, each with its addition, where a data sheet counts two. host_bytes_s: copies from pinned main
+    memory. call_s: a call of one launch. step_s: a call of several launches, as a search makes. Raises WrongMachine for a value
+    that is not a positive number.
     """
 
     stream_bytes_s: float = 4.8e12
@@ -133,13 +125,9 @@ class GpuMachine(_Numbers):
     step_s: float = 5e-5
 
     def exact_seconds(self, nbytes: float, operations: float = 0.0) -> float:
-        """Of a call that reads keys and values on the card whole. operations: two for each row, token and dimension."""
+        """Seconds of a call that reads all keys and values on the card. operations: two for each row, token and dimension."""
         return self.call_s + max(nbytes / self.stream_bytes_s, operations / self.operations_s)
 
     def search_seconds(self, scanned_nbytes: float, selected_nbytes: float) -> float:
-        """Of a step on the card. scanned_nbytes: of index pages, read in order. selected_nbytes: of the keys and values found."""
+        """Seconds of a step on the card that reads `scanned_nbytes` of index pages and `selected_nbytes` of keys and values."""
         return self.step_s + scanned_nbytes / self.stream_bytes_s + selected_nbytes / self.gather_bytes_s
-
-    def transfer_seconds(self, nbytes: float) -> float:
-        """Of copies of blocks to the card."""
-        return nbytes / self.host_bytes_s

@@ -1,24 +1,26 @@
-"""Heads that look at everything: the rule for them, and what the ways of answering them take."""
+"""The rule for diffuse heads, which want a large share of all tokens, and the costs of the ways to answer them."""
 
 import math
 from dataclasses import dataclass
 
 from indexes.retrieval import TopK
 from query_optimizer.facts import Facts, IndexFacts, PartFacts
-from query_optimizer.rule import Fired, Heads, Wish, cheapest, strided
+from query_optimizer.rule import Fired, Heads, Wish, cheapest, piecewise_cost
 
 ESTIMATED = TopK(64)
-"""What is retrieved of heads that are estimated: their error hardly falls with more (benchmarks/README.md)."""
+"""What is retrieved exactly for heads that are estimated; retrieving more hardly lowers their error (benchmarks/README.md)."""
 
 
 @dataclass(frozen=True)
 class DiffuseHead:
-    """Heads that want a large share of all tokens are not searched for them; which do is known from earlier queries.
+    """Does not search for heads that want a large share of all tokens, as earlier queries showed.
 
-    What takes least decides. Where the caller left the retrieval open and an index estimates what it does not retrieve, the few
-    largest weights are read and the rest is estimated from pages (RetroInfer, arXiv 2505.02922: tripartite attention). Otherwise
-    these heads are read whole, or all are, for a page holds the tokens of all heads. share_max: of the tokens, which a head that
-    is searched wants at most; free_share_max, free_tokens_max: where the retrieval is open.
+    These heads are read whole, or all heads are where that costs less, because a page holds the tokens of all. Only where the
+    caller asks for an estimate of the tail, and names no retrieval, may an index read the few largest weights and estimate the
+    rest from pages (RetroInfer, arXiv 2505.02922: tripartite attention); then what costs least decides.
+
+    share_max: the largest share of the tokens that a head may want and still be searched. free_share_max, free_tokens_max: the
+    same where an estimate is possible.
     """
 
     share_max: float = 0.04
@@ -33,43 +35,44 @@ class DiffuseHead:
             return "nothing is known of its heads yet"
         if facts.hints.index is not None or not part.searchable:
             return "an index was asked for" if part.searchable else "nothing of it is searched"
-        free = facts.retrieval is None and not facts.bounded
-        tail = min(filter(_estimates, facts.usable(part)), key=_tail_seconds, default=None) if free else None
-        read = self._wanting(part, heads, self.share_max * part.searchable)
+        may_estimate = facts.estimate_tail and facts.retrieval is None and not facts.bounded
+        tail = min(filter(_estimates, facts.usable(part)), key=_tail_seconds, default=None) if may_estimate else None
+        read = self._diffuse(part, heads, self.share_max * part.searchable)
         most = min(self.free_share_max * part.searchable, self.free_tokens_max)
-        estimated = () if tail is None else self._wanting(part, heads, most)
+        estimated = () if tail is None else self._diffuse(part, heads, most)
         if not read and not estimated:
             return "no head is known to want much"
         in_part, whole = _seconds_in_part(facts, part, heads, read), part.seconds - part.window_seconds
         if tail is not None and _seconds_estimated(facts, part, heads, estimated, tail) < min(in_part, whole):
-            return Fired(tail.kind, estimated, ESTIMATED, estimate_tail=True, reason=_wanted(part, estimated))
+            return Fired(tail.kind, estimated, ESTIMATED, estimate_tail=True, reason=_reason(part, estimated))
         if not read:
             return "no head is known to want so much that another way takes less"
-        wish = self.wish if free and not any(map(_estimates, part.indexes)) else None
-        return Fired(heads=read if in_part < whole else heads, wish=wish, reason=_wanted(part, read))
+        wish = self.wish if may_estimate and not any(map(_estimates, part.indexes)) else None
+        return Fired(heads=read if in_part < whole else heads, wish=wish, reason=_reason(part, read))
 
-    def _wanting(self, part: PartFacts, heads: Heads, most: float) -> Heads:
+    def _diffuse(self, part: PartFacts, heads: Heads, most: float) -> Heads:
+        """Those of the heads whose queries are known to want more than `most` tokens, or to make searches give up."""
         known = (head for head in heads if part.heads[head].queries >= self.queries_min)
-        return tuple(head for head in known if part.heads[head].dense >= 0.5 or part.heads[head].retrieved > most)
+        return tuple(head for head in known if part.heads[head].dense_share >= 0.5 or part.heads[head].retrieved_tokens > most)
 
 
-def _wanted(part: PartFacts, heads: Heads) -> str:
-    most = max(part.heads[head].retrieved for head in heads) / part.searchable
+def _reason(part: PartFacts, heads: Heads) -> str:
+    most = max(part.heads[head].retrieved_tokens for head in heads) / part.searchable
     return f"queries of {len(heads)} KV heads want up to {most:.0%} of the tokens"
 
 
 def _seconds_in_part(facts: Facts, part: PartFacts, heads: Heads, read: Heads) -> float:
-    """Of reading some of the heads whole and searching the others."""
-    return (part.seconds - part.window_seconds) * strided(len(read) / facts.kv_heads) + _others(facts, part, heads, read)
+    """Seconds of reading everything for the heads `read` and searching for the others."""
+    return (part.seconds - part.window_seconds) * piecewise_cost(len(read) / facts.kv_heads) + _others(facts, part, heads, read)
 
 
 def _seconds_estimated(facts: Facts, part: PartFacts, heads: Heads, estimated: Heads, tail: IndexFacts) -> float:
-    """Of estimating some of the heads and searching the others."""
+    """Seconds of estimating the heads `estimated` and searching for the others."""
     return _tail_seconds(tail) * len(estimated) / facts.kv_heads + _others(facts, part, heads, estimated)
 
 
 def _others(facts: Facts, part: PartFacts, heads: Heads, apart: Heads) -> float:
-    """Of a step, as far as this part has a share in it, and of searching all heads but some."""
+    """Seconds of this part's share of a step, and of searching for all heads but those `apart`."""
     step, left = facts.step_seconds * part.visible / facts.tokens, len(heads) - len(apart)
     search = cheapest(facts.usable(part))
     if not left:

@@ -1,4 +1,4 @@
-"""The text of EXPLAIN: one node a way, as PostgreSQL draws them, and what belongs to it below."""
+"""The text of EXPLAIN: one node for each access, as PostgreSQL draws them, with its details below."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -7,42 +7,42 @@ from indexes.retrieval import Retrieval
 from query_optimizer.access import WINDOW, Access, Actual, Estimate
 
 FOLDED = 4
-"""Nodes that are alike in so many parts are one line with a count; the two ends of one part's window always are."""
+"""Nodes that are alike in so many parts become one; those of one part, such as the two ends of its window, always do."""
 RANGES_MAX = 8
 FIGURE = re.compile(r"[\d,.]*\d")
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def nodes(accesses: Sequence[Access], usual: Retrieval, fold: bool) -> Iterator[str]:
-    """The lines of all nodes. usual: the retrieval that needs no line, as the tree's top says it. fold: one node for those
-    that are alike."""
+def nodes(accesses: Sequence[Access], default: Retrieval, fold: bool) -> Iterator[str]:
+    """The lines of all nodes. default: the retrieval that the top of the tree names, so that no node repeats it. fold: whether
+    nodes that are alike become one."""
     one_tier = len(_tiers(accesses)) < 2
     for group in _folded(accesses) if fold else [[access] for access in accesses]:
-        first, *rest = _node(group, usual, one_tier)
+        first, *rest = _node(group, default, one_tier)
         yield f"  ->  {first}"
         yield from (f"        {line}" for line in rest)
 
 
 def tiers(accesses: Sequence[Access]) -> Iterator[str]:
-    """Where everything lies, if it lies in one place."""
-    if len(found := _tiers(accesses)) == 1:
-        yield f"Tier: {found.pop()}"
+    """The line that names the tier, if everything lies in one."""
+    if len(names := _tiers(accesses)) == 1:
+        yield f"Tier: {names.pop()}"
 
 
 def wished(wishes: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """A line for each kind of index that would have been used."""
+    """A line for each kind of index that would be used if it stood."""
     for kind in dict.fromkeys(kind for _, kind in wishes):
         yield f"Would Use: {kind} on {_named([part for part, wish in wishes if wish == kind])}, once it stands"
 
 
 def passed_over(accesses: Sequence[Access]) -> Iterator[str]:
-    """The rules that were asked before those that fired, and why they did not, once for nodes of the same story."""
-    told: dict[object, list[Access]] = {}
+    """The rules that were tried before those that fired, and why they did not; once for nodes with the same reasons."""
+    reasons: dict[object, list[Access]] = {}
     for access in accesses:
         if access.refusals:
             story = tuple((refusal.rule, FIGURE.sub("0", refusal.reason)) for refusal in access.refusals)
-            told.setdefault((access.rule, story), []).append(access)
-    for group in told.values():
+            reasons.setdefault((access.rule, story), []).append(access)
+    for group in reasons.values():
         first = group[0]
         figures = f" (figures of {first.part})" if any(access.refusals != first.refusals for access in group) else ""
         yield f"Rules Before {first.rule} on {_named([access.part for access in group])}{figures}:"
@@ -51,7 +51,7 @@ def passed_over(accesses: Sequence[Access]) -> Iterator[str]:
 
 
 def costs(estimate: Estimate, actual: Actual | None) -> str:
-    """The brackets behind a node: what was expected, and what it took."""
+    """The brackets behind a node: what it was expected to take, and what it took."""
     text = f"(cost={milliseconds(estimate.seconds)} tokens={estimate.tokens:,} bytes={amount(estimate.nbytes)})"
     if actual is None:
         return text
@@ -74,7 +74,7 @@ def amount(nbytes: float) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers, such as 0, 2-5; of many ranges the middle is left out."""
+    """Ascending numbers as text, such as 0, 2-5. The middle of many ranges is left out."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number - 1:
@@ -100,13 +100,13 @@ def _folded(accesses: Sequence[Access]) -> Iterator[list[Access]]:
 
 
 def _likeness(access: Access) -> object:
-    """What nodes have in common that are shown as one."""
+    """A key that is equal for nodes that are shown as one."""
     way = access.index, access.retrieval, access.estimate_tail, access.rule, access.heads
     seen = bool(access.shift), bool(access.overlaid), access.visible < access.stored
     return way, seen, access.tier, access.kept_in, access.actual is None
 
 
-def _node(group: Sequence[Access], usual: Retrieval, one_tier: bool) -> Iterator[str]:
+def _node(group: Sequence[Access], default: Retrieval, one_tier: bool) -> Iterator[str]:
     """The lines of one node, or of several that are alike."""
     first = group[0]
     parts = {access.part for access in group}
@@ -114,7 +114,7 @@ def _node(group: Sequence[Access], usual: Retrieval, one_tier: bool) -> Iterator
     window = ", window" if first.rule == WINDOW else ""
     path = "Exact Scan" if first.index is None else f"Index Search using {first.index}"
     yield f"{path} on {where}{window}  {costs(_estimates(group), _actuals(group))}"
-    if first.index is not None and (first.retrieval != usual or first.estimate_tail):
+    if first.index is not None and (first.retrieval != default or first.estimate_tail):
         yield f"Retrieve: {first.retrieval}" + (", the rest estimated" if first.estimate_tail else "")
     if first.visible < first.stored and first.rule != WINDOW:
         visible, stored = sum(access.visible for access in group), sum(access.stored for access in group)
@@ -138,7 +138,7 @@ def _node(group: Sequence[Access], usual: Retrieval, one_tier: bool) -> Iterator
 
 
 def _named(parts: Sequence[str]) -> str:
-    """Names of parts, in short: segments by the ranges of their numbers."""
+    """The names of parts in short: segments by the ranges of their numbers."""
     names = list(dict.fromkeys(parts))
     numbers = sorted(int(name.split()[1]) for name in names if _is_segment(name))
     others = [name for name in names if not _is_segment(name)]

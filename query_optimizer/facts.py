@@ -1,43 +1,44 @@
-"""What the optimizer sees of a query: numbers and names."""
+"""The facts that the optimizer sees of a query: numbers and names."""
 
 from dataclasses import dataclass
 from math import inf
 
 from indexes.retrieval import Retrieval, TopK
-from query_optimizer.wanted import NO_HINTS, Hints
+from query_optimizer.query_options import NO_HINTS, Hints
 
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """What earlier queries of one KV head showed, exponential averages over `queries` of them.
+    """What earlier queries showed of one KV head: exponential averages over `queries` of them.
 
-    retrieved: tokens that a range retrieved, of the query head that wanted most. dense: the share of queries that wanted so much
-    that they were not answered by an index.
+    retrieved_tokens: how many tokens a range retrieved, for the query head with the most. dense_share: the share of queries on
+    which the search gave up, because reading everything cost less.
     """
 
     queries: float = 0.0
-    retrieved: float = 0.0
-    dense: float = 0.0
+    retrieved_tokens: float = 0.0
+    dense_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class IndexFacts:
-    """An index that stands over a part. seconds, nbytes: what a search by all KV heads is expected to take and to read.
+    """An index that stands over a part.
 
-    sharp_seconds: the same where nothing is known of the queries, and few tokens are wanted. tail_seconds: of a search for few
-    with an estimate of the attention over all others, None where it cannot make one. kept: bytes that it keeps. walks: whether
-    its search wanders from token to token, hidden ones too, so that its cost hardly grows with their number. ranks:
-    whether the k largest are all that it can find.
+    seconds, nbytes: what a search by all KV heads is expected to take and to read. kept_nbytes: the memory of the index.
+    sharp_seconds: the seconds of a search that needs few tokens, as is assumed where nothing is known of the queries.
+    tail_seconds: the seconds of a search for few tokens with an estimate of the attention over all others, None where the index
+    cannot estimate. walks: whether a search goes from token to token, hidden ones too, so that its cost hardly grows with their
+    number. ranks_only: whether it finds the k largest and nothing else.
     """
 
     kind: str
     seconds: float
     nbytes: float
-    kept: int
+    kept_nbytes: int
     sharp_seconds: float
     walks: bool = False
     tail_seconds: float | None = None
-    ranks: bool = False
+    ranks_only: bool = False
 
     @property
     def estimates_tail(self) -> bool:
@@ -49,10 +50,10 @@ class IndexFacts:
 class PartFacts:
     """One place that holds tokens.
 
-    visible: of `stored` tokens these count. seconds: what reading them takes. begin, end: tokens that an index may be asked for;
-    the others belong to the window, or have none yet. heads: what is known of each KV head, () for nothing. building: kinds of
-    index that are under way. shift: how far the part was moved from where it was computed. overlaid:
-    visible tokens that were recomputed and stand in another part. sessions: open over it. fresh: whether these are the session's
+    visible: how many of the `stored` tokens count. seconds: the time to read them. begin, end: the tokens that an index may
+    search; the others belong to the window, or are in no index yet. heads: what is known of each KV head, () for nothing.
+    building: kinds of index that are being built. shift: by how many positions the part was moved. overlaid: how many visible
+    tokens were recomputed and stand in another part. sessions: how many are open over it. is_tail: whether it holds the session's
     own tokens.
     """
 
@@ -69,22 +70,22 @@ class PartFacts:
     shift: int = 0
     overlaid: int = 0
     sessions: int = 1
-    fresh: bool = False
+    is_tail: bool = False
 
     @property
     def searchable(self) -> int:
-        """Tokens that an index may be asked for."""
+        """How many tokens an index may search."""
         return self.end - self.begin
 
     @property
     def window_seconds(self) -> float:
-        """What reading the tokens takes that no index is asked for."""
+        """The time to read the tokens that no index searches."""
         return self.seconds * (self.visible - self.searchable) / max(self.visible, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class FastMemory:
-    """A tier that is faster than the one where tokens usually lie, what is free of it, and how fast pages are brought in."""
+    """A tier that is faster than the one where tokens usually lie, what is free of it, and how fast pages are copied to it."""
 
     tier: str
     free_nbytes: int
@@ -95,11 +96,12 @@ class FastMemory:
 class Facts:
     """One call of one layer, of `layers`.
 
-    new_tokens: how many of the last tokens ask. token_nbytes: K and V of one token, all KV heads. window_tokens: at least so many
-    are always attended. call_seconds: what reading everything takes beside the reading; step_seconds: what a search takes beside
-    the search and the reading. fast: memory that is faster than where the tokens lie, None for none. retrieval: what the caller
-    asked for, None when the optimizer decides. bounded: whether a bound on the missed mass was asked for. estimate_tail: whether
-    an estimate of what is not retrieved was.
+    new_tokens: how many of the last tokens ask. group: query heads for each KV head. token_nbytes: the keys and values of one
+    token, of all KV heads. window_tokens: how many tokens are attended at least. call_seconds: the time of a call that reads
+    everything, without the reading. step_seconds: the time of a call that searches, without the searches and the reading. fast:
+    memory that is faster than where the tokens lie, None for none. retrieval: what the caller named, None to let the optimizer
+    decide. bounded: whether the caller wants a bound on the missed mass. estimate_tail: whether the caller wants an estimate of
+    what is not retrieved.
     """
 
     layer: int
@@ -124,26 +126,26 @@ class Facts:
 
     @property
     def read_seconds(self) -> float:
-        """What reading everything takes."""
+        """The time to read everything."""
         return self.call_seconds + sum(part.seconds for part in self.parts)
 
     def in_fast_memory(self, part: PartFacts) -> bool:
-        """Whether its pages lie in that memory already."""
+        """Whether the part lies in that memory already."""
         return self.fast is not None and part.tier == self.fast.tier
 
     def affordable(self, part: PartFacts) -> tuple[IndexFacts, ...]:
-        """The indexes over a part that keep no more than the budget leaves."""
+        """The indexes over a part that fit in the memory budget beside the window."""
         budget = self.hints.memory_budget
         if budget is None:
             return part.indexes
         left = budget - self.window_tokens * self.token_nbytes
-        return tuple(index for index in part.indexes if index.kept <= left)
+        return tuple(index for index in part.indexes if index.kept_nbytes <= left)
 
     def usable(self, part: PartFacts) -> tuple[IndexFacts, ...]:
-        """Those of them that can find what is asked for, which is a range where nothing is named; and that estimate what they do
-        not retrieve, where that is asked for and one can."""
+        """The affordable indexes that can find what is named, a range where nothing is; where the caller wants an estimate, only
+        those that make one, if there are any."""
         by_rank = isinstance(self.retrieval, TopK)
-        usable = tuple(index for index in self.affordable(part) if by_rank or not index.ranks)
+        usable = tuple(index for index in self.affordable(part) if by_rank or not index.ranks_only)
         if self.estimate_tail:
             return tuple(index for index in usable if index.estimates_tail) or usable
         return usable

@@ -1,4 +1,4 @@
-"""From facts to a plan: every part goes through the rules until one has fired for each of its KV heads."""
+"""The optimizer makes a plan of facts: it takes every part through the rules until one has fired for each of its KV heads."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,36 +7,36 @@ from indexes.retrieval import Exact, Retrieval
 from query_optimizer.access import WINDOW, Access, Estimate, Refusal
 from query_optimizer.facts import Facts, PartFacts
 from query_optimizer.plan import Plan
-from query_optimizer.rule import DEFAULT, Fired, Heads, Rule, Wish, strided
+from query_optimizer.rule import DEFAULT, Fired, Heads, Rule, Wish, piecewise_cost
 
-LENGTHS = 1.25
-"""A plan is made anew when the context has grown, or is shorter, by this factor."""
-ROOM = 64
-"""And not before it has grown by so many tokens."""
+LENGTH_FACTOR = 1.25
+"""A plan is made anew when the context has grown or shrunk by this factor."""
+GROWTH_MIN = 64
+"""A plan is not made anew before the context has grown by so many tokens."""
 
 
 class UnknownRule(ValueError):
     """A rule was named that does not exist, or that cannot be switched off."""
 
 
-_Said = tuple[str, Fired, Heads, tuple[Refusal, ...]]
-"""A rule, what it said, for which KV heads, and the rules before it that did not fire."""
+_Decision = tuple[str, Fired, Heads, tuple[Refusal, ...]]
+"""A rule that fired, its verdict, the KV heads it decided on, and the rules before it that did not fire."""
 
 
 @dataclass
 class _Chosen:
-    """What the rules came to. alike: what they said of parts that cannot be searched, by all that rules go by."""
+    """What the rules decided so far. alike: their decisions on parts that cannot be searched, by all facts that rules look at."""
 
     accesses: list[Access] = field(default_factory=list)
     wishes: list[tuple[str, str]] = field(default_factory=list)
-    alike: dict[PartFacts, list["_Said"]] = field(default_factory=dict)
+    alike: dict[PartFacts, list["_Decision"]] = field(default_factory=dict)
 
 
 class Optimizer:
-    """Applies an ordered list of rules, of which the last always fires. rules_off: names of rules that are passed over.
+    """Applies an ordered list of rules, of which the last always fires.
 
-    by_name: whether a rule may go by what a part is called or how far it was moved, so that each has to be asked of. Raises
-    UnknownRule for a name that no rule has. The last rule, which always finds a way, cannot be switched off.
+    rules_off: names of rules that are switched off; the last cannot be. by_name: whether a rule may look at the name or the shift
+    of a part, so that every part has to be taken through the rules. Raises UnknownRule for a name that no rule has.
     """
 
     def __init__(self, rules: Sequence[Rule], rules_off: Sequence[str] = (), *, by_name: bool = False) -> None:
@@ -45,7 +45,7 @@ class Optimizer:
         self._off = self.check(rules_off)
 
     def check(self, rules_off: Sequence[str]) -> frozenset[str]:
-        """Names of rules that can be switched off. Raises UnknownRule for any other."""
+        """The same names as a set. Raises UnknownRule for one that is no rule's, or that of the last rule."""
         optional = [rule.name for rule in self._rules[:-1]]
         for name in rules_off:
             if name not in optional:
@@ -53,23 +53,23 @@ class Optimizer:
         return frozenset(rules_off)
 
     def plan(self, facts: Facts) -> Plan:
-        """The plan that the rules come to. Raises UnknownRule for a hint that names no rule."""
+        """The plan for these facts. Raises UnknownRule for a hint that names no rule."""
         off = self._off | self.check(facts.hints.rules_off) if facts.hints.rules_off else self._off
         chosen = _Chosen()
         for part in facts.parts:
             self._choose(facts, part, off, chosen)
         accesses = tuple(chosen.accesses)
-        asked = facts.retrieval is not None
-        retrieval = facts.retrieval if facts.retrieval is not None else _retrieval(accesses)
+        retrieval_given = facts.retrieval is not None
+        retrieval = facts.retrieval if facts.retrieval is not None else _main_retrieval(accesses)
         tokens = facts.tokens
         return Plan(
             layer=facts.layer,
             retrieval=retrieval,
-            asked=asked,
+            retrieval_given=retrieval_given,
             accesses=accesses,
             estimate=_total(facts, accesses),
-            tokens_min=int(tokens / LENGTHS),
-            tokens_end=max(int(tokens * LENGTHS), tokens + ROOM),
+            tokens_min=int(tokens / LENGTH_FACTOR),
+            tokens_end=max(int(tokens * LENGTH_FACTOR), tokens + GROWTH_MIN),
             wishes=tuple(dict.fromkeys(chosen.wishes)),
         )
 
@@ -83,12 +83,12 @@ class Optimizer:
         heads: Heads = tuple(range(facts.kv_heads))
         refusals: list[Refusal] = []
         wishes = len(chosen.wishes)
-        found: list[_Said] = []
+        decisions: list[_Decision] = []
         for rule in self._rules:
             verdict = "switched off" if rule.name in off else rule.when(facts, part, heads)
             if isinstance(verdict, Fired):
                 taken = heads if verdict.heads is None else verdict.heads
-                found.append((rule.name, verdict, taken, tuple(refusals)))
+                decisions.append((rule.name, verdict, taken, tuple(refusals)))
                 if verdict.wish:
                     chosen.wishes.append((part.name, verdict.wish))
                 heads = tuple(head for head in heads if head not in taken)
@@ -102,12 +102,12 @@ class Optimizer:
                 refusals.append(Refusal(rule.name, verdict))
         assert not heads, "the last rule must fire"
         if key is not None and len(chosen.wishes) == wishes:
-            chosen.alike[key] = found
-        chosen.accesses += _accesses(facts, part, found)
+            chosen.alike[key] = decisions
+        chosen.accesses += _accesses(facts, part, decisions)
 
 
-def _accesses(facts: Facts, part: PartFacts, found: list[_Said]) -> Iterator[Access]:
-    """The ways into one part. What is read whole for all heads is one scan; otherwise the window is one, and goes first."""
+def _accesses(facts: Facts, part: PartFacts, decisions: list[_Decision]) -> Iterator[Access]:
+    """The accesses of one part. A part that all heads read whole is one scan; otherwise the window is read first, for all."""
 
     def access(begin: int, end: int, heads: Heads, fired: Fired, rule: str, refusals: tuple[Refusal, ...]) -> Access:
         return Access(
@@ -117,7 +117,7 @@ def _accesses(facts: Facts, part: PartFacts, found: list[_Said]) -> Iterator[Acc
             visible=part.visible,
             stored=part.stored,
             index=fired.index,
-            retrieval=_wanted(facts, fired),
+            retrieval=_retrieval_of(facts, fired),
             heads=heads,
             kv_heads=facts.kv_heads,
             tier=part.tier,
@@ -132,19 +132,19 @@ def _accesses(facts: Facts, part: PartFacts, found: list[_Said]) -> Iterator[Acc
         )
 
     everyone = tuple(range(facts.kv_heads))
-    if all(fired.index is None for _, fired, _, _ in found):
-        rule, fired, _, refusals = found[0]
+    if all(fired.index is None for _, fired, _, _ in decisions):
+        rule, fired, _, refusals = decisions[0]
         yield access(0, part.visible, everyone, fired, rule, refusals)
         return
     if part.begin:
         yield access(0, part.begin, everyone, Fired(), WINDOW, ())
-    for rule, fired, heads, refusals in found:
+    for rule, fired, heads, refusals in decisions:
         yield access(part.begin, part.end, heads, fired, rule, refusals)
     if part.end < part.visible:
         yield access(part.end, part.visible, everyone, Fired(), WINDOW, ())
 
 
-def _wanted(facts: Facts, fired: Fired) -> Retrieval:
+def _retrieval_of(facts: Facts, fired: Fired) -> Retrieval:
     if fired.index is None:
         return Exact()
     if facts.retrieval is not None:
@@ -152,8 +152,8 @@ def _wanted(facts: Facts, fired: Fired) -> Retrieval:
     return DEFAULT if fired.retrieval is None else fired.retrieval
 
 
-def _retrieval(accesses: tuple[Access, ...]) -> Retrieval:
-    """What most searched tokens are retrieved by; exact where none are."""
+def _main_retrieval(accesses: tuple[Access, ...]) -> Retrieval:
+    """The retrieval that searches the most tokens; exact where nothing is searched."""
     searched = [access for access in accesses if access.index is not None]
     if not searched:
         return Exact()
@@ -163,7 +163,7 @@ def _retrieval(accesses: tuple[Access, ...]) -> Retrieval:
 def _estimate(facts: Facts, part: PartFacts, fired: Fired, tokens: int, heads: Heads) -> Estimate:
     share = len(heads) / facts.kv_heads
     if fired.index is None:
-        seconds = part.seconds * tokens / max(part.visible, 1) * strided(share)
+        seconds = part.seconds * tokens / max(part.visible, 1) * piecewise_cost(share)
         return Estimate(tokens, round(tokens * facts.token_nbytes * share), seconds)
     index = next(index for index in part.indexes if index.kind == fired.index)
     estimated = fired.estimate_tail and index.tail_seconds is not None
@@ -174,8 +174,8 @@ def _estimate(facts: Facts, part: PartFacts, fired: Fired, tokens: int, heads: H
 def _total(facts: Facts, accesses: tuple[Access, ...]) -> Estimate:
     searched = any(access.index is not None for access in accesses)
     fixed = facts.step_seconds if searched else facts.call_seconds
-    sides = [0.0, 0.0]  # what lies in fast memory is read at the same time as the rest
+    seconds_by_tier = [0.0, 0.0]  # fast memory is read at the same time as the rest
     for access in accesses:
-        sides[facts.fast is not None and access.tier == facts.fast.tier] += access.estimate.seconds
-    seconds = fixed + max(sides)
+        seconds_by_tier[facts.fast is not None and access.tier == facts.fast.tier] += access.estimate.seconds
+    seconds = fixed + max(seconds_by_tier)
     return Estimate(facts.tokens, sum(access.estimate.nbytes for access in accesses), seconds)

@@ -1,9 +1,10 @@
-"""What the optimizer returns: a frozen tree, one merge over the access paths of all parts. `str(plan)` is EXPLAIN."""
+"""A plan: a frozen tree, one merge over the access paths of all parts. `str(plan)` is EXPLAIN."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from indexes.errors import InvalidArgument
 from indexes.retrieval import Retrieval, retrieval_from_dict, retrieval_to_dict
 from query_optimizer.access import WINDOW, Access, Actual, Estimate
 from query_optimizer.explain import costs, milliseconds, nodes, passed_over, tiers, wished
@@ -11,8 +12,10 @@ from query_optimizer.explain import costs, milliseconds, nodes, passed_over, tie
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What carrying out a plan came to. missed: the estimated share of the softmax mass that was left out, missed_bound what it
-    cannot exceed, missed_true what it was beside exact attention; output_error: relative to exact attention, the mean over heads.
+    """What a plan missed when it was carried out.
+
+    missed: the estimated share of the softmax mass that was left out. missed_bound: what that share cannot exceed. missed_true:
+    the true share, from exact attention. output_error: relative to exact attention, the mean over the heads.
     """
 
     missed: float
@@ -22,7 +25,7 @@ class Outcome:
     planning_seconds: float
 
     def lines(self, estimated: bool) -> list[str]:
-        """Of EXPLAIN ANALYZE. estimated: whether pages stood in for what was not read."""
+        """The lines of EXPLAIN ANALYZE. estimated: whether what was not read was estimated from pages."""
         missed = f"{self.missed_true:.2%} of the softmax mass (estimated {self.missed:.2%}, bound {self.missed_bound:.2%})"
         return [
             f"Missed: {missed}" + (", for which pages stood in" if estimated else ""),
@@ -33,16 +36,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The way of one layer's queries: every part by its access paths, and one merge over all of them.
+    """How the queries of one layer are answered: every part by its access paths, and one merge over all of them.
 
-    asked: whether the caller named the retrieval. Good for contexts of [tokens_min, tokens_end) tokens. wishes: kinds of index
-    by part that would have been used, were they there. notes: what the engine has to say of the session, a line each. actual,
-    outcome: what carrying it out took, after EXPLAIN ANALYZE.
+    retrieval_given: whether the caller named the retrieval. tokens_min, tokens_end: the plan is good for contexts of
+    [tokens_min, tokens_end) tokens. wishes: pairs of a part and a kind of index that would be used if it stood. notes: lines that
+    the session adds to EXPLAIN. actual, outcome: what carrying the plan out took and missed, after EXPLAIN ANALYZE.
     """
 
     layer: int
     retrieval: Retrieval
-    asked: bool
+    retrieval_given: bool
     accesses: tuple[Access, ...]
     estimate: Estimate
     tokens_min: int
@@ -54,18 +57,18 @@ class Plan:
 
     @property
     def rule(self) -> str:
-        """The rule that chose the way of the most tokens and heads."""
+        """The rule that decided on the most tokens and heads."""
         chosen = max(self.accesses, key=lambda access: access.tokens * len(access.heads), default=None)
         return WINDOW if chosen is None else chosen.rule
 
     @property
     def searches(self) -> bool:
-        """Whether any index is asked."""
+        """Whether any index is searched."""
         return any(access.index is not None for access in self.accesses)
 
     @property
     def gave_up(self) -> bool:
-        """Whether it was to search and read everything, as that cost less than what was wanted."""
+        """Whether every search gave up, so that everything was read."""
         return self.searches and self.actual is not None and self.actual.tokens >= self.estimate.tokens
 
     def holds_for(self, tokens: int) -> bool:
@@ -84,7 +87,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Plan":
-        """The plan that `to_dict` wrote. Raises ValueError for anything else."""
+        """The plan that `to_dict` wrote. Raises InvalidArgument for anything else."""
         try:
             given = {name: value for name, value in values.items() if name != "rule"}
             given["accesses"] = tuple(Access.from_dict(access) for access in given["accesses"])
@@ -95,15 +98,15 @@ class Plan:
             given["actual"] = Actual(**given["actual"]) if given["actual"] else None
             given["outcome"] = Outcome(**given["outcome"]) if given["outcome"] else None
             return cls(**given)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"these are not a plan's values ({error}); expected what Plan.to_dict returns") from None
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise InvalidArgument(f"these are not a plan's values ({error}); expected what Plan.to_dict returns") from None
 
     def explain(self, verbose: bool = False) -> str:
-        """EXPLAIN: the tree as PostgreSQL draws one. Nodes alike are one line where there are many.
+        """EXPLAIN: the tree as PostgreSQL draws one. Where many nodes are alike they are one line.
 
-        verbose: every node, and behind the tree the rules that were asked before those that fired, and why they did not.
+        verbose: show every node and, behind the tree, the rules that were tried before those that fired, and why they did not.
         """
-        who = "asked for" if self.asked else "chosen by the optimizer"
+        who = "asked for" if self.retrieval_given else "chosen by the optimizer"
         lines = [f"Merge on layer {self.layer}  {costs(self.estimate, self.actual)}", f"  Retrieve: {self.retrieval}, {who}"]
         lines += [f"  {line}" for line in (*tiers(self.accesses), *self.notes)]
         if self.gave_up:

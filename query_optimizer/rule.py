@@ -1,4 +1,4 @@
-"""What a rule is, and what it answers."""
+"""The protocol of rules and their verdicts."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,15 +9,16 @@ from query_optimizer.facts import Facts, IndexFacts, PartFacts
 
 Heads = tuple[int, ...]
 DEFAULT = Dipr()
-"""What is retrieved where the caller names nothing: a range lets each head decide how many tokens it needs."""
+"""The retrieval where the caller names none: a range lets each head decide how many tokens it needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """What a rule decided. index: the kind to search, None to read everything. heads: None for all that are left.
+    """The verdict of a rule that decides on a part.
 
-    retrieval: in place of the one asked for, only where the caller named none. kept_in: the tier to keep the part's pages in.
-    wish: a kind of index with which there would be a better way. reason: why it fired, for EXPLAIN.
+    index: the kind to search, None to read everything. heads: the KV heads it decides on, None for all that are left. retrieval:
+    what to search for where the caller named nothing, None for the default. kept_in: the tier to keep the part's pages in. wish:
+    a kind of index that would be better if it stood. reason: why the rule fired, for EXPLAIN.
     """
 
     index: str | None = None
@@ -31,14 +32,14 @@ class Fired:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A rule that would have fired, had the part an index of that kind."""
+    """The verdict of a rule that would fire if the part had an index of that kind."""
 
     kind: str
     reason: str
 
 
 class Rule(Protocol):
-    """One reason for one access path."""
+    """One reason for one access path. `when` returns a Fired, a Wish, or as a string the reason why it did not fire."""
 
     @property
     def name(self) -> str: ...
@@ -47,15 +48,16 @@ class Rule(Protocol):
 
 
 def cheapest(indexes: Iterable[IndexFacts]) -> IndexFacts | None:
-    """The index that takes least time, None of none."""
+    """The index whose search takes the least time; None if there is no index."""
     return min(indexes, key=lambda index: index.seconds, default=None)
 
 
-PIECES = 1.3
-"""Times as long as its share takes what is read by pieces of a page; measured on half of four heads (benchmarks/README.md)."""
+PIECES_COST = 1.3
+"""Cost of reading pieces of pages, relative to reading as many bytes in a row; measured on two of four heads
+(benchmarks/README.md)."""
 
 
-def strided(share: float) -> float:
-    """What reading the tokens of this share of the KV heads takes, of what all take: it goes by pieces of a page, which is slower
-    than reading all in the order in which it lies."""
-    return min(1.0, PIECES * share)
+def piecewise_cost(share: float) -> float:
+    """Cost of reading the tokens of this share of the KV heads, relative to reading those of all: it reads pieces of pages, which
+    is slower than reading everything in the order in which it lies."""
+    return min(1.0, PIECES_COST * share)

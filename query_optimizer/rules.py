@@ -1,7 +1,7 @@
 """The rules, in their order. Each part is taken through them; the first that fires decides, for the KV heads it names.
 
-A rule is an object with a name and `when(facts, part, heads)`, which returns a `Fired`, a `Wish` for an index that is not there,
-or, as a string, the reason why it did not fire. `heads` are the KV heads that no rule before it has decided on.
+A rule is an object with a name and `when(facts, part, heads)`, which returns a `Fired`, a `Wish` for an index that does not
+stand, or the reason why it did not fire, as a string. `heads` are the KV heads that no rule before it has decided on.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from query_optimizer.rule import Fired, Heads, Rule, Wish, cheapest
 
 @dataclass(frozen=True)
 class ExactAsked:
-    """Full attention was asked for: the oracle behind the same call (DESIGN, section 3)."""
+    """The caller asked for exact attention."""
 
     name: str = "exact_asked"
 
@@ -29,8 +29,8 @@ class ExactAsked:
 class ShortContext:
     """A short context is read whole: finding its few important tokens costs more (AlayaDB, arXiv 2504.10326, section 6).
 
-    Short is what has at most `tokens_max` tokens, and what takes no longer to read than to search, at its best, by the costs of
-    this machine. An index that was hinted at is searched all the same.
+    A context is short if it has at most `tokens_max` tokens, or if reading it takes no longer than the fastest search, by the
+    costs of this machine. An index that the caller names is searched all the same.
     """
 
     tokens_max: int
@@ -50,17 +50,18 @@ class ShortContext:
 
 @dataclass(frozen=True)
 class FreshTail:
-    """What a session has just added is read whole: it is recent, and no index holds it yet (InfLLM, arXiv 2402.04617: the local
+    """A session's own tokens are read whole: they are recent, and no index holds them yet (InfLLM, arXiv 2402.04617: the local
     window).
 
-    By a piece of a prompt, of more than `queries_max` tokens, also what is indexed of it: a prompt attends to itself exactly.
+    A piece of a prompt, of more than `queries_max` tokens, reads the indexed ones too, because a prompt attends to itself
+    exactly.
     """
 
     queries_max: int = 16
     name: str = "fresh_tail"
 
     def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
-        if not part.fresh:
+        if not part.is_tail:
             return "not the session's own tokens"
         if not part.searchable:
             return Fired(reason="the session's own tokens")
@@ -88,10 +89,10 @@ class Hinted:
 
 @dataclass(frozen=True)
 class PartialReuse:
-    """Of a part that is seen in part, the hidden tokens are filtered out (AlayaDB, section 7.1: partial reuse).
+    """Filters out hidden tokens where only some of a part are visible (AlayaDB, section 7.1: partial reuse).
 
-    A filter is nothing to a scan, which begins and ends where it is told, and costs a walk dearly once most of its way leads
-    through hidden tokens: below `share_min` visible tokens the cheapest scan is taken.
+    A scan begins and ends where it is told, so hidden tokens cost it nothing; a walk leads through them. Below a share of
+    `share_min` visible tokens the cheapest scan is taken.
     """
 
     share_min: float = 0.5
@@ -107,8 +108,8 @@ class PartialReuse:
 
 @dataclass(frozen=True)
 class BudgetFits:
-    """Where the pages of a part fit into memory that is faster than where they lie, they are kept there, and few coarse pages are
-    picked (InfLLM, arXiv 2402.04617; AlayaDB, section 6: a sufficient budget of GPU memory)."""
+    """A part whose pages fit into faster memory is kept there, and a few of its coarse pages are picked (InfLLM, arXiv
+    2402.04617; AlayaDB, section 6: a sufficient budget of GPU memory)."""
 
     tokens_share: float = 0.02
     name: str = "budget_fits"
@@ -123,7 +124,7 @@ class BudgetFits:
             return f"its pages take {needed:,} bytes, and {fast.free_nbytes:,} are free in {fast.tier}"
         usable = facts.usable(part) if facts.estimate_tail else facts.affordable(part)
         ranked = not facts.bounded  # a bound is met by ranges, ever wider
-        coarse = cheapest(index for index in usable if index.kind.startswith("coarse") and (ranked or not index.ranks))
+        coarse = cheapest(index for index in usable if index.kind.startswith("coarse") and (ranked or not index.ranks_only))
         if coarse is None:
             return f"its pages in {fast.tier} are not asked so" if resident else Wish("coarse-clusters", _missing(part, "coarse"))
         k = max(1, round(self.tokens_share * part.visible))
@@ -137,9 +138,10 @@ class BudgetFits:
 
 @dataclass(frozen=True)
 class FirstLayers:
-    """The first layers attend to many tokens, of which a scan finds all in one pass (AlayaDB, section 6: layer 0 on flat).
+    """The first layers are scanned, because they attend to many tokens and a scan finds all in one pass (AlayaDB, section 6:
+    layer 0 on flat).
 
-    Until their queries are known: then what they want and what that costs decides, as in all other layers.
+    Once their queries are known, the costs decide as in all other layers.
     """
 
     layers: int = 1
@@ -157,9 +159,10 @@ class FirstLayers:
 
 @dataclass(frozen=True)
 class DeepLayers:
-    """Deeper layers attend to few tokens, to which a graph leads without a look at the others (AlayaDB, section 6).
+    """Deeper layers walk a graph, because they attend to few tokens and a graph leads to these without a look at the others
+    (AlayaDB, section 6).
 
-    Where that costs less than a scan, by the costs of this machine. tokens_min: a graph is wished for from here on.
+    The rule fires where a walk costs less than a scan on this machine. tokens_min: from so many tokens on a graph is wished for.
     """
 
     tokens_min: int = 1 << 18
@@ -181,9 +184,9 @@ class DeepLayers:
 
 @dataclass(frozen=True)
 class CheapestScan:
-    """No graph yet, or one that costs more: of the indexes that are scanned the one that takes least time.
+    """Where no graph stands, or a walk costs more, the index with the cheapest scan is taken.
 
-    wish: the kind to build where there is none, "" for none.
+    wish: the kind of index to wish for where none stands, "" for none.
     """
 
     wish: str = "flat"
@@ -200,7 +203,7 @@ class CheapestScan:
 
 @dataclass(frozen=True)
 class NoIndex:
-    """Where nothing can be searched, or searching is switched off, every token is read."""
+    """Every token is read, because nothing can be searched or searching is switched off."""
 
     name: str = "no_index"
 
@@ -226,7 +229,7 @@ def base_rules(short_context_tokens: int = 4096, wish: str = "flat") -> tuple[Ru
 
 
 def searching(facts: Facts) -> float:
-    """Seconds of a search at its best: the cheapest index of each part, and what has none is read."""
+    """Seconds of the fastest search: by the cheapest index of each part; parts without an index are read."""
     total = facts.step_seconds
     for part in facts.parts:
         index = min((index.sharp_seconds for index in facts.usable(part)), default=part.seconds - part.window_seconds)
@@ -235,7 +238,7 @@ def searching(facts: Facts) -> float:
 
 
 def _compared(indexes: tuple[IndexFacts, ...]) -> str:
-    """What searches take, the quickest first."""
+    """The seconds that searches take, the quickest first, as text."""
     return ", ".join(f"{i.kind} {1e3 * i.seconds:.2f} ms" for i in sorted(indexes, key=lambda i: i.seconds))
 
 

@@ -1,7 +1,12 @@
-"""Fixtures that every test shares."""
+"""What every test shares: how much is tried, how many threads, and the fixtures."""
 
 import os
 import threading
+
+# Before anything imports numpy or torch: workers of pytest-xdist share the cores, so each library stays on one of them.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
 
 # Before anything imports Triton: without a card, its kernels run under its interpreter.
 if not os.path.exists("/proc/driver/nvidia/version"):
@@ -9,26 +14,38 @@ if not os.path.exists("/proc/driver/nvidia/version"):
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 import kvdb
-import kvdb.machine as machine
+import kvdb.hardware.profile as profile
 from kvdb.config import OWN_CACHE, Config, ServerConfig, StorageConfig
 from kvdb.types import DTYPES
 from query_optimizer.cost import Machine
 
+# The one place that says how many examples a property is tried with; `make test-long` takes the long profile.
+settings.register_profile(
+    "quick",
+    max_examples=25,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.register_profile("long", parent=settings.get_profile("quick"), max_examples=500)
+settings.load_profile("quick")
+
 
 @pytest.fixture(autouse=True, scope="session")
 def cache_folder(tmp_path_factory):
-    """Not the user's; with a machine in it, so that servers need not measure one."""
+    """A cache folder of the tests' own. It holds numbers of this machine, so that no server measures it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        machine.write(machine.path_of(OWN_CACHE), Machine())
+        profile.write(profile.path_of(OWN_CACHE), Machine())
         yield
 
 
 @pytest.fixture
 def spec():
-    """A small model, GQA 4:2."""
+    """The spec of a small model: two layers, four query heads on two KV heads."""
     return kvdb.ModelSpec("tiny", layers=2, q_heads=4, kv_heads=2, head_dim=16, dtype="float32")
 
 
@@ -38,7 +55,8 @@ def rng():
 
 
 class Kv:
-    """Random keys, values and queries of a spec for n tokens; `kv[layer]` is (k, v)."""
+    """Random tokens with keys, values and queries of a spec, n tokens long: k, v `[layers, kv_heads, n, head_dim]`,
+    q `[layers, q_heads, n, head_dim]`."""
 
     def __init__(self, spec, n, seed=0):
         rng = np.random.default_rng(seed)
@@ -50,18 +68,19 @@ class Kv:
         self.q = rng.standard_normal((spec.layers, spec.q_heads, n, spec.head_dim)).astype(dtype)
 
     def pairs(self, start=0, end=None):
-        """One (k, v) a layer of tokens [start, end)."""
+        """The keys and values of tokens [start, end), as `import_context` takes them: one (k, v) a layer."""
         return [(k[:, start:end], v[:, start:end]) for k, v in zip(self.k, self.v, strict=True)]
 
 
 @pytest.fixture
 def make_kv():
+    """`make_kv(spec, n, seed=0)` makes a `Kv`."""
     return Kv
 
 
 @pytest.fixture
 def engine():
-    """An embedded database whose blocks must all have come back, each with its owner, at the end of the test."""
+    """An embedded database that proves its integrity at the end of the test."""
     from kvdb.database import Database
 
     database = Database(Config(storage=StorageConfig(arena_bytes=1 << 20)))
@@ -72,7 +91,7 @@ def engine():
 
 @pytest.fixture(params=["embedded", "remote"])
 def db(request, engine):
-    """The public client, embedded and through gRPC; both over an engine that proves its integrity afterwards."""
+    """The public client of `engine`, once embedded and once through gRPC."""
     from kvdb.client.client import Client
 
     if request.param == "embedded":

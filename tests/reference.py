@@ -1,12 +1,12 @@
-"""The oracle: dense attention in float64."""
+"""The oracle that every way of answering is compared with: dense attention in float64."""
 
 import numpy as np
 
 
 def attention(q, k, v, scale, new=0):
-    """q `[q_heads, n, d]` over k, v `[kv_heads, N, d]`. new: 0, or n when the queries are those of the last n tokens, causally.
+    """Attention of q `[q_heads, n, d]` over k, v `[kv_heads, N, d]`: out `[q_heads, n, d]` and lse `[q_heads, n]`, float64.
 
-    Returns out `[q_heads, n, d]` and lse `[q_heads, n]`, float64.
+    new: n where the queries belong to the last n tokens, each of which sees none behind itself; 0 where all see everything.
     """
     q, k, v = (np.asarray(x).astype(np.float64) for x in (q, k, v))
     group = q.shape[0] // k.shape[0]
@@ -24,9 +24,10 @@ def attention(q, k, v, scale, new=0):
 
 
 def relative_error(got, expected):
-    """The norm of the difference over the norm of what was expected."""
+    """The norm of the difference, divided by the norm of `expected`."""
     expected = np.asarray(expected, np.float64)
     return np.linalg.norm(np.asarray(got).astype(np.float64) - expected) / max(np.linalg.norm(expected), 1e-30)
 
 
 TOLERANCE = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 5e-3}
+"""The largest relative error of an answer, by the dtype of keys, values and output."""

@@ -1,4 +1,4 @@
-"""An index that looks at every key, in numpy: it stands for the kinds where a test is not about them."""
+"""An index in numpy that looks at every key. It stands in for the real kinds where a test is not about them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,18 +6,21 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from indexes.base import Cost, Found, IndexCorrupt, Queries
+from indexes.base import Cost, IndexCorrupt, Queries, SearchResult
 from indexes.blocks import Blocks
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 
 
 @dataclass
 class Scan:
-    """Finds what is asked for, exactly. keep: only that share, the largest first, as bad indexes do. broken: what `verify` says.
-    loose: by how much `missed_bound` is too large, as a logarithm, unless a tight one is asked for."""
+    """Finds exactly what a retrieval names.
+
+    keep: the share of it that is found, the largest first; a bad index finds less than all. broken: the error that `verify`
+    raises, "" for none. loose: how far `missed_bound` lies above the truth, as a logarithm, where no tight bound is wanted.
+    """
 
     blocks: Blocks
-    samples: np.ndarray | None = None
+    query_samples: np.ndarray | None = None
     broken: str = ""
     keep: float = 1.0
     loose: float = 3.0
@@ -30,8 +33,8 @@ class Scan:
         return self.blocks.tokens
 
     @classmethod
-    def build(cls, blocks: Blocks, samples: np.ndarray | None = None) -> Self:
-        return cls(blocks, samples)
+    def build(cls, blocks: Blocks, query_samples: np.ndarray | None = None) -> Self:
+        return cls(blocks, query_samples)
 
     def search(
         self,
@@ -41,7 +44,7 @@ class Scan:
         estimate_tail: bool = False,
         tight: bool = False,
         give_up: bool = False,
-    ) -> Found:
+    ) -> SearchResult:
         heads, n, head_dim = queries.q.shape
         ids, scores, missed, tails = [], [], [], []
         for head in range(heads):
@@ -51,7 +54,7 @@ class Scan:
                 at = np.arange(queries.begin[i], queries.end[i])
                 at = at if queries.hidden is None else at[~_bits(queries.hidden, self.blocks.tokens)[at]]
                 products = keys[at] @ queries.q[head, i].astype(np.float64)
-                chosen = wanted(products, retrieval, queries.scale, queries.floor[head, i], queries.outside[head, i])
+                chosen = expected_tokens(products, retrieval, queries.scale, queries.floor[head, i], queries.outside[head, i])
                 chosen = np.sort(chosen[np.argsort(-products[chosen])][: int(np.ceil(self.keep * len(chosen)))])
                 ids.append(at[chosen])
                 scores.append(products[chosen])
@@ -59,7 +62,7 @@ class Scan:
                 missed.append(log)
                 tails.append(tail)
         log = np.array(missed, np.float32).reshape(heads, n)
-        return Found(
+        return SearchResult(
             offsets=np.concatenate([[0], np.cumsum([len(row) for row in ids])]).astype(np.int64),
             ids=np.concatenate(ids).astype(np.int32),
             scores=np.concatenate(scores).astype(np.float32),
@@ -70,7 +73,7 @@ class Scan:
             tail=np.array(tails, np.float32).reshape(heads, n, head_dim) if estimate_tail else None,
         )
 
-    def add(self, blocks: Blocks) -> None:
+    def insert(self, blocks: Blocks) -> None:
         assert blocks.tokens > self.blocks.tokens
         self.blocks = blocks
 
@@ -88,7 +91,7 @@ class Scan:
             raise IndexCorrupt(self.broken)
 
     def cost(
-        self, tokens: int, rows: int, retrieval: Retrieval, *, wanted: float | None = None, heads: int | None = None
+        self, tokens: int, rows: int, retrieval: Retrieval, *, expected_tokens: float | None = None, heads: int | None = None
     ) -> Cost:
         return Cost(float(tokens), float(tokens * rows))
 
@@ -97,8 +100,9 @@ def _bits(words: np.ndarray, count: int) -> np.ndarray:
     return np.unpackbits(words.view(np.uint8), bitorder="little", count=count).astype(bool)
 
 
-def wanted(products: np.ndarray, retrieval: Retrieval, scale: float, floor: float, outside: float) -> np.ndarray:
-    """Which of the products are asked for, as positions."""
+def expected_tokens(products: np.ndarray, retrieval: Retrieval, scale: float, floor: float, outside: float) -> np.ndarray:
+    """The positions of the products that a retrieval names. floor: the largest product elsewhere; outside: the log of the softmax
+    sum elsewhere."""
     order = np.argsort(-products, kind="stable")
     match retrieval:
         case Exact():
@@ -115,7 +119,7 @@ def wanted(products: np.ndarray, retrieval: Retrieval, scale: float, floor: floa
 
 
 def attention(logits: np.ndarray, values: np.ndarray) -> tuple[float, np.ndarray]:
-    """The logarithm of the sum of exp(logits), and the output; -inf and zeros over nothing."""
+    """The logarithm of the sum of exp(logits), and the output `[d]`; -inf and zeros where there are no logits."""
     if not len(logits):
         return -np.inf, np.zeros(values.shape[1])
     weights = np.exp(logits - logits.max())

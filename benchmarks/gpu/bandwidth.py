@@ -23,7 +23,7 @@ def run(card: Card, results: Results, seed: int) -> None:
 
 
 class Copying:
-    """Of so many bytes."""
+    """A copy of so many bytes within the card."""
 
     def __init__(self, card: Card, nbytes: int = COPIED_BYTES) -> None:
         self.source = torch.zeros(nbytes, dtype=torch.uint8, device=card.device)

@@ -16,19 +16,19 @@ from benchmarks.gpu.card import Card
 from benchmarks.gpu.results import Results, Wrong
 from benchmarks.gpu.sharp import sharp
 from indexes.accelerate import KMeans
-from kvdb.gpu.build import DeviceAccelerator
 from kvdb.gpu.device import open_device
+from kvdb.gpu.index_build.accelerator import DeviceAccelerator
 
 WIDTH, SEGMENT, PAGE, ITERATIONS, FAR = 64, 8192, 32, 10, 0.5
-"""As `indexes.hnsw.settings` and `indexes.coarse.clusters` have them."""
+"""Sizes that `indexes.hnsw.settings` and `indexes.coarse.clusters` have."""
 SMALL_WIDTH, SMALL_SEGMENT, SMALL_PAGE = 8, 64, 16
 NEIGHBOURS_MS, CLUSTERS_MS = 500.0, 100.0
 CHECKED = 64
 """Rows of a head whose neighbours are compared with all keys."""
 ROUNDING = 1e-5
-"""Of a distance, relative to the lengths of both keys: what float32 makes of their product."""
+"""The error of a distance relative to the lengths of both keys, which their product in float32 has."""
 INERTIA_MAX = 1.02
-"""Over that of the same rounds in float64; ties fall either way, and both go on from there."""
+"""The largest inertia, relative to that of the same rounds in float64. Ties may fall either way, and both go on from there."""
 CALLS = 5
 
 
@@ -99,7 +99,7 @@ def check_clusters(keys: torch.Tensor, found: npt.NDArray[np.generic], how: KMea
 
 
 def means(keys: torch.Tensor, belongs: torch.Tensor, count: int, empty: torch.Tensor | None = None) -> torch.Tensor:
-    """Of each cluster; where it has no token, what `empty` has."""
+    """The mean of each cluster; where it has no token, that of `empty`."""
     sums = torch.zeros(count, keys.shape[1], dtype=keys.dtype, device=keys.device).index_add_(0, belongs, keys)
     counts = torch.bincount(belongs, minlength=count)[:, None]
     return torch.where(counts > 0, sums / counts.clamp(min=1), sums if empty is None else empty)

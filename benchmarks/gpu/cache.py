@@ -46,7 +46,7 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Of all keys and values, with their scales, as the format has them."""
+        """Bytes of all keys and values with their scales, in the cache's format."""
         rows = 2 * self.layout.kv_heads * sum(self.tokens)
         return rows * (self.layout.head_dim * FORMATS[self.layout.format] + (4 if self.layout.quantised else 0))
 
@@ -68,7 +68,7 @@ class Cache:
 
 
 def nbytes(sizes: Sizes, sequences: int, tokens: int, storage: str = "bfloat16") -> int:
-    """Of such a cache, with the contiguous keys and values."""
+    """Bytes of such a cache, with the contiguous keys and values."""
     layout = SlotLayout(storage, sizes.kv_heads, sizes.head_dim, sizes.block_size)
     paged = -(-tokens // sizes.block_size) * layout.nbytes
     return sequences * (paged + sizes.kv_nbytes(tokens))

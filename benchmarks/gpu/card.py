@@ -21,8 +21,8 @@ WARM_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the attention that is measured. tokens, long_tokens: of a usual and of a long context. sink, recent: of the
-    window that retrieval leaves out. sessions: of DIPR and of formats. sharing: on one segment."""
+    """Sizes of the attention that is measured. tokens, long_tokens: the lengths of a usual and of a long context. sink, recent:
+    the window that retrieval leaves out. sessions: how many `dipr` and `formats` have. sharing: how many share one segment."""
 
     kv_heads: int
     group: int
@@ -41,7 +41,7 @@ class Sizes:
         return self.kv_heads * self.group
 
     def kv_nbytes(self, tokens: int, element: int = 2) -> int:
-        """Of the keys and values of one sequence."""
+        """Bytes of the keys and values of one sequence."""
         return 2 * self.kv_heads * tokens * self.head_dim * element
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.gpu.supervise import supervise
 
-TESTS = "tests/triton"
+TESTS = "tests/kvdb/attention/triton"
 SANITIZED = ("bandwidth", "formats", "shared", "dipr")
 """Questions without other libraries' kernels, which are not ours to look into."""
 SECONDS_MAX = 540.0

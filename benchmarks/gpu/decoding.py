@@ -46,6 +46,6 @@ class Decoding:
 
 
 def exact(cache: Cache, q: torch.Tensor) -> Exact:
-    """Of each sequence over what its slots hold."""
+    """The exact attention of each sequence over the contents of its slots."""
     scale = q.shape[-1] ** -0.5
     return reference.stacked([reference.attention(q[i], *cache.loaded(i), scale) for i in range(cache.sequences)])

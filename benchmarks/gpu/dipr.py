@@ -53,7 +53,7 @@ def one(card: Card, results: Results, seed: int, sessions: int, tokens: int, cas
     for what, (retrieving, error) in chosen.items():
         if times:
             checked(retrieving, cache, truth, f"{what}, {case}, after it was timed")
-        found = float(retrieving.found.counts.float().mean()) / (retrieving.end - retrieving.begin)
+        found = float(retrieving.selection.counts.float().mean()) / (retrieving.end - retrieving.begin)
         note = f"alpha {retrieving.alpha:g}; outside of the window, a KV head attends {found:.2%} of the tokens"
         fields: dict[str, object] = {"error": error, "note": note}
         if times:
@@ -87,9 +87,9 @@ def checked(retrieving: Retrieving, cache: Cache, truth: Exact, what: str) -> fl
         missed.append(reference.attention(q, k, v, retrieving.scale, ~kept).lse)
     attended = reference.stacked(expected)
     if retrieving.tail:
-        attended = reference.merged(attended, retrieving.mean.double(), retrieving.found.missed.double())
+        attended = reference.merged(attended, retrieving.mean.double(), retrieving.selection.missed.double())
     reference.check(what, retrieving.out, retrieving.lse, attended)
-    above = retrieving.found.missed_bound.double() - torch.stack(missed)
+    above = retrieving.selection.missed_bound.double() - torch.stack(missed)
     if not bool(((above >= -reference.LSE_MAX) | (torch.stack(missed) == -torch.inf)).all()):
         raise Wrong(f"{what}: what was missed is more than its bound, by a factor of {float(torch.exp(-above).max()):.4g}")
     return reference.off(retrieving.out, truth.out)[0]

@@ -17,14 +17,14 @@ from kvdb.client.client import Client
 from kvdb.client.session import Session
 from kvdb.config import Config, OptimizerConfig, StorageConfig
 from kvdb.database import Database
-from kvdb.storage.block import BlockLayout
+from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.slot import SlotLayout
 from query_optimizer.cost import GpuMachine
 
 SHARE = 0.1
-"""Of the pages that the card holds."""
+"""The share of all pages that the card holds."""
 BLOCKS_MIN = 8
-"""Fewer are not worth copies."""
+"""The fewest blocks that are worth copying."""
 RATIO_MAX = 1.3
 ANY = GpuMachine(call_s=1e-9, step_s=1e-9)
 """So quick to ask that plans take the interpreter for a few hundred tokens too."""
@@ -79,7 +79,7 @@ def opened(card: Card, k: torch.Tensor, v: torch.Tensor, on_card: int) -> Iterat
         with client.create_session(spec, ids) as session:
             session.explain(0)  # a plan asks for copies
             if database.gpu is not None:
-                database.gpu.mirrors.settle()
+                database.gpu.mirrors.wait_idle()
             yield session
 
 

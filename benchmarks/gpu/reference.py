@@ -11,7 +11,7 @@ from benchmarks.gpu.results import Wrong
 PIECE = 1 << 14
 """Tokens that are widened to float64 at a time."""
 ERROR_MAX = 0.01
-"""Of an output in a 16-bit format, relative, of any row. A bfloat16 output alone is off by up to 0.4 %, and mostly by 0.17 %."""
+"""The largest relative error of a row of a 16-bit output. Rounding to bfloat16 alone gives up to 0.4 %, and mostly 0.17 %."""
 LSE_MAX = 2e-3
 
 
@@ -65,7 +65,7 @@ def overlooked(q: torch.Tensor, k: torch.Tensor, kept: torch.Tensor, least: torc
 
 
 def stacked(exacts: list[Exact]) -> Exact:
-    """Of several sequences: every tensor with the sequences in front."""
+    """The states of several sequences as one: every tensor has the sequences as its first dimension."""
     return Exact(*(torch.stack([getattr(exact, name) for exact in exacts]) for name in ("out", "lse", "top")))
 
 

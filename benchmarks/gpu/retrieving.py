@@ -14,7 +14,7 @@ from kvdb.attention.triton import flat
 from kvdb.attention.triton.batch import Piece
 from kvdb.attention.triton.dipr import dipr
 from kvdb.attention.triton.pages import Runs
-from kvdb.attention.triton.workspace import Workspace
+from kvdb.attention.triton.workspace import DiprWorkspace
 
 
 class Retrieving:
@@ -46,8 +46,8 @@ class Retrieving:
             for x in (middle, begins, np.full(cache.sequences, self.end - self.begin))
         )
         self._runs = Runs(table, begin, lengths, self.end - self.begin)
-        self._workspace = Workspace.of(cache.layout, cache.sequences, q.shape[1], self.end - self.begin, card.device)
-        self.found = self._workspace.found
+        self._workspace = DiprWorkspace.of(cache.layout, cache.sequences, q.shape[1], self.end - self.begin, card.device)
+        self.selection = self._workspace.selection
         self.out, self.lse = self._outs[0], self._lses[0]
 
     @property
@@ -55,7 +55,7 @@ class Retrieving:
         return len(self._outs) > 2
 
     def poison(self) -> None:
-        for x in (self._outs, self._lses, self._window.top, self.found.missed, self.found.missed_bound):
+        for x in (self._outs, self._lses, self._window.top, self.selection.missed, self.selection.missed_bound):
             x.fill_(torch.nan)
         if self.tail:
             self._outs[2] = self.mean
@@ -63,10 +63,10 @@ class Retrieving:
     def __call__(self) -> None:
         window, outs, lses = self._window, self._outs, self._lses
         window()
-        pages, found = self.cache.pages, self.found
+        pages = self.cache.pages
         dipr(self.q, pages, self._runs, self.scale, self.beta, window.top, self._workspace, outs[1], lses[1])
         if self.tail:
-            lses[2] = found.missed
+            lses[2] = self.selection.missed
         self.lse = torch.logsumexp(lses, 0)
         self.out = torch.einsum("nsh,nshd->shd", torch.exp(lses - self.lse), outs).to(self.q.dtype)
 
@@ -75,12 +75,12 @@ class Retrieving:
         kv_heads, n = self.cache.layout.kv_heads, self.cache.tokens[sequence]
         kept = torch.zeros(kv_heads, n, dtype=torch.bool, device=self.q.device)
         kept[:, : self.begin] = kept[:, self.end :] = True
-        capacity = self.found.ids.shape[2]
-        for head, count in enumerate(self.found.counts[sequence].tolist()):
+        capacity = self.selection.ids.shape[2]
+        for head, count in enumerate(self.selection.counts[sequence].tolist()):
             if count > capacity:
                 kept[head] = True
             else:
-                kept[head, self.begin + self.found.ids[sequence, head, :count].long()] = True
+                kept[head, self.begin + self.selection.ids[sequence, head, :count].long()] = True
         return kept
 
 

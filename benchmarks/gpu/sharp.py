@@ -42,8 +42,8 @@ class _Head:
         heavy = slow[torch.randperm(len(slow), generator=generator, device=device)[:4]]
         self._offset[heavy] = torch.where(self._uniform(4) < 0.5, -1.0, 1.0) * (4 + 6 * self._uniform(4))
         self._topics = 0.6 * self._directions(TOPICS)
-        basis = self._directions(PATTERNS + 1, apart=True)
-        self._patterns, self._pull = basis[1:], basis[0]
+        snapshot = self._directions(PATTERNS + 1, apart=True)
+        self._patterns, self._pull = snapshot[1:], snapshot[0]
         spans = torch.randint(50, 800, (tokens // 50 + 1,), generator=generator, device=device)
         which = torch.randint(TOPICS, spans.shape, generator=generator, device=device)
         self._topic = torch.repeat_interleave(which, spans)[:tokens]

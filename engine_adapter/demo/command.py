@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from engine_adapter.demo.server import ServerProcess
 from kvdb.commands.arguments import add_index, add_retrieval, retrieval_of
 from kvdb.errors import InvalidArgument, Unsupported
 
@@ -42,11 +43,14 @@ def _add_rag(commands: "Subparsers") -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    with _what_it_needs():
-        from engine_adapter.demo.show import show
     if given.questions < 1:
         raise InvalidArgument(f"--questions is {given.questions}; expected at least 1")
-    return show(given.tokens, given.facts, given.questions, given.seed, retrieval=retrieval_of(given), index=given.index)
+    retrieval = retrieval_of(given)
+    with ServerProcess() as server:
+        print("starting a server, and loading torch, transformers and the model ...", flush=True)
+        with _what_it_needs():
+            from engine_adapter.demo.show import show
+        return show(server, given.tokens, given.facts, given.questions, given.seed, retrieval=retrieval, index=given.index)
 
 
 def _run_rag(given: argparse.Namespace) -> int:
@@ -61,6 +65,4 @@ def _what_it_needs() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise Unsupported(
-            f"the demo needs {error.name}, which is not installed; pip install 'kvdb[server,transformers]'"
-        ) from None
+        raise Unsupported(f"the demo needs {error.name}, which is not installed; pip install 'kvdb[demo]'") from None

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine_adapter.models import sections
-from engine_adapter.models.sections import Question
+from engine_adapter.models.sections import VaultQuestion
 from kvdb.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 DOCUMENT_TOKENS = 360
-"""On average; the shortest has about a third of the longest."""
+"""Mean length of a document; the shortest has about a third of the longest."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Library:
     that answers each of the questions."""
 
     documents: dict[str, list[int]]
-    questions: tuple[Question, ...]
+    questions: tuple[VaultQuestion, ...]
     homes: tuple[str, ...]
 
     @property
@@ -33,7 +33,7 @@ class Library:
 class Prompt:
     """A question, and the titles of the documents that it is asked about, in their order."""
 
-    question: Question
+    question: VaultQuestion
     home: str
     titles: tuple[str, ...]
 
@@ -74,24 +74,24 @@ def prompts(held: Library, questions: int, documents: int, seed: int) -> list[Pr
             f"{len(held.documents)}"
         )
     chance = random.Random(seed)
-    asked = []
+    made = []
     for number in chance.sample(range(len(held.questions)), questions):
         home = held.homes[number]
         word = held.questions[number].text.split()[-1]
         alike = {title for title, other in zip(held.homes, held.questions, strict=True) if other.text.split()[-1] == word}
         shuffled = chance.sample(list(held.documents), len(held.documents))
-        found = sorted(shuffled, key=lambda title: (title != home, title not in alike))[:documents]
-        asked.append(Prompt(held.questions[number], home, tuple(chance.sample(found, documents))))
-    return asked
+        chosen = sorted(shuffled, key=lambda title: (title != home, title not in alike))[:documents]
+        made.append(Prompt(held.questions[number], home, tuple(chance.sample(chosen, documents))))
+    return made
 
 
 def _headings(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> dict[int, str]:
     """The word of each heading by the place where it begins, in their order."""
     sentences = {tuple(tokenizer.encode(f" Section {word}.", add_special_tokens=False)): word for word in sections.HEADINGS}
-    found = {}
+    begins: dict[int, str] = {}
     for length in {len(sentence) for sentence in sentences}:
         for begin in range(len(ids) - length + 1):
             word = sentences.get(tuple(ids[begin : begin + length]))
             if word is not None:
-                found[begin] = word
-    return dict(sorted(found.items()))
+                begins[begin] = word
+    return dict(sorted(begins.items()))

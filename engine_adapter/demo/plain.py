@@ -1,4 +1,4 @@
-"""What the demo compares with: the same model in plain transformers, which reads the whole document itself."""
+"""The demo's comparison: the same model in plain transformers, which reads the whole document itself."""
 
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ PIECE = 2048
 class PlainReader:
     """Plain transformers over one document: prefilled once, and the questions asked one after the other.
 
-    prefill_seconds: what every question would wait for without a KV cache that is kept. The cache is cropped back to the document
+    prefill_seconds: how long every question would wait without a KV cache that is kept. The cache is cropped back to the document
     after each question, which is what a private copy of the whole cache for each would come to.
     """
 

@@ -1,4 +1,4 @@
-"""What the RAG demo shows: documents added once, questions about novel mixes of them, and what reuse costs in quality."""
+"""The RAG demo: documents added once, questions about novel mixes of them, and the price of reuse in quality."""
 
 from dataclasses import dataclass
 from itertools import chain
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ANSWER_TOKENS = CODE_DIGITS
 CHUNK_TOKENS = 128
-"""The documents are short, and several chunks of one are what the demo is about."""
+"""Short, so that a document has several chunks, for which the demo is made."""
 FEWER_MAX = 0.2
 """The share of a full prefill's right answers that may be missed: a dozen questions say no more; see the check."""
 LEGEND = """reused, recomputed, fresh: tokens of the prompt. first token: from the question to it.
@@ -34,7 +34,7 @@ full prefill: the same in plain transformers, which reads all documents again.
 
 
 @dataclass(frozen=True)
-class Asked:
+class Comparison:
     """One question: the answer from blended documents, and that of a full prefill."""
 
     prompt: Prompt
@@ -59,7 +59,7 @@ def show(documents: int, together: int, questions: int, checked: int, recompute:
     disable_progress_bar()  # of loading a model this small
     model, tokenizer = sections.load()
     held = library(tokenizer, documents, seed)
-    asked = prompts(held, questions, together, seed)
+    shown = prompts(held, questions, together, seed)
     sample = prompts(held, checked, together, seed + 1)
     record = next(question for question in held.questions if question.kind == "heading")
     heading, word = record.text.split()[1:]
@@ -72,7 +72,7 @@ def show(documents: int, together: int, questions: int, checked: int, recompute:
         _add(console, rag, held)
         console.print(f"{questions} questions, each about {together} of the documents, in an order that never came before:\n")
         with console.status("asking"):
-            answers = [_ask(rag, model, tokenizer, held, prompt, recompute) for prompt in asked]
+            answers = [_ask(rag, model, tokenizer, held, prompt, recompute) for prompt in shown]
         console.print(_table(answers))
         console.print(LEGEND)
         with console.status(f"checking {checked} more prompts at several ratios"):
@@ -104,40 +104,40 @@ def _ask(
     held: Library,
     prompt: Prompt,
     recompute: float,
-) -> Asked:
+) -> Comparison:
     question = prompt.question.text
     answer = rag.answer(question, prompt.titles, recompute=recompute, max_new_tokens=ANSWER_TOKENS, do_sample=False)
     ids = [*chain.from_iterable(held.documents[title] for title in prompt.titles)]
     ids += tokenizer.encode(question, add_special_tokens=False)
-    return Asked(prompt, answer, full_answer(model, tokenizer, torch.tensor(ids), max_new_tokens=ANSWER_TOKENS))
+    return Comparison(prompt, answer, full_answer(model, tokenizer, torch.tensor(ids), max_new_tokens=ANSWER_TOKENS))
 
 
-def _table(answers: list[Asked]) -> Table:
+def _table(answers: list[Comparison]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("vault")
     table.add_column("answer")
     for column in ("reused", "recomputed", "fresh", "read", "first token", "full prefill", "faster"):
         table.add_column(column, justify="right")
-    for asked in answers:
-        usage = asked.answer.usage
-        code = asked.answer.text.replace(" ", "")
+    for comparison in answers:
+        usage = comparison.answer.usage
+        code = comparison.answer.text.replace(" ", "")
         table.add_row(
-            asked.prompt.question.text.removeprefix(" Vault "),
-            f"{code} [green]right[/]" if asked.right else f"{code} [red]wrong[/]",
+            comparison.prompt.question.text.removeprefix(" Vault "),
+            f"{code} [green]right[/]" if comparison.right else f"{code} [red]wrong[/]",
             f"{usage.reused:,}",
             f"{usage.recomputed:,}",
             f"{usage.fresh:,}",
             f"{usage.read:,}",
             f"{usage.first_token_seconds * 1000:,.0f} ms",
-            f"{asked.full.first_token_seconds * 1000:,.0f} ms",
-            f"{asked.full.first_token_seconds / usage.first_token_seconds:,.1f}x",
+            f"{comparison.full.first_token_seconds * 1000:,.0f} ms",
+            f"{comparison.full.first_token_seconds / usage.first_token_seconds:,.1f}x",
         )
     return table
 
 
-def _verdict(console: Console, answers: list[Asked]) -> int:
-    right, full = sum(asked.right for asked in answers), sum(asked.full_right for asked in answers)
-    faster = median(asked.full.first_token_seconds / asked.answer.usage.first_token_seconds for asked in answers)
+def _verdict(console: Console, answers: list[Comparison]) -> int:
+    right, full = sum(comparison.right for comparison in answers), sum(comparison.full_right for comparison in answers)
+    faster = median(comparison.full.first_token_seconds / comparison.answer.usage.first_token_seconds for comparison in answers)
     good = right >= (1 - FEWER_MAX) * full
     console.print(
         f"[bold {'green' if good else 'red'}]{right} of {len(answers)} answers are right, {full} with a full prefill; "

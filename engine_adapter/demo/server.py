@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import cached_property
 from types import TracebackType
 from typing import Self
 
@@ -9,18 +10,27 @@ from kvdb.errors import Unavailable
 
 
 class ServerProcess:
-    """`kvdb serve` on a free port of 127.0.0.1, for as long as the `with` lasts. target: where it can be reached."""
+    """`kvdb serve` on a free port of 127.0.0.1, for as long as the `with` lasts. It starts while its caller does other things."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "kvdb.cli", "serve", "--host", "127.0.0.1", "--port", "0"]
+        command = [sys.executable, "-m", "kvdb", "serve", "--host", "127.0.0.1", "--port", "0"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    @cached_property
+    def ready_line(self) -> str:
+        """The line that the server prints when it is ready; waits for it. Raises Unavailable for a server that ends before."""
         assert self._process.stdout is not None
-        self.ready_line = self._process.stdout.readline().strip()
-        if not self.ready_line:
+        line = self._process.stdout.readline().strip()
+        if not line:
             self._process.communicate()
             status = self._process.returncode
             raise Unavailable(f"the server ended with status {status} before it was ready; see its message above")
-        self.target = self.ready_line.split()[-1]
+        return line
+
+    @property
+    def target(self) -> str:
+        """Where it can be reached. Raises what `ready_line` raises."""
+        return self.ready_line.split()[-1]
 
     @property
     def pid(self) -> int:

@@ -1,4 +1,4 @@
-"""What the demo shows, from the document to the verdict."""
+"""The demo, from the document to the verdict."""
 
 import random
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 import engine_adapter.transformers
 import kvdb
-from engine_adapter.base import Reading
+from engine_adapter.base import DecodeStats
 from engine_adapter.demo.plain import PlainReader
 from engine_adapter.demo.server import ServerProcess
 from engine_adapter.models import vault
@@ -29,8 +29,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NAME = "handbook"
+FIRST_TOKENS = 2048
+"""A document of at least twice as many tokens answers a first question when these are there."""
 LOOK_SECONDS = 0.05
-LEGEND = """Each question had a session of its own, through gRPC.
+LEGEND = """Beside plain transformers, which read the document again:
+
 reused: prompt tokens found in the server. first token: from the question to it.
 read again: the same in plain transformers, which prefills the document first
 (timed once). as plain: whether all its tokens are those of plain transformers.
@@ -41,7 +44,7 @@ ANSWER_TOKENS = vault.CODE_DIGITS + 1  # and the full stop behind them
 @dataclass(frozen=True)
 class Answer:
     """One question: what the model went on with over kvdb, how many prompt tokens were reused, seconds to the
-    first token, what its steps read, and EXPLAIN ANALYZE of its last query in each layer."""
+    first token, how much its steps read, and EXPLAIN ANALYZE of its last query in each layer."""
 
     fact: vault.Fact
     question: list[int]
@@ -49,16 +52,38 @@ class Answer:
     text: str
     reused: int
     first_token_seconds: float
-    reading: Reading
+    decode: DecodeStats
     plans: list[kvdb.Plan]
 
     @property
     def right(self) -> bool:
         return self.fact.answered_by(self.text)
 
+    @property
+    def verdict(self) -> str:
+        """The code that it names, and whether that is right, with rich's colours."""
+        code = self.text.replace(" ", "").rstrip(".")
+        return f"{code} [green]right[/]" if self.right else f"{code} [red]wrong[/]"
 
-def show(tokens: int, facts: int, questions: int, seed: int, *, retrieval: Retrieval | None = None, index: str = "flat") -> int:
-    """Run the demo; its exit status.
+    def __str__(self) -> str:
+        """A line with rich's colours."""
+        return (
+            f"{self.fact.vault:<16} {self.verdict}   {self.reused:,} tokens reused, first token after "
+            f"{self.first_token_seconds * 1000:,.0f} ms"
+        )
+
+
+def show(
+    server: ServerProcess,
+    tokens: int,
+    facts: int,
+    questions: int,
+    seed: int,
+    *,
+    retrieval: Retrieval | None = None,
+    index: str = "flat",
+) -> int:
+    """Run the demo on this server; its exit status.
 
     It is 0 when kvdb's tokens are those of plain transformers or, with a retrieval that leaves tokens out, when as many answers
     are right. index: the kind that such a retrieval searches.
@@ -69,20 +94,22 @@ def show(tokens: int, facts: int, questions: int, seed: int, *, retrieval: Retri
     disable_progress_bar()  # of loading a model this small
     model, tokenizer = vault.load()
     document = vault.document(tokenizer, tokens, facts, seed)
-    asked = random.Random(seed).sample(document.facts, min(questions, facts))
+    chosen = random.Random(seed).sample(document.facts, min(questions, facts))
     console.print(
-        f"[bold]{len(document.ids):,} tokens[/] of prose with {facts} facts in it, such as “{asked[0].sentence.strip()}”"
+        f"[bold]{len(document.ids):,} tokens[/] of prose with {facts} facts in it, such as “{chosen[0].sentence.strip()}”"
     )
-    with ServerProcess() as server:
-        console.print(f"process {server.pid}: {server.ready_line}\n")
-        with kvdb.connect(server.target) as db, engine_adapter.transformers.attach(model, db) as engine:
-            _store(console, engine, document.ids)
-            if searches:
-                _index(console, db, index)
-            answers = []
-            with console.status("asking, each question in a session of its own"):
-                for fact in asked:
-                    answers.append(_ask(engine, tokenizer, document.ids, fact, retrieval, hints))
+    console.print(f"process {server.pid}: {server.ready_line}\n")
+    with kvdb.connect(server.target) as db, engine_adapter.transformers.attach(model, db) as engine:
+        _first_pages(console, db, engine, tokenizer, document)
+        _store(console, engine, document.ids)
+        if searches:
+            _index(console, db, index)
+        console.print("Each question in a session of its own:\n")
+        answers = []
+        for fact in chosen:
+            answers.append(_ask(engine, tokenizer, document.ids, fact, retrieval, hints))
+            console.print(f"  {answers[-1]}")
+    console.print()
     with console.status("plain transformers reads the document again and answers the same questions"):
         plain = PlainReader(model, document.ids)
         plain_answers = [plain.answer(answer.question, ANSWER_TOKENS) for answer in answers]
@@ -95,6 +122,23 @@ def show(tokens: int, facts: int, questions: int, seed: int, *, retrieval: Retri
     shown = f"\nThe last question's last query, explained and analyzed:\n{plan_table(plans)}\n\n{plans[-1]}\n"
     console.print(shown, markup=False, soft_wrap=True)
     return _verdict_of_search(console, answers, equal, plain_right) if searches else _verdict(console, answers, equal)
+
+
+def _first_pages(
+    console: Console,
+    db: kvdb.Client,
+    engine: TransformersEngine,
+    tokenizer: "PreTrainedTokenizerBase",
+    document: vault.Document,
+) -> None:
+    """An answer as early as can be, from the beginning of a long document; it is dropped, so that the whole is one segment."""
+    pages, fact = document.ids[:FIRST_TOKENS], document.facts[0]
+    if len(document.ids) < 2 * FIRST_TOKENS or fact.sentence not in str(tokenizer.decode(pages)):
+        return
+    name = engine.store(name=f"{NAME}, first pages", input_ids=torch.tensor([pages])).name
+    console.print(f"The first {FIRST_TOKENS:,} tokens are there, and answer what stands in them:\n")
+    console.print(f"  {_ask(engine, tokenizer, pages, fact, Exact(), None)}\n")
+    db.drop(name)
 
 
 def _store(console: Console, engine: TransformersEngine, document: list[int]) -> None:
@@ -159,9 +203,9 @@ def _ask(
     report = engine.last
     assert report is not None
     assert report.first_token_seconds is not None
-    assert report.reading is not None
+    assert report.decode is not None
     text = str(tokenizer.decode(ids))
-    return Answer(fact, question, ids, text, report.reused[0], report.first_token_seconds, report.reading, plans)
+    return Answer(fact, question, ids, text, report.reused[0], report.first_token_seconds, report.decode, plans)
 
 
 def _table(answers: list[Answer], again: list[float], equal: list[bool]) -> Table:
@@ -172,10 +216,9 @@ def _table(answers: list[Answer], again: list[float], equal: list[bool]) -> Tabl
         table.add_column(column, justify="right")
     table.add_column("as plain")
     for answer, seconds, same in zip(answers, again, equal, strict=True):
-        code = answer.text.replace(" ", "").rstrip(".")
         table.add_row(
             answer.fact.vault,
-            f"{code} [green]right[/]" if answer.right else f"{code} [red]wrong[/]",
+            answer.verdict,
             f"{answer.reused:,}",
             f"{answer.first_token_seconds * 1000:,.0f} ms",
             f"{seconds:,.1f} s",
@@ -197,7 +240,7 @@ def _verdict(console: Console, answers: list[Answer], equal: list[bool]) -> int:
 def _verdict_of_search(console: Console, answers: list[Answer], equal: list[bool], plain_right: int) -> int:
     """Judges by right answers: with tokens left out, others than plain transformers' may be as good."""
     right = sum(answer.right for answer in answers)
-    read = reduce(add, [answer.reading for answer in answers])
+    read = reduce(add, [answer.decode for answer in answers])
     console.print(
         f"read for the answers: {read.attended_share:.2%} of the tokens attended, {read.scanned / read.tokens:.0%} looked at in "
         f"some form, {read.nbytes_share:.1%} of the bytes that reading everything takes"

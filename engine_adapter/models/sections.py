@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from engine_adapter.models.vault import CODE_DIGITS, WORDS, prose
+from engine_adapter.models.vault import CODE_DIGITS, WORDS, load_from, prose_ids
 from kvdb.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -23,19 +23,19 @@ HEADINGS = tuple((Path(__file__).parent / "headings.txt").read_text().split())
 """Words that stand in headings alone; the names of facts and records are made of the others."""
 NAMES = tuple(word for word in WORDS if word not in HEADINGS)
 FEWEST, MOST = 3, 4
-"""Sections in which a record's second word stands."""
+"""In how many sections a record's second word stands, at least and at most."""
 SHORTEST = 32
-"""Tokens of a section, at least."""
+"""The least tokens of a section."""
 SPREAD = 3
-"""Share of a section's tokens that its records take, at most: one in so many."""
+"""Records take at most one in so many of a section's tokens."""
 
 Kind = Literal["chunk", "border", "heading"]
 """A fact within one chunk, a fact across the border of two, a record whose heading stands in an earlier chunk."""
 
 
 @dataclass(frozen=True)
-class Question:
-    """The name of a vault, its code, and which tokens of the document tell it."""
+class VaultQuestion:
+    """A question for the code of a vault: the text to ask with, the right code, and which tokens of the document tell it."""
 
     text: str
     code: str
@@ -55,16 +55,12 @@ class Document:
     """Token ids of a text, and one question for each fact and record in it, in their order."""
 
     ids: list[int]
-    questions: tuple[Question, ...]
+    questions: tuple[VaultQuestion, ...]
 
 
 def load() -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
-    """The model, float32 and ready to generate, and its tokenizer."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
-    return model, AutoTokenizer.from_pretrained(FOLDER)
+    """The model, float32 and ready to generate, and its tokenizer. Raises Unsupported where it is not installed."""
+    return load_from(FOLDER)
 
 
 def document(
@@ -98,7 +94,7 @@ class _Draft:
         self.tokenizer, self.tokens, self.chunk, self.chance = tokenizer, tokens, chunk, chance
         self.placed: dict[int, list[int]] = {}
         self.taken = [False] * tokens
-        self.questions: list[Question] = []
+        self.questions: list[VaultQuestion] = []
 
     def finish(self, sections: int, records: int, facts: int) -> Document:
         bounds = self._bounds(sections)
@@ -114,7 +110,7 @@ class _Draft:
                 room[i] -= 1
                 code = self._code()
                 begin = self._place(f" Vault same {word} {' '.join(code)}.", first[i], bounds[i + 1])
-                self.questions.append(Question(f" Vault {names[i]} {word}", code, "heading", begin, begin + 9, heads[i]))
+                self.questions.append(VaultQuestion(f" Vault {names[i]} {word}", code, "heading", begin, begin + 9, heads[i]))
             records -= count
         if records:
             raise InvalidArgument(f"{self.tokens} tokens in {sections} sections have no room for {records} of the records")
@@ -135,7 +131,7 @@ class _Draft:
             code, text = self._code(), f" Vault {NAMES[pair // len(NAMES)]} {NAMES[pair % len(NAMES)]}"
             kind: Kind = "border" if i % 2 else "chunk"
             begin = self._place(f"{text} {' '.join(code)}.", 0, self.tokens, kind)
-            self.questions.append(Question(text, code, kind, begin, begin + 9, None))
+            self.questions.append(VaultQuestion(text, code, kind, begin, begin + 9, None))
 
     def _code(self) -> str:
         return "".join(self.chance.choices("0123456789", k=CODE_DIGITS))
@@ -164,11 +160,11 @@ class _Draft:
 
     def _fill(self) -> list[int]:
         """Everything in its place, and from random places of the prose what lies between."""
-        text, ids = self.tokenizer.encode(prose(), add_special_tokens=False), list[int]()
+        text, ids = prose_ids(self.tokenizer), list[int]()
         for begin in [*sorted(self.placed), self.tokens]:
             gap = begin - len(ids)
             if gap >= len(text):
                 raise InvalidArgument(f"{gap} tokens of prose between two sentences; there are {len(text)}")
             start = self.chance.randrange(len(text) - gap)
-            ids += text[start : start + gap] + self.placed.get(begin, [])
+            ids += [*text[start : start + gap], *self.placed.get(begin, [])]
         return ids

@@ -8,10 +8,11 @@ import pydoc_data.topics
 import random
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvdb.errors import InvalidArgument
+from kvdb.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -20,7 +21,7 @@ FOLDER = Path(__file__).parent / "vault-2m"
 WORDS = tuple((Path(__file__).parent / "words.txt").read_text().split())
 CODE_DIGITS = 5
 FACT_TOKENS = 10
-"""Of one fact, and some prose before it."""
+"""Tokens of one fact and some prose before it."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,22 @@ class Document:
 
 
 def load() -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
-    """The model, float32 and ready to generate, and its tokenizer."""
+    """The model, float32 and ready to generate, and its tokenizer. Raises Unsupported where it is not installed."""
+    return load_from(FOLDER)
+
+
+def load_from(folder: Path) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
+    """A model of the demo, float32 and ready to generate, and its tokenizer. Raises Unsupported where it is not installed."""
+    if not (folder / "model.safetensors").exists():
+        raise Unsupported(
+            f"the demo's model {folder.name} is not installed; expected it in {folder}: pip install 'kvdb[demo]', "
+            "or run the demo in a checkout of the sources"
+        )
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
-    return model, AutoTokenizer.from_pretrained(FOLDER)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(folder)
 
 
 def document(tokenizer: "PreTrainedTokenizerBase", tokens: int, facts: int, seed: int) -> Document:
@@ -70,7 +81,7 @@ def document(tokenizer: "PreTrainedTokenizerBase", tokens: int, facts: int, seed
             f"a document of {tokens} tokens cannot hold {facts} facts; expected at least 1 fact and {FACT_TOKENS} tokens for each"
         )
     chance = random.Random(seed)
-    text = tokenizer.encode(prose(), add_special_tokens=False)
+    text = prose_ids(tokenizer)
     pairs = chance.sample(range(len(WORDS) ** 2), facts)
     hidden = tuple(Fact(_vault(pair), "".join(chance.choices("0123456789", k=CODE_DIGITS))) for pair in pairs)
     ids: list[int] = []
@@ -78,12 +89,18 @@ def document(tokenizer: "PreTrainedTokenizerBase", tokens: int, facts: int, seed
         sentence = tokenizer.encode(fact.sentence, add_special_tokens=False)
         gap = (tokens - len(ids)) // (facts - i) - len(sentence)
         start = chance.randrange(len(text) - gap)
-        ids += text[start : start + gap] + sentence
+        ids += [*text[start : start + gap], *sentence]
     return Document(ids, hidden)
 
 
 def _vault(pair: int) -> str:
     return f"{WORDS[pair // len(WORDS)]} {WORDS[pair % len(WORDS)]}"
+
+
+@lru_cache(maxsize=2)
+def prose_ids(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
+    """The token ids of `prose`, kept for the next document."""
+    return tuple(tokenizer.encode(prose(), add_special_tokens=False))
 
 
 def prose() -> str:

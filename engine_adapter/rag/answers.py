@@ -1,4 +1,4 @@
-"""What an answer is, and how its text comes out of tokens piece by piece."""
+"""An answer, and how its text comes out of tokens piece by piece."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ HalfCharacter = "\N{REPLACEMENT CHARACTER}"
 
 
 class Tokenizer(Protocol):
-    """What is needed of a tokenizer, as transformers' have it."""
+    """The methods of a tokenizer that are needed, as transformers' have them."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
@@ -21,13 +21,13 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Usage:
-    """What an answer took.
+    """How many tokens and seconds an answer took.
 
-    prompt: tokens of instruction, documents and question. Of those, reused: taken as they were stored. recomputed: stored, and
-    computed again because of what stands before them now, a mean over the layers. fresh: computed for the first time, such as the
-    question. generated: new tokens. read: tokens that a step behind the first attended in a layer, on average, None where there
-    was no such step; context: how many there were. first_token_seconds: from the call's turn on the model to the first new
-    token; seconds: to the last one.
+    prompt: tokens of instruction, documents and question, which are reused, recomputed or fresh. reused: taken as they were
+    stored. recomputed: stored, and computed again because of what stands before them now, a mean over the layers. fresh:
+    computed for the first time, such as the question. generated: new tokens. read: tokens that a step behind the first attended
+    in a layer, on average, None where there was no such step; context: how many there were. first_token_seconds: from the
+    call's turn on the model to the first new token; seconds: to the last one.
     """
 
     prompt: int
@@ -124,7 +124,7 @@ def text_of(tokenizer: Tokenizer, tokens: list[int]) -> str:
 
 def answer_of(tokenizer: Tokenizer, tokens: list[int], prompt: int, report: Report, layers: int) -> Answer:
     """prompt: how many tokens it had. report: of the engine's call, which laid parts out."""
-    blend, reading = report.blend, report.reading
+    blend, decode = report.blend, report.decode
     assert blend is not None
     assert report.first_token_seconds is not None
     rows = layers * max(report.generated, 1)
@@ -134,8 +134,8 @@ def answer_of(tokenizer: Tokenizer, tokens: list[int], prompt: int, report: Repo
         recomputed=round(blend.recomputed),
         fresh=prompt - round(blend.reused) - round(blend.recomputed),
         generated=report.generated,
-        read=None if reading is None else round(reading.attended / rows),
-        context=prompt if reading is None else round(reading.tokens / rows),
+        read=None if decode is None else round(decode.attended / rows),
+        context=prompt if decode is None else round(decode.tokens / rows),
         first_token_seconds=report.first_token_seconds,
         seconds=report.seconds,
     )

@@ -10,25 +10,25 @@ from engine_adapter.rag.prompts import Text
 from kvdb.errors import InvalidArgument
 
 Expected = str | Callable[[str], bool]
-"""What a right answer holds, whatever the spaces and capitals, or a function that says whether a text is right."""
+"""A text that a right answer holds, whatever the spaces and capitals, or a function that says whether an answer is right."""
 
 
-class Asked(NamedTuple):
-    """One prompt of a sample."""
+class CheckPrompt(NamedTuple):
+    """One prompt of a check: a question, the ids of the documents that it is put to, and what a right answer holds."""
 
     question: Text
     docs: Sequence[str]
     expected: Expected | None = None
 
     @classmethod
-    def of(cls, given: Any) -> "Asked":
-        """From (question, docs) or (question, docs, expected). Raises InvalidArgument for anything else."""
+    def of(cls, given: Any) -> "CheckPrompt":
+        """Takes (question, docs) or (question, docs, expected). Raises InvalidArgument for anything else."""
         if isinstance(given, str) or not isinstance(given, Sequence) or not 2 <= len(given) <= 3:
             raise InvalidArgument(f"a sample is {given!r}; expected (question, docs) or (question, docs, expected)")
         return cls(*given)
 
     def right(self, text: str) -> bool | None:
-        """None where nobody said what is right."""
+        """Whether an answer is right; None where nobody said what is."""
         if self.expected is None:
             return None
         if callable(self.expected):
@@ -37,7 +37,7 @@ class Asked(NamedTuple):
 
 
 class FullAnswer(NamedTuple):
-    """What the model says when it reads the whole prompt itself."""
+    """The model's answer when it reads the whole prompt itself."""
 
     text: str
     tokens: tuple[int, ...]
@@ -49,7 +49,7 @@ class Checked:
     """Answers at one ratio, all of a sample. ratio: None for those of a full prefill, which the others are compared with.
 
     same: the share that equals the full prefill's, token for token. leading: the share of its tokens up to the first that
-    differs, a mean. right: the share that is as expected, of those of which that was said, None without any.
+    differs, a mean. right: the share that is as expected, of those where that was said, None without any.
     first_token_seconds: the median. recomputed: tokens of the documents that were computed again, a mean. texts: the answers.
     """
 
@@ -64,7 +64,8 @@ class Checked:
 
 @dataclass(frozen=True)
 class Check:
-    """rows: one a ratio, as they were asked for. full: the same of a full prefill. `print` shows a table."""
+    """A comparison of ratios with full prefill; `print` shows a table. rows: one for each ratio, in the caller's order. full: the
+    row of a full prefill."""
 
     rows: tuple[Checked, ...]
     full: Checked
@@ -80,26 +81,26 @@ class Check:
 
     def __str__(self) -> str:
         lines = [_HEAD, *(_line(row, self.full) for row in (*self.rows, self.full))]
-        asked = f"{len(self.full.texts)} prompts; same, leading: answers and tokens that are those of a full prefill"
-        return "\n".join([*lines, asked])
+        legend = f"{len(self.full.texts)} prompts; same, leading: answers and tokens that are those of a full prefill"
+        return "\n".join([*lines, legend])
 
 
 def check(
-    sample: Sequence[Asked],
+    sample: Sequence[CheckPrompt],
     ratios: Sequence[float],
     *,
-    blended: Callable[[Asked, float], Answer],
-    full: Callable[[Asked], FullAnswer],
+    blended: Callable[[CheckPrompt, float], Answer],
+    full: Callable[[CheckPrompt], FullAnswer],
 ) -> Check:
     """Ask everything in all ways. Each prompt is asked once more at first, so that what is only slow once counts for nobody."""
     if not sample or not ratios:
         raise InvalidArgument(f"a check of {len(sample)} prompts at {len(ratios)} ratios; expected at least one of both")
     full(sample[0])
     blended(sample[0], ratios[0])
-    read = [full(asked) for asked in sample]
+    read = [full(prompt) for prompt in sample]
     rows = []
     for ratio in ratios:
-        answers = [blended(asked, ratio) for asked in sample]
+        answers = [blended(prompt, ratio) for prompt in sample]
         pairs = list(zip(answers, read, strict=True))
         rows.append(
             Checked(
@@ -131,8 +132,8 @@ def _line(row: Checked, full: Checked) -> str:
     )
 
 
-def _right(sample: Sequence[Asked], texts: Sequence[str]) -> float | None:
-    known = [right for asked, text in zip(sample, texts, strict=True) if (right := asked.right(text)) is not None]
+def _right(sample: Sequence[CheckPrompt], texts: Sequence[str]) -> float | None:
+    known = [right for prompt, text in zip(sample, texts, strict=True) if (right := prompt.right(text)) is not None]
     return _mean(known) if known else None
 
 

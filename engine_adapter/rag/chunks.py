@@ -11,10 +11,10 @@ CHUNK_TOKENS = 512
 LineEnd = re.compile(r"\n")
 SentenceEnd = re.compile(r"[.!?][\"')\]]*\s|[\u3002\uff01\uff1f]")  # the latter end Chinese and Japanese ones
 CHARACTER_TOKENS = 4
-"""As many as the bytes of the longest characters in UTF-8."""
+"""The most tokens of one character: as many as the longest have bytes in UTF-8."""
 
 HalfCharacter = "\N{REPLACEMENT CHARACTER}"
-"""What tokenizers make of a token that holds only some bytes of a character."""
+"""The text that tokenizers make of a token that holds only some bytes of a character."""
 
 
 def cut(ids: Sequence[int], size: int, text_of: Callable[[list[int]], str]) -> list[list[int]]:
@@ -37,7 +37,7 @@ def cut(ids: Sequence[int], size: int, text_of: Callable[[list[int]], str]) -> l
 
 
 def _end(ids: Sequence[int], begin: int, size: int, text_of: Callable[[list[int]], str]) -> int:
-    """The best place to end the chunk that begins at `begin`: of the best the latest."""
+    """The best place to end the chunk that begins at `begin`, the latest if several are as good."""
     left = len(ids) - begin
     if left <= size:
         return len(ids)

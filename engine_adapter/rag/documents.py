@@ -7,12 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import RLock
+from typing import Any
 
 import kvdb
 from kvdb.errors import AlreadyExists, CapacityError, InvalidArgument, NotFound
 
 Clock = Callable[[], float]
-"""Seconds, from whenever."""
+"""A clock: seconds since any fixed moment."""
 
 CHUNK_NAME = re.compile(r"(?P<id>.+)/(?P<number>\d+)of(?P<total>\d+)(?:\.r(?P<revision>\d+))?", re.DOTALL)
 
@@ -43,7 +44,7 @@ class Document:
 
 @dataclass(frozen=True)
 class DocumentInfo:
-    """What is known of a document. nbytes: of its chunks' blocks, those shared with other documents counted in full.
+    """A description of a document. nbytes: its chunks' blocks, those shared with other documents counted in full.
     age_seconds: since it was added. expires_seconds: until it is dropped, None for never. used: in how many answers."""
 
     id: str
@@ -58,12 +59,13 @@ class DocumentInfo:
 
 
 class Documents:
-    """By their ids. Thread-safe. Their chunks are contexts of the database, named "<namespace>/<id>/1of3" and so on.
+    """The documents by their ids. Thread-safe. Their chunks are contexts of the database, named "<namespace>/<id>/1of3" and so
+    on.
 
-    memory_bytes: what all of them may take, text that several share counted once, None for no bound. Where that is too little,
-    the document goes first that was not used for the longest time, of those that are not pinned: away, or, with `offload`, to
-    disk, from where the next answer that names it brings it back. One that an answer holds is not found any more when it goes
-    away, and its memory is free when the answer ends.
+    memory_bytes: the most that all of them may take, text that several share counted once, None for no bound. Where that is too
+    little, the document that was not used for the longest time goes first, unless it is pinned: it is dropped, or, with
+    `offload`, written to disk, from where the next answer that names it brings it back. A document that an answer holds can no
+    longer be named once it was dropped, and its memory is free when the answer ends.
     """
 
     def __init__(self, db: kvdb.Client, namespace: str, memory_bytes: int | None, clock: Clock, *, offload: bool = False) -> None:
@@ -82,18 +84,18 @@ class Documents:
 
     def adopt(self, spec: kvdb.ModelSpec) -> None:
         """Find what an earlier engine of the same model has left in the database; nothing of it expires or is pinned."""
-        found: dict[tuple[str, int, int], list[tuple[int, kvdb.Context]]] = {}
+        stored: dict[tuple[str, int, int], list[tuple[int, kvdb.Context]]] = {}
         for context in self._db.contexts():
             name = CHUNK_NAME.fullmatch(context.name.removeprefix(f"{self._namespace}/"))
             if name is None or not context.name.startswith(f"{self._namespace}/"):
                 continue
             if context.spec == spec and context.info.chunk:
                 whole = (name["id"], int(name["revision"] or 0), int(name["total"]))
-                found.setdefault(whole, []).append((int(name["number"]), context))
+                stored.setdefault(whole, []).append((int(name["number"]), context))
             else:
                 self._left_over.setdefault(name["id"], []).append(context.name)
         now = self._clock()
-        for (doc_id, revision, total), numbered in sorted(found.items(), key=lambda item: item[0]):
+        for (doc_id, revision, total), numbered in sorted(stored.items(), key=lambda item: item[0]):
             if len(numbered) < total:  # adding it was cut short
                 self._left_over.setdefault(doc_id, []).extend(context.name for _, context in numbered)
                 continue
@@ -106,7 +108,8 @@ class Documents:
 
     @contextmanager
     def coming(self, new: Document, nbytes: Mapping[str, int], *, replace: bool) -> Iterator[None]:
-        """Keep a document's id for it, and make room: nbytes says about how many bytes each of its texts will take.
+        """Reserve a document's id while it is being added, and make room: nbytes says about how many bytes each of its texts
+        takes.
 
         Raises AlreadyExists for an id that is taken, CapacityError where there can be no room.
         """
@@ -127,12 +130,12 @@ class Documents:
                 self._coming.discard(new.id)
 
     def name(self, new: Document, number: int, total: int) -> str:
-        """What the context of one of its chunks is to be called."""
+        """The name for the context of one of its chunks."""
         revision = f".r{new.revision}" if new.revision else ""
         return f"{self._namespace}/{new.id}/{number}of{total}{revision}"
 
     def put(self, new: Document, ttl: float | None) -> DocumentInfo:
-        """Here it is; what had the id before goes. Raises CapacityError where there is no room."""
+        """Hold a document that is whole; the one that had its id before goes. Raises CapacityError where there is no room."""
         with self._lock:
             self._check_room(new.id, _sizes([new]))
             self._make_room({new.id}, _sizes([new]))
@@ -145,7 +148,7 @@ class Documents:
             return _info(new, now)
 
     def discard(self, chunks: Iterable[Chunk]) -> None:
-        """Drop chunks of a document that did not come."""
+        """Drop the chunks of a document that was not added after all."""
         for chunk in chunks:
             self._drop(chunk.context.name)
 
@@ -192,14 +195,14 @@ class Documents:
                 self._let_go(self._held.pop(document.id))
 
     def infos(self) -> list[DocumentInfo]:
-        """Of every document, in the order of their ids."""
+        """A description of every document, in the order of their ids."""
         with self._lock:
             now = self._clock()
             return [_info(self._held[doc_id], now) for doc_id in sorted(self._held)]
 
     @property
     def nbytes(self) -> int:
-        """What all documents take, text that several share counted once."""
+        """The bytes of all documents, text that several share counted once."""
         with self._lock:
             return sum(_sizes(self._held.values()).values())
 
@@ -247,6 +250,12 @@ class Documents:
     def _drop(self, name: str) -> None:
         with suppress(NotFound):  # somebody else has dropped it
             self._db.drop(name)
+
+
+def check_id(doc_id: Any) -> None:
+    """Raises InvalidArgument for what is no document's id."""
+    if not isinstance(doc_id, str) or not doc_id:
+        raise InvalidArgument(f"a document's id is {doc_id!r}; expected a string that is not empty")
 
 
 def check_ttl(ttl: float | None) -> None:

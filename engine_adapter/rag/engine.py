@@ -12,11 +12,11 @@ import torch
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 import kvdb
-from engine_adapter.base import Progress
+from engine_adapter.base import Progress, check_client
 from engine_adapter.rag.answers import Answer, Pieces, Tokenizer, answer_of
-from engine_adapter.rag.check import Asked, Check, FullAnswer, check
+from engine_adapter.rag.check import Check, CheckPrompt, FullAnswer, check
 from engine_adapter.rag.chunks import CHUNK_TOKENS, cut
-from engine_adapter.rag.documents import Chunk, Clock, Document, DocumentInfo, Documents, check_ttl
+from engine_adapter.rag.documents import Chunk, Clock, Document, DocumentInfo, Documents, check_id, check_ttl
 from engine_adapter.rag.plain import full_answer
 from engine_adapter.rag.prompts import QUESTION, Prompts, Text, digest
 from engine_adapter.rag.stream import AnswerStream
@@ -66,6 +66,7 @@ class RagEngine:
         """
         if not namespace or "/" in namespace:
             raise InvalidArgument(f"namespace is {namespace!r}; expected a name without '/'")
+        check_client(db)
         cut([], chunk_tokens, str)
         self._model = model
         self._db = db
@@ -74,11 +75,11 @@ class RagEngine:
         self._documents = Documents(db, namespace, memory_bytes, clock, offload=offload)
         self._turns = Turns()
         self._closed = False
-        with ExitStack() as opened:
-            self._engine = opened.enter_context(attach(model, db))
+        with ExitStack() as stack:
+            self._engine = stack.enter_context(attach(model, db))
             self._documents.adopt(self._engine.spec)
             self._store_instruction(namespace)
-            self._opened = opened.pop_all()
+            self._resources = stack.pop_all()
 
     def add(
         self,
@@ -99,8 +100,7 @@ class RagEngine:
         """
         self._begin()
         check_ttl(ttl)
-        if not doc_id:
-            raise InvalidArgument(f"a document's id is {doc_id!r}; expected a string that is not empty")
+        check_id(doc_id)
         ids = self._prompts.document(text, f"document {doc_id!r}")
         chunks = cut(ids, self._chunk_tokens, self._prompts.text)
         spec = self._engine.spec
@@ -149,7 +149,7 @@ class RagEngine:
         max_new_tokens: int = 64,
         **options: Any,
     ) -> AnswerStream:
-        """As `answer`, for a `for` loop over the pieces of text. A loop that is left ends the answer at its next token.
+        """The same as `answer`, for a `for` loop over the pieces of text. A loop that is left ends the answer at its next token.
 
         What is wrong with the arguments is raised when the loop begins.
         """
@@ -159,7 +159,7 @@ class RagEngine:
 
     def check(
         self,
-        sample: Iterable[Asked | Sequence[Any]],
+        sample: Iterable[CheckPrompt | Sequence[Any]],
         ratios: Iterable[float] = RATIOS,
         *,
         max_new_tokens: int = 64,
@@ -174,20 +174,22 @@ class RagEngine:
         settings = {"max_new_tokens": max_new_tokens, "do_sample": False, **options}
         plain = {name: value for name, value in settings.items() if name in PLAIN}
         return check(
-            [Asked.of(asked) for asked in sample],
+            [CheckPrompt.of(prompt) for prompt in sample],
             [Recompute.of(ratio).share for ratio in ratios],
-            blended=lambda asked, ratio: self.answer(asked.question, asked.docs, recompute=ratio, **settings),
-            full=lambda asked: self._full_answer(asked, plain),
+            blended=lambda prompt, ratio: self.answer(prompt.question, prompt.docs, recompute=ratio, **settings),
+            full=lambda prompt: self._full_answer(prompt, plain),
         )
 
     def delete(self, doc_id: str) -> None:
         """Forget a document. An answer under way that holds it goes on. Raises NotFound."""
         self._begin()
+        check_id(doc_id)
         self._documents.delete(doc_id)
 
     def pin(self, doc_id: str, pinned: bool = True) -> None:
         """Never drop a document for room, or, with pinned=False, do so again. It expires all the same. Raises NotFound."""
         self._begin()
+        check_id(doc_id)
         self._documents.pin(doc_id, pinned=bool(pinned))
 
     def documents(self) -> list[DocumentInfo]:
@@ -199,7 +201,7 @@ class RagEngine:
         """Wait for what is under way, and leave the model as it was. Documents stay in the database. Twice does nothing."""
         with self._turns.mine():
             self._closed = True
-            self._opened.close()
+            self._resources.close()
 
     def __enter__(self) -> Self:
         return self
@@ -232,17 +234,17 @@ class RagEngine:
         prompt = len(sequence) - report.generated
         return answer_of(self._prompts.tokenizer, sequence[prompt:].tolist(), prompt, report, self._engine.spec.layers)
 
-    def _full_answer(self, asked: Asked, options: dict[str, Any]) -> FullAnswer:
+    def _full_answer(self, prompt: CheckPrompt, options: dict[str, Any]) -> FullAnswer:
         self._begin()
-        with self._documents.read(_listed(asked.docs)) as documents:
-            parts = self._parts(documents, asked.question)
+        with self._documents.read(_listed(prompt.docs)) as documents:
+            parts = self._parts(documents, prompt.question)
             with self._db.create_session(self._engine.spec, parts=parts) as session:
                 ids = torch.from_numpy(session.tokens.astype(np.int64))
         with self._turn():
             return full_answer(self._model, self._prompts.tokenizer, ids, **options)
 
     def _parts(self, documents: Iterable[Document], question: Text) -> list[Any]:
-        """A prompt. The instruction goes as token ids, for what is stored of a prompt's first tokens is found by them."""
+        """A prompt. The instruction goes as token ids, because a stored beginning of a prompt is looked up by its ids."""
         chunks = [chunk.context for document in documents for chunk in document.chunks]
         return [*([self._prompts.instruction] if self._prompts.instruction else []), *chunks, self._prompts.question(question)]
 
@@ -279,9 +281,9 @@ class _Stop(StoppingCriteria):
         return torch.full((input_ids.shape[0],), self._stop.is_set(), dtype=torch.bool, device=input_ids.device)
 
 
-def _listed(docs: Iterable[str]) -> list[str]:
+def _listed(docs: Any) -> list[str]:
     """Raises InvalidArgument for what are no ids of documents."""
-    ids = [docs] if isinstance(docs, str) else list(docs)
-    if isinstance(docs, str) or not all(isinstance(doc_id, str) for doc_id in ids):
-        raise InvalidArgument(f"docs is {docs!r}; expected a list of documents' ids")
+    ids = list(docs) if isinstance(docs, Iterable) and not isinstance(docs, str) else None
+    if ids is None or not all(isinstance(doc_id, str) and doc_id for doc_id in ids):
+        raise InvalidArgument(f"docs is {docs!r}; expected a list of documents' ids, each a string that is not empty")
     return ids

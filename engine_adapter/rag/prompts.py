@@ -33,11 +33,11 @@ class Prompts:
 
     def question(self, question: Text) -> list[int]:
         """Token ids stand as they are; a string goes into the template. Raises InvalidArgument as `document`."""
-        asked = self._template.replace(QUESTION, question) if isinstance(question, str) and question else question
-        return self._filled(self._ids(asked, "the question"), "the question")
+        text = self._template.replace(QUESTION, question) if isinstance(question, str) and question else question
+        return self._filled(self._ids(text, "the question"), "the question")
 
     def text(self, ids: list[int]) -> str:
-        """What some tokens of a document say."""
+        """The text of some tokens of a document."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
     def _ids(self, text: Text, what: str, *, first: bool = False) -> list[int]:

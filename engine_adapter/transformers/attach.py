@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from transformers import PreTrainedModel
 
 import kvdb
+from engine_adapter.base import check_client
 from engine_adapter.transformers.attention import Attached, register
 from engine_adapter.transformers.engine import TransformersEngine
 from engine_adapter.transformers.spec import spec_of
@@ -25,6 +26,7 @@ def attach(model: PreTrainedModel, db: kvdb.Client, *, piece_tokens: int = PIECE
     """
     if piece_tokens < 1:
         raise InvalidArgument(f"piece_tokens is {piece_tokens}; expected at least 1, such as {PIECE_TOKENS}")
+    check_client(db)
     spec = spec_of(model)
     config = text_config(model)
     before = config._attn_implementation

@@ -93,7 +93,8 @@ def mask(*, config: Any, kv_length: int, **given: Any) -> Any:
 
 
 def _function_before(module: Any) -> Callable[..., Any]:
-    """What the module would call were it not attached. Eager attention is not registered; it stands beside the module's class."""
+    """The function that the module calls when it is not attached. Eager attention stands beside the module's class,
+    unregistered."""
     before = getattr(module.config._attn_implementation, "before", "sdpa")
     eager: Any = beside(module, "eager_attention_forward")
     function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(before, eager)

@@ -6,19 +6,19 @@ nothing else of the cache, finds the sessions by the tensor (`layer_of`). There 
 
 import math
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 import kvdb
 from kvdb.errors import ShapeError, Unsupported
-from query_optimizer.wanted import Wanted
+from query_optimizer.query_options import NO_OPTIONS
 
 _LAYER = "_kvdb_layer"
-ANYTHING = Wanted()
 
 
 class StoredLength(int):
@@ -27,30 +27,30 @@ class StoredLength(int):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence of a batch. padding: how many columns of the batch stand left of its first token."""
+    """One sequence of a batch.
+
+    padding: how many columns of its prompt hold no token of it. unstored: the column, if any, whose query is answered though its
+    key is not stored: the last one of a prompt that ends in padding.
+    """
 
     session: kvdb.Session
     padding: int = 0
+    unstored: int | None = None
 
 
 class Batch:
-    """What the layers of one cache share.
+    """The state that the layers of one cache share.
 
-    wanted: which tokens are read. db: answers all rows in one call; None, as for a single row: each by itself. waiting: the layer
-    whose new keys have not come to the attention function yet.
+    options: which tokens are read. db: answers all rows in one call; None, as for a single row: each by itself. waiting: the
+    layer whose new keys have not come to the attention function yet.
     """
 
-    def __init__(self, spec: kvdb.ModelSpec, rows: list[Row], wanted: Wanted, db: kvdb.Client | None = None) -> None:
+    def __init__(self, spec: kvdb.ModelSpec, rows: list[Row], options: kvdb.QueryOptions, db: kvdb.Client | None = None) -> None:
         self.spec = spec
         self.db = db
         self.rows = rows
-        self.wanted = wanted
+        self.options = options
         self.waiting: int | None = None
-
-    @property
-    def how(self) -> dict[str, Any]:
-        """What is wanted, as a call takes it."""
-        return {"retrieval": self.wanted.retrieval, "max_missed_mass": self.wanted.missed_mass_max, "hints": self.wanted.hints}
 
     def check_answered(self) -> None:
         """Raises Unsupported when a layer's keys never came to the attention function, so that kvdb did not see them."""
@@ -112,13 +112,16 @@ class SessionLayer(CacheLayerMixin):
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         batch, rows = self.batch, self.batch.rows
-        starts = [self.length - row.padding for row in rows]
-        if len(rows) > 1 and batch.db is not None:
+        starts = [None if row.unstored == self.length else self.length - row.padding for row in rows]
+        known = [start for start in starts if start is not None]
+        if len(known) == len(rows) > 1 and batch.db is not None:
             sessions = [row.session for row in rows]
-            together: torch.Tensor = batch.db.attend(sessions, self.number, q, k, v, starts=starts, **batch.how)
+            together: torch.Tensor = batch.db.attend(sessions, self.number, q, k, v, starts=known, options=batch.options)
             return together
         outs = [
-            row.session.attend(self.number, q[i], k[i], v[i], start=start, **batch.how)
+            row.session.attention(self.number, q[i], options=batch.options)
+            if start is None
+            else row.session.attend(self.number, q[i], k[i], v[i], start=start, options=batch.options)
             for i, (row, start) in enumerate(zip(rows, starts, strict=True))
         ]
         return outs[0].unsqueeze(0) if len(outs) == 1 else torch.stack(outs)
@@ -139,14 +142,19 @@ class SessionLayer(CacheLayerMixin):
 class SessionCache(Cache):
     """The cache of one batch, over the sessions of its rows. At the end of a `with` the sessions are closed.
 
-    length: columns that the sessions hold already; row i holds `length - rows[i].padding` tokens of them. wanted: which tokens
+    length: columns that the sessions hold already; row i holds `length - rows[i].padding` tokens of them. options: which tokens
     every query reads. db: where several rows are answered together, None to answer each by itself.
     """
 
     def __init__(
-        self, spec: kvdb.ModelSpec, rows: list[Row], length: int, wanted: Wanted = ANYTHING, db: kvdb.Client | None = None
+        self,
+        spec: kvdb.ModelSpec,
+        rows: list[Row],
+        length: int,
+        options: kvdb.QueryOptions = NO_OPTIONS,
+        db: kvdb.Client | None = None,
     ) -> None:
-        self._batch = Batch(spec, list(rows), wanted, db)
+        self._batch = Batch(spec, list(rows), options, db)
         super().__init__(layers=[SessionLayer(number, self._batch, length) for number in range(spec.layers)])
 
     @property
@@ -171,9 +179,10 @@ class SessionCache(Cache):
         """Fork each row, so that `repeats` rows in a row go on from it."""
         self._select([row for row in range(len(self._batch.rows)) for _ in range(repeats)])
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep these rows, in this order."""
-        self._select(indices.tolist())
+    def batch_select_indices(self, indices: Any) -> None:
+        """Keep these rows, in this order. indices: whatever picks rows of a tensor, such as numbers or a mask."""
+        picked = np.asarray(indices.cpu() if isinstance(indices, torch.Tensor) else indices)
+        self._select(np.arange(len(self._batch.rows))[picked].ravel().tolist())
 
     def crop(self, tokens_to_remove: int) -> None:
         """Raises Unsupported: what a session holds is not taken back."""
@@ -205,7 +214,7 @@ class SessionCache(Cache):
             for index in indices:
                 row = old[index]
                 if index in taken:
-                    row = Row(row.session.fork(), row.padding)
+                    row = replace(row, session=row.session.fork())
                     undo.callback(row.session.close)
                 taken.add(index)
                 new.append(row)

@@ -1,33 +1,30 @@
 """An attached model: generation over contexts that live in the database."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 import kvdb
-import kvdb.check as check
 from engine_adapter.base import Blend, Inspect, Progress, Report
 from engine_adapter.transformers.attention import Attached
-from engine_adapter.transformers.cache import ANYTHING, Row, SessionCache
+from engine_adapter.transformers.cache import Row, SessionCache
+from engine_adapter.transformers.decode_stats import counters_of, decode_stats
+from engine_adapter.transformers.keep import Names, check_free, keep_answers, names_of
 from engine_adapter.transformers.options import beams_of, settings_of
 from engine_adapter.transformers.prefill import prefill
-from engine_adapter.transformers.prompts import Prompt, Prompts, as_row, end_tokens, prompts_of
-from engine_adapter.transformers.reading import count, reading_since
+from engine_adapter.transformers.prompts import Prompt, Prompts, as_row, prompts_of
 from engine_adapter.transformers.recompute import recompute as recomputed
-from engine_adapter.transformers.support import check_dropout, text_config
-from indexes.retrieval import Retrieval
+from engine_adapter.transformers.support import check_dropout, check_positions, text_config
 from kvdb.blend.strategies import Recompute
-from kvdb.errors import AlreadyExists, InvalidArgument, NotFound, Unsupported
-from query_optimizer.wanted import Wanted
-
-Names = Sequence[str | None]
+from kvdb.client.query_keywords import keywords_in, query_options
+from kvdb.errors import InvalidArgument
+from query_optimizer.query_options import NO_OPTIONS
 
 
 class TransformersEngine:
@@ -44,65 +41,65 @@ class TransformersEngine:
         self._piece_tokens = piece_tokens
         self._token_seconds: float | None = None  # of one token in one layer, of the last recompute
 
-    def generate(  # noqa: PLR0913  # what `model.generate` takes, and what a query does
+    def generate(
         self,
         input_ids: Any = None,
         attention_mask: Any = None,
         *,
         keep: str | Names | None = None,
         inspect: Inspect | None = None,
-        retrieval: Retrieval | None = None,
-        max_missed_mass: float | None = None,
-        hints: kvdb.Hints | None = None,
+        options: kvdb.QueryOptions | None = None,
         parts: Iterable[Any] | None = None,
         recompute: float | Recompute | None = None,
-        **options: Any,
+        **generation: Any,
     ) -> Any:
-        """What `model.generate` returns for the same arguments, computing only what the database has not stored of the prompts.
+        """The result of `model.generate` for the same arguments; only what is not stored of the prompts is computed.
 
-        input_ids: `[rows, columns]`; attention_mask: 0 on padding, which stands on the left. Each row is a session of its own.
+        input_ids: `[rows, columns]`, None to begin with the model's bos_token_id; attention_mask: 0 on padding, wherever it is.
+        Each row is a session of its own.
         The sessions are closed at the end, so a returned `past_key_values` can be looked at but not gone on with; a chat goes on
         by `keep`: the name under which prompt and answer are stored (all but the last token, which the model has not read yet),
         or a list of them, one a returned sequence, None for those to forget. inspect: sees the sessions before they are closed.
-        retrieval, max_missed_mass, hints: which tokens a question and the steps behind it read, and how, see
-        `kvdb.Session.attention`; a long text that is not stored reads everything. parts: in place of input_ids one prompt of
-        chunks and token ids, see `kvdb.Client.create_session`; the last part is token ids. recompute: the share of the chunks'
-        tokens that is computed anew, or a `kvdb.Recompute` that says more. options: all else that `model.generate` takes.
+        options, or the keywords retrieval, max_missed_mass, estimate_tail and hints in its place: which tokens a question and the
+        steps behind it read, and how, see `kvdb.Session.attention`; a long text that is not stored reads everything. parts: in
+        place of input_ids one prompt of chunks and token ids, see `kvdb.Client.create_session`; the last part is token ids.
+        recompute: the share of the chunks' tokens that is computed anew, or a `kvdb.Recompute` that says more. generation: all
+        else that `model.generate` takes.
 
-        Raises Unsupported for what kvdb cannot do (other padding, other inputs than token ids, modes that take tokens back),
-        InvalidArgument, AlreadyExists for a name in `keep` that is taken, IntegrityError for chunks of another text or model, and
-        what the database raises. Nothing is stored then, and every session is closed.
+        Raises Unsupported for what kvdb cannot do (other inputs than token ids, modes that take tokens back), InvalidArgument,
+        also for a prompt longer than the model's positions, AlreadyExists for a name in `keep` that is taken, IntegrityError for
+        chunks of another text or model, and what the database raises. Nothing is stored then, and every session is closed.
         """
         started = perf_counter()
         self._check_ready()
-        wanted = check.wanted(retrieval, max_missed_mass, estimate_tail=False, hints=hints)
-        settings = settings_of(self._model, options)
-        given = _one_of(options.pop("inputs", None) if input_ids is None else input_ids, parts, recompute)
+        query = query_options(options, **keywords_in(generation))
+        settings = settings_of(self._model, generation)
+        given = _one_of(generation.pop("inputs", None) if input_ids is None else input_ids, parts, recompute)
         prompts = None if parts is not None else prompts_of(given, attention_mask, settings)
-        names = self._names(keep, 1 if prompts is None else len(prompts.rows), settings)
-        clock = _FirstToken.among(options)
-        with ExitStack() as opened:
+        names = names_of(self._db, keep, 1 if prompts is None else len(prompts.rows), settings)
+        clock = _FirstToken.among(generation)
+        with ExitStack() as stack:
             if prompts is None:
-                prompts, rows, blend = self._lay_out(given, Recompute.of(recompute), wanted, opened)
+                prompts, rows, blend = self._lay_out(given, Recompute.of(recompute), query, stack)
             else:
-                rows, blend = [self._open(prompt, wanted, opened) for prompt in prompts.rows], None
+                rows, blend = [self._open(prompt, query, stack) for prompt in prompts.rows], None
             ids, columns = prompts.ids, prompts.ids.shape[1]
             reused = tuple(row.session.reused for row in rows)
-            cache = opened.enter_context(SessionCache(self.spec, rows, columns - 1, wanted, self._db))
+            cache = stack.enter_context(SessionCache(self.spec, rows, columns - 1, query, self._db))
             cache.batch_repeat_interleave(beams_of(settings))
-            before = count(cache.sessions)
+            before = counters_of(cache.sessions)
             prefilled = perf_counter()
             answer = self._model.generate(  # type: ignore[operator]  # transformers does not type it
-                ids, attention_mask=prompts.mask, past_key_values=cache, **options
+                ids, attention_mask=prompts.mask, past_key_values=cache, **generation
             )
             cache.check_answered()
             sequences = answer if isinstance(answer, torch.Tensor) else answer.sequences
-            report = self._report(cache.sessions[0], prompts.rows, reused, _Times(started, prefilled, clock.first), wanted)
-            reading = reading_since(before, cache.sessions, self.spec)
-            self.last = replace(report, generated=sequences.shape[1] - columns, reading=reading, blend=blend)
+            report = self._report(cache.sessions[0], prompts.rows, reused, _Times(started, prefilled, clock.first), query)
+            decode = decode_stats(before, cache.rows, self.spec)
+            self.last = replace(report, generated=sequences.shape[1] - columns, decode=decode, blend=blend)
             if inspect is not None:
                 inspect(cache.sessions)
-            self._keep(names, cache.rows, sequences, columns, settings)
+            keep_answers(self._db, names, cache.sessions, prompts, sequences, settings)
         return answer
 
     def store(self, *, name: str, input_ids: Any, progress: Progress | None = None) -> kvdb.Context:
@@ -114,12 +111,13 @@ class TransformersEngine:
         started = perf_counter()
         self._check_ready()
         tokens = as_row(input_ids)
-        self._check_free(name)
+        check_positions(self._model, len(tokens))
+        check_free(self._db, name)
         with self._db.create_session(self.spec, tokens) as session:
             prefill(self._model, session, tokens, self._piece_tokens, progress)
             prefilled = perf_counter()
             context = self._db.store(session, name=name)
-            self.last = self._report(session, [Prompt(tokens, 0)], (session.reused,), _Times(started, prefilled, None))
+            self.last = self._report(session, [Prompt(tokens)], (session.reused,), _Times(started, prefilled, None))
         return context
 
     def store_chunk(self, *, name: str, input_ids: Any, progress: Progress | None = None) -> kvdb.Context:
@@ -131,7 +129,8 @@ class TransformersEngine:
         started = perf_counter()
         self._check_ready()
         tokens = as_row(input_ids)
-        self._check_free(name)
+        check_positions(self._model, len(tokens))
+        check_free(self._db, name)
         known = self._db.name_chunk(self.spec, tokens, name=name)
         if known is not None:
             if progress is not None:
@@ -141,7 +140,7 @@ class TransformersEngine:
             prefill(self._model, session, tokens, self._piece_tokens, progress)
             prefilled = perf_counter()
             context = self._db.store(session, name=name, tokens=tokens, chunk=True)
-            self.last = self._report(session, [Prompt(tokens, 0)], (0,), _Times(started, prefilled, None))
+            self.last = self._report(session, [Prompt(tokens)], (0,), _Times(started, prefilled, None))
         return context
 
     def _report(
@@ -150,9 +149,9 @@ class TransformersEngine:
         prompts: list[Prompt],
         reused: tuple[int, ...],
         times: "_Times",
-        wanted: Wanted = ANYTHING,
+        options: kvdb.QueryOptions = NO_OPTIONS,
     ) -> Report:
-        """Of a call that generated nothing."""
+        """The report of a call that generated nothing."""
         first = times.first_token
         return Report(
             reused=reused,
@@ -161,86 +160,33 @@ class TransformersEngine:
             prefill_seconds=times.prefilled - times.started,
             first_token_seconds=None if first is None else first - times.started,
             seconds=perf_counter() - times.started,
-            explain=session.explain(
-                self.spec.layers - 1,
-                retrieval=wanted.retrieval,
-                max_missed_mass=wanted.missed_mass_max,
-                hints=wanted.hints,
-            ),
+            explain=session.explain(self.spec.layers - 1, options=options),
         )
 
-    def _open(self, prompt: Prompt, wanted: Wanted, opened: ExitStack) -> Row:
-        """A session over all of a prompt but its last token, which `generate` puts through the model to have its logits."""
-        known = prompt.tokens[:-1]
-        session = opened.enter_context(self._db.create_session(self.spec, known))
-        prefill(self._model, session, known, self._piece_tokens, wanted=wanted)
-        return Row(session, prompt.padding)
+    def _open(self, prompt: Prompt, options: kvdb.QueryOptions, stack: ExitStack) -> Row:
+        """A session over all of a prompt but its last column, which `generate` puts through the model to have its logits."""
+        check_positions(self._model, len(prompt.tokens))
+        session = stack.enter_context(self._db.create_session(self.spec, prompt.known))
+        prefill(self._model, session, prompt.known, self._piece_tokens, options=options)
+        columns = len(prompt.tokens) + prompt.padding
+        return Row(session, prompt.padding, columns - 1 if prompt.ends_in_padding else None)
 
     def _lay_out(
-        self, parts: Iterable[Any], options: Recompute, wanted: Wanted, opened: ExitStack
+        self, parts: Iterable[Any], recompute: Recompute, options: kvdb.QueryOptions, stack: ExitStack
     ) -> tuple[Prompts, list[Row], Blend]:
         """A session over parts, recomputed and filled up to the last token, as in `_open`."""
         started = perf_counter()
-        session = opened.enter_context(self._db.create_session(self.spec, parts=parts))
+        session = stack.enter_context(self._db.create_session(self.spec, parts=parts))
         tokens = torch.from_numpy(session.tokens.astype(np.int64))
+        check_positions(self._model, len(tokens))
         if len(tokens) == session.start:
             raise InvalidArgument("the last part is a context; expected token ids behind it, such as a question, to go on from")
-        choice = session.plan_recompute(seconds=self._token_seconds, floor=options.floor, ratio=options.ratio)
-        done = recomputed(self._model, session, replace(options, ratio=choice.ratio))
+        choice = session.plan_recompute(seconds=self._token_seconds, floor=recompute.floor, ratio=recompute.ratio)
+        done = recomputed(self._model, session, replace(recompute, ratio=choice.ratio))
         self._token_seconds = done.token_seconds or self._token_seconds
-        blend = Blend(done.reused, done.recomputed, done.fresh, choice, options.strategy, perf_counter() - started)
-        prefill(self._model, session, tokens[:-1], self._piece_tokens, wanted=wanted)
-        return Prompts(tokens[None], None, [Prompt(tokens, 0)]), [Row(session)], blend
-
-    def _keep(self, names: Names, rows: Sequence[Row], sequences: torch.Tensor, columns: int, settings: GenerationConfig) -> None:
-        """Store what is asked to be kept. columns: of the prompts. A failure takes back what was stored before it."""
-        with ExitStack() as undo:
-            for name, row, sequence in zip(names, rows, sequences, strict=False):  # names is empty when nothing is kept
-                if name is not None:
-                    count = columns - row.padding + answer_length(sequence[columns:-1], settings)
-                    self._store_beginning(row.session, sequence[row.padding : -1], count, name)
-                    undo.callback(self._db.drop, name)
-            undo.pop_all()
-
-    def _store_beginning(self, session: kvdb.Session, tokens: torch.Tensor, count: int, name: str) -> None:
-        """Store a session's first `count` tokens; what follows is the filling of a row that ended before the others of its batch.
-
-        The whole is stored under a passing name, so that a view of its beginning can be.
-        """
-        if count == len(tokens):
-            self._db.store(session, name=name, tokens=tokens)
-            return
-        whole = f"{name} (whole, {uuid4().hex})"
-        self._db.store(session, name=whole, tokens=tokens)
-        try:
-            with self._db.create_session(self.spec, tokens[:count]) as beginning:
-                self._db.store(beginning, name=name)
-        finally:
-            self._db.drop(whole)
-
-    def _names(self, keep: str | Names | None, rows: int, settings: GenerationConfig) -> Names:
-        """One name a returned sequence, checked to be free. Raises InvalidArgument, AlreadyExists or Unsupported."""
-        if keep is None:
-            return []
-        names = [keep] if isinstance(keep, str) else list(keep)
-        if (settings.num_beams or 1) > 1:
-            raise Unsupported("keep= with beam search, where the sessions of returned sequences are gone; call engine.store then")
-        expected = rows * beams_of(settings)
-        if len(names) != expected:
-            raise InvalidArgument(f"keep= names {len(names)} sequences; expected {expected}, one name or None for each returned")
-        given = [name for name in names if name is not None]
-        if len(set(given)) < len(given):
-            raise InvalidArgument(f"keep= gives one name to two sequences ({', '.join(given)}); expected a name for each")
-        for name in given:
-            self._check_free(name)
-        return names
-
-    def _check_free(self, name: str) -> None:
-        try:
-            self._db.get(name)
-        except NotFound:
-            return
-        raise AlreadyExists(f"there is a context named {name!r}; take another name, or drop it first")
+        blend = Blend(done.reused, done.recomputed, done.fresh, choice, perf_counter() - started)
+        prefill(self._model, session, tokens[:-1], self._piece_tokens, options=options)
+        return Prompts(tokens[None], None, [Prompt(tokens)]), [Row(session)], blend
 
     def _check_ready(self) -> None:
         name = text_config(self._model)._attn_implementation
@@ -249,19 +195,8 @@ class TransformersEngine:
         check_dropout(self._model)
 
 
-def answer_length(answer: torch.Tensor, settings: GenerationConfig) -> int:
-    """How many of a row's new tokens count: up to the first that ends a text, and no padding behind."""
-    ends = torch.isin(answer, torch.tensor(end_tokens(settings), dtype=answer.dtype, device=answer.device)).nonzero()
-    if len(ends):
-        return int(ends[0]) + 1
-    real = answer.ne(-1 if settings.pad_token_id is None else settings.pad_token_id).nonzero()
-    return int(real[-1]) + 1 if len(real) else 0
-
-
 def _one_of(input_ids: Any, parts: Iterable[Any] | None, recompute: float | Recompute | None) -> Any:
-    """Whichever of input_ids and parts was given. Raises InvalidArgument for both, none, or what goes with the other."""
-    if input_ids is None and parts is None:
-        raise InvalidArgument("input_ids are a NoneType; expected a tensor of token ids, or parts=")
+    """Whichever of input_ids and parts was given. Raises InvalidArgument for both, or for what goes with the other."""
     if input_ids is not None and parts is not None:
         raise InvalidArgument("generate was given input_ids and parts=; expected one of the two")
     if parts is None and recompute is not None:

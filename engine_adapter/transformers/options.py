@@ -1,4 +1,4 @@
-"""What a call of `generate` asks for, and what of it kvdb cannot do."""
+"""The settings of a call of `generate`, and the refusal of those that kvdb cannot do."""
 
 import inspect
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ REFUSED = {
 def settings_of(model: PreTrainedModel, options: Mapping[str, Any]) -> GenerationConfig:
     """The generation config that `model.generate(**options)` will work with.
 
-    It is asked of transformers itself, which merges the call, the given config and the model's by rules of its own. Raises
+    Transformers itself makes it: it merges the call, the given config and the model's by rules of its own. Raises
     Unsupported for a generation mode that takes tokens back, for inputs other than token ids, and for what is in REFUSED.
     """
     loose = {name: value for name, value in options.items() if name not in OWN and value is not None}

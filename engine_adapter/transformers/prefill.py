@@ -6,13 +6,12 @@ from transformers import PreTrainedModel
 import kvdb
 from engine_adapter.base import Progress
 from engine_adapter.transformers.cache import Row, SessionCache
-from query_optimizer.wanted import Wanted
 
 QUESTION_TOKENS_MAX = 256
 """More tokens than these behind what is stored are a text of their own, and read everything: what they leave in the database has
 to be what the model makes of it."""
 
-EXACT = Wanted(kvdb.Exact())
+EXACT = kvdb.QueryOptions(kvdb.Exact())
 
 
 def prefill(
@@ -21,18 +20,18 @@ def prefill(
     tokens: torch.Tensor,
     piece_tokens: int,
     progress: Progress | None = None,
-    wanted: Wanted = EXACT,
+    options: kvdb.QueryOptions = EXACT,
 ) -> None:
     """Compute tokens [session.start, n) and leave their keys and values in the session.
 
-    tokens: int64 `[n]`, all of the prompt. progress: called as (done, n), first with what was stored already. wanted: which
+    tokens: int64 `[n]`, all of the prompt. progress: called as (done, n), first with what was stored already. options: which
     tokens a question reads, one of up to QUESTION_TOKENS_MAX tokens; more are a text, which reads everything. Only the decoder
     runs; nobody asks for the head's logits. Raises Unsupported and what `Session.attend` raises; the session is then unfinished.
     """
     decoder = model.get_decoder()
     n = len(tokens)
-    asked = wanted if n - session.start <= QUESTION_TOKENS_MAX else EXACT
-    cache = SessionCache(session.spec, [Row(session)], session.start, asked)
+    chosen = options if n - session.start <= QUESTION_TOKENS_MAX else EXACT
+    cache = SessionCache(session.spec, [Row(session)], session.start, chosen)
     if progress is not None:
         progress(session.start, n)
     with torch.no_grad():

@@ -6,15 +6,22 @@ from typing import Any, NamedTuple
 import torch
 from transformers import GenerationConfig
 
-from kvdb.errors import DtypeError, InvalidArgument, ShapeError, Unsupported
+from kvdb.errors import DtypeError, InvalidArgument, ShapeError
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One row. tokens: int64 `[n]`, without padding; padding: how many columns stand left of the first."""
+    """One row. tokens: int64 `[n]`, without padding; padding: how many columns hold none of them. ends_in_padding: the last
+    column is one of those, so that its query is what the first new token comes from."""
 
     tokens: torch.Tensor
-    padding: int
+    padding: int = 0
+    ends_in_padding: bool = False
+
+    @property
+    def known(self) -> torch.Tensor:
+        """The tokens whose keys and values must be there before the last column goes through the model."""
+        return self.tokens if self.ends_in_padding else self.tokens[:-1]
 
 
 class Prompts(NamedTuple):
@@ -26,9 +33,19 @@ class Prompts(NamedTuple):
 
 
 def prompts_of(input_ids: Any, attention_mask: Any, settings: GenerationConfig) -> Prompts:
-    """A batch as `generate` is given it. Raises what `as_batch` and `rows_of` raise."""
+    """A batch as `generate` is given it; where no ids are given, each row begins with the token that begins a text.
+
+    Raises what `as_batch` and `rows_of` raise, and InvalidArgument where there is nothing to begin with.
+    """
+    mask = None if attention_mask is None else torch.as_tensor(attention_mask)
+    if input_ids is None:
+        if settings.bos_token_id is None:
+            raise InvalidArgument(
+                "input_ids are a NoneType, and the model has no bos_token_id to begin with; expected token ids, or parts="
+            )
+        input_ids = torch.full((1 if mask is None else mask.shape[0], 1), settings.bos_token_id)
     ids = as_batch(input_ids)
-    mask = inferred_mask(ids, settings) if attention_mask is None else torch.as_tensor(attention_mask)
+    mask = inferred_mask(ids, settings) if mask is None else mask
     return Prompts(ids, mask, rows_of(ids, mask))
 
 
@@ -72,25 +89,20 @@ def end_tokens(settings: GenerationConfig) -> list[int]:
 def rows_of(ids: torch.Tensor, mask: torch.Tensor | None) -> list[Prompt]:
     """The prompts of a batch; mask: 0 where a column is padding, shaped like ids, None for no padding.
 
-    Raises ShapeError for a mask of another shape, InvalidArgument for a row without tokens, Unsupported for padding that is not
-    all on the left.
+    Padding may stand anywhere; a token's position is the number of tokens before it, as transformers counts. Raises ShapeError
+    for a mask of another shape, InvalidArgument for a row without tokens.
     """
     if mask is None:
-        return [Prompt(row, 0) for row in ids]
+        return [Prompt(row) for row in ids]
     if mask.shape != ids.shape:
         raise ShapeError(f"attention_mask has the shape {tuple(mask.shape)}; expected {tuple(ids.shape)}, as input_ids have")
     real = mask.to(ids.device).bool()
     prompts = []
     for number, (row, here) in enumerate(zip(ids, real, strict=True)):
-        length = int(here.sum())
-        if not length:
+        tokens = row[here]
+        if not len(tokens):
             raise InvalidArgument(f"row {number} is all padding; expected at least one token to go on from")
-        if not here[-length:].all():
-            raise Unsupported(
-                f"row {number} has padding right of its first token; kvdb takes padding on the left only, so tokenize with "
-                "padding_side='left', or pass attention_mask where the pad token stands for itself"
-            )
-        prompts.append(Prompt(row[-length:], len(row) - length))
+        prompts.append(Prompt(tokens, len(row) - len(tokens), ends_in_padding=not here[-1]))
     return prompts
 
 

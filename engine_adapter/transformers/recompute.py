@@ -17,24 +17,25 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 import kvdb
-from engine_adapter.transformers.cache import ANYTHING, Batch, Row, SessionLayer
+from engine_adapter.transformers.cache import Batch, Row, SessionLayer
 from engine_adapter.transformers.support import decoder_layers
 from kvdb.blend import strategies
 from kvdb.blend.strategies import Recompute
 from kvdb.errors import IntegrityError, Unsupported
 from kvdb.types import Positions
+from query_optimizer.query_options import NO_OPTIONS
 
 PROBED_TOKENS = 64
-"""Of the first layer, whose stored keys must be those that the model computes."""
+"""How many tokens of the first layer are compared; their stored keys must be those that the model computes."""
 FIRST_LAYER_DEVIATION_MAX = 0.1
-"""Of keys and values in parts of their size, added: rounding in 16 bits comes to less than 0.02, another text to about 2."""
+"""The largest relative deviation of such a token: rounding in 16 bits comes to less than 0.02, another text to about 2."""
 
 
 @dataclass(frozen=True)
 class Recomputed:
-    """What a recompute did. reused: tokens whose stored KV stayed; recomputed: tokens of chunks that were computed anew, the mean
-    over the layers behind the first; fresh: tokens of which nothing was stored. token_layers: how often a token went through a
-    layer. seconds: of all of it."""
+    """The result of a recompute. reused: tokens whose stored KV stayed. recomputed: tokens of chunks that were computed anew, the
+    mean over the layers behind the first. fresh: tokens of which nothing was stored. token_layers: how often a token went through
+    a layer. seconds: the whole recompute."""
 
     reused: float
     recomputed: float
@@ -44,7 +45,7 @@ class Recomputed:
 
     @property
     def token_seconds(self) -> float | None:
-        """Of one token in one layer; None where nothing was computed."""
+        """Seconds of one token in one layer; None where nothing was computed."""
         return self.seconds / self.token_layers if self.token_layers else None
 
 
@@ -81,7 +82,6 @@ class _Selection:
         self.chunks = strategies.inside(spans, total)
         self.gaps = strategies.inside([(part.begin, part.end) for part in placed if part.kind == "tokens"], total)
         self.strategy = strategies.make(options, spans, total, session.spec.layers)
-        self.score = options.score
         self.entering = self.strategy.start() | self.gaps
         self.overlaid = self.token_layers = 0
 
@@ -132,7 +132,7 @@ class _Run:
 
     def through(self, model: PreTrainedModel, ids: torch.Tensor) -> None:
         """Put the tokens `[n]` through the model's layers. Raises Unsupported for layers that cannot be run on some tokens."""
-        batch = Batch(self._session.spec, [Row(self._session)], ANYTHING)
+        batch = Batch(self._session.spec, [Row(self._session)], NO_OPTIONS)
         cache = Cache(layers=[_Layer(number, batch, self) for number in range(self._session.spec.layers)])
         positions = torch.from_numpy(self._positions).to(model.device)
         with ExitStack() as hooks:
@@ -168,7 +168,7 @@ class _Run:
         some = stored[:: max(1, -(-len(stored) // PROBED_TOKENS))]
         if not len(some):
             return
-        deviations = self._session.deviation(0, self._positions[some], k[:, some], v[:, some], score="both")
+        deviations = self._session.deviation(0, self._positions[some], k[:, some], v[:, some], score="relative")
         worst = int(deviations.argmax())
         if float(deviations[worst]) > FIRST_LAYER_DEVIATION_MAX:
             raise IntegrityError(
@@ -183,18 +183,18 @@ class _Run:
         def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
             hidden, *rest = args
             if len(self._kept) < self._entered:
-                rest, kwargs = _of(self._kept, self._entered, (rest, kwargs))
+                rest, kwargs = _selected(self._kept, self._entered, (rest, kwargs))
             if not self._selection.strategy.checks(number):
                 return (hidden, *rest), kwargs
             probed = self._probe(number, module, (hidden, *rest), kwargs)
-            scores = self._session.deviation(number, self._positions, probed.k[0], probed.v[0], score=self._selection.score)
+            scores = self._session.deviation(number, self._positions, probed.k[0], probed.v[0])
             going = np.flatnonzero(self._selection.strategy.goes_on(number, self._positions, scores.cpu().numpy()))
             if not len(going):  # the layers behind take nothing anew
                 self._next = self._session.spec.layers
                 raise _Done
             before = len(self._positions)
             self._positions, self._kept = self._positions[going], self._kept[going]
-            hidden, rest, kwargs = _of(going, before, (hidden, rest, kwargs))
+            hidden, rest, kwargs = _selected(going, before, (hidden, rest, kwargs))
             return (hidden, *rest), kwargs
 
         return hook
@@ -211,15 +211,16 @@ class _Run:
         raise Unsupported(f"layer {number} did not hand its keys to its cache, so its tokens cannot be recomputed")
 
 
-def _of(tokens: npt.NDArray[np.int64], of: int, given: Any) -> Any:
-    """Some tokens of everything in `given` that holds `of` of them, along the first dimension or behind one of a batch of 1."""
+def _selected(tokens: npt.NDArray[np.int64], total: int, given: Any) -> Any:
+    """A copy of `given` with some tokens only in each tensor that holds `total`, in the first dimension or behind a batch of
+    1."""
     if isinstance(given, torch.Tensor):
         index = torch.from_numpy(tokens).to(given.device)
-        if given.ndim >= 2 and given.shape[:2] == (1, of):
+        if given.ndim >= 2 and given.shape[:2] == (1, total):
             return given.index_select(1, index)
-        return given.index_select(0, index) if given.ndim and given.shape[0] == of else given
+        return given.index_select(0, index) if given.ndim and given.shape[0] == total else given
     if isinstance(given, dict):
-        return {name: _of(tokens, of, value) for name, value in given.items()}
+        return {name: _selected(tokens, total, value) for name, value in given.items()}
     if isinstance(given, tuple | list):
-        return type(given)(_of(tokens, of, value) for value in given)
+        return type(given)(_selected(tokens, total, value) for value in given)
     return given

@@ -57,9 +57,10 @@ def spec_of(model: PreTrainedModel) -> kvdb.ModelSpec:
 def fingerprint_of(model: PreTrainedModel) -> str:
     """SHA-256, in hex, over the decoder's config and weights.
 
-    Of the config, every field but those in NO_MATTER. Of each parameter and persistent buffer, in the order of their names: name,
-    dtype, shape and up to SAMPLES values at even distances. The head is left out, for it changes no key. A change that misses
-    every sampled value, such as one edited embedding row, goes unseen. Raises Unsupported for weights that are not in memory.
+    It covers every field of the config but those in NO_MATTER, and of each parameter and persistent buffer, in the order of
+    their names: name, dtype, shape and up to SAMPLES values at even distances. The head is left out, for it changes no key. A
+    change that misses every sampled value, such as one edited embedding row, goes unseen. Raises Unsupported for weights that
+    are not in memory.
     """
     digest = hashlib.sha256()
     fields = {name: value for name, value in text_config(model).to_dict().items() if name not in NO_MATTER}
@@ -98,14 +99,16 @@ def _own_frequencies(model: PreTrainedModel, rope: kvdb.Rope, dim: int) -> tuple
     `model.to(torch.bfloat16)` rounds them with everything else; such a model turns by whole radians more or less at a few
     thousand positions, and its keys can only be moved as it does. Loading with `dtype=torch.bfloat16` rounds nothing.
     """
-    found = [module.inv_freq for module in model.get_decoder().modules() if isinstance(getattr(module, "inv_freq", None), Tensor)]
+    tensors = [
+        module.inv_freq for module in model.get_decoder().modules() if isinstance(getattr(module, "inv_freq", None), Tensor)
+    ]
     try:
         expected = inverse_frequencies(rope, dim)
     except Unsupported:
         return None
-    if not found or found[0].shape != expected.shape:
+    if not tensors or tensors[0].shape != expected.shape:
         return None
-    own = found[0].detach().double().cpu().numpy()
+    own = tensors[0].detach().double().cpu().numpy()
     return None if np.allclose(own, expected, rtol=1e-5, atol=0) else tuple(own.tolist())
 
 

@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from kvdb.errors import Unsupported
+from kvdb.errors import InvalidArgument, Unsupported
 from kvdb.types import HEAD_DIM_MAX
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
@@ -26,12 +26,12 @@ def head_dim(config: Any) -> int:
 
 def attention_modules(model: PreTrainedModel) -> list[Any]:
     """The attention layers of the text decoder, in order."""
-    found = [m for m in model.get_decoder().modules() if hasattr(m, "layer_idx") and type(m).__name__.endswith("Attention")]
-    return sorted(found, key=lambda module: int(module.layer_idx))
+    modules = [m for m in model.get_decoder().modules() if hasattr(m, "layer_idx") and type(m).__name__.endswith("Attention")]
+    return sorted(modules, key=lambda module: int(module.layer_idx))
 
 
 def decoder_layers(model: PreTrainedModel) -> list[Any]:
-    """The layers around them, in order: what takes hidden states and puts them out."""
+    """The decoder layers, in order: each holds one of the attention layers, and takes and returns hidden states."""
     decoder = model.get_decoder()
     attentions = {id(module) for module in attention_modules(model)}
     names = [name for name, module in decoder.named_modules() if id(module) in attentions]
@@ -40,7 +40,7 @@ def decoder_layers(model: PreTrainedModel) -> list[Any]:
 
 
 def beside(module: torch.nn.Module, name: str) -> Any:
-    """What stands under this name in the file that defines the module's class, or a class that it extends; None for nothing."""
+    """The object of this name in the file that defines the module's class, or a class that it extends; None for nothing."""
     homes = (sys.modules.get(kind.__module__) for kind in type(module).__mro__)
     return next((getattr(home, name) for home in homes if hasattr(home, name)), None)
 
@@ -56,6 +56,27 @@ def check_model(model: PreTrainedModel) -> None:
     _check_layers(model, config)
     if not model._supports_attention_backend or not model._can_set_attn_implementation():
         raise Unsupported(f"{_name(model)} does not call its attention through transformers' AttentionInterface; {SERVED}")
+
+
+def positions_max(model: PreTrainedModel) -> int | None:
+    """How many positions a prompt may have, where the config says so. A RoPE that stretches positions multiplies them."""
+    config = text_config(model)
+    positions = getattr(config, "max_position_embeddings", None)
+    if not positions:
+        return None
+    rope = getattr(config, "rope_parameters", None) or {}
+    trained = {"linear": positions, "yarn": rope.get("original_max_position_embeddings") or positions}
+    return max(int(positions), int(trained.get(str(rope.get("rope_type")), 0) * float(rope.get("factor") or 1)))
+
+
+def check_positions(model: PreTrainedModel, tokens: int) -> None:
+    """Raises InvalidArgument for a prompt with more tokens than the model has positions: it would answer from noise."""
+    most = positions_max(model)
+    if most is not None and tokens > most:
+        raise InvalidArgument(
+            f"the prompt has {tokens} tokens; the model has {most} positions (max_position_embeddings), so shorten the prompt, "
+            "or load the model with a RoPE scaling that reaches as far"
+        )
 
 
 def check_dropout(model: PreTrainedModel) -> None:

@@ -1,23 +1,23 @@
-"""Pages with the largest and smallest of every channel (Quest, arXiv 2406.10774)."""
+"""Pages with the largest and the smallest value of every channel (Quest, arXiv 2406.10774)."""
 
 from typing import Self
 
 from indexes.base import BuildCost, Float32
 from indexes.blocks import Blocks
+from indexes.coarse.cost import PageCost
+from indexes.coarse.index import PagedIndex
 from indexes.coarse.layout import Layout
-from indexes.coarse.paged import Paged
-from indexes.coarse.work import Work
 
 
-class Bounds(Paged):
-    """Exact: no key of a page lies above q+ . max + q- . min, so a page below the threshold is passed over rightly.
+class Bounds(PagedIndex):
+    """An exact index: no key of a page lies above q+ . max + q- . min, so that a page below the threshold holds nothing.
 
     Every retrieval finds what brute force finds. Keys that differ in many channels make the bound loose, and then most pages
-    are read: this kind guarantees, it does not save.
+    are read: this kind guarantees much and saves little.
     """
 
     kind = "coarse-bounds"
-    work = Work(
+    page_cost = PageCost(
         scan=1.25,
         tokens=5000.0,
         growth=0.225,
@@ -31,11 +31,11 @@ class Bounds(Paged):
     def build(
         cls,
         blocks: Blocks,
-        samples: Float32 | None = None,  # noqa: ARG003, pages need none
+        query_samples: Float32 | None = None,  # noqa: ARG003, pages need none
         page_size: int = 16,
         segment_tokens: int = 8192,
     ) -> Self:
-        """Raises ValueError for sizes that do not fit."""
+        """Build an index over all keys of `blocks`. Raises ValueError for sizes that do not fit."""
         return cls._build(blocks, Layout(page_size, segment_tokens, margin=1.0, exact=True, box=True))
 
     @classmethod

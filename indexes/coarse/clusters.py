@@ -5,25 +5,25 @@ from typing import Self
 from indexes.accelerate import Accelerator
 from indexes.base import BuildCost, Float32
 from indexes.blocks import Blocks
+from indexes.coarse.cost import PageCost
+from indexes.coarse.index import PagedIndex
 from indexes.coarse.layout import Layout
-from indexes.coarse.paged import Paged
-from indexes.coarse.work import Work
 
 
-class Clusters(Paged):
-    """Approximate: a cluster is read when its centroid and a margin of its reach come up to the threshold.
+class Clusters(PagedIndex):
+    """An approximate index: a cluster is read when its centroid plus a margin of its reach comes up to the threshold.
 
-    What is found has exact scores; with margin 1 nothing is overlooked. The reach is what no key of a cluster exceeds, which few
-    come near: a little less of it spares most of the clusters that hold nothing, all the more the longer the context. Attention
-    over the clusters that were not read can be estimated (`estimate_tail`): the weight of the centroid times the visible tokens,
-    with their mean value.
+    What is found has exact scores; with margin 1 nothing is overlooked. No key of a cluster lies above centroid plus reach, and
+    few come near: a margin a little below 1 spares most of the clusters that hold nothing, the more of them the longer the
+    context. TopP reads on until the bounds of the unread clusters say that the share is reached. Attention over the unread
+    clusters can be estimated (`estimate_tail`): the weight of the centroid times the visible tokens, with their mean value.
     """
 
     kind = "coarse-clusters"
     accelerated = True
     estimates_tail = True
 
-    work = Work(
+    page_cost = PageCost(
         scan=5.5,
         tokens=250.0,
         growth=0.05,
@@ -38,7 +38,7 @@ class Clusters(Paged):
     def build(  # noqa: PLR0913, settings by name
         cls,
         blocks: Blocks,
-        samples: Float32 | None = None,  # noqa: ARG003, pages need none
+        query_samples: Float32 | None = None,  # noqa: ARG003, pages need none
         page_size: int = 32,
         segment_tokens: int = 8192,
         margin: float = 0.8,
@@ -47,8 +47,8 @@ class Clusters(Paged):
         *,
         accelerator: Accelerator | None = None,
     ) -> Self:
-        """page_size: tokens for each centroid. margin: a cluster's share of its reach, 0 to 1. accelerator: what finds the
-        clusters, None for the CPU. Raises ValueError."""
+        """Cluster all keys of `blocks`. page_size: tokens for each centroid. margin: the share of its reach that a cluster is
+        given, 0 to 1. accelerator: the device that finds the clusters, None for the CPU. Raises ValueError."""
         layout = Layout(page_size, segment_tokens, margin, clustered=True, values=True, iterations=iterations, far=far)
         return cls._build(blocks, layout, accelerator)
 

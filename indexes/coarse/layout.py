@@ -1,4 +1,4 @@
-"""How tokens are cut into segments and segments into pages, and the arrays that are kept of them."""
+"""How tokens are cut into segments and segments into pages, and the arrays that are kept of each."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,20 +12,23 @@ from indexes.blocks import Blocks
 
 Array = npt.NDArray[Any]
 
-GROUP = 16  # pages are padded to this many: their codes lie together, as lanes of a vector
-CHANNEL_BLOCKS = 8  # the parts of a key whose residuals are bounded apart
+GROUP = 16
+"""Pages are padded to a multiple of this: the codes of a group lie together, as lanes of a vector."""
+CHANNEL_BLOCKS = 8
+"""Parts of a key whose residuals are bounded apart."""
 SEGMENT_TOKENS_MAX = 65536
+"""The members of a segment's pages are numbered with 16 bits."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What an index keeps, and how it searches.
+    """The parts that an index keeps of each page, and how it searches them.
 
-    page_size: tokens of a page, or of a cluster on average. segment_tokens: what is cut into pages, or clustered, at once.
-    box: channel-wise bounds instead of means. farthest: also the key farthest from the mean. clustered: k-means instead of runs,
-    by `iterations` rounds, in which the share `far` of the centroids starts at the keys farthest from the others.
-    margin: how much of its reach a page is given when its best token is guessed; with 1 nothing is overlooked. Unless `exact`,
-    a query gives less where too much would be read.
+    page_size: tokens of a page, or of a cluster on average. segment_tokens: tokens that are cut into pages, or clustered, at
+    once. box: bounds of each channel instead of means. farthest: also the key farthest from the mean. clustered: k-means instead
+    of runs, in `iterations` rounds, with the share `far` of the centroids starting at the keys farthest from the others. values:
+    also the mean value. margin: the share of its reach that a page is given when its best token is guessed; with 1 nothing is
+    overlooked. exact: never give a page less than the margin, however much is read.
     """
 
     page_size: int
@@ -50,7 +53,7 @@ class Layout:
             raise ValueError(f"iterations is {self.iterations}, far is {self.far}; expected at least 1, and a share below 1")
 
     def page_nbytes(self, head_dim: int) -> int:
-        """What a scan reads of each page."""
+        """Bytes that a scan reads of each page."""
         center = (2 if self.box else 1) * head_dim + 4
         return center + (0 if self.box else CHANNEL_BLOCKS + 4) + (head_dim + 4 if self.farthest else 0)
 
@@ -77,8 +80,9 @@ class Batch:
     def build(
         cls, layout: Layout, blocks: Blocks, begin: int, segments: int, tokens: int, accelerator: Accelerator | None = None
     ) -> "Batch":
-        wanted = shapes(layout, blocks, segments, tokens)
-        arrays: dict[str, Array] = {name: np.empty(shape, dtype) for name, (shape, dtype) in wanted.items()}
+        """Derive the arrays from the keys and values of tokens [begin, begin + segments * tokens)."""
+        expected = shapes(layout, blocks, segments, tokens)
+        arrays: dict[str, Array] = {name: np.empty(shape, dtype) for name, (shape, dtype) in expected.items()}
         batch = cls(layout, blocks, begin, segments, tokens, arrays)
         clusters = -(-tokens // layout.page_size)
         nearest = None
@@ -98,7 +102,7 @@ class Batch:
 
 
 def shapes(layout: Layout, blocks: Blocks, segments: int, tokens: int) -> dict[str, tuple[tuple[int, int, int], type]]:
-    """Name, shape and dtype of every array of a batch: `[segments, kv_heads, ...]`."""
+    """The shape, `[segments, kv_heads, ...]`, and dtype of every array of a batch, by name."""
     pages, d = _padded(-(-tokens // layout.page_size)), blocks.head_dim
     each: dict[str, tuple[int, type]] = {
         "center": (pages * (2 if layout.box else 1) * d, np.uint8),
@@ -121,9 +125,11 @@ def shapes(layout: Layout, blocks: Blocks, segments: int, tokens: int) -> dict[s
     return {name: ((segments, blocks.kv_heads, count), dtype) for name, (count, dtype) in each.items()}
 
 
-def build(layout: Layout, blocks: Blocks, begin: int, accelerator: Accelerator | None = None) -> list[Batch]:
-    """Tokens [begin, blocks.tokens): whole segments, then one of what is left. accelerator: what finds clusters, None for the
-    CPU, which goes on where it is lost."""
+def build_batches(layout: Layout, blocks: Blocks, begin: int, accelerator: Accelerator | None = None) -> list[Batch]:
+    """Batches over tokens [begin, blocks.tokens): whole segments, then a short one of what is left.
+
+    accelerator: the device that finds clusters, None for the CPU, which goes on where the device is lost.
+    """
     whole, rest = divmod(blocks.tokens - begin, layout.segment_tokens)
     batches = []
     if whole:
@@ -133,21 +139,21 @@ def build(layout: Layout, blocks: Blocks, begin: int, accelerator: Accelerator |
     return batches
 
 
-def extend(layout: Layout, blocks: Blocks, batches: list[Batch]) -> list[Batch]:
-    """Batches for more tokens.
+def insert_batches(layout: Layout, blocks: Blocks, batches: list[Batch]) -> list[Batch]:
+    """The batches with the tokens of `blocks` that they do not hold yet.
 
-    Short segments at the end that are no longer than what follows them are cut anew with it, so that few of them pile up and
-    a token is taken in again only as often as its segment doubles.
+    Short segments at the end that are no longer than what follows them are cut anew together with it, so that few of them pile
+    up and a token is indexed again only as often as its segment doubles.
     """
     kept = list(batches)
     begin = kept[-1].end if kept else 0
     while kept and kept[-1].tokens < layout.segment_tokens and kept[-1].tokens <= blocks.tokens - begin:
         begin = kept.pop().begin
-    return kept + build(layout, blocks, begin)
+    return kept + build_batches(layout, blocks, begin)
 
 
 def _clustered(accelerator: Accelerator, blocks: Blocks, begin: int, end: int, how: KMeans) -> Clusters | None:
-    """uint16 `[segments, kv_heads, tokens]`; None where the accelerator was lost."""
+    """The cluster of each token, uint16 `[segments, kv_heads, tokens]`; None where the accelerator was lost."""
     heads = (blocks.stored_keys(head, begin, end) for head in range(blocks.kv_heads))
     try:
         return np.stack(list(accelerator.clusters(heads, how)), axis=1)

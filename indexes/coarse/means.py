@@ -2,25 +2,25 @@
 
 from typing import Self
 
-from indexes.base import BuildCost, Float32, Found, Queries
+from indexes.base import BuildCost, Float32, Queries, SearchResult
 from indexes.blocks import Blocks
+from indexes.coarse.cost import PageCost
+from indexes.coarse.index import PagedIndex
 from indexes.coarse.layout import Layout
-from indexes.coarse.paged import Paged
-from indexes.coarse.work import Work
-from indexes.mass import reach_mass
 from indexes.retrieval import Retrieval, TopP
+from indexes.top_p import top_p_by_ranges
 
 
-class Means(Paged):
-    """Approximate: a page is read when its farthest key, or its mean and a margin of its reach, comes up to the threshold.
+class Means(PagedIndex):
+    """An approximate index: a page is read when its farthest key, or its mean plus a margin of its reach, reaches the threshold.
 
-    What is found has exact scores, but a token that is neither is overlooked; `missed_bound` counts it. Where tokens that matter
-    are strewn singly, as few of a page as one or two may stand out from its mean: hence small pages and a large margin.
+    What is found has exact scores, but a token that stands out less than both is overlooked; `missed_bound` counts it. Tokens
+    that matter may be strewn singly, one or two of a page: hence small pages and a large margin.
     """
 
     kind = "coarse-means"
 
-    work = Work(
+    page_cost = PageCost(
         scan=1.9,
         tokens=1000.0,
         growth=0.3,
@@ -34,12 +34,13 @@ class Means(Paged):
     def build(
         cls,
         blocks: Blocks,
-        samples: Float32 | None = None,  # noqa: ARG003, pages need none
+        query_samples: Float32 | None = None,  # noqa: ARG003, pages need none
         page_size: int = 8,
         segment_tokens: int = 8192,
         margin: float = 0.7,
     ) -> Self:
-        """margin: a page's share of its reach, 0 to 1; 1 overlooks nothing. Raises ValueError for sizes that do not fit."""
+        """Build an index over all keys of `blocks`. margin: the share of its reach that a page is given, 0 to 1; 1 overlooks
+        nothing. Raises ValueError for sizes that do not fit."""
         return cls._build(blocks, Layout(page_size, segment_tokens, margin, farthest=True))
 
     def search(
@@ -50,13 +51,14 @@ class Means(Paged):
         estimate_tail: bool = False,
         tight: bool = False,
         give_up: bool = False,
-    ) -> Found:
-        """See `Paged.search`. A mean says nothing of the mass of a page in which one token stands out, so TopP goes by ranges."""
+    ) -> SearchResult:
+        """See `PagedIndex.search`. TopP is searched by ranges, for a mean says nothing of the mass of a page in which one token
+        stands out; it has the share p as far as estimates of what was missed are right."""
 
-        def search(asked: Queries, of: Retrieval) -> Found:
-            return super(Means, self).search(asked, of, estimate_tail=estimate_tail, tight=tight, give_up=give_up)
+        def search(some: Queries, of: Retrieval) -> SearchResult:
+            return super(Means, self).search(some, of, estimate_tail=estimate_tail, tight=tight, give_up=give_up)
 
-        return reach_mass(search, queries, retrieval.p) if isinstance(retrieval, TopP) else search(queries, retrieval)
+        return top_p_by_ranges(search, queries, retrieval.p) if isinstance(retrieval, TopP) else search(queries, retrieval)
 
     @classmethod
     def build_cost(cls, tokens: int, kv_heads: int, head_dim: int) -> BuildCost:

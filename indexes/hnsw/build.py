@@ -1,4 +1,4 @@
-"""The links between keys, one KV head at a time: hnswlib builds them, or they are chosen among exact neighbours."""
+"""The links between keys, built one KV head at a time: by hnswlib, or chosen among exact neighbours."""
 
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -14,9 +14,9 @@ from indexes.blocks import Blocks
 Links = npt.NDArray[np.uint32]
 NO_LINK = np.uint32(0xFFFFFFFF)
 STEP = 2048
-"""Keys that are linked in one step: about a tenth of a second."""
+"""Keys that are linked in one step, which takes about a tenth of a second."""
 CHOOSE_STEP = 32_768
-"""Keys whose links are chosen in one step, about half a second."""
+"""Keys whose links are chosen in one step, which takes about half a second."""
 
 
 class HnswlibMissing(ModuleNotFoundError):
@@ -24,10 +24,10 @@ class HnswlibMissing(ModuleNotFoundError):
 
 
 def link_steps(keys: Float32, into: Links, width: int, threads: int) -> Iterator[float]:
-    """Links of `keys`, `[n, head_dim]`, as HNSW (arXiv 1603.09320) has them on its level 0; yields the share that is linked.
+    """Link `keys`, `[n, head_dim]`, as HNSW (arXiv 1603.09320) does on its level 0; yields the share that is linked.
 
-    into: uint32 `[n, 2 * M]`, filled at the end; shorter lists end in NO_LINK. By L2 distance, which a constant offset of all
-    keys does not change. width: efConstruction. Of what hnswlib keeps, vectors and upper levels are dropped. Raises
+    into: uint32 `[n, 2 * M]`, filled at the end; shorter lists end in NO_LINK. width: efConstruction. Keys are near by L2
+    distance, which a constant offset of all keys does not change. hnswlib's vectors and upper levels are dropped. Raises
     HnswlibMissing.
     """
     n, head_dim = keys.shape
@@ -50,12 +50,13 @@ def link_steps(keys: Float32, into: Links, width: int, threads: int) -> Iterator
 def accelerated_steps(
     accelerator: Accelerator, blocks: Blocks, graph: _native.Graph, links: Links, most: int, width: int
 ) -> Generator[float, None, int]:
-    """Links of all KV heads, to the first `most` of each list of `links`, uint32 `[kv_heads, tokens, degree]`, which is that of
-    the graph. Yields the share of the heads that is linked; returns how many are, fewer than all where the accelerator was lost.
+    """Link the keys of all KV heads. Yields the share of the heads that is linked; returns how many heads are, fewer than all
+    where the accelerator was lost.
 
-    As HNSW's insertion (arXiv 1603.09320) makes them if its search for the `width` nearest of the keys before never misses one:
-    of these each key is linked to those that the rule takes (algorithm 4), and of these and all that have linked to it, it keeps
-    what the rule takes again.
+    links: uint32 `[kv_heads, tokens, degree]`, those of the graph; the first `most` of each list are written. They are the links
+    that HNSW's insertion (arXiv 1603.09320) makes if its search for the `width` nearest of the earlier keys never misses one:
+    each key is linked to those of them that the rule takes (algorithm 4), and keeps what the rule takes of these and of all keys
+    that have linked to it.
     """
     heads, done = blocks.kv_heads, 0
     try:
@@ -69,7 +70,8 @@ def accelerated_steps(
 
 
 def _choose_steps(blocks: Blocks, graph: _native.Graph, kv_head: int, nearest: Int32, into: Links) -> Iterator[float]:
-    """nearest: int32 `[n, width]`, -1 for none. into: uint32 `[n, most]`."""
+    """Choose the links of one KV head; yields the share that is done. nearest: int32 `[n, width]`, -1 for none. into: uint32
+    `[n, most]`."""
     n, most = into.shape
     offsets = np.arange(n + 1, dtype=np.int64) * nearest.shape[1]
     chosen = np.empty((n, most), np.uint32)
@@ -88,7 +90,7 @@ def _choose_steps(blocks: Blocks, graph: _native.Graph, kv_head: int, nearest: I
 
 
 def _both_ways(links: Links) -> tuple[npt.NDArray[np.int64], Int32]:
-    """Offsets and tokens: tokens[offsets[i] : offsets[i + 1]] are those that i links to, and those that link to i."""
+    """The links in both directions: tokens[offsets[i] : offsets[i + 1]] link to i, or i to them. Returns offsets and tokens."""
     source, place = np.nonzero(links != NO_LINK)
     target = links[source, place]
     ends = np.concatenate([source, target])

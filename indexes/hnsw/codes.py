@@ -1,4 +1,4 @@
-"""What the index keeps of each key: a byte a dimension, what that leaves of it, and its links; and how bytes become numbers."""
+"""The arrays that the graph keeps of each key: a byte a dimension, the length of what that leaves, and links."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,20 +14,31 @@ from indexes.blocks import Blocks
 from indexes.hnsw.build import NO_LINK
 
 CODE_STEP = 64
-DEVIATIONS = (12.0, 48.0, math.inf)  # a channel's codes reach so many standard deviations, if its keys do
-SAMPLE = 65_536  # keys, spread evenly, that the range of the codes is measured on
-OUTLIER = 4.0  # times the usual residual: keys that codes do not hold well
+"""Bytes that the code of a key is padded to a multiple of."""
+DEVIATIONS = (12.0, 48.0, math.inf)
+"""Standard deviations that a channel's codes reach, if its keys do; the next number where too many keys lie beyond."""
+SAMPLE = 65_536
+"""Keys, spread evenly, from which the range of the codes is measured."""
+OUTLIER = 4.0
+"""A key whose residual is so many times the usual one is an outlier: its code does not hold it well."""
 OUTLIERS_MAX = 64
 GROWTH = 1.25
-LINE = 128  # bytes: two of the processor's cache lines, which it likes to fetch together
+"""How much more room there is after growing."""
+LINE = 128
+"""Bytes of two cache lines, which processors fetch together."""
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass
 class Codes:
-    """codes: uint8 `[kv_heads, capacity, stride]`. residual: float32 `[kv_heads, capacity]`, the length of what a code leaves of
+    """The arrays of `_native.Graph`, with room for more tokens than there are; what lies behind `tokens` has no meaning.
+
+    codes: uint8 `[kv_heads, capacity, stride]`. residual: float32 `[kv_heads, capacity]`, the length of what a code leaves of
     its key. links: uint32 `[kv_heads, capacity, degree]`. low, step: float32 `[kv_heads, head_dim]`, a key is about low + step *
-    code. What lies behind `tokens` has no meaning."""
+    code. measured: how many tokens there were when low and step were chosen. outliers: int32 `[kv_heads, any]`, tokens by
+    residual, -1 behind the last. parents: uint32 `[kv_heads, capacity]`, for insertions: a token that links to each token, on a
+    way from token 0; None before the first.
+    """
 
     codes: npt.NDArray[np.uint8]
     residual: Float32
@@ -35,14 +46,13 @@ class Codes:
     low: Float32
     step: Float32
     tokens: int
-    measured: int = 0  # so many tokens there were when low and step were chosen
+    measured: int = 0
     outliers: Int32 = field(default_factory=lambda: np.empty((0, 0), np.int32))
     parents: npt.NDArray[np.uint32] | None = None
-    """`[kv_heads, capacity]`, for adding: of each token one that links to it, on a way from token 0."""
 
     @classmethod
     def of(cls, blocks: Blocks, degree: int) -> "Codes":
-        """Of all keys; no key is linked."""
+        """The codes of all keys of `blocks`, with room for links, of which there are none."""
         heads, n, d = blocks.kv_heads, blocks.tokens, blocks.head_dim
         made = cls(
             empty_lines((heads, n, -(-d // CODE_STEP) * CODE_STEP), np.dtype(np.uint8)),
@@ -58,7 +68,7 @@ class Codes:
 
     @classmethod
     def restored(cls, header: dict[str, Any], arrays: dict[str, npt.NDArray[Any]], blocks: Blocks, degree: int) -> "Codes":
-        """What `saved` gave. Raises IndexCorrupt for arrays of another shape or links beyond the tokens."""
+        """The codes that `saved` gave. Raises IndexCorrupt for arrays of another shape or links beyond the tokens."""
         heads, n, d = blocks.kv_heads, blocks.tokens, blocks.head_dim
         expected = {
             "codes": ((heads, n, -(-d // CODE_STEP) * CODE_STEP), np.uint8),
@@ -78,7 +88,7 @@ class Codes:
         return made
 
     def saved(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-        """Header and arrays."""
+        """The header and the arrays to be saved."""
         arrays = {name: getattr(self, name)[:, : self.tokens] for name in ("codes", "residual", "links")}
         return {"measured": self.measured}, arrays | {"low": self.low, "step": self.step}
 
@@ -95,25 +105,25 @@ class Codes:
         return np.full(self.residual.shape, NO_LINK, np.uint32)
 
     def encode_all(self, blocks: Blocks) -> None:
-        """Choose the range of the codes by the keys that there are."""
+        """Choose the range of the codes from the keys that there are, and code all of them."""
         for head in range(len(self.codes)):
             for deviations in DEVIATIONS:
                 self.low[head], self.step[head] = _range(blocks, head, deviations)
                 _native.graph_encode(self.native, blocks.native, head, 0)
-                # Keys far out are what queries want. Cut off, they look worse than they are beside those looked at themselves.
+                # Queries look for keys far out. With their codes cut off, they would look worse than they are.
                 if len(self._outliers_of(head)) < OUTLIERS_MAX:
                     break
         self.measured = self.tokens
         self.find_outliers()
 
     def encode(self, blocks: Blocks, begin: int) -> None:
-        """Codes of the tokens from `begin` on."""
+        """Code the tokens from `begin` on."""
         for head in range(len(self.codes)):
             _native.graph_encode(self.native, blocks.native, head, begin)
         self.find_outliers()
 
     def find_outliers(self) -> None:
-        """Outliers: int32 `[kv_heads, most]`, tokens by residual, largest first, -1 behind the last."""
+        """Set `outliers`, the largest residual first."""
         found = [self._outliers_of(head) for head in range(len(self.codes))]
         self.outliers = np.full((len(found), max(map(len, found))), -1, np.int32)
         for row, tokens in zip(self.outliers, found, strict=True):
@@ -126,7 +136,7 @@ class Codes:
         return where[np.argsort(-residual[where], kind="stable")[:OUTLIERS_MAX]]
 
     def grow(self, blocks: Blocks) -> None:
-        """Make room for, and codes of, tokens behind those that there are. Amortised, each is copied and encoded a few times."""
+        """Make room for the new tokens of `blocks`, and code them. Amortised, each token is copied and coded a few times."""
         begin, capacity = self.tokens, self.codes.shape[1]
         if blocks.tokens > capacity:
             capacity = max(blocks.tokens, int(capacity * GROWTH))
@@ -151,7 +161,7 @@ class Codes:
             raise IndexCorrupt("a list of links goes on behind its end; build the index again")
 
     def verify(self, blocks: Blocks) -> None:
-        """Every link a token, every residual that of code and key. Raises IndexCorrupt."""
+        """Check that every link is a token and every residual that of code and key. Raises IndexCorrupt."""
         self.check_links()
         for head in range(len(self.codes)):
             for begin in range(0, self.tokens, SAMPLE):
@@ -164,7 +174,8 @@ class Codes:
 
 
 def _range(blocks: Blocks, head: int, deviations: float) -> tuple[Float32, Float32]:
-    """The keys' own range up to so many standard deviations: a few outliers do not cost all others their precision."""
+    """The low and step of each channel: the range of the keys, up to so many standard deviations, so that a few outliers do not
+    cost all others their precision."""
     n = blocks.tokens
     if n == 0:
         return np.zeros(blocks.head_dim, np.float32), np.ones(blocks.head_dim, np.float32)
@@ -180,7 +191,7 @@ def _range(blocks: Blocks, head: int, deviations: float) -> tuple[Float32, Float
 
 
 def empty_lines(shape: tuple[int, ...], dtype: np.dtype[Scalar]) -> npt.NDArray[Scalar]:
-    """An array that begins with a line of the cache, so that a code or a list of links fills as few lines as can be."""
+    """An array that begins with a cache line, so that a code or a list of links fills as few lines as can be."""
     nbytes = math.prod(shape) * dtype.itemsize
     memory = np.empty(nbytes + LINE, np.uint8)
     begin = -memory.ctypes.data % LINE
@@ -188,7 +199,7 @@ def empty_lines(shape: tuple[int, ...], dtype: np.dtype[Scalar]) -> npt.NDArray[
 
 
 def in_lines(array: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
-    """The array, or a copy that begins with a line."""
+    """The array, or a copy that begins with a cache line."""
     if array.ctypes.data % LINE == 0:
         return array
     copy = empty_lines(array.shape, array.dtype)

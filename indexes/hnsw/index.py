@@ -12,17 +12,17 @@ import numpy.typing as npt
 
 import indexes._native as _native
 import indexes.file as index_file
-import indexes.hnsw.work as work
+import indexes.hnsw.cost as _cost
 from indexes.accelerate import Accelerator
-from indexes.base import BuildCost, Cost, Float32, Found, IndexCorrupt, Int32, Queries
+from indexes.base import BuildCost, Cost, Float32, IndexCorrupt, Int32, Queries, SearchResult
 from indexes.blocks import Blocks
 from indexes.hnsw.build import accelerated_steps, link_steps
 from indexes.hnsw.codes import CODE_STEP, Codes, in_lines
-from indexes.hnsw.samples import check_samples, merged_lists, nearest_of_heads, starts
+from indexes.hnsw.query_samples import check_query_samples, merged_lists, nearest_of_heads, starts
 from indexes.hnsw.saved import restore
 from indexes.hnsw.settings import Settings
-from indexes.mass import reach_mass
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
+from indexes.top_p import top_p_by_ranges
 
 Form = Literal["best_first", "listed"]
 DEFAULT = Settings()
@@ -30,10 +30,10 @@ DEFAULT = Settings()
 
 @dataclass
 class Hnsw:
-    """An index of kind "hnsw". Finds nearly all that a query wants, at a cost that hardly grows with the number of tokens.
+    """An index of kind "hnsw". Finds nearly all that a query asks for, at a cost that hardly grows with the number of tokens.
 
-    Codes and links are kept of each key; walks look at codes, what may be wanted is scored exactly. top_p is without guarantee:
-    the mass of what a walk does not see is estimated from tokens drawn at random.
+    It keeps a code and links of each key; walks look at codes, and tokens that may be in range are scored exactly. TopP is
+    without guarantee: the mass of what a walk does not see is estimated from tokens drawn at random.
     """
 
     kind: ClassVar[str] = "hnsw"
@@ -46,23 +46,24 @@ class Hnsw:
     settings: Settings
     codes: Codes
     starts: Int32
-    """`[kv_heads, count]`: tokens that sample queries want."""
+    """Tokens near to sample queries, where walks begin, `[kv_heads, count]`."""
 
     @classmethod
     def build(
         cls,
         blocks: Blocks,
-        samples: Float32 | None = None,
+        query_samples: Float32 | None = None,
         settings: Settings = DEFAULT,
         *,
         accelerator: Accelerator | None = None,
     ) -> Self:
-        """samples: float32 `[q_heads, m, head_dim]`, queries of decode steps, from which links and starts are learnt.
-        accelerator: what finds neighbours, None for hnswlib, which goes on where it is lost.
+        """Link all keys of `blocks`, on all threads of the pool.
 
-        Uses all of the pool's threads. Raises ModuleNotFoundError without hnswlib, ValueError for samples of another shape.
+        query_samples: float32 `[q_heads, m, head_dim]`, queries of decode steps, from which links and starts are learnt.
+        accelerator: the device that finds neighbours, None for hnswlib, which goes on where the device is lost. Raises
+        ModuleNotFoundError without hnswlib, ValueError for samples of another shape.
         """
-        steps = cls.build_steps(blocks, samples, settings, accelerator=accelerator)
+        steps = cls.build_steps(blocks, query_samples, settings, accelerator=accelerator)
         while True:
             try:
                 next(steps)
@@ -73,14 +74,14 @@ class Hnsw:
     def build_steps(
         cls,
         blocks: Blocks,
-        samples: Float32 | None = None,
+        query_samples: Float32 | None = None,
         settings: Settings = DEFAULT,
         *,
         accelerator: Accelerator | None = None,
     ) -> Generator[float, None, Self]:
         """`build` in steps of less than a second, but the last; see `indexes.registry.Stepped`."""
-        if samples is not None:
-            check_samples(blocks, samples)
+        if query_samples is not None:
+            check_query_samples(blocks, query_samples)
         made = cls(blocks, settings, Codes.of(blocks, settings.degree), np.empty((blocks.kv_heads, 0), np.int32))
         most, linked = 2 * settings.links, 0
         if accelerator is not None:
@@ -90,31 +91,48 @@ class Hnsw:
             into = made.codes.links[head, :, :most]
             for share in link_steps(blocks.keys(head), into, settings.width, _native.threads()):
                 yield (head + share) / blocks.kv_heads
-        if samples is not None and blocks.tokens > 1:
-            for _ in made._learn_steps(samples, accelerator):
+        if query_samples is not None and blocks.tokens > 1:
+            for _ in made._learn_steps(query_samples, accelerator):
                 yield 1.0
         _native.graph_repair(made.codes.native, made.codes.no_parents())
         return made
 
     @classmethod
     def build_cost(cls, tokens: int, kv_heads: int, head_dim: int) -> BuildCost:
-        """See `indexes.registry.Priced`. What benchmarks/README.md says at 128K tokens; an insertion walks about log(n) keys."""
+        """See `indexes.registry.Priced`; the figures are those of benchmarks/README.md at 128K tokens. An insertion walks about
+        log(n) keys."""
         keys = tokens * kv_heads
         code = -(-head_dim // CODE_STEP) * CODE_STEP + 4
         probes = min(tokens, DEFAULT.random + DEFAULT.starts) * kv_heads
         seconds = 2.65e-6 * keys * math.log2(max(tokens, 2)) * head_dim / 128
         return BuildCost(seconds, keys * (4 * DEFAULT.degree + code) + probes * code, min(1.0, 7500 / max(tokens, 1)))
 
-    def learn(self, samples: Float32) -> None:
-        """Add what sample queries, float32 `[q_heads, m, head_dim]`, show. Raises ValueError for another shape."""
-        for _ in self._learn_steps(samples):
+    def insert(self, blocks: Blocks) -> None:
+        """See `indexes.base.Index`; by HNSW's insertion. The first time, all links are walked once.
+
+        Raises ValueError for blocks of another shape, or of fewer tokens.
+        """
+        blocks.check_extends(self.blocks)
+        begin = self.codes.tokens
+        self.blocks = blocks
+        if self.codes.parents is None:
+            self.codes.parents = self.codes.no_parents()
+            _native.graph_repair(self.codes.native, self.codes.parents)
+        self.codes.grow(blocks)
+        _native.graph_insert(self.codes.native, blocks.native, begin, self.settings.width, self.codes.parents)
+        for name in ("_probes", "_radius"):
+            self.__dict__.pop(name, None)
+
+    def learn(self, query_samples: Float32) -> None:
+        """Add links and starts for sample queries, float32 `[q_heads, m, head_dim]`. Raises ValueError for another shape."""
+        for _ in self._learn_steps(query_samples):
             pass
 
-    def _learn_steps(self, samples: Float32, accelerator: Accelerator | None = None) -> Iterator[None]:
+    def _learn_steps(self, query_samples: Float32, accelerator: Accelerator | None = None) -> Iterator[None]:
         """`learn`, yielding after each KV head."""
-        check_samples(self.blocks, samples)
+        check_query_samples(self.blocks, query_samples)
         heads, d = self.blocks.kv_heads, self.blocks.head_dim
-        groups = np.ascontiguousarray(samples, np.float32).reshape(heads, -1, d)
+        groups = np.ascontiguousarray(query_samples, np.float32).reshape(heads, -1, d)
         learnt = []
         for head, nearest in enumerate(nearest_of_heads(self.blocks, groups, self.settings.neighbours, accelerator)):
             pivots, offsets, candidates = merged_lists(nearest)
@@ -132,8 +150,8 @@ class Hnsw:
 
     @cached_property
     def _probes(self) -> tuple[Int32, npt.NDArray[np.uint8]]:
-        """Where walks begin: tokens `[kv_heads, count]`, the random ones first, the one that all are reached from last, and their
-        codes, together."""
+        """The tokens where walks begin, `[kv_heads, count]`, and their codes. The random ones come first; the last is token 0,
+        from which all are reached."""
         n = self.codes.tokens
         count = min(self.settings.random, n)
         edges = np.arange(count + 1) * n // max(count, 1)
@@ -157,35 +175,37 @@ class Hnsw:
         give_up: bool = False,
         form: Form = "best_first",
         share: bool = True,
-    ) -> Found:
-        """As the protocol says; `tail` is None.
+    ) -> SearchResult:
+        """See `indexes.base.Index`; `tail` is None.
 
-        tight: bound what was missed by the codes of all keys, read for it. give_up: by `settings.dense` and
-        `settings.budget`; without it all codes are read for queries that want so much. form:
-        "listed" for the order of AlayaDB's algorithm. share: whether the query heads of a group walk together.
+        tight: read the codes of all keys to bound what was missed. give_up: queries are given up by `settings.dense` and
+        `settings.budget`; without it, all codes are read for those that would be. form: "listed" for the order of AlayaDB's
+        algorithm. share: whether the query heads of a group walk together.
         """
         if isinstance(retrieval, Exact):
             return self._everything(queries)
         if isinstance(retrieval, TopP):
-            found = reach_mass(lambda asked, range_: self._walk(asked, range_, give_up=give_up), queries, retrieval.p)
+            result = top_p_by_ranges(lambda some, range_: self._walk(some, range_, give_up=give_up), queries, retrieval.p)
         else:
-            found = self._walk(queries, retrieval, give_up=give_up, listed=form == "listed", share=share)
+            result = self._walk(queries, retrieval, give_up=give_up, listed=form == "listed", share=share)
         if not tight:
-            return found
-        bound = np.empty_like(found.missed_bound)
+            return result
+        bound = np.empty_like(result.missed_bound)
         native = (self.codes.native, self.blocks.native, queries.native)
-        _native.graph_bound(*native, queries.scale, found.offsets, found.ids, bound)
+        _native.graph_bound(*native, queries.scale, result.offsets, result.ids, bound)
+        bound = np.minimum(result.missed_bound, bound)
         keys = self.codes.tokens * queries.heads
         return replace(
-            found,
-            missed_bound=np.minimum(found.missed_bound, bound),
-            scanned=max(found.scanned, keys),
-            nbytes=found.nbytes + keys * (self.codes.codes.shape[2] + 4),
+            result,
+            missed=np.minimum(result.missed, bound),
+            missed_bound=bound,
+            scanned=max(result.scanned, keys),
+            nbytes=result.nbytes + keys * (self.codes.codes.shape[2] + 4),
         )
 
     def _walk(
         self, queries: Queries, retrieval: Dipr | TopK, *, give_up: bool, listed: bool = False, share: bool = True
-    ) -> Found:
+    ) -> SearchResult:
         settings, (probes, codes) = self.settings, self._probes
         offsets, ids, scores, missed, bound, dense, scanned, nbytes = _native.graph_search(
             self.codes.native,
@@ -211,64 +231,48 @@ class Hnsw:
         )
         shape = queries.q.shape[:2]
         flags = dense.view(np.bool_).reshape(shape) if give_up else None
-        return Found(offsets, ids, scores, scanned, nbytes, missed.reshape(shape), bound.reshape(shape), None, flags)
+        return SearchResult(offsets, ids, scores, scanned, nbytes, missed.reshape(shape), bound.reshape(shape), None, flags)
 
-    def _everything(self, queries: Queries) -> Found:
+    def _everything(self, queries: Queries) -> SearchResult:
         heads, n = queries.q.shape[:2]
         shown = np.ones(self.codes.tokens, np.bool_)
         if queries.hidden is not None:
             bits = np.unpackbits(queries.hidden.view(np.uint8), bitorder="little", count=self.codes.tokens)
             shown = bits == 0
         seen = [np.flatnonzero(shown[begin:end]) + begin for begin, end in zip(queries.begin, queries.end, strict=True)]
-        asked = np.ones(queries.kv_heads, np.bool_) if queries.asked is None else queries.asked
-        rows = [row if asked[head * queries.kv_heads // heads] else row[:0] for head in range(heads) for row in seen]
+        active = np.ones(queries.kv_heads, np.bool_) if queries.active_heads is None else queries.active_heads
+        rows = [row if active[head * queries.kv_heads // heads] else row[:0] for head in range(heads) for row in seen]
         ids = np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32)
         offsets = np.append(0, np.cumsum([len(row) for row in rows])).astype(np.int64)
         scores = np.empty(len(ids), np.float32)
         _native.score(self.blocks.native, queries.native, offsets, ids, scores)
         none = np.full((heads, n), -np.inf, np.float32)
         keys = len(np.unique(np.concatenate(seen))) * queries.heads if seen else 0
-        return Found(offsets, ids, scores, keys, keys * self.blocks.token_nbytes // 2, none, none.copy())
+        return SearchResult(offsets, ids, scores, keys, keys * self.blocks.token_nbytes // 2, none, none.copy())
 
-    def add(self, blocks: Blocks) -> None:
-        """As the protocol says, by HNSW's insertion; the first time, all links are walked once.
-
-        Raises ValueError for blocks of another shape, or of fewer tokens.
-        """
-        blocks.check_extends(self.blocks)
-        begin = self.codes.tokens
-        self.blocks = blocks
-        if self.codes.parents is None:
-            self.codes.parents = self.codes.no_parents()
-            _native.graph_repair(self.codes.native, self.codes.parents)
-        self.codes.grow(blocks)
-        _native.graph_insert(self.codes.native, blocks.native, begin, self.settings.width, self.codes.parents)
-        for name in ("_probes", "_radius"):
-            self.__dict__.pop(name, None)
+    def verify(self) -> None:
+        """Check links and codes, and that links lead from token 0 to every token. Raises IndexCorrupt."""
+        self.codes.verify(self.blocks)
+        for head in range(self.blocks.kv_heads):
+            lost = _native.graph_verify(self.codes.native, head)
+            if lost:
+                raise IndexCorrupt(f"{lost} tokens of KV head {head} cannot be reached by links; build the index again")
 
     def save(self, path: Path) -> None:
-        """As the protocol says. Raises OSError."""
+        """See `indexes.base.Index`. Raises OSError."""
         header, arrays = self.codes.saved()
         header |= {"settings": asdict(self.settings), "blocks": self.blocks.identity()}
         index_file.write(path, self.kind, header, arrays | {"starts": self.starts})
 
     @classmethod
     def load(cls, path: Path, blocks: Blocks) -> Self:
-        """As the protocol says. Raises IndexCorrupt, or OSError."""
+        """See `indexes.base.Index`. Raises IndexCorrupt, or OSError."""
         settings, codes, learnt = restore(*index_file.read(path, cls.kind), blocks, path)
         return cls(blocks, settings, codes, learnt)
 
-    def verify(self) -> None:
-        """As the protocol says: links, codes, and that links lead from token 0, where all walks begin too, to every token."""
-        self.codes.verify(self.blocks)
-        for head in range(self.blocks.kv_heads):
-            lost = self.codes.tokens - _native.graph_reachable(self.codes.native, head)
-            if lost:
-                raise IndexCorrupt(f"{lost} tokens of KV head {head} cannot be reached by links; build the index again")
-
     def cost(
-        self, tokens: int, rows: int, retrieval: Retrieval, *, wanted: float | None = None, heads: int | None = None
+        self, tokens: int, rows: int, retrieval: Retrieval, *, expected_tokens: float | None = None, heads: int | None = None
     ) -> Cost:
-        """As the protocol says; `indexes.hnsw.work` has the formula."""
-        asked = self.blocks.kv_heads if heads is None else heads
-        return work.cost(self.blocks, self.settings, (tokens, rows, asked), retrieval, wanted)
+        """See `indexes.base.Index`, and `indexes.hnsw.cost` for the formula."""
+        active = self.blocks.kv_heads if heads is None else heads
+        return _cost.of(self.blocks, self.settings, (tokens, rows, active), retrieval, expected_tokens)

@@ -1,4 +1,4 @@
-"""What a file holds of an index, and whether it is that of the keys."""
+"""Reading a saved graph, and checking that it belongs to its keys."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from indexes.hnsw.settings import Settings
 def restore(
     header: dict[str, Any], arrays: dict[str, npt.NDArray[Any]], blocks: Blocks, path: Path
 ) -> tuple[Settings, Codes, Int32]:
-    """What `Hnsw.save` wrote. Raises IndexCorrupt where it does not fit the keys, or itself."""
+    """The parts of what `Hnsw.save` wrote. Raises IndexCorrupt where they do not fit the keys, or each other."""
     file.check_blocks(path, header, blocks)
     try:
         settings = Settings(**header["settings"])

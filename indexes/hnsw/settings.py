@@ -1,18 +1,20 @@
-"""How a graph is built, and how it is walked."""
+"""The settings of a graph: how it is built, and how it is walked."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Settings:
-    """links: M of HNSW; a key has up to 2 * links of them. spare: room for links that sample queries and added tokens ask for.
+    """The settings, all of which have defaults.
+
+    links: M of HNSW; a key has up to 2 * links of them. spare: room for links that sample queries and inserted tokens add.
     width: efConstruction. neighbours: nearest keys of a sample query that are linked. random: tokens drawn at random, where walks
-    begin and which stand for all others in estimates. starts: tokens where walks begin, token 0 and some that samples want.
+    begin and which stand for all others in estimates. starts: tokens where walks begin: token 0 and some near to sample queries.
 
     slack: how far beyond the range a walk goes, in betas. patience: steps that a query head may go outside of its range without
-    coming closer. least: of the paper's form, candidates that are expanded whatever their score. dense: a query that, by the
-    random tokens, wants more than this share of what it sees is not worth a walk. budget: nor is the rest of a walk that has met
-    this share, if that is more than 2,048 tokens; as many cost about a sixth of reading all keys and values.
+    coming closer. least: candidates that the paper's form of the walk expands whatever their score. dense: a query that, by the
+    random tokens, wants more than this share of what it sees is not worth a walk. budget: a walk is broken off once it has met
+    this share of the tokens, if that is more than 2,048; as many cost about a sixth of reading all keys and values.
     """
 
     links: int = 12
@@ -29,4 +31,5 @@ class Settings:
 
     @property
     def degree(self) -> int:
+        """Places for links of each key."""
         return 2 * self.links + self.spare

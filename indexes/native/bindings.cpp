@@ -1,17 +1,12 @@
 // The Python module: what all kinds of index stand on. Each kind binds its own beside it.
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <optional>
 
-#include "background.h"
 #include "bind.h"
-#include "isa.h"
 #include "score/kernels.h"
 #include "thread_pool.h"
 
@@ -23,21 +18,13 @@ namespace {
 
 PyBlocks make_blocks(Dtype dtype, int kv_heads, int head_dim, int block_size,
                      const In<std::uint64_t, 1>& table, std::int64_t tokens) {
-    if (kv_heads < 1) fail("kv_heads is " + std::to_string(kv_heads) + "; expected at least 1");
-    if (head_dim < kHeadDimStep || head_dim > kHeadDimMax || head_dim % kHeadDimStep != 0) {
-        fail("head_dim is " + std::to_string(head_dim) + "; expected a multiple of " +
-             std::to_string(kHeadDimStep) + " up to " + std::to_string(kHeadDimMax));
-    }
-    if (block_size < 1 || block_size > kBlockSizeMax) {
-        fail("block_size is " + std::to_string(block_size) + "; expected 1 to " +
-             std::to_string(kBlockSizeMax));
-    }
+    const Geometry geometry = checked_geometry(dtype, kv_heads, head_dim, block_size);
     const auto room = static_cast<std::int64_t>(table.shape(0)) * block_size;
     if (tokens < 0 || tokens > room || tokens > INT32_MAX) {
         fail("tokens is " + std::to_string(tokens) + "; expected 0 to " + std::to_string(room) +
              ", what the blocks hold");
     }
-    return {{{dtype, kv_heads, head_dim, block_size}, table.data(), tokens}, table};
+    return {{geometry, table.data(), tokens}, table};
 }
 
 void check_finite(const float* values, std::int64_t count, const char* name) {
@@ -49,7 +36,7 @@ void check_finite(const float* values, std::int64_t count, const char* name) {
 PyQueries make_queries(const In<float, 3>& q, int kv_heads, const In<std::int64_t, 1>& begin,
                        const In<std::int64_t, 1>& end, const In<float, 2>& floor,
                        const std::optional<In<std::uint64_t, 1>>& hidden,
-                       const std::optional<In<bool, 1>>& asked) {
+                       const std::optional<In<bool, 1>>& active_heads) {
     const auto q_heads = static_cast<std::int64_t>(q.shape(0));
     const auto n = static_cast<std::int64_t>(q.shape(1));
     if (kv_heads < 1 || q_heads < 1 || q_heads % kv_heads != 0) {
@@ -59,14 +46,14 @@ PyQueries make_queries(const In<float, 3>& q, int kv_heads, const In<std::int64_
     check_shape(begin, {n}, "begin");
     check_shape(end, {n}, "end");
     check_shape(floor, {q_heads, n}, "floor");
-    if (asked) check_shape(*asked, {kv_heads}, "asked");
+    if (active_heads) check_shape(*active_heads, {kv_heads}, "active_heads");
     check_finite(q.data(), static_cast<std::int64_t>(q.size()), "q");
     for (std::int64_t i = 0; i < q_heads * n; ++i) {
         if (!(floor.data()[i] < INFINITY)) {
             fail("floor holds NaN or infinity; expected finite numbers, or -inf for none");
         }
     }
-    PyQueries made{{}, q, begin, end, hidden, floor, asked};
+    PyQueries made{{}, q, begin, end, hidden, floor, active_heads};
     made.rows = {q.data(),
                  n,
                  static_cast<int>(q_heads / kv_heads),
@@ -74,7 +61,7 @@ PyQueries make_queries(const In<float, 3>& q, int kv_heads, const In<std::int64_
                  end.data(),
                  hidden ? hidden->data() : nullptr,
                  floor.data(),
-                 asked ? asked->data() : nullptr};
+                 active_heads ? active_heads->data() : nullptr};
     made.hidden_words = hidden ? static_cast<std::int64_t>(hidden->shape(0)) : 0;
     return made;
 }
@@ -97,7 +84,7 @@ void score(const PyBlocks& blocks, const PyQueries& queries, const In<std::int64
                  "; expected a token below " + std::to_string(blocks.blocks.tokens));
         }
     }
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     const auto kernel = score_kernels().score[static_cast<int>(blocks.blocks.geometry.dtype)];
     ThreadPool& pool = ThreadPool::instance();
     const int threads = count * blocks.blocks.geometry.head_dim < (1 << 16) ? 1 : pool.threads();
@@ -126,7 +113,7 @@ void widen(const PyBlocks& blocks, int kv_head, std::int64_t begin, const Out<fl
     const auto count = static_cast<std::int64_t>(out.shape(0));
     check_shape(out, {count, geometry.head_dim}, "out");
     check_range(blocks, kv_head, begin, count);
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     const ScoreKernels& kernels = score_kernels();
     (values ? kernels.widen_values : kernels.widen_keys)[static_cast<int>(geometry.dtype)](
         {blocks.blocks, kv_head, begin, count, out.data()});
@@ -139,7 +126,7 @@ void copy_keys(const PyBlocks& blocks, int kv_head, std::int64_t begin,
     const auto count = static_cast<std::int64_t>(out.shape(0));
     check_shape(out, {count, row}, "out");
     check_range(blocks, kv_head, begin, count);
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     for (std::int64_t done = 0; done < count;) {
         const std::int64_t token = begin + done, in_block = token % geometry.block_size;
         const std::int64_t run = std::min(geometry.block_size - in_block, count - done);
@@ -180,10 +167,7 @@ NB_MODULE(_native, m) {
     using namespace kvdb;
     using namespace kvdb::indexes;
 
-    nb::enum_<Dtype>(m, "Dtype")
-        .value("float32", Dtype::float32)
-        .value("float16", Dtype::float16)
-        .value("bfloat16", Dtype::bfloat16);
+    bind_dtype(m);
     nb::class_<PyBlocks>(m, "Blocks")
         .def(
             "__init__",
@@ -199,11 +183,12 @@ NB_MODULE(_native, m) {
             [](PyQueries* self, const In<float, 3>& q, int kv_heads,
                const In<std::int64_t, 1>& begin, const In<std::int64_t, 1>& end,
                const In<float, 2>& floor, const std::optional<In<std::uint64_t, 1>>& hidden,
-               const std::optional<In<bool, 1>>& asked) {
-                new (self) PyQueries(make_queries(q, kv_heads, begin, end, floor, hidden, asked));
+               const std::optional<In<bool, 1>>& active_heads) {
+                new (self)
+                    PyQueries(make_queries(q, kv_heads, begin, end, floor, hidden, active_heads));
             },
             "q"_a, "kv_heads"_a, "begin"_a, "end"_a, "floor"_a, "hidden"_a = nb::none(),
-            "asked"_a.noconvert() = nb::none());
+            "active_heads"_a.noconvert() = nb::none());
 
     m.def("score", &score, "blocks"_a, "queries"_a, "offsets"_a, "ids"_a, "scores"_a);
     m.def(
@@ -219,18 +204,8 @@ NB_MODULE(_native, m) {
             widen(blocks, kv_head, begin, out, true);
         },
         "blocks"_a, "kv_head"_a, "begin"_a, "out"_a);
-    bind_flat(m);
-    bind_coarse(m);
-    bind_graph(m);
-
-    m.def("isa", &isa);
-    m.def("isas", &isas);
-    m.def("set_isa", &set_isa, "name"_a);
-    m.def("threads", [] { return ThreadPool::instance().threads(); });
-    m.def("set_threads", [](int n) { ThreadPool::instance().set_threads(n); }, "n"_a);
-    m.def("work_in_background", &work_in_background);
-
-    // A wrong KVDB_ISA or KVDB_THREADS fails here, not in some later call.
-    isa();
-    ThreadPool::instance();
+    flat::bind(m);
+    coarse::bind(m);
+    graph::bind(m);
+    bind_settings(m);
 }

@@ -1,4 +1,4 @@
-// What goes into a search and what comes out of it.
+// The queries of a search, and the tokens it retrieves.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ struct QueryRows {
     const std::int64_t* begin;  // [n], query i sees tokens [begin[i], end[i])
     const std::int64_t* end;
     const std::uint64_t*
-        hidden;          // or null: bit t % 64 of word t / 64 is set when token t is hidden
-    const float* floor;  // [q_heads][n] the largest q.k seen elsewhere, -inf for none
-    const bool* asked;   // or null: [kv_heads] whether the head's rows are to be answered
+        hidden;                // or null: bit t % 64 of word t / 64 is set when token t is hidden
+    const float* floor;        // [q_heads][n] the largest q.k seen elsewhere, -inf for none
+    const bool* active_heads;  // or null: [kv_heads] whether the head's rows are to be answered
 
     std::int64_t rows() const { return group * n; }  // of each KV head
     bool visible(std::int64_t i, std::int64_t token) const {
@@ -25,19 +25,19 @@ struct QueryRows {
     bool is_hidden(std::int64_t token) const {
         return hidden && (hidden[token / 64] >> (token % 64) & 1);
     }
-    bool is_asked(int kv_head) const { return !asked || asked[kv_head]; }
+    bool is_active(int kv_head) const { return !active_heads || active_heads[kv_head]; }
     // The KV heads whose rows are to be answered. The others cost nothing and find nothing.
     std::vector<int> heads(int kv_heads) const {
         std::vector<int> heads;
         for (int head = 0; head < kv_heads; ++head) {
-            if (is_asked(head)) heads.push_back(head);
+            if (is_active(head)) heads.push_back(head);
         }
         return heads;
     }
 };
 
-// Tokens that were found: of each row its ids and exact scores, one row behind the other.
-struct FoundRows {
+// Retrieved tokens: ids and exact scores of each row, one row behind the other.
+struct RetrievedRows {
     std::vector<std::int64_t> offsets;  // [q_heads * n + 1]
     std::vector<std::int32_t> ids;
     std::vector<float> scores;

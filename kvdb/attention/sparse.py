@@ -12,247 +12,237 @@ from time import perf_counter_ns
 import numpy as np
 
 import kvdb._native as _native
-from indexes.base import Float32, Found, Queries
-from indexes.retrieval import Exact, Retrieval, TopK, TopP
+import kvdb.attention.exact as exact_attention
+from indexes.base import Float32, SearchResult
+from indexes.retrieval import Exact, Retrieval
 from indexes.widen import widened
-from kvdb.attention import execute
-from kvdb.attention.execute import Reading, Search, Whole
-from kvdb.attention.observe import largest, observation
-from kvdb.attention.run import Run
-from kvdb.attention.sections import ReadWhole, Sections
-from kvdb.attention.state import AttentionState, merge
-from kvdb.attention.trim import cut_of, emptied, largest_of, trimmed
-from kvdb.storage.block import BlockLayout, bits
+from kvdb.attention.exact import AttentionStats, IndexSearch, WindowAttention
+from kvdb.attention.observation import largest, observation
+from kvdb.attention.partition import ExactSpan, HeadMask, RunPartition
+from kvdb.attention.search import WHOLE_SHARE_MAX, AttentionQuery, found_many, give_up, search_parts, split_results
+from kvdb.attention.state import AttentionState, check_finite, merge
+from kvdb.storage.block_layout import BlockLayout, bits
 from kvdb.types import Array
-from query_optimizer.wanted import Wanted
 
-DENSE = 0.04
-"""Where queries need a larger share of the searched tokens than this, reading all of them is cheaper than picking."""
-DENSE_HEADS = 0.5
-"""Where more KV heads than this share need to be read whole, all are: a page holds the tokens of all heads."""
+MISSED_MAX = 0.01
+"""Where the caller says nothing of what may be missed, a KV head is read whole when one of its queries is estimated to miss a
+larger share of the softmax mass."""
 
 
 @dataclass(frozen=True)
-class Question:
-    """One call: queries q, `[q_heads, n, head_dim]` in the layout's dtype, of the run's last n tokens. observed: whether its
-    searches are told to the parts that were searched; n is 1 then."""
+class SparseAnswer:
+    """The state over what was read and found, and what was left out.
 
-    layout: BlockLayout
-    run: Run
-    q: Array
-    scale: float
-    wanted: Wanted
-    observed: bool = False
-
-    def searches(self, sections: Sections) -> bool:
-        """Whether what is searched can be: a query of an earlier token sees less than the searched parts hold."""
-        return bool(sections.searched) and self.q.shape[1] <= sections.behind(self.run)
-
-
-def sparse(question: Question, sections: Sections, retrieval: Retrieval) -> tuple[AttentionState, Reading]:
-    """The attention of a question over what `retrieval` asks for, widened until the bound it wants holds.
-
-    retrieval: for the searched parts that name none of their own.
+    results: of each searched part. whole_share: the share of the searched tokens and KV heads that was read whole. missed,
+    bound: the estimated share of the softmax mass that was left out, and what it cannot exceed: means over the queries; with
+    `_max` the largest.
     """
-    started = perf_counter_ns()
-    layout, q = question.layout, question.q
-    reads = sections.read_whole(question.run)
-    first = execute.whole(layout, reads, q, sections.causal(q.shape[1]), question.scale)
-    window_ns = perf_counter_ns() - started
-    q32 = np.ascontiguousarray(q, dtype=np.float32)
-    limit = question.wanted.missed_mass_max
-    seen = Seen(int(reads.counts.sum()))
-    for attempt, tight in widened(retrieval, sections.tokens):
-        searches = _search(question, sections, q32, first, None if limit is None else attempt, attempt, tight)
-        # Of queries that a search left, reading everything says what is the largest.
-        observed = question.observed and attempt is retrieval and not tight
-        seen.add(layout, searches)
-        left, founds = _left(sections, searches, layout.kv_heads)
-        top = largest(founds, first.top) if observed else None
-        left_share = sum(part.span.tokens * float(part.heads.mean()) for part in left) / max(sections.tokens, 1)
-        if isinstance(attempt, Exact) or left_share > DENSE_HEADS or _many(founds, q32, sections):
-            state, reading = exact(question, sections, top)
-            if top is not None:
-                _observe(question, searches, first, top, state.lse)
-            spent = perf_counter_ns() - started
-            return state, replace(reading, nbytes=reading.nbytes + seen.nbytes, kernel_ns=spent, searches=tuple(searches))
-        state = _attend(question, sections, first, founds, merges=bool(left))
-        for part in left:
-            _read_left(question, sections, part, state, top)
-        if top is not None:
-            _observe(question, searches, first, top, reduce(np.logaddexp, (found.missed for found in founds), state.lse))
-        missed, _ = _share([found.missed for found in founds], state.lse)
-        bound, bound_max = _share([found.missed_bound for found in founds], state.lse)
-        if limit is None or bound_max <= limit:
-            break
-    lse = state.lse
-    state = _with_tail(question, state, founds)
-    read_whole = left_share * sections.tokens
-    reading = Reading(
-        scanned=seen.scanned + read_whole,
-        retrieved=seen.whole + sum(len(f.ids) for f in founds) / (q.shape[0] * q.shape[1]) + read_whole,
-        nbytes=seen.nbytes + int((seen.whole + read_whole) * layout.token_nbytes),
-        kernel_ns=perf_counter_ns() - started,
-        missed=missed,
-        missed_bound=bound,
-        missed_bound_max=bound_max,
-        searches=tuple(searches),
-        window=first,
-        window_ns=window_ns,
-        lse=lse,
-    )
-    return AttentionState(state.out.astype(q.dtype, copy=False), state.lse), reading
+
+    state: AttentionState
+    results: list[SearchResult]
+    whole_share: float
+    missed: float
+    missed_max: float
+    bound: float
+    bound_max: float
 
 
-def exact(question: Question, sections: Sections, top: Array | None = None) -> tuple[AttentionState, Reading]:
-    """Attention over everything that is not answered elsewhere. top: as `execute.exact` takes it."""
-    layout, run, q = question.layout, question.run, question.q
-    if sections.away is None:
-        return execute.exact(layout, run, q, q.shape[1], question.scale, top)
-    return execute.exact_over(layout, sections.here(run), q, sections.causal(q.shape[1]), question.scale, top)
+class ReadCounters:
+    """Tokens looked at and bytes read by the searches of one call. window: the tokens that were read whole before them."""
 
-
-class Seen:
-    """Tokens looked at and bytes read by the searches of one call. whole: tokens read whole."""
-
-    def __init__(self, whole: int) -> None:
-        self.whole = whole
-        self.scanned: float = whole
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.scanned: float = window
         self.nbytes = 0
 
-    def add(self, layout: BlockLayout, searches: Sequence[Search]) -> None:
-        for found in (search.found for search in searches):
-            self.scanned += found.scanned / layout.kv_heads
-            self.nbytes += found.nbytes + len(found.ids) * layout.token_nbytes // (2 * layout.kv_heads)  # their values
+    def add(self, layout: BlockLayout, searches: Sequence[IndexSearch]) -> None:
+        for result in (search.result for search in searches):
+            self.scanned += result.scanned / layout.kv_heads
+            self.nbytes += result.nbytes + len(result.ids) * layout.token_nbytes // (2 * layout.kv_heads)  # their values
 
 
-def _search(  # what is asked of all parts, and of each
-    question: Question,
-    sections: Sections,
-    q: Float32,
-    first: Whole,
-    widened_to: Retrieval | None,
-    usual: Retrieval,
-    tight: bool,
-) -> list[Search]:
-    """What each searched part finds. The largest score and the mass seen so far go from part to part.
+def sparse(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval) -> tuple[AttentionState, AttentionStats]:
+    """Attention over what `retrieval` asks for, widened until the bound that the query wants holds.
 
-    widened_to: in place of what the parts name, once a bound is to hold; usual: for those that name nothing.
+    retrieval: for the searched parts that name none of their own. Where the query names neither a retrieval nor a bound, KV heads
+    that are estimated to miss more than MISSED_MAX are read whole.
     """
-    if isinstance(usual, Exact):
-        return []
-    n = q.shape[1]
-    floor, outside = first.top, first.state.lse
-    searches: list[Search] = []
-    for part in sections.searched:
-        retrieval = _shared(widened_to or part.retrieval or usual, sections)
-        begin, end = np.full(n, part.span.begin, np.int64), np.full(n, part.span.end, np.int64)
-        turned = q if part.turn is None else part.turn(q)
-        heads = question.layout.kv_heads
-        queries = Queries(turned, heads, question.scale, begin, end, floor, outside, part.hidden, part.asked)
-        tail = part.estimate_tail or question.wanted.estimate_tail
-        started = perf_counter_ns()
-        found = part.index.search(queries, retrieval, estimate_tail=tail, tight=tight, give_up=True)
-        searches.append(Search(part, retrieval, found, perf_counter_ns() - started))
-        if len(sections.searched) == 1 or (found.dense is not None and found.dense.all()):
-            return searches
-        floor = np.maximum(floor, largest_of(found, floor.shape))
-    return _trimmed(searches, floor, question)
+    started = perf_counter_ns()
+    layout, q = query.layout, query.q
+    window = _window(query, partition)
+    window_ns = perf_counter_ns() - started
+    q32 = np.ascontiguousarray(q, dtype=np.float32)
+    limit = query.options.max_missed_mass
+    read = ReadCounters(int(partition.window(query.run).counts.sum()))
+    for attempt, tight in widened(retrieval, partition.tokens):
+        searches = search_parts(query, partition, q32, window, None if limit is None else attempt, attempt, tight)
+        read.add(layout, searches)
+        # What a search left is known once everything is read.
+        top = window.top.copy() if query.observed and attempt is retrieval and not tight else None
+        answer = None if isinstance(attempt, Exact) else _attend(query, partition, window, searches, top)
+        if answer is not None and query.limits_estimate and not answer.missed_max <= MISSED_MAX:
+            heads = _missing_heads(answer, layout.kv_heads)
+            searches = [give_up(search, heads) for search in searches]
+            top = None if top is None else window.top.copy()
+            answer = _attend(query, partition, window, searches, top)
+        if answer is None:
+            state, stats = exact(query, partition, top)
+            if top is not None:
+                _observe(query, searches, window, top, state.lse)
+            spent = perf_counter_ns() - started
+            return state, replace(stats, nbytes=stats.nbytes + read.nbytes, kernel_ns=spent, searches=tuple(searches))
+        if top is not None:
+            lse = reduce(np.logaddexp, (result.missed for result in answer.results), answer.state.lse)
+            _observe(query, searches, window, top, lse)
+        if limit is None or answer.bound_max <= limit:
+            break
+    assert answer is not None
+    state = _with_tail(query, answer)
+    whole = answer.whole_share * partition.tokens
+    stats = AttentionStats(
+        scanned=read.scanned + whole,
+        retrieved=read.window + sum(len(r.ids) for r in answer.results) / (q.shape[0] * q.shape[1]) + whole,
+        nbytes=read.nbytes + int((read.window + whole) * layout.token_nbytes),
+        kernel_ns=perf_counter_ns() - started,
+        missed=answer.missed,
+        missed_bound=answer.bound,
+        missed_bound_max=answer.bound_max,
+        searches=tuple(searches),
+        window=window,
+        window_ns=window_ns,
+        lse=answer.state.lse,
+    )
+    return AttentionState(state.out.astype(q.dtype, copy=False), state.lse), stats
 
 
-def _shared(retrieval: Retrieval, sections: Sections) -> Retrieval:
-    """What is asked of one of several parts, so that all of them together come to what is wanted."""
-    if isinstance(retrieval, TopK):
-        return TopK(min(retrieval.k, sections.tokens))  # any number may be asked for
-    if isinstance(retrieval, TopP) and len(sections.searched) > 1:
-        return TopP(1 - (1 - retrieval.p) / len(sections.searched))  # each part may miss its share of what all may
-    return retrieval
+def exact(query: AttentionQuery, partition: RunPartition, top: Array | None = None) -> tuple[AttentionState, AttentionStats]:
+    """Attention over everything that the CPU answers. top: as `exact_attention.exact` takes it."""
+    layout, run, q = query.layout, query.run, query.q
+    if partition.device is None:
+        return exact_attention.exact(layout, run, q, q.shape[1], query.scale, top)
+    return exact_attention.exact_over(layout, partition.cpu_blocks(run), q, partition.causal(q.shape[1]), query.scale, top)
 
 
-def _trimmed(searches: list[Search], floor: Float32, question: Question) -> list[Search]:
-    """The searches without what no longer counts; where a tail is estimated, what was found is better than an estimate of it."""
-    for retrieval in {search.retrieval for search in searches}:
-        alike = [i for i, search in enumerate(searches) if search.retrieval == retrieval and search.found.tail is None]
-        if alike and not question.wanted.estimate_tail:
-            cut = cut_of([searches[i].found for i in alike], floor, question.scale, retrieval).ravel()
-            for i in alike:
-                searches[i] = replace(searches[i], found=trimmed(searches[i].found, cut, question.scale))
-    return searches
+def _window(query: AttentionQuery, partition: RunPartition) -> WindowAttention:
+    """Attention over the blocks that are not searched; the sink tokens apart where a range is to begin behind them. Raises
+    NonFiniteError."""
+    layout, run, q = query.layout, query.run, query.q
+    causal = partition.causal(q.shape[1])
+    if not (partition.sinks and query.ignores_sinks):
+        window = exact_attention.whole(layout, partition.window(run), q, causal, query.scale)
+        _check_scores(window)
+        return window
+    window = exact_attention.whole(layout, partition.window_behind_sinks(run), q, causal, query.scale)
+    sinks = exact_attention.whole(layout, partition.sink_blocks(run), q, 0, query.scale)
+    for part in (window, sinks):
+        _check_scores(part)
+    out, lse = window.state.out, window.state.lse
+    _native.merge_tail(layout.native, out, lse, sinks.state.out, sinks.state.lse, out, lse)
+    return replace(window, top=np.maximum(window.top, sinks.top))
 
 
-def _left(sections: Sections, searches: Sequence[Search], kv_heads: int) -> tuple[list[ReadWhole], list[Found]]:
-    """What of the searched parts is to be read whole, and what was found of the rest.
+def _check_scores(window: WindowAttention) -> None:
+    """Raises NonFiniteError where float32 could not hold a score. A window may be empty."""
+    check_finite(np.maximum(window.state.lse, np.finfo(np.float32).min), out_finite=True)
 
-    As planned, and the KV heads where an index gave up on some query.
+
+def _attend(
+    query: AttentionQuery,
+    partition: RunPartition,
+    window: WindowAttention,
+    searches: Sequence[IndexSearch],
+    top: Float32 | None,
+) -> SparseAnswer | None:
+    """Attention over the window, what was found, and what is read whole; None where reading everything costs less.
+
+    top: float32 `[q_heads, 1]`, where given becomes the largest q.k that is known, +inf where an index gave up.
     """
-    left, founds = list(sections.whole), []
-    for search in searches:
-        found, dense = search.found, search.found.dense
-        if dense is not None and np.count_nonzero(dense):
-            heads = np.asarray(dense.reshape(kv_heads, -1).any(axis=1), np.bool_)
-            left.append(ReadWhole(search.part.span, heads))
-            found = emptied(found, np.repeat(heads, dense.size // kv_heads))
-        founds.append(found)
-    return left, founds
+    layout, q = query.layout, query.q
+    whole, results = split_results(partition, searches, layout.kv_heads)
+    if top is not None:
+        top[:] = largest(results, window.top)
+    whole_share = sum(part.span.tokens * float(part.heads.mean()) for part in whole) / max(partition.tokens, 1)
+    if whole_share > WHOLE_SHARE_MAX or found_many(results, q, partition):
+        return None
+    state = _attend_retrieved(query, partition, window, results, merges=bool(whole))
+    for part in whole:
+        _read_whole(query, partition, part, state, top)
+    missed, missed_max = _share([result.missed for result in results], state.lse)
+    bound, bound_max = _share([result.missed_bound for result in results], state.lse)
+    return SparseAnswer(state, results, whole_share, missed, missed_max, bound, bound_max)
 
 
-def _many(founds: Sequence[Found], q: Float32, sections: Sections) -> bool:
-    return bool(sum(len(found.ids) for found in founds) > DENSE * q.shape[0] * q.shape[1] * sections.tokens)
-
-
-def _attend(question: Question, sections: Sections, first: Whole, founds: Sequence[Found], merges: bool) -> AttentionState:
-    """The state over what is read whole and what was found, float32 as long as something is to be merged with it."""
-    state, last = first.state, len(founds) - 1
-    merges = merges or any(found.tail is not None for found in founds)
-    for i, (part, found) in enumerate(
-        zip(sections.searched, founds, strict=False)
-    ):  # fewer, where a search gave up on everything
-        dtype = np.float32 if merges or i < last else question.q.dtype
+def _attend_retrieved(
+    query: AttentionQuery, partition: RunPartition, window: WindowAttention, results: Sequence[SearchResult], merges: bool
+) -> AttentionState:
+    """The state over the window and what was found, float32 as long as something is to be merged with it."""
+    state, last = window.state, len(results) - 1
+    merges = merges or any(result.tail is not None for result in results)
+    # There are fewer results than parts where a search gave up on everything.
+    for i, (part, result) in enumerate(zip(partition.searched, results, strict=False)):
+        dtype = np.float32 if merges or i < last else query.q.dtype
         to = AttentionState(np.empty(state.out.shape, dtype), np.empty_like(state.lse))
-        wanted = part.index.blocks.table, found.offsets, found.ids, found.scores, question.scale
-        _native.attend_found(question.layout.native, *wanted, state.out, state.lse, bits(to.out), to.lse)
+        found = part.index.blocks.table, result.offsets, result.ids, result.scores, query.scale
+        _native.attend_retrieved(query.layout.native, *found, state.out, state.lse, bits(to.out), to.lse)
         state = to
     return state
 
 
-def _observe(question: Question, searches: Sequence[Search], first: Whole, top: Float32, lse: Float32) -> None:
-    """Tells the parts what the search of them showed. top, lse: of everything, as far as they are known."""
-    heads = question.layout.kv_heads
-    for search in searches:
-        part = search.part
-        if part.observe is not None:
-            shown = search.found, heads, part.span.tokens, part.asked, first.top, lse, question.scale
-            part.observe(observation(*shown, part.index.kind, search.ns / 1e9, top))
-
-
-def _read_left(question: Question, sections: Sections, part: ReadWhole, state: AttentionState, top: Float32 | None) -> None:
-    """Merges attention over all of a span into the state's rows of some KV heads, and their largest q.k into `top`."""
-    reads = sections.blocks(question.run, part.span)
+def _read_whole(
+    query: AttentionQuery, partition: RunPartition, part: ExactSpan, state: AttentionState, top: Float32 | None
+) -> None:
+    """Merge attention over all of a span into the state's rows of some KV heads, and their largest q.k into `top`."""
+    reads = partition.blocks(query.run, part.span)
     out, lse = np.empty(state.out.shape, np.float32), np.empty_like(state.lse)
     heads = np.flatnonzero(part.heads).tolist()
-    largest_here = None if top is None else np.empty_like(lse)
-    execute.attend_heads(question.layout, reads, question.q, question.scale, heads, out, lse, largest_here)
+    span_top = None if top is None else np.empty_like(lse)
+    exact_attention.attend_heads(query.layout, reads, query.q, query.scale, heads, out, lse, span_top)
     rows = np.repeat(part.heads, len(out) // len(part.heads))
     whole = merge([AttentionState(state.out[rows], state.lse[rows]), AttentionState(out[rows], lse[rows])])
     state.out[rows], state.lse[rows] = whole.out, whole.lse
-    if top is not None and largest_here is not None:
-        top[rows] = np.maximum(top[rows], largest_here[rows])
+    if top is not None and span_top is not None:
+        top[rows] = np.maximum(top[rows], span_top[rows])
+
+
+def _missing_heads(answer: SparseAnswer, kv_heads: int) -> HeadMask:
+    """The KV heads of which a query is estimated to miss more than MISSED_MAX, bool `[kv_heads]`."""
+    lse = answer.state.lse
+    missed = reduce(np.logaddexp, (result.missed.astype(np.float64) for result in answer.results))
+    # share = missed / (missed + read) <= MISSED_MAX; written so that what is no number counts as missed
+    small = missed - lse <= np.log(MISSED_MAX / (1 - MISSED_MAX))
+    return np.asarray(~small.reshape(kv_heads, -1).all(axis=1), np.bool_)
+
+
+def _observe(query: AttentionQuery, searches: Sequence[IndexSearch], window: WindowAttention, top: Float32, lse: Float32) -> None:
+    """Tell the parts what the search of them showed. top, lse: over everything, as far as they are known."""
+    heads = query.layout.kv_heads
+    for search in searches:
+        part = search.part
+        if part.observe is not None:
+            shown = search.result, heads, part.span.tokens, part.active_heads, window.top, lse, query.scale
+            part.observe(observation(*shown, top))
 
 
 def _share(missed: Sequence[Float32], lse: Float32) -> tuple[float, float]:
-    """Of the whole softmax mass, what the logarithms of missed sums come to beside the sum that was read: mean and largest."""
+    """The mean and the largest share of the softmax mass that was missed. missed: logarithms of missed sums, a part each; lse: of
+    what was read."""
     if not missed:
         return 0.0, 0.0
     total = missed[0] if len(missed) == 1 else np.logaddexp.reduce(np.stack(missed).astype(np.float64), axis=0)
     return _native.share(np.asarray(total, np.float32), lse)
 
 
-def _with_tail(question: Question, state: AttentionState, founds: Sequence[Found]) -> AttentionState:
-    """The state with the estimates of what was not found merged in, where an index makes one."""
-    tails = [(found.tail, found.missed) for found in founds if found.tail is not None]
+def _with_tail(query: AttentionQuery, answer: SparseAnswer) -> AttentionState:
+    """The state with the estimates of what was not found merged in, where an index makes one.
+
+    Raises NonFiniteError for an estimate that float32 cannot hold.
+    """
+    state = answer.state
+    tails = [(result.tail, result.missed) for result in answer.results if result.tail is not None]
     for i, (out, missed) in enumerate(tails):
-        dtype = question.q.dtype if i + 1 == len(tails) else np.float32
+        check_finite(np.where(np.isneginf(missed), 0, missed), bool(np.isfinite(out).all()))
+        dtype = query.q.dtype if i + 1 == len(tails) else np.float32
         to = AttentionState(np.empty(state.out.shape, dtype), np.empty_like(state.lse))
-        _native.merge_tail(question.layout.native, state.out, state.lse, out, missed, bits(to.out), to.lse)
+        _native.merge_tail(query.layout.native, state.out, state.lse, out, missed, bits(to.out), to.lse)
         state = to
     return state

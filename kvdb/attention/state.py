@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvdb.errors import NonFiniteError
 from kvdb.types import Array
 
 
@@ -34,3 +35,15 @@ def merge(states: Sequence[AttentionState]) -> AttentionState:
     out = sum(share[..., None] * state.out.astype(np.float32) for share, state in zip(shares, states, strict=True))
     with np.errstate(divide="ignore"):
         return AttentionState(np.asarray(out, np.float32), top + np.log(np.where(total > 0, total, 1), dtype=np.float32))
+
+
+def check_finite(lse: Array, out_finite: bool) -> None:
+    """Raises NonFiniteError where float32 could not hold a score or a sum of an answer, in which every query sees some token.
+
+    lse: float32, as in AttentionState. out_finite: whether the output holds neither NaN nor infinity.
+    """
+    if not out_finite or not np.isfinite(lse).all():
+        raise NonFiniteError(
+            "the attention of finite keys, values and queries is beyond float32: a q.k, or a sum of weighted values, is larger "
+            "than 3.4e38; scale them down, or find where the model produced numbers so large"
+        )

@@ -18,9 +18,9 @@ TIE = 1 + 1e-9
 
 @dataclass(frozen=True)
 class Rates:
-    """What was measured of this machine and model; None, or no entry, for what was not.
+    """The measured speed of this machine and model; None, or no entry, for what was not measured.
 
-    recompute_seconds: of one token through one layer. bytes_per_second: of each tier, infinity for one that needs no loading.
+    recompute_seconds: one token through one layer. bytes_per_second: by tier, infinity for one that needs no loading.
     Numbers that are not positive count as not measured.
     """
 
@@ -28,22 +28,22 @@ class Rates:
     bytes_per_second: Mapping[str, float] = field(default_factory=dict)
 
     def load_seconds(self, tier: str, nbytes: float) -> float | None:
-        """What loading so many bytes from a tier takes, None where that was not measured."""
+        """The seconds to load so many bytes from a tier, None where that was not measured."""
         rate = self.bytes_per_second.get(tier)
         return nbytes / rate if rate is not None and rate > 0 else None
 
     @property
     def token_seconds(self) -> float | None:
-        """recompute_seconds, where it can be used."""
+        """recompute_seconds, or None where it is no positive finite number."""
         seconds = self.recompute_seconds
         return seconds if seconds is not None and 0 < seconds < math.inf else None
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """What a prompt reuses.
+    """The chunks that a prompt reuses.
 
-    tokens: those of its chunks, by the tier where they lie now. token_nbytes: K and V of one token in one layer. fresh: tokens
+    tokens: how many, by the tier where they lie now. token_nbytes: K and V of one token in one layer. fresh: tokens
     that are computed whatever the ratio.
     """
 
@@ -58,18 +58,18 @@ class Chunks:
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """Where any tokens lie, that of the most tokens first."""
+        """The tiers that hold any of the tokens, the one with the most first."""
         return tuple(sorted((tier for tier, count in self.tokens.items() if count), key=lambda tier: -self.tokens[tier]))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the controller chose. `str(choice)` is a line of EXPLAIN.
+    """The ratio that the controller chose, with its reason. `str(choice)` is a line of EXPLAIN.
 
-    ratio: the share of the chunks' tokens to recompute. tier: where such chunks are best kept, the slowest that recompute hides;
-    None where that is not known. load_seconds, recompute_seconds: of one layer, seconds: of all layers, pipelined; None where not
-    known. hidden: whether loading a layer takes no longer than recomputing one. floor: the least ratio; asked: whether the caller
-    named the ratio. reason: what speaks for it.
+    ratio: the share of the chunks' tokens to recompute. tier: where such chunks are best kept, the slowest that recompute
+    hides; None where that is not known. load_seconds, recompute_seconds: of one layer, seconds: of all layers, pipelined; None
+    where not known. hidden: whether loading a layer takes no longer than recomputing one. floor: the least ratio; by_caller:
+    whether the caller named the ratio. reason: what speaks for it.
     """
 
     ratio: float
@@ -79,7 +79,7 @@ class Choice:
     seconds: float | None
     hidden: bool
     floor: float
-    asked: bool
+    by_caller: bool
     reason: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,52 +88,52 @@ class Choice:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Choice":
-        """The choice that `to_dict` wrote. Raises ValueError for anything else."""
+        """The choice that `to_dict` wrote. Raises InvalidArgument for anything else."""
         try:
             return cls(**values)
         except TypeError as error:
-            raise ValueError(f"these are not a choice's values ({error}); expected what Choice.to_dict returns") from None
+            raise InvalidArgument(f"these are not a choice's values ({error}); expected what Choice.to_dict returns") from None
 
     def __str__(self) -> str:
-        why = "asked for" if self.asked else f"floor {self.floor:.0%}"
+        why = "asked for" if self.by_caller else f"floor {self.floor:.0%}"
         keep = f"; best kept in {self.tier}" if self.tier is not None else ""
         return f"recompute {self.ratio:.1%} ({why}): {self.reason}{keep}"
 
 
-def choose(rates: Rates, chunks: Chunks, floor: float = DEFAULT_RATIO, asked: float | None = None) -> Choice:
+def choose(rates: Rates, chunks: Chunks, floor: float = DEFAULT_RATIO, ratio: float | None = None) -> Choice:
     """The ratio and the tier for a prompt.
 
-    The ratio is the largest whose recompute takes no longer than loading, from `floor` up to 1; `asked`, a ratio of the caller's,
+    The ratio is the largest whose recompute takes no longer than loading, from `floor` up to 1; `ratio`, one of the caller's,
     is kept as it is. The floor is taken where a rate is not known. The tier is the slowest that is hidden by the recompute that
-    quality needs, of the asked ratio or the floor: a ratio that was raised because a tier is slow does not speak for that tier.
-    Raises InvalidArgument for ratios outside [0, 1].
+    quality needs, of the caller's ratio or the floor: a ratio that was raised because a tier is slow does not speak for that
+    tier. Raises InvalidArgument for ratios outside [0, 1].
     """
-    for what, share in (("floor", floor), ("asked", asked)):
+    for what, share in (("floor", floor), ("ratio", ratio)):
         if share is not None and not 0 <= share <= 1:
             raise InvalidArgument(f"{what} is {share!r}; expected a ratio from 0 to 1")
-    least = floor if asked is None else asked
+    least = floor if ratio is None else ratio
     token, load = rates.token_seconds, _load_seconds(rates, chunks)
     if token is None or load is None:
-        return Choice(least, None, load, None, None, False, floor, asked is not None, _unknown(rates, chunks))
-    ratio = least
-    if asked is None and chunks.total:
-        ratio = min(max(least, (load / token - chunks.fresh) / chunks.total), 1.0)
-    compute = token * (chunks.fresh + ratio * chunks.total)
+        return Choice(least, None, load, None, None, False, floor, ratio is not None, _unknown(rates, chunks))
+    chosen = least
+    if ratio is None and chunks.total:
+        chosen = min(max(least, (load / token - chunks.fresh) / chunks.total), 1.0)
+    compute = token * (chunks.fresh + chosen * chunks.total)
     return Choice(
-        ratio=ratio,
+        ratio=chosen,
         tier=_cheapest(rates, chunks, token * (chunks.fresh + least * chunks.total)),
         load_seconds=load,
         recompute_seconds=compute,
         seconds=pipelined_seconds([load] * chunks.layers, [compute] * chunks.layers),
         hidden=load <= compute * TIE,
         floor=floor,
-        asked=asked is not None,
+        by_caller=ratio is not None,
         reason=_reason(chunks, load, compute),
     )
 
 
 def pipelined_seconds(loads: Sequence[float], computes: Sequence[float]) -> float:
-    """What all layers take, each loaded while the one before is computed: the first load, then the slower of each pair.
+    """The seconds of all layers, each loaded while the one before is computed: the first load, then the slower of each pair.
 
     loads, computes: seconds of each layer.
     """
@@ -143,7 +143,7 @@ def pipelined_seconds(loads: Sequence[float], computes: Sequence[float]) -> floa
 
 
 def _load_seconds(rates: Rates, chunks: Chunks) -> float | None:
-    """What loading one layer takes, one tier after the other; None where that was not measured."""
+    """The seconds to load one layer, one tier after the other; None where that was not measured."""
     seconds = 0.0
     for tier in chunks.tiers:
         of_tier = rates.load_seconds(tier, chunks.tokens[tier] * chunks.token_nbytes)

@@ -1,4 +1,4 @@
-"""The frequencies a model rotates its keys with, and what moving such keys takes.
+"""The frequencies that a model rotates its keys with, and the angles that move such keys.
 
 Only a RoPE whose frequencies depend on nothing but the model can be moved: a key computed at position p and turned by the angles
 of `shift` is then the key of position p + shift (RoFormer, arXiv 2104.09864, equation 16). A factor that a model's cosines and
@@ -25,7 +25,7 @@ SERVED = (
 
 
 OWN_FREQUENCIES = "inv_freq"
-"""In Rope.scaling: the frequencies themselves, of a model whose own are others than its parameters give."""
+"""The name in Rope.scaling of frequencies that a model states itself, because its parameters give others."""
 
 
 def inverse_frequencies(rope: Rope | None, head_dim: int) -> Float64:
@@ -66,7 +66,7 @@ def angles(frequencies: Float64, shift: int | npt.NDArray[np.int64]) -> tuple[Fl
 
 
 def _own(frequencies: Any, head_dim: int) -> Float64:
-    """What a model says of its frequencies itself. Raises Unsupported."""
+    """The frequencies that a model states itself. Raises Unsupported for what are none."""
     own = np.asarray(frequencies, np.float64)
     if own.ndim != 1 or not 0 < len(own) <= head_dim // 2 or not np.isfinite(own).all():
         raise Unsupported(
@@ -77,7 +77,7 @@ def _own(frequencies: Any, head_dim: int) -> Float64:
 
 @dataclass(frozen=True)
 class _Given:
-    """What a scaling is computed from. dims: how many of head_dim's dimensions are rotated."""
+    """The numbers that a scaling is computed from. dims: how many of head_dim's dimensions are rotated."""
 
     theta: float
     dims: int

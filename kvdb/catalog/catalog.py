@@ -1,6 +1,8 @@
 """The catalogue: contexts by name, chunks by their text, and a prefix tree for each spec."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from threading import Lock
@@ -8,14 +10,14 @@ from threading import Lock
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.prefix_tree import PrefixTree
-from kvdb.catalog.segment import Segment, Views
+from kvdb.catalog.segment import Segment, Views, release_views
 from kvdb.errors import AlreadyExists, NotFound
 from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 
 
 @dataclass(frozen=True)
 class Context:
-    """A named layout of segment views and what was recomputed of them. tokens: the ids of all of it."""
+    """A named layout of segment views and the overlay of what was recomputed. tokens: the ids of all its positions, int32."""
 
     name: str
     spec: ModelSpec
@@ -28,9 +30,9 @@ class Context:
         return self.layout.views
 
     @property
-    def alone(self) -> Segment | None:
-        """The segment, if it is all of the context and was computed with nothing before it."""
-        if self.overlay is None and len(self.views) == 1 and self.views[0].segment.alone:
+    def chunk(self) -> Segment | None:
+        """The segment of a context that is one chunk: a single segment that was computed with nothing before it."""
+        if self.overlay is None and len(self.views) == 1 and self.views[0].segment.standalone:
             return self.views[0].segment
         return None
 
@@ -42,14 +44,20 @@ class Context:
             tokens=self.layout.length,
             segments=len(self.views),
             nbytes=overlaid + sum(view.segment.nbytes for view in self.views),
-            chunk=self.alone is not None,
-            blended=not self.plain and self.alone is None,
+            chunk=self.chunk is not None,
+            blended=not self.plain and self.chunk is None,
         )
 
     @property
     def plain(self) -> bool:
         """Whether it is exact for its tokens, so that it may be found by them."""
         return self.overlay is None and self.layout.plain
+
+    def release(self) -> None:
+        """Give back what `Catalog.acquire` gave, or what was to be published."""
+        release_views(self.views)
+        if self.overlay is not None:
+            self.overlay.release()
 
     def statistics(self) -> ContextStatistics:
         segments = [view.segment for view in self.views]
@@ -65,6 +73,7 @@ class Catalog:
         self._trees: dict[str, PrefixTree] = {}
         self._chunks: dict[tuple[str, bytes], Segment] = {}
         self._chunk_names: Counter[Segment] = Counter()
+        self._borrowed: list[Context] = []
         self._lock = Lock()
 
     def publish(self, context: Context) -> None:
@@ -74,7 +83,7 @@ class Catalog:
             self._contexts[context.name] = context
             if context.plain:
                 self._trees.setdefault(context.spec.digest, PrefixTree()).add(context.views)
-            if (segment := context.alone) is not None:
+            if (segment := context.chunk) is not None:
                 self._chunks.setdefault(_text(context.spec, segment.tokens), segment)
                 self._chunk_names[segment] += 1
 
@@ -93,7 +102,7 @@ class Catalog:
             return views
 
     def chunk(self, spec: ModelSpec, tokens: Tokens) -> Segment | None:
-        """What was computed alone of exactly these tokens. The caller owns one reference to it."""
+        """The stored chunk of exactly these tokens, if there is one. The caller owns one reference to it."""
         with self._lock:
             segment = self._chunks.get(_text(spec, tokens))
             if segment is not None:
@@ -105,8 +114,9 @@ class Catalog:
         with self._lock:
             return self._find(name)
 
-    def hold(self, name: str) -> Context:
-        """A context, alive; the caller owns one reference to each view's segment, and a share of the overlay. Raises NotFound."""
+    def acquire(self, name: str) -> Context:
+        """A context for the caller, who owns a reference to each view's segment and a share of the overlay until he calls
+        `Context.release`. Raises NotFound."""
         with self._lock:
             context = self._find(name)
             overlay = None if context.overlay is None else context.overlay.share()
@@ -114,24 +124,42 @@ class Catalog:
                 view.segment.retain()
             return replace(context, overlay=overlay)
 
+    @contextmanager
+    def borrow(self, name: str) -> Iterator[Context]:
+        """A context that stays as it is while the body runs, also when it is dropped; see `alive`. Raises NotFound."""
+        context = self.acquire(name)
+        with self._lock:
+            self._borrowed.append(context)
+        try:
+            yield context
+        finally:
+            context.release()
+            with self._lock:
+                self._borrowed = [other for other in self._borrowed if other is not context]
+
+    def alive(self) -> list[Context]:
+        """Every context that holds segments: those that are stored, and those that are borrowed."""
+        with self._lock:
+            return [*self._contexts.values(), *self._borrowed]
+
     def contexts(self) -> list[Context]:
         """Every context, in the order of their names."""
         with self._lock:
             return [self._contexts[name] for name in sorted(self._contexts)]
 
     def drop(self, name: str) -> None:
-        """Forget a context; segments that nobody else holds are freed. Raises NotFound."""
+        """Forget a context, and free the segments that nobody else holds. Raises NotFound."""
         with self._lock:
             context = self._find(name)
             del self._contexts[name]
             if context.plain:
                 self._trees[context.spec.digest].remove(context.views)
-            if (segment := context.alone) is not None:
+            if (segment := context.chunk) is not None:
                 self._unname(context.spec, segment)
-        let_go(context)
+        context.release()
 
     def _unname(self, spec: ModelSpec, segment: Segment) -> None:
-        """One context less is this chunk; the text of the last one is not found again."""
+        """Count one context less for a chunk; without any, its text is not found again."""
         self._chunk_names[segment] -= 1
         if not self._chunk_names[segment]:
             del self._chunk_names[segment]
@@ -150,18 +178,6 @@ class Catalog:
             raise AlreadyExists(f"a context named {name!r} is stored already; drop it first or choose another name")
 
 
-def release(views: Views) -> None:
-    """Give back one reference to each view's segment."""
-    for view in views:
-        view.segment.release()
-
-
-def let_go(context: Context) -> None:
-    """Give back what `hold` gave."""
-    release(context.views)
-    if context.overlay is not None:
-        context.overlay.release()
-
-
 def _text(spec: ModelSpec, tokens: Tokens) -> tuple[str, bytes]:
+    """The key of a chunk, equal for the same text of the same model."""
     return spec.digest, sha256(tokens.tobytes()).digest()

@@ -1,4 +1,4 @@
-"""Where the stored tokens of a context stand, and which of its positions nothing stored holds."""
+"""Which stored tokens stand at which positions of a context, and which positions are gaps."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,17 +12,17 @@ from kvdb.types import Placed
 
 @dataclass(frozen=True)
 class Layout:
-    """Views in the order of their positions, within [0, length). Positions of no view are gaps: only an overlay holds them.
+    """Views in the order of their positions, within [0, length). Positions without a view are gaps: only an overlay holds them.
 
-    settled: what stands before it was blended earlier and is reused as a prefix.
+    prefix_end: the positions [0, prefix_end) were blended earlier and are reused as a prefix.
     """
 
     views: Views
     length: int
-    settled: int = 0
+    prefix_end: int = 0
 
     @classmethod
-    def behind_each_other(cls, views: Views) -> "Layout":
+    def contiguous(cls, views: Views) -> "Layout":
         """Views without gaps, such as those of a prefix."""
         return cls(views, visible_tokens(views))
 
@@ -41,7 +41,7 @@ class Layout:
     @cached_property
     def plain(self) -> bool:
         """Whether it is a prefix: every view exact where it stands, and no gaps."""
-        behind = all(not view.segment.alone or view.begin == 0 for view in self.views)
+        behind = all(not view.segment.standalone or view.begin == 0 for view in self.views)
         return behind and not self.moved and visible_tokens(self.views) == self.length
 
     @cached_property
@@ -54,17 +54,17 @@ class Layout:
 
     @cached_property
     def placed(self) -> tuple[Placed, ...]:
-        """What stands where, over all of [0, length)."""
-        found = [Placed(0, self.settled, "prefix")] if self.settled else []
-        at = self.settled
+        """What stands at which positions, over all of [0, length)."""
+        placed = [Placed(0, self.prefix_end, "prefix")] if self.prefix_end else []
+        at = self.prefix_end
         for view in self.views:
-            if view.end <= self.settled:
+            if view.end <= self.prefix_end:
                 continue
             if view.begin > at:
-                found.append(Placed(at, view.begin, "tokens"))
-            chunk = view.segment.alone and view.begin > 0
-            found.append(Placed(view.begin, view.end, "chunk" if chunk else "prefix"))
+                placed.append(Placed(at, view.begin, "tokens"))
+            chunk = view.segment.standalone and view.begin > 0
+            placed.append(Placed(view.begin, view.end, "chunk" if chunk else "prefix"))
             at = view.end
         if at < self.length:
-            found.append(Placed(at, self.length, "tokens"))
-        return tuple(found)
+            placed.append(Placed(at, self.length, "tokens"))
+        return tuple(placed)

@@ -3,15 +3,15 @@
 import numpy as np
 
 from indexes.base import Int64
-from kvdb.storage.table import BlockTable
+from kvdb.storage.block_table import BlockTable
 from kvdb.types import Array
 
 
 class Overlay:
     """One block table a layer, whose row i is the token at `positions[layer][i]`, its key rotated to that position.
 
-    Owns its tables; `share` gives another over the same blocks, of which whoever writes first copies what it writes. version: how
-    often rows were added.
+    It owns its tables. `share` gives another overlay over the same blocks; a block is copied by whoever writes it first. version:
+    how often rows were added.
     """
 
     def __init__(self, tables: list[BlockTable]) -> None:
@@ -29,9 +29,9 @@ class Overlay:
         return not any(len(positions) for positions in self.positions)
 
     def add(self, layer: int, positions: Int64, k: Array, v: Array) -> None:
-        """Rows for tokens that have none in this layer yet; k, v `[kv_heads, n, head_dim]`.
+        """Add rows for tokens that have none in this layer yet: positions int64 `[n]`, k and v `[kv_heads, n, head_dim]`.
 
-        Raises NonFiniteError or CapacityError, and then it is as it was.
+        Raises NonFiniteError or CapacityError, and then the overlay is as it was.
         """
         self.tables[layer].append(k, v)
         self.positions[layer] = np.concatenate([self.positions[layer], positions])

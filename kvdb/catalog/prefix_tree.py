@@ -12,30 +12,30 @@ import numpy as np
 from kvdb.catalog.segment import Segment, SegmentView, Views
 from kvdb.types import Tokens
 
-Edge = tuple[int, int, int]  # parent segment's number (0: none), how many of its tokens come before, first token of the child
+Branch = tuple[int, int, int]  # parent segment's number (0: none), how many of its tokens come before, first token of the child
 
 
 class PrefixTree:
     """Segments of one spec that stored contexts name. Not thread-safe: the catalogue locks."""
 
     def __init__(self) -> None:
-        self._children: dict[Edge, dict[Segment, Counter[int]]] = {}  # how many contexts see how many tokens of each child
+        self._children: dict[Branch, dict[Segment, Counter[int]]] = {}  # how many contexts see how many tokens of each child
 
     def add(self, views: Views) -> None:
-        """One more context names this path."""
-        for edge, view in _edges(views):
-            uses = self._children.setdefault(edge, {}).setdefault(view.segment, Counter())
-            uses[view.visible] += 1
+        """Count one more context that names this path."""
+        for branch, view in _branches(views):
+            contexts_by_visible = self._children.setdefault(branch, {}).setdefault(view.segment, Counter())
+            contexts_by_visible[view.visible] += 1
 
     def remove(self, views: Views) -> None:
-        """One context less names this path; tokens that no context sees any more are not found again."""
-        for edge, view in _edges(views):
-            children = self._children[edge]
+        """Count one context less that names this path; tokens that no context sees any more are not found again."""
+        for branch, view in _branches(views):
+            children = self._children[branch]
             children[view.segment] -= Counter({view.visible: 1})
             if not children[view.segment]:
                 del children[view.segment]
             if not children:
-                del self._children[edge]
+                del self._children[branch]
 
     def match(self, tokens: Tokens) -> Views:
         """The path that holds the longest stored prefix of `tokens`, int32 `[n]`; empty when none does.
@@ -51,20 +51,20 @@ class PrefixTree:
             if matched == len(tokens):
                 continue
             parent = (views[-1].segment.number, views[-1].visible) if views else (0, 0)
-            for segment, uses in self._children.get((*parent, int(tokens[matched])), {}).items():
-                common = common_prefix(segment.tokens[: max(uses)], tokens[matched:])
+            for segment, contexts_by_visible in self._children.get((*parent, int(tokens[matched])), {}).items():
+                common = common_prefix(segment.tokens[: max(contexts_by_visible)], tokens[matched:])
                 paths.append((matched + common, (*views, SegmentView(segment, common))))
         return best[1]
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
-    """How many leading tokens a and b share."""
+    """The number of leading tokens that a and b share."""
     n = min(len(a), len(b))
     differ = a[:n] != b[:n]
     return int(differ.argmax()) if differ.any() else n
 
 
-def _edges(views: Views) -> Iterator[tuple[Edge, SegmentView]]:
+def _branches(views: Views) -> Iterator[tuple[Branch, SegmentView]]:
     parent = (0, 0)
     for view in views:
         yield (*parent, int(view.segment.tokens[0])), view

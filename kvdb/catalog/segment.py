@@ -5,28 +5,29 @@ from dataclasses import dataclass
 from itertools import count
 from threading import Lock
 
-from kvdb.catalog.indexes import IndexSet
+from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.statistics import Statistics
-from kvdb.catalog.use import Use
-from kvdb.storage.folder import SegmentFolder
+from kvdb.catalog.usage import SegmentUsage
+from kvdb.storage.block_table import BlockTable
+from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.loader import Loader, Loading
 from kvdb.storage.segment_file import SegmentFile
-from kvdb.storage.table import BlockTable
 from kvdb.types import Tokens
 
 _numbers = count(1)
 
 
 class Segment:
-    """Tokens with one block table a layer. Lives as long as somebody holds a reference.
+    """Tokens with one block table a layer. It lives as long as somebody holds a reference.
 
-    tokens: int32 `[n]`, n >= 1. tables: one a layer, each n tokens long; the segment owns them. indexes: over its keys. base: the
-    position of its first token when it was computed. alone: whether nothing was before it then, so that it may stand anywhere;
-    otherwise it is exact only behind its parent. statistics: of the queries that searched it. use: how often it was opened and
-    asked.
+    tokens: int32 `[n]`, n >= 1. tables: one a layer, each n tokens long, which the segment owns. indexes: over its keys. base:
+    the position of its first token when it was computed. standalone: whether nothing was before it then, so that it may stand
+    anywhere; otherwise it is exact only behind its parent. statistics: what its queries were like. usage: how often it was opened
+    and queried.
 
-    Its blocks are in main memory while it is pinned, and until it is offloaded; then the tables are empty, and `file` holds what
-    they held. Who reads a layer pins the segment and waits for that layer first. The file stays, as what it holds never changes.
+    Its blocks are in main memory until it is offloaded, and as long as it is pinned. Afterwards the tables are empty, and `file`
+    holds what they held; it is never written again, as a segment never changes. Whoever reads a layer pins the segment and waits
+    for that layer first.
     """
 
     def __init__(
@@ -36,32 +37,32 @@ class Segment:
         indexes: IndexSet | None = None,
         base: int = 0,
         *,
-        alone: bool = False,
+        standalone: bool = False,
     ) -> None:
         assert len(tokens) and all(table.length == len(tokens) for table in tables)
         self.base = base
-        self.alone = alone
+        self.standalone = standalone
         self.number = next(_numbers)
         self.tokens = tokens
         self.tables = tables
         self.indexes = indexes or IndexSet()
         self.statistics = Statistics()
-        self.use = Use()
+        self.usage = SegmentUsage()
         self.file: SegmentFile | None = None
         self._disk: SegmentFolder | None = None
         self._loading: Loading | None = None
         self._pins = 0
-        self._leaves = False
+        self._evict_when_unpinned = False
         self._references = 1
         self._lock = Lock()
-        self._writing = Lock()
+        self._write_lock = Lock()
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def nbytes(self) -> int:
-        """Of its blocks, wherever they are."""
+        """The bytes of its blocks, wherever they are."""
         layout = self.tables[0].layout
         return len(self.tables) * layout.blocks_for(len(self)) * layout.nbytes
 
@@ -74,14 +75,21 @@ class Segment:
     def references(self) -> int:
         return self._references
 
-    def is_old(self, layer: int, queries: int) -> bool:
-        """Whether so many queries of each layer were asked since somebody looked at what those of this layer want."""
-        return self.use.queries_in_all >= self.statistics.looked_at(layer) + queries * len(self.tables)
+    def is_due_for_probe(self, layer: int, queries: int) -> bool:
+        """Whether `queries` more queries of each layer were asked since this layer was last probed for what its queries
+        retrieve."""
+        return self.usage.queries_in_all >= self.statistics.probed_at(layer) + queries * len(self.tables)
 
     def retain(self) -> None:
         with self._lock:
             assert self._references > 0, "a freed segment was retained"
             self._references += 1
+
+    def try_retain(self) -> bool:
+        """Take a reference for somebody who has none; False when the segment is freed already."""
+        with self._lock:
+            self._references += self._references > 0
+            return self._references > 0
 
     def release(self) -> None:
         """Drop one reference; the last one frees the blocks and removes the file."""
@@ -90,14 +98,15 @@ class Segment:
             if self._references == 0:
                 assert not self._pins, "a pinned segment was freed"
                 self._free()
+                self.indexes.release()
                 if self.file is not None and self._disk is not None:
                     self._disk.remove(self.file)
 
     def pin(self, loader: Loader) -> None:
-        """Keep the blocks in main memory until `unpin`; from disk, they begin to come in layer by layer, see `wait`.
+        """Keep the blocks in main memory until `unpin`. A segment on disk is loaded once for everybody who pins it, layer by
+        layer, see `wait`; after a loading that failed, the missing layers are tried again.
 
-        Once for everybody who pins it meanwhile; after a loading that failed, the layers that are missing are tried again. Raises
-        CapacityError without room for them, Unavailable once the database is closed, and then it is not pinned.
+        Raises CapacityError without room for them, and Unavailable once the database is closed; then it is not pinned.
         """
         with self._lock:
             if not self.resident:
@@ -105,30 +114,31 @@ class Segment:
             elif self._loading is not None and self._loading.error is not None:
                 self._loading = loader.load(self._loading.file, self.tables, self._loading.ready)
             self._pins += 1
-            self._leaves = False
+            self._evict_when_unpinned = False
 
     def wait(self, layer: int) -> None:
-        """Until the blocks of that layer hold its tokens. For who pins it. Raises IntegrityError or Unavailable, which another
-        `pin` tries again."""
+        """Wait until the blocks of that layer hold its tokens; the caller pins the segment. Raises IntegrityError or Unavailable;
+        another `pin` tries again."""
         loading = self._loading
         if loading is not None:
             loading.wait(layer)
 
     def unpin(self) -> None:
-        """Give the blocks of a segment free to leave, which they do if it was offloaded meanwhile."""
+        """Undo one `pin`. With the last, the blocks are freed if the segment was offloaded meanwhile."""
         with self._lock:
             assert self._pins > 0, "an unpinned segment was unpinned"
             self._pins -= 1
-            if self._leaves and not self._pins:
-                self._drop()
+            if self._evict_when_unpinned and not self._pins:
+                self._evict()
 
     def offload(self, disk: SegmentFolder, spec: str) -> int:
-        """Write it to disk, if it is not there yet, and free its blocks and indexes: now, or when it is no longer pinned, unless
-        somebody pins it anew before that. Bytes of blocks freed now. spec: the digest of its model's. For who holds a reference.
+        """Write it to disk, if it is not there yet, and free its blocks and indexes: at once, or with the last pin, unless it is
+        pinned anew before that. Returns the bytes of blocks that were freed at once. spec: the digest of its model's spec. The
+        caller holds a reference.
 
         Raises CapacityError or Unavailable where it cannot be written, and then it is as it was.
         """
-        with self._writing:  # not `_lock`: sessions may be opened over it meanwhile
+        with self._write_lock:  # not `_lock`: sessions may be opened over it meanwhile
             if self.file is None:
                 file = disk.write(spec, self.tables[0].layout, len(self), self.tables)
                 with self._lock:
@@ -136,8 +146,8 @@ class Segment:
         with self._lock:
             if not self.resident:
                 return 0
-            self._leaves = bool(self._pins)
-            return 0 if self._pins else self._drop()
+            self._evict_when_unpinned = bool(self._pins)
+            return 0 if self._pins else self._evict()
 
     def _load(self, loader: Loader) -> None:
         assert self.file is not None
@@ -148,16 +158,16 @@ class Segment:
             self._loading = loader.load(self.file, self.tables)
             undo.pop_all()
 
-    def _drop(self) -> int:
-        """Free the blocks, and the indexes over them; how many bytes of blocks. With the lock held, of a segment on disk."""
+    def _evict(self) -> int:
+        """Free the blocks and the indexes over them, of a segment that is on disk; the bytes of blocks. With the lock held."""
         nbytes = sum(table.nbytes for table in self.tables)
-        self._leaves = False
+        self._evict_when_unpinned = False
         self.indexes.clear()
         self._free()
         return nbytes
 
     def _free(self) -> None:
-        """With the lock held."""
+        """Free the blocks, and stop what loads them; with the lock held."""
         if self._loading is not None:
             self._loading.loader.cancel(self._loading)
             self._loading = None
@@ -188,6 +198,12 @@ class SegmentView:
 
 
 Views = tuple[SegmentView, ...]
+
+
+def release_views(views: Views) -> None:
+    """Give back one reference to each view's segment."""
+    for view in views:
+        view.segment.release()
 
 
 def visible_tokens(views: Views) -> int:

@@ -1,6 +1,6 @@
-"""Arrays of the caller's kind: numpy (with ml_dtypes.bfloat16) and torch go in, and the kind that came in goes out.
+"""The caller's arrays: numpy (with ml_dtypes.bfloat16) or torch. Answers are of the library that the question came in.
 
-torch is never imported here; it is there when a tensor of it is.
+torch is never imported here: who hands in a tensor has imported it.
 """
 
 import sys
@@ -25,12 +25,15 @@ def to_numpy(array: Any) -> Array:
             tensor = tensor.cpu()
         if tensor.dtype is torch.bfloat16:
             return tensor.view(torch.int16).numpy().view(_BFLOAT16)  # type: ignore[no-any-return]
-        return tensor.numpy()  # type: ignore[no-any-return]
+        try:
+            return tensor.numpy()  # type: ignore[no-any-return]
+        except TypeError as error:
+            raise DtypeError(f"a tensor of {tensor.dtype} is no array of numpy's ({error}); expected the spec's dtype") from None
     raise DtypeError(f"an array is a {type(array).__name__}; expected a numpy array or a torch tensor")
 
 
 def like(out: Array, given: Any) -> Any:
-    """`out` in the kind, and on the device, of the array the caller gave."""
+    """`out` as an array of the library of `given`, and on its device."""
     if isinstance(given, np.ndarray):
         return out
     torch = sys.modules["torch"]
@@ -42,5 +45,5 @@ def like(out: Array, given: Any) -> Any:
 
 
 def token_ids(tokens: Any) -> Any:
-    """Token ids as something numpy takes: torch tensors become numpy arrays, everything else is left as it is."""
+    """Token ids as numpy can take them: torch tensors become numpy arrays, everything else is left as it is."""
     return to_numpy(tokens) if type(tokens).__module__.startswith("torch") else tokens

@@ -1,15 +1,19 @@
 """`kvdb.connect`: embedded or remote, one interface."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import kvdb.validate as validate
 from kvdb.client.client import Client
 from kvdb.config import Config
 from kvdb.database import Database
 from kvdb.errors import InvalidArgument, Unsupported
-from query_optimizer.extend import PlacedRule
+from query_optimizer.custom_rules import PlacedRule
 
 REMOTE = ("kvdb://", "kvdb+unix://")
+ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+"""What looks like a server's address without kvdb:// before it."""
 
 
 def connect(
@@ -21,15 +25,20 @@ def connect(
 ) -> Client:
     """Open a database: in this process and in memory without a target, on a server with `kvdb://host:port`.
 
-    token: what the server wants of its clients. config: settings of an embedded database. rules: of its optimizer, beside its
-    own, each with a name, `before` (the rule that is asked next) and `when(facts, part, heads)`. Raises InvalidArgument for a
-    target that is neither or a rule that cannot be added, Unavailable for a server that does not answer, Unauthenticated for a
-    wrong token, ConfigError.
+    token: the server's token. config: settings of an embedded database. rules: rules for its optimizer beside its own, each with
+    a name, `before` (the name of the rule that is asked next) and `when(facts, part, heads)`. Raises InvalidArgument for a
+    target that names no database or a rule that cannot be added, Unavailable for a server that does not answer, Unauthenticated
+    for a wrong token, and ConfigError.
     """
+    if not isinstance(target, str | Path | None):
+        raise InvalidArgument(f"target is {target!r}; expected kvdb://host:port, kvdb+unix:///path, or nothing for one in memory")
+    if not isinstance(token, str):
+        raise InvalidArgument(f"token is a {type(token).__name__}; expected the server's token as a string")
+    added = list(validate.iterable("rules", rules, "rules of the optimizer"))
     if target is None:
-        return Client(Database(config, rules))
+        return Client(Database(config, added))
     if str(target).startswith(REMOTE):
-        if config is not None or rules:
+        if config is not None or added:
             raise InvalidArgument(
                 "a remote database has its own configuration and rules; start the server with them: kvdb serve --config FILE"
             )
@@ -40,4 +49,6 @@ def connect(
         raise InvalidArgument(
             f"{target!s} names no database; expected kvdb://host:port or kvdb+unix:///path, or nothing for one in memory"
         )
+    if isinstance(target, str) and ADDRESS.fullmatch(target):
+        raise InvalidArgument(f"{target} lacks its beginning; expected kvdb://{target} for the server there")
     raise Unsupported(f"{target!s} would be a durable store on disk, which kvdb cannot keep yet; connect() opens one in memory")

@@ -1,8 +1,9 @@
-"""A stored context, as a user holds it."""
+"""A stored context as a user holds it."""
 
 from types import TracebackType
 from typing import Any, Self
 
+import kvdb.validate as validate
 from kvdb.client.arrays import token_ids
 from kvdb.client.session import Session
 from kvdb.client.transport import Transport
@@ -36,7 +37,7 @@ class Context:
 
         spec: the caller's model. Raises SpecMismatch when the context is another model's, or one with other weights.
         """
-        if spec is not None and spec != self.spec:
+        if spec is not None and validate.spec(spec) != self.spec:
             raise SpecMismatch(
                 f"context {self.name!r} holds the KV of {self.spec}, and was opened for {spec}; expected one and the same, "
                 "so import the document with this model too"

@@ -1,32 +1,35 @@
-"""The session a user holds; the same for an embedded and a remote database."""
+"""The session as a user holds it, in an embedded or a remote database."""
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 
-import kvdb.check as check
-from indexes.retrieval import Retrieval
+import kvdb.validate as validate
 from kvdb.blend.controller import Choice
 from kvdb.blend.strategies import DEFAULT_RATIO
 from kvdb.client.arrays import like, to_numpy, token_ids
+from kvdb.client.forgotten import CLOSER
+from kvdb.client.query_keywords import QueryKeywords, query_options
 from kvdb.client.transport import SessionTransport
 from kvdb.errors import DtypeError, InvalidArgument
 from kvdb.types import ContextInfo, ModelSpec, Placed, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
-from query_optimizer.wanted import Hints
+from query_optimizer.query_options import QueryOptions
 
 
 class Session:
     """A context opened for decoding: what is stored of the prompt, and a tail of new tokens.
 
-    Arrays are numpy or torch, in the spec's dtype, and answers are of the kind of the query. A call that raises leaves the
-    session as it was. Close it, or use it in a `with`, to give its memory back.
+    Arrays are numpy or torch, in the spec's dtype; answers are numpy or torch as the query is. A call that raises leaves the
+    session as it was. Close it, or use it in a `with`, to give its memory back; one that is forgotten is closed when Python
+    collects it.
     """
 
     def __init__(self, transport: SessionTransport) -> None:
         self._transport = transport
+        self._forgotten = CLOSER.close_with(self, transport)
 
     @property
     def spec(self) -> ModelSpec:
@@ -39,18 +42,18 @@ class Session:
 
     @property
     def start(self) -> int:
-        """The position of the first token that `update` and `attend` append: behind the stored prefix, or behind the last
+        """The position of the first token that `update` and `attend` append. It lies behind the stored prefix, or behind the last
         context that was laid out."""
         return self._transport.start
 
     @property
     def tokens(self) -> Tokens:
-        """The ids it was opened with, int32 `[n]`, a copy: of its prompt, or of all its parts."""
+        """A copy of the ids it was opened with, int32 `[n]`: those of its prompt, or of all its parts."""
         return self._transport.tokens.copy()
 
     @property
     def layout(self) -> tuple[Placed, ...]:
-        """What stands where before `start`: a stored prefix, chunks, and tokens of which nothing was stored."""
+        """What stands at which positions before `start`: a stored prefix, chunks, and tokens of which nothing was stored."""
         return self._transport.layout
 
     def update(self, layer: int, k: Any, v: Any, *, start: int | None = None) -> None:
@@ -62,16 +65,16 @@ class Session:
         self._transport.update(layer, to_numpy(k), to_numpy(v), start)
 
     def plan_recompute(self, *, seconds: float | None = None, floor: float = DEFAULT_RATIO, ratio: float | None = None) -> Choice:
-        """How much to recompute of what was laid out, so that loading chunks from where they lie hides it: the largest ratio that
-        does, never under the floor. EXPLAIN shows it.
+        """The share of the laid-out tokens to recompute: the largest that takes no longer than loading the chunks takes, and at
+        least the floor. EXPLAIN shows it.
 
         seconds: what recomputing one token takes in one layer, None where the caller has not measured it. floor: the least ratio
-        that quality needs. ratio: the caller's own, which is kept. Raises InvalidArgument for ratios outside [0, 1] and for what
-        are no numbers, or SessionClosed.
+        that quality needs. ratio: the caller's own choice, which is kept. Raises InvalidArgument for what is no number in [0, 1],
+        or SessionClosed.
         """
-        measured = None if seconds is None else check.number("seconds", seconds)
-        asked = None if ratio is None else check.number("ratio", ratio)
-        return self._transport.plan_recompute(measured, check.number("floor", floor), asked)
+        measured = None if seconds is None else validate.number("seconds", seconds)
+        own = None if ratio is None else validate.number("ratio", ratio)
+        return self._transport.plan_recompute(measured, validate.number("floor", floor), own)
 
     def overlay(self, layer: int, positions: Any, k: Any, v: Any) -> None:
         """Fill gaps of one layer, or recompute tokens that are stored: their new KV masks the stored one, which stays as it is.
@@ -83,9 +86,9 @@ class Session:
         self._transport.overlay(layer, _positions(positions), to_numpy(k), to_numpy(v))
 
     def deviation(self, layer: int, positions: Any, k: Any, v: Any, *, score: str | None = None) -> Any:
-        """How far fresh KV is from what this layer holds at these positions, moved there: float32 `[n]`, of the kind of k,
-        infinite for gaps. Arguments as in `overlay`; score: one of kvdb.blend.deviation.SCORES, None for its default. Raises what
-        `overlay` raises, and InvalidArgument for another score."""
+        """How far fresh KV is from what this layer holds at these positions, moved there. Returns float32 `[n]`, numpy or torch
+        as k is, infinite for gaps. Arguments as in `overlay`; score: one of kvdb.blend.deviation.SCORES, None for its default.
+        Raises what `overlay` raises, and InvalidArgument for another score."""
         return like(self._transport.deviation(layer, _positions(positions), to_numpy(k), to_numpy(v), score), k)
 
     def attention(
@@ -94,42 +97,42 @@ class Session:
         q: Any,
         *,
         positions: Any = None,
-        retrieval: Retrieval | None = None,
-        max_missed_mass: float | None = None,
-        estimate_tail: bool = False,
-        hints: Hints | None = None,
+        options: QueryOptions | None = None,
+        **keywords: Unpack[QueryKeywords],
     ) -> Any:
         """Attention of one layer's last n tokens, each over everything up to and including itself.
 
-        q (after RoPE) and the result: `[q_heads, n, head_dim]`. retrieval: which tokens are read, kvdb.Exact(), Dipr(alpha),
-        TopK(k) or TopP(p); None lets the optimizer decide. max_missed_mass: read on until the share of the softmax mass that was
-        left out is proven to be at most this. estimate_tail: add an estimate of the attention over what was left out, where the
-        index can make one. hints: kvdb.Hints, how it is to be done. positions: ask for n tokens before `start`, ascending,
-        in a session that was laid out; they read everything up to their own position, overlays in place of what they mask.
+        q (after RoPE) and the result: `[q_heads, n, head_dim]`. What the query asks for is said either by keywords or by one
+        `options`, a kvdb.QueryOptions of the same fields. retrieval: which tokens are read, kvdb.Exact(), Dipr(alpha), TopK(k) or
+        TopP(p); None lets the optimizer decide. max_missed_mass: read on until the share of the softmax mass that was left out is
+        proven to be at most this. estimate_tail: add an estimate of the attention over what was left out, where the index can
+        make one. hints: kvdb.Hints, how it is to be done.
+
+        positions: instead of the last tokens, n ascending positions before `start` of a session that was laid out of parts; they
+        read everything up to their own position, overlays in place of what they mask. Such a query is always exact.
+
         Raises LayerError, ShapeError, DtypeError, NonFiniteError, InvalidArgument, Unsupported, SessionClosed, and PositionError
         for more queries than tokens, or while a gap holds nothing.
         """
+        query = query_options(options, **keywords)
         if positions is not None:
             return like(self._transport.attention_at(layer, to_numpy(q), _positions(positions)), q)
-        wanted = check.wanted(retrieval, max_missed_mass, estimate_tail, hints)
-        return like(self._transport.attention(layer, to_numpy(q), wanted), q)
+        return like(self._transport.attention(layer, to_numpy(q), query), q)
 
-    def attend(  # noqa: PLR0913  # the three arrays, and what `attention` and `update` take
+    def attend(
         self,
         layer: int,
         q: Any,
         k: Any,
         v: Any,
         *,
-        retrieval: Retrieval | None = None,
-        max_missed_mass: float | None = None,
-        estimate_tail: bool = False,
-        hints: Hints | None = None,
         start: int | None = None,
+        options: QueryOptions | None = None,
+        **keywords: Unpack[QueryKeywords],
     ) -> Any:
         """`update` and `attention` of the same n tokens in one call. Raises what both raise."""
-        wanted = check.wanted(retrieval, max_missed_mass, estimate_tail, hints)
-        return like(self._transport.attend(layer, to_numpy(q), to_numpy(k), to_numpy(v), wanted, start), q)
+        query = query_options(options, **keywords)
+        return like(self._transport.attend(layer, to_numpy(q), to_numpy(k), to_numpy(v), query, start), q)
 
     def fork(self) -> "Session":
         """Another session over the same tokens; nothing is copied until one of the two goes on. Raises SessionClosed."""
@@ -137,26 +140,24 @@ class Session:
 
     def store(self, name: str, tokens: Any = None, *, chunk: bool = False) -> ContextInfo:
         """Keep everything in the session as a context; see `Client.store`."""
-        return self._transport.store(name, token_ids(tokens), chunk=chunk)
+        ids = None if tokens is None else token_ids(tokens)
+        return self._transport.store(validate.name(name), ids, chunk=validate.flag("chunk", chunk))
 
-    def explain(  # what `attention` takes
+    def explain(
         self,
         layer: int,
         *,
         analyze: bool = False,
-        retrieval: Retrieval | None = None,
-        max_missed_mass: float | None = None,
-        estimate_tail: bool = False,
-        hints: Hints | None = None,
+        options: QueryOptions | None = None,
+        **keywords: Unpack[QueryKeywords],
     ) -> Plan:
         """The plan of this layer's next query of one token; `str` of it is EXPLAIN, `to_dict` the same for machines.
 
-        analyze: carry it out for the layer's last query, and say beside every estimate what it took, and what was missed; the
-        session is left as it was. Raises LayerError, InvalidArgument (also for an analysis before the first query) or
-        SessionClosed.
+        options, keywords: what the query asks for, as in `attention`. analyze: carry the plan out for the layer's last query, and
+        say beside every estimate what it took, and what was missed; the session is left as it was. Raises LayerError,
+        InvalidArgument (also for an analysis before the first query) or SessionClosed.
         """
-        wanted = check.wanted(retrieval, max_missed_mass, estimate_tail, hints)
-        return self._transport.explain(layer, wanted, bool(analyze))
+        return self._transport.explain(layer, query_options(options, **keywords), validate.flag("analyze", analyze))
 
     def stats(self) -> SessionStats:
         """What the session holds and has done. Raises SessionClosed."""
@@ -165,6 +166,7 @@ class Session:
     def close(self) -> None:
         """Give everything back. Closing twice does nothing."""
         self._transport.close()
+        self._forgotten.detach()
 
     def __enter__(self) -> Self:
         return self
@@ -174,8 +176,8 @@ class Session:
 
 
 def transports_of(sessions: Iterable[Any]) -> list[SessionTransport]:
-    """What stands behind each session. Raises InvalidArgument for what is none."""
-    given = list(sessions)
+    """The transport of each session. Raises InvalidArgument for what is no session."""
+    given = list(validate.iterable("sessions", sessions, "what create_session returns"))
     for i, session in enumerate(given):
         if not isinstance(session, Session):
             raise InvalidArgument(f"sessions[{i}] is a {type(session).__name__}; expected what create_session returns")
@@ -184,7 +186,7 @@ def transports_of(sessions: Iterable[Any]) -> list[SessionTransport]:
 
 def _positions(given: Any) -> Positions:
     """int64 `[n]`. Raises DtypeError for what are no integers."""
-    array = np.asarray(token_ids(given))
+    array = validate.as_array("positions", token_ids(given))
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise DtypeError(f"positions have the dtype {array.dtype}; expected integers")
     return array.astype(np.int64)

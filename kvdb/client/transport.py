@@ -1,10 +1,10 @@
-"""What stands between a client's handles and the engine: the engine itself when embedded, gRPC when remote.
+"""The protocols between a client's handles and the database, which is in this process or on a server.
 
-`kvdb.database.Database` and `kvdb.session.SessionState` are these protocols in process; `kvdb.client.remote` speaks them
-to a server. Arrays are numpy here, in the spec's dtype; whoever answers checks them, so both raise the same errors.
+In this process, `kvdb.database.Database` and `kvdb.session.state.SessionState` satisfy them; `kvdb.client.remote` carries them to
+a server. Arrays are numpy here. The database checks them, wherever it is, so that both ways raise the same errors.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from kvdb.blend.controller import Choice
@@ -15,15 +15,15 @@ from kvdb.types import (
     Float32,
     IndexInfo,
     ModelSpec,
-    Part,
     Placed,
     Positions,
+    PromptPart,
     SessionStats,
     TierStats,
     Tokens,
 )
 from query_optimizer.plan import Plan
-from query_optimizer.wanted import Wanted
+from query_optimizer.query_options import QueryOptions
 
 
 class SessionTransport(Protocol):
@@ -49,15 +49,15 @@ class SessionTransport(Protocol):
 
     def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None: ...
 
-    def attention(self, layer: int, q: Array, wanted: Wanted) -> Array: ...
+    def attention(self, layer: int, q: Array, options: QueryOptions) -> Array: ...
 
-    def attend(self, layer: int, q: Array, k: Array, v: Array, wanted: Wanted, start: int | None = None) -> Array: ...
+    def attend(self, layer: int, q: Array, k: Array, v: Array, options: QueryOptions, start: int | None = None) -> Array: ...
 
     def fork(self) -> "SessionTransport": ...
 
     def store(self, name: str, tokens: Tokens | None = None, *, chunk: bool = False) -> ContextInfo: ...
 
-    def explain(self, layer: int, wanted: Wanted, analyze: bool = False) -> Plan: ...
+    def explain(self, layer: int, options: QueryOptions, analyze: bool = False) -> Plan: ...
 
     def stats(self) -> SessionStats: ...
 
@@ -65,10 +65,8 @@ class SessionTransport(Protocol):
 
 
 class ImportTransport(Protocol):
-    """One import under way: `write` layers in any order and any pieces, then `commit`, or `abort`. Nothing is visible before.
-
-    `sample` hands in queries of a layer, at any time between.
-    """
+    """One import under way: `write` layers in any order and in any pieces, then `commit` or `abort`. `sample` hands in queries of
+    a layer, at any time before. Nobody sees the context before the commit."""
 
     spec: ModelSpec
     start: int
@@ -90,7 +88,7 @@ class Transport(Protocol):
 
     def create_session(self, spec: ModelSpec, tokens: Tokens) -> SessionTransport: ...
 
-    def lay_out(self, spec: ModelSpec, parts: Sequence[Part]) -> SessionTransport: ...
+    def create_session_of_parts(self, spec: ModelSpec, parts: Sequence[PromptPart]) -> SessionTransport: ...
 
     def attend_together(
         self,
@@ -99,11 +97,11 @@ class Transport(Protocol):
         q: Array,
         k: Array,
         v: Array,
-        wanted: Wanted,
+        options: QueryOptions,
         starts: Sequence[int] | None = None,
     ) -> Array: ...
 
-    def attention_together(self, sessions: Sequence[SessionTransport], layer: int, q: Array, wanted: Wanted) -> Array: ...
+    def attention_together(self, sessions: Sequence[SessionTransport], layer: int, q: Array, options: QueryOptions) -> Array: ...
 
     def contexts(self) -> list[ContextInfo]: ...
 
@@ -121,11 +119,8 @@ class Transport(Protocol):
 
     def verify(self, name: str) -> int: ...
 
-    def explain(self, name: str, layer: int | None, wanted: Wanted, analyze: bool) -> list[Plan]: ...
+    def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]: ...
 
     def statistics(self, name: str) -> ContextStatistics: ...
 
     def close(self) -> None: ...
-
-
-KvLayers = Iterable[tuple[Array, Array]]

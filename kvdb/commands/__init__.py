@@ -1,1 +1,15 @@
-"""Commands of `kvdb` that talk to a server."""
+"""The commands of `kvdb`, one module each.
+
+A command is a module with a function `add(subparsers)`, which declares the command's arguments and sets `run`: a function that
+takes the parsed arguments, prints to stdout and returns the exit status. To add one, write the module and name it in COMMANDS.
+"""
+
+import kvdb.commands.calibrate as calibrate
+import kvdb.commands.doctor as doctor
+import kvdb.commands.explain as explain
+import kvdb.commands.indexes as indexes
+import kvdb.commands.serve as serve
+import kvdb.commands.stats as stats
+
+COMMANDS = (serve, indexes, calibrate, doctor, stats, explain)
+"""In the order in which `kvdb --help` lists them."""

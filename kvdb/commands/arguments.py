@@ -1,4 +1,4 @@
-"""What several commands take: a server to talk to, and what a query asks for."""
+"""Arguments that several commands take: a server, a context, a kind of index, a retrieval."""
 
 import argparse
 
@@ -8,32 +8,31 @@ from indexes.retrieval import KINDS as RETRIEVALS
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 from kvdb.client.client import Client
 from kvdb.client.connect import connect
-from kvdb.errors import InvalidArgument
 
 SERVER = "kvdb://127.0.0.1:7700"
 
 
 def add_context(parser: argparse.ArgumentParser, *, without: str = "") -> None:
-    """A context's name, and where it is stored. without: what happens where none is named, "" where one must be."""
+    """Add a context's name, and the server that stores it. without: what happens without a name, "" where one must be given."""
     named = f"the context's name (default: {without})" if without else "the context's name"
-    parser.add_argument("name", metavar="NAME", nargs="?" if without else None, help=named)
+    parser.add_argument("name", metavar="NAME", type=_text, nargs="?" if without else None, help=named)
     parser.add_argument("--server", default=SERVER, help=f"where it is stored (default {SERVER})")
-    parser.add_argument("--token", help="what the server wants of its clients (default KVDB_TOKEN)")
+    parser.add_argument("--token", type=_text, help="the token that the server expects (default KVDB_TOKEN)")
 
 
 def open_server(given: argparse.Namespace) -> Client:
-    """The server that `add_context` took. Raises what `kvdb.connect` raises."""
+    """Connect to the server that `add_context` took. Raises what `kvdb.connect` raises."""
     token = configuration.load().server.token if given.token is None else given.token
     return connect(given.server, token=token)
 
 
 def add_index(parser: argparse.ArgumentParser, flag: str, what: str, default: str | None) -> None:
-    """A kind of index."""
+    """Add a flag that takes a kind of index."""
     parser.add_argument(flag, choices=KINDS, default=default, help=what)
 
 
 def add_retrieval(parser: argparse.ArgumentParser, default: str) -> None:
-    """Which tokens are read. default: what happens where nothing is said."""
+    """Add the flags that say which tokens are read. default: what happens without them."""
     parser.add_argument(
         "--retrieval", choices=RETRIEVALS, type=_with_underscores, help=f"which tokens are read (default: {default})"
     )
@@ -45,20 +44,26 @@ def add_retrieval(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def retrieval_of(given: argparse.Namespace) -> Retrieval | None:
-    """What `add_retrieval` took, None for nothing. Raises InvalidArgument."""
+    """The retrieval that `add_retrieval` took, None for none. Raises InvalidArgument."""
+    match given.retrieval:
+        case "exact":
+            return Exact()
+        case "dipr":
+            return Dipr(given.alpha)
+        case "top_k":
+            return TopK(given.k)
+        case "top_p":
+            return TopP(given.p)
+    return None
+
+
+def _text(argument: str) -> str:
+    """An argument that the wire can carry, which is UTF-8. The interpreter turns other bytes into surrogates."""
     try:
-        match given.retrieval:
-            case "exact":
-                return Exact()
-            case "dipr":
-                return Dipr(given.alpha)
-            case "top_k":
-                return TopK(given.k)
-            case "top_p":
-                return TopP(given.p)
-        return None
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from None
+        argument.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{argument!a} is not UTF-8") from None
+    return argument
 
 
 def _with_underscores(name: str) -> str:

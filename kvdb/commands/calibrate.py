@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import kvdb.config as configuration
 import kvdb.gpu.probe as probe
-import kvdb.machine as machine_file
-from kvdb.calibrate import calibrate
+import kvdb.hardware.profile as profile
 from kvdb.config import StorageConfig
 from kvdb.errors import CapacityError, GpuLost, Unsupported
+from kvdb.hardware.calibrate import calibrate
 from query_optimizer.cost import GpuMachine
 
 if TYPE_CHECKING:
@@ -20,24 +20,26 @@ if TYPE_CHECKING:
 SHOWN = (
     ("stream_bytes_s", "attention over main memory", 1e9, "GB/s"),
     ("cached_bytes_s", "attention over what caches hold", 1e9, "GB/s"),
-    ("cache_bytes", "which is", 1e6, "MB"),
+    ("cache_bytes", "what caches hold", 1e6, "MB"),
     ("operations_s", "multiplications", 1e9, "G/s"),
-    ("jump_s", "key in no cache, on one core", 1e-9, "ns"),
-    ("gather_bytes_s", "values here and there", 1e9, "GB/s"),
+    ("jump_s", "read of a key in no cache, on one core", 1e-9, "ns"),
+    ("gather_bytes_s", "values at scattered places", 1e9, "GB/s"),
     ("exact_call_s", "shortest exact call", 1e-6, "us"),
-    ("step_s", "step by an index, beside its searches", 1e-6, "us"),
+    ("step_s", "step by an index, without its searches", 1e-6, "us"),
     ("search_s", "shortest search", 1e-6, "us"),
 )
-"""Field of Machine, what it is, the unit it is shown in."""
+"""A field of Machine, what it is, and the unit it is shown in."""
 GPU_SHOWN = (
     ("stream_bytes_s", "memory of the GPU", 1e9, "GB/s"),
-    ("gather_bytes_s", "tokens here and there", 1e9, "GB/s"),
+    ("gather_bytes_s", "tokens at scattered places", 1e9, "GB/s"),
     ("operations_s", "multiplications", 1e12, "T/s"),
     ("host_bytes_s", "copies from main memory", 1e9, "GB/s"),
     ("call_s", "shortest call", 1e-6, "us"),
     ("step_s", "shortest step of a search", 1e-6, "us"),
 )
-"""The same of GpuMachine."""
+"""The same for GpuMachine."""
+BUSY_LOAD = 0.5
+"""Load for each CPU above which a machine is too busy to be measured."""
 Shown = tuple[tuple[str, str, float, str], ...]
 
 
@@ -56,8 +58,7 @@ def add(commands: "Subparsers") -> None:
 def _calibrate(given: argparse.Namespace) -> int:
     config = configuration.load(given.config)
     setting = config.optimizer.machine_file if given.file is None else given.file
-    path = machine_file.path_of(setting)
-    before, load = machine_file.known(setting), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    path, before, load = profile.path_of(setting), profile.load(setting), _load()
     started = perf_counter()
     machine = calibrate()
     spent = perf_counter() - started
@@ -67,27 +68,36 @@ def _calibrate(given: argparse.Namespace) -> int:
         gpus, trouble = {}, str(error)
     tables = [_table(SHOWN, machine.to_dict(), before.machine.to_dict(), "before" if before.measured else "default")]
     for card, gpu in gpus.items():
-        kept = machine_file.known_gpu(setting, card)
+        kept = profile.load_gpu(setting, card)
         name = "before" if kept.measured else "assumed"
         tables.append(f"{card}\n{_table(GPU_SHOWN, gpu.to_dict(), kept.machine.to_dict(), name)}")
-    if path is not None:
-        machine_file.write(path, machine, gpus)
+    busy = load > BUSY_LOAD
     print("\n\n".join(tables))
-    print(f"measured in {spent:.1f} s, {f'kept in {path}' if path else 'kept nowhere: no file is set; --file names one'}")
+    if path is None:
+        print(f"measured in {spent:.1f} s, kept nowhere: no file is set; --file names one")
+    elif busy and before.measured:
+        print(f"measured in {spent:.1f} s, not kept: {path} holds what was measured before")
+    else:
+        profile.write(path, machine, gpus)
+        print(f"measured in {spent:.1f} s, kept in {path}")
     if not before.measured:
         print(f"until now: {before.source}")
     if trouble:
         print(f"the GPU was not measured: {trouble}")
-    cpus = int(machine_file.identity()["cpus"])
-    if load > cpus:
-        print(f"the machine was busy, with a load of {load:.1f} on {cpus} CPUs; measure again when it is not")
+    if busy:
+        print(f"the machine was busy, with a load of {load:.1f} for each CPU; measure again when it is not")
     return 0
 
 
+def _load() -> float:
+    """How many processes wanted each CPU in the last minute; 0 where the system does not tell."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
+
+
 def _gpu(config: StorageConfig) -> dict[str, GpuMachine]:
-    """What was measured of the card that the configuration names, by its name; nothing where there is none that can be used.
+    """Measure the card that the configuration names: its name and its numbers, or nothing where there is none that can be used.
     Raises ConfigError, Unsupported, CapacityError or GpuLost."""
-    if probe.missing(config.gpu_device, probe.look()) is not None:
+    if probe.missing_requirement(config.gpu_device, probe.find_driver()) is not None:
         return {}
     from kvdb.gpu.calibrate import calibrate as calibrate_gpu  # torch takes seconds to import, and may not be there
     from kvdb.gpu.device import open_device
@@ -105,7 +115,7 @@ def _table(shown: Shown, new: Mapping[str, float], old: Mapping[str, float], nam
         change = f"{new[field] / old[field] - 1:+.0%}"
         rows.append((what, f"{new[field] / unit:,.1f}", unit_name, f"{old[field] / unit:,.1f}", change))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    sides = (str.ljust, str.rjust, str.ljust, str.rjust, str.rjust)
+    justify = (str.ljust, str.rjust, str.ljust, str.rjust, str.rjust)
     return "\n".join(
-        "  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(just(cell, width) for just, cell, width in zip(justify, row, widths, strict=True)).rstrip() for row in rows
     )

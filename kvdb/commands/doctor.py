@@ -1,4 +1,4 @@
-"""`kvdb doctor`: what was found on this machine, and what of it will be used."""
+"""`kvdb doctor`: what this machine has, and what kvdb will use of it."""
 
 import argparse
 import json
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import kvdb.config as configuration
-from kvdb.commands.found import Found, look, threads
+from kvdb.commands.environment import Section, describe, threads
 from kvdb.config import StorageConfig
 
 if TYPE_CHECKING:
@@ -27,41 +27,41 @@ def add(commands: "Subparsers") -> None:
 
 def _doctor(given: argparse.Namespace) -> int:
     config = configuration.load(given.config)
-    found = look(config)
+    environment = describe(config)
     if given.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(environment, indent=2))
         return 0
-    sections = {"found": list(_found(found)), "will be used": list(_used(found["use"], config.storage))}
+    sections = {"found": list(_machine(environment)), "will be used": list(_used(environment["use"], config.storage))}
     width = max(len(name) for rows in sections.values() for name, _ in rows)
     for title, rows in sections.items():
         print(title)
-        for name, said in rows:
-            print(f"  {name:<{width}}  {said}")
+        for name, text in rows:
+            print(f"  {name:<{width}}  {text}")
     return 0
 
 
-def _found(found: Found) -> Iterator[Row]:
-    yield "kvdb", f"{found['kvdb']}, Python {found['python']}"
-    yield "processor", f"{found['processor']}, {threads(found['threads'])}"
-    others = [isa for isa in found["isas"] if isa != found["isa"]]
-    yield "instruction set", found["isa"] + (f" (also {', '.join(others)})" if others else "")
-    memory = found["memory"]
+def _machine(environment: Section) -> Iterator[Row]:
+    yield "kvdb", f"{environment['kvdb']}, Python {environment['python']}"
+    yield "processor", f"{environment['processor']}, {threads(environment['threads'])}"
+    others = [isa for isa in environment["isas"] if isa != environment["isa"]]
+    yield "instruction set", environment["isa"] + (f" (also {', '.join(others)})" if others else "")
+    memory = environment["memory"]
     yield "memory", f"{_size(memory['total_bytes'])}, {_size(memory['available_bytes'])} available"
-    yield from _gpus(found)
-    torch = found["torch"]
+    yield from _gpus(environment)
+    torch = environment["torch"]
     if torch is None:
         yield "torch", "not installed"
     else:
         yield "torch", f"{torch['version']}, built " + (f"with CUDA {torch['cuda']}" if torch["cuda"] else "without CUDA")
     for name in ("triton", "faiss", "hnswlib"):
-        yield name, found[name] or "not installed"
-    yield "disk", _disk(found["disk"])
-    machine = found["machine"]
-    yield "calibration", f"kept in {machine['source']}" if machine["measured"] else f"{machine['source']}; run kvdb calibrate"
+        yield name, environment[name] or "not installed"
+    yield "disk", _disk(environment["disk"])
+    numbers = environment["machine"]
+    yield "calibration", f"kept in {numbers['source']}" if numbers["measured"] else f"{numbers['source']}; run kvdb calibrate"
 
 
-def _gpus(found: Found) -> Iterator[Row]:
-    driver = found["gpu"]
+def _gpus(environment: Section) -> Iterator[Row]:
+    driver = environment["gpu"]
     if driver is None:
         yield "GPU driver", "none"
         return
@@ -70,11 +70,11 @@ def _gpus(found: Found) -> Iterator[Row]:
         yield "GPU", driver["trouble"]
     for number, card in enumerate(driver["cards"]):
         capability = ".".join(map(str, card["capability"]))
-        speed = "calibrated" if found["machine"]["gpus"].get(card["name"]) else "not calibrated; run kvdb calibrate"
+        speed = "calibrated" if environment["machine"]["gpus"].get(card["name"]) else "not calibrated; run kvdb calibrate"
         yield f"GPU {number}", f"{card['name']}, {_size(card['memory_total'])}, compute capability {capability}, {speed}"
 
 
-def _used(use: Found, config: StorageConfig) -> Iterator[Row]:
+def _used(use: Section, config: StorageConfig) -> Iterator[Row]:
     yield "attention", use["attention"]
     if use["gpu"] is None:
         yield "GPU", f"none, because {use['why']}"
@@ -85,7 +85,7 @@ def _used(use: Found, config: StorageConfig) -> Iterator[Row]:
     yield "GPU", f"{use['gpu']}, {_size(config.gpu_bytes_max)} for blocks {form}"
 
 
-def _disk(disk: Found | None) -> str:
+def _disk(disk: Section | None) -> str:
     if disk is None:
         return "no folder is set (storage.disk_path)"
     if disk["trouble"]:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvdb.commands.arguments import add_context, add_index, add_retrieval, open_server, retrieval_of
-from kvdb.errors import InvalidArgument
 from query_optimizer.access import Access
 from query_optimizer.plan import Plan
-from query_optimizer.wanted import Hints
+from query_optimizer.query_options import Hints, QueryOptions
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -27,7 +26,7 @@ def add(commands: "Subparsers") -> None:
     add_context(parser)
     parser.add_argument("--layer", type=int, help="the plan of this layer (default: a line for each)")
     parser.add_argument("--analyze", action="store_true", help="carry it out, for queries kept when the context was stored")
-    parser.add_argument("--verbose", action="store_true", help="also the rules that were asked before, and why they did not fire")
+    parser.add_argument("--verbose", action="store_true", help="show the rules that were tried before, and why they did not fire")
     add_retrieval(parser, "the optimizer decides")
     parser.add_argument("--max-missed-mass", type=float, help="read on until at most this share of the mass can be missing")
     parser.add_argument("--estimate-tail", action="store_true", help="add an estimate of what is not retrieved")
@@ -38,17 +37,9 @@ def add(commands: "Subparsers") -> None:
 
 
 def _explain(given: argparse.Namespace) -> int:
-    retrieval, hints = retrieval_of(given), _hints(given)
+    options = QueryOptions(retrieval_of(given), given.max_missed_mass, given.estimate_tail, _hints(given))
     with open_server(given) as db:
-        plans = db.explain(
-            given.name,
-            given.layer,
-            analyze=given.analyze,
-            retrieval=retrieval,
-            max_missed_mass=given.max_missed_mass,
-            estimate_tail=given.estimate_tail,
-            hints=hints,
-        )
+        plans = db.explain(given.name, given.layer, analyze=given.analyze, options=options)
     if given.json:
         print("\n".join(json.dumps(plan.to_dict()) for plan in plans))
     elif given.layer is None and not given.verbose:
@@ -61,17 +52,14 @@ def _explain(given: argparse.Namespace) -> int:
 def _hints(given: argparse.Namespace) -> Hints:
     """Raises InvalidArgument."""
     rules = tuple(name.strip() for name in given.rules_off.split(",") if name.strip())
-    try:
-        return Hints(given.index, rules, given.memory_budget)
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from None
+    return Hints(given.index, rules, given.memory_budget)
 
 
 def table(plans: Sequence[Plan]) -> str:
     """A line for each plan, and one for all of them.
 
-    way: what most tokens are read by, with the number of KV heads where these go different ways. scanned, read: shares of all
-    tokens, looked at in whatever form and attended. A retrieval that is the same for all stands above.
+    way: what reads most of the tokens, with the number of KV heads where heads differ. scanned: the share of all tokens that was
+    looked at in any form. read: the share that was attended. A retrieval that all plans share stands above the table.
     """
     analyzed = all(plan.actual is not None and plan.outcome is not None for plan in plans)
     retrievals = {str(plan.retrieval) for plan in plans}
@@ -84,7 +72,7 @@ def table(plans: Sequence[Plan]) -> str:
     tokens = plans[0].estimate.tokens
     head = f"{tokens:,} tokens, {plans[0].accesses[0].kv_heads if plans[0].accesses else 0} KV heads"
     if len(retrievals) == 1:
-        head += f", {retrievals.pop()} {'asked for' if plans[0].asked else 'chosen by the optimizer'}"
+        head += f", {retrievals.pop()} {'asked for' if plans[0].retrieval_given else 'chosen by the optimizer'}"
     return "\n".join([head, *lines])
 
 
@@ -110,7 +98,7 @@ def _row(plan: Plan, analyzed: bool, names_retrieval: bool) -> dict[str, str]:
 
 
 def _total(plans: Sequence[Plan], analyzed: bool) -> dict[str, str]:
-    """Times and bytes add up; shares are means, of the bound it is the largest."""
+    """The last line: the sum of times and bytes, the mean of shares, the largest bound."""
     row = {"layer": "all", "cost ms": f"{1e3 * sum(plan.estimate.seconds for plan in plans):,.2f}"}
     if not analyzed:
         return row | {"bytes MiB": f"{sum(plan.estimate.nbytes for plan in plans) / (1 << 20):,.1f}"}
@@ -128,18 +116,18 @@ def _total(plans: Sequence[Plan], analyzed: bool) -> dict[str, str]:
 
 
 def _way(plan: Plan) -> str:
-    """How each KV head's tokens are read for the most part, counted where heads differ."""
+    """What reads most tokens of each KV head, counted where heads differ."""
     if not plan.accesses:
         return "nothing"
     heads = range(plan.accesses[0].kv_heads)
     end = ", gave up" if plan.gave_up else ""
-    ways = Counter(_name(max(_of(plan, head), key=lambda access: access.tokens)) for head in heads)
+    ways = Counter(_name(max(_accesses(plan, head), key=lambda access: access.tokens)) for head in heads)
     if len(ways) == 1:
         return next(iter(ways)) + end
     return ", ".join(f"{name} {count}" for name, count in ways.most_common()) + end
 
 
-def _of(plan: Plan, head: int) -> list[Access]:
+def _accesses(plan: Plan, head: int) -> list[Access]:
     return [access for access in plan.accesses if head in access.heads]
 
 

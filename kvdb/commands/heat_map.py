@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvdb.commands.stats_table import known
+from kvdb.commands.stats_table import observed
 from kvdb.errors import InvalidArgument, Unsupported
 from kvdb.types import ContextInfo, ContextStatistics
 
@@ -22,7 +22,7 @@ TITLES = {
     "window_hits": "window hits\nshare of queries whose largest token lies in the window",
 }
 CELL_INCHES = 0.16
-PANEL_INCHES = (3.6, 8.0)  # the least and the most, of either side
+PANEL_INCHES = (3.6, 8.0)  # the least and the most that a side of a panel measures
 LABELLED_CELLS_MAX = 64
 NAME_LENGTH_MAX = 40
 RETRIEVED_MIN = 1e-4  # where the logarithmic colours begin
@@ -30,20 +30,20 @@ DPI = 130
 
 
 def mean(statistics: ContextStatistics, measure: str) -> npt.NDArray[np.float64]:
-    """A measure over all segments, float64 `[layers, q_heads]`, each by its number of queries; NaN where there were none."""
-    values = np.stack([known(segment, measure) for segment in statistics.segments])
+    """The mean of a measure over all segments, weighted by their queries: float64 `[layers, q_heads]`, NaN without any query."""
+    values = np.stack([observed(segment, measure) for segment in statistics.segments])
     weights = np.where(np.isfinite(values), [segment.queries for segment in statistics.segments], 0)
     total = weights.sum(axis=0)
     return np.where(total > 0, (np.nan_to_num(values) * weights).sum(axis=0) / np.maximum(total, 1), np.nan)
 
 
 def draw(info: ContextInfo, statistics: ContextStatistics, measures: Sequence[str], path: Path) -> None:
-    """One panel for each measure, as a PNG file.
+    """Draw one panel for each measure into a PNG file.
 
     Raises Unsupported where matplotlib is not installed, InvalidArgument for a path that cannot be written.
     """
     try:
-        from matplotlib.figure import Figure  # so that nothing else needs it; without pyplot, which would look for a display
+        from matplotlib.figure import Figure  # only this needs it; pyplot would look for a display
     except ModuleNotFoundError:
         raise Unsupported("a heat map needs matplotlib, which is not installed; pip install 'kvdb[plots]'") from None
     least, most = PANEL_INCHES

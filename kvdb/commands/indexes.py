@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 from kvdb.client.client import Client
 from kvdb.commands.arguments import add_context, add_index, open_server
+from kvdb.commands.output import drawn
 from kvdb.types import IndexInfo, ModelSpec
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 LOOK_SECONDS = 0.5
-"""How often a build is asked for its progress."""
+"""Seconds between two looks at a build's progress."""
 BAR = 20
-"""Characters of a bar."""
+"""The length of a bar in characters."""
 UNDER_WAY = {"waiting", "building"}
 
 
@@ -50,20 +51,20 @@ def _list(given: argparse.Namespace) -> int:
 
 
 def _watch(db: Client, name: str, spec: ModelSpec) -> None:
-    """The table, drawn over itself in a terminal; elsewhere a line for each build that got further, and the table at the end."""
-    terminal, said, drawn = sys.stdout.isatty(), set[str](), 0
+    """Draw the table over itself in a terminal; elsewhere print a line for each build that went on, and the table at the end."""
+    terminal, printed, height = sys.stdout.isatty(), set[str](), 0
     while True:
         infos = db.indexes(name)
         under_way = [info for info in infos if info.state in UNDER_WAY]
         if terminal:
             table = _table(infos, spec, name)
-            print(f"\x1b[{drawn}F\x1b[J" * bool(drawn) + table, flush=True)
-            drawn = table.count("\n") + 1
+            print(f"\x1b[{height}F\x1b[J" * bool(height) + table, flush=True)
+            height = table.count("\n") + 1
         else:
             for line in (f"{info.kind} of segment {info.segment}: {_state(info)}" for info in under_way):
-                if line not in said:
+                if line not in printed:
                     print(line, flush=True)
-                    said.add(line)
+                    printed.add(line)
         if not under_way:
             break
         time.sleep(LOOK_SECONDS)
@@ -91,7 +92,7 @@ def _verify(given: argparse.Namespace) -> int:
 
 
 def _show_progress(db: Client, building: "Future[list[IndexInfo]]", name: str, kind: str) -> None:
-    """A bar that grows while the build goes on, where somebody sees it."""
+    """Draw a bar that grows while the build goes on, where stderr is a terminal."""
     shown = False
     while not wait_for([building], LOOK_SECONDS).done:
         if sys.stderr.isatty():
@@ -121,7 +122,7 @@ def _table(infos: list[IndexInfo], spec: ModelSpec, name: str) -> str:
 
 
 def _state(info: IndexInfo) -> str:
-    """In words, and a bar for what was begun."""
+    """The state of an index in words, with a bar while it is built."""
     if info.state == "failed":
         return f"failed: {info.error}"
     if info.state == "building":
@@ -130,9 +131,9 @@ def _state(info: IndexInfo) -> str:
 
 
 def _bar(share: float) -> str:
-    """Full blocks for what is done, light ones for the rest."""
+    """Full blocks for the share that is done, light ones for the rest."""
     done = round(BAR * share)
-    return "█" * done + "░" * (BAR - done) + f" {share:4.0%}"
+    return drawn("█", "#") * done + drawn("░", ".") * (BAR - done) + f" {share:4.0%}"
 
 
 def _duration(seconds: float) -> str:

@@ -1,11 +1,11 @@
-"""`kvdb stats`: what a server's memory holds, or what the queries over a context were like, as a table and as a heat map."""
+"""`kvdb stats`: what a server's memory holds, or statistics of the queries over a context, as a table and as a heat map."""
 
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import kvdb.check as check
 import kvdb.commands.heat_map as heat_map
+import kvdb.validate as validate
 from kvdb.commands.arguments import add_context, open_server
 from kvdb.commands.stats_table import heads_of_layer, summary, tiers
 from kvdb.errors import InvalidArgument
@@ -16,17 +16,19 @@ if TYPE_CHECKING:
 
 LEGEND = """\
 retrieved: the share of the searched tokens that a query needs. sharpness: the softmax weight of its
-largest token. window hits: queries whose largest token lies in the window. dense: queries that the
-search left, because they want so much that reading everything costs less; heads of which it left at
-least half."""
+largest token. window hits: queries whose largest token lies in the window. dense: queries for which
+reading everything costs less than searching, so that the search gave up; heads where it gave up on
+at least half."""
 
 
 def add(commands: "Subparsers") -> None:
     """Add `stats` to the `kvdb` command."""
-    what = "show what memory holds, or what the queries over a context were like, by layer and head"
+    what = "show what memory holds, or statistics of the queries over a context by layer and head"
     parser = commands.add_parser("stats", help=what, description=what)
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--by", choices=("layer", "head"), default="layer", help="what has a row of the table (default layer)")
+    shown.add_argument(
+        "--by", choices=("layer", "head"), default="layer", help="what each row of the table stands for (default layer)"
+    )
     shown.add_argument("--layer", type=int, metavar="N", help="show each head of this layer instead")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw a heat map of layers and heads too")
     parser.add_argument("--measure", choices=MEASURES, help="draw this one (default all)")
@@ -46,7 +48,7 @@ def _run(given: argparse.Namespace) -> int:
     with open_server(given) as db:
         info, statistics = db.get(given.name).info, db.statistics(given.name)
     if given.layer is not None:
-        check.layer(info.spec, given.layer)
+        validate.layer(info.spec, given.layer)
     if not any(segment.queries.any() for segment in statistics.segments):
         print(
             f"no query that searches {given.name!r} was observed yet; "

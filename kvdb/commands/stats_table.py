@@ -1,21 +1,22 @@
-"""Statistics of a segment, and of tiers, as text."""
+"""Statistics of segments and tiers as text tables."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from kvdb.commands.output import drawn
 from kvdb.types import SegmentStatistics, TierStats
 
 Values = npt.NDArray[np.float64]
 
 SHARES = {"retrieved": "{:.2%}", "sharpness": "{:.3f}", "window_hits": "{:.0%}"}
-"""What has a median in the summary, and how a value of it is written."""
+"""The measures that have a median in the summary, and how their values are written."""
 UNKNOWN = "-"
 GAP = "  "
 
 
-def known(segment: SegmentStatistics, measure: str) -> Values:
+def observed(segment: SegmentStatistics, measure: str) -> Values:
     """A measure as float64 `[layers, q_heads]`, NaN where no query was observed."""
     return np.where(segment.queries > 0, getattr(segment, measure).astype(np.float64), np.nan)
 
@@ -23,7 +24,7 @@ def known(segment: SegmentStatistics, measure: str) -> Values:
 def summary(segment: SegmentStatistics, by: str) -> str:
     """A row for each layer, over its heads, or for each head, over the layers. by: "layer" or "head"."""
     over = "heads" if by == "layer" else "layers"
-    columns = {name: known(segment, name) for name in (*SHARES, "dense")}
+    columns = {name: observed(segment, name) for name in (*SHARES, "dense")}
     queries = segment.queries
     if by == "head":
         columns, queries = {name: values.T for name, values in columns.items()}, queries.T
@@ -34,14 +35,15 @@ def summary(segment: SegmentStatistics, by: str) -> str:
         for name, form in SHARES.items():
             cells += [form.format(value) if np.isfinite(value) else UNKNOWN for value in _spread(columns[name][number])]
         dense = columns["dense"][number]
-        observed = int(np.isfinite(dense).sum())
-        cells.append(f"{int((dense >= 0.5).sum())} of {observed}" if observed else UNKNOWN)
+        heads = int(np.isfinite(dense).sum())
+        cells.append(f"{int((dense >= 0.5).sum())} of {heads}" if heads else UNKNOWN)
         rows.append(cells)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     first, second, *rest = widths
     groups = [sum(rest[i : i + 3]) + 2 * len(GAP) for i in range(0, 3 * len(SHARES), 3)]
     names = [f" {name.replace('_', ' ')} " for name in SHARES]
-    above = [" " * first, " " * second, *(name.center(width, "─") for name, width in zip(names, groups, strict=True))]
+    line = drawn("─", "-")
+    above = [" " * first, " " * second, *(name.center(width, line) for name, width in zip(names, groups, strict=True))]
     return "\n".join([GAP.join(above), *_aligned(rows, widths)])
 
 
@@ -49,7 +51,7 @@ def heads_of_layer(segment: SegmentStatistics, layer: int, kv_heads: int) -> str
     """A row for each query head of one layer."""
     rows = [["head", "KV head", "queries", *(name.replace("_", " ") for name in SHARES), "dense"]]
     forms = {**SHARES, "dense": "{:.0%}"}
-    columns = {name: known(segment, name)[layer] for name in forms}
+    columns = {name: observed(segment, name)[layer] for name in forms}
     q_heads = segment.queries.shape[1]
     for head in range(q_heads):
         values = {name: column[head] for name, column in columns.items()}

@@ -1,2 +1,2 @@
-"""The GPU: what is there of it, copies of blocks in its memory, and queries answered there. Nothing here is imported before a
-configuration asks for a GPU, but for what looks whether there is one."""
+"""The GPU: whether there is one, copies of blocks in its memory, and queries answered there. Only `probe`, `opening`, `interface`
+and `mirror` may be imported without torch; everything else is imported when a configuration asks for a GPU."""

@@ -1,4 +1,4 @@
-"""One GPU, opened: where tensors live, in which order it works, and what its failures mean."""
+"""An open GPU: where its tensors live, its two streams, and what its failures mean."""
 
 import os
 import re
@@ -13,25 +13,27 @@ import kvdb.gpu.probe as probe
 from kvdb.config import GPU_DEVICE
 from kvdb.errors import CapacityError, ConfigError, GpuLost, Unsupported
 from kvdb.gpu.staging import Staging
-from kvdb.gpu.streams import Done, Stream
+from kvdb.gpu.streams import ImmediateStream, Stream
 
 INTERPRETER = "interpreter"
 INTERPRETED = "TRITON_INTERPRET"
-FAILED = re.compile(r"CUDA error|\[CUDA\]|CUDA driver|cuda runtime error|C(UBLAS|UDNN|USOLVER)_STATUS|NVRTC")
-"""In a RuntimeError of torch's or Triton's that a card, not a caller, has to answer for."""
-SPENT = "out of memory"
+DEVICE_ERRORS = re.compile(r"CUDA error|\[CUDA\]|CUDA driver|cuda runtime error|C(UBLAS|UDNN|USOLVER)_STATUS|NVRTC")
+"""Matches a RuntimeError of torch or Triton that comes from the card, not from a bug of the caller."""
+OUT_OF_MEMORY = "out of memory"
 
 
 class Device:
-    """A card, or the CPU under Triton's interpreter. Thread-safe, but for what is launched on one stream by several threads.
+    """A card, or the CPU under Triton's interpreter. Thread-safe, but one thread at a time may launch on a stream.
 
-    torch: where tensors live. card: what it is called. name: the same, and which one it is. memory_total: bytes. copy_stream,
-    query_stream: blocks come in on one while queries are answered on the other, each in its own order; `queries_after_copies` and
-    `copies_after_queries` put one behind the other on the device, without the host waiting. A tensor that was allocated on one
-    stream and is used on the other must be told so, with `tensor.record_stream`, or be alive until both are done with it: its
-    memory is given to the next who asks on its own stream as soon as the host lets go of it. staging: main memory to copy blocks
-    from; query_staging: for queries and their results, apart, so that no query waits for blocks that come in. lost: whether it
-    failed; from then on nothing is launched.
+    torch: the device of its tensors. card: the card's model. name: the model and the number. memory_total: bytes. lost: whether
+    it failed; from then on nothing is launched.
+
+    Blocks are copied on copy_stream while queries are answered on query_stream. `copies_after_queries` makes copies wait for
+    queries on the device, without the host waiting. A tensor that was allocated on one stream and is used on the other must be
+    marked with `tensor.record_stream`, or stay alive until both are done with it, because its memory is used again on its own
+    stream as soon as the host frees it.
+
+    staging: pinned buffers for blocks. query_staging: those for queries and results, so that no query waits for blocks.
     """
 
     def __init__(self, where: torch.device, card: str, memory_total: int) -> None:
@@ -44,32 +46,25 @@ class Device:
         with self.watch():
             self.copy_stream, self.query_stream = self._stream(), self._stream(priority=-1)  # nothing delays queries
         self.staging, self.query_staging = (Staging(pinned=not self.interpreted) for _ in range(2))
-        # Of memory that `tracked` was told of, by where it begins. No lock: memory may go in the middle of anything, this too.
+        # Bytes of tracked memory by its address. Without a lock, because memory may be freed in the middle of anything.
         self._tracked: dict[int, int] = {}
 
     @property
     def tracked_nbytes(self) -> int:
-        """Of all tensors that `tracked` was told of and that are alive."""
+        """Bytes of all live tensors that `tracked` was called with."""
         return sum(list(self._tracked.values()))
 
     @property
     def pinned_nbytes(self) -> int:
-        """Of main memory, for copies."""
+        """Bytes of main memory that are pinned for copies."""
         return self.staging.nbytes + self.query_staging.nbytes
-
-    def memory_free(self) -> int:
-        """Bytes that nobody holds now, other processes included. Raises GpuLost."""
-        if self.interpreted:
-            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        with self.watch():
-            return int(torch.cuda.mem_get_info(self.torch)[0])
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Around everything that allocates on, launches on or waits for the device.
+        """Translate errors of everything inside, which allocates, launches or waits on the device.
 
-        Raises CapacityError where its memory is spent, and the device goes on; GpuLost where it failed, or had failed before: a
-        failed kernel leaves a process's CUDA context of no use. Other errors are bugs and stay what they are.
+        Raises CapacityError where its memory is used up, after which the device goes on. Raises GpuLost where it fails, or failed
+        before: a failed kernel makes a process's CUDA context useless. Other errors are bugs and are raised as they are.
         """
         if self.lost:
             raise GpuLost(f"{self.name} failed before; queries are answered by the CPU until the process is started again")
@@ -81,18 +76,13 @@ class Device:
             raise
 
     def on(self, stream: Stream) -> AbstractContextManager[object]:
-        """What is allocated and launched inside goes to this stream."""
+        """Make this stream the current one: tensors allocated and kernels launched inside belong to it."""
         if self.interpreted:
             return nullcontext()
         return torch.cuda.stream(cast("torch.cuda.Stream", stream))
 
-    def queries_after_copies(self) -> None:
-        """What is launched on query_stream from now on sees what copy_stream was given to copy so far. Raises GpuLost."""
-        with self.watch():
-            self.query_stream.wait_event(self.copy_stream.record_event())
-
     def copies_after_queries(self) -> None:
-        """What copy_stream writes from now on is not seen by what query_stream was given so far. Raises GpuLost."""
+        """Let copies launched from now on begin after all queries launched so far. Raises GpuLost."""
         with self.watch():
             self.copy_stream.wait_event(self.query_stream.record_event())
 
@@ -104,7 +94,7 @@ class Device:
         return self.tracked(tensor)
 
     def tracked(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same tensor, whose memory counts in `tracked_nbytes`, once, until the last tensor that uses it is gone."""
+        """Count the tensor's memory in `tracked_nbytes` until the last tensor that uses it is gone. Returns the tensor."""
         storage = tensor.untyped_storage()
         begin = storage.data_ptr()
         if begin and begin not in self._tracked:
@@ -118,8 +108,8 @@ class Device:
             self.query_stream.synchronize()
 
     def close(self) -> None:
-        """Wait for all that is under way and give memory back that nothing uses. Tensors must be gone before. A device that is
-        lost has given everything back."""
+        """Wait for everything that was launched, and free memory. All tensors must be gone before. Does nothing on a lost
+        device."""
         with suppress(GpuLost), self.watch():
             self.copy_stream.synchronize()
             self.query_stream.synchronize()
@@ -129,7 +119,7 @@ class Device:
                 torch.cuda.empty_cache()
 
     def _stream(self, priority: int = 0) -> Stream:
-        return Done() if self.interpreted else cast("Stream", torch.cuda.Stream(self.torch, priority=priority))
+        return ImmediateStream() if self.interpreted else cast("Stream", torch.cuda.Stream(self.torch, priority=priority))
 
 
 def open_device(name: str) -> Device:
@@ -149,10 +139,10 @@ def open_device(name: str) -> Device:
         return Device(torch.device("cpu"), "Triton's interpreter", pages * os.sysconf("SC_PAGE_SIZE"))
     if not GPU_DEVICE.fullmatch(name):
         raise ConfigError(f"storage.gpu_device is {name!r}; expected cuda, cuda:0 and so on, or interpreter")
-    _check(name, probe.look())
+    _check(name, probe.find_driver())
     if interpreting:
         raise ConfigError(f"storage.gpu_device is {name} and {INTERPRETED} is set; unset it, or choose interpreter")
-    where = torch.device("cuda", probe.number(name))
+    where = torch.device("cuda", probe.device_index(name))
     with _failures(name):
         if not torch.cuda.is_available():
             raise Unsupported(
@@ -167,14 +157,14 @@ def open_device(name: str) -> Device:
 
 @contextmanager
 def _failures(name: str) -> Iterator[None]:
-    """What torch raises for a device as CapacityError or GpuLost."""
+    """Raise CapacityError or GpuLost in place of what torch raises for a device."""
     try:
         yield
     except RuntimeError as error:
         if not _of_the_device(error):
             raise
         said = str(error).partition("\n")[0] or type(error).__name__
-        if isinstance(error, torch.OutOfMemoryError) or SPENT in said:
+        if isinstance(error, torch.OutOfMemoryError) or OUT_OF_MEMORY in said:
             raise CapacityError(
                 f"{name} has no memory left ({said}); lower storage.gpu_bytes_max, or end what else uses it, such as a model"
             ) from error
@@ -182,10 +172,10 @@ def _failures(name: str) -> Iterator[None]:
 
 
 def _check(name: str, driver: probe.Driver | None) -> None:
-    if (missing := probe.missing(name, driver)) is not None:
+    if (missing := probe.missing_requirement(name, driver)) is not None:
         raise Unsupported(str(missing))
 
 
 def _of_the_device(error: RuntimeError) -> bool:
     kinds = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))  # the latter since torch 2.8
-    return isinstance(error, kinds) or FAILED.search(str(error)) is not None
+    return isinstance(error, kinds) or DEVICE_ERRORS.search(str(error)) is not None

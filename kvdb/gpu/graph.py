@@ -1,7 +1,7 @@
-"""A step whose launches are captured once and replayed, so that the host launches one thing where there were many."""
+"""A step whose launches are captured once in a CUDA graph and replayed, so that the host launches once instead of many times."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -9,21 +9,19 @@ import torch
 log = logging.getLogger(__name__)
 
 
-class Step:
-    """Calls `launch`, which launches on `stream` what depends on nothing on the host: on buffers that stay where they are,
-    without waiting, and in the same way each time. On a card its second call captures it in a CUDA graph, which is replayed from
-    then on; elsewhere, and where capturing fails, which one line of the log says, every call launches anew.
+class CapturedStep:
+    """Calls `launch` again and again, on a card as a CUDA graph.
 
-    The first call is not captured: Triton compiles in it, and what else is made at first use is made. Not for several threads at
-    once; other threads may use the card meanwhile.
+    `launch` must launch on `stream`, the same way each time, on buffers that stay where they are, without waiting and without
+    depending on the host. The first call is never captured, because Triton compiles in it. On a card the second call captures the
+    launches, and from then on they are replayed. Where there is no card, or capturing fails, which is logged once, every call
+    launches anew. Not for several threads at once; other threads may use the card meanwhile.
     """
 
-    def __init__(self, launch: Callable[[], None], stream: object, buffers: Sequence[torch.Tensor] = ()) -> None:
-        """stream: a `torch.cuda.Stream` that is not the default one, or whatever stands for it where there is no card. buffers:
-        that `launch` reads, and that calls fill."""
+    def __init__(self, launch: Callable[[], None], stream: object) -> None:
+        """stream: a `torch.cuda.Stream` other than the default one, or anything else where there is no card."""
         self._launch = launch
         self._stream = stream if isinstance(stream, torch.cuda.Stream) else None
-        self._buffers = tuple(buffers)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._warm = self._refused = False
 
@@ -32,16 +30,9 @@ class Step:
         """Whether the next call is a replay."""
         return self._graph is not None
 
-    def __call__(self, *inputs: torch.Tensor) -> None:
-        """Copies inputs to the buffers, and launches; the host does not wait. Inputs have the shapes of the buffers, and lie on
-        the device or in pinned memory that stays as it is until they were copied. Raises ValueError where they are not as many,
-        or of other shapes, and what `launch` raises."""
-        expected, given = [tuple(part.shape) for part in self._buffers], [tuple(part.shape) for part in inputs]
-        if expected != given:
-            raise ValueError(f"inputs are {given}; the step was made for {expected}")
+    def __call__(self) -> None:
+        """Launch or replay; the host does not wait. Raises what `launch` raises."""
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            for buffer, part in zip(self._buffers, inputs, strict=True):
-                buffer.copy_(part, non_blocking=True)
             if self._warm and not self._refused and self._stream is not None and self._graph is None:
                 self._graph = self._capture(self._stream)
             if self._graph is None:
@@ -50,13 +41,13 @@ class Step:
                 self._graph.replay()
         self._warm = True
 
-    def forget(self) -> None:
-        """What was captured: `launch` will launch otherwise, or on other buffers. The next call is a first call again."""
+    def reset(self) -> None:
+        """Forget the captured graph, because `launch` will launch something else. The next call is a first call again."""
         self._graph = None
         self._warm = self._refused = False
 
     def _capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph | None:
-        """The launches, which do not run; None where they cannot be captured, now or later."""
+        """A graph of the launches, which do not run meanwhile; None where they cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         aside = torch.cuda.Stream(stream.device)  # others may launch on the step's stream, and mark it, meanwhile
         try:

@@ -1,24 +1,24 @@
-"""The GPU that a configuration asks for, or one line that says why there is none."""
+"""Opening the GPU that a configuration asks for, or logging one line that says why there is none."""
 
 import logging
 from typing import TYPE_CHECKING
 
 import kvdb.gpu.probe as probe
-import kvdb.machine as machine
+import kvdb.hardware.profile as profile
 from indexes.accelerate import Accelerator
 from kvdb.config import StorageConfig
 from kvdb.errors import CapacityError, ConfigError, GpuLost, Unsupported
 from kvdb.storage.store import BlockStore
 
 if TYPE_CHECKING:
+    from kvdb.gpu.backend import GpuBackend
     from kvdb.gpu.device import Device
-    from kvdb.gpu.gpu import Gpu
 
 log = logging.getLogger(__name__)
 
 
-def open_gpu(config: StorageConfig) -> "Device | None":
-    """None where the configuration asks for no GPU, and, with a warning logged, where there is none that can be used.
+def open_configured_device(config: StorageConfig) -> "Device | None":
+    """The device that the configuration asks for. None where it asks for none, or, with a warning logged, none can be used.
 
     Raises ConfigError for a device that does not exist, or a budget that is larger than its memory.
     """
@@ -37,20 +37,20 @@ def open_gpu(config: StorageConfig) -> "Device | None":
     return device
 
 
-def serving(device: "Device | None", blocks: BlockStore, machine_file: str) -> "Gpu | None":
-    """What answers on an open device; None without one. machine_file: config's `optimizer.machine_file`."""
+def open_backend(device: "Device | None", blocks: BlockStore, machine_file: str) -> "GpuBackend | None":
+    """The backend on an open device; None without one. machine_file: config's `optimizer.machine_file`."""
     if device is None:
         return None
-    from kvdb.gpu.gpu import Gpu  # it imports Triton, which only a GPU needs
+    from kvdb.gpu.backend import GpuBackend  # it imports Triton, which only a GPU needs
 
-    return Gpu(device, blocks, machine.known_gpu(machine_file, device.card).machine)
+    return GpuBackend(device, blocks, profile.load_gpu(machine_file, device.card).machine)
 
 
-def building(device: "Device | None") -> Accelerator | None:
-    """What takes part in builds of indexes on an open device; None without one, or, with a warning logged, where it fails."""
+def open_accelerator(device: "Device | None") -> Accelerator | None:
+    """The builder of indexes on an open device. None without one, or, with a warning logged, where the device fails."""
     if device is None:
         return None
-    from kvdb.gpu.build import DeviceAccelerator  # it imports torch, which only a GPU needs
+    from kvdb.gpu.index_build.accelerator import DeviceAccelerator  # it imports torch, which only a GPU needs
 
     try:
         return DeviceAccelerator(device)
@@ -60,8 +60,9 @@ def building(device: "Device | None") -> Accelerator | None:
 
 
 def _open(name: str) -> "Device":
-    """Raises Unsupported without torch too, which is why it is not imported before something else is found missing."""
-    missing = probe.missing(name, None if name == "interpreter" else probe.look())
+    """Open a device. torch is imported only when nothing else is missing. Raises Unsupported, also where torch is not
+    installed."""
+    missing = probe.missing_requirement(name, None if name == "interpreter" else probe.find_driver())
     if missing is not None:
         raise Unsupported(str(missing))
     from kvdb.gpu.device import open_device  # torch takes seconds to import, and may not be there

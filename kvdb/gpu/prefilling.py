@@ -1,42 +1,44 @@
-"""Several last tokens of one session, answered by the GPU: everything is read."""
+"""Attention of several last tokens of one session on the GPU, which reads everything."""
 
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from kvdb.attention.away import Answer
+from kvdb.attention.device import Answer
 from kvdb.attention.state import AttentionState
 from kvdb.attention.triton.pages import TORCH, Pages
 from kvdb.attention.triton.prefill import prefill
-from kvdb.gpu.asked import Asked, batch_of
 from kvdb.gpu.device import Device
+from kvdb.gpu.launch import launching
+from kvdb.gpu.request import AttentionRequest, make_batch
 from kvdb.gpu.scratch import Scratch
 from kvdb.gpu.staging import Buffer
-from kvdb.gpu.work import at_work
 from kvdb.storage.slot import FORMATS
 from kvdb.types import Array, ModelSpec
 
 
-class Prefilling:
-    """One call of n tokens, at most those of the session's tail, which is on the GPU."""
+class PrefillStep:
+    """One call of n tokens, at most as many as the session's tail has, which must lie on the GPU."""
 
-    def __init__(self, device: Device, scratch: Scratch, pages: Pages, spec: ModelSpec, asked: Asked, q: Array) -> None:
-        """Launches it. q: `[q_heads, n, head_dim]`. Raises CapacityError or GpuLost."""
-        assert asked.tail is not None
-        asked.tail.follow()
-        whole = replace(asked, parts=tuple(replace(part, kind=None) for part in asked.parts))
+    def __init__(
+        self, device: Device, scratch: Scratch, pages: Pages, spec: ModelSpec, request: AttentionRequest, q: Array
+    ) -> None:
+        """Launch the attention of q `[q_heads, n, head_dim]`. Raises CapacityError or GpuLost."""
+        assert request.tail is not None
+        request.tail.sync()
+        exact = replace(request, parts=tuple(replace(part, kind=None) for part in request.parts))
         self._device = device
         self._q = q
-        self._tokens = sum(part.span.tokens for part in asked.parts) + asked.tail.tokens
+        self._tokens = exact.exact_tokens + exact.tail_tokens
         self._nbytes = 2 * self._tokens * spec.kv_heads * spec.head_dim * FORMATS[pages.layout.format]
-        with at_work(device, device.query_stream):
+        with launching(device, device.query_stream):
             with device.query_staging.take(q.nbytes) as buffer:
                 buffer.array.view(q.dtype).reshape(q.shape)[:] = q
                 there = buffer.tensor.to(device.torch, non_blocking=True, copy=True).view(TORCH[spec.dtype]).view(q.shape)
                 buffer.sent(device.query_stream)
             out, lse = torch.empty_like(there), torch.empty(q.shape[:2], device=device.torch)
-            prefill(there, pages, batch_of(scratch.partial, pages, spec, [whole]), spec.softmax_scale, out, lse)
+            prefill(there, pages, make_batch(scratch.partial, pages, spec, [exact]), spec.softmax_scale, out, lse)
             self._buffer: Buffer = device.query_staging.take(q.nbytes + 4 * lse.numel())
             self._buffer.tensor[: q.nbytes].copy_(out.view(torch.uint8).view(-1), non_blocking=True)
             self._buffer.tensor[q.nbytes :].copy_(lse.view(torch.uint8).view(-1), non_blocking=True)

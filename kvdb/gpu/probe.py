@@ -1,4 +1,4 @@
-"""What there is of a GPU, asked of the driver itself, and what is missing of what kvdb needs for one. Imports no torch."""
+"""The GPUs of this machine, asked of the driver itself, and what is missing for kvdb to use one. Imports no torch."""
 
 import ctypes
 import re
@@ -11,17 +11,17 @@ from typing import Any
 DRIVER_LIBRARY = "libcuda.so.1"
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 NO_DEVICE = 100
-"""CUDA_ERROR_NO_DEVICE: a driver without a card, or with none that CUDA_VISIBLE_DEVICES lets it show."""
+"""CUDA_ERROR_NO_DEVICE: there is no card, or CUDA_VISIBLE_DEVICES hides all of them."""
 MAJOR, MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
 CAPABILITY_MIN = (8, 0)
-"""Ampere: the first that multiplies bfloat16 and copies to shared memory while it computes."""
+"""Ampere, the first to multiply bfloat16 and to copy to shared memory while it computes."""
 INSTALL = "pip install 'kvdb[gpu]'"
 
 
 @dataclass(frozen=True)
 class Card:
-    """memory_total: bytes. capability: of its instructions, (9, 0) for an H200."""
+    """A GPU. memory_total: bytes. capability: its compute capability, such as (9, 0) for an H200."""
 
     name: str
     memory_total: int
@@ -30,7 +30,8 @@ class Card:
 
 @dataclass(frozen=True)
 class Driver:
-    """version: of the driver, "" where it is not told. cuda: the newest CUDA that it runs. trouble: why there are no cards."""
+    """The driver and its cards. version: "" where it is unknown. cuda: the newest CUDA that it runs. trouble: why there are no
+    cards."""
 
     version: str
     cuda: str
@@ -39,16 +40,16 @@ class Driver:
 
 
 @dataclass(frozen=True)
-class Torch:
-    """cuda: the CUDA it was built with, None for a build without. Of its files, so that it need not be imported."""
+class TorchBuild:
+    """The installed torch, as its files say. cuda: the CUDA it was built with, None for a build without."""
 
     version: str
     cuda: str | None
 
 
 @dataclass(frozen=True)
-class Missing:
-    """what: of what a GPU needs is not there. remedy: what to do about it."""
+class MissingRequirement:
+    """Something that a GPU needs and that is not there. what: says what is missing. remedy: what to do about it."""
 
     what: str
     remedy: str
@@ -57,88 +58,90 @@ class Missing:
         return f"{self.what}; {self.remedy}"
 
 
-class _Refused(Exception):
-    """A call of the driver's failed."""
+class _DriverError(Exception):
+    """A call of the driver failed."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
 
 
-def look() -> Driver | None:
+def find_driver() -> Driver | None:
     """The driver and its cards, as CUDA_VISIBLE_DEVICES lets them be seen; None without a driver. Takes no memory of a card."""
     try:
         library = ctypes.CDLL(DRIVER_LIBRARY)
     except OSError:
         return None
     version, cuda = _driver_version(), ctypes.c_int(0)
-    ask = _asking(library)
+    ask = _caller(library)
     try:
         ask("cuDriverGetVersion", ctypes.byref(cuda))
         ask("cuInit", 0)
         cards = _cards(ask)
-    except _Refused as error:
+    except _DriverError as error:
         trouble = "no card" if error.status == NO_DEVICE else str(error)
         return Driver(version, _cuda_version(cuda.value), (), trouble)
     return Driver(version, _cuda_version(cuda.value), cards, "" if cards else "no card")
 
 
-def torch_found() -> Torch | None:
-    """What is installed of torch; None where it is not."""
-    found = find_spec("torch")
-    if found is None or found.origin is None:
+def installed_torch() -> TorchBuild | None:
+    """The installed torch; None without one."""
+    package = find_spec("torch")
+    if package is None or package.origin is None:
         return None
     try:
-        text = (Path(found.origin).parent / "version.py").read_text()
+        text = (Path(package.origin).parent / "version.py").read_text()
     except OSError:
-        return Torch("", None)
-    return Torch(_assigned(text, "__version__") or "", _assigned(text, "cuda"))
+        return TorchBuild("", None)
+    return TorchBuild(_assigned(text, "__version__") or "", _assigned(text, "cuda"))
 
 
-def triton_found() -> bool:
+def triton_installed() -> bool:
     """Whether Triton is installed."""
     return find_spec("triton") is not None
 
 
-def missing(device: str, driver: Driver | None) -> Missing | None:
+def missing_requirement(device: str, driver: Driver | None) -> MissingRequirement | None:
     """The first thing that `device`, as storage.gpu_device names it, needs and that is not there; None where it can be opened.
-    driver: what `look` found."""
-    torch = torch_found()
-    if device != "interpreter" and (nothing := _missing_card(number(device), driver)) is not None:
+    driver: what `find_driver` found."""
+    torch = installed_torch()
+    if device != "interpreter" and (nothing := _missing_card(device_index(device), driver)) is not None:
         return nothing
     if torch is None:
-        return Missing("torch is not installed", INSTALL)
-    if not triton_found():
-        return Missing("triton is not installed", INSTALL)
+        return MissingRequirement("torch is not installed", INSTALL)
+    if not triton_installed():
+        return MissingRequirement("triton is not installed", INSTALL)
     if device != "interpreter" and torch.cuda is None:
-        return Missing(f"torch {torch.version} is built without CUDA", "install a build with it, see https://pytorch.org")
+        return MissingRequirement(
+            f"torch {torch.version} is built without CUDA", "install a build with it, see https://pytorch.org"
+        )
     return None
 
 
-def number(device: str) -> int:
-    """Of "cuda:1"; 0 of "cuda"."""
+def device_index(device: str) -> int:
+    """The number in a device's name: 1 for "cuda:1", 0 for "cuda"."""
     return int(device.partition(":")[2] or 0)
 
 
-def _missing_card(index: int, driver: Driver | None) -> Missing | None:
+def _missing_card(index: int, driver: Driver | None) -> MissingRequirement | None:
     if driver is None:
-        return Missing("there is no NVIDIA driver", "install it, or set storage.gpu_bytes_max to 0")
+        return MissingRequirement("there is no NVIDIA driver", "install it, or set storage.gpu_bytes_max to 0")
     if not driver.cards:
-        return Missing(f"the driver shows no GPU ({driver.trouble})", "look at nvidia-smi and CUDA_VISIBLE_DEVICES")
+        return MissingRequirement(f"the driver shows no GPU ({driver.trouble})", "look at nvidia-smi and CUDA_VISIBLE_DEVICES")
     if index < len(driver.cards) and driver.cards[index].capability < CAPABILITY_MIN:
         has, needs = (".".join(map(str, capability)) for capability in (driver.cards[index].capability, CAPABILITY_MIN))
-        return Missing(f"{driver.cards[index].name} has compute capability {has}", f"kernels need {needs} or more")
+        return MissingRequirement(f"{driver.cards[index].name} has compute capability {has}", f"kernels need {needs} or more")
     return None
 
 
-def _asking(library: Any) -> Callable[..., None]:
+def _caller(library: Any) -> Callable[..., None]:
     def ask(call: str, *arguments: Any) -> None:
         status = int(getattr(library, call)(*arguments))
         if status:
             text = ctypes.c_char_p()
             library.cuGetErrorString(status, ctypes.byref(text))
             said = text.value.decode(errors="replace") if text.value else "unknown"
-            raise _Refused(status, f"{call} failed with {status}, {said}")
+            raise _DriverError(status, f"{call} failed with {status}, {said}")
 
     return ask
 
@@ -162,17 +165,17 @@ def _card(ask: Callable[..., None], index: int) -> Card:
 
 def _driver_version() -> str:
     try:
-        found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", DRIVER_VERSION.read_text(errors="replace"))
+        version = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", DRIVER_VERSION.read_text(errors="replace"))
     except OSError:
         return ""
-    return found.group() if found else ""
+    return version.group() if version else ""
 
 
-def _cuda_version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
+def _cuda_version(device_index: int) -> str:
+    return f"{device_index // 1000}.{device_index % 1000 // 10}"
 
 
 def _assigned(text: str, name: str) -> str | None:
-    """The string that a line of torch's version.py assigns to a name."""
-    found = re.search(rf"^{name}\b[^=\n]*= *'([^']*)'", text, re.MULTILINE)
-    return found.group(1) if found else None
+    """The string that torch's version.py assigns to a name; None where it assigns none."""
+    line = re.search(rf"^{name}\b[^=\n]*= *'([^']*)'", text, re.MULTILINE)
+    return line.group(1) if line else None

@@ -1,51 +1,59 @@
-"""Memory that lies between the launches of a step. Steps follow one another on one stream, so they share it."""
+"""Memory that a step uses between its launches. Steps follow one another on one stream, so they share it."""
 
+from collections.abc import Callable, Hashable
 from threading import Lock
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from kvdb.attention.triton.batch import Workspace as Partial
+from kvdb.attention.triton.batch import PartialBuffer
 from kvdb.attention.triton.coarse import CoarseWorkspace
-from kvdb.attention.triton.workspace import Workspace
+from kvdb.attention.triton.workspace import DiprWorkspace
 from kvdb.gpu.device import Device
+from kvdb.gpu.launch import HoldsTensors, track_memory
 from kvdb.storage.slot import SlotLayout
 
+W = TypeVar("W", bound=HoldsTensors)
 Shape = tuple[SlotLayout, int, int, int]
-"""A layout, sequences, query heads, and tokens of the longest."""
+"""A layout, the number of sequences, the number of query heads, and the tokens of the longest sequence."""
 
 
 class Scratch:
-    """Work space on a device, for steps on its query stream; what no step uses any more is freed. Thread-safe.
+    """Workspaces on a device, for steps on its query stream. A workspace is freed with the last step that uses it. Thread-safe.
 
-    partial: of what is read whole, as large as the largest step needed.
+    partial: partial states of exact attention, as large as the largest step needed.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.partial = Partial(device.torch)
-        self._codes: WeakValueDictionary[Shape, Workspace] = WeakValueDictionary()
-        self._bounds: WeakValueDictionary[tuple[Shape, int], CoarseWorkspace] = WeakValueDictionary()
+        self.partial = PartialBuffer(device.torch)
+        self._dipr: WeakValueDictionary[Hashable, DiprWorkspace] = WeakValueDictionary()
+        self._coarse: WeakValueDictionary[Hashable, CoarseWorkspace] = WeakValueDictionary()
         self._lock = Lock()
 
-    def codes(self, shape: Shape) -> Workspace:
-        """For a search by codes. Inside `at_work`."""
+    def dipr(self, shape: Shape) -> DiprWorkspace:
+        """A workspace for a DIPR search. Must be called inside `launching`."""
         shape = _rounded(shape)
-        with self._lock:
-            made = self._codes.get(shape)
-            if made is None:
-                self._codes[shape] = made = Workspace.of(*shape, self._device.torch)
-            return made
+        return self._shared(self._dipr, shape, lambda: DiprWorkspace.of(*shape, self._device.torch))
 
-    def bounds(self, shape: Shape, k_pages: int) -> CoarseWorkspace:
-        """For a search of so many pages by bounds. Inside `at_work`."""
-        shape = _rounded(shape)
-        k_pages = 1 << (k_pages - 1).bit_length()
+    def coarse(self, shape: Shape, k_pages: int) -> CoarseWorkspace:
+        """A workspace for a search of the k_pages best pages. Must be called inside `launching`."""
+        shape, k_pages = _rounded(shape), _power_of_two(k_pages)
+        return self._shared(self._coarse, (shape, k_pages), lambda: CoarseWorkspace.of(*shape, k_pages, self._device.torch))
+
+    def _shared(self, made: WeakValueDictionary[Hashable, W], key: Hashable, make: Callable[[], W]) -> W:
+        """The workspace of this key, made where nobody uses one now."""
         with self._lock:
-            made = self._bounds.get((shape, k_pages))
-            if made is None:
-                self._bounds[shape, k_pages] = made = CoarseWorkspace.of(*shape, k_pages, self._device.torch)
-            return made
+            workspace = made.get(key)
+            if workspace is None:
+                made[key] = workspace = make()
+                track_memory(self._device, workspace)
+            return workspace
 
 
 def _rounded(shape: Shape) -> Shape:
-    """For up to twice as many tokens, so that contexts of like lengths share."""
-    return *shape[:3], 1 << (shape[3] - 1).bit_length()
+    """The shape with up to twice as many tokens, so that contexts of similar lengths share a workspace."""
+    return *shape[:3], _power_of_two(shape[3])
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()

@@ -1,4 +1,4 @@
-"""Buffers of main memory that a GPU copies from and to while the host goes on: pinned, and used again and again."""
+"""Pinned buffers of main memory, used again and again, that a GPU copies from and to while the host goes on."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,14 +11,17 @@ import torch
 from kvdb.gpu.streams import Event, Stream
 
 BUFFERS = 4
-"""That are kept; more than that only while so many are held at once."""
+"""Buffers that are kept. There are more only while more are held at once."""
 BUFFER_BYTES_MIN = 1 << 16
 Allocate = Callable[[int], torch.Tensor]
 
 
 class Buffer:
-    """array and tensor are the same `nbytes` bytes, uint8. Undefined at first. Whoever took it gives it back once: `sent` where
-    work was launched that reads or writes it, `unused` otherwise; also where an error came between, as a context manager does."""
+    """A buffer of `nbytes` bytes, whose contents are undefined at first. array and tensor are the same bytes, uint8.
+
+    Whoever took it gives it back once: with `sent` after launching a copy that reads or writes it, otherwise with `unused`. Used
+    as a context manager it is given back in any case.
+    """
 
     def __init__(self, staging: "Staging", whole: torch.Tensor, nbytes: int) -> None:
         self.tensor = whole[:nbytes]
@@ -27,11 +30,11 @@ class Buffer:
         self._whole: torch.Tensor | None = whole
 
     def sent(self, stream: Stream) -> None:
-        """It may be used again when what was launched on the stream so far is done."""
+        """Give it back. It is used again when everything that was launched on the stream so far is done."""
         self._give(stream.record_event())
 
     def unused(self) -> None:
-        """It may be used again at once."""
+        """Give it back, to be used again at once."""
         self._give(None)
 
     def __enter__(self) -> "Buffer":
@@ -48,13 +51,14 @@ class Buffer:
 
 
 class Staging:
-    """Hands out buffers. Thread-safe. pinned: whether a card copies from them, so that they must not be swapped out.
+    """Hands out buffers. Thread-safe.
 
     A buffer that copies still use is waited for only where BUFFERS of them are under way, so at most that many are ahead of the
-    card. nbytes: of all buffers, to the byte: their sizes are powers of two, as the allocator of pinned memory rounds to.
+    card. nbytes: of all buffers, to the byte. Their sizes are powers of two, as the allocator of pinned memory rounds to them.
     """
 
     def __init__(self, pinned: bool) -> None:
+        """pinned: whether a card copies from the buffers, so that they must not be swapped out."""
         self._allocate: Allocate = _pinned if pinned else _plain
         self._free: list[torch.Tensor] = []
         self._under_way: deque[tuple[torch.Tensor, Event]] = deque()
@@ -75,7 +79,7 @@ class Staging:
         return Buffer(self, self._fresh(size) if fitting is None else fitting, nbytes)
 
     def give(self, whole: torch.Tensor, event: Event | None) -> None:
-        """Of Buffer: `whole` may be used again behind the event."""
+        """Take a buffer's memory back, to be used again after the event, or at once without one. Called by Buffer."""
         with self._lock:
             if event is None:
                 self._free.append(whole)
@@ -84,7 +88,7 @@ class Staging:
             self._collect()
 
     def close(self) -> None:
-        """Wait for what is under way, and let go of all that is not held."""
+        """Wait for copies that are under way, and free all buffers that nobody holds."""
         with self._lock:
             while self._under_way:
                 whole, event = self._under_way.popleft()
@@ -100,7 +104,7 @@ class Staging:
         return whole
 
     def _wait(self, size: int) -> torch.Tensor | None:
-        """The oldest under way, once it is done; None where it is too small, and was let go of."""
+        """The oldest buffer under way, once it is done; None where it is too small, and was freed."""
         whole, event = self._under_way.popleft()
         event.synchronize()
         if whole.numel() >= size:
@@ -109,7 +113,7 @@ class Staging:
         return None
 
     def _collect(self) -> None:
-        """What is done is free; of what is free the largest are kept."""
+        """Move buffers that are done to the free ones, of which the largest are kept."""
         while self._under_way and self._under_way[0][1].query():
             self._free.append(self._under_way.popleft()[0])
         self._free.sort(key=torch.Tensor.numel)

@@ -1,40 +1,40 @@
-"""Streams and events where there are none: on the CPU everything that was launched is done, so one code path serves both."""
+"""Streams and events, and their stand-in on the CPU, where everything that was launched is done at once."""
 
 from typing import Protocol, Self
 
 
 class Event(Protocol):
-    """A mark in a stream's work, as `torch.cuda.Event` is one."""
+    """A mark in a stream, as `torch.cuda.Event` is one."""
 
     def query(self) -> bool:
-        """Whether all work before the mark is done."""
+        """Whether everything before the mark is done."""
         ...
 
     def synchronize(self) -> None:
-        """Wait on the host until it is."""
+        """Wait on the host until everything before the mark is done."""
         ...
 
 
 class Stream(Protocol):
-    """Work of a device in the order in which it was launched, as `torch.cuda.Stream` is one."""
+    """A device runs what is launched on a stream in that order, as `torch.cuda.Stream` does."""
 
     def record_event(self) -> Event:
-        """A mark behind what was launched so far."""
+        """A mark behind everything that was launched so far."""
         ...
 
     def wait_event(self, event: Event) -> None:
-        """What is launched from now on begins after the mark. The host does not wait."""
+        """Let everything that is launched from now on begin after the mark. The host does not wait."""
         ...
 
     def query(self) -> bool: ...
 
     def synchronize(self) -> None:
-        """Wait on the host until all that was launched is done."""
+        """Wait on the host until everything that was launched is done."""
         ...
 
 
-class Done:
-    """A stream on which everything is done at once, and its own event."""
+class ImmediateStream:
+    """A stream on which everything is done at once. It is its own event."""
 
     def record_event(self) -> Self:
         return self

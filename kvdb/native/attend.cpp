@@ -244,12 +244,13 @@ void attend(const AttendCall& call) {
     attention.run();
 }
 
-void attend_found(const AttendFoundCall& call) {
+void attend_retrieved(const AttendRetrievedCall& call) {
     const std::int64_t rows = call.q_heads * call.n;
     const int head_dim = call.geometry.head_dim;
     const int group = call.q_heads / call.geometry.kv_heads;
     const std::size_t out_bytes = head_dim * (call.out_dtype == Dtype::float32 ? 4 : 2);
-    const FoundKernel kernel = current_kernels().found[static_cast<int>(call.geometry.dtype)];
+    const RetrievedKernel kernel =
+        current_kernels().retrieved[static_cast<int>(call.geometry.dtype)];
     ThreadPool& pool = ThreadPool::instance();
     const bool small = call.offsets[rows] * head_dim < kInlineElements;
     pool.run(rows, small ? 1 : pool.threads(), [&](std::int64_t row, int) {
@@ -276,7 +277,8 @@ Share share_of(const float* missed, const float* lse, std::size_t count) {
     Share all{0, 0};
     for (std::size_t i = 0; i < count; ++i) {
         const double log = missed[i];
-        const double share = log == -INFINITY ? 0 : 1 / (1 + std::exp(lse[i] - log));
+        double share = log == -INFINITY ? 0 : 1 / (1 + std::exp(lse[i] - log));
+        if (!(share <= 1)) share = 1;  // not a number: nothing is known
         all.mean += share / double(count);
         all.largest = std::max(all.largest, share);
     }

@@ -27,7 +27,7 @@ struct AttendCall {
 // h / (q_heads / kv_heads). Throws std::invalid_argument if counts, causal or ends make no sense.
 void attend(const AttendCall& call);
 
-struct AttendFoundCall {
+struct AttendRetrievedCall {
     Geometry geometry;
     const std::uint64_t* table;
     int q_heads;
@@ -46,13 +46,13 @@ struct AttendFoundCall {
 };
 
 // The state of each row merged with the attention over its chosen tokens, whose scores are known.
-void attend_found(const AttendFoundCall& call);
+void attend_retrieved(const AttendRetrievedCall& call);
 
 struct Share {
     double mean, largest;
 };
 
-// Of exp(missed) in exp(missed) + exp(lse); 1 for +inf, 0 where both are -inf.
+// The share of exp(missed) in exp(missed) + exp(lse): 1 for +inf, 0 where both are -inf.
 Share share_of(const float* missed, const float* lse, std::size_t count);
 
 }  // namespace kvdb

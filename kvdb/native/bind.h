@@ -1,18 +1,13 @@
-// What the bindings of every part share.
+// Shared by all bindings of this module.
 #pragma once
 
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "bind_base.h"
 #include "kernels.h"
 #include "transfer.h"
-
-namespace nb = nanobind;
 
 namespace kvdb {
 
@@ -22,19 +17,6 @@ using TableArray = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, n
 using CountsArray = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using OffsetsArray = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ScoresArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-[[noreturn]] inline void fail(const std::string& message) {
-    throw std::invalid_argument(message);
-}
-
-template <class AnyArray>
-std::string shape_of(const AnyArray& array) {
-    std::string text = "[";
-    for (std::size_t i = 0; i < array.ndim(); ++i) {
-        text += (i ? ", " : "") + std::to_string(array.shape(i));
-    }
-    return text + "]";
-}
 
 // 16-bit types cross as uint16, which every array library has.
 template <class AnyArray>
@@ -79,7 +61,7 @@ inline Table table_of(const TableArray& table) {
     return {table.data(), static_cast<std::int64_t>(table.shape(0))};
 }
 
-// What a `Placement` of Python's holds: copies, so that what was checked stays as it was.
+// The arrays of a Python `Placement`, copied, so that what was checked stays as it was.
 struct OwnedPlacement {
     std::vector<std::int32_t> view;
     std::vector<float> cos, sin;

@@ -15,7 +15,7 @@ void py_crc32c(const AddressArray& table, std::int64_t nbytes, const SumArray& o
         fail("out has shape " + shape_of(out) + "; expected one element for each of " +
              std::to_string(table.shape(0)) + " blocks");
     }
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     crc32c(table.data(), static_cast<std::int64_t>(table.shape(0)),
            static_cast<std::size_t>(nbytes), out.data());
 }

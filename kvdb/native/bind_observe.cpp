@@ -24,8 +24,8 @@ void check_size(const AnyArray& array, std::int64_t size, const char* name) {
 }
 
 // One row for each query head.
-FoundRows found_rows(const OffsetsArray& offsets, const ScoresArray& scores,
-                     const std::optional<ConstBoolsArray>& dense) {
+RetrievedRows retrieved_rows(const OffsetsArray& offsets, const ScoresArray& scores,
+                             const std::optional<ConstBoolsArray>& dense) {
     const auto rows = static_cast<std::int64_t>(offsets.shape(0)) - 1;
     const std::int64_t* at = offsets.data();
     if (rows < 0 || at[0] != 0 || at[rows] != static_cast<std::int64_t>(scores.shape(0)) ||
@@ -39,31 +39,31 @@ FoundRows found_rows(const OffsetsArray& offsets, const ScoresArray& scores,
 
 void py_raise_top(const OffsetsArray& offsets, const ScoresArray& scores,
                   const std::optional<ConstBoolsArray>& dense, const FloatsArray& top) {
-    const FoundRows found = found_rows(offsets, scores, dense);
-    check_size(top, found.rows, "top");
-    const nb::gil_scoped_release release;
-    raise_top(found, top.data());
+    const RetrievedRows retrieved = retrieved_rows(offsets, scores, dense);
+    check_size(top, retrieved.rows, "top");
+    const ReleaseGil release;
+    raise_top(retrieved, top.data());
 }
 
 bool py_observe(const OffsetsArray& offsets, const ScoresArray& scores,
                 const std::optional<ConstBoolsArray>& dense,
-                const std::optional<ConstBoolsArray>& asked, std::int64_t kv_heads, double tokens,
-                const ConstFloatsArray& window, const ConstFloatsArray& top,
+                const std::optional<ConstBoolsArray>& active_heads, std::int64_t kv_heads,
+                double tokens, const ConstFloatsArray& window, const ConstFloatsArray& top,
                 const ConstFloatsArray& lse, float scale, const FloatsArray& values,
                 const BoolsArray& seen) {
-    const FoundRows found = found_rows(offsets, scores, dense);
-    if (kv_heads < 1 || found.rows % kv_heads != 0) {
+    const RetrievedRows retrieved = retrieved_rows(offsets, scores, dense);
+    if (kv_heads < 1 || retrieved.rows % kv_heads != 0) {
         fail("kv_heads is " + std::to_string(kv_heads) + "; expected a divisor of the " +
-             std::to_string(found.rows) + " rows");
+             std::to_string(retrieved.rows) + " rows");
     }
     if (!(tokens > 0)) fail("tokens is " + std::to_string(tokens) + "; expected more than 0");
-    if (asked) check_size(*asked, kv_heads, "asked");
-    check_size(window, found.rows, "window");
-    check_size(top, found.rows, "top");
-    check_size(lse, found.rows, "lse");
-    check_size(values, 4 * found.rows, "values");
-    check_size(seen, 4 * found.rows, "seen");
-    const ObserveCall call{found,         asked ? asked->data() : nullptr,
+    if (active_heads) check_size(*active_heads, kv_heads, "active_heads");
+    check_size(window, retrieved.rows, "window");
+    check_size(top, retrieved.rows, "top");
+    check_size(lse, retrieved.rows, "lse");
+    check_size(values, 4 * retrieved.rows, "values");
+    check_size(seen, 4 * retrieved.rows, "seen");
+    const ObserveCall call{retrieved,     active_heads ? active_heads->data() : nullptr,
                            kv_heads,      tokens,
                            window.data(), top.data(),
                            lse.data(),    scale,
@@ -75,8 +75,9 @@ bool py_observe(const OffsetsArray& offsets, const ScoresArray& scores,
 
 void bind_observe(nb::module_& m) {
     m.def("raise_top", &py_raise_top, "offsets"_a, "scores"_a, "dense"_a.none(), "top"_a);
-    m.def("observe", &py_observe, "offsets"_a, "scores"_a, "dense"_a.none(), "asked"_a.none(),
-          "kv_heads"_a, "tokens"_a, "window"_a, "top"_a, "lse"_a, "scale"_a, "values"_a, "seen"_a);
+    m.def("observe", &py_observe, "offsets"_a, "scores"_a, "dense"_a.none(),
+          "active_heads"_a.none(), "kv_heads"_a, "tokens"_a, "window"_a, "top"_a, "lse"_a,
+          "scale"_a, "values"_a, "seen"_a);
 }
 
 }  // namespace kvdb

@@ -12,7 +12,7 @@ namespace kvdb {
 namespace {
 
 using ViewArray = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using TurnArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using RotationArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using AnglesArray = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using HiddenArray = nb::ndarray<const std::uint64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
@@ -37,8 +37,8 @@ void check_pairs(const Geometry& geometry, int pairs) {
     }
 }
 
-Turn turn_of(const Geometry& geometry, const TurnArray& cos, const TurnArray& sin,
-             bool interleaved) {
+Rotation rotation_of(const Geometry& geometry, const RotationArray& cos, const RotationArray& sin,
+                     bool interleaved) {
     if (sin.shape(0) != cos.shape(0)) {
         fail("sin has shape " + shape_of(sin) + "; expected that of cos, " + shape_of(cos));
     }
@@ -83,13 +83,13 @@ OwnedPlacement make_placement(const ViewArray& view, const AnglesArray& cos, con
 
 void py_place(const Geometry& geometry, const TableArray& source, std::int64_t start,
               const TableArray& target, std::int64_t target_start, std::int64_t n,
-              const std::optional<TurnArray>& cos, const std::optional<TurnArray>& sin,
+              const std::optional<RotationArray>& cos, const std::optional<RotationArray>& sin,
               bool interleaved) {
     if (cos.has_value() != sin.has_value()) fail("cos and sin are given both, or neither");
-    const Turn turn = cos ? turn_of(geometry, *cos, *sin, interleaved) : Turn{};
-    const nb::gil_scoped_release release;
+    const Rotation rotation = cos ? rotation_of(geometry, *cos, *sin, interleaved) : Rotation{};
+    const ReleaseGil release;
     if (cos) {
-        place(geometry, table_of(source), start, table_of(target), target_start, n, turn);
+        place(geometry, table_of(source), start, table_of(target), target_start, n, rotation);
     } else {
         copy(geometry, table_of(source), start, table_of(target), target_start, n);
     }
@@ -97,7 +97,7 @@ void py_place(const Geometry& geometry, const TableArray& source, std::int64_t s
 
 void py_scatter(const Geometry& geometry, const TableArray& source, std::int64_t source_start,
                 const TableArray& target, const OffsetsArray& positions) {
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     scatter(geometry, table_of(source), source_start, table_of(target), positions_of(positions));
 }
 
@@ -108,20 +108,20 @@ void py_gather_at(const Geometry& geometry, const TableArray& table, const Offse
         rows_of(k_out, geometry.kv_heads, at.count, geometry, geometry.dtype, "k_out");
     const Rows values =
         rows_of(v_out, geometry.kv_heads, at.count, geometry, geometry.dtype, "v_out");
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     gather_at(geometry, table_of(table), at, keys, values);
 }
 
-void py_rotate(const Geometry& geometry, const ConstArray& q, const TurnArray& cos,
-               const TurnArray& sin, bool interleaved, const Array& out) {
+void py_rotate(const Geometry& geometry, const ConstArray& q, const RotationArray& cos,
+               const RotationArray& sin, bool interleaved, const Array& out) {
     const std::int64_t n = tokens_of(q, "q");
     const auto heads = static_cast<std::int64_t>(q.shape(0));
     const Rows rows = rows_of(q, heads, n, geometry, geometry.dtype, "q");
-    const Turn turn = turn_of(geometry, cos, sin, interleaved);
+    const Rotation rotation = rotation_of(geometry, cos, sin, interleaved);
     const Dtype out_dtype = has_dtype(out, Dtype::float32) ? Dtype::float32 : geometry.dtype;
     const Rows into = rows_of(out, heads, n, geometry, out_dtype, "out");
-    const nb::gil_scoped_release release;
-    rotate_back(geometry, static_cast<int>(heads), n, rows, turn, into,
+    const ReleaseGil release;
+    rotate_back(geometry, static_cast<int>(heads), n, rows, rotation, into,
                 out_dtype == Dtype::float32);
 }
 

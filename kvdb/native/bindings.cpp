@@ -1,17 +1,12 @@
 // The Python module: checks shapes and types, releases the GIL, calls.
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <string>
 
 #include "attend.h"
 #include "bind.h"
-#include "isa.h"
-#include "thread_pool.h"
 #include "transfer.h"
 
 using namespace nb::literals;
@@ -23,19 +18,6 @@ using LseArray = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using ConstLseArray = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using StateArray = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
-Geometry make_geometry(Dtype dtype, int kv_heads, int head_dim, int block_size) {
-    if (kv_heads < 1) fail("kv_heads is " + std::to_string(kv_heads) + "; expected at least 1");
-    if (head_dim < kHeadDimStep || head_dim > kHeadDimMax || head_dim % kHeadDimStep != 0) {
-        fail("head_dim is " + std::to_string(head_dim) + "; expected a multiple of " +
-             std::to_string(kHeadDimStep) + " up to " + std::to_string(kHeadDimMax));
-    }
-    if (block_size < 1 || block_size > kBlockSizeMax) {
-        fail("block_size is " + std::to_string(block_size) + "; expected 1 to " +
-             std::to_string(kBlockSizeMax));
-    }
-    return {dtype, kv_heads, head_dim, block_size};
-}
-
 std::optional<std::tuple<const char*, int, std::int64_t>> py_append(const Geometry& geometry,
                                                                     const TableArray& table,
                                                                     std::int64_t start,
@@ -46,7 +28,7 @@ std::optional<std::tuple<const char*, int, std::int64_t>> py_append(const Geomet
     const Rows values = rows_of(v, geometry.kv_heads, n, geometry, geometry.dtype, "v");
     std::optional<NotFinite> bad;
     {
-        const nb::gil_scoped_release release;
+        const ReleaseGil release;
         bad = append(geometry, table_of(table), start, n, keys, values);
     }
     if (!bad) return std::nullopt;
@@ -57,7 +39,7 @@ bool py_finite(const Geometry& geometry, const ConstArray& array) {
     const std::int64_t n = tokens_of(array, "array");
     const auto heads = static_cast<std::int64_t>(array.shape(0));
     const Rows rows = rows_of(array, heads, n, geometry, geometry.dtype, "array");
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     return finite(geometry, static_cast<int>(heads), n, rows);
 }
 
@@ -65,24 +47,14 @@ void py_gather(const Geometry& geometry, const TableArray& table, std::int64_t s
                std::int64_t n, const Array& k_out, const Array& v_out) {
     const Rows keys = rows_of(k_out, geometry.kv_heads, n, geometry, geometry.dtype, "k_out");
     const Rows values = rows_of(v_out, geometry.kv_heads, n, geometry, geometry.dtype, "v_out");
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     gather(geometry, table_of(table), start, n, keys, values);
 }
 
 void py_copy(const Geometry& geometry, const TableArray& source, std::int64_t source_start,
              const TableArray& target, std::int64_t target_start, std::int64_t n) {
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     copy(geometry, table_of(source), source_start, table_of(target), target_start, n);
-}
-
-// [q_heads, n]
-template <class AnyArray>
-void check_rows(const AnyArray& array, std::int64_t q_heads, std::int64_t n, const char* name) {
-    if (static_cast<std::int64_t>(array.shape(0)) != q_heads ||
-        static_cast<std::int64_t>(array.shape(1)) != n) {
-        fail(std::string(name) + " has shape " + shape_of(array) + "; expected [" +
-             std::to_string(q_heads) + ", " + std::to_string(n) + "]");
-    }
 }
 
 void py_attend(const Geometry& geometry, const ConstArray& q, const TableArray& table,
@@ -113,8 +85,8 @@ void py_attend(const Geometry& geometry, const ConstArray& q, const TableArray& 
              " elements; expected one for each of " + std::to_string(table.shape(0)) +
              " blocks in table");
     }
-    if (lse) check_rows(*lse, q_heads, call.n, "lse");
-    if (top) check_rows(*top, q_heads, call.n, "top");
+    if (lse) check_shape(*lse, {q_heads, call.n}, "lse");
+    if (top) check_shape(*top, {q_heads, call.n}, "top");
     call.run = {table.data(), counts.data(), static_cast<std::int64_t>(table.shape(0))};
     Placement moved;
     if (placement) {
@@ -130,14 +102,15 @@ void py_attend(const Geometry& geometry, const ConstArray& q, const TableArray& 
     call.scale = scale;
     call.lse = lse ? lse->data() : nullptr;
     call.top = top ? top->data() : nullptr;
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     attend(call);
 }
 
-// What attention over chosen tokens and the merge of a tail share: a state, and where it goes.
-AttendFoundCall state_call(const Geometry& geometry, const StateArray& state_out,
-                           const ConstLseArray& state_lse, const Array& out, const LseArray& lse) {
-    AttendFoundCall call{};
+// The state and its destination, as attention over chosen tokens and the merge of a tail take them.
+AttendRetrievedCall state_call(const Geometry& geometry, const StateArray& state_out,
+                               const ConstLseArray& state_lse, const Array& out,
+                               const LseArray& lse) {
+    AttendRetrievedCall call{};
     const auto q_heads = static_cast<std::int64_t>(state_out.shape(0));
     call.geometry = geometry;
     call.q_heads = static_cast<int>(q_heads);
@@ -152,8 +125,8 @@ AttendFoundCall state_call(const Geometry& geometry, const StateArray& state_out
     if (rows.token_stride != geometry.head_dim || rows.head_stride != call.n * geometry.head_dim) {
         fail("out is not contiguous");
     }
-    check_rows(state_lse, q_heads, call.n, "state_lse");
-    check_rows(lse, q_heads, call.n, "lse");
+    check_shape(state_lse, {q_heads, call.n}, "state_lse");
+    check_shape(lse, {q_heads, call.n}, "lse");
     call.scale = 1;
     call.state_out = state_out.data();
     call.state_lse = state_lse.data();
@@ -162,11 +135,11 @@ AttendFoundCall state_call(const Geometry& geometry, const StateArray& state_out
     return call;
 }
 
-void py_attend_found(const Geometry& geometry, const TableArray& table, const OffsetsArray& offsets,
-                     const CountsArray& ids, const ScoresArray& scores, float scale,
-                     const StateArray& state_out, const ConstLseArray& state_lse, const Array& out,
-                     const LseArray& lse) {
-    AttendFoundCall call = state_call(geometry, state_out, state_lse, out, lse);
+void py_attend_retrieved(const Geometry& geometry, const TableArray& table,
+                         const OffsetsArray& offsets, const CountsArray& ids,
+                         const ScoresArray& scores, float scale, const StateArray& state_out,
+                         const ConstLseArray& state_lse, const Array& out, const LseArray& lse) {
+    AttendRetrievedCall call = state_call(geometry, state_out, state_lse, out, lse);
     const std::int64_t q_heads = call.q_heads, n = call.n;
     const auto count = static_cast<std::int64_t>(ids.shape(0));
     const std::int64_t* at = offsets.data();
@@ -190,38 +163,38 @@ void py_attend_found(const Geometry& geometry, const TableArray& table, const Of
     call.ids = ids.data();
     call.scores = scores.data();
     call.scale = scale;
-    const nb::gil_scoped_release release;
-    attend_found(call);
+    const ReleaseGil release;
+    attend_retrieved(call);
 }
 
 void py_merge_tail(const Geometry& geometry, const StateArray& state_out,
                    const ConstLseArray& state_lse, const StateArray& tail_out,
                    const ConstLseArray& tail_lse, const Array& out, const LseArray& lse) {
-    AttendFoundCall call = state_call(geometry, state_out, state_lse, out, lse);
+    AttendRetrievedCall call = state_call(geometry, state_out, state_lse, out, lse);
     const std::int64_t q_heads = call.q_heads, n = call.n;
     rows_of(tail_out, q_heads, n, geometry, Dtype::float32, "tail_out");
-    check_rows(tail_lse, q_heads, n, "tail_lse");
+    check_shape(tail_lse, {q_heads, n}, "tail_lse");
     for (std::int64_t row = 0; row < q_heads * n; ++row) {
         if (!(tail_lse.data()[row] < INFINITY)) {
             fail("tail_lse holds NaN or infinity; expected finite numbers, or -inf for none");
         }
     }
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     const std::vector<std::int64_t> no_tokens(q_heads * n + 1);
     call.offsets = no_tokens.data();
     call.tail_out = tail_out.data();
     call.tail_lse = tail_lse.data();
-    attend_found(call);
+    attend_retrieved(call);
 }
 
 nb::tuple py_share(const ConstLseArray& missed, const ConstLseArray& lse) {
-    check_rows(missed, lse.shape(0), lse.shape(1), "missed");
+    check_shape(missed, {lse.shape(0), lse.shape(1)}, "missed");
     const Share share = share_of(missed.data(), lse.data(), lse.size());
     return nb::make_tuple(share.mean, share.largest);
 }
 
 std::uint64_t py_read_blocks(const Geometry& geometry, const TableArray& table) {
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     return read_blocks(geometry, table_of(table));
 }
 
@@ -231,15 +204,12 @@ std::uint64_t py_read_blocks(const Geometry& geometry, const TableArray& table) 
 NB_MODULE(_native, m) {
     using namespace kvdb;
 
-    nb::enum_<Dtype>(m, "Dtype")
-        .value("float32", Dtype::float32)
-        .value("float16", Dtype::float16)
-        .value("bfloat16", Dtype::bfloat16);
+    bind_dtype(m);
     nb::class_<Geometry>(m, "Geometry")
         .def(
             "__init__",
             [](Geometry* self, Dtype dtype, int kv_heads, int head_dim, int block_size) {
-                new (self) Geometry(make_geometry(dtype, kv_heads, head_dim, block_size));
+                new (self) Geometry(checked_geometry(dtype, kv_heads, head_dim, block_size));
             },
             "dtype"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a = 64)
         .def_ro("dtype", &Geometry::dtype)
@@ -257,7 +227,7 @@ NB_MODULE(_native, m) {
     m.def("attend", &py_attend, "geometry"_a, "q"_a, "table"_a, "counts"_a, "causal"_a, "scale"_a,
           "out"_a, "lse"_a = nb::none(), "top"_a = nb::none(), "kv_begin"_a = 0,
           "kv_end"_a = nb::none(), "ends"_a = nb::none(), "placement"_a = nb::none());
-    m.def("attend_found", &py_attend_found, "geometry"_a, "table"_a, "offsets"_a, "ids"_a,
+    m.def("attend_retrieved", &py_attend_retrieved, "geometry"_a, "table"_a, "offsets"_a, "ids"_a,
           "scores"_a, "scale"_a, "state_out"_a, "state_lse"_a, "out"_a, "lse"_a);
     m.def("merge_tail", &py_merge_tail, "geometry"_a, "state_out"_a, "state_lse"_a, "tail_out"_a,
           "tail_lse"_a, "out"_a, "lse"_a);
@@ -266,13 +236,5 @@ NB_MODULE(_native, m) {
     bind_observe(m);
     bind_moves(m);
     m.def("read_blocks", &py_read_blocks, "geometry"_a, "table"_a);
-    m.def("isa", &isa);
-    m.def("isas", &isas);
-    m.def("set_isa", &set_isa, "name"_a);
-    m.def("threads", [] { return ThreadPool::instance().threads(); });
-    m.def("set_threads", [](int n) { ThreadPool::instance().set_threads(n); }, "n"_a);
-
-    // A wrong KVDB_ISA or KVDB_THREADS fails here, not in some later call.
-    isa();
-    ThreadPool::instance();
+    bind_settings(m);
 }

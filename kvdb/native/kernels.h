@@ -65,7 +65,7 @@ struct FinishItem {
 };
 
 // One row over chosen tokens of its KV head, merged with a state it has already, or with two.
-struct FoundItem {
+struct RetrievedItem {
     Geometry geometry;
     const std::uint64_t* table;
     int kv_head;
@@ -83,7 +83,7 @@ struct FoundItem {
 };
 
 // Angles of the pairs of a row.
-struct Turn {
+struct Rotation {
     const float *cos, *sin;  // [pairs]
     int pairs;
     bool interleaved;
@@ -96,7 +96,7 @@ struct RotateItem {
     std::int64_t to_stride, from_stride;  // bytes
     std::int64_t rows;
     int head_dim;
-    Turn turn;
+    Rotation rotation;
     float direction;  // 1 forward, -1 back
     bool to_float;    // else of the same type
 };
@@ -121,7 +121,7 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t step) {
 
 using AttendKernel = void (*)(const AttendItem&);
 using RotateKernel = void (*)(const RotateItem&);
-using FoundKernel = void (*)(const FoundItem&);
+using RetrievedKernel = void (*)(const RetrievedItem&);
 using CopyKernel = bool (*)(const CopyItem&);
 
 struct Kernels {
@@ -130,7 +130,7 @@ struct Kernels {
     std::size_t (*decode_scratch_bytes)(int head_dim, int heads, std::int64_t rows);
     std::size_t (*prefill_scratch_bytes)(int head_dim, std::int64_t rows);
     void (*finish)(const FinishItem&);
-    FoundKernel found[kDtypes];
+    RetrievedKernel retrieved[kDtypes];
     RotateKernel rotate[kDtypes];
     CopyKernel copy;                  // returns true
     CopyKernel copy_finite[kDtypes];  // returns whether every element is finite
@@ -139,7 +139,7 @@ struct Kernels {
 
 KVDB_DECLARE_PER_ISA(Kernels, kernels);
 
-// Those of the instruction set in use.
+// The kernels of the instruction set in use.
 const Kernels& current_kernels();
 
 }  // namespace kvdb

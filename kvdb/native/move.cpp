@@ -38,7 +38,7 @@ void for_each_plane(const Geometry& geometry, std::int64_t n, Each&& each) {
 }  // namespace
 
 void place(const Geometry& geometry, const Table& from, std::int64_t from_start, const Table& to,
-           std::int64_t to_start, std::int64_t n, const Turn& turn) {
+           std::int64_t to_start, std::int64_t n, const Rotation& rotation) {
     check_range(geometry, from, from_start, n, "place: source");
     check_range(geometry, to, to_start, n, "place: target");
     const RotateKernel rotate = current_kernels().rotate[static_cast<int>(geometry.dtype)];
@@ -52,7 +52,7 @@ void place(const Geometry& geometry, const Table& from, std::int64_t from_start,
                 .from_stride = row_bytes,
                 .rows = source.tokens,
                 .head_dim = geometry.head_dim,
-                .turn = turn,
+                .rotation = rotation,
                 .direction = 1,
                 .to_float = false,
             });
@@ -89,7 +89,7 @@ void gather_at(const Geometry& geometry, const Table& table, const Positions& po
 }
 
 void rotate_back(const Geometry& geometry, int heads, std::int64_t n, const Rows& rows,
-                 const Turn& turn, const Rows& out, bool to_float) {
+                 const Rotation& rotation, const Rows& out, bool to_float) {
     const RotateKernel rotate = current_kernels().rotate[static_cast<int>(geometry.dtype)];
     const auto from_bytes = static_cast<std::int64_t>(geometry.element_bytes());
     const std::int64_t to_bytes = to_float ? 4 : from_bytes;
@@ -101,7 +101,7 @@ void rotate_back(const Geometry& geometry, int heads, std::int64_t n, const Rows
             .from_stride = rows.token_stride * from_bytes,
             .rows = n,
             .head_dim = geometry.head_dim,
-            .turn = turn,
+            .rotation = rotation,
             .direction = -1,
             .to_float = to_float,
         });

@@ -7,7 +7,7 @@ namespace kvdb {
 
 // Copies n tokens as `copy` does, with keys rotated forward by the angles of `turn`.
 void place(const Geometry& geometry, const Table& from, std::int64_t from_start, const Table& to,
-           std::int64_t to_start, std::int64_t n, const Turn& turn);
+           std::int64_t to_start, std::int64_t n, const Rotation& rotation);
 
 // Positions of tokens in a run, in any order; a later one of the same position wins.
 struct Positions {
@@ -26,6 +26,6 @@ void gather_at(const Geometry& geometry, const Table& table, const Positions& po
 // out[h, i] = rows[h, i], of the geometry's type, rotated back; to_float: out is float32. In place
 // if `out` is `rows`.
 void rotate_back(const Geometry& geometry, int heads, std::int64_t n, const Rows& rows,
-                 const Turn& turn, const Rows& out, bool to_float);
+                 const Rotation& rotation, const Rows& out, bool to_float);
 
 }  // namespace kvdb

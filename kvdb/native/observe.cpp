@@ -10,10 +10,10 @@ constexpr int kLanes = 16;  // so many maxima at a time keep any vector unit bus
 
 }  // namespace
 
-void raise_top(const FoundRows& found, float* top) {
-    for (std::int64_t row = 0; row < found.rows; ++row) {
-        const float* score = found.scores + found.offsets[row];
-        const float* end = found.scores + found.offsets[row + 1];
+void raise_top(const RetrievedRows& retrieved, float* top) {
+    for (std::int64_t row = 0; row < retrieved.rows; ++row) {
+        const float* score = retrieved.scores + retrieved.offsets[row];
+        const float* end = retrieved.scores + retrieved.offsets[row + 1];
         float lanes[kLanes];
         std::fill(lanes, lanes + kLanes, top[row]);
         for (; end - score >= kLanes; score += kLanes) {
@@ -22,24 +22,25 @@ void raise_top(const FoundRows& found, float* top) {
             }
         }
         for (; score < end; ++score) lanes[0] = std::max(lanes[0], *score);
-        const bool left = found.dense && found.dense[row];
+        const bool left = retrieved.dense && retrieved.dense[row];
         top[row] = left ? INFINITY : *std::max_element(lanes, lanes + kLanes);
     }
 }
 
 bool observe(const ObserveCall& call) {
-    const std::int64_t rows = call.found.rows, group = rows / call.kv_heads;
+    const std::int64_t rows = call.retrieved.rows, group = rows / call.kv_heads;
     bool all = true;
     for (std::int64_t row = 0; row < rows; ++row) {
-        const bool asked = !call.asked || call.asked[row / group];
-        const bool dense = call.found.dense && call.found.dense[row];
+        const bool active_heads = !call.active_heads || call.active_heads[row / group];
+        const bool dense = call.retrieved.dense && call.retrieved.dense[row];
         const bool known = std::isfinite(call.top[row]);
-        const auto count = double(call.found.offsets[row + 1] - call.found.offsets[row]);
+        const auto count = double(call.retrieved.offsets[row + 1] - call.retrieved.offsets[row]);
         const float logit = known ? call.scale * call.top[row] - call.lse[row] : -INFINITY;
         const float values[] = {dense ? 1.0F : float(count / call.tokens), float(dense),
                                 std::exp(std::min(logit, 0.0F)),
                                 float(known && call.window[row] >= call.top[row])};
-        const bool seen[] = {asked, asked, asked && known, asked && known};
+        const bool seen[] = {active_heads, active_heads, active_heads && known,
+                             active_heads && known};
         for (int measure = 0; measure < 4; ++measure) {
             call.values[measure * rows + row] = values[measure];
             call.seen[measure * rows + row] = seen[measure];

@@ -1,11 +1,11 @@
-// What a search shows of its queries, one of each query head.
+// Measures of one query of each query head, from the result of a search.
 #pragma once
 
 #include <cstdint>
 
 namespace kvdb {
 
-struct FoundRows {
+struct RetrievedRows {
     std::int64_t rows;
     const std::int64_t* offsets;  // [rows + 1]
     const float* scores;          // [offsets[rows]]
@@ -13,11 +13,11 @@ struct FoundRows {
 };
 
 // Raises top, [rows], to the largest score of each row; to infinity where the search left the row.
-void raise_top(const FoundRows& found, float* top);
+void raise_top(const RetrievedRows& retrieved, float* top);
 
 struct ObserveCall {
-    FoundRows found;
-    const bool* asked;  // optional, [kv_heads]
+    RetrievedRows retrieved;
+    const bool* active_heads;  // optional, [kv_heads]
     std::int64_t kv_heads;
     double tokens;
     const float* window;  // [rows]: the largest score outside of what was searched

@@ -7,9 +7,9 @@
 
 namespace kvdb {
 
-// What is said of a run's first blocks where they stand elsewhere than they were computed: each
-// belongs to a view, whose angles are those of the way that it was moved. Not the keys are rotated
-// there but the query, back by as much. Blocks behind these are as they were computed.
+// How the first blocks of a run were moved after they were computed: each belongs to a view, whose
+// angles are those of the shift. Not the keys are rotated there but the query, back by as much.
+// Blocks behind these are as they were computed.
 struct Placement {
     const std::int32_t* view;  // [blocks]; -1 where a block was not moved
     std::int64_t blocks;
@@ -27,7 +27,7 @@ struct Run {
     const Placement* placement = nullptr;
 };
 
-// What kernels see instead of blocks: groups of 16 consecutive tokens. Where 16 rows lie one behind
+// Kernels see no blocks but groups of 16 consecutive tokens. Where 16 rows lie one behind
 // the other, `start` is the first one's address, and they are used in place. Where they do not (at
 // the ragged end of a block, with odd block sizes) it is null, and the rows' addresses tell what to
 // copy together. Addresses are those of KV head 0's keys.

@@ -1,10 +1,11 @@
 """Values of `kvdb.types` as messages of the wire, and back.
 
-`kvdb.rpc.chunk` has the one message that is encoded by hand, `kvdb.rpc.wanted` what a query asks for.
+`kvdb.rpc.import_chunk` has the message whose arrays are not copied, `kvdb.rpc.query_options` what a query asks for.
 """
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -15,14 +16,15 @@ from kvdb.errors import DtypeError, InvalidArgument, ShapeError, SpecError
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.types import (
     MEASURES,
+    SCALING_LENGTH_MAX,
     Array,
     ContextInfo,
     ContextStatistics,
     IndexInfo,
     ModelSpec,
-    Part,
     Placed,
     Positions,
+    PromptPart,
     Rope,
     SegmentStatistics,
     SessionStats,
@@ -40,8 +42,13 @@ _DTYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16)} | {name: np.dtype(name) for
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def put_head(message: pb.Array, array: Array) -> None:
-    """Everything but the data of an array into its message. Raises DtypeError for a dtype that does not travel."""
+def wire_dtype(name: str) -> np.dtype[Any] | None:
+    """The dtype of this name, None for one that does not travel."""
+    return _DTYPES.get(name)
+
+
+def put_head(message: pb.Array | pb.ImportChunk, array: Array) -> None:
+    """Write dtype and shape of an array into its message. Raises DtypeError for a dtype that does not travel."""
     name = _NAMES.get(array.dtype)
     if name is None:
         raise DtypeError(f"an array has the dtype {array.dtype}; expected float32, float16 or bfloat16, as the model's spec says")
@@ -50,33 +57,35 @@ def put_head(message: pb.Array, array: Array) -> None:
 
 
 def to_array(array: Array) -> pb.Array:
-    """Any shape, of a number dtype: what is wrong with it for a model is the engine's to say. Raises DtypeError."""
+    """The message of an array of numbers, of any shape. Whether it suits a model, the database checks. Raises DtypeError."""
     message = pb.Array()
     put_array(message, array)
     return message
 
 
 def put_array(message: pb.Array, array: Array) -> None:
-    """`to_array` into a message that is part of another, which saves copying it there. Raises DtypeError."""
+    """Write an array into a message that is part of another, which saves a copy. Raises DtypeError."""
     put_head(message, array)
     message.data = array.tobytes()
 
 
 def from_array(message: pb.Array) -> Array:
-    """Read-only, over the message's bytes. Raises DtypeError or ShapeError."""
+    """The array of a message, read-only, over the message's bytes. Raises DtypeError or ShapeError."""
     return build_array(message.dtype, tuple(message.shape), message.data)
 
 
 def build_array(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> Array:
     """An array over `data`, without a copy. Raises DtypeError or ShapeError when the three do not fit together."""
-    kind = _DTYPES.get(dtype)
+    kind = wire_dtype(dtype)
     if kind is None:
-        raise DtypeError(f"an array has the dtype {dtype!r}; expected one of {', '.join(_DTYPES)}")
-    if len(shape) > DIMENSIONS_MAX or math.prod(shape) * kind.itemsize != len(data):
-        raise ShapeError(
-            f"an array of the shape {shape} and dtype {dtype} has {len(data)} bytes of data; expected as many as both say"
-        )
-    return np.frombuffer(data, kind).reshape(shape)
+        raise DtypeError(f"an array has the dtype {dtype!r:.100}; expected one of {', '.join(_DTYPES)}")
+    if len(shape) <= DIMENSIONS_MAX and math.prod(shape) * kind.itemsize == len(data):
+        with suppress(ValueError):  # numpy has limits of its own, also for arrays without elements
+            return np.frombuffer(data, kind).reshape(shape)
+    raise ShapeError(
+        f"an array of the shape {shape[:DIMENSIONS_MAX]} and dtype {dtype} has {len(data)} bytes of data; "
+        "expected as many as both say"
+    )
 
 
 def to_tokens(tokens: Tokens) -> bytes:
@@ -101,19 +110,19 @@ def from_positions(data: bytes) -> Positions:
     return np.frombuffer(data, POSITION_DTYPE).astype(np.int64, copy=False)
 
 
-def to_part(part: Part) -> pb.Part:
-    """source: a context's name, or token ids."""
+def to_part(part: PromptPart) -> pb.Part:
+    """The message of a part whose source is a context's name, or token ids."""
     if isinstance(part.source, str):
         return pb.Part(context=part.source, visible=part.visible, at=part.at)
     return pb.Part(tokens=to_tokens(part.source), visible=part.visible, at=part.at)
 
 
-def from_part(message: pb.Part) -> Part:
-    """Raises InvalidArgument for a part that is nothing."""
+def from_part(message: pb.Part) -> PromptPart:
+    """Raises InvalidArgument for a part without a source."""
     source = message.WhichOneof("source")
     if source is None:
         raise InvalidArgument("a part names no context and holds no tokens; expected one of the two")
-    return Part(
+    return PromptPart(
         source=message.context if source == "context" else from_tokens(message.tokens),
         visible=message.visible if message.HasField("visible") else None,
         at=message.at if message.HasField("at") else None,
@@ -143,7 +152,7 @@ def to_spec(spec: ModelSpec) -> pb.ModelSpec:
 
 
 def from_spec(message: pb.ModelSpec) -> ModelSpec:
-    """Raises SpecError for one that cannot exist."""
+    """Raises SpecError for a spec that cannot exist."""
     return ModelSpec(
         name=message.name,
         layers=message.layers,
@@ -270,11 +279,14 @@ def _to_rope(rope: Rope) -> pb.Rope:
 
 
 def _from_rope(message: pb.Rope) -> Rope:
+    text = message.scaling
+    if len(text) > SCALING_LENGTH_MAX:
+        raise SpecError(f"Rope.scaling has {len(text)} characters; expected at most {SCALING_LENGTH_MAX}")
     try:
-        scaling: Any = json.loads(message.scaling) if message.scaling else {}
-    except json.JSONDecodeError as error:
-        raise SpecError(f"Rope.scaling is {message.scaling!r}; expected a JSON object ({error})") from None
+        scaling: Any = json.loads(text) if text else {}
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"Rope.scaling is {text!r:.100}; expected a JSON object ({error})") from None
     if not isinstance(scaling, dict):
-        raise SpecError(f"Rope.scaling is {message.scaling!r}; expected a JSON object")
+        raise SpecError(f"Rope.scaling is {text!r:.100}; expected a JSON object")
     rotary_dims = message.rotary_dims if message.HasField("rotary_dims") else None
     return Rope(message.theta, rotary_dims, message.layout, tuple(scaling.items()))

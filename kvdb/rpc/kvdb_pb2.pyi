@@ -11,12 +11,14 @@ class HelloRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("version", "message_bytes_max")
+    __slots__ = ("version", "message_bytes_max", "stream_idle_seconds")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    STREAM_IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     version: str
     message_bytes_max: int
-    def __init__(self, version: _Optional[str] = ..., message_bytes_max: _Optional[int] = ...) -> None: ...
+    stream_idle_seconds: float
+    def __init__(self, version: _Optional[str] = ..., message_bytes_max: _Optional[int] = ..., stream_idle_seconds: _Optional[float] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
     __slots__ = ("name", "layers", "q_heads", "kv_heads", "head_dim", "dtype", "rope", "fingerprint", "scale")
@@ -102,6 +104,18 @@ class Hints(_message.Message):
     memory_budget: int
     def __init__(self, index: _Optional[str] = ..., rules_off: _Optional[_Iterable[str]] = ..., memory_budget: _Optional[int] = ...) -> None: ...
 
+class QueryOptions(_message.Message):
+    __slots__ = ("retrieval", "max_missed_mass", "estimate_tail", "hints")
+    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    MAX_MISSED_MASS_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_TAIL_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
+    retrieval: Retrieval
+    max_missed_mass: float
+    estimate_tail: bool
+    hints: Hints
+    def __init__(self, retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., max_missed_mass: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ...) -> None: ...
+
 class ContextInfo(_message.Message):
     __slots__ = ("name", "spec", "tokens", "segments", "nbytes", "chunk", "blended")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -147,16 +161,18 @@ class IndexInfo(_message.Message):
     def __init__(self, segment: _Optional[int] = ..., tokens: _Optional[int] = ..., kind: _Optional[str] = ..., layers: _Optional[int] = ..., layers_total: _Optional[int] = ..., nbytes: _Optional[int] = ..., state: _Optional[str] = ..., progress: _Optional[float] = ..., seconds: _Optional[float] = ..., seconds_expected: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...
 
 class ImportRequest(_message.Message):
-    __slots__ = ("begin", "chunk", "commit", "sample")
+    __slots__ = ("begin", "chunk", "commit", "sample", "data")
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     begin: ImportBegin
     chunk: ImportChunk
     commit: ImportCommit
     sample: ImportSample
-    def __init__(self, begin: _Optional[_Union[ImportBegin, _Mapping]] = ..., chunk: _Optional[_Union[ImportChunk, _Mapping]] = ..., commit: _Optional[_Union[ImportCommit, _Mapping]] = ..., sample: _Optional[_Union[ImportSample, _Mapping]] = ...) -> None: ...
+    data: bytes
+    def __init__(self, begin: _Optional[_Union[ImportBegin, _Mapping]] = ..., chunk: _Optional[_Union[ImportChunk, _Mapping]] = ..., commit: _Optional[_Union[ImportCommit, _Mapping]] = ..., sample: _Optional[_Union[ImportSample, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ImportBegin(_message.Message):
     __slots__ = ("spec", "tokens", "name", "base")
@@ -171,14 +187,14 @@ class ImportBegin(_message.Message):
     def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., name: _Optional[str] = ..., base: _Optional[int] = ...) -> None: ...
 
 class ImportChunk(_message.Message):
-    __slots__ = ("layer", "k", "v")
+    __slots__ = ("layer", "dtype", "shape")
     LAYER_FIELD_NUMBER: _ClassVar[int]
-    K_FIELD_NUMBER: _ClassVar[int]
-    V_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
     layer: int
-    k: Array
-    v: Array
-    def __init__(self, layer: _Optional[int] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, layer: _Optional[int] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ImportSample(_message.Message):
     __slots__ = ("layer", "q")
@@ -407,46 +423,34 @@ class UpdateReply(_message.Message):
     def __init__(self) -> None: ...
 
 class AttentionRequest(_message.Message):
-    __slots__ = ("session_id", "layer", "q", "retrieval", "missed_mass_max", "estimate_tail", "hints")
+    __slots__ = ("session_id", "layer", "q", "options")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     Q_FIELD_NUMBER: _ClassVar[int]
-    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
-    MISSED_MASS_MAX_FIELD_NUMBER: _ClassVar[int]
-    ESTIMATE_TAIL_FIELD_NUMBER: _ClassVar[int]
-    HINTS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     layer: int
     q: Array
-    retrieval: Retrieval
-    missed_mass_max: float
-    estimate_tail: bool
-    hints: Hints
-    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., missed_mass_max: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ...) -> None: ...
+    options: QueryOptions
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., options: _Optional[_Union[QueryOptions, _Mapping]] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
-    __slots__ = ("session_id", "layer", "q", "k", "v", "retrieval", "start", "missed_mass_max", "estimate_tail", "hints")
+    __slots__ = ("session_id", "layer", "q", "k", "v", "start", "options")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     Q_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     V_FIELD_NUMBER: _ClassVar[int]
-    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
-    MISSED_MASS_MAX_FIELD_NUMBER: _ClassVar[int]
-    ESTIMATE_TAIL_FIELD_NUMBER: _ClassVar[int]
-    HINTS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     layer: int
     q: Array
     k: Array
     v: Array
-    retrieval: Retrieval
     start: int
-    missed_mass_max: float
-    estimate_tail: bool
-    hints: Hints
-    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., start: _Optional[int] = ..., missed_mass_max: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ...) -> None: ...
+    options: QueryOptions
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., start: _Optional[int] = ..., options: _Optional[_Union[QueryOptions, _Mapping]] = ...) -> None: ...
 
 class AttentionReply(_message.Message):
     __slots__ = ("out",)
@@ -455,46 +459,34 @@ class AttentionReply(_message.Message):
     def __init__(self, out: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class AttentionTogetherRequest(_message.Message):
-    __slots__ = ("session_ids", "layer", "q", "retrieval", "missed_mass_max", "estimate_tail", "hints")
+    __slots__ = ("session_ids", "layer", "q", "options")
     SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     Q_FIELD_NUMBER: _ClassVar[int]
-    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
-    MISSED_MASS_MAX_FIELD_NUMBER: _ClassVar[int]
-    ESTIMATE_TAIL_FIELD_NUMBER: _ClassVar[int]
-    HINTS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     session_ids: _containers.RepeatedScalarFieldContainer[str]
     layer: int
     q: Array
-    retrieval: Retrieval
-    missed_mass_max: float
-    estimate_tail: bool
-    hints: Hints
-    def __init__(self, session_ids: _Optional[_Iterable[str]] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., missed_mass_max: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ...) -> None: ...
+    options: QueryOptions
+    def __init__(self, session_ids: _Optional[_Iterable[str]] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., options: _Optional[_Union[QueryOptions, _Mapping]] = ...) -> None: ...
 
 class AttendTogetherRequest(_message.Message):
-    __slots__ = ("session_ids", "layer", "q", "k", "v", "starts", "retrieval", "missed_mass_max", "estimate_tail", "hints")
+    __slots__ = ("session_ids", "layer", "q", "k", "v", "starts", "options")
     SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     Q_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     V_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
-    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
-    MISSED_MASS_MAX_FIELD_NUMBER: _ClassVar[int]
-    ESTIMATE_TAIL_FIELD_NUMBER: _ClassVar[int]
-    HINTS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     session_ids: _containers.RepeatedScalarFieldContainer[str]
     layer: int
     q: Array
     k: Array
     v: Array
     starts: _containers.RepeatedScalarFieldContainer[int]
-    retrieval: Retrieval
-    missed_mass_max: float
-    estimate_tail: bool
-    hints: Hints
-    def __init__(self, session_ids: _Optional[_Iterable[str]] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., starts: _Optional[_Iterable[int]] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., missed_mass_max: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ...) -> None: ...
+    options: QueryOptions
+    def __init__(self, session_ids: _Optional[_Iterable[str]] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., starts: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[QueryOptions, _Mapping]] = ...) -> None: ...
 
 class OverlayRequest(_message.Message):
     __slots__ = ("session_id", "layer", "positions", "k", "v")
@@ -579,22 +571,16 @@ class StoreRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., name: _Optional[str] = ..., tokens: _Optional[bytes] = ..., chunk: _Optional[bool] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
-    __slots__ = ("session_id", "layer", "retrieval", "missed_mass_max", "estimate_tail", "hints", "analyze")
+    __slots__ = ("session_id", "layer", "options", "analyze")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
-    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
-    MISSED_MASS_MAX_FIELD_NUMBER: _ClassVar[int]
-    ESTIMATE_TAIL_FIELD_NUMBER: _ClassVar[int]
-    HINTS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     ANALYZE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     layer: int
-    retrieval: Retrieval
-    missed_mass_max: float
-    estimate_tail: bool
-    hints: Hints
+    options: QueryOptions
     analyze: bool
-    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., missed_mass_max: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ..., analyze: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., options: _Optional[_Union[QueryOptions, _Mapping]] = ..., analyze: _Optional[bool] = ...) -> None: ...
 
 class ExplainReply(_message.Message):
     __slots__ = ("plan",)
@@ -621,22 +607,16 @@ class PlanRecomputeReply(_message.Message):
     def __init__(self, choice: _Optional[str] = ...) -> None: ...
 
 class ExplainContextRequest(_message.Message):
-    __slots__ = ("name", "layer", "retrieval", "missed_mass_max", "estimate_tail", "hints", "analyze")
+    __slots__ = ("name", "layer", "options", "analyze")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
-    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
-    MISSED_MASS_MAX_FIELD_NUMBER: _ClassVar[int]
-    ESTIMATE_TAIL_FIELD_NUMBER: _ClassVar[int]
-    HINTS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     ANALYZE_FIELD_NUMBER: _ClassVar[int]
     name: str
     layer: int
-    retrieval: Retrieval
-    missed_mass_max: float
-    estimate_tail: bool
-    hints: Hints
+    options: QueryOptions
     analyze: bool
-    def __init__(self, name: _Optional[str] = ..., layer: _Optional[int] = ..., retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., missed_mass_max: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ..., analyze: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., layer: _Optional[int] = ..., options: _Optional[_Union[QueryOptions, _Mapping]] = ..., analyze: _Optional[bool] = ...) -> None: ...
 
 class ExplainContextReply(_message.Message):
     __slots__ = ("plans",)

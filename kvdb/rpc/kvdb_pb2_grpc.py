@@ -165,7 +165,7 @@ class KvdbServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Hello(self, request, context):
-        """What a client has to know of the server before anything else; also the test of its token.
+        """The first call of a client: it learns the server's limits, and whether its token is right.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -174,7 +174,7 @@ class KvdbServicer:
     def ImportContext(self, request_iterator, context):
         """Stores a context. The client sends `begin`, reads `begun`, sends the chunks of tokens [begun.start, n) of every layer, then
         `commit`, and reads `committed`. Layers come in any order, the chunks of one layer in the order of their tokens; samples of
-        a layer's queries may come at any time between. If the call ends in any other way, nothing was stored.
+        queries may come at any time in between. If the call ends in any other way, nothing was stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -206,7 +206,7 @@ class KvdbServicer:
         raise NotImplementedError('Method not implemented!')
 
     def BuildIndex(self, request, context):
-        """Builds a kind of index over the segments of a context. A build goes on when the call that asked for it ends.
+        """Builds an index over the segments of a context. A build goes on when its call ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -219,7 +219,7 @@ class KvdbServicer:
         raise NotImplementedError('Method not implemented!')
 
     def VerifyIndexes(self, request, context):
-        """Checks every index of a context against its keys; DATA_LOSS where one does not fit.
+        """Checks every index of a context against its keys. Fails with DATA_LOSS where one does not match them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -240,15 +240,15 @@ class KvdbServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ContextStatistics(self, request, context):
-        """What the queries that searched a context were like.
+        """What the queries were like that searched a context.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateSession(self, request, context):
-        """A session over the longest stored prefix of a prompt, or over several parts that are laid out one behind the other. It is
-        closed when nobody used it for the server's session_idle_seconds.
+        """Opens a session over the longest stored prefix of a prompt, or over several parts that are laid out one behind the other. The
+        server closes a session that is not used for its session_idle_seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -273,8 +273,8 @@ class KvdbServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AttendTogether(self, request, context):
-        """Attend and Attention of several sessions of one model, of the same number of tokens each. What sessions share is read once.
-        If the call fails for one session, every one is as it was.
+        """Attend and Attention for several sessions of one model at once, with the same number of tokens each. What sessions share is
+        read once. If the call fails for one session, all are as they were.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -287,9 +287,10 @@ class KvdbServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Decode(self, request_iterator, context):
-        """Update, Attention and Attend of one session without a call for each, and what recomputes tokens before its tail. Every
-        request is answered by one reply, in order. A request that fails ends the stream with its status and leaves the session as
-        it was; open another to go on.
+        """Carries the calls of one session without a gRPC call for each: Update, Attention, Attend, and those that recompute tokens
+        before the tail. Every request is answered by one reply, in order. A request that fails ends the stream with its status and
+        leaves the session as it was; open another to go on. A stream that says nothing for HelloReply.stream_idle_seconds is ended,
+        and so is a silent import.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -314,7 +315,7 @@ class KvdbServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PlanRecompute(self, request, context):
-        """How much to recompute of a session that was laid out of parts.
+        """Says how much to recompute of a session that was laid out of parts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

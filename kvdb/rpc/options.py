@@ -1,12 +1,13 @@
-"""Channel and server options. Those for imports were chosen with the figures of `benchmarks/service.py`."""
+"""gRPC's options for channels and servers. Those for imports were chosen by the figures of `benchmarks/service.py`."""
 
 from kvdb.config import MIB
 
 Options = list[tuple[str, int]]
 
 METADATA_BYTES_MAX = 64 << 10
-KEEPALIVE_SECONDS = 30
-KEEPALIVE_TIMEOUT_SECONDS = 20
+KEEPALIVE_SECONDS = 10
+KEEPALIVE_TIMEOUT_SECONDS = 10
+"""A peer that hangs, or whose machine vanished, is found out after both."""
 
 _SHARED: Options = [
     ("grpc.max_metadata_size", METADATA_BYTES_MAX),  # an error's text travels as metadata
@@ -14,14 +15,15 @@ _SHARED: Options = [
     ("grpc.http2.max_frame_size", 4 * MIB),  # import: one frame a chunk, not 64
     ("grpc.http2.lookahead_bytes", 8 * MIB),  # import: chunks to come while one is written into blocks
     ("grpc.http2.bdp_probe", 0),  # the window is set, so it need not be estimated
-    ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),  # a peer whose machine vanished is found
+    ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1000),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1000),  # a minute otherwise, whatever the timeout above
     ("grpc.http2.max_pings_without_data", 0),  # an idle decode stream may stay open
 ]
 
 
 def server_options(message_bytes_max: int) -> Options:
-    """message_bytes_max: the largest message a client may send; answers are as large as their queries."""
+    """Options of a server. message_bytes_max: the largest message that a client may send; answers have no limit of their own."""
     return [
         *_SHARED,
         ("grpc.max_receive_message_length", message_bytes_max),
@@ -33,7 +35,7 @@ def server_options(message_bytes_max: int) -> Options:
 
 
 def client_options() -> Options:
-    """No limits of its own: the server's is asked for, and checked before a message is made."""
+    """Options of a channel. It sets no limit on messages: the client asks the server for its limit, and checks that itself."""
     return [
         *_SHARED,
         ("grpc.max_receive_message_length", -1),

@@ -1,4 +1,4 @@
-"""Plans on the wire: JSON objects, for they are trees that change from version to version."""
+"""Plans on the wire. They are JSON objects, because they are trees that change from version to version."""
 
 import json
 
@@ -12,7 +12,7 @@ def to_plan(plan: Plan) -> str:
 
 
 def from_plan(text: str) -> Plan:
-    """Raises Unsupported for what another version made of a plan."""
+    """Raises Unsupported for a plan of another version."""
     try:
         return Plan.from_dict(json.loads(text))
     except ValueError as error:
@@ -24,7 +24,7 @@ def to_choice(choice: Choice) -> str:
 
 
 def from_choice(text: str) -> Choice:
-    """Raises Unsupported for what another version made of a choice."""
+    """Raises Unsupported for a choice of another version."""
     try:
         return Choice.from_dict(json.loads(text))
     except ValueError as error:

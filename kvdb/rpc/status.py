@@ -1,4 +1,4 @@
-"""The one table between the errors of `kvdb.errors` and gRPC statuses, and the way of an error through it.
+"""The one table between the errors of `kvdb.errors` and gRPC statuses, and how an error passes from server to client.
 
 A status tells less than a class, so the class's name travels beside it in the trailing metadata `kvdb-error`, and the client
 raises the very class the engine raised, with its message. A status without it came from gRPC itself.
@@ -14,7 +14,7 @@ from kvdb.errors import KvdbError
 
 ERROR_KEY = "kvdb-error"
 MESSAGE_BYTES_MAX = 8 << 10
-"""Of an error's text; a status travels in a header, percent-encoded, and headers are bounded."""
+"""The longest text of an error that is sent; a status travels in a header, percent-encoded, and headers are bounded."""
 
 STATUS: Mapping[type[KvdbError], grpc.StatusCode] = {
     errors.KvdbError: grpc.StatusCode.UNKNOWN,
@@ -43,12 +43,24 @@ STATUS: Mapping[type[KvdbError], grpc.StatusCode] = {
 _CLASSES = {kind.__name__: kind for kind in STATUS}
 
 
+def set_status(context: grpc.ServicerContext, error: KvdbError) -> None:
+    """Give a call on the server the error's status, with which it ends when it ends."""
+    code, text = _status_of(context, error)
+    context.set_code(code)
+    context.set_details(text)
+
+
 def abort(context: grpc.ServicerContext, error: KvdbError) -> NoReturn:
-    """End a call on the server with the error's status."""
+    """End a call on the server, which runs in this thread, with the error's status."""
+    context.abort(*_status_of(context, error))
+    raise AssertionError("abort returned")
+
+
+def _status_of(context: grpc.ServicerContext, error: KvdbError) -> tuple[grpc.StatusCode, str]:
+    """Code and text, beside which the class's name travels."""
     kind = next(known for known in type(error).__mro__ if known in STATUS)
     context.set_trailing_metadata(((ERROR_KEY, kind.__name__),))
-    context.abort(STATUS[kind], _bounded(str(error)))
-    raise AssertionError("abort returned")
+    return STATUS[kind], _bounded(str(error))
 
 
 def to_error(failure: grpc.RpcError, target: str) -> KvdbError:

@@ -1,29 +1,44 @@
 """A server: built, started, drained."""
 
+import os
 import signal
+import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
+from threading import Event, Timer
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-import kvdb.machine as machine_file
-from kvdb.calibrate import calibrate
+import kvdb.hardware.profile as profile
 from kvdb.config import Config, ServerConfig
 from kvdb.database import Database
 from kvdb.errors import ConfigError, KvdbError
+from kvdb.hardware.calibrate import calibrate
 from kvdb.rpc.options import server_options
-from kvdb.server.allocator import keep_freed_memory
-from kvdb.server.edge import TokenCheck
+from kvdb.server.inflight import InflightBytes
+from kvdb.server.interceptors import TokenCheck, UnaryCalls
+from kvdb.server.malloc import keep_freed_memory
 from kvdb.server.service import SERVICE, KvdbService, handlers
-from kvdb.server.sessions import Sessions
+from kvdb.server.session_registry import Sessions
 from kvdb.server.streams import Streams
+from kvdb.server.turns import Turns
+from kvdb.server.watch import Watch
 from kvdb.version import __version__
 
-SHORT_CALL_THREADS = 8
-"""Beside those of the streams, so that streams that wait leave threads to everything else."""
+SHORT_CALL_THREADS = 16
+"""Threads beside those of the streams, so that streams that wait leave some to everything else."""
+CLIENT_CALLS_MAX = SHORT_CALL_THREADS // 2
+"""How many unary calls of one client are answered at a time; more wait, and take no thread."""
+CLIENT_WAITING_MAX = 256
+LOOKS_PER_IDLE_TIME = 4
+END_SECONDS = 5.0
+"""How long a server that has drained may take to end; then its process ends, whatever still runs."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+LOOK_SECONDS = 0.2
+"""How often the main thread looks for a signal. The system may give it to any thread, but Python hears it in this one alone, and
+only when this one wakes."""
 
 
 class Server:
@@ -35,16 +50,17 @@ class Server:
     def __init__(self, database: Database, config: ServerConfig) -> None:
         """Takes the port. Raises ConfigError when it is taken already or cannot be."""
         self._threads = ThreadPoolExecutor(config.workers + SHORT_CALL_THREADS, thread_name_prefix="kvdb-server")
-        self._streams = Streams(config.workers)
+        self._streams = Streams(config.workers, config.stream_idle_seconds)
         self._sessions = Sessions(config.session_idle_seconds, self._streams.session_ended)
+        idle_seconds = min(config.session_idle_seconds, config.stream_idle_seconds)
+        self._watch = Watch(idle_seconds / LOOKS_PER_IDLE_TIME, [self._sessions.close_idle, self._streams.end_idle])
         self._health = health.HealthServicer()
         self._server = grpc.server(
             self._threads,
             interceptors=[TokenCheck(config.token)] if config.token else [],
             options=server_options(config.message_bytes_max),
         )
-        service = KvdbService(database, self._sessions, self._streams, config.message_bytes_max)
-        self._server.add_generic_rpc_handlers((handlers(service),))
+        self._server.add_generic_rpc_handlers((self._calls(database, config),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if config.reflection:
             names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -53,7 +69,7 @@ class Server:
 
     def start(self) -> None:
         """Answer calls from now on."""
-        self._sessions.start()
+        self._watch.start()
         self._server.start()
         for name in ("", SERVICE.full_name):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -64,51 +80,86 @@ class Server:
         stopped = self._server.stop(grace)
         self._streams.drain()
         stopped.wait()
-        self._sessions.stop()
+        self._watch.stop()
+        self._sessions.close_all()
         self._threads.shutdown()
+
+    def _calls(self, database: Database, config: ServerConfig) -> grpc.GenericRpcHandler:
+        turns = Turns(self._threads.submit, CLIENT_CALLS_MAX, CLIENT_WAITING_MAX)
+        inflight = InflightBytes(config.inflight_bytes_max)
+        service = KvdbService(database, self._sessions, self._streams, turns, inflight)
+        service.greeting.message_bytes_max = config.message_bytes_max
+        service.greeting.stream_idle_seconds = config.stream_idle_seconds
+        return handlers(service, UnaryCalls(turns, inflight))
 
     def _listen(self, config: ServerConfig) -> str:
         unix = config.host.startswith("unix:")
         host = f"[{config.host}]" if ":" in config.host else config.host
         address = config.host if unix else f"{host}:{config.port}"
         try:
+            if not unix:
+                _try_port(config.host, config.port)
             port = self._server.add_insecure_port(address)
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             self._threads.shutdown()
+            why = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(
-                f"the server cannot listen on {address} ({error}); choose another, or port 0 for a free one"
+                f"the server cannot listen on {address} ({why}); choose another, or port 0 for a free one"
             ) from None
         return f"kvdb+unix://{config.host.removeprefix('unix:')}" if unix else f"kvdb://{host}:{port}"
+
+
+def _try_port(host: str, port: int) -> None:
+    """Raises OSError where nobody can listen there. gRPC would say so too, with a line of its own on stderr and no reason."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    with socket.socket(family) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        tried.bind(address)
 
 
 def run(config: Config) -> int:
     """Serve a database of this process until SIGTERM or SIGINT, then drain; the exit status. Raises ConfigError.
 
-    Prints one line when clients may come. A second signal ends the process at once.
+    Prints one line when clients may come. A second signal ends the process at once. For the main thread.
     """
     keep_freed_memory()
     if config.optimizer.calibrate_at_start:
         _calibrate(config.optimizer.machine_file)
-    stop = Event()
-    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    told = Event()
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: told.set())
     with Database(config) as database:
         server = Server(database, config.server)
         server.start()
         print(f"kvdb {__version__} ready on {server.target}", flush=True)  # noqa: T201
-        stop.wait()
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        while not told.wait(LOOK_SECONDS):
+            pass
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        end_within(config.server.drain_seconds + END_SECONDS)
         server.stop(config.server.drain_seconds)
     return 0
 
 
+def end_within(seconds: float) -> None:
+    """End the process after that time, whatever it still computes: a call that nobody waits for can only be ended so."""
+
+    def end() -> None:
+        print(f"kvdb serve ends with calls under way, {seconds:g} s after it was told to stop", file=sys.stderr, flush=True)  # noqa: T201
+        os._exit(1)
+
+    timer = Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+
+
 def _calibrate(setting: str) -> None:
     """Measure the machine where its numbers are wanted and missing; what cannot be kept is measured at the next start again."""
-    path = machine_file.path_of(setting)
-    if path is None or machine_file.known(setting).measured:
+    path = profile.path_of(setting)
+    if path is None or profile.load(setting).measured:
         return
     try:
-        machine_file.write(path, calibrate())
+        profile.write(path, calibrate())
         said = f"kept in {path}"
     except KvdbError as error:
         said = str(error)

@@ -5,63 +5,68 @@ from contextlib import nullcontext
 from re import sub
 
 import grpc
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from kvdb.database import Database
 from kvdb.errors import InvalidArgument
-from kvdb.rpc import chunk, codec
+from kvdb.ingest.import_writer import ImportWriter
+from kvdb.rpc import codec, import_chunk
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.chunk import Chunk
+from kvdb.rpc.import_chunk import Chunk
 from kvdb.rpc.plans import to_choice, to_plan
-from kvdb.rpc.wanted import from_wanted
-from kvdb.server import calls, edge
-from kvdb.server.sessions import Sessions
+from kvdb.rpc.query_options import to_query_options
+from kvdb.server import decode_calls, interceptors
+from kvdb.server.inflight import InflightBytes
+from kvdb.server.interceptors import UnaryCalls
+from kvdb.server.session_registry import Sessions
 from kvdb.server.streams import OpenStream, Streams
-from kvdb.session import SessionState
-from kvdb.types import IndexInfo
+from kvdb.server.turns import Turns
+from kvdb.session.state import SessionState
+from kvdb.types import ContextInfo, IndexInfo
 from kvdb.version import __version__
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
 IMPORT = "ImportContext"
+BLOCKING = {"BuildIndex", "VerifyIndexes"}
+"""Unary calls that hold their thread for long, and count among the streams therefore."""
 
 
 class KvdbService:
-    """One method a call, named as in the proto but in Python's way. What they raise, `edge` turns into statuses."""
+    """One method for each call, named as in the proto but in Python's way; what they raise becomes a status."""
 
-    def __init__(self, database: Database, sessions: Sessions, streams: Streams, message_bytes_max: int) -> None:
+    def __init__(self, database: Database, sessions: Sessions, streams: Streams, turns: Turns, inflight: InflightBytes) -> None:
         self._database = database
         self._sessions = sessions
         self._streams = streams
-        self._message_bytes_max = message_bytes_max
+        self._turns = turns
+        self._inflight = inflight
+        self.greeting = pb.HelloReply(version=__version__)
 
     def hello(self, _request: pb.HelloRequest, _context: grpc.ServicerContext) -> pb.HelloReply:
-        return pb.HelloReply(version=__version__, message_bytes_max=self._message_bytes_max)
+        return self.greeting
 
     def import_context(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[pb.ImportReply]:
-        """Requests are raw bytes, so that a chunk is read in place."""
-        with self._streams.entered(context) as stream:
-            self._streams.begin(stream)
+        with self._streams.opened(context, finishes=True) as stream:
             begin = _begin(requests)
             base = begin.base if begin.HasField("base") else None
             tokens = codec.from_tokens(begin.tokens)
-            writing = self._database.begin_import(codec.from_spec(begin.spec), tokens, begin.name, base)
-            if not context.add_callback(writing.abort):  # called when the call ends, in whatever way
-                writing.abort()
+            writer = self._database.begin_import(codec.from_spec(begin.spec), tokens, begin.name, base)
+            if not context.add_callback(writer.abort):  # called when the call ends, in whatever way
+                writer.abort()
                 return
             try:
-                yield pb.ImportReply(begun=pb.ImportBegun(start=writing.start))
+                yield pb.ImportReply(begun=pb.ImportBegun(start=writer.start))
                 for data in requests:
-                    request = chunk.deserialize(data)
-                    if isinstance(request, Chunk):
-                        writing.write(request.layer, request.k, request.v)
-                    elif request.WhichOneof("step") == "sample":
-                        writing.sample(request.sample.layer, codec.from_array(request.sample.q))
-                    else:
-                        _expect(request, "commit")
-                        yield pb.ImportReply(committed=codec.to_info(writing.commit()))
+                    self._streams.begin(stream)
+                    with self._inflight.counted(len(data)):
+                        info = _written(writer, import_chunk.deserialize(data))
+                    self._streams.end(stream)
+                    if info is not None:
+                        yield pb.ImportReply(committed=codec.to_info(info))
                         return
             finally:
-                writing.abort()
+                writer.abort()
 
     def list_contexts(self, _request: pb.ListContextsRequest, _context: grpc.ServicerContext) -> pb.ListContextsReply:
         return pb.ListContextsReply(contexts=map(codec.to_info, self._database.contexts()))
@@ -80,8 +85,8 @@ class KvdbService:
         return pb.OffloadContextReply(nbytes=self._database.offload(request.name))
 
     def build_index(self, request: pb.BuildIndexRequest, context: grpc.ServicerContext) -> pb.IndexesReply:
-        """A call that waits is counted with the streams, because it holds its thread as long; it ends with its client."""
-        with self._streams.entered(context) if request.wait else nullcontext():
+        """A call that waits counts among the streams, because it holds a thread as long as they do. It ends with its client."""
+        with self._streams.opened(context) if request.wait else nullcontext():
             built = self._database.build_index(request.name, request.kind, request.wait, context.is_active)
         return _indexes(built)
 
@@ -89,7 +94,7 @@ class KvdbService:
         return _indexes(self._database.indexes(request.name))
 
     def verify_indexes(self, request: pb.VerifyIndexesRequest, context: grpc.ServicerContext) -> pb.VerifyIndexesReply:
-        with self._streams.entered(context) as stream:
+        with self._streams.opened(context) as stream:
             self._streams.begin(stream)
             return pb.VerifyIndexesReply(indexes=self._database.verify(request.name))
 
@@ -104,69 +109,71 @@ class KvdbService:
             return self._opened(self._database.create_session(spec, codec.from_tokens(request.tokens)))
         if request.tokens:
             raise InvalidArgument("a session is created of tokens and of parts; expected one of the two")
-        state = self._database.lay_out(spec, [codec.from_part(part) for part in request.parts.parts])
+        state = self._database.create_session_of_parts(spec, [codec.from_part(part) for part in request.parts.parts])
         return self._opened(state, codec.to_tokens(state.tokens))
 
     def update(self, request: pb.UpdateRequest, _context: grpc.ServicerContext) -> pb.UpdateReply:
-        with self._sessions.use(request.session_id) as session:
-            calls.update(session, request)
+        with self._sessions.borrow(request.session_id) as session:
+            decode_calls.update(session, request)
         return pb.UpdateReply()
 
     def attention(self, request: pb.AttentionRequest, _context: grpc.ServicerContext) -> pb.AttentionReply:
-        with self._sessions.use(request.session_id) as session:
-            return pb.AttentionReply(out=codec.to_array(calls.attention(session, request)))
+        with self._sessions.borrow(request.session_id) as session:
+            return pb.AttentionReply(out=codec.to_array(decode_calls.attention(session, request)))
 
     def attend(self, request: pb.AttendRequest, _context: grpc.ServicerContext) -> pb.AttentionReply:
-        with self._sessions.use(request.session_id) as session:
-            return pb.AttentionReply(out=codec.to_array(calls.attend(session, request)))
+        with self._sessions.borrow(request.session_id) as session:
+            return pb.AttentionReply(out=codec.to_array(decode_calls.attend(session, request)))
 
     def attend_together(self, request: pb.AttendTogetherRequest, _context: grpc.ServicerContext) -> pb.AttentionReply:
         q, k, v = (codec.from_array(array) for array in (request.q, request.k, request.v))
-        wanted, starts = from_wanted(request), list(request.starts) or None
-        with self._sessions.use_all(request.session_ids) as sessions:
-            out = self._database.attend_together(sessions, request.layer, q, k, v, wanted, starts)
+        options, starts = to_query_options(request), list(request.starts) or None
+        with self._sessions.borrow_all(request.session_ids) as sessions:
+            out = self._database.attend_together(sessions, request.layer, q, k, v, options, starts)
         return pb.AttentionReply(out=codec.to_array(out))
 
     def attention_together(self, request: pb.AttentionTogetherRequest, _context: grpc.ServicerContext) -> pb.AttentionReply:
-        q, wanted = codec.from_array(request.q), from_wanted(request)
-        with self._sessions.use_all(request.session_ids) as sessions:
-            return pb.AttentionReply(out=codec.to_array(self._database.attention_together(sessions, request.layer, q, wanted)))
+        q, options = codec.from_array(request.q), to_query_options(request)
+        with self._sessions.borrow_all(request.session_ids) as sessions:
+            return pb.AttentionReply(out=codec.to_array(self._database.attention_together(sessions, request.layer, q, options)))
 
-    def decode(self, requests: Iterator[pb.DecodeRequest], context: grpc.ServicerContext) -> Iterator[pb.DecodeReply]:
-        with self._streams.entered(context) as stream:
-            for request in requests:
+    def decode(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[pb.DecodeReply]:
+        with self._streams.opened(context) as stream:
+            for data in requests:
                 self._streams.begin(stream)
-                yield self._answer(stream, request)
+                with self._inflight.counted(len(data)):
+                    reply = self._answer(stream, interceptors.parsed(pb.DecodeRequest, data))
+                yield reply
                 if not self._streams.end(stream):
                     return
 
     def fork(self, request: pb.ForkRequest, _context: grpc.ServicerContext) -> pb.SessionReply:
-        with self._sessions.use(request.session_id) as session:
+        with self._sessions.borrow(request.session_id) as session:
             twin = session.fork()
         return self._opened(twin)
 
     def store(self, request: pb.StoreRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
         tokens = codec.from_tokens(request.tokens) if request.HasField("tokens") else None
-        with self._sessions.use(request.session_id) as session:
+        with self._sessions.borrow(request.session_id) as session:
             return codec.to_info(session.store(request.name, tokens, chunk=request.chunk))
 
     def explain(self, request: pb.ExplainRequest, _context: grpc.ServicerContext) -> pb.ExplainReply:
-        with self._sessions.use(request.session_id) as session:
-            plan = session.explain(request.layer, from_wanted(request), request.analyze)
+        with self._sessions.borrow(request.session_id) as session:
+            plan = session.explain(request.layer, to_query_options(request), request.analyze)
         return pb.ExplainReply(plan=to_plan(plan))
 
     def explain_context(self, request: pb.ExplainContextRequest, _context: grpc.ServicerContext) -> pb.ExplainContextReply:
         layer = request.layer if request.HasField("layer") else None
-        plans = self._database.explain(request.name, layer, from_wanted(request), request.analyze)
+        plans = self._database.explain(request.name, layer, to_query_options(request), request.analyze)
         return pb.ExplainContextReply(plans=map(to_plan, plans))
 
     def plan_recompute(self, request: pb.PlanRecomputeRequest, _context: grpc.ServicerContext) -> pb.PlanRecomputeReply:
         seconds, ratio = (getattr(request, name) if request.HasField(name) else None for name in ("seconds", "ratio"))
-        with self._sessions.use(request.session_id) as session:
+        with self._sessions.borrow(request.session_id) as session:
             return pb.PlanRecomputeReply(choice=to_choice(session.plan_recompute(seconds, request.floor, ratio)))
 
     def stats(self, request: pb.StatsRequest, _context: grpc.ServicerContext) -> pb.StatsReply:
-        with self._sessions.use(request.session_id) as session:
+        with self._sessions.borrow(request.session_id) as session:
             return codec.to_stats(session.stats())
 
     def close_session(self, request: pb.CloseSessionRequest, _context: grpc.ServicerContext) -> pb.CloseSessionReply:
@@ -174,7 +181,7 @@ class KvdbService:
         return pb.CloseSessionReply()
 
     def _opened(self, state: SessionState, tokens: bytes = b"") -> pb.SessionReply:
-        """Owns the session. tokens: its ids, where the client does not know them."""
+        """Take over a session, and tell the client of it. tokens: its ids, where the client does not know them."""
         layout = map(codec.to_placed, state.layout)
         name, reused, start = self._sessions.add(state), state.reused, state.start
         return pb.SessionReply(session_id=name, reused=reused, start=start, layout=layout, tokens=tokens)
@@ -188,32 +195,45 @@ class KvdbService:
         stream.session = stream.session or call.session_id
         if call.session_id not in {"", stream.session}:
             raise InvalidArgument("a decode request names another session than the stream's first; open a stream for each")
-        with self._sessions.use(stream.session) as session:
-            out = calls.CALLS[kind](session, call)
+        with self._turns.held(stream.session), self._sessions.borrow(stream.session) as session:
+            out = decode_calls.CALLS[kind](session, call)
         reply = pb.DecodeReply()
         if out is not None:
             codec.put_array(reply.out, out)
         return reply
 
 
-def handlers(service: KvdbService) -> grpc.GenericRpcHandler:
+def handlers(service: KvdbService, unary: UnaryCalls) -> grpc.GenericRpcHandler:
     """Every call of the contract, each answered by the service's method of its name."""
-    return grpc.method_handlers_generic_handler(SERVICE.full_name, {m.name: _handler(service, m.name) for m in SERVICE.methods})
+    methods = {method.name: _handler(service, unary, method) for method in SERVICE.methods}
+    return grpc.method_handlers_generic_handler(SERVICE.full_name, methods)
 
 
-def _handler(service: KvdbService, name: str) -> "edge.Handler":
-    method = SERVICE.methods_by_name[name]
-    behaviour = getattr(service, sub(r"(?<!^)(?=[A-Z])", "_", name).lower())
-    request = None if name == IMPORT else GetMessageClass(method.input_type).FromString
-    reply = GetMessageClass(method.output_type).SerializeToString
+def _handler(service: KvdbService, unary: UnaryCalls, method: MethodDescriptor) -> "interceptors.Handler":
+    behaviour = getattr(service, sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower())
     if method.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(edge.stream(name, behaviour), request, reply)
-    return grpc.unary_unary_rpc_method_handler(edge.unary(name, behaviour), request, reply)
+        return interceptors.stream(method.name, behaviour)
+    kind = GetMessageClass(method.input_type)
+    if method.name in BLOCKING:
+        return interceptors.blocking(method.name, kind, behaviour)
+    return unary.handler(method.name, kind, behaviour)
+
+
+def _written(writer: ImportWriter, request: Chunk | pb.ImportRequest) -> ContextInfo | None:
+    """Carry out one step of an import; what was published, once it is. Raises InvalidArgument."""
+    if isinstance(request, Chunk):
+        writer.write(request.layer, request.k, request.v)
+    elif request.WhichOneof("step") == "sample":
+        writer.sample(request.sample.layer, codec.from_array(request.sample.q))
+    else:
+        _expect(request, "commit")
+        return writer.commit()
+    return None
 
 
 def _begin(requests: Iterator[bytes]) -> pb.ImportBegin:
     """The first message of an import. Raises InvalidArgument."""
-    first = chunk.deserialize(next(requests, b""))
+    first = import_chunk.deserialize(next(requests, b""))
     return _expect(first, "begin").begin
 
 

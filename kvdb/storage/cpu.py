@@ -1,61 +1,104 @@
 """The CPU tier: blocks in main memory."""
 
-from threading import Lock
+from collections.abc import Callable
+from threading import RLock
 
 import numpy as np
 
 from kvdb.errors import CapacityError
-from kvdb.storage.arena import Arena
-from kvdb.storage.ledger import Counted
+from kvdb.storage.arena import HUGE_PAGE, Arena
+from kvdb.storage.ledger import CountedTier
 from kvdb.storage.tier import Blocks
 from kvdb.types import Addresses, TierStats
 
+SPARE_BYTES_MAX = 1 << 30
+"""Bytes of unused arenas that a tier keeps; they count in the budget."""
+
 
 class CpuBudget:
-    """Bytes that all CPU tiers of one database may take together. limit: None for no limit."""
+    """Bytes of main memory that the CPU tiers of one database, and what is stored beside their blocks, take together.
+
+    limit: None for no limit. lock: that of every tier under it, since a tier that lacks room takes back what others spare.
+    """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
+        self.lock = RLock()
         self._taken = 0
-        self._lock = Lock()
+        self._trims: list[Callable[[], None]] = []
 
-    def holds(self, nbytes: int) -> bool:
-        """Whether `nbytes` more would fit now."""
-        return self.limit is None or self._taken + nbytes <= self.limit
+    def register(self, trim: Callable[[], None]) -> None:
+        """trim: gives back what its owner holds of the budget and does not use; called with the lock held."""
+        with self.lock:
+            self._trims.append(trim)
 
-    def take(self, nbytes: int) -> None:
-        """Raises CapacityError when the budget does not hold `nbytes` more."""
-        with self._lock:
-            if not self.holds(nbytes):
+    @property
+    def left(self) -> int | None:
+        """Bytes that may still be taken; None for any number."""
+        return None if self.limit is None else self.limit - self._taken
+
+    def check(self, nbytes: int) -> None:
+        """Raises CapacityError unless `nbytes` more fit, if need be after everybody has given back what they do not use."""
+        with self.lock:
+            if self.limit is None or self._taken + nbytes <= self.limit:
+                return
+            for trim in self._trims:
+                trim()
+            if self._taken + nbytes > self.limit:
                 raise CapacityError(
                     f"the CPU tier needs {nbytes:,} bytes more and holds {self._taken:,} of storage.cpu_bytes_max={self.limit}; "
                     "drop contexts, close sessions or raise the budget"
                 )
+
+    def take(self, nbytes: int) -> None:
+        """Raises CapacityError as `check` does, and then takes nothing."""
+        with self.lock:
+            self.check(nbytes)
             self._taken += nbytes
 
     def give(self, nbytes: int) -> None:
-        with self._lock:
+        with self.lock:
             self._taken -= nbytes
 
 
-class CpuTier(Counted):
-    """A `Tier` over arenas of main memory. Grows by an arena at a time, never moves a block, and is thread-safe."""
+class CpuTier(CountedTier):
+    """A `Tier` over arenas of main memory, which never moves a block. Thread-safe.
+
+    The first arena is a huge page, each further one as large as all before it, `arena_bytes` at most; near the budget's end they
+    become smaller, so that other tiers find room too. Arenas that nobody uses are kept for the next who needs them, because
+    fresh memory costs several times what writing to it does; what is more than SPARE_BYTES_MAX of them goes back to the system,
+    and so do all of them when the budget has no room left for another tier.
+    """
 
     name = "cpu"
 
     def __init__(self, block_nbytes: int, arena_bytes: int, budget: CpuBudget) -> None:
-        super().__init__()
+        super().__init__(budget.lock)
         self.block_nbytes = block_nbytes
-        self._per_arena = max(1, arena_bytes // block_nbytes)
+        self._arena_bytes = arena_bytes
         self._budget = budget
-        self._arenas: list[Arena] = []
+        self._arenas: dict[int, Arena] = {}  # by the first block of their extent
+        self._empty: set[int] = set()  # extents without a used slot
         self._addresses: Addresses = np.zeros(0, np.uint64)  # of each physical block
+        self._closed = False
+        budget.register(self._trim)
 
     def allocate(self, count: int) -> Blocks:
         with self._lock:
-            while self._ledger.free < count:
-                self._grow(count - self._ledger.free)
-            return self._ledger.take(count)
+            missing = 0
+            while missing < count - self._ledger.free:  # again, where the check has given back what was free
+                missing = count - self._ledger.free
+                self._budget.check(missing * self.block_nbytes)
+            try:
+                while count > self._ledger.free:
+                    self._grow(count - self._ledger.free)
+            except CapacityError:
+                self._trim(SPARE_BYTES_MAX)
+                raise
+            blocks = self._take(count)
+            if self._empty:
+                self._empty = {extent for extent in self._empty if self._ledger.is_empty(extent)}
+            return blocks
 
     def addresses(self, blocks: Blocks) -> Addresses:
         return self._addresses[blocks]
@@ -67,22 +110,24 @@ class CpuTier(Counted):
                 blocks_used=self._ledger.used,
                 blocks_total=self._ledger.total,
                 block_nbytes=self.block_nbytes,
-                nbytes=sum(a.nbytes for a in self._arenas),
-                huge=all(a.huge for a in self._arenas),
+                nbytes=sum(arena.nbytes for arena in self._arenas.values()),
+                huge=all(arena.huge is not False for arena in self._arenas.values()),
             )
 
     def close(self) -> None:
         with self._lock:
-            for arena in self._arenas:
+            for arena in self._arenas.values():
                 self._budget.give(arena.nbytes)
                 arena.close()
-            self._arenas = []
+            self._arenas, self._empty, self._closed = {}, set(), True
 
     def _grow(self, missing: int) -> None:
-        """One more arena; near the budget's end a smaller one that just holds what is missing."""
-        count = self._per_arena
-        if not self._budget.holds(count * self.block_nbytes):
-            count = min(missing, count)
+        """One more arena, of no more blocks than are missing where the budget is nearly spent. Raises CapacityError."""
+        nbytes = min(max(HUGE_PAGE, self._ledger.total * self.block_nbytes), self._arena_bytes)
+        if self._budget.left is not None:
+            nbytes = min(nbytes, self._budget.left // 2)
+        most = max(1, self._arena_bytes // self.block_nbytes)
+        count = min(max(missing, nbytes // self.block_nbytes), most)
         nbytes = count * self.block_nbytes
         self._budget.take(nbytes)
         try:
@@ -90,7 +135,29 @@ class CpuTier(Counted):
         except OSError as error:
             self._budget.give(nbytes)
             raise CapacityError(f"the system gives no {nbytes:,} bytes more: {error.strerror}") from None
-        self._arenas.append(arena)
-        slots = np.arange(count, dtype=np.uint64) * np.uint64(self.block_nbytes) + np.uint64(arena.address)
-        self._addresses = np.concatenate([self._addresses, slots])
-        self._ledger.grow(count)
+        first = self._ledger.add(count)
+        self._arenas[first] = arena
+        self._empty.add(first)
+        more = first + count - len(self._addresses)
+        if more > 0:
+            self._addresses = np.concatenate([self._addresses, np.zeros(more, np.uint64)])
+        slots = np.arange(count, dtype=np.uint64) * np.uint64(self.block_nbytes)
+        self._addresses[first : first + count] = slots + np.uint64(arena.address)
+
+    def _emptied(self, extent: int) -> None:
+        if not self._closed:
+            self._empty.add(extent)
+            self._trim(SPARE_BYTES_MAX)
+
+    def _trim(self, spare_nbytes: int = 0) -> None:
+        """Give empty arenas back to the system, the smallest first, until those left have at most `spare_nbytes`."""
+        spare = sum(self._arenas[extent].nbytes for extent in self._empty)
+        for extent in sorted(self._empty, key=lambda number: self._arenas[number].nbytes):
+            if spare <= spare_nbytes:
+                return
+            arena = self._arenas.pop(extent)
+            spare -= arena.nbytes
+            self._empty.remove(extent)
+            self._ledger.remove(extent)
+            self._budget.give(arena.nbytes)
+            arena.close()

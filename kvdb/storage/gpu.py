@@ -7,14 +7,14 @@ import numpy as np
 import torch
 
 from kvdb.errors import CapacityError
-from kvdb.storage.ledger import Counted
+from kvdb.storage.ledger import CountedTier
 from kvdb.storage.slot import SlotLayout
 from kvdb.storage.tier import Blocks
 from kvdb.types import Addresses, TierStats
 
 
-class Memory(Protocol):
-    """What a tier asks of a GPU; `kvdb.gpu.device.Device` is one."""
+class DeviceMemory(Protocol):
+    """The part of a GPU device that a tier uses; `kvdb.gpu.device.Device` is one."""
 
     name: str
     lost: bool
@@ -32,23 +32,23 @@ class Memory(Protocol):
     def close(self) -> None: ...
 
 
-class GpuTier(Counted):
+class GpuTier(CountedTier):
     """A `Tier` over one slab, whose blocks are slots of one layout. Thread-safe. It never grows: eviction makes room.
 
-    slab: uint8 `[slots, layout.nbytes]` on the device, zero at first, so that no slot ever holds what is not finite. These are
-    copies; if the device is lost nothing else is.
+    slab: uint8 `[slots, layout.nbytes]` on the device, zero at first, so that no slot ever holds NaN or infinity. Slots hold
+    copies only, so that nothing is lost with the device.
     """
 
     name = "gpu"
 
-    def __init__(self, layout: SlotLayout, slots: int, memory: Memory) -> None:
+    def __init__(self, layout: SlotLayout, slots: int, memory: DeviceMemory) -> None:
         """Raises CapacityError where the device has no memory for so many slots, and GpuLost."""
         super().__init__()
         self.layout = layout
         self.block_nbytes = layout.nbytes
         self.memory = memory
         self.slab = memory.zeros((slots, layout.nbytes), torch.uint8)
-        self._ledger.grow(slots)
+        self._ledger.add(slots)
 
     @property
     def slots(self) -> int:
@@ -56,19 +56,19 @@ class GpuTier(Counted):
 
     @property
     def free(self) -> int:
-        """Slots that hold nothing; others may take them any time."""
+        """Free slots. Others may take them at any time."""
         return self._ledger.free
 
     def allocate(self, count: int) -> Blocks:
-        """Slots that copies may be written to: the copy stream has been told to wait for queries that may still read what was in
-        them. Raises CapacityError, and then takes none, or GpuLost."""
+        """Take slots for copies. The copy stream waits for queries that may still read what was in them. Raises CapacityError or
+        GpuLost, and then takes none."""
         with self._lock:
             if self._ledger.free < count:
                 raise CapacityError(
                     f"the GPU tier has {self._ledger.free} of its {self._ledger.total} slots free and {count} were asked for; "
                     "let go of some, or raise storage.gpu_bytes_max"
                 )
-            blocks = self._ledger.take(count)
+            blocks = self._take(count)
         with ExitStack() as undo:
             undo.callback(self.release, blocks)
             self.memory.copies_after_queries()
@@ -76,11 +76,11 @@ class GpuTier(Counted):
         return blocks
 
     def release(self, blocks: Blocks) -> None:
-        """Queries that were launched may still read them; see `allocate`. Those that will be launched must not."""
+        """Give slots back. Queries that were launched already may still read them, see `allocate`; later ones must not."""
         super().release(blocks)
 
     def addresses(self, blocks: Blocks) -> Addresses:
-        """Of the device's memory."""
+        """The device addresses of these slots, uint64."""
         return np.uint64(self.slab.data_ptr()) + blocks.astype(np.uint64) * np.uint64(self.block_nbytes)
 
     def stats(self) -> TierStats:
@@ -95,5 +95,5 @@ class GpuTier(Counted):
             )
 
     def close(self) -> None:
-        """The slab's memory is the allocator's again once no view of it is left."""
+        """Free the slab, once no view of it is left."""
         self.slab = self.slab.new_empty((0, self.block_nbytes))

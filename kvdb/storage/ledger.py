@@ -1,119 +1,208 @@
-"""The bookkeeping of slots that every tier shares: free list, reference counts, pins."""
+"""The bookkeeping of slots that every tier shares: free lists and reference counts."""
 
+from bisect import bisect, insort
 from collections.abc import Sequence
-from threading import Lock
+from threading import RLock
 
 import numpy as np
+import numpy.typing as npt
 
 from kvdb.errors import IntegrityError
 from kvdb.storage.tier import Blocks
 
+Int32 = npt.NDArray[np.int32]
 
-class Ledger:
-    """Which of `total` slots are free, and how many owners and pins the others have. Not thread-safe: its tier locks."""
 
-    def __init__(self) -> None:
-        self._references = np.zeros(0, np.int32)
-        self._pins = np.zeros(0, np.int32)
-        self._free: Blocks = np.zeros(0, np.int64)  # a stack: [0, free) are free slots, the last is taken next
-        self.free = 0
+class FreeList:
+    """The free slots of one extent [first, first + total), as a stack of which the last is taken next."""
+
+    def __init__(self, first: int, total: int) -> None:
+        self.first = first
+        self.total = total
+        self.free = total
+        self._stack = np.arange(first + total - 1, first - 1, -1, dtype=np.int64)
 
     @property
-    def total(self) -> int:
-        return len(self._references)
+    def slots(self) -> Blocks:
+        return self._stack[: self.free]
+
+    def take(self, count: int) -> Blocks:
+        """`count` slots, in ascending order where none was ever given back."""
+        self.free -= count
+        return self._stack[self.free : self.free + count][::-1].copy()
+
+    def give(self, slots: Blocks) -> None:
+        self._stack[self.free : self.free + len(slots)] = slots[::-1]
+        self.free += len(slots)
+
+
+class Ledger:
+    """Which slots are free, and how many owners the others have. Not thread-safe: its tier locks.
+
+    Slots are numbers that come and go by extents, which are ranges of them. The first extents with free slots are taken from, so
+    that later ones become empty. total: the slots of all extents; free: those without an owner.
+    """
+
+    def __init__(self) -> None:
+        self.total = self.free = 0
+        self._references: Int32 = np.zeros(0, np.int32)
+        self._extent_of: Int32 = np.zeros(0, np.int32)  # where the extent of each slot begins
+        self._extents: dict[int, FreeList] = {}  # by their first slot
+        self._with_room: list[int] = []  # first slots of extents that have a free one, ascending
+        self._gaps: list[tuple[int, int]] = []  # ranges of numbers that no extent has, ascending
 
     @property
     def used(self) -> int:
         return self.total - self.free
 
-    def grow(self, count: int) -> None:
-        """Add `count` free slots behind the others; they are taken in ascending order."""
-        old, new = self.total, self.total + count
-        free = np.empty(new, np.int64)
-        free[:count] = np.arange(new - 1, old - 1, -1)
-        free[count : count + self.free] = self._free[: self.free]
-        self._free, self.free = free, self.free + count
-        self._references = np.concatenate([self._references, np.zeros(count, np.int32)])
-        self._pins = np.concatenate([self._pins, np.zeros(count, np.int32)])
+    def add(self, count: int) -> int:
+        """Add an extent of `count` free slots; the first of them. Numbers of extents that were removed are used again."""
+        first = self._unused(count)
+        self._extents[first] = FreeList(first, count)
+        self._extent_of[first : first + count] = first
+        insort(self._with_room, first)
+        self.free += count
+        self.total += count
+        return first
+
+    def remove(self, first: int) -> None:
+        """Remove the extent that begins there, none of whose slots has an owner."""
+        extent = self._extents.pop(first)
+        assert extent.free == extent.total, "an extent in use was removed"
+        self._with_room.remove(first)
+        self.free -= extent.total
+        self.total -= extent.total
+        self._add_gap(first, first + extent.total)
+
+    def is_empty(self, first: int) -> bool:
+        """Whether no slot of the extent that begins there has an owner."""
+        return self._extents[first].free == self._extents[first].total
 
     def take(self, count: int) -> Blocks:
+        """`count` slots, of which so many are free, with one reference each."""
         assert count <= self.free
-        blocks = self._free[self.free - count : self.free][::-1].copy()
+        taken: list[Blocks] = []
+        missing = count
+        while missing:
+            extent = self._extents[self._with_room[0]]
+            taken.append(extent.take(min(missing, extent.free)))
+            missing -= len(taken[-1])
+            if not extent.free:
+                del self._with_room[0]
+        slots = taken[0] if len(taken) == 1 else np.concatenate([np.zeros(0, np.int64), *taken])
         self.free -= count
-        self._references[blocks] = 1
-        return blocks
+        self._references[slots] = 1
+        return slots
 
-    def retain(self, blocks: Blocks) -> None:
-        assert (self._references[blocks] > 0).all(), "a free block was retained"
-        self._references[blocks] += 1
+    def retain(self, slots: Blocks) -> None:
+        assert (self._references[slots] > 0).all(), "a free block was retained"
+        self._references[slots] += 1
 
-    def release(self, blocks: Blocks) -> None:
-        assert (self._references[blocks] > 0).all(), "a free block was released"
-        self._references[blocks] -= 1
-        gone = blocks[self._references[blocks] == 0]
-        assert not self._pins[gone].any(), "a pinned block was freed"
-        self._free[self.free : self.free + len(gone)] = gone[::-1]
+    def release(self, slots: Blocks) -> list[int]:
+        """Drop one reference to each; the extents that became empty, by their first slots."""
+        left = self._references[slots] - 1
+        assert (left >= 0).all(), "a free block was released"
+        self._references[slots] = left
+        gone = slots[left == 0]
         self.free += len(gone)
+        firsts = self._extent_of[gone]
+        if len(gone) and (firsts == firsts[0]).all():  # nearly always
+            return self._give(int(firsts[0]), gone)
+        return [first for first in np.unique(firsts).tolist() for first in self._give(first, gone[firsts == first])]
 
-    def pin(self, blocks: Blocks) -> None:
-        assert (self._references[blocks] > 0).all(), "a free block was pinned"
-        self._pins[blocks] += 1
-
-    def unpin(self, blocks: Blocks) -> None:
-        assert (self._pins[blocks] > 0).all(), "an unpinned block was unpinned"
-        self._pins[blocks] -= 1
-
-    def references(self, block: int) -> int:
-        return int(self._references[block])
+    def references(self, slot: int) -> int:
+        return int(self._references[slot])
 
     def check_integrity(self, owned: Sequence[Blocks] | None = None) -> None:
         """Raises IntegrityError unless free and used slots are disjoint, complete and rightly counted.
 
-        owned: the blocks of every owner; then each block must have as many references as owners.
+        owned: the slots of every owner; then each slot must have as many references as owners.
         """
-        free = self._free[: self.free]
+        free = np.concatenate([np.zeros(0, np.int64), *(extent.slots for extent in self._extents.values())])
         if len(np.unique(free)) != len(free):
             raise IntegrityError("a block stands in the free list twice")
+        if len(free) != self.free or sum(extent.total for extent in self._extents.values()) != self.total:
+            raise IntegrityError(f"the extents do not add up to {self.free} free of {self.total} blocks")
         used = self._references > 0
         if used[free].any():
             raise IntegrityError(f"{int(used[free].sum())} blocks are both free and used")
         if int(used.sum()) + len(free) != self.total:
             raise IntegrityError(f"{int(used.sum())} used + {len(free)} free blocks are not the {self.total} there are")
-        if (self._pins < 0).any() or (self._references < 0).any() or self._pins[free].any():
-            raise IntegrityError("a block has a negative count, or is pinned while free")
+        if (self._references < 0).any():
+            raise IntegrityError("a block has a negative count of references")
         if owned is not None:
             blocks = np.concatenate([np.zeros(0, np.int64), *owned])
-            wrong = np.flatnonzero(np.bincount(blocks, minlength=self.total) != self._references)
+            owners = np.bincount(blocks, minlength=len(self._references))
+            if len(owners) > len(self._references):
+                raise IntegrityError(f"block {int(blocks.max())} is owned and does not exist")
+            wrong = np.flatnonzero(owners != self._references)
             if len(wrong):
                 raise IntegrityError(f"block {wrong[0]} and {len(wrong) - 1} others have not as many references as owners")
 
+    def _give(self, first: int, slots: Blocks) -> list[int]:
+        """Put slots of one extent on its free list; that extent, if it became empty."""
+        extent = self._extents[first]
+        if not extent.free:
+            insort(self._with_room, first)
+        extent.give(slots)
+        return [first] if extent.free == extent.total else []
 
-class Counted:
-    """What every tier of memory does with its ledger, thread-safe; see `kvdb.storage.tier.Tier`."""
+    def _unused(self, count: int) -> int:
+        """The first of `count` numbers in a row that no extent has."""
+        for i, (begin, end) in enumerate(self._gaps):
+            if end - begin >= count:
+                self._gaps[i : i + 1] = [(begin + count, end)] if end - begin > count else []
+                return begin
+        first = len(self._references)
+        self._references = np.concatenate([self._references, np.zeros(count, np.int32)])
+        self._extent_of = np.concatenate([self._extent_of, np.zeros(count, np.int32)])
+        return first
 
-    def __init__(self) -> None:
+    def _add_gap(self, begin: int, end: int) -> None:
+        """Add a range of unused numbers, joined with those beside it."""
+        i = bisect(self._gaps, (begin, end))
+        if i < len(self._gaps) and self._gaps[i][0] == end:
+            end = self._gaps.pop(i)[1]
+        if i and self._gaps[i - 1][1] == begin:
+            begin = self._gaps.pop(i - 1)[0]
+        insort(self._gaps, (begin, end))
+
+
+class CountedTier:
+    """The reference counts of a tier, behind its lock; see `kvdb.storage.tier.Tier`. Thread-safe.
+
+    changes: how often references were taken or given back.
+    """
+
+    def __init__(self, lock: "RLock | None" = None) -> None:
+        """lock: the one that the tier shares with others whose room it may need; None for one of its own."""
+        self._lock = lock or RLock()
         self._ledger = Ledger()
-        self._lock = Lock()
+        self.changes = 0
 
     def retain(self, blocks: Blocks) -> None:
         with self._lock:
+            self.changes += 1
             self._ledger.retain(blocks)
 
     def release(self, blocks: Blocks) -> None:
         with self._lock:
-            self._ledger.release(blocks)
-
-    def pin(self, blocks: Blocks) -> None:
-        with self._lock:
-            self._ledger.pin(blocks)
-
-    def unpin(self, blocks: Blocks) -> None:
-        with self._lock:
-            self._ledger.unpin(blocks)
+            self.changes += 1
+            for extent in self._ledger.release(blocks):
+                self._emptied(extent)
 
     def shared(self, block: int) -> bool:
         return self._ledger.references(block) > 1
 
     def check_integrity(self, owned: Sequence[Blocks] | None = None) -> None:
+        """See `Tier.check_integrity`."""
         with self._lock:
             self._ledger.check_integrity(owned)
+
+    def _take(self, count: int) -> Blocks:
+        """Take `count` blocks, at most as many as are free; with the lock held."""
+        self.changes += 1
+        return self._ledger.take(count)
+
+    def _emptied(self, extent: int) -> None:
+        """Called when no slot of the extent that begins there is used any more; with the lock held."""

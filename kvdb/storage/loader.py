@@ -1,4 +1,4 @@
-"""The thread that brings segments back from disk, layer by layer, while what is there already is computed with."""
+"""The thread that loads segments from disk, layer by layer, while the layers that have arrived are computed with."""
 
 import logging
 from collections.abc import Sequence
@@ -7,18 +7,18 @@ from threading import Condition
 from time import perf_counter
 
 from kvdb.errors import InternalError, KvdbError, Unavailable
+from kvdb.storage.block_table import BlockTable
 from kvdb.storage.segment_file import SegmentFile
-from kvdb.storage.table import BlockTable
 
 log = logging.getLogger(__name__)
 REMEMBERED_BYTES = 256 << 20
-"""The rate is that of about the last so many bytes."""
+"""About how many of the last bytes the measured rate is an average of."""
 
 
 class Loading:
-    """The layers of one segment on their way into the blocks of `tables`, one a layer. ready: how many are there.
+    """One segment that is being loaded into the blocks of `tables`, one a layer. Made by `Loader.load`.
 
-    They come in order. Made by `Loader.load`.
+    ready: how many layers have arrived; they come in order. error: why no more will come. waiters: how many threads wait for one.
     """
 
     def __init__(self, loader: "Loader", file: SegmentFile, tables: Sequence[BlockTable], ready: int, changed: Condition) -> None:
@@ -27,24 +27,24 @@ class Loading:
         self.tables = tables
         self.ready = ready
         self.error: KvdbError | None = None
-        self.waited_for = 0
+        self.waiters = 0
         self._changed = changed
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more comes: everything is there, or `error` says why not."""
+        """Whether nothing more comes, because all layers are there or because of `error`."""
         return self.error is not None or self.ready == len(self.tables)
 
     def wait(self, layer: int) -> None:
-        """Until that layer is in its blocks. Raises what kept it from getting there: IntegrityError, Unavailable."""
+        """Wait until that layer is in its blocks. Raises IntegrityError or Unavailable where it will not be."""
         if self.ready > layer:
             return
         with self._changed:
-            self.waited_for += 1
+            self.waiters += 1
             try:
                 self._changed.wait_for(lambda: self.ready > layer or self.error is not None)
             finally:
-                self.waited_for -= 1
+                self.waiters -= 1
             if self.ready <= layer:
                 assert self.error is not None
                 raise type(self.error)(str(self.error)) from None
@@ -53,28 +53,29 @@ class Loading:
 class Loader:
     """Loads one layer at a time, on one thread. Thread-safe.
 
-    Of several segments under way, one that somebody waits for is next, then the one that has got least far: a session over many
-    segments needs the first layer of each before the second of any.
+    The next layer is of a segment that somebody waits for, if there is one, and otherwise of the segment with the fewest layers:
+    a session over many segments needs the first layer of each before the second of any.
     """
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, "kvdb-load")
         self._active: list[Loading] = []
         self._reading: Loading | None = None
-        self._working = self._closed = False
+        self._running = self._closed = False
         self._nbytes = self._seconds = 0.0
         self._changed = Condition()
 
     @property
     def rate(self) -> float | None:
-        """Bytes a second lately, checked and in their blocks; None before any."""
+        """Bytes a second of late, read, checked and in their blocks; None before any were."""
         with self._changed:
             return self._nbytes / self._seconds if self._seconds else None
 
     def load(self, file: SegmentFile, tables: Sequence[BlockTable], ready: int = 0) -> Loading:
         """Begin to fill these tables, which hold as many blocks as were written. ready: how many layers are there already.
 
-        Nobody may read a layer's blocks before `Loading.wait`, or free any before it has ended. Raises Unavailable once closed.
+        Nobody may read a layer's blocks before `Loading.wait` returns, or free any before the loading has ended. Raises
+        Unavailable once closed.
         """
         loading = Loading(self, file, tables, ready, self._changed)
         if loading.ended:
@@ -83,13 +84,13 @@ class Loader:
             if self._closed:
                 raise _closed()
             self._active.append(loading)
-            work = None if self._working else self._start()
-        if work is not None:
-            work.add_done_callback(self._stopped)
+            loop = None if self._running else self._start()
+        if loop is not None:
+            loop.add_done_callback(self._loop_ended)
         return loading
 
     def cancel(self, loading: Loading) -> None:
-        """Load no further; when this returns, nothing is written to its blocks any more."""
+        """Stop loading a segment; when this returns, nothing is written to its blocks any more."""
         with self._changed:
             self._end(loading, Unavailable("the loading was given up, as nobody holds the segment any more"))
             self._changed.wait_for(lambda: self._reading is not loading)
@@ -103,17 +104,17 @@ class Loader:
         self._executor.shutdown()
 
     def _start(self) -> Future[None] | None:
-        """With the lock held."""
+        """Start the thread's loop; None where the interpreter ends. With the lock held."""
         try:
-            work = self._executor.submit(self._work)
+            loop = self._executor.submit(self._load_all)
         except RuntimeError:  # the interpreter ends
             for loading in list(self._active):
                 self._end(loading, _closed())
             return None
-        self._working = True
-        return work
+        self._running = True
+        return loop
 
-    def _work(self) -> None:
+    def _load_all(self) -> None:
         while (loading := self._next()) is not None:
             layer, started = loading.ready, perf_counter()
             try:
@@ -123,16 +124,16 @@ class Loader:
                     self._reading = None
                     self._end(loading, error)
             else:
-                self._came(loading, perf_counter() - started)
+                self._count_arrived(loading, perf_counter() - started)
 
     def _next(self) -> Loading | None:
         with self._changed:
-            self._working = bool(self._active)
-            self._reading = min(self._active, key=lambda loading: (not loading.waited_for, loading.ready), default=None)
+            self._running = bool(self._active)
+            self._reading = min(self._active, key=lambda loading: (not loading.waiters, loading.ready), default=None)
             return self._reading
 
-    def _came(self, loading: Loading, seconds: float) -> None:
-        """One more layer is there."""
+    def _count_arrived(self, loading: Loading, seconds: float) -> None:
+        """Count a layer that has arrived, and tell those who wait."""
         with self._changed:
             self._reading = None
             nbytes = loading.tables[loading.ready].nbytes
@@ -145,19 +146,19 @@ class Loader:
             self._changed.notify_all()
 
     def _end(self, loading: Loading, error: KvdbError) -> None:
-        """With the lock held; nothing for one that has ended."""
+        """End a loading that has not ended with an error; with the lock held."""
         if loading in self._active:
             self._active.remove(loading)
             loading.error = error
         self._changed.notify_all()
 
-    def _stopped(self, work: Future[None]) -> None:
-        """The thread has nothing more to do, or died of a bug of ours, which those who wait must hear of."""
-        error = work.exception()
+    def _loop_ended(self, loop: Future[None]) -> None:
+        """Called when the loop ends: there is nothing to load, or a bug of ours ended it, which those who wait must hear of."""
+        error = loop.exception()
         if error is not None:
             log.error("the loading of segments has died", exc_info=error)
             with self._changed:
-                self._working, self._reading = False, None
+                self._running, self._reading = False, None
                 for loading in list(self._active):
                     self._end(loading, InternalError(f"the loading of segments has died: {error!r}"))
 

@@ -1,12 +1,12 @@
-"""One segment as one file, from which its layers come back one by one, straight into blocks of main memory.
+"""A segment as one file, whose layers are read one by one, straight into blocks of main memory.
 
 Layout, little-endian: magic, 8 bytes; length of the head that follows, uint32; its CRC-32C, uint32; the head: the length of a
 text, uint32, the text, JSON in UTF-8 with the fields of `Contents` and the version, and the CRC-32C of every block, uint32
 `[layers, blocks]`. Then, from the next multiple of 4 KiB on, an extent for each layer: its blocks one behind the other, as they
-lie in memory, filled up to a multiple of 4 KiB. What a last block holds behind the last token is written as zeros: it may be what
-is left of another segment's tokens.
+lie in memory, filled up to a multiple of 4 KiB. The last block is written with zeros behind the last token, since tokens of
+another segment may be left there.
 
-CRC-32C is the sum that DESIGN asks for, and has an instruction: `_native.crc32c` sums as fast as memory is read (21 to 26 GB/s
+CRC-32C has an instruction of its own: `_native.crc32c` sums as fast as memory is read (21 to 26 GB/s
 where zlib.crc32 makes 2.9), so that checking takes next to nothing of the CPU that the loading is to be hidden behind. For the
 same reason a file is read and written past the page cache (O_DIRECT) where its blocks are pages; what is offloaded then takes no
 memory as cache. A file is written under another name, brought to the disk and renamed: a name is never half a file.
@@ -25,11 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 import kvdb._native as _native
-import kvdb.storage.direct as direct
+import kvdb.storage.direct_io as direct_io
 from kvdb.errors import CapacityError, IntegrityError, Unavailable
-from kvdb.storage.block import BlockLayout
-from kvdb.storage.direct import PAGE
-from kvdb.storage.table import BlockTable
+from kvdb.storage.block_layout import BlockLayout
+from kvdb.storage.block_table import BlockTable
+from kvdb.storage.direct_io import PAGE
 from kvdb.types import Addresses
 
 Sums = npt.NDArray[np.uint32]
@@ -38,13 +38,15 @@ VERSION = 1
 HEAD_AT = len(MAGIC) + 8
 PIECE_BYTES = 4 << 20
 PIECE_BLOCKS = 1024
-"""Of one read or write: from 1 MiB on the disk is no faster, as measured, and Linux takes so many blocks in a call."""
+"""The most that one read or write moves: from 1 MiB on the disk is no faster, as measured, and Linux takes at most 1,024 buffers
+in a call."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a file holds. key: of this very file, so that it cannot be taken for another. spec: the digest of the model's."""
+    """The contents of a file. key: names this very file, so that it cannot be taken for another. spec: the digest of the model's
+    spec."""
 
     key: str
     spec: str
@@ -54,7 +56,7 @@ class Contents:
 
     @cached_property
     def blocks(self) -> int:
-        """Of one layer."""
+        """The number of blocks of one layer."""
         return self.layout.blocks_for(self.tokens)
 
     @cached_property
@@ -75,7 +77,7 @@ class Contents:
 
     @cached_property
     def nbytes(self) -> int:
-        """Of the whole file."""
+        """The length of the whole file."""
         return self.extents_at + self.layers * self.extent_nbytes
 
     @property
@@ -85,26 +87,26 @@ class Contents:
 
 
 class SegmentFile:
-    """A whole file at `path`, whose head was read and found good. It is not written again."""
+    """A finished file at `path`, whose head was read and found good. It is not written again."""
 
     def __init__(self, path: Path, expected: Contents) -> None:
-        """Raises IntegrityError for a file that does not begin as one of `expected` does, Unavailable for none."""
+        """Raises IntegrityError for a file whose head is not that of `expected`, Unavailable for one that cannot be read."""
         self.path = path
         self.contents = expected
-        with _opened(path, direct_too=False) as file:
+        with _open(path, direct_too=False) as file:
             self._sums = _read_head(path, file, expected)
 
     @classmethod
     def write(cls, path: Path, contents: Contents, tables: Sequence[BlockTable]) -> "SegmentFile":
-        """A file of these tables, one a layer, each whole. It is on the disk when this returns.
+        """Write these tables, one a layer and each whole, to a new file, which is on the disk when this returns.
 
-        Raises CapacityError where the disk is full, Unavailable where it cannot be written, and then there is no file.
+        Raises CapacityError where the disk is full and Unavailable where it cannot be written; then there is no file.
         """
         assert len(tables) == contents.layers
         assert all(table.length == contents.tokens and table.layout == contents.layout for table in tables)
         unfinished = path.with_name(f".{path.name}")
         try:
-            with direct.opened(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, direct=contents.direct) as file:
+            with direct_io.open_file(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, direct=contents.direct) as file:
                 _write(file, contents, tables)
             os.rename(unfinished, path)
         except OSError as error:
@@ -118,24 +120,24 @@ class SegmentFile:
         return self.contents.nbytes
 
     def read_layer(self, layer: int, table: BlockTable) -> None:
-        """Fill the blocks of `table`, as many as it was written with, with one layer's. The GIL is free meanwhile.
+        """Fill the blocks of `table` with one layer, without the GIL; it has as many blocks as the layer was written with.
 
-        Raises IntegrityError for a file that was cut short or changed, Unavailable for one that cannot be read; what the blocks
-        hold is unspecified then.
+        Raises IntegrityError for a file that was cut short or changed, and Unavailable for one that cannot be read; then the
+        contents of the blocks are unspecified.
         """
         contents, sums = self.contents, self._sums[layer]
         assert table.layout == contents.layout
         assert len(table.addresses) == contents.blocks
         addresses, nbytes = np.ascontiguousarray(table.addresses), contents.layout.nbytes
         at = contents.extents_at + layer * contents.extent_nbytes
-        with _opened(self.path, direct_too=contents.direct) as file:
+        with _open(self.path, direct_too=contents.direct) as file:
             _check_size(self.path, file, contents)
             for piece in _pieces(contents):
-                if direct.read(file, at + piece.start * nbytes, addresses[piece], nbytes) < len(addresses[piece]) * nbytes:
-                    raise _spoilt(self.path, f"it ends within layer {layer}")
-                wrong = np.flatnonzero(_sums_of(addresses[piece], nbytes) != sums[piece])  # while they are in the cache
+                if direct_io.read(file, at + piece.start * nbytes, addresses[piece], nbytes) < len(addresses[piece]) * nbytes:
+                    raise _corrupt(self.path, f"it ends within layer {layer}")
+                wrong = np.flatnonzero(_checksums(addresses[piece], nbytes) != sums[piece])  # while they are in the cache
                 if len(wrong):
-                    raise _spoilt(self.path, f"block {piece.start + wrong[0]} of layer {layer} does not match its checksum")
+                    raise _corrupt(self.path, f"block {piece.start + wrong[0]} of layer {layer} does not match its checksum")
 
     def unlink(self) -> None:
         """Remove the file; one that is gone already is no error."""
@@ -147,28 +149,28 @@ def _pages(nbytes: int) -> int:
 
 
 def _pieces(contents: Contents) -> Iterator[slice]:
-    """The blocks of a layer that are moved in one call."""
+    """Ranges of a layer's blocks, each of which is moved in one call."""
     count = min(PIECE_BLOCKS, max(1, PIECE_BYTES // contents.layout.nbytes))
     for first in range(0, contents.blocks, count):
         yield slice(first, min(first + count, contents.blocks))
 
 
-def _sums_of(addresses: Addresses, nbytes: int) -> Sums:
+def _checksums(addresses: Addresses, nbytes: int) -> Sums:
     sums = np.empty(len(addresses), np.uint32)
     _native.crc32c(addresses, nbytes, sums)
     return sums
 
 
-def _sum_of(data: bytes) -> int:
+def _checksum(data: bytes) -> int:
     array = np.frombuffer(data, np.uint8)
-    return int(_sums_of(np.array([array.ctypes.data], np.uint64), len(data))[0])
+    return int(_checksums(np.array([array.ctypes.data], np.uint64), len(data))[0])
 
 
 @contextmanager
-def _opened(path: Path, *, direct_too: bool) -> Iterator[int]:
-    """A file descriptor to read from; an OSError of the body is Unavailable too."""
+def _open(path: Path, *, direct_too: bool) -> Iterator[int]:
+    """Open a file to read from; an OSError there or in the body becomes Unavailable."""
     try:
-        with direct.opened(path, os.O_RDONLY, direct=direct_too) as file:
+        with direct_io.open_file(path, os.O_RDONLY, direct=direct_too) as file:
             yield file
     except OSError as error:
         raise Unavailable(
@@ -179,24 +181,24 @@ def _opened(path: Path, *, direct_too: bool) -> Iterator[int]:
 
 def _write(file: int, contents: Contents, tables: Sequence[BlockTable]) -> None:
     layout, sums = contents.layout, np.empty((contents.layers, contents.blocks), np.uint32)
-    direct.reserve(file, contents.nbytes)
-    scratch = direct.page_aligned(max(contents.extents_at, layout.nbytes))
+    direct_io.reserve(file, contents.nbytes)
+    scratch = direct_io.page_aligned(max(contents.extents_at, layout.nbytes))
     for layer, table in enumerate(tables):
-        addresses = _without_remains(table, scratch)
+        addresses = _zero_padded(table, scratch)
         at = contents.extents_at + layer * contents.extent_nbytes
         for piece in _pieces(contents):
-            sums[layer, piece] = _sums_of(addresses[piece], layout.nbytes)
-            direct.write(file, at + piece.start * layout.nbytes, addresses[piece], layout.nbytes)
+            sums[layer, piece] = _checksums(addresses[piece], layout.nbytes)
+            direct_io.write(file, at + piece.start * layout.nbytes, addresses[piece], layout.nbytes)
     text = contents.text
     head = len(text).to_bytes(4, "little") + text + sums.astype("<u4").tobytes()
-    start = MAGIC + len(head).to_bytes(4, "little") + _sum_of(head).to_bytes(4, "little") + head
+    start = MAGIC + len(head).to_bytes(4, "little") + _checksum(head).to_bytes(4, "little") + head
     scratch[: contents.extents_at] = np.frombuffer(start.ljust(contents.extents_at, b"\0"), np.uint8)
-    direct.write(file, 0, np.array([scratch.ctypes.data], np.uint64), contents.extents_at)
-    direct.settle(file)
+    direct_io.write(file, 0, np.array([scratch.ctypes.data], np.uint64), contents.extents_at)
+    direct_io.sync(file)
 
 
-def _without_remains(table: BlockTable, scratch: npt.NDArray[np.uint8]) -> Addresses:
-    """The table's blocks; a last one that is not full as a copy in `scratch`, zeros behind its tokens."""
+def _zero_padded(table: BlockTable, scratch: npt.NDArray[np.uint8]) -> Addresses:
+    """The addresses of the table's blocks. A last block that is not full is copied to `scratch`, with zeros behind its tokens."""
     layout, addresses = table.layout, table.addresses.copy()
     filled = table.length % layout.block_size
     if filled:
@@ -211,20 +213,20 @@ def _read_head(path: Path, file: int, expected: Contents) -> Sums:
     _check_size(path, file, expected)
     start = os.pread(file, HEAD_AT + expected.head_nbytes, 0)
     head = start[HEAD_AT:]
-    wanted = MAGIC + expected.head_nbytes.to_bytes(4, "little") + _sum_of(head).to_bytes(4, "little")
+    expected_start = MAGIC + expected.head_nbytes.to_bytes(4, "little") + _checksum(head).to_bytes(4, "little")
     text = len(expected.text).to_bytes(4, "little") + expected.text
-    if start[:HEAD_AT] != wanted or not head.startswith(text):
-        raise _spoilt(path, "its head is not what was written")
+    if start[:HEAD_AT] != expected_start or not head.startswith(text):
+        raise _corrupt(path, "its head is not what was written")
     return np.frombuffer(head[len(text) :], "<u4").reshape(expected.layers, expected.blocks).astype(np.uint32)
 
 
 def _check_size(path: Path, file: int, contents: Contents) -> None:
     size = os.fstat(file).st_size
     if size != contents.nbytes:
-        raise _spoilt(path, f"it has {size:,} bytes of the {contents.nbytes:,} that were written")
+        raise _corrupt(path, f"it has {size:,} bytes of the {contents.nbytes:,} that were written")
 
 
-def _spoilt(path: Path, what: str) -> IntegrityError:
+def _corrupt(path: Path, what: str) -> IntegrityError:
     return IntegrityError(
         f"{path}, which holds a segment that was offloaded, was changed: {what}; nothing of it is used, so drop the contexts "
         "over it and import them anew, and check the disk"

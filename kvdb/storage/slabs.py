@@ -7,51 +7,57 @@ from typing import TYPE_CHECKING
 
 from kvdb.config import StorageConfig
 from kvdb.errors import CapacityError, GpuLost
-from kvdb.storage.block import BlockLayout
+from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.slot import SlotLayout
 from kvdb.storage.tier import Blocks
 from kvdb.types import TierStats
 
 if TYPE_CHECKING:
-    from kvdb.storage.gpu import GpuTier, Memory
+    from kvdb.storage.gpu import DeviceMemory, GpuTier
 
 log = logging.getLogger(__name__)
 
 
 class Slabs:
-    """Opens a tier when blocks of its layout are first wanted on the GPU. Thread-safe."""
+    """The GPU tiers, each opened when blocks of its layout are first copied. Thread-safe."""
 
-    def __init__(self, config: StorageConfig, memory: "Memory") -> None:
+    def __init__(self, config: StorageConfig, memory: "DeviceMemory") -> None:
         self._config = config
         self._memory = memory
         self._tiers: dict[SlotLayout, GpuTier | None] = {}
         self._lock = Lock()
 
     def tier(self, layout: BlockLayout) -> "GpuTier | None":
-        """For copies of such blocks. None, with a warning logged once, where the device or the budget has no room for a slot;
-        None once the device is lost."""
+        """The tier for copies of blocks of that layout. None once the device is lost, and, with a warning that is logged once,
+        where the device or the budget has no room for a slot."""
         if self._memory.lost:
             return None
         slot = SlotLayout.of(layout, self._config.gpu_format or None)
         with self._lock:
             if slot not in self._tiers:
                 try:
-                    self._tiers[slot] = self._opened(slot)
+                    self._tiers[slot] = self._open(slot)
                 except (CapacityError, GpuLost) as error:
                     self._tiers[slot] = None
                     log.warning("blocks of %d KV heads of %d stay on the CPU: %s", slot.kv_heads, slot.head_dim, error)
             return self._tiers[slot]
 
     def stats(self) -> list[TierStats]:
-        """An entry for each slab, and "gpu tables" for what was taken of the device's memory beside them, with the main memory
-        that is pinned for copies. Their nbytes add up to all that this database takes of the device."""
+        """An entry for each slab, and one named "gpu tables" for all other memory of the device, with the main memory that is
+        pinned for copies. Their nbytes add up to all memory of the device that this database uses."""
         with self._lock:
             slabs = [tier.stats() for tier in self._tiers.values() if tier is not None]
         beside = self._memory.tracked_nbytes - sum(slab.nbytes for slab in slabs)
         return [*slabs, TierStats("gpu tables", 0, 0, 0, beside, False, self._memory.pinned_nbytes)]
 
+    @property
+    def changes(self) -> int:
+        """How often references to slots were taken or given back."""
+        with self._lock:
+            return sum(tier.changes for tier in self._tiers.values() if tier is not None)
+
     def check_integrity(self, owned: Mapping[SlotLayout, Sequence[Blocks]] | None = None) -> None:
-        """owned: of each layout, the slots of every owner. Raises IntegrityError."""
+        """owned: the slots of every owner by layout. Raises IntegrityError."""
         with self._lock:
             for layout, tier in self._tiers.items():
                 if tier is not None:
@@ -65,7 +71,7 @@ class Slabs:
             self._tiers.clear()
         self._memory.close()
 
-    def _opened(self, layout: SlotLayout) -> "GpuTier":
+    def _open(self, layout: SlotLayout) -> "GpuTier":
         from kvdb.storage.gpu import GpuTier  # it imports torch, which only a GPU needs
 
         left = self._config.gpu_bytes_max - sum(t.stats().nbytes for t in self._tiers.values() if t is not None)

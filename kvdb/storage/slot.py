@@ -1,21 +1,21 @@
-"""What one slot of the GPU tier holds: a block's keys and values, and the index pages over its keys."""
+"""The layout of one slot of the GPU tier: a block's keys and values, and the index pages over its keys."""
 
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvdb.storage.block import BlockLayout
+from kvdb.storage.block_layout import BlockLayout
 
 FORMATS = {"float32": 4, "float16": 2, "bfloat16": 2, "float8": 1, "int8": 1}
-"""Bytes of an element. float8 is e4m3; it and int8 come with one float32 scale for each key and each value."""
+"""The bytes of an element in each format. float8 is e4m3; it and int8 have a float32 scale for each key and each value."""
 ALIGNMENT = 256
-"""Bytes; every area of a slot begins at a multiple, so that kernels load 16 bytes at a time."""
+"""In bytes; every area of a slot begins at a multiple of it, so that kernels load 16 bytes at a time."""
 BOUND_TOKENS = 32
-"""Tokens of one page of channel bounds, at most; the last page of a block may hold fewer."""
+"""The most tokens of one page of channel bounds; the last page of a block may hold fewer."""
 
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """Areas of a slot, one behind the other, each aligned. `*_at` are offsets in bytes.
+    """The areas of a slot, one behind the other, each aligned. `*_at` are their offsets in bytes.
 
     keys, values: `[kv_heads, block_size, head_dim]` in `format`. scales: float32 `[2, kv_heads, block_size]` of keys and values,
     only where the format is quantised; otherwise the area is empty. codes: uint8 `[kv_heads, block_size, head_dim / 2]`, four
@@ -33,7 +33,7 @@ class SlotLayout:
 
     @classmethod
     def of(cls, layout: BlockLayout, format: str | None = None) -> "SlotLayout":  # noqa: A002  # the field's name
-        """Of blocks of that layout. format: None for the one they have."""
+        """The slot for blocks of that layout. format: of keys and values, None for the blocks' own."""
         return cls(format or layout.dtype, layout.kv_heads, layout.head_dim, layout.block_size)
 
     @property
@@ -42,7 +42,7 @@ class SlotLayout:
 
     @property
     def pages(self) -> int:
-        """Pages of channel bounds."""
+        """The number of pages of channel bounds."""
         return -(-self.block_size // BOUND_TOKENS)
 
     @cached_property
@@ -72,7 +72,7 @@ class SlotLayout:
 
     @cached_property
     def nbytes(self) -> int:
-        """Of a slot, a multiple of ALIGNMENT."""
+        """The bytes of a slot, a multiple of ALIGNMENT."""
         return self.bounds_at + _aligned(4 * self.kv_heads * self.pages * self.head_dim)
 
 

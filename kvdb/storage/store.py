@@ -1,41 +1,57 @@
 """The tiers of one database, one pool for each size of block."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from time import sleep
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvdb.config import StorageConfig
-from kvdb.storage.block import BlockLayout
+from kvdb.errors import IntegrityError
+from kvdb.storage.block_layout import BlockLayout
+from kvdb.storage.block_table import BlockTable
 from kvdb.storage.cpu import CpuBudget, CpuTier
-from kvdb.storage.folder import SegmentFolder
+from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.loader import Loader
 from kvdb.storage.segment_file import SegmentFile
 from kvdb.storage.slabs import Slabs
 from kvdb.storage.slot import SlotLayout
-from kvdb.storage.table import BlockTable
 from kvdb.storage.tier import Blocks
 from kvdb.types import ModelSpec, TierStats
 
 if TYPE_CHECKING:
-    from kvdb.storage.gpu import GpuTier, Memory
+    from kvdb.storage.gpu import DeviceMemory, GpuTier
+
+
+CHECKS = 3
+CHECKS_MAX = 100
+CHECK_SECONDS = 0.01
+"""An error counts when CHECKS checks in a row show it, of CHECKS_MAX in all, CHECK_SECONDS apart."""
+
+
+class Owners(NamedTuple):
+    """Everything that holds blocks: tables in main memory, files on disk, slots on the GPU by their layout (None without one)."""
+
+    tables: Sequence[BlockTable]
+    files: Sequence[SegmentFile]
+    slots: Mapping[SlotLayout, Sequence[Blocks]] | None = None
 
 
 class BlockStore:
     """Gives out block tables; specs whose blocks are of one size share a pool. Thread-safe.
 
-    disk: where segments lie that were offloaded, None without a folder for them; loader: what brings them back. slabs: copies of
-    blocks on the GPU, None without one.
+    disk: the folder of segments that were offloaded, None without one; loader: loads them again. slabs: the tiers of the GPU,
+    None without one. budget: of main memory, for the CPU tiers and for what is stored beside their blocks.
     """
 
-    def __init__(self, config: StorageConfig, gpu: "Memory | None" = None) -> None:
-        """gpu: the device that `kvdb.gpu.opening.open_gpu` opened, which this closes. Raises Unavailable for a folder that cannot
-        be used."""
+    def __init__(self, config: StorageConfig, gpu: "DeviceMemory | None" = None) -> None:
+        """gpu: the device that `kvdb.gpu.opening.open_gpu` opened; the store closes it. Raises Unavailable for a folder that
+        cannot be used."""
         self._config = config
         self.disk = SegmentFolder(Path(config.disk_path), config.disk_bytes_max) if config.disk_path else None
         self.loader = Loader()
         self.slabs = None if gpu is None else Slabs(config, gpu)
-        self._budget = CpuBudget(config.cpu_bytes_max)
+        self.budget = CpuBudget(config.cpu_bytes_max)
         self._tiers: dict[int, CpuTier] = {}
         self._lock = Lock()
 
@@ -43,32 +59,40 @@ class BlockStore:
         """An empty table for each layer. Takes no blocks."""
         layout = BlockLayout.of(spec, self._config.block_size)
         with self._lock:
-            tier = self._tiers.setdefault(layout.nbytes, CpuTier(layout.nbytes, self._config.arena_bytes, self._budget))
+            tier = self._tiers.get(layout.nbytes)
+            if tier is None:
+                tier = self._tiers[layout.nbytes] = CpuTier(layout.nbytes, self._config.arena_bytes, self.budget)
         return [BlockTable(tier, layout) for _ in range(spec.layers)]
 
     def gpu_tier(self, spec: ModelSpec) -> "GpuTier | None":
-        """For copies of a model's blocks; None where there is no GPU, or none that takes them. Opened when first asked for."""
+        """The tier for copies of a model's blocks, opened at the first call; None where no GPU takes them."""
         return None if self.slabs is None else self.slabs.tier(BlockLayout.of(spec, self._config.block_size))
 
     def stats(self) -> list[TierStats]:
         on_gpu = [] if self.slabs is None else self.slabs.stats()
         on_disk = [] if self.disk is None else self.disk.stats()
-        return on_gpu + [tier.stats() for tier in self._tiers.values()] + on_disk
+        return on_gpu + [tier.stats() for tier in self._cpu_tiers()] + on_disk
 
-    def check_integrity(
-        self,
-        tables: Sequence[BlockTable],
-        files: Sequence[SegmentFile],
-        slots: Mapping[SlotLayout, Sequence[Blocks]] | None = None,
-    ) -> None:
-        """Raises IntegrityError unless `tables` are exactly the owners of all used blocks, `files` all that are on disk, and
-        `slots` those of every owner on the GPU, by their layout."""
-        for tier in self._tiers.values():
-            tier.check_integrity([table.blocks for table in tables if table.tier is tier])
-        if self.slabs is not None:
-            self.slabs.check_integrity(slots)
-        if self.disk is not None:
-            self.disk.check_integrity(files)
+    def check_integrity(self, find_owners: Callable[[], Owners]) -> None:
+        """Raises IntegrityError unless what `find_owners` returns are exactly the owners of all that is used.
+
+        Owners may come and go meanwhile, some of them between giving up their place and giving back what they held there. So they
+        are looked for again as long as anything changes, and an error counts when it is seen CHECKS times in a row.
+        """
+        seen = 0
+        for _ in range(CHECKS_MAX):
+            changes = self._changes()
+            try:
+                self._check(find_owners())
+            except IntegrityError as error:
+                seen = seen + 1 if changes == self._changes() else 0
+                wrong = error
+            else:
+                return
+            if seen == CHECKS:
+                break
+            sleep(CHECK_SECONDS)
+        raise wrong
 
     def close(self) -> None:
         self.loader.close()
@@ -76,5 +100,20 @@ class BlockStore:
             self.slabs.close()
         if self.disk is not None:
             self.disk.close()
-        for tier in self._tiers.values():
+        for tier in self._cpu_tiers():
             tier.close()
+
+    def _cpu_tiers(self) -> list[CpuTier]:
+        with self._lock:
+            return list(self._tiers.values())
+
+    def _check(self, owners: Owners) -> None:
+        for tier in self._cpu_tiers():
+            tier.check_integrity([table.blocks for table in owners.tables if table.tier is tier])
+        if self.slabs is not None:
+            self.slabs.check_integrity(owners.slots)
+        if self.disk is not None:
+            self.disk.check_integrity(owners.files)
+
+    def _changes(self) -> int:
+        return sum(part.changes for part in (*self._cpu_tiers(), self.slabs, self.disk) if part is not None)

@@ -1,4 +1,4 @@
-"""What a place that holds blocks can do: the CPU tier now, GPU, disk and remote beside it."""
+"""The protocol of a place that holds blocks in slots, as the CPU and the GPU tier do."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,7 +12,7 @@ Blocks = npt.NDArray[np.int64]
 
 
 class Tier(Protocol):
-    """Fixed slots of `block_nbytes`, named by physical block numbers. Every block has one owner or several that share it."""
+    """Slots of `block_nbytes` bytes, named by physical block numbers. A block has one owner, or several that share it."""
 
     name: str
     block_nbytes: int
@@ -22,31 +22,25 @@ class Tier(Protocol):
         ...
 
     def retain(self, blocks: Blocks) -> None:
-        """One more reference to each of the (distinct) blocks."""
+        """Add one reference to each of the (distinct) blocks."""
         ...
 
     def release(self, blocks: Blocks) -> None:
-        """One reference less to each of the (distinct) blocks; those without any are free again."""
+        """Drop one reference to each of the (distinct) blocks; those without any are free again."""
         ...
-
-    def pin(self, blocks: Blocks) -> None:
-        """Forbid moving these blocks to another tier until `unpin`."""
-        ...
-
-    def unpin(self, blocks: Blocks) -> None: ...
 
     def shared(self, block: int) -> bool:
         """Whether the block has more than one owner, so that it must be copied before it is written."""
         ...
 
     def addresses(self, blocks: Blocks) -> Addresses:
-        """Where each block begins in memory, for the kernels."""
+        """The address at which each block begins, uint64, for the kernels."""
         ...
 
     def stats(self) -> TierStats: ...
 
     def check_integrity(self, owned: Sequence[Blocks] | None = None) -> None:
-        """Prove that free + used == total and that no block is both free and used; with the blocks of every owner given,
+        """Prove that free + used == total and that no block is both free and used. owned: the blocks of every owner; then also
         that each block has as many references as owners. Raises IntegrityError."""
         ...
 

@@ -37,6 +37,20 @@ assert not seen, seen
 assert threads() == running, f"{{threads() - running}} more threads"
 """
 
+TRANSFORMERS = """
+import torch
+from transformers import cache_utils, generation, masking_utils, modeling_utils
+from transformers.models.llama import modeling_llama
+
+def state():
+    places = [cache_utils, generation.GenerationMixin, masking_utils, modeling_utils, modeling_utils.PreTrainedModel,
+              modeling_llama, modeling_llama.LlamaAttention, torch.nn.functional]
+    functions = [modeling_utils.ALL_ATTENTION_FUNCTIONS, masking_utils.ALL_MASK_ATTENTION_FUNCTIONS]
+    return [sorted(f.keys()) for f in functions], [{k: id(v) for k, v in vars(p).items()} for p in places]
+
+before = state()
+"""
+
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_importing_a_package_changes_nothing_and_loads_nothing_heavy(package: str) -> None:
@@ -46,30 +60,9 @@ def test_importing_a_package_changes_nothing_and_loads_nothing_heavy(package: st
     )
 
 
-def test_importing_every_module_changes_nothing() -> None:
+def test_importing_every_module_changes_nothing_and_leaves_transformers_as_it_was() -> None:
     names = ", ".join(module.name for module in modules())
-    run(WATCH.format(before=foreign_imports(), names=names))
-
-
-def test_importing_the_engine_adapter_leaves_transformers_as_it_was() -> None:
-    names = ", ".join(module.name for module in modules() if module.name.startswith("engine_adapter"))
-    run(
-        f"""
-        import torch
-        from transformers import cache_utils, generation, masking_utils, modeling_utils
-        from transformers.models.llama import modeling_llama
-
-        def state():
-            places = [cache_utils, generation.GenerationMixin, masking_utils, modeling_utils, modeling_utils.PreTrainedModel,
-                      modeling_llama, modeling_llama.LlamaAttention, torch.nn.functional]
-            functions = [modeling_utils.ALL_ATTENTION_FUNCTIONS, masking_utils.ALL_MASK_ATTENTION_FUNCTIONS]
-            return [sorted(f.keys()) for f in functions], [{{k: id(v) for k, v in vars(p).items()}} for p in places]
-
-        before = state()
-        import {names}
-        assert state() == before
-        """
-    )
+    run(WATCH.format(before=f"{foreign_imports()}\n{TRANSFORMERS}", names=names), "assert state() == before")
 
 
 def run(*scripts: str) -> None:

@@ -1,4 +1,4 @@
-"""What `pip install` brings: four packages, the compiled kernels, the demo's model and words, and nothing else."""
+"""What `pip install` brings: four packages, the compiled kernels, the wire contract, the demo's words, and nothing else."""
 
 import os
 import re
@@ -12,16 +12,16 @@ from zipfile import ZipFile
 
 import pytest
 
+from engine_adapter.models import vault
+from kvdb.errors import Unsupported
 from tests.architecture.source import PACKAGES, ROOT
 
 MODELS = "engine_adapter/models/"
 PYTHON = re.compile(r".*(\.pyi?|/py\.typed)$").match
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of this tree. Its kernels come from the build tree of the editable install, so that it takes seconds."""
-    out = tmp_path_factory.mktemp("wheel")
+def build(project: Path, out: Path) -> Path:
+    """A wheel of a project. The kernels of kvdb come from the build tree of the editable install, so that it takes seconds."""
     command = [
         sys.executable,
         "-m",
@@ -33,11 +33,22 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--no-index",
         "--wheel-dir",
         out,
-        ROOT,
+        project,
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return next(out.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the demo's models."""
+    return build(ROOT / MODELS, tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +71,34 @@ def test_it_holds_every_module_of_the_tree(names: set[str]) -> None:
     assert set(filter(PYTHON, names)) == set(filter(PYTHON, tree))
 
 
-def test_it_holds_the_kernels_and_the_models_and_nothing_else(names: set[str]) -> None:
+def test_it_holds_the_kernels_the_wire_contract_the_demos_words_and_nothing_else(names: set[str], wheel: Path) -> None:
     rest = {name for name in names if ".dist-info/" not in name and not PYTHON(name)}
-    models = {name for name in rest if name.startswith(MODELS)}
-    assert models == {path.relative_to(ROOT).as_posix() for path in (ROOT / MODELS).rglob("*.*") if not path.match("*.py*")}
-    assert {name.partition(".")[0] for name in rest - models} == {"kvdb/_native", "indexes/_native"}
+    words = {name for name in rest if name.startswith(MODELS)}
+    assert words == {path.relative_to(ROOT).as_posix() for path in (ROOT / MODELS).glob("*.txt")}
+    contract = "kvdb/rpc/kvdb.proto"
+    assert ZipFile(wheel).read(contract) == (ROOT / "proto" / contract).read_bytes()
+    kernels = {name.partition(".")[0] for name in rest - words - {contract}}
+    assert kernels == {"kvdb/_native", "indexes/_native", "indexes/libkvdb_base"}
+
+
+def test_the_demos_models_are_a_distribution_of_their_own(models: Path, metadata: Message) -> None:
+    names = {name for name in ZipFile(models).namelist() if ".dist-info/" not in name}
+    assert names == {path.relative_to(ROOT).as_posix() for path in (ROOT / MODELS).glob("*/*") if "__pycache__" not in path.parts}
+    demo = [requirement for requirement in metadata.get_all("Requires-Dist") or [] if 'extra == "demo"' in requirement]
+    assert any(requirement.startswith(f"kvdb-demo-models=={models.name.split('-')[1]};") for requirement in demo)
+    assert models.name.split("-")[1] == metadata["Version"]
+
+
+def test_without_them_the_demo_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=r"pip install 'kvdb\[demo\]'"):
+        vault.load_from(tmp_path / "vault-2m")
+
+
+def test_its_description_has_no_links_into_the_repository(metadata: Message) -> None:
+    text = metadata.get_payload()
+    assert isinstance(text, str)
+    assert text.startswith("# kvdb")
+    assert {link for link in re.findall(r"\]\(([^)]*)\)", text) if not link.startswith("https://")} == set()
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -76,7 +110,16 @@ def test_the_base_install_is_small(metadata: Message) -> None:
     wanted = metadata.get_all("Requires-Dist") or []
     base = {re.split(r"[^\w-]", requirement)[0] for requirement in wanted if "extra ==" not in requirement}
     assert base == {"numpy", "ml-dtypes", "grpcio", "protobuf"}
-    assert set(metadata.get_all("Provides-Extra") or []) == {"server", "transformers", "hnsw", "gpu", "plots", "bench", "dev"}
+    assert set(metadata.get_all("Provides-Extra") or []) == {
+        "server",
+        "transformers",
+        "demo",
+        "hnsw",
+        "gpu",
+        "plots",
+        "bench",
+        "dev",
+    }
 
 
 def test_it_works_without_the_source_tree(wheel: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_all_of_it_is_one_command(tmp_path):
 
 
 def test_a_checkout_without_compiled_kernels_answers_what_it_can(tmp_path):
-    """As on a machine with torch and Triton alone: -S keeps the editable installation, which knows the compiled modules, away."""
+    """A machine with torch and Triton alone: -S hides the editable installation, which knows the compiled modules."""
     path = tmp_path / "rows.jsonl"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(part for part in sys.path if part.endswith("site-packages"))}
     for name in ("shared", "overlap"):
@@ -136,11 +137,12 @@ def test_the_table_says_what_failed(tmp_path):
 
 
 class Clocked(Card):
-    """Small sizes, and a clock that says what it likes."""
+    """The smallest sizes, and a clock that says what it likes."""
 
     def __init__(self):
         super().__init__()
         self.timed = True
+        self.sizes = replace(self.sizes, tokens=72, batches=(1,), sessions=1, sharing=2)
 
     def time(self, candidates, rounds=30, budget_s=3.0):
         for run in candidates.values():

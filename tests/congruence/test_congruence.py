@@ -47,7 +47,7 @@ def databases():
 
 
 class Trace:
-    """What a scenario saw, in a form that can be compared."""
+    """The results of a scenario in a form that can be compared."""
 
     def __init__(self):
         self.seen = []
@@ -173,14 +173,14 @@ def blending(db, note, kv):
     note(db.import_chunk(SPEC, kv.tokens[100:], kv.pairs(100), name="two"))
     note(db.name_chunk(SPEC, kv.tokens[100:], name="two again"))
     note(db.name_chunk(SPEC, kv.tokens[101:], name="nothing"))
-    parts = [kv.tokens[:5], one, [7, 8], kvdb.Part("two", visible=70), kvdb.Part("one", at=177), [1, 2, 3]]
+    parts = [kv.tokens[:5], one, [7, 8], kvdb.PromptPart("two", visible=70), kvdb.PromptPart("one", at=177), [1, 2, 3]]
     with db.create_session(SPEC, parts=parts) as session:
         note([session.start, session.reused, session.layout, session.tokens])
         note([session.plan_recompute(), session.plan_recompute(seconds=1e-5), session.plan_recompute(ratio=0.5)])
         again = np.array([0, 1, 2, 3, 4, 40, 105, 106, 120, 276])
         for layer, (k, v) in enumerate(kv.pairs(0, 10)):
             note(session.deviation(layer, again, k, v))
-            note(session.deviation(layer, again[5:6], k[:, 5:6], v[:, 5:6], score="keys"))
+            note(session.deviation(layer, again[5:6], k[:, 5:6], v[:, 5:6], score="relative"))
             note.error(session.attention, layer, kv.q[layer][:, :1], positions=[3])
             note.error(session.attention, layer, kv.q[layer][:, :1])
             session.overlay(layer, again, k, v)
@@ -222,15 +222,15 @@ def blending_wrong(db, note, kv):
         (SPEC, [[0.5]]),
         (other, ["one"]),
         (SPEC, ["one", "document"]),
-        (SPEC, [kvdb.Part("document", visible=7), "one"]),
-        (SPEC, [kvdb.Part("one", visible=65)]),
-        (SPEC, [kvdb.Part("one", visible=0)]),
-        (SPEC, [kvdb.Part("one", visible=True)]),
-        (SPEC, [kvdb.Part("one", visible="3")]),
-        (SPEC, ["one", kvdb.Part("one", at=63)]),
-        (SPEC, ["one", kvdb.Part("one", at=65)]),
-        (SPEC, ["one", kvdb.Part("one", at="64")]),
-        (SPEC, ["one", kvdb.Part("one", at=1 << 70)]),
+        (SPEC, [kvdb.PromptPart("document", visible=7), "one"]),
+        (SPEC, [kvdb.PromptPart("one", visible=65)]),
+        (SPEC, [kvdb.PromptPart("one", visible=0)]),
+        (SPEC, [kvdb.PromptPart("one", visible=True)]),
+        (SPEC, [kvdb.PromptPart("one", visible="3")]),
+        (SPEC, ["one", kvdb.PromptPart("one", at=63)]),
+        (SPEC, ["one", kvdb.PromptPart("one", at=65)]),
+        (SPEC, ["one", kvdb.PromptPart("one", at="64")]),
+        (SPEC, ["one", kvdb.PromptPart("one", at=1 << 70)]),
     ]:
         note.error(db.create_session, spec, parts=parts)
     note.error(db.create_session, SPEC)

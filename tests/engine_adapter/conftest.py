@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from engine_adapter.models import sections, vault
 from engine_adapter.transformers import attach
 from tests.engine_adapter.tiny import build
 
@@ -22,6 +23,18 @@ def model():
     return build()
 
 
+@pytest.fixture(scope="session")
+def vault_model():
+    """The model and the tokenizer of the demo."""
+    return vault.load()
+
+
+@pytest.fixture(scope="session")
+def sections_model():
+    """The model and the tokenizer of the RAG demo."""
+    return sections.load()
+
+
 @pytest.fixture
 def attached(model, db):
     """The model, attached to an embedded and to a remote database."""
@@ -34,7 +47,7 @@ def no_session_left(request):
     """Every session that was opened in a test is closed at its end, whatever happened in it."""
     database = request.getfixturevalue("engine") if "engine" in request.fixturenames else None
     yield
-    assert database is None or not database._opened.sessions
+    assert database is None or not database._handles
 
 
 @pytest.fixture

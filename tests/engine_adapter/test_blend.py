@@ -6,13 +6,15 @@ import torch
 import transformers
 
 import kvdb
+from benchmarks.blend_first import First
+from benchmarks.blend_random import Random
 from engine_adapter.transformers import attach
 from kvdb.errors import AlreadyExists, IntegrityError, InvalidArgument, SpecMismatch, Unsupported
 from tests.engine_adapter.tiny import build, prompts
 
 SYSTEM, A, B, GAP, QUESTION = (prompts(1, n, seed)[0] for seed, n in enumerate((7, 50, 33, 5, 9)))
 WHOLE = torch.cat([SYSTEM, A, GAP, B, A, QUESTION])
-STRATEGIES = ("deviation", "all", "none", "first", "random")
+STRATEGIES = (None, First, Random)
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
@@ -47,7 +49,7 @@ def logits(engine, parts, recompute):
     return answer.sequences[0], answer.logits[0][0]
 
 
-@pytest.mark.parametrize("recompute", [1.0, kvdb.Recompute(strategy="all"), kvdb.Recompute(1.0, steepness=1.0)])
+@pytest.mark.parametrize("recompute", [1.0, kvdb.Recompute(1.0, strategy=First), kvdb.Recompute(1.0, steepness=1.0)])
 def test_all_of_it_is_a_full_prefill(any_model, recompute):
     with torch.no_grad():
         right = any_model(WHOLE[None]).logits[0, -1]
@@ -59,7 +61,7 @@ def test_all_of_it_is_a_full_prefill(any_model, recompute):
         assert engine.last.blend.recomputed == len(A) + len(B) + len(A)
 
 
-@pytest.mark.parametrize("recompute", [0.0, kvdb.Recompute(strategy="none")])
+@pytest.mark.parametrize("recompute", [0.0, kvdb.Recompute(0.0, strategy=First)])
 def test_nothing_of_it_is_the_moved_caches_behind_each_other(any_model, recompute):
     """Chunks of the prompt computed apart, at their places: keys of the place, nothing else."""
     with kvdb.connect() as db, attach(any_model, db) as engine:
@@ -85,21 +87,21 @@ def test_on_both_transports(attached, model, chunks):
     sequence, _ = logits(attached, chunks, 1.0)
     assert torch.equal(sequence, expected)
     for strategy in STRATEGIES:
-        logits(attached, chunks, kvdb.Recompute(0.3, strategy))
+        logits(attached, chunks, kvdb.Recompute(0.3, strategy=strategy))
         blend = attached.last.blend
         assert blend.fresh == len(SYSTEM) + len(GAP)
         assert blend.reused + blend.recomputed == len(A) + len(B) + len(A)
-        assert (blend.ratio, blend.strategy) == (0.3, strategy)
+        assert blend.ratio == 0.3
     assert attached.last.prefilled == (len(SYSTEM) + len(GAP) + len(QUESTION),)
 
 
-@pytest.mark.parametrize("strategy", ["deviation", "first", "random"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("ratio", [0.1, 0.15, 0.5])
 def test_the_asked_share_is_recomputed(strategy, ratio):
     model = build(num_hidden_layers=9)
     with kvdb.connect() as db, attach(model, db) as engine:
         parts = parts_of(engine)
-        engine.generate(parts=parts, recompute=kvdb.Recompute(ratio, strategy, steepness=0.5), max_new_tokens=1)
+        engine.generate(parts=parts, recompute=kvdb.Recompute(ratio, steepness=0.5, strategy=strategy), max_new_tokens=1)
         assert engine.last.blend.recomputed == pytest.approx(ratio * (2 * len(A) + len(B)), abs=1)
 
 
@@ -246,7 +248,7 @@ def test_the_first_layer_is_right_wherever_a_chunk_stands(any_model):
         with db.create_session(engine.spec, parts=[a, b, a, QUESTION]) as session:
             everywhere = torch.arange(len(whole))
             kv = [(layer.keys[0], layer.values[0]) for layer in fresh.layers]
-            deviations = [session.deviation(n, everywhere, k, v, score="both") for n, (k, v) in enumerate(kv)]
+            deviations = [session.deviation(n, everywhere, k, v, score="relative") for n, (k, v) in enumerate(kv)]
     assert deviations[0].max() < 1e-4
     assert deviations[1][: len(A)].max() < 1e-4
     assert deviations[1][len(A) :].max() > 0.1

@@ -46,7 +46,7 @@ def test_rows_without_a_follower_are_closed(cache, engine):
     cache.reorder_cache(torch.tensor([0, 1, 2, 2]))
     with pytest.raises(SessionClosed):
         dropped.stats()
-    assert len(engine._opened.sessions) == 4
+    assert len(engine._handles) == 4
 
 
 def test_rows_are_repeated_and_selected(cache):
@@ -54,6 +54,15 @@ def test_rows_are_repeated_and_selected(cache):
     assert lengths(cache) == [0, 0, 1, 1, 2, 2, 3, 3]
     cache.batch_select_indices(torch.tensor([1, 6]))
     assert lengths(cache) == [0, 3]
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [(1, 3), [1, 3], torch.tensor([1, 3]), torch.tensor([False, True, False, True]), (torch.tensor([1, 3]),), (-3, -1)],
+)
+def test_rows_are_selected_by_whatever_picks_rows_of_a_tensor(cache, indices):
+    cache.batch_select_indices(indices)
+    assert lengths(cache) == [1, 3]
 
 
 def test_forks_go_on_apart(cache, spec):
@@ -101,7 +110,7 @@ def test_a_fork_that_fails_leaves_the_rows_as_they_were(cache, engine, monkeypat
     with pytest.raises(CapacityError):
         cache.reorder_cache(torch.tensor([1, 1, 1, 1]))
     assert cache.sessions == before
-    assert len(engine._opened.sessions) == 4, "the fork that was made is closed again"
+    assert len(engine._handles) == 4, "the fork that was made is closed again"
 
 
 def test_tokens_are_not_taken_back(cache):

@@ -4,14 +4,12 @@ import random
 
 import pytest
 
-from engine_adapter.demo.show import show
 from engine_adapter.models import vault
-from indexes.retrieval import Dipr
-from kvdb.cli import main
+from kvdb.__main__ import main
 
 
 def test_the_demo_answers_right_and_says_so(capsys):
-    assert show(tokens=1500, facts=10, questions=3, seed=1) == 0
+    assert main(["demo", "--tokens", "1500", "--facts", "10", "--questions", "3", "--seed", "1"]) == 0
     said = capsys.readouterr().out
     assert "ready on kvdb://127.0.0.1:" in said
     assert "3 of 3 answers are right; all 18 tokens equal those of plain transformers." in said
@@ -22,15 +20,18 @@ def test_the_demo_answers_right_and_says_so(capsys):
 
 
 def test_a_demo_that_searches_shows_what_the_search_took(capsys):
-    assert show(tokens=6000, facts=10, questions=2, seed=1, retrieval=Dipr(0.012)) == 0
+    flags = ["--tokens", "4500", "--facts", "10", "--questions", "2", "--seed", "1", "--retrieval", "dipr"]
+    assert main(["demo", *flags]) == 0
     said = capsys.readouterr().out
+    first, stored, answers = (said.index(words) for words in ("2,048 tokens reused", "stored as", "4,500 tokens reused"))
+    assert first < stored < answers, "an answer comes before all of the document is there"
     (search,) = (line for line in said.splitlines() if "Index Search using flat on segment" in line)
     assert "(actual time=" in search
     assert "Execution Time: " in said
 
 
-def test_a_document_is_the_same_for_a_seed_and_holds_its_facts():
-    _, tokenizer = vault.load()
+def test_a_document_is_the_same_for_a_seed_and_holds_its_facts(vault_model):
+    _, tokenizer = vault_model
     document, again, other = (vault.document(tokenizer, 3000, 20, seed) for seed in (5, 5, 6))
     assert document == again
     assert document.ids != other.ids

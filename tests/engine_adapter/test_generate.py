@@ -65,6 +65,33 @@ def test_padding_is_inferred_as_transformers_does(attached, model):
     assert attached.last.prefilled == (20, 17, 14)
 
 
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"output_logits": True, "return_dict_in_generate": True}])
+def test_padding_anywhere(attached, model, options):
+    """Plain transformers takes it with a warning: what stands behind padding on the right is asked by the padding itself."""
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [1, 0, 1, 1, 0, 1], [0, 1, 1, 0, 1, 0]])
+    attached.store(name="known", input_ids=prompts(4, 6)[1, :4])
+    assert same(attached, model, prompts(4, 6), attention_mask=mask, pad_token_id=0, **options, **GREEDY)
+    assert attached.last.reused == (0, 4, 0, 0)
+    assert same(attached, model, prompts(1, 6), attention_mask=mask[1:2], pad_token_id=0, **options, **GREEDY)
+    assert attached.last.decode is None or attached.last.decode.attended_share == 1
+
+
+def test_rows_with_padding_anywhere_are_kept_without_it(attached, model, names, db):
+    ids, mask = prompts(3, 6), torch.tensor([[1, 1, 1, 0, 0, 0], [1, 0, 1, 1, 0, 1], [1, 1, 1, 1, 1, 1]])
+    answer = attached.generate(ids, attention_mask=mask, pad_token_id=0, keep=["a", "b", "c"], **GREEDY)
+    for name, row in (("a", 0), ("b", 1), ("c", 2)):
+        kept = torch.cat([ids[row][mask[row] == 1], answer[row, 6:]])
+        assert db.get(name).tokens == len(kept) - 1
+        attached.generate(kept[None], **GREEDY)
+        assert attached.last.reused == (len(kept) - 1,)
+
+
+def test_nothing_given_begins_with_the_first_token_of_a_text(attached, model):
+    assert same(attached, model, bos_token_id=5, **GREEDY)
+    assert attached.last.prefilled == (1,)
+    assert same(attached, model, bos_token_id=5, attention_mask=torch.ones(2, 1), **GREEDY)
+
+
 @pytest.mark.parametrize("beams", [2, 5])
 def test_beam_search(attached, model, beams):
     ids, mask = left_padded(3, 20)

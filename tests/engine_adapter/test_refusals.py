@@ -94,10 +94,28 @@ def test_options(attached, names, options, named):
     assert names() == []
 
 
-@pytest.mark.parametrize("mask", [[1, 1, 1, 0], [1, 0, 1, 1], [0, 1, 0, 1]])
-def test_padding_that_is_not_on_the_left(attached, mask):
-    with pytest.raises(Unsupported, match="row 1 has padding right of its first token"):
-        attached.generate(prompts(2, 4), attention_mask=torch.tensor([[1, 1, 1, 1], mask]))
+def test_prompts_longer_than_the_models_positions(db, names):
+    model = build(max_position_embeddings=32)
+    with attach(model, db) as engine:
+        engine.generate(prompts(1, 32), max_new_tokens=1)
+        for call in (
+            lambda: engine.generate(prompts(1, 33), max_new_tokens=1),
+            lambda: engine.generate(parts=[prompts(1, 33)[0]], max_new_tokens=1),
+            lambda: engine.store(name="x", input_ids=prompts(1, 33)),
+            lambda: engine.store_chunk(name="x", input_ids=prompts(1, 33)),
+        ):
+            with pytest.raises(InvalidArgument, match="33 tokens; the model has 32 positions"):
+                call()
+        engine.generate(prompts(1, 40), attention_mask=(torch.arange(40) >= 8).long()[None], max_new_tokens=1)
+    assert names() == []
+
+
+def test_positions_that_rope_stretches(db):
+    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 32}
+    with attach(build(max_position_embeddings=32, rope_parameters=yarn), db) as engine:
+        engine.generate(prompts(1, 64), max_new_tokens=1)
+        with pytest.raises(InvalidArgument, match="the model has 64 positions"):
+            engine.generate(prompts(1, 65), max_new_tokens=1)
 
 
 def test_prompts_that_are_none(attached):

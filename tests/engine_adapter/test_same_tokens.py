@@ -9,7 +9,7 @@ from engine_adapter.models import vault
 from engine_adapter.transformers import attach
 from tests.engine_adapter.tiny import KINDS, build, left_padded, prompts
 
-OPTIONS = {"max_new_tokens": 128, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+OPTIONS = {"max_new_tokens": 72, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
 LENGTHS = (1, 2, 33, 64, 100)
 
 
@@ -20,7 +20,7 @@ def model_of(kind):
 
 @cache
 def plain(kind, number):
-    """Of one prompt alone."""
+    """The logits of one prompt alone."""
     return model_of(kind).generate(prompts(1, LENGTHS[number], seed=number), **OPTIONS)
 
 
@@ -83,9 +83,9 @@ def test_layers_that_rotate_in_their_own_way(db):
             assert torch.equal(engine.generate(ids, **options).sequences, model.generate(ids, **options).sequences)
 
 
-def test_a_trained_model_looks_up_the_same_codes(db):
+def test_a_trained_model_looks_up_the_same_codes(db, vault_model):
     """Four questions in one batch, about a document that was read once."""
-    model, tokenizer = vault.load()
+    model, tokenizer = vault_model
     document = vault.document(tokenizer, tokens=1500, facts=20, seed=0)
     questions = [document.ids + tokenizer.encode(fact.question, add_special_tokens=False) for fact in document.facts[:4]]
     width = max(map(len, questions))

@@ -69,7 +69,7 @@ def attended(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
     offsets = np.sort(np.concatenate([[0], rng.integers(0, 100, rows)])).astype(np.int64)
     ids = rng.integers(0, blocks * size, offsets[-1]).astype(np.int32)
     scores = rng.standard_normal(len(ids)).astype(np.float32)
-    native.attend_found(geometry, table, offsets, ids, scores, 0.1, out, lse, out.copy(), lse.copy())
+    native.attend_retrieved(geometry, table, offsets, ids, scores, 0.1, out, lse, out.copy(), lse.copy())
     native.merge_tail(geometry, out, lse, out.copy(), lse.copy(), out.copy(), lse.copy())
     native.share(lse, lse.copy())
     native.raise_top(offsets, scores, None, top.reshape(-1))

@@ -31,7 +31,7 @@ KEPT_MAX = 400  # calls that are remembered
 
 
 class Recorder:
-    """Stands before a native module and remembers the calls that go through it."""
+    """Passes calls on to a native module and remembers them."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -48,7 +48,7 @@ class Recorder:
         return call
 
     def made(self, target: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """Remembers a call, and makes it."""
+        """Remember a call, and make it."""
         if len(self.calls) >= KEPT_MAX:
             self.calls[random.randrange(KEPT_MAX)] = (target, args, named)
         else:
@@ -57,7 +57,7 @@ class Recorder:
 
 
 def load(directory: Path, package: str) -> Recorder:
-    """The sanitized module in the place of the installed one, behind a recorder."""
+    """Put the module of that directory in the place of the installed one, behind a recorder."""
     (path,) = directory.glob(f"{package}/_native*.so")
     spec = importlib.util.spec_from_file_location(f"{package}._native", path)
     assert spec is not None
@@ -73,7 +73,7 @@ def load(directory: Path, package: str) -> Recorder:
 
 
 def use(rng: np.random.Generator, kinds: list[str]) -> list[Any]:
-    """One index of a random kind over random keys, used as a caller would, with values that are hard to bear.
+    """Use one index of a random kind over random keys as a caller would, with extreme values.
 
     Returns the blocks: what they hold must live as long as calls with their addresses are made.
     """
@@ -89,8 +89,8 @@ def use(rng: np.random.Generator, kinds: list[str]) -> list[Any]:
     k = np.nan_to_num(k.astype(np.float32), posinf=1, neginf=-1).astype(k.dtype)
     blocks = Blocks.of(k, k, int(rng.choice([1, 16, 64])))
     kind = str(rng.choice(kinds or list(registry.KINDS)))
-    samples = rng.standard_normal((kv_heads * group, 8, head_dim)).astype(np.float32)
-    index = built(kind, blocks, samples if rng.random() < 0.5 else None, Plain() if rng.random() < 0.5 else None)
+    query_samples = rng.standard_normal((kv_heads * group, 8, head_dim)).astype(np.float32)
+    index = built(kind, blocks, query_samples if rng.random() < 0.5 else None, Plain() if rng.random() < 0.5 else None)
     q = rng.standard_normal((kv_heads * group, n, head_dim)).astype(np.float32) * 10.0 ** rng.integers(-6, 4)
     hidden = rng.integers(0, 1 << 63, -(-tokens // 64) + 1, dtype=np.uint64) if rng.random() < 0.5 else None
     queries = Queries.of(q, kv_heads, float(head_dim) ** -0.5, tokens, hidden)
@@ -98,17 +98,17 @@ def use(rng: np.random.Generator, kinds: list[str]) -> list[Any]:
         index.search(queries, retrieval, estimate_tail=bool(rng.random() < 0.5), tight=bool(rng.random() < 0.5))
     more = np.concatenate([k, k[:, : int(rng.integers(0, tokens + 1))]], axis=1)
     grown = Blocks.of(more, more, blocks.block_size)
-    index.add(grown)
+    index.insert(grown)
     with TemporaryDirectory() as directory:
         spoiled(rng, kind, index, Path(directory) / "index")
     return [blocks, grown]
 
 
-def built(kind: str, blocks: Any, samples: Any, accelerator: Plain | None) -> Any:
-    """All steps of a build."""
+def built(kind: str, blocks: Any, query_samples: Any, accelerator: Plain | None) -> Any:
+    """Take all steps of a build."""
     import indexes.registry as registry
 
-    steps = registry.build_steps(kind, blocks, samples, accelerator)
+    steps = registry.build_steps(kind, blocks, query_samples, accelerator)
     while True:
         try:
             next(steps)
@@ -117,7 +117,7 @@ def built(kind: str, blocks: Any, samples: Any, accelerator: Plain | None) -> An
 
 
 def spoiled(rng: np.random.Generator, kind: str, index: Any, path: Path) -> None:
-    """Load a file that somebody wrote over: refused, or an index that can be searched."""
+    """Load a file with wrong bytes: it is refused, or is an index that can be searched."""
     import indexes.registry as registry
 
     index.save(path)
@@ -130,7 +130,7 @@ def spoiled(rng: np.random.Generator, kind: str, index: Any, path: Path) -> None
 
 
 def mutated(rng: random.Random, value: Any) -> Any:
-    """Something else of the same kind, or nearly."""
+    """Another value of the same type, or of nearly the same."""
     if isinstance(value, attention.Table):
         return rng.choice(
             [
@@ -171,7 +171,7 @@ def main() -> int:
     parser.add_argument("--package", choices=["indexes", "kvdb"], default="indexes")
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", nargs="*", default=[], help="of index (default all)")
+    parser.add_argument("--kinds", nargs="*", default=[], help="kinds of index to use (default all)")
     given = parser.parse_args()
     np.seterr(all="ignore")  # wrong numbers are what this is about
     recorder = load(given.directory, given.package)

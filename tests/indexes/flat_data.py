@@ -3,7 +3,7 @@
 import numpy as np
 
 import indexes._native as native
-from indexes.base import Found, Queries
+from indexes.base import Queries, SearchResult
 from indexes.blocks import DTYPES, Blocks
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 
@@ -66,7 +66,7 @@ def expected_ids(retrieval: Retrieval, scores: np.ndarray, seen: np.ndarray, flo
     return np.sort(ids[order[: np.searchsorted(reached, retrieval.p * total)]])
 
 
-def check(found: Found, blocks: Blocks, queries: Queries, retrieval: Retrieval) -> None:
+def check(found: SearchResult, blocks: Blocks, queries: Queries, retrieval: Retrieval) -> None:
     """Rows that were given up have nothing, all others what brute force finds; what was missed is bounded."""
     scores, seen = every_score(blocks, queries)
     assert found.offsets[0] == 0

@@ -18,18 +18,18 @@ SCALE = 64**-0.5
 @lru_cache(maxsize=8)
 def layer(kind="sharp", dtype="bfloat16", tokens=TOKENS):
     work = workload(kind, tokens)
-    return Blocks.of(work.k.astype(DTYPES[dtype]), work.v.astype(DTYPES[dtype])), work.queries, work.samples
+    return Blocks.of(work.k.astype(DTYPES[dtype]), work.v.astype(DTYPES[dtype])), work.queries, work.query_samples
 
 
 @lru_cache(maxsize=4)
 def workload(kind, tokens):
-    return generate(kind, Shape(tokens, kv_heads=2, group=2, head_dim=64, dtype=DTYPES["float32"]), queries=6, samples=48)
+    return generate(kind, Shape(tokens, kv_heads=2, group=2, head_dim=64, dtype=DTYPES["float32"]), queries=6, query_samples=48)
 
 
 @lru_cache(maxsize=8)
 def index(kind="sharp", dtype="bfloat16"):
-    blocks, _, samples = layer(kind, dtype)
-    return Hnsw.build(blocks, samples)
+    blocks, _, query_samples = layer(kind, dtype)
+    return Hnsw.build(blocks, query_samples)
 
 
 def ask(q, tokens=TOKENS, window=True, hidden=None):

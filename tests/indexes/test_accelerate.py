@@ -31,8 +31,8 @@ def one_thread():
     native.set_threads(threads)
 
 
-def built(name, blocks, samples=None, accelerator=None):
-    steps = registry.build_steps(name, blocks, samples, accelerator)
+def built(name, blocks, query_samples=None, accelerator=None):
+    steps = registry.build_steps(name, blocks, query_samples, accelerator)
     shares = []
     while True:
         try:
@@ -47,11 +47,11 @@ def built(name, blocks, samples=None, accelerator=None):
 @pytest.mark.parametrize("learnt", [True, False])
 def test_a_graph_of_exact_neighbours_finds_no_less_than_one_of_hnswlib(kind, learnt):
     tokens = 5200  # more than a search looks at without a walk
-    more, q, samples = layer(kind)
+    more, q, query_samples = layer(kind)
     blocks = replace(more, tokens=tokens)
     accelerator = Plain()
-    exact = built("hnsw", blocks, samples if learnt else None, accelerator)
-    usual = Hnsw.build(blocks, samples if learnt else None)
+    exact = built("hnsw", blocks, query_samples if learnt else None, accelerator)
+    usual = Hnsw.build(blocks, query_samples if learnt else None)
     exact.verify()
     assert accelerator.calls == ["nearest_before"] * 2 + ["neighbours"] * 2 * learnt
     oracle = Oracle(blocks, ask(q, tokens, window=False))
@@ -91,10 +91,10 @@ def ruled(distance, token, candidates, most=24):
 
 @pytest.mark.parametrize("heads_max", [0, 1])
 def test_a_graph_goes_on_with_hnswlib_where_the_accelerator_is_lost(heads_max, one_thread):
-    more, _, samples = layer()
+    more, _, query_samples = layer()
     blocks = replace(more, tokens=1500)
-    whole, usual = (Hnsw.build(blocks, samples, accelerator=accelerator) for accelerator in (Plain(), None))
-    index = built("hnsw", blocks, samples, Plain(heads_max))
+    whole, usual = (Hnsw.build(blocks, query_samples, accelerator=accelerator) for accelerator in (Plain(), None))
+    index = built("hnsw", blocks, query_samples, Plain(heads_max))
     index.verify()
     np.testing.assert_array_equal(index.starts, whole.starts)
     for head in range(2):
@@ -103,12 +103,12 @@ def test_a_graph_goes_on_with_hnswlib_where_the_accelerator_is_lost(heads_max, o
 
 
 def test_samples_learnt_by_the_accelerator_show_what_the_processor_finds():
-    more, _, samples = layer()
+    more, _, query_samples = layer()
     blocks = replace(more, tokens=1500)
     base = Hnsw.build(blocks)
     for accelerator in (None, Plain()):
         learning = replace(base, codes=base.codes)
-        list(learning._learn_steps(samples, accelerator))
+        list(learning._learn_steps(query_samples, accelerator))
         if accelerator is None:
             starts = learning.starts
     np.testing.assert_array_equal(np.sort(learning.starts, axis=1), np.sort(starts, axis=1))

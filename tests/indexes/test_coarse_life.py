@@ -22,7 +22,7 @@ def test_it_grows_by_what_is_new(kind):
     layer = Layer.of(1500)
     index = kind.build(layer.cut(0), segment_tokens=512)
     for tokens in (1, 2, 63, 64, 200, 700, 701, 1499, 1500, 1500):
-        index.add(layer.cut(tokens))
+        index.insert(layer.cut(tokens))
         index.verify()
         queries = layer.queries(end=tokens)
         found = index.search(queries, Exact())
@@ -34,7 +34,7 @@ def test_short_segments_do_not_pile_up():
     layer = Layer.of(1024)
     index = Clusters.build(layer.cut(0), segment_tokens=512)
     for tokens in range(16, 1025, 16):
-        index.add(layer.cut(tokens))
+        index.insert(layer.cut(tokens))
         assert len(index._batches) <= 2 + 5
     assert index._batches[-1].tokens == 512
 
@@ -44,16 +44,16 @@ def test_other_blocks_are_refused(kind):
     layer = Layer.of(300)
     index = kind.build(layer.blocks)
     with pytest.raises(ValueError, match="expected the 300 indexed before"):
-        index.add(layer.cut(299))
+        index.insert(layer.cut(299))
     with pytest.raises(ValueError, match="float16"):
-        index.add(Layer.of(400, "float16").blocks)
+        index.insert(Layer.of(400, "float16").blocks)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_saved_is_loaded(kind, tmp_path):
     layer = Layer.of(1300, "bfloat16")
     index = kind.build(layer.cut(1000), segment_tokens=512)
-    index.add(layer.blocks)
+    index.insert(layer.blocks)
     index.save(tmp_path / "index")
     loaded = kind.load(tmp_path / "index", layer.blocks)
     loaded.verify()

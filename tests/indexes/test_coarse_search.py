@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import indexes._native as _native
@@ -112,7 +112,6 @@ def test_top_p_counts_the_mass_outside_as_had(kind):
     assert len(index.search(layer.queries(outside=1e4), TopP(0.9)).ids) == 0
 
 
-@settings(max_examples=25, deadline=None)
 @given(data=st.data(), kind=st.sampled_from(KINDS), retrieval=st.sampled_from(RETRIEVALS), tight=st.booleans())
 def test_filters_hold_for_any_range_and_any_bitmap(data, kind, retrieval, tight):
     tokens = data.draw(st.integers(1, 700))

@@ -5,7 +5,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import indexes._native as native
@@ -47,7 +47,6 @@ def test_every_head_dim(isa: str, head_dim: int) -> None:
         check(index.search(queries, Dipr(0.012), tight=True), blocks, queries, Dipr(0.012))
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_filters_and_batches(data: st.DataObject) -> None:
     tokens = data.draw(st.sampled_from([1, 63, 64, 65, 700, CHUNK, CHUNK + 1, 3 * CHUNK + 17]))
@@ -98,15 +97,15 @@ def test_adding_equals_building() -> None:
     k = np.stack([whole.keys(head) for head in range(2)]).astype(np.float16)
     index = Flat.build(Blocks.of(k[:, :0]))
     for tokens in (1, 40, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 10):
-        index.add(Blocks.of(k[:, :tokens]))
+        index.insert(Blocks.of(k[:, :tokens]))
         index.verify()
     for retrieval in (Dipr(0.012), TopK(20)):
         queries = some_queries(whole, length=2.0)
         check(index.search(queries, retrieval, tight=True), whole, queries, retrieval)
     with pytest.raises(ValueError, match="fewer|expected the"):
-        index.add(Blocks.of(k[:, :5]))
+        index.insert(Blocks.of(k[:, :5]))
     with pytest.raises(ValueError, match="float32"):
-        index.add(Blocks.of(k.astype(np.float32)))
+        index.insert(Blocks.of(k.astype(np.float32)))
 
 
 def test_empty_index() -> None:
@@ -163,7 +162,7 @@ def test_k_beyond_all_tokens_finds_all() -> None:
 def test_saves_and_loads(tmp_path: Path) -> None:
     blocks = some_blocks(CHUNK + 77, dtype="bfloat16")
     index = Flat.build(Blocks.of(np.stack([blocks.keys(h, 0, 60) for h in range(2)]).astype(ml_dtypes.bfloat16)))
-    index.add(blocks)
+    index.insert(blocks)
     index.save(tmp_path / "index")
     loaded = Flat.load(tmp_path / "index", blocks)
     loaded.verify()

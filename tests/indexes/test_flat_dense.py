@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import indexes._native as native
@@ -29,7 +29,7 @@ def as_before():
 
 @lru_cache
 def layer(kind: str) -> tuple[Blocks, Flat, Queries]:
-    work = generate(kind, Shape(16 * CHUNK, kv_heads=2), queries=3, samples=1)
+    work = generate(kind, Shape(16 * CHUNK, kv_heads=2), queries=3, query_samples=1)
     blocks = Blocks.of(np.ascontiguousarray(work.k))
     return blocks, Flat.build(blocks), Queries.of(work.queries, 2, work.scale, blocks.tokens)
 
@@ -126,7 +126,6 @@ def test_what_is_left_does_not_depend_on_threads(kind: str) -> None:
                 np.testing.assert_array_equal(one, same)
 
 
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_whatever_is_answered_is_right(data: st.DataObject) -> None:
     tokens = data.draw(st.sampled_from([FEW, 9 * CHUNK + 17, 20 * CHUNK]))

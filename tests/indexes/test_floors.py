@@ -22,16 +22,16 @@ RETRIEVALS = [Exact(), Dipr(0.012), TopK(100), TopP(0.9)]
 @lru_cache(maxsize=8)
 def asked(workload, dtype):
     shape = Shape(TOKENS, kv_heads=KV_HEADS, group=4, head_dim=HEAD_DIM, dtype=DTYPES[dtype])
-    work = generate(workload, shape, queries=3, samples=64)
+    work = generate(workload, shape, queries=3, query_samples=64)
     blocks = Blocks.of(np.asarray(work.k), np.asarray(work.v))
     oracle = Oracle(blocks, Queries.of(work.queries, KV_HEADS, HEAD_DIM**-0.5, TOKENS), WINDOW)
-    return blocks, oracle, work.samples
+    return blocks, oracle, work.query_samples
 
 
 @lru_cache(maxsize=64)
 def made(kind, workload, dtype):
-    blocks, _, samples = asked(workload, dtype)
-    return build(kind, blocks, samples)
+    blocks, _, query_samples = asked(workload, dtype)
+    return build(kind, blocks, query_samples)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -48,6 +48,6 @@ def test_so_much_is_found(kind, retrieval, workload, dtype):
         assert report.recall >= (0.98 if workload == "sharp" else 0.85)
     if isinstance(retrieval, TopP):
         assert report.mass >= retrieval.p - (0 if kind in EXACT else 0.02)
-        assert report.found <= 1.3 * report.wanted + 2
+        assert report.found <= 1.3 * report.relevant + 2
     if workload == "sharp" and isinstance(retrieval, Dipr):
         assert report.error <= 0.015

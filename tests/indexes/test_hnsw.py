@@ -88,9 +88,9 @@ def test_hidden_tokens_are_walked_through_and_never_found(hide, rng):
 
 def test_a_walk_among_hidden_tokens_finds_what_is_visible(rng):
     """More visible tokens than are scanned outright, so that the walk has to find its way."""
-    blocks, q, samples = layer(tokens=16_000)
-    graph = Hnsw.build(blocks, samples)
-    for end, hidden in ((5_000, None), (16_000, pack(rng.random(16_000) < 0.7))):
+    blocks, q, query_samples = layer(tokens=12_000)
+    graph = Hnsw.build(blocks, query_samples)
+    for end, hidden in ((5_000, None), (12_000, pack(rng.random(12_000) < 0.6))):
         queries = replace(ask(q, end, window=False), hidden=hidden)
         scores = every_score(blocks, queries)
         found = graph.search(queries, Dipr(), give_up=True)
@@ -217,7 +217,7 @@ def test_keys_far_from_all_others_keep_their_order():
     far = rng.choice(TOKENS, 90, replace=False)
     k[0, far] += np.linspace(60, 140, 90)[:, None] * direction
     q = (12 * direction)[None, None].astype(np.float32)
-    index = Hnsw.build(Blocks.of(k), samples=np.repeat(q, 4, axis=1))
+    index = Hnsw.build(Blocks.of(k), query_samples=np.repeat(q, 4, axis=1))
     found = index.search(Queries.of(q, 1, SCALE, TOKENS), Dipr(1e-20))
     scores = k[0] @ q[0, 0]
     assert found.ids.tolist() == np.flatnonzero(scores >= scores.max() - Dipr(1e-20).beta(SCALE)).tolist()

@@ -38,7 +38,7 @@ def test_an_index_that_finds_everything_has_recall_one_and_a_bound_that_holds(dt
     *_, blocks, q = make(dtype)
     report = measure(Scan(blocks, loose=0), Queries.of(q, KV_HEADS, SCALE, TOKENS), retrieval, window=window, repetitions=1)
     assert (report.recall, report.recall_min, report.bound_valid) == (1, 1, 1)
-    assert report.found == pytest.approx(report.wanted)
+    assert report.found == pytest.approx(report.relevant)
     assert report.bound_ratio == pytest.approx(1, abs=1e-4)
     assert report.missed == pytest.approx(report.missed_estimate, abs=1e-6)
     assert report.mass + report.missed == pytest.approx(1)
@@ -71,7 +71,7 @@ def test_the_one_wanted_token_that_was_not_found_is_seen():
     *_, blocks, q = make()
     queries = Queries.of(20 * q, KV_HEADS, SCALE, TOKENS)
     report = measure(Scan(blocks, keep=0, loose=0), queries, Dipr(0.9), repetitions=1)
-    assert report.wanted < 1.5
+    assert report.relevant < 1.5
     assert report.recall == 0
 
 
@@ -128,8 +128,8 @@ def test_a_floor_from_outside_raises_the_threshold():
     *_, blocks, q = make()
     queries = Queries.of(q, KV_HEADS, SCALE, TOKENS)
     high = replace(queries, floor=np.full(q.shape[:2], 1e4, np.float32))
-    assert not any(map(len, Oracle(blocks, high).wanted(Dipr(0.05))))
-    assert all(map(len, Oracle(blocks, queries).wanted(Dipr(0.05))))
+    assert not any(map(len, Oracle(blocks, high).relevant_tokens(Dipr(0.05))))
+    assert all(map(len, Oracle(blocks, queries).relevant_tokens(Dipr(0.05))))
 
 
 def test_the_sets_by_hand():
@@ -149,7 +149,7 @@ def test_the_sets_by_hand():
 def test_nothing_to_see_is_nothing_missed(retrieval):
     *_, blocks, q = make(tokens=64)
     report = measure(Scan(blocks, loose=0), Queries.of(q, KV_HEADS, SCALE, 0), retrieval, repetitions=1)
-    assert (report.recall, report.wanted, report.found, report.missed, report.error) == (1, 0, 0, 0, 0)
+    assert (report.recall, report.relevant, report.found, report.missed, report.error) == (1, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("retrieval", RETRIEVALS, ids=str)

@@ -4,11 +4,11 @@ from hypothesis import strategies as st
 
 from indexes.retrieval import Dipr, Exact, TopK, TopP
 from query_optimizer.facts import Facts, FastMemory, HeadFacts, IndexFacts, PartFacts
-from query_optimizer.wanted import Hints
+from query_optimizer.query_options import Hints
 
 KV_HEADS, TOKEN_NBYTES, SINKS, RECENT = 4, 1024, 64, 256
 SECONDS = TOKEN_NBYTES / 25e9
-"""Of reading one token."""
+"""The time to read one token."""
 SCANS = {"flat": (1e-8, False), "coarse-bounds": (5e-9, False), "coarse-means": (4e-9, False), "coarse-clusters": (3e-9, True)}
 CALM, WILD = HeadFacts(9, 40), HeadFacts(9, 40_000)
 
@@ -16,11 +16,16 @@ CALM, WILD = HeadFacts(9, 40), HeadFacts(9, 40_000)
 def index(kind, tokens, **changed):
     """An index over so many tokens; what a search takes grows with them, but for a graph."""
     if kind == "hnsw":
-        made = {"seconds": 1e-4, "nbytes": 2e5, "kept": 400 * tokens, "walks": True}
+        made = {"seconds": 1e-4, "nbytes": 2e5, "kept_nbytes": 400 * tokens, "walks": True}
     else:
         each, tail = SCANS[kind]
         seconds = each * tokens
-        made = {"seconds": seconds, "nbytes": 40 * tokens, "kept": 100 * tokens, "tail_seconds": 2 * seconds if tail else None}
+        made = {
+            "seconds": seconds,
+            "nbytes": 40 * tokens,
+            "kept_nbytes": 100 * tokens,
+            "tail_seconds": 2 * seconds if tail else None,
+        }
     made |= changed
     return IndexFacts(kind, sharp_seconds=changed.get("sharp_seconds", made["seconds"] / 2), **made)
 
@@ -34,7 +39,7 @@ def part(name="segment 3", visible=50_000, *kinds, stored=None, **changed):
 
 
 def tail(tokens=20):
-    return PartFacts("tail", tokens, tokens, "cpu", tokens * SECONDS, fresh=True)
+    return PartFacts("tail", tokens, tokens, "cpu", tokens * SECONDS, is_tail=True)
 
 
 def facts(*parts, **changed):
@@ -50,10 +55,10 @@ SOME = (True, False, False)
 
 def made_part(choose, name):
     """A part of which every number is chosen from a few, by `choose(options)`."""
-    fresh = name == "tail"
+    is_tail = name == "tail"
     visible = choose([1, 30, 700, 3000, 5000, 20_000, 100_000, 400_000])
-    long = visible >= 2048 and not (fresh and choose(SOME))
-    begin = choose([0, SINKS]) if long and not fresh else 0
+    long = visible >= 2048 and not (is_tail and choose(SOME))
+    begin = choose([0, SINKS]) if long and not is_tail else 0
     end = (visible - choose([0, 1, RECENT])) // 64 * 64 if long else 0
     kinds = {choose(KINDS) for _ in range(choose([0, 1, 2, 3]))} if end else ()
     indexes = tuple(index(kind, end - begin, seconds=choose([1e-6, 1e-4, 1e-3, 1e-2])) for kind in sorted(kinds))
@@ -62,7 +67,7 @@ def made_part(choose, name):
     return PartFacts(
         name=name,
         visible=visible,
-        stored=visible if fresh else visible * choose([1, 1, 3]),
+        stored=visible if is_tail else visible * choose([1, 1, 3]),
         tier="cpu",
         seconds=visible * SECONDS,
         begin=begin,
@@ -71,7 +76,7 @@ def made_part(choose, name):
         heads=tuple(heads),
         building=(choose(KINDS),) if choose(SOME) else (),
         shift=choose([0, 0, 7]),
-        fresh=fresh,
+        is_tail=is_tail,
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 import indexes.registry as registry
 import kvdb
 from kvdb.errors import InvalidArgument
-from tests.attention.test_sparse import GivesUp
+from tests.kvdb.attention.test_sparse import GivesUp
 from tests.query_optimizer.conftest import N
 from tests.reference import attention, relative_error
 from tests.scan import Scan
@@ -15,7 +15,7 @@ ALPHA = 0.05
 
 
 def oracle(document, layer, end, alpha):
-    """Of the last query: dense attention, and the share of the mass of what Dipr leaves out beside the window."""
+    """Dense attention of the last query, and the share of the mass that Dipr leaves out beside the window."""
     kv, scale = document.kv, document.spec.softmax_scale
     q = document.q[layer][:, end - 1 : end]
     exact, _ = attention(q, kv.k[layer][:, :end], kv.v[layer][:, :end], scale)

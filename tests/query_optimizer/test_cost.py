@@ -47,9 +47,8 @@ def test_exact_reads_caches_first_and_multiplies_meanwhile():
     assert machine.exact_seconds(1500, 1000) == pytest.approx(1 + 200)
 
 
-def test_a_step_is_window_searches_values_and_what_is_given_up():
-    machine = Machine(stream_bytes_s=10.0, gather_bytes_s=2.0, step_s=7.0, search_s=1.0)
-    nothing = Cost(0.0, 0.0)
-    assert machine.search_seconds(20, [nothing, nothing], 8) == pytest.approx(7 + 2 + 2 + 4)
-    half = replace(nothing, given_up=0.5)
-    assert machine.search_seconds(20, [nothing, half], 8, 100) == pytest.approx(7 + 2 + 2 + 2 + 50)
+def test_a_search_is_its_cost_and_the_values_of_what_it_finds():
+    machine = Machine(stream_bytes_s=10.0, gather_bytes_s=2.0, search_s=1.0)
+    cost = Cost(20.0, 0.0)
+    assert machine.search_seconds(cost, 8) == pytest.approx(1 + 2 + 4)
+    assert machine.search_seconds(replace(cost, given_up=0.5), 8) == pytest.approx(1 + 2 + 2)

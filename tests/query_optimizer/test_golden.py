@@ -14,8 +14,8 @@ from query_optimizer.access import Actual
 from query_optimizer.facts import FastMemory
 from query_optimizer.optimizer import Optimizer
 from query_optimizer.plan import Outcome
+from query_optimizer.query_options import Hints
 from query_optimizer.rules import base_rules
-from query_optimizer.wanted import Hints
 from tests.query_optimizer.made import CALM, WILD, facts, part, tail
 
 FILES = Path(__file__).parent / "explain"
@@ -40,10 +40,13 @@ RULES = {
 }
 MIXTURES = {
     "nothing": facts(),
-    "a piece of a prompt": facts(LONG, part("tail", 9000, "flat", fresh=True), new_tokens=100),
+    "a piece of a prompt": facts(LONG, part("tail", 9000, "flat", is_tail=True), new_tokens=100),
     "heads that differ": facts(MIXED, tail()),
     "heads of which most want much": facts(replace(BOTH, heads=(WILD, CALM, WILD, WILD)), tail()),
     "heads whose rest is estimated": facts(
+        replace(part("segment 3", 400_000, "coarse-clusters", "hnsw"), heads=(CALM, WILD, WILD, CALM)), tail(), estimate_tail=True
+    ),
+    "heads whose rest nobody asked to estimate": facts(
         replace(part("segment 3", 400_000, "coarse-clusters", "hnsw"), heads=(CALM, WILD, WILD, CALM)), tail()
     ),
     "heads that differ, a retrieval asked for": facts(MIXED, tail(), retrieval=TopK(100)),

@@ -4,21 +4,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kvdb
 from indexes.retrieval import Dipr, Exact, TopK, TopP
 from kvdb.config import Config, IndexConfig, OptimizerConfig, StorageConfig, WindowConfig
 from kvdb.database import Database
+from query_optimizer.query_options import Hints, QueryOptions
 from query_optimizer.rules import Fired, base_rules
-from query_optimizer.wanted import Hints, Wanted
 from tests.reference import attention, relative_error
 
 SPEC = kvdb.ModelSpec("m", layers=1, q_heads=8, kv_heads=4, head_dim=16, dtype="float32")
 GROUP, HEADS = 2, range(4)
 CUTS = (700, 1300, 2000)
-"""Where the segments end: of the first 700 of 900 tokens are seen, of the second 600 of 800, of the last all 700."""
+"""The ends of three segments: 700 of 900 tokens are visible, then 600 of 800, then all of 700."""
 TAIL = 90
 TOLERANCE = 2e-5
 KINDS = ("flat", "coarse-bounds")
@@ -100,10 +100,9 @@ def asked(draw):
     retrieval = draw(st.sampled_from(RETRIEVALS))
     hints = Hints(None if isinstance(retrieval, Exact) or "hinted" in off else hint, off)
     bound = draw(st.sampled_from([None, None, 0.2, 1e-3]))
-    return ways, Wanted(retrieval, bound, hints=hints), draw(st.integers(1, TAIL - 3)), draw(st.sampled_from([1, 1, 3]))
+    return ways, QueryOptions(retrieval, bound, hints=hints), draw(st.integers(1, TAIL - 3)), draw(st.sampled_from([1, 1, 3]))
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked(), st.integers(0, 1000), st.sampled_from([1.0, 4.0, 12.0]))
 def test_every_way_misses_no_more_than_its_retrieval_allows(world, asked, seed, peaked):
     database, tokens, k, v = world
@@ -127,8 +126,8 @@ def test_every_way_misses_no_more_than_its_retrieval_allows(world, asked, seed, 
     )
     logits = np.where(np.arange(end)[None] <= np.arange(end - n, end)[:, None], logits, -np.inf)
     missed = allowed(plan.retrieval, logits)
-    if wanted.missed_mass_max is not None:
-        missed = np.minimum(missed, wanted.missed_mass_max)
+    if wanted.max_missed_mass is not None:
+        missed = np.minimum(missed, wanted.max_missed_mass)
     largest = np.linalg.norm(v[:, :end], axis=-1).max()
     errors = np.linalg.norm(out - exact, axis=-1)
     assert (errors <= 2 * missed * largest + TOLERANCE * largest).all()
@@ -147,7 +146,7 @@ def test_heads_of_one_part_go_different_ways(world):
     for sends, heads in zip(SENDS, [(0,), (1, 3), ()], strict=True):
         sends.heads = {0: heads, 1: heads}
     session = database.create_session(SPEC, tokens[: CUTS[-1]])
-    plan = session.explain(0, Wanted(Dipr()))
+    plan = session.explain(0, QueryOptions(Dipr()))
     session.close()
     ways = [(access.index, access.heads) for access in plan.accesses if access.rule != "window"]
     of_one = [(None, (0,)), ("flat", (1, 3)), ("coarse-bounds", (2,))]

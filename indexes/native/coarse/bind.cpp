@@ -11,7 +11,7 @@
 #include "kernels.h"
 #include "search.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::coarse {
 
 using namespace nb::literals;
 
@@ -40,9 +40,9 @@ std::int64_t integer(const nb::dict& fields, const char* name, std::int64_t leas
 template <class T, class Element = T>
 Element* array(const nb::dict& arrays, const char* name, const Pages& pages, std::int64_t each) {
     if (!arrays.contains(name)) return nullptr;
-    const auto found = nb::cast<Out<T, 3>>(arrays[name]);
-    check_shape(found, {pages.segments, pages.kv_heads, each}, name);
-    return reinterpret_cast<Element*>(found.data());
+    const auto array = nb::cast<Out<T, 3>>(arrays[name]);
+    check_shape(array, {pages.segments, pages.kv_heads, each}, name);
+    return reinterpret_cast<Element*>(array.data());
 }
 
 void check_members(const Pages& pages) {
@@ -98,8 +98,8 @@ void check_within(const PyPages& pages, const Blocks& blocks) {
     }
 }
 
-void build(const PyBlocks& blocks, const PyPages& pages, std::int64_t clusters, int iterations,
-           float far, const std::optional<In<std::uint16_t, 3>>& nearest) {
+void py_build(const PyBlocks& blocks, const PyPages& pages, std::int64_t clusters, int iterations,
+              float far, const std::optional<In<std::uint16_t, 3>>& nearest) {
     check_within(pages, blocks.blocks);
     if (clusters < 1 || clusters > std::min(pages.pages.pages, pages.pages.tokens) ||
         iterations < 1 || !(far >= 0 && far < 1)) {
@@ -113,26 +113,28 @@ void build(const PyBlocks& blocks, const PyPages& pages, std::int64_t clusters, 
             fail("nearest names a cluster beyond the " + std::to_string(clusters) + " that are");
         }
     }
-    const nb::gil_scoped_release release;
-    build_pages(blocks.blocks, pages.pages, {clusters, iterations, far}, pages.page_tokens,
-                nearest ? nearest->data() : nullptr);
+    const ReleaseGil release;
+    build(blocks.blocks, pages.pages, {clusters, iterations, far}, pages.page_tokens,
+          nearest ? nearest->data() : nullptr);
 }
 
-bool verify(const PyBlocks& blocks, const PyPages& pages) {
+bool py_verify(const PyBlocks& blocks, const PyPages& pages) {
     check_within(pages, blocks.blocks);
     check_members(pages.pages);
-    const nb::gil_scoped_release release;
-    return verify_pages(blocks.blocks, pages.pages, pages.page_tokens);
+    const ReleaseGil release;
+    return verify(blocks.blocks, pages.pages, pages.page_tokens);
 }
 
-nb::tuple search(const PyBlocks& blocks, const nb::list& batches, const PyQueries& queries,
-                 int want, double parameter, float scale, float margin, bool exact,
-                 const In<float, 2>& outside, bool tail, bool tight, bool give_up) {
+nb::tuple py_search(const PyBlocks& blocks, const nb::list& batches, const PyQueries& queries,
+                    int retrieval, double parameter, float scale, float margin, bool exact,
+                    const In<float, 2>& outside, bool tail, bool tight, bool give_up) {
     queries.check(blocks.blocks);
     check_shape(outside, {std::int64_t(queries.q.shape(0)), queries.rows.n}, "outside");
-    const double least = want == 2 ? 1 : 0, most = want == 2 ? 9e18 : want == 3 ? 1 : INFINITY;
-    if (want < 0 || want > 3 || !(parameter >= least && parameter <= most)) {
-        fail("want and parameter are no retrieval");
+    const double least = retrieval == 2 ? 1 : 0, most = retrieval == 2   ? 9e18
+                                                        : retrieval == 3 ? 1
+                                                                         : INFINITY;
+    if (retrieval < 0 || retrieval > 3 || !(parameter >= least && parameter <= most)) {
+        fail("retrieval and parameter are no retrieval");
     }
     if (!(margin >= 0 && margin <= 1) || !(scale > 0 && std::isfinite(scale))) {
         fail("margin must be 0 to 1, scale positive");
@@ -152,23 +154,23 @@ nb::tuple search(const PyBlocks& blocks, const nb::list& batches, const PyQuerie
         if (tail && !pages.pages.all.values) fail("these pages keep no values");
     }
     if (end != blocks.blocks.tokens) fail("pages do not hold all tokens of the blocks");
-    CoarseFound found;
+    CoarseResult result;
     {
-        const nb::gil_scoped_release release;
-        found = search_pages(blocks.blocks, all, queries.rows,
-                             {static_cast<CoarseOptions::Want>(want), parameter, scale, margin,
-                              exact, outside.data(), tail, tight, give_up});
+        const ReleaseGil release;
+        result = search(blocks.blocks, all, queries.rows,
+                        {static_cast<CoarseOptions::Retrieval>(retrieval), parameter, scale, margin,
+                         exact, outside.data(), tail, tight, give_up});
     }
     return nb::make_tuple(
-        to_numpy(std::move(found.found.offsets)), to_numpy(std::move(found.found.ids)),
-        to_numpy(std::move(found.found.scores)), found.scanned, found.nbytes,
-        to_numpy(std::move(found.missed)), to_numpy(std::move(found.missed_bound)),
-        to_numpy(std::move(found.tail)), to_numpy(std::move(found.dense)));
+        to_numpy(std::move(result.retrieved.offsets)), to_numpy(std::move(result.retrieved.ids)),
+        to_numpy(std::move(result.retrieved.scores)), result.scanned, result.nbytes,
+        to_numpy(std::move(result.missed)), to_numpy(std::move(result.missed_bound)),
+        to_numpy(std::move(result.tail)), to_numpy(std::move(result.dense)));
 }
 
 }  // namespace
 
-void bind_coarse(nb::module_& m) {
+void bind(nb::module_& m) {
     nb::class_<PyPages>(m, "CoarsePages")
         .def(
             "__init__",
@@ -177,11 +179,12 @@ void bind_coarse(nb::module_& m) {
             },
             "fields"_a, "arrays"_a)
         .def("check", [](const PyPages& pages) { check_members(pages.pages); });
-    m.def("coarse_build", &build, "blocks"_a, "pages"_a, "clusters"_a, "iterations"_a, "far"_a,
+    m.def("coarse_build", &py_build, "blocks"_a, "pages"_a, "clusters"_a, "iterations"_a, "far"_a,
           "nearest"_a.none() = nb::none());
-    m.def("coarse_verify", &verify, "blocks"_a, "pages"_a);
-    m.def("coarse_search", &search, "blocks"_a, "pages"_a, "queries"_a, "want"_a, "parameter"_a,
-          "scale"_a, "margin"_a, "exact"_a, "outside"_a, "tail"_a, "tight"_a, "give_up"_a);
+    m.def("coarse_verify", &py_verify, "blocks"_a, "pages"_a);
+    m.def("coarse_search", &py_search, "blocks"_a, "pages"_a, "queries"_a, "retrieval"_a,
+          "parameter"_a, "scale"_a, "margin"_a, "exact"_a, "outside"_a, "tail"_a, "tight"_a,
+          "give_up"_a);
 }
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::coarse

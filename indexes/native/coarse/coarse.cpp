@@ -1,10 +1,10 @@
 #include "kernels.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::coarse {
 
 const CoarseKernels& coarse_kernels() {
     static constexpr PerIsa<CoarseKernels> kernels{KVDB_PER_ISA(coarse)};
     return kernels.current();
 }
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::coarse

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::coarse {
 namespace {
 
 // A row reads no more than one in this many tokens, or what costs little anyway, unless the centers
@@ -19,21 +19,21 @@ constexpr double kWorth = 0.25;
 }  // namespace
 
 double Density::limit() const {
-    const QueryRows& queries = items_.queries;
+    const QueryRows& queries = state_.queries;
     std::int64_t visible = 0;
-    for (std::int64_t i = items_.tile.i0; i < items_.tile.i0 + items_.tile.n; ++i) {
+    for (std::int64_t i = state_.tile.i0; i < state_.tile.i0 + state_.tile.n; ++i) {
         visible = std::max(visible, queries.end[i] - queries.begin[i]);
     }
-    const bool answer = !items_.options.give_up || items_.blocks.tokens < kLeast;
+    const bool answer = !state_.options.give_up || state_.blocks.tokens < kLeast;
     return answer ? std::numeric_limits<double>::infinity() : kWorth * double(visible);
 }
 
 Density::Reads Density::reads(int kv_head, int r, std::size_t shares, double stop) const {
-    const RowPlan& plan = items_.plan(kv_head, r);
+    const RowPlan& plan = state_.plan(kv_head, r);
     Reads total{};
-    for (const Segment& segment : items_.segments) {
-        const Tile::View view = items_.tile.view(segment, kv_head);
-        const float* counts = items_.counts(view, r);
+    for (const Segment& segment : state_.segments) {
+        const Tile::View view = state_.tile.view(segment, kv_head);
+        const float* counts = state_.counts(view, r);
         const float* best = view.best(r);
         for (std::int64_t g = 0; g < view.pages / kPageGroup; ++g) {
             if (!(best[g] >= plan.page_threshold)) continue;
@@ -54,7 +54,7 @@ Density::Reads Density::reads(int kv_head, int r, std::size_t shares, double sto
 
 double Density::most() const {
     std::int64_t tokens = 0;
-    for (const Segment& segment : items_.segments) tokens += segment.end - segment.begin;
+    for (const Segment& segment : state_.segments) tokens += segment.end - segment.begin;
     return double(std::max(kLittle, tokens / kShare));
 }
 
@@ -64,8 +64,8 @@ bool Density::excessive(int kv_head, int r) const {
 }
 
 void Density::narrow(int kv_head, int r) {
-    RowPlan& plan = items_.plan(kv_head, r);
-    if (items_.options.give_up || !excessive(kv_head, r)) return;
+    RowPlan& plan = state_.plan(kv_head, r);
+    if (state_.options.give_up || !excessive(kv_head, r)) return;
     const double most = this->most();
     const Reads read = reads(kv_head, r, kShares.size(), std::numeric_limits<double>::infinity());
     std::size_t s = 0;
@@ -77,23 +77,23 @@ void Density::give_up(int kv_head) {
     const double limit = this->limit();
     if (limit == std::numeric_limits<double>::infinity()) return;
     double each = 0;
-    for (int r = 0; r < items_.rows && each <= limit; ++r) {
+    for (int r = 0; r < state_.rows && each <= limit; ++r) {
         each += reads(kv_head, r, 1, limit)[0];
     }
     // Rows may read the same pages.
-    items_.dense[kv_head] = each > limit && reads_together(kv_head, limit) > limit;
+    state_.dense[kv_head] = each > limit && reads_together(kv_head, limit) > limit;
 }
 
 // Tokens of the pages that any row reads; stops where they come to more than `stop`.
 double Density::reads_together(int kv_head, double stop) const {
     double total = 0;
     std::vector<float> read;
-    for (std::size_t s = 0; s < items_.segments.size() && total <= stop; ++s) {
-        const Tile::View view = items_.tile.view(items_.segments[s], kv_head);
+    for (std::size_t s = 0; s < state_.segments.size() && total <= stop; ++s) {
+        const Tile::View view = state_.tile.view(state_.segments[s], kv_head);
         read.assign(view.pages, 0);
-        for (int r = 0; r < items_.rows; ++r) {
-            const RowPlan& plan = items_.plan(kv_head, r);
-            const float* counts = items_.counts(view, r);
+        for (int r = 0; r < state_.rows; ++r) {
+            const RowPlan& plan = state_.plan(kv_head, r);
+            const float* counts = state_.counts(view, r);
             const float* best = view.best(r);
             for (std::int64_t p = 0; p < view.pages; ++p) {
                 if (!(best[p / kPageGroup] >= plan.page_threshold)) {
@@ -109,4 +109,4 @@ double Density::reads_together(int kv_head, double stop) const {
     return total;
 }
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::coarse

@@ -4,13 +4,13 @@
 
 #include <array>
 
-#include "items.h"
+#include "search_state.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::coarse {
 
 class Density {
   public:
-    explicit Density(Items& items) : items_(items) {}
+    explicit Density(SearchState& state) : state_(state) {}
 
     // Where a KV head would read more tokens than this, reading everything exactly costs less; +inf
     // where it is to be answered at any cost.
@@ -24,7 +24,7 @@ class Density {
     void give_up(int kv_head);
 
   private:
-    // Of a page's margin, what a row may still give it.
+    // The shares of a page's margin that a row may be left with.
     static constexpr std::array<float, 5> kShares{1.0f, 0.75f, 0.5f, 0.25f, 0.0f};
     using Reads = std::array<double, kShares.size()>;
 
@@ -34,7 +34,7 @@ class Density {
     double reads_together(int kv_head, double stop) const;
     double most() const;
 
-    Items& items_;
+    SearchState& state_;
 };
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::coarse

@@ -7,7 +7,7 @@
 #include "../blocks.h"
 #include "isa.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::coarse {
 
 inline constexpr int kPageGroup = 16;       // pages whose codes lie together, as lanes of a vector
 inline constexpr int kChannelBlocks = 8;    // parts of a key whose residuals are bounded apart
@@ -51,32 +51,34 @@ struct ScanItem {
     int count;
 };
 
-// The sum of weights[i] * 2^(factor * (middle[i] + more) - reference), where more is reach[i] for
-// the bound; for the estimate, what tokens that lie around the middle add to it: curve *
-// reach[i]^2, but reach[i] at most. 0 where middle is -inf. What makes up the estimate is added to
-// each[i], times `share`, if that is wanted.
+// Sums over pages of weights[i] * 2^(factor * (middle[i] + more) - reference), where more is
+// reach[i] for the bound; for the estimate, what tokens that lie around the middle add to it: curve
+// * reach[i]^2, but reach[i] at most. 0 where middle is -inf. The terms of the estimate are added
+// to each[i], times `share`, where each is given. A reach may lie far above what is likely, so that
+// each sum has a reference of its own.
 struct MassItem {
     const float* middle;
     const float* reach;
     const float* weights;
     std::int64_t count;
-    float curve, factor, reference;
-    float* each;  // [count] or null
-    float share;
+    float curve, factor;
+    float likely_reference = 0, bound_reference = 0;
+    float* each = nullptr;  // [count] or null
+    float share = 0;
     double total = 0, estimate = 0, bound = 0;  // out: total of the weights
     double each_total = 0;                      // out: the sum of each[count]
 };
 
-// Of scores [count]: the positions of those at or above the threshold, ascending, and the sum of
-// 2^(factor * (score - threshold)) of the others. -inf is neither. below: that power of each of the
+// Sifts scores [count]: the positions of those at or above the threshold, ascending, and the sum of
+// 2^(factor * (score - reference)) of the others. -inf is neither. below: that power of each of the
 // others, 0 for those that are none, or null.
 struct SiftItem {
     const float* scores;
     std::int64_t count;
-    float threshold, factor;
-    std::int32_t* hits;  // [count]
-    float* below;        // [count]
-    std::int64_t hit_count;
+    float threshold, reference, factor;
+    std::int32_t* candidates;  // [count]
+    float* below;              // [count]
+    std::int64_t candidate_count;
     double others;
 };
 
@@ -104,6 +106,8 @@ struct BlendItem {
 
 struct CoarseKernels {
     void (*scan)(const ScanItem&);
+    // The largest factor * (middle[i] + more) of the estimate, of pages that have weight.
+    float (*likely)(const MassItem&);
     void (*mass)(MassItem&);
     void (*sift)(SiftItem&);
     void (*assign)(const AssignItem&);
@@ -114,4 +118,4 @@ KVDB_DECLARE_PER_ISA(CoarseKernels, coarse);
 
 const CoarseKernels& coarse_kernels();
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::coarse

@@ -7,7 +7,7 @@
 #include "../blocks.h"
 #include "kernels.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::coarse {
 
 // What is kept of the pages of one KV head in one segment. Keys are meant less `shift`.
 struct PageSet {
@@ -65,10 +65,10 @@ struct ClusterOptions {
 // Fills the arrays from the blocks' keys and values. Where there are members, `nearest` says which
 // cluster each token is in, [segments][kv_heads][tokens], or, if it is null, k-means does;
 // otherwise pages are runs of `page_tokens`.
-void build_pages(const Blocks& blocks, const Pages& pages, const ClusterOptions& options,
-                 std::int64_t page_tokens, const std::uint16_t* nearest);
+void build(const Blocks& blocks, const Pages& pages, const ClusterOptions& options,
+           std::int64_t page_tokens, const std::uint16_t* nearest);
 
 // Whether the arrays are what the keys and values make of these members. `page_tokens` as above.
-bool verify_pages(const Blocks& blocks, const Pages& pages, std::int64_t page_tokens);
+bool verify(const Blocks& blocks, const Pages& pages, std::int64_t page_tokens);
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::coarse

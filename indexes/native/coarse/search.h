@@ -1,4 +1,4 @@
-// Searching pages: representatives first, then the keys of the pages that may hold what is wanted.
+// Searching pages: representatives first, then the keys of the candidate pages.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 #include "../rows.h"
 #include "pages.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::coarse {
 
 struct CoarseOptions {
-    enum class Want : int { all, range, top_k, top_p };
-    Want want;
+    enum class Retrieval : int { all, range, top_k, top_p };
+    Retrieval retrieval;
     double parameter;      // beta in units of q.k, k, or p
     float scale;           // of the softmax
     float margin;          // how much of its reach a page is given
@@ -20,15 +20,15 @@ struct CoarseOptions {
     bool tail, tight, give_up;
 };
 
-struct CoarseFound {
-    FoundRows found;
+struct CoarseResult {
+    RetrievedRows retrieved;
     std::int64_t scanned = 0, nbytes = 0;
     std::vector<float> missed, missed_bound;  // [q_heads * n]
     std::vector<float> tail;                  // [q_heads * n][head_dim] or empty
     std::vector<std::uint8_t> dense;          // [q_heads * n], not 0 where a row is left unanswered
 };
 
-CoarseFound search_pages(const Blocks& blocks, const std::vector<Pages>& batches,
-                         const QueryRows& queries, const CoarseOptions& options);
+CoarseResult search(const Blocks& blocks, const std::vector<Pages>& batches,
+                    const QueryRows& queries, const CoarseOptions& options);
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::coarse

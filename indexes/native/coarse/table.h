@@ -5,7 +5,7 @@
 #include "kernels.h"
 #include "simd/generic.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::coarse {
 
 template <class Isa>
 struct CoarseTable {
@@ -121,26 +121,42 @@ struct CoarseTable {
         return simd::exp2<Isa>(x > limit ? limit : x);
     }
 
+    // Where most of the mass of a page's tokens lies.
+    KVDB_INLINE static f32 likely_score(const MassItem& item, f32 middle, f32 reach) {
+        const f32 around = Isa::splat(item.curve) * reach * reach;
+        return middle + (around < reach ? around : reach);
+    }
+
     // A multiple of kPageGroup pages.
+    static float likely(const MassItem& item) {
+        const f32 none = Isa::splat(kNone);
+        f32 most = none;
+        for (std::int64_t i = 0; i < item.count; i += Isa::width) {
+            const f32 middle = Isa::widen(item.middle + i), reach = Isa::widen(item.reach + i);
+            const auto weighs = Isa::widen(item.weights + i) > 0.0f;
+            most = Isa::max(weighs ? likely_score(item, middle, reach) : none, most);
+        }
+        return simd::max_of_group<Isa, Isa::width>(most)[0] * item.factor;
+    }
+
     static void mass(MassItem& item) {
         f32 total{}, estimate{}, bound{}, each_total{};
-        const f32 factor = Isa::splat(item.factor), reference = Isa::splat(-item.reference);
-        const f32 curve = Isa::splat(item.curve), share = Isa::splat(item.share);
+        const f32 factor = Isa::splat(item.factor), share = Isa::splat(item.share);
+        const f32 likely_reference = Isa::splat(-item.likely_reference);
+        const f32 bound_reference = Isa::splat(-item.bound_reference);
         for (std::int64_t i = 0; i < item.count; i += Isa::width) {
-            const f32 reach = Isa::widen(item.reach + i);
-            const f32 around = curve * reach * reach;
-            const f32 middle = Isa::widen(item.middle + i);
-            const f32 x = middle + (around < reach ? around : reach), y = middle + reach;
+            const f32 middle = Isa::widen(item.middle + i), reach = Isa::widen(item.reach + i);
+            const f32 x = likely_score(item, middle, reach), y = middle + reach;
             const f32 weights = Isa::widen(item.weights + i);
             total += weights;
-            const f32 likely = power(Isa::fma(x, factor, reference)) * weights;
+            const f32 likely = power(Isa::fma(x, factor, likely_reference)) * weights;
             estimate += likely;
             if (item.each) {
                 const f32 each = Isa::fma(likely, share, Isa::widen(item.each + i));
                 Isa::store(item.each + i, each);
                 each_total += each;
             }
-            bound = Isa::fma(power(Isa::fma(y, factor, reference)), weights, bound);
+            bound = Isa::fma(power(Isa::fma(y, factor, bound_reference)), weights, bound);
         }
         item.total = item.estimate = item.bound = item.each_total = 0;
         for (int j = 0; j < Isa::width; ++j) {
@@ -154,37 +170,37 @@ struct CoarseTable {
     static void sift(SiftItem& item) {
         constexpr int width = Isa::width;
         const f32 threshold = Isa::splat(item.threshold), factor = Isa::splat(item.factor);
-        const f32 none{};
-        std::int64_t hits = 0;
+        const f32 reference = Isa::splat(item.reference), none{};
+        std::int64_t candidates = 0;
         double total = 0;
         f32 sum{};
         std::int64_t i = 0;
         for (; i + width <= item.count; i += width) {
             const f32 score = Isa::widen(item.scores + i);
-            const auto hit = score >= threshold;
-            const f32 below = power((score - threshold) * factor);
-            const f32 other = hit ? none : below;
+            const auto candidate = score >= threshold;
+            const f32 below = power((score - reference) * factor);
+            const f32 other = candidate ? none : below;
             sum += other;
             if (item.below) Isa::store(item.below + i, other);
             if (simd::max_of_group<Isa, width>(score)[0] < item.threshold) continue;
             for (int j = 0; j < width; ++j) {
-                item.hits[hits] = static_cast<std::int32_t>(i + j);
-                hits += item.scores[i + j] >= item.threshold && item.scores[i + j] > kNone;
+                item.candidates[candidates] = static_cast<std::int32_t>(i + j);
+                candidates += item.scores[i + j] >= item.threshold && item.scores[i + j] > kNone;
             }
         }
         for (; i < item.count; ++i) {
             const float score = item.scores[i];
             float other = 0;
             if (score >= item.threshold && score > kNone) {
-                item.hits[hits++] = static_cast<std::int32_t>(i);
+                item.candidates[candidates++] = static_cast<std::int32_t>(i);
             } else if (score > kNone) {
-                other = power(Isa::splat((score - item.threshold) * item.factor))[0];
+                other = power(Isa::splat((score - item.reference) * item.factor))[0];
             }
             total += other;
             if (item.below) item.below[i] = other;
         }
         for (int j = 0; j < width; ++j) total += sum[j];
-        item.hit_count = hits;
+        item.candidate_count = candidates;
         item.others = total;
     }
 
@@ -314,7 +330,7 @@ struct CoarseTable {
         for (; row < item.rows; ++row) blend_rows<1>(item, row);
     }
 
-    static constexpr CoarseKernels kernels{scan, mass, sift, assign, blend};
+    static constexpr CoarseKernels kernels{scan, likely, mass, sift, assign, blend};
 };
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::coarse

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::coarse {
 namespace {
 
 constexpr float kSmallest = 1e-30f;  // below it a reciprocal may overflow
@@ -77,7 +77,7 @@ Tile::Tile(const std::vector<Segment>& segments, const QueryRows& from, const Ge
             query.i = i0 + r % n;
             query.row = (std::int64_t{h} * from.group + r / n) * from.n + query.i;
             query.q = from.q + query.row * geometry.head_dim;
-            if (from.is_asked(h)) query.code(geometry.head_dim, box);
+            if (from.is_active(h)) query.code(geometry.head_dim, box);
         }
     }
     for (const Segment& segment : segments) pages_ += segment.pages->pages;
@@ -144,4 +144,4 @@ void Visibility::count(std::int64_t i, const PageSet& set, std::int64_t pages,
     }
 }
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::coarse

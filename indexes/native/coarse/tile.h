@@ -1,4 +1,4 @@
-// The queries of one pass over the pages, coded, and where the pass keeps what it computes.
+// A tile of queries, coded, and the page scores that a search computes for it.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 #include "search.h"
 #include "workspace.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::coarse {
 
 inline constexpr double kLog2E = 1.4426950408889634;
 
@@ -100,4 +100,4 @@ class Visibility {
     bool hidden_;
 };
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::coarse

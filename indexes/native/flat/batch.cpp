@@ -1,6 +1,6 @@
 #include "batch.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::flat {
 
 Batch::Batch(const Blocks& blocks, const FlatCodes& codes, const QueryRows& queries)
     : blocks(blocks),
@@ -9,7 +9,7 @@ Batch::Batch(const Blocks& blocks, const FlatCodes& codes, const QueryRows& quer
       heads(blocks.geometry.kv_heads),
       rows(queries.rows()),
       tiles((rows + kTile - 1) / kTile),
-      asked(queries.heads(blocks.geometry.kv_heads)),
+      active(queries.heads(blocks.geometry.kv_heads)),
       coded_(heads * tiles) {
     for (std::int64_t i = 0; i < queries.n; ++i) {
         begin = std::min(begin, queries.begin[i]);
@@ -38,4 +38,4 @@ std::int64_t Batch::seen(const Tile& tile, std::int64_t chunk, std::uint64_t* bi
     return count;
 }
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::flat

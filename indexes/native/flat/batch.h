@@ -7,7 +7,7 @@
 
 #include "flat.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::flat {
 
 // Up to kTile rows of one KV head.
 struct Tile {
@@ -41,9 +41,9 @@ struct Batch {
     std::int64_t begin = INT64_MAX, end = 0;   // tokens that some query sees
     std::int64_t first_chunk = 0, chunks = 0;  // where they lie
     std::vector<std::int64_t> visible;         // [n] tokens that a query sees
-    std::vector<int> asked;                    // heads whose rows are to be answered
+    std::vector<int> active;                   // heads whose rows are to be answered
 
-    // Rounds the queries of a tile: before it is asked for.
+    // Rounds the queries of a tile; comes before `tile`.
     void prepare(int head, std::int64_t number);
 
     Tile tile(int head, std::int64_t number) const {
@@ -64,4 +64,4 @@ struct Batch {
     std::vector<FlatTile> coded_;  // [heads][tiles]
 };
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::flat

@@ -6,7 +6,7 @@
 
 #include "flat.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::flat {
 
 using namespace nb::literals;
 
@@ -62,46 +62,46 @@ PyFlat make_flat(const Out<float, 3>& centres, const Out<std::uint16_t, 4>& leng
             longest};
 }
 
-void encode(const PyFlat& flat, const PyBlocks& blocks, std::int64_t coded) {
+void py_insert(const PyFlat& flat, const PyBlocks& blocks, std::int64_t coded) {
     flat.check(blocks);
     if (coded < 0 || coded > blocks.blocks.tokens) {
         fail("coded is " + std::to_string(coded) + "; expected 0 to " +
              std::to_string(blocks.blocks.tokens));
     }
-    const nb::gil_scoped_release release;
-    flat_encode(blocks.blocks, flat.codes, coded);
+    const ReleaseGil release;
+    insert(blocks.blocks, flat.codes, coded);
 }
 
-std::int64_t violations(const PyFlat& flat, const PyBlocks& blocks) {
+std::int64_t py_verify(const PyFlat& flat, const PyBlocks& blocks) {
     flat.check(blocks);
-    const nb::gil_scoped_release release;
-    return flat_violations(blocks.blocks, flat.codes);
+    const ReleaseGil release;
+    return verify(blocks.blocks, flat.codes);
 }
 
-nb::tuple search(const PyFlat& flat, const PyBlocks& blocks, const PyQueries& queries, float beta,
-                 std::int64_t k, float scale, bool give_up) {
+nb::tuple py_search(const PyFlat& flat, const PyBlocks& blocks, const PyQueries& queries,
+                    float beta, std::int64_t k, float scale, bool give_up) {
     flat.check(blocks);
     queries.check(blocks.blocks);
     if (!(beta >= 0) || k < 0) {
         fail("beta is " + std::to_string(beta) + " and k " + std::to_string(k) +
              "; expected numbers that are not negative");
     }
-    FlatFound found;
+    FlatResult result;
     {
-        const nb::gil_scoped_release release;
-        found = flat_search(blocks.blocks, flat.codes, queries.rows, {beta, k, give_up}, scale);
+        const ReleaseGil release;
+        result = search(blocks.blocks, flat.codes, queries.rows, {beta, k, give_up}, scale);
     }
-    return nb::make_tuple(to_numpy(std::move(found.rows.offsets)),
-                          to_numpy(std::move(found.rows.ids)),
-                          to_numpy(std::move(found.rows.scores)), to_numpy(std::move(found.caps)),
-                          to_numpy(std::move(found.missed)), to_numpy(std::move(found.bound)),
-                          to_numpy(std::move(found.passed)), to_numpy(std::move(found.dense)));
+    return nb::make_tuple(to_numpy(std::move(result.rows.offsets)),
+                          to_numpy(std::move(result.rows.ids)),
+                          to_numpy(std::move(result.rows.scores)), to_numpy(std::move(result.caps)),
+                          to_numpy(std::move(result.missed)), to_numpy(std::move(result.bound)),
+                          to_numpy(std::move(result.passed)), to_numpy(std::move(result.dense)));
 }
 
-void missed(const PyFlat& flat, const PyBlocks& blocks, const PyQueries& queries,
-            const In<std::int64_t, 1>& offsets, const In<std::int32_t, 1>& ids,
-            const In<float, 1>& caps, float scale, const Out<float, 1>& out,
-            const Out<float, 1>& bound) {
+void py_missed_mass(const PyFlat& flat, const PyBlocks& blocks, const PyQueries& queries,
+                    const In<std::int64_t, 1>& offsets, const In<std::int32_t, 1>& ids,
+                    const In<float, 1>& caps, float scale, const Out<float, 1>& out,
+                    const Out<float, 1>& bound) {
     flat.check(blocks);
     queries.check(blocks.blocks);
     const std::int64_t rows = queries.rows.rows() * blocks.blocks.geometry.kv_heads;
@@ -116,14 +116,14 @@ void missed(const PyFlat& flat, const PyBlocks& blocks, const PyQueries& queries
             fail("offsets must rise from 0 to the number of ids");
         }
     }
-    const nb::gil_scoped_release release;
-    flat_missed(blocks.blocks, flat.codes, queries.rows, at, ids.data(), caps.data(), scale,
+    const ReleaseGil release;
+    missed_mass(blocks.blocks, flat.codes, queries.rows, at, ids.data(), caps.data(), scale,
                 out.data(), bound.data());
 }
 
 }  // namespace
 
-void bind_flat(nb::module_& m) {
+void bind(nb::module_& m) {
     m.attr("FLAT_CHUNK") = kChunk;
     nb::class_<PyFlat>(m, "Flat")
         .def(
@@ -134,11 +134,11 @@ void bind_flat(nb::module_& m) {
                 new (self) PyFlat(make_flat(centres, lengths, high, low, signs, longest));
             },
             "centres"_a, "lengths"_a, "high"_a, "low"_a, "signs"_a, "longest"_a)
-        .def("encode", &encode, "blocks"_a, "coded"_a)
-        .def("violations", &violations, "blocks"_a)
-        .def("search", &search, "blocks"_a, "queries"_a, "beta"_a, "k"_a, "scale"_a, "give_up"_a)
-        .def("missed", &missed, "blocks"_a, "queries"_a, "offsets"_a, "ids"_a, "caps"_a, "scale"_a,
-             "missed"_a, "bound"_a);
+        .def("insert", &py_insert, "blocks"_a, "coded"_a)
+        .def("verify", &py_verify, "blocks"_a)
+        .def("search", &py_search, "blocks"_a, "queries"_a, "beta"_a, "k"_a, "scale"_a, "give_up"_a)
+        .def("missed_mass", &py_missed_mass, "blocks"_a, "queries"_a, "offsets"_a, "ids"_a,
+             "caps"_a, "scale"_a, "missed"_a, "bound"_a);
 }
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::flat

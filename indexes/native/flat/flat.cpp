@@ -1,4 +1,4 @@
-// What searching and weighing what was missed share.
+// Shared by searching and by the estimate of the missed mass.
 #include "flat.h"
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 
 #include "rotate.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::flat {
 
 const FlatKernels& flat_kernels() {
     static constexpr PerIsa<FlatKernels> kernels{KVDB_PER_ISA(flat)};
@@ -97,4 +97,4 @@ std::int64_t count_visible(const QueryRows& queries, std::int64_t i) {
     return count;
 }
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::flat

@@ -8,50 +8,50 @@
 #include "../score/kernels.h"
 #include "kernels.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::flat {
 
 // Codes the keys of tokens [coded, blocks.tokens). A chunk's centre is the mean of the keys it
 // began with.
-void flat_encode(const Blocks& blocks, const FlatCodes& codes, std::int64_t coded);
-
-// How many of the keys lie beyond what their codes claim.
-std::int64_t flat_violations(const Blocks& blocks, const FlatCodes& codes);
+void insert(const Blocks& blocks, const FlatCodes& codes, std::int64_t coded);
 
 // What a search looks for: everything within `beta` of a row's largest q.k, or, with k > 0, the k
 // largest.
-struct FlatWanted {
+struct FlatOptions {
     float beta;
     std::int64_t k;
-    bool give_up;  // rows that want so much that reading all costs less
+    bool give_up;  // rows whose range is so dense that reading all costs less
 };
 
-struct FlatFound {
-    FoundRows rows;
+struct FlatResult {
+    RetrievedRows rows;
     std::vector<std::uint8_t>
         dense;                  // [q_heads * n] whether the row was given up; it has no tokens
-    std::vector<float> caps;    // [q_heads * n] no visible token that was not found exceeds it
+    std::vector<float> caps;    // [q_heads * n] no visible token that was not retrieved exceeds it
     std::vector<float> missed;  // [q_heads * n] log of the sum of exp(scale * q.k), from a sample
     std::vector<float> bound;   // [q_heads * n] never below the truth
     std::vector<std::int64_t> passed;  // keys left by length, by codes, scored; bytes
-                                       // read; tokens that were looked at
+                                       // read; tokens that were scanned
 };
 
-FlatFound flat_search(const Blocks& blocks, const FlatCodes& codes, const QueryRows& queries,
-                      const FlatWanted& wanted, float scale);
+FlatResult search(const Blocks& blocks, const FlatCodes& codes, const QueryRows& queries,
+                  const FlatOptions& options, float scale);
 
-// The log of the sum of exp(scale * q.k) over the visible tokens that were not found: an estimate,
-// and a bound that is never below the truth. Reads all codes. found: as FoundRows. Rows whose cap
-// is +inf are left as they are.
-void flat_missed(const Blocks& blocks, const FlatCodes& codes, const QueryRows& queries,
+// The log of the sum of exp(scale * q.k) over the visible tokens that were not retrieved: an
+// estimate, and a bound that is never below the truth. Reads all codes. offsets, ids: as
+// RetrievedRows. Rows whose cap is +inf are left as they are.
+void missed_mass(const Blocks& blocks, const FlatCodes& codes, const QueryRows& queries,
                  const std::int64_t* offsets, const std::int32_t* ids, const float* caps,
                  float scale, float* missed, float* bound);
+
+// How many of the keys lie beyond what their codes claim.
+std::int64_t verify(const Blocks& blocks, const FlatCodes& codes);
 
 // ---- what the drivers share
 
 FlatTile make_tile(const QueryRows& queries, int head_dim, int kv_head, std::int64_t tile);
 
-// Of one chunk and tile; false where the chunk's centre or the queries are so large that nothing
-// can be said.
+// The scan of one chunk for a tile; false where the chunk's centre or the queries are so large that
+// nothing can be said.
 FlatScan make_scan(const FlatCodes& codes, const FlatTile& tile, std::int64_t at);
 
 // Bits of the tokens of a chunk that query i sees. Returns how many.
@@ -61,4 +61,4 @@ std::int64_t visible_bits(const QueryRows& queries, std::int64_t i, std::int64_t
 // How many tokens query i sees.
 std::int64_t count_visible(const QueryRows& queries, std::int64_t i);
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::flat

@@ -15,7 +15,7 @@
 #include "../rows.h"
 #include "isa.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::flat {
 
 inline constexpr int kChunk = 1024;              // tokens
 inline constexpr int kChunkWords = kChunk / 64;  // of a bitmap
@@ -114,4 +114,4 @@ KVDB_DECLARE_PER_ISA(FlatKernels, flat);
 
 const FlatKernels& flat_kernels();
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::flat

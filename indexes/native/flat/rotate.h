@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::flat {
 
 // Signs and a Walsh-Hadamard transform, of the first and of the last power of two of dimensions.
 inline void rotate(float* x, int head_dim) {
@@ -44,4 +44,4 @@ inline float from_bfloat16(std::uint16_t half) {
     return x;
 }
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::flat

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::flat {
 namespace {
 
 constexpr int kEven = 32;       // tokens evenly spread
@@ -18,9 +18,9 @@ Sample::Sample(const Batch& batch) : batch_(batch), scores_(batch.heads * batch.
     }
 }
 
-void Sample::draw(const Tile& tile, Scanner& scanner, Thresholds& thresholds) {
+void Sample::score_sample(const Tile& tile, Scanner& scanner, Thresholds& thresholds) {
     std::vector<std::int32_t> tokens = tokens_;
-    if (!thresholds.by_rank() && thresholds.wanted().beta < INFINITY) {
+    if (!thresholds.by_rank() && thresholds.options().beta < INFINITY) {
         const std::int64_t step = (batch_.chunks + kLongest - 1) / kLongest;
         for (std::int64_t c = 0; c < batch_.chunks; c += step) {
             const std::int32_t token =
@@ -59,4 +59,4 @@ double Sample::log_mean(std::int64_t row, double scale, float least) const {
     return count ? largest + std::log(sum / count) : scale * least;
 }
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::flat

@@ -8,14 +8,14 @@
 #include "scanner.h"
 #include "thresholds.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::flat {
 
 class Sample {
   public:
     explicit Sample(const Batch& batch);
 
     // Tokens evenly spread, and, for thresholds, the longest keys of some chunks.
-    void draw(const Tile& tile, Scanner& scanner, Thresholds& thresholds);
+    void score_sample(const Tile& tile, Scanner& scanner, Thresholds& thresholds);
 
     // The log of the mean of exp(scale * q.k) over the drawn tokens that a row sees and whose q.k
     // is below `least`; that of `least` itself where there are none.
@@ -27,4 +27,4 @@ class Sample {
     std::vector<float> scores_;         // [heads][rows] of them
 };
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::flat

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::flat {
 namespace {
 
 constexpr int kMany = kChunk / 8;   // with more keys left, a better threshold is looked for
@@ -41,11 +41,11 @@ void Scanner::start() {
     sieves_used_ = 0;
 }
 
-bool Scanner::look(const Tile& tile, std::int64_t chunk, bool patient) {
+bool Scanner::scan(const Tile& tile, std::int64_t chunk, bool patient) {
     std::uint64_t bits[kChunkWords];
     if (batch_.seen(tile, chunk, bits) == 0) return true;
     FlatPrune prune;
-    if (!aim(tile, chunk, prune)) {
+    if (!prepare_prune(tile, chunk, prune)) {
         append(chunk, bits, tokens_);
         return true;
     }
@@ -56,11 +56,11 @@ bool Scanner::look(const Tile& tile, std::int64_t chunk, bool patient) {
     }
     left = by_code(prune, bits);
     if (left > kMany && !thresholds_.by_rank()) {
-        climb(tile, chunk, prune, bits);
-        left = look_again(tile, prune, bits);
+        raise_thresholds(tile, chunk, prune, bits);
+        left = prune_again(tile, prune, bits);
         if (patient && left > kDense) return false;
     }
-    tally_.by_code += left;
+    counters_.by_code += left;
     append(chunk, bits, tokens_);
     return true;
 }
@@ -79,11 +79,11 @@ void Scanner::score(const Tile& tile, const std::vector<std::int32_t>& tokens) {
     const auto count = static_cast<std::int64_t>(tokens.size());
     score_({batch_.blocks, tile.head, batch_.queries.q + tile.first_row * batch_.codes.head_dim,
             tile.rows, tokens.data(), count, scores_.data(), count});
-    tally_.scored += count;
-    tally_.nbytes += count * static_cast<std::int64_t>(batch_.blocks.geometry.row_bytes());
+    counters_.scored += count;
+    counters_.nbytes += count * static_cast<std::int64_t>(batch_.blocks.geometry.row_bytes());
 }
 
-bool Scanner::aim(const Tile& tile, std::int64_t chunk, FlatPrune& prune) const {
+bool Scanner::prepare_prune(const Tile& tile, std::int64_t chunk, FlatPrune& prune) const {
     for (int r = 0; r < kTile; ++r) {
         prune.threshold[r] = thresholds_.of(tile.row(r));
         if (prune.threshold[r] == -INFINITY) return false;
@@ -92,7 +92,7 @@ bool Scanner::aim(const Tile& tile, std::int64_t chunk, FlatPrune& prune) const 
     return true;
 }
 
-void Scanner::bring(std::int64_t at) const {
+void Scanner::prefetch(std::int64_t at) const {
     const FlatCodes& codes = batch_.codes;
     const auto* centre = reinterpret_cast<const char*>(codes.centre(at));
     for (int i = 0; i <= 4 * codes.head_dim; i += 64) __builtin_prefetch(centre + i);
@@ -104,8 +104,8 @@ std::int64_t Scanner::by_length(const FlatPrune& prune, std::uint64_t* bits) {
     float shortest = INFINITY;
     for (int r = 0; r < kTile; ++r) shortest = std::min(shortest, least_length(prune, r));
     const std::int64_t left = clear_shorter(prune, shortest, bits);
-    tally_.nbytes += kChunk * 2;
-    tally_.by_length += left;
+    counters_.nbytes += kChunk * 2;
+    counters_.by_length += left;
     return left;
 }
 
@@ -127,12 +127,12 @@ std::int64_t Scanner::by_code(FlatPrune& prune, std::uint64_t* bits) {
     }
     const std::int64_t groups = __builtin_popcountll(prune.groups);
     const std::int64_t planes = groups + prune.refined;
-    tally_.nbytes += kKeyGroup * (groups * 6 + planes * batch_.codes.head_dim / 2);
+    counters_.nbytes += kKeyGroup * (groups * 6 + planes * batch_.codes.head_dim / 2);
     return count;
 }
 
-void Scanner::climb(const Tile& tile, std::int64_t chunk, const FlatPrune& prune,
-                    const std::uint64_t* bits) {
+void Scanner::raise_thresholds(const Tile& tile, std::int64_t chunk, const FlatPrune& prune,
+                               const std::uint64_t* bits) {
     std::vector<std::int32_t> candidates, tokens;
     append(0, bits, candidates);
     if (candidates.empty()) return;
@@ -153,8 +153,8 @@ void Scanner::climb(const Tile& tile, std::int64_t chunk, const FlatPrune& prune
     }
 }
 
-std::int64_t Scanner::look_again(const Tile& tile, const FlatPrune& prune,
-                                 std::uint64_t* bits) const {
+std::int64_t Scanner::prune_again(const Tile& tile, const FlatPrune& prune,
+                                  std::uint64_t* bits) const {
     float least[kTile];
     for (int r = 0; r < kTile; ++r) least[r] = thresholds_.of(tile.row(r));
     std::int64_t count = 0;
@@ -184,15 +184,15 @@ void Scanner::prepare_sieve(const FlatPrune& prune, std::int64_t chunk, const st
         __builtin_prefetch(sieve.scan.signs + (key + 1) * stride - 1);
         sieve.keys[sieve.count++] = static_cast<std::uint16_t>(key);
     });
-    tally_.nbytes += std::int64_t{sieve.count} * stride;
+    counters_.nbytes += std::int64_t{sieve.count} * stride;
 }
 
 void Scanner::sieve(FlatSieve& sieve, std::int64_t chunk) {
     flat_kernels().sieve(sieve);
-    tally_.by_code += sieve.count;
+    counters_.by_code += sieve.count;
     for (int i = 0; i < sieve.count; ++i) {
         tokens_.push_back(static_cast<std::int32_t>(chunk * kChunk + sieve.keys[i]));
     }
 }
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::flat

@@ -7,23 +7,24 @@
 #include "batch.h"
 #include "thresholds.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::flat {
 
 class Scanner {
   public:
-    struct Tally {
+    struct Counters {
         std::int64_t by_length = 0, by_code = 0, scored = 0;  // keys left, and read
         std::int64_t nbytes = 0;
     };
 
     Scanner(const Batch& batch, Thresholds& thresholds);
 
-    // Looks for what the rows of a tile may want in some chunks, rising: `start`, `look` at each,
-    // `finish`; then `tokens` rise and `scores` are theirs.
+    // Collects the tokens of some chunks that may reach a row's threshold: `start`, `scan` each
+    // chunk in ascending order, `finish`. Then `tokens` ascend, and `scores` are their exact
+    // scores.
     void start();
-    // False where the chunk is better looked at later, when thresholds are higher. patient: whether
-    // that may be said.
-    bool look(const Tile& tile, std::int64_t chunk, bool patient);
+    // Returns false where the chunk is better scanned later, when thresholds are higher. patient:
+    // whether that is allowed.
+    bool scan(const Tile& tile, std::int64_t chunk, bool patient);
     void finish(const Tile& tile);
     const std::vector<std::int32_t>& tokens() const { return tokens_; }
     const float* scores(int r) const { return &scores_[r * scores_stride_]; }
@@ -31,30 +32,30 @@ class Scanner {
     // Scores `tokens` exactly.
     void score(const Tile& tile, const std::vector<std::int32_t>& tokens);
 
-    // The steps of a look. `bits` are keys, in and out; each returns how many are left.
-    // False where some row wants everything, so that codes are of no use.
-    bool aim(const Tile& tile, std::int64_t chunk, FlatPrune& prune) const;
+    // The steps of a scan. `bits` are keys, in and out; each step returns how many are left.
+    // Returns false where some row has no threshold, so that codes are of no use.
+    bool prepare_prune(const Tile& tile, std::int64_t chunk, FlatPrune& prune) const;
     std::int64_t by_length(const FlatPrune& prune, std::uint64_t* bits);
     std::int64_t by_length_of(int r, const FlatPrune& prune, std::uint64_t* bits) const;
     std::int64_t by_code(FlatPrune& prune, std::uint64_t* bits);
-    // Scores the most promising of `bits` for each row, for better thresholds.
-    void climb(const Tile& tile, std::int64_t chunk, const FlatPrune& prune,
-               const std::uint64_t* bits);
+    // Scores the key of `bits` with the highest bound for each row, for better thresholds.
+    void raise_thresholds(const Tile& tile, std::int64_t chunk, const FlatPrune& prune,
+                          const std::uint64_t* bits);
 
     // Prefetches what is read of every chunk.
-    void bring(std::int64_t at) const;
+    void prefetch(std::int64_t at) const;
 
-    const Tally& tally() const { return tally_; }
+    const Counters& counters() const { return counters_; }
 
-    // Up to so many keys of a chunk are looked at one by one, by their signs: slower for a key than
-    // by all codes of the chunk, but less to read.
+    // Up to this many keys of a chunk are scanned one by one, by their signs: slower for each key
+    // than all codes of the chunk together, but less to read.
     static constexpr int kSparse = kChunk / 2;
 
   private:
     void prepare_sieve(const FlatPrune& prune, std::int64_t chunk, const std::uint64_t* bits);
     void sieve(FlatSieve& sieve, std::int64_t chunk);
     // Clears keys whose bounds miss the thresholds that now hold.
-    std::int64_t look_again(const Tile& tile, const FlatPrune& prune, std::uint64_t* bits) const;
+    std::int64_t prune_again(const Tile& tile, const FlatPrune& prune, std::uint64_t* bits) const;
 
     const Batch& batch_;
     Thresholds& thresholds_;
@@ -65,7 +66,7 @@ class Scanner {
     std::vector<FlatSieve> sieves_;
     std::vector<std::int64_t> sieved_;  // chunks
     std::size_t sieves_used_ = 0;
-    Tally tally_;
+    Counters counters_;
 };
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::flat

@@ -4,7 +4,7 @@
 #include "kernels.h"
 #include "simd/generic.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::flat {
 
 template <class Isa>
 struct FlatTable {
@@ -68,12 +68,12 @@ struct FlatTable {
         item.refined = 0;
         for (int w = 0; w < kChunkWords; ++w) item.kept[w] = 0;
         for (int first = 0; first < kChunkGroups; first += kTogether) {
-            const std::uint64_t wanted = item.groups >> first & ((1 << kTogether) - 1);
-            if (!wanted) continue;
+            const std::uint64_t needed = item.groups >> first & ((1 << kTogether) - 1);
+            if (!needed) continue;
             Sums high[kTogether];
             multiply(item.scan, item.scan.high, first, high);
             for (int g = 0; g < kTogether; ++g) {
-                if (wanted >> g & 1) prune_group(item, first + g, high[g]);
+                if (needed >> g & 1) prune_group(item, first + g, high[g]);
             }
         }
     }
@@ -90,7 +90,7 @@ struct FlatTable {
             multiply(item.scan, item.scan.high, first, high);
             multiply(item.scan, item.scan.low, first, low);
             for (int g = 0; g < kTogether; ++g) {
-                weigh(item, first + g, whole(high[g], low[g]), estimates, bounds);
+                add_mass(item, first + g, whole(high[g], low[g]), estimates, bounds);
             }
         }
         for (int r = 0; r < kTile; ++r) {
@@ -125,8 +125,8 @@ struct FlatTable {
     }
 
     // Adds what a group weighs.
-    KVDB_INLINE static void weigh(const FlatMass& item, int group, const Sums& sums,
-                                  f32 (&estimates)[kTile], f32 (&bounds)[kTile]) {
+    KVDB_INLINE static void add_mass(const FlatMass& item, int group, const Sums& sums,
+                                     f32 (&estimates)[kTile], f32 (&bounds)[kTile]) {
         const float factor = item.scale * 1.44269504f;
         KVDB_UNROLL
         for (int r = 0; r < kTile; ++r) {
@@ -280,4 +280,4 @@ struct FlatTable {
     }
 };
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::flat

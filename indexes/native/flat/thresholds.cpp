@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <functional>
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::flat {
 
-Thresholds::Thresholds(const FlatWanted& wanted, std::int64_t rows, const float* floor)
-    : wanted_(wanted), best_(rows), dropped_(rows) {
+Thresholds::Thresholds(const FlatOptions& options, std::int64_t rows, const float* floor)
+    : options_(options), best_(rows), dropped_(rows) {
     for (std::int64_t r = 0; r < rows; ++r) best_[r] = by_rank() ? -INFINITY : floor[r];
     if (!by_rank()) return;
     top_.resize(rows);
@@ -17,7 +17,7 @@ void Thresholds::rank(std::int64_t row, const float* scores, std::int64_t count)
     const std::lock_guard lock(locks_[row]);
     std::vector<float>& top = top_[row];
     for (const float* score = scores; score != scores + count; ++score) {
-        const bool full = static_cast<std::int64_t>(top.size()) >= wanted_.k;
+        const bool full = static_cast<std::int64_t>(top.size()) >= options_.k;
         if (full && !(*score > top.front())) continue;
         if (full) {
             std::pop_heap(top.begin(), top.end(), std::greater<>());
@@ -26,7 +26,7 @@ void Thresholds::rank(std::int64_t row, const float* scores, std::int64_t count)
         top.push_back(*score);
         std::push_heap(top.begin(), top.end(), std::greater<>());
     }
-    if (static_cast<std::int64_t>(top.size()) >= wanted_.k) raise(row, top.front());
+    if (static_cast<std::int64_t>(top.size()) >= options_.k) raise(row, top.front());
 }
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::flat

@@ -1,4 +1,4 @@
-// What each row wants, as far as is known: nothing below its threshold.
+// The threshold of each row: no token below it can be in the result.
 #pragma once
 
 #include <atomic>
@@ -10,22 +10,23 @@
 
 #include "flat.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::flat {
 
-// Threads may raise at the same time. Thresholds only rise, so that what one drops nobody wants.
+// Threads may raise at the same time. Thresholds only rise, so a token that was dropped once can
+// never be in the result.
 class Thresholds {
   public:
     // floor: of each row, the largest q.k elsewhere.
-    Thresholds(const FlatWanted& wanted, std::int64_t rows, const float* floor);
+    Thresholds(const FlatOptions& options, std::int64_t rows, const float* floor);
 
-    bool by_rank() const { return wanted_.k > 0; }
-    const FlatWanted& wanted() const { return wanted_; }
+    bool by_rank() const { return options_.k > 0; }
+    const FlatOptions& options() const { return options_; }
 
     float of(std::int64_t row) const {
         if (dropped_[row]) return INFINITY;
         const float best = best_[row].load(std::memory_order_relaxed);
         if (by_rank()) return best;
-        return wanted_.beta == INFINITY ? -INFINITY : best - wanted_.beta;
+        return options_.beta == INFINITY ? -INFINITY : best - options_.beta;
     }
 
     // The row sees a token of this q.k; where the threshold hangs on the largest.
@@ -45,11 +46,11 @@ class Thresholds {
     bool dropped(std::int64_t row) const { return dropped_[row]; }
 
   private:
-    const FlatWanted wanted_;
+    const FlatOptions options_;
     std::vector<std::atomic<float>> best_;  // the largest q.k so far, or the k-th largest
     std::vector<std::uint8_t> dropped_;
     std::vector<std::vector<float>> top_;  // heaps
     std::unique_ptr<std::mutex[]> locks_;
 };
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::flat

@@ -7,7 +7,7 @@
 
 #include "graph.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::graph {
 
 using namespace nb::literals;
 
@@ -117,14 +117,14 @@ nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQuerie
                       radius.data()};
     SearchResult result;
     {
-        const nb::gil_scoped_release release;
+        const ReleaseGil release;
         result = search(graph.graph, from, seen, queries.rows,
                         {beta, k, scale, listed, share, scan, give_up, patience, least, slack,
                          dense_share, budget});
     }
-    return nb::make_tuple(to_numpy(std::move(result.found.offsets)),
-                          to_numpy(std::move(result.found.ids)),
-                          to_numpy(std::move(result.found.scores)),
+    return nb::make_tuple(to_numpy(std::move(result.retrieved.offsets)),
+                          to_numpy(std::move(result.retrieved.ids)),
+                          to_numpy(std::move(result.retrieved.scores)),
                           to_numpy(std::move(result.missed)), to_numpy(std::move(result.bound)),
                           to_numpy(std::move(result.dense)), result.scanned, result.nbytes);
 }
@@ -145,7 +145,7 @@ void py_bound(const PyGraph& graph, const PyBlocks& blocks, const PyQueries& que
             fail("offsets must rise from 0 to the number of ids");
         }
     }
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     bound(graph.graph, queries.rows, scale, offsets.data(), ids.data(), out.data());
 }
 
@@ -153,7 +153,7 @@ void py_encode(const PyGraph& graph, const PyBlocks& blocks, int kv_head, std::i
     graph.check(blocks);
     graph.check_head(kv_head);
     if (begin < 0 || begin > graph.graph.tokens) fail("begin must be 0 to the number of tokens");
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     encode(graph.graph, blocks.blocks, kv_head, begin, graph.graph.tokens);
 }
 
@@ -164,7 +164,7 @@ void py_insert(const PyGraph& graph, const PyBlocks& blocks, std::int64_t begin,
     if (begin < 0 || begin > graph.graph.tokens || width < 1) {
         fail("begin must be 0 to the number of tokens, width at least 1");
     }
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     insert(graph.graph, blocks.blocks, begin, width, parents.data());
 }
 
@@ -187,7 +187,7 @@ void py_connect(const PyGraph& graph, const PyBlocks& blocks, int kv_head,
     graph.check_tokens(pivots.data(), pivots.size(), "pivots", 0);
     graph.check_tokens(candidates.data(), candidates.size(), "candidates", 0);
     check_offsets(offsets, candidates);
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     connect(graph.graph, blocks.blocks, kv_head, pivots.data(), count, offsets.data(),
             candidates.data());
 }
@@ -204,26 +204,26 @@ void py_choose_links(const PyGraph& graph, const PyBlocks& blocks, int kv_head, 
     if (begin < 0 || count > graph.graph.tokens - begin || chosen.shape(1) > 1024) {
         fail("begin must be 0 to the number of tokens less those asked for, chosen at most 1024");
     }
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     choose_links(graph.graph, blocks.blocks, kv_head, begin, count, offsets.data(),
                  candidates.data(), static_cast<int>(chosen.shape(1)), chosen.data());
 }
 
 std::int64_t py_repair(const PyGraph& graph, const Out<std::uint32_t, 2>& parents) {
     check_shape(parents, {graph.graph.kv_heads, graph.graph.capacity}, "parents");
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     return repair(graph.graph, parents.data());
 }
 
-std::int64_t py_reachable(const PyGraph& graph, int kv_head) {
+std::int64_t py_verify(const PyGraph& graph, int kv_head) {
     graph.check_head(kv_head);
-    const nb::gil_scoped_release release;
-    return reachable(graph.graph, kv_head);
+    const ReleaseGil release;
+    return verify(graph.graph, kv_head);
 }
 
 }  // namespace
 
-void bind_graph(nb::module_& m) {
+void bind(nb::module_& m) {
     nb::class_<PyGraph>(m, "Graph")
         .def(
             "__init__",
@@ -233,12 +233,6 @@ void bind_graph(nb::module_& m) {
                 new (self) PyGraph(make_graph(codes, residual, links, low, step, tokens));
             },
             "codes"_a, "residual"_a, "links"_a, "low"_a, "step"_a, "tokens"_a);
-    m.def("graph_search", &py_search, "graph"_a, "blocks"_a, "queries"_a, "probes"_a,
-          "probe_codes"_a, "random"_a, "outliers"_a, "radius"_a, nb::kw_only(), "beta"_a, "k"_a,
-          "scale"_a, "listed"_a, "share"_a, "scan"_a, "give_up"_a, "patience"_a, "least"_a,
-          "slack"_a, "dense_share"_a, "budget"_a);
-    m.def("graph_bound", &py_bound, "graph"_a, "blocks"_a, "queries"_a, "scale"_a, "offsets"_a,
-          "ids"_a, "bound"_a);
     m.def("graph_encode", &py_encode, "graph"_a, "blocks"_a, "kv_head"_a, "begin"_a);
     m.def("graph_insert", &py_insert, "graph"_a, "blocks"_a, "begin"_a, "width"_a, "parents"_a);
     m.def("graph_connect", &py_connect, "graph"_a, "blocks"_a, "kv_head"_a, "pivots"_a, "offsets"_a,
@@ -246,7 +240,13 @@ void bind_graph(nb::module_& m) {
     m.def("graph_choose_links", &py_choose_links, "graph"_a, "blocks"_a, "kv_head"_a, "begin"_a,
           "offsets"_a, "candidates"_a, "chosen"_a);
     m.def("graph_repair", &py_repair, "graph"_a, "parents"_a);
-    m.def("graph_reachable", &py_reachable, "graph"_a, "kv_head"_a);
+    m.def("graph_search", &py_search, "graph"_a, "blocks"_a, "queries"_a, "probes"_a,
+          "probe_codes"_a, "random"_a, "outliers"_a, "radius"_a, nb::kw_only(), "beta"_a, "k"_a,
+          "scale"_a, "listed"_a, "share"_a, "scan"_a, "give_up"_a, "patience"_a, "least"_a,
+          "slack"_a, "dense_share"_a, "budget"_a);
+    m.def("graph_bound", &py_bound, "graph"_a, "blocks"_a, "queries"_a, "scale"_a, "offsets"_a,
+          "ids"_a, "bound"_a);
+    m.def("graph_verify", &py_verify, "graph"_a, "kv_head"_a);
 }
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::graph

@@ -4,7 +4,7 @@
 
 #include "thread_pool.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::graph {
 
 const GraphKernels& graph_kernels() {
     static constexpr PerIsa<GraphKernels> kernels{KVDB_PER_ISA(graph)};
@@ -26,4 +26,4 @@ void encode(const Graph& graph, const Blocks& blocks, int kv_head, std::int64_t 
     });
 }
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::graph

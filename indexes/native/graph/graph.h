@@ -8,10 +8,10 @@
 #include "../rows.h"
 #include "kernels.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::graph {
 
 // Arrays have room for `capacity` tokens a head. Links beyond `tokens` end a token's list, so that
-// no content of `links` can lead a walk astray.
+// no content of `links` can lead a search astray.
 struct Graph {
     int kv_heads, head_dim, degree;
     std::int64_t tokens, capacity, stride;
@@ -25,7 +25,7 @@ struct Graph {
     std::uint32_t* links_of(int head) const { return links + head * capacity * degree; }
 };
 
-// Where walks begin. Their codes lie together.
+// Entry points of searches. Their codes lie together.
 struct Probes {
     const std::int32_t* tokens;  // [kv_heads][count], first `random` that were drawn at random
     const std::uint8_t* codes;   // [kv_heads][count][stride]
@@ -41,39 +41,32 @@ struct SearchOptions {
     std::int64_t k;  // above 0: the k largest instead
     float scale;
     bool listed;         // the paper's form: candidates in the order in which they were met
-    bool share;          // the query heads of a group walk together
-    bool scan;           // all codes in order, no walk
-    bool give_up;        // rows whose range holds too much are left
+    bool share;          // the query heads of a group search together
+    bool scan;           // all codes in order, no search
+    bool give_up;        // rows whose range is too dense are left unanswered
     int patience;        // steps outside of the range
     std::int64_t least;  // listed: candidates taken whatever their score
-    float slack;         // how far beyond the range the walk goes, in betas
-    float dense_share;   // of the visible tokens: a row that wants more is left
-    float budget;        // of the visible tokens: a walk that meets more leaves its rows
+    float slack;         // how far beyond the range tokens are expanded, in betas
+    float dense_share;   // of the visible tokens: a row with more candidates gives up
+    float budget;        // of the visible tokens: a search that scores more gives up its rows
 };
 
 struct SearchResult {
-    FoundRows found;
+    RetrievedRows retrieved;
     std::vector<float> missed, bound;
     std::vector<std::uint8_t> dense;
     std::int64_t scanned = 0, nbytes = 0;
 };
 
-// What a search wants of one row, before the results of all are put together.
-struct RowFound {
+// The result of one row, before those of all rows are put together.
+struct RowResult {
     std::vector<std::int32_t> ids;
     std::vector<float> scores;
     float missed = -__builtin_inff(), bound = -__builtin_inff();
     bool dense = false;
 };
 
-SearchResult search(const Graph& graph, const Probes& probes, const Blocks& blocks,
-                    const QueryRows& queries, const SearchOptions& options);
-
-// bound [q_heads * n]: an upper bound of the log of the sum of exp(scale * q.k) over the visible
-// tokens that are not in ids[offsets[row], offsets[row + 1]), which ascend.
-void bound(const Graph& graph, const QueryRows& queries, float scale, const std::int64_t* offsets,
-           const std::int32_t* ids, float* bound);
-
+// Codes the keys of tokens [begin, end) of a head.
 void encode(const Graph& graph, const Blocks& blocks, int kv_head, std::int64_t begin,
             std::int64_t end);
 
@@ -97,7 +90,15 @@ void choose_links(const Graph& graph, const Blocks& blocks, int kv_head, std::in
 // parents [kv_heads][capacity]: for each token one that links to it, on a way from token 0.
 std::int64_t repair(const Graph& graph, std::uint32_t* parents);
 
-// Tokens that can be reached from token 0, through links.
-std::int64_t reachable(const Graph& graph, int kv_head);
+SearchResult search(const Graph& graph, const Probes& probes, const Blocks& blocks,
+                    const QueryRows& queries, const SearchOptions& options);
 
-}  // namespace kvdb::indexes
+// bound [q_heads * n]: an upper bound of the log of the sum of exp(scale * q.k) over the visible
+// tokens that are not in ids[offsets[row], offsets[row + 1]), which ascend.
+void bound(const Graph& graph, const QueryRows& queries, float scale, const std::int64_t* offsets,
+           const std::int32_t* ids, float* bound);
+
+// How many tokens links do not lead to from token 0.
+std::int64_t verify(const Graph& graph, int kv_head);
+
+}  // namespace kvdb::indexes::graph

@@ -4,11 +4,11 @@
 
 #include "../score/kernels.h"
 #include "graph.h"
+#include "spanning_tree.h"
 #include "thread_pool.h"
-#include "tree.h"
 #include "visited.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::graph {
 
 namespace {
 
@@ -28,7 +28,7 @@ class Linker {
 
     // HNSW's insertion (Malkov and Yashunin, arXiv 1603.09320, algorithms 1, 2 and 4) into the
     // level that holds all tokens; `width` candidates are kept. No link of the tree is dropped.
-    void insert(std::uint32_t token, int width, Tree& tree) {
+    void insert(std::uint32_t token, int width, SpanningTree& tree) {
         std::uint32_t* links = links_of(token);
         std::fill_n(links, graph_.degree, kNoToken);
         tree.set_parent(token, token == 0 ? 0 : kNoToken);
@@ -38,13 +38,14 @@ class Linker {
         choose(candidates, graph_.degree / 2, chosen);
         std::copy(chosen.begin(), chosen.end(), links);
         for (const std::uint32_t other : chosen) link_back(other, token, tree);
-        if (!tree.reached(token)) tree.adopt(token, chosen.data(), static_cast<int>(chosen.size()));
+        if (!tree.reached(token))
+            tree.attach(token, chosen.data(), static_cast<int>(chosen.size()));
     }
 
     // Adds to a token's links those candidates that no link stands closer to, then the nearest of
-    // the others, as far as there is room, and the way back: what queries want lies in a range, not
-    // on a way to one nearest key, and a walk within the range needs the links that the heuristic
-    // spares.
+    // the others, as far as there is room, and the way back: the result of a query lies in a range,
+    // not on a way to one nearest key, and a search within the range needs the links that the
+    // heuristic spares.
     void connect(std::uint32_t pivot, std::vector<std::uint32_t> candidates) {
         std::uint32_t* links = links_of(pivot);
         std::vector<std::uint32_t> chosen(links, links + count(links));
@@ -173,7 +174,7 @@ class Linker {
         }
     }
 
-    void link_back(std::uint32_t from, std::uint32_t to, Tree& tree) {
+    void link_back(std::uint32_t from, std::uint32_t to, SpanningTree& tree) {
         std::uint32_t* links = links_of(from);
         const int used = count(links);
         if (used < graph_.degree) {
@@ -183,7 +184,7 @@ class Linker {
         }
         std::vector<std::uint32_t> others(1, to), chosen;
         for (int j = 0; j < used; ++j) {
-            (tree.is_branch(from, links[j]) ? chosen : others).push_back(links[j]);
+            (tree.is_tree_edge(from, links[j]) ? chosen : others).push_back(links[j]);
         }
         choose(by_distance(from, others), graph_.degree, chosen);
         std::fill_n(links, graph_.degree, kNoToken);
@@ -206,7 +207,7 @@ void insert(const Graph& graph, const Blocks& blocks, std::int64_t begin, int wi
     ThreadPool& pool = ThreadPool::instance();
     pool.run(graph.kv_heads, pool.threads(), [&](std::int64_t head, int) {
         Linker linker(graph, blocks, static_cast<int>(head));
-        Tree tree(graph, static_cast<int>(head), parents + head * graph.capacity);
+        SpanningTree tree(graph, static_cast<int>(head), parents + head * graph.capacity);
         std::uint32_t* links = graph.links_of(static_cast<int>(head));
         std::fill(links + begin * graph.degree, links + graph.tokens * graph.degree, kNoToken);
         for (std::int64_t token = begin; token < graph.tokens; ++token) {
@@ -239,4 +240,4 @@ void choose_links(const Graph& graph, const Blocks& blocks, int kv_head, std::in
     });
 }
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::graph

@@ -7,7 +7,7 @@
 #include "../blocks.h"
 #include "isa.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::graph {
 
 inline constexpr int kCodeStep = 64;  // bytes of a code are padded to a multiple of this
 
@@ -60,4 +60,4 @@ KVDB_DECLARE_PER_ISA(GraphKernels, graph);
 
 const GraphKernels& graph_kernels();
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::graph

@@ -4,7 +4,7 @@
 #include <functional>
 #include <limits>
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::graph {
 
 void Range::begin(const SearchOptions& options, float floor, float noise, bool done) {
     options_ = &options;
@@ -18,21 +18,21 @@ void Range::begin(const SearchOptions& options, float floor, float noise, bool d
     done_ = done;
     check_ = kDenseCheck;
     width_ = static_cast<std::size_t>(width_of(options.k));
-    found_.clear();
+    candidates_.clear();
     largest_.clear();
 }
 
-void Range::offer(std::uint32_t token, float score) {
+void Range::add(std::uint32_t token, float score) {
     if (score < limit_) return;
-    found_.push_back({score, token});
+    candidates_.push_back({score, token});
     if (width_ > 0) {
-        offer_largest(score);
+        keep_largest_score(score);
     } else if (score > best_) {
         raise(score);
     }
 }
 
-void Range::offer_largest(float score) {
+void Range::keep_largest_score(float score) {
     if (largest_.size() < width_) {
         largest_.push_back(score);
         std::push_heap(largest_.begin(), largest_.end(), std::greater<>());
@@ -57,17 +57,18 @@ float Range::least() const {
 }
 
 std::int64_t Range::compact() {
-    std::erase_if(found_, [&](const Candidate& found) { return found.score < limit_; });
-    return static_cast<std::int64_t>(found_.size());
+    std::erase_if(candidates_,
+                  [&](const Candidate& candidate) { return candidate.score < limit_; });
+    return static_cast<std::int64_t>(candidates_.size());
 }
 
-void Range::take(std::vector<std::int32_t>& ids) {
+void Range::collect(std::vector<std::int32_t>& ids) {
     ids.clear();
-    for (const Candidate& found : found_) {
-        if (found.score >= limit_) ids.push_back(static_cast<std::int32_t>(found.token));
+    for (const Candidate& candidate : candidates_) {
+        if (candidate.score >= limit_) ids.push_back(static_cast<std::int32_t>(candidate.token));
     }
     std::sort(ids.begin(), ids.end());
     ids.erase(std::unique(ids.begin(), ids.end()), ids.end());  // an outlier may be there twice
 }
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::graph

@@ -1,57 +1,57 @@
-// What one query wants, as far as a walk knows, and what has been found for it.
+// The range of scores that one query still accepts, and its candidates.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "task.h"
+#include "query_group.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::graph {
 
-// By estimates of scores. The range reaches from the best token, or from the floor, so far down as
-// is asked for; of a search for k tokens, down to the last of the largest.
+// Scores are estimates. The range reaches from the best token, or from the floor, down by beta; in
+// a search for k tokens, down to the k-th largest score.
 class Range {
   public:
     void begin(const SearchOptions& options, float floor, float noise, bool done);
 
-    // A token has this score, whether the query sees it or not.
-    void meet(float score) {
+    // Notes the score of a token, whether the query sees it or not.
+    void see(float score) {
         if (score > seen_) {
             seen_ = score;
             patience_ = options_->patience;
         }
     }
-    // One that it sees.
-    void offer(std::uint32_t token, float score);
-    // The best of many is known before they are offered.
-    void expect(float score) {
+    // Adds a token that the query sees.
+    void add(std::uint32_t token, float score);
+    // Raises the best score before the tokens are added.
+    void raise_best(float score) {
         if (options_->k == 0 && score > best_) raise(score);
     }
 
-    // Whether a walk may take a step from a token; of those outside of the range, as many as there
-    // is patience for and that come closer.
-    bool leads(float score) const {
+    // Whether a token belongs in the frontier: inside the range, or, while there is patience, near
+    // it.
+    bool worth_queueing(float score) const {
         return score >= limit_ - beyond_ || (patience_ > 0 && score >= near());
     }
-    // Takes it.
-    bool wants(float score) {
+    // Whether to expand it now; one outside of the range costs patience.
+    bool worth_expanding(float score) {
         if (done_) return false;
         if (score >= limit_ - beyond_) return true;
         if (patience_ <= 0) return false;
         --patience_;
         return true;
     }
-    // Below it a token is neither found nor a step.
+    // Tokens with a lower score are neither candidates nor in the frontier.
     float least() const;
 
-    bool crowded() const { return static_cast<std::int64_t>(found_.size()) > check_; }
+    bool check_due() const { return static_cast<std::int64_t>(candidates_.size()) > check_; }
     // Drops what is no longer in range; how many are left.
     std::int64_t compact();
     void check_again_beyond(std::int64_t count) { check_ = count; }
     // The query is left unanswered.
-    void leave() {
+    void give_up_row() {
         dense_ = done_ = true;
-        found_.clear();
+        candidates_.clear();
     }
 
     float floor() const { return floor_; }
@@ -59,7 +59,7 @@ class Range {
     bool done() const { return done_; }
     bool dense() const { return dense_; }
     // Ascending, each once.
-    void take(std::vector<std::int32_t>& ids);
+    void collect(std::vector<std::int32_t>& ids);
 
   private:
     struct Candidate {
@@ -69,16 +69,17 @@ class Range {
 
     float near() const { return seen_ - beyond_ - options_->beta; }
     void raise(float score);
-    void offer_largest(float score);
+    void keep_largest_score(float score);
 
     const SearchOptions* options_ = nullptr;
     float floor_, best_, seen_;  // seen: the best, hidden ones included
     float limit_, noise_, beyond_;
     int patience_;
     bool dense_, done_;
-    std::int64_t check_;  // with so many found, it is time to look whether the range is too full
+    std::int64_t
+        check_;  // with more candidates, it is time to check whether the range is too dense
     std::size_t width_;
-    std::vector<Candidate> found_;
+    std::vector<Candidate> candidates_;
     std::vector<float> largest_;  // of a search for k: a heap, the smallest on top
 };
 
@@ -89,4 +90,4 @@ inline std::int64_t width_of(std::int64_t k) {
     return k > 0 ? k + k / 2 + 32 : 0;
 }
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::graph

@@ -5,7 +5,7 @@
 #include "kernels.h"
 #include "simd/generic.h"
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::graph {
 
 template <class Isa>
 struct GraphTable {
@@ -151,4 +151,4 @@ struct GraphTable {
     };
 };
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::graph

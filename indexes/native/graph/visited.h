@@ -1,13 +1,13 @@
-// The tokens a walk has met.
+// The tokens that a search has visited.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-namespace kvdb::indexes {
+namespace kvdb::indexes::graph {
 
 // A hash set that is empty again at the cost of what it held: a bit for every token of a long
-// context would be read from memory anew for each walk.
+// context would be read from memory anew for each search.
 class Visited {
   public:
     void clear() {
@@ -58,4 +58,4 @@ class Visited {
     std::size_t count_ = 0;
 };
 
-}  // namespace kvdb::indexes
+}  // namespace kvdb::indexes::graph

@@ -8,8 +8,8 @@
 namespace kvdb::indexes {
 
 const ScoreKernels score_avx2 = ScoreTable<simd::Avx2>::kernels;
-const FlatKernels flat_avx2 = FlatTable<simd::Avx2>::kernels;
-const CoarseKernels coarse_avx2 = CoarseTable<simd::Avx2>::kernels;
-const GraphKernels graph_avx2 = GraphTable<simd::Avx2>::kernels;
+const flat::FlatKernels flat::flat_avx2 = flat::FlatTable<simd::Avx2>::kernels;
+const coarse::CoarseKernels coarse::coarse_avx2 = coarse::CoarseTable<simd::Avx2>::kernels;
+const graph::GraphKernels graph::graph_avx2 = graph::GraphTable<simd::Avx2>::kernels;
 
 }  // namespace kvdb::indexes

@@ -8,8 +8,8 @@
 namespace kvdb::indexes {
 
 const ScoreKernels score_avx512 = ScoreTable<simd::Avx512>::kernels;
-const FlatKernels flat_avx512 = FlatTable<simd::Avx512>::kernels;
-const CoarseKernels coarse_avx512 = CoarseTable<simd::Avx512>::kernels;
-const GraphKernels graph_avx512 = GraphTable<simd::Avx512>::kernels;
+const flat::FlatKernels flat::flat_avx512 = flat::FlatTable<simd::Avx512>::kernels;
+const coarse::CoarseKernels coarse::coarse_avx512 = coarse::CoarseTable<simd::Avx512>::kernels;
+const graph::GraphKernels graph::graph_avx512 = graph::GraphTable<simd::Avx512>::kernels;
 
 }  // namespace kvdb::indexes

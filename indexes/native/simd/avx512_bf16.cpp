@@ -8,8 +8,9 @@
 namespace kvdb::indexes {
 
 const ScoreKernels score_avx512_bf16 = ScoreTable<simd::Avx512Bf16>::kernels;
-const FlatKernels flat_avx512_bf16 = FlatTable<simd::Avx512Bf16>::kernels;
-const CoarseKernels coarse_avx512_bf16 = CoarseTable<simd::Avx512Bf16>::kernels;
-const GraphKernels graph_avx512_bf16 = GraphTable<simd::Avx512Bf16>::kernels;
+const flat::FlatKernels flat::flat_avx512_bf16 = flat::FlatTable<simd::Avx512Bf16>::kernels;
+const coarse::CoarseKernels coarse::coarse_avx512_bf16 =
+    coarse::CoarseTable<simd::Avx512Bf16>::kernels;
+const graph::GraphKernels graph::graph_avx512_bf16 = graph::GraphTable<simd::Avx512Bf16>::kernels;
 
 }  // namespace kvdb::indexes

@@ -8,8 +8,8 @@
 namespace kvdb::indexes {
 
 const ScoreKernels score_neon = ScoreTable<simd::Neon>::kernels;
-const FlatKernels flat_neon = FlatTable<simd::Neon>::kernels;
-const CoarseKernels coarse_neon = CoarseTable<simd::Neon>::kernels;
-const GraphKernels graph_neon = GraphTable<simd::Neon>::kernels;
+const flat::FlatKernels flat::flat_neon = flat::FlatTable<simd::Neon>::kernels;
+const coarse::CoarseKernels coarse::coarse_neon = coarse::CoarseTable<simd::Neon>::kernels;
+const graph::GraphKernels graph::graph_neon = graph::GraphTable<simd::Neon>::kernels;
 
 }  // namespace kvdb::indexes

@@ -8,8 +8,8 @@
 namespace kvdb::indexes {
 
 const ScoreKernels score_portable = ScoreTable<simd::Portable>::kernels;
-const FlatKernels flat_portable = FlatTable<simd::Portable>::kernels;
-const CoarseKernels coarse_portable = CoarseTable<simd::Portable>::kernels;
-const GraphKernels graph_portable = GraphTable<simd::Portable>::kernels;
+const flat::FlatKernels flat::flat_portable = flat::FlatTable<simd::Portable>::kernels;
+const coarse::CoarseKernels coarse::coarse_portable = coarse::CoarseTable<simd::Portable>::kernels;
+const graph::GraphKernels graph::graph_portable = graph::GraphTable<simd::Portable>::kernels;
 
 }  // namespace kvdb::indexes

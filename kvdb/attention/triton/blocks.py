@@ -1,17 +1,19 @@
-"""Keys and values into slots, out of them, and from slot to slot; quantised on the way where the format asks for it."""
+"""Keys and values are stored to slots, loaded from them, and copied between them; quantised where the format is."""
 
 import torch
 import triton
 import triton.language as tl
 
-from kvdb.attention.triton.pages import INTERPRETED, Pages
-from kvdb.attention.triton.tile import stored, widen
+from kvdb.attention.triton.pages import INTERPRETED, Pages, check_numbers
+from kvdb.attention.triton.tile import load_rows, stored
 
 LARGEST = {"float8": 448.0, "int8": 127.0}
-"""What the largest element of a quantised row becomes. float8 is e4m3, whose largest finite number it is."""
+"""The value of the largest element of a quantised row. float8 is e4m3, whose largest finite number is 448."""
 CUTS = {"bfloat16": 16, "float8": 20}
-"""Bits of a float32 that the format does not have, where rounding is done by hand: to float8 because cards before sm_89 cannot,
-to bfloat16 because the interpreter does not."""
+"""Bits that float32 has and the format has not, for rounding by hand: to float8 because cards before sm_89 cannot, to bfloat16
+because the interpreter does not."""
+PROGRAM_TOKENS = 128 if INTERPRETED else 16
+"""The most tokens that one program stores or loads. The interpreter is fastest with few programs."""
 COPY_WORDS = 4096
 """int32 that one program copies."""
 
@@ -77,11 +79,9 @@ def _load_kernel(
     token = start + row
     slot = tl.load(slots + token // BLOCK, mask=inside, other=0).to(tl.int64)
     place = head * BLOCK + token % BLOCK
-    x = tl.load(slab + slot[:, None] * STRIDE + is_v * VALUES + place[:, None] * DIM + dim[None, :], mask=mask)
-    x = widen(x, FLOAT8, tl.float32)
-    if QUANTISED:
-        at = scales + slot * SCALE_STRIDE + SCALES + is_v * (HEADS * BLOCK) + place
-        x = x * tl.load(at, mask=inside, other=0.0)[:, None]
+    at = slab + slot * STRIDE + is_v * VALUES + place * DIM
+    scale_at = scales + slot * SCALE_STRIDE + SCALES + is_v * (HEADS * BLOCK) + place
+    x = load_rows(at, scale_at, inside, dim, dim < DIM, QUANTISED, FLOAT8)
     to = (head.to(tl.int64) * n + row[:, None]) * DIM + dim[None, :]
     if is_v:
         tl.store(v + to, x, mask=mask)
@@ -99,7 +99,7 @@ def _copy_kernel(words, sources, targets, STRIDE: tl.constexpr, WORDS: tl.conste
 
 
 def store(pages: Pages, slots: torch.Tensor, start: int | torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Writes tokens [start, start + n) of a run of slots: converted to the slots' format, or quantised with one scale for each
+    """Write tokens [start, start + n) of a run of slots: converted to the slots' format, or quantised with one scale for each
     key and each value, its largest element over LARGEST.
 
     slots: int32 `[blocks]`, on the device. start: tokens of the run before these, or int32 `[1]` on the device, so that a CUDA
@@ -118,7 +118,7 @@ def store(pages: Pages, slots: torch.Tensor, start: int | torch.Tensor, k: torch
     _check_run(pages, slots, first, n)
     if n == 0:
         return
-    tokens = min(16, triton.next_power_of_2(n))
+    tokens = min(PROGRAM_TOKENS, triton.next_power_of_2(n))
     _store_kernel[(triton.cdiv(n, tokens), layout.kv_heads, 2)](
         k, v, stored(pages), pages.floats, slots, start if on_device else slots, first, n,
         k.stride(0), k.stride(1), v.stride(0), v.stride(1),
@@ -137,7 +137,7 @@ def load(pages: Pages, slots: torch.Tensor, start: int, n: int) -> tuple[torch.T
     shape = (layout.kv_heads, n, layout.head_dim)
     k, v = (torch.empty(shape, dtype=torch.float32, device=pages.slab.device) for _ in "kv")
     if n:
-        tokens = min(16, triton.next_power_of_2(n))
+        tokens = min(PROGRAM_TOKENS, triton.next_power_of_2(n))
         _load_kernel[(triton.cdiv(n, tokens), layout.kv_heads, 2)](
             k,
             v,
@@ -155,10 +155,10 @@ def load(pages: Pages, slots: torch.Tensor, start: int, n: int) -> tuple[torch.T
 
 
 def copy(pages: Pages, sources: torch.Tensor, targets: torch.Tensor) -> None:
-    """Whole slots, index pages with them: targets[i] becomes what sources[i] is. int32 `[n]` both, on the device; no target is
+    """Copy whole slots with their index pages, sources[i] to targets[i]. int32 `[n]` both, on the device; no target is
     a source or another target. Raises ValueError where they differ in length."""
-    _check_slots(pages, "sources", sources)
-    _check_slots(pages, "targets", targets)
+    check_numbers(pages, sources=sources)
+    check_numbers(pages, targets=targets)
     if len(sources) != len(targets):
         raise ValueError(f"there are {len(sources)} sources and {len(targets)} targets; expected as many")
     if len(sources):
@@ -183,13 +183,7 @@ def _shape(pages: Pages) -> dict[str, int]:
 
 
 def _check_run(pages: Pages, slots: torch.Tensor, start: int, n: int) -> None:
-    _check_slots(pages, "slots", slots)
+    check_numbers(pages, slots=slots)
     holds = len(slots) * pages.layout.block_size
     if start < 0 or n < 0 or start + n > holds:
         raise ValueError(f"tokens [{start}, {start + n}) of {len(slots)} slots; they hold [0, {holds})")
-
-
-def _check_slots(pages: Pages, name: str, slots: torch.Tensor) -> None:
-    if slots.dtype != torch.int32 or slots.ndim != 1 or slots.device != pages.slab.device:
-        said = f"{name} is {slots.dtype} {tuple(slots.shape)} on {slots.device}"
-        raise ValueError(f"{said}; expected int32 of one dimension on {pages.slab.device}")

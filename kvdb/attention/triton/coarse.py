@@ -1,5 +1,5 @@
-"""The coarse index on the device: channel bounds of small pages of keys (Quest, arXiv 2406.10774), scores by them and by
-centroids, and attention over the pages with the largest scores."""
+"""The coarse index on the device: channel bounds of small pages of keys (Quest, arXiv 2406.10774), scores by them,
+and attention over the pages with the largest scores."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,15 @@ import torch
 import triton
 import triton.language as tl
 
-from kvdb.attention.triton.gather import gather_into
-from kvdb.attention.triton.pages import INTERPRETED, Pages, Runs
-from kvdb.attention.triton.select import kth, left, within_into
-from kvdb.attention.triton.tile import padded, stored, widen
-from kvdb.attention.triton.workspace import Found, Partials
+from kvdb.attention.triton.gather import gather
+from kvdb.attention.triton.pages import Pages, Runs, check_numbers
+from kvdb.attention.triton.select import kth_largest, log_missed_mass, select_pages
+from kvdb.attention.triton.tile import load_rows, padded, stored, up
+from kvdb.attention.triton.workspace import Partials, Selection
 from kvdb.storage.slot import BOUND_TOKENS, SlotLayout
 
 PAGES = 64
-"""Pages that a program scores together."""
-_MATH = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+"""Pages that one program scores."""
 
 
 @triton.jit
@@ -33,22 +32,15 @@ def _bounds_kernel(
     dim = tl.arange(0, DIMS)
     token = page * TOKENS + tl.arange(0, TOKENS)
     inside = (token < count) & (token < BLOCK)
-    mask = inside[:, None] & (dim < DIM)[None, :]
-    x = tl.load(elements + slot * STRIDE + (head * BLOCK + token)[:, None] * DIM + dim[None, :], mask=mask, other=0)
-    x = widen(x, FLOAT8, tl.float32)
-    if QUANTISED:
-        x *= tl.load(floats + slot * SCALE_STRIDE + SCALES + head * BLOCK + token, mask=inside, other=0.0)[:, None]
+    row = head * BLOCK + token
+    scales = floats + slot * SCALE_STRIDE + SCALES + row
+    x = load_rows(elements + slot * STRIDE + row * DIM, scales, inside, dim, dim < DIM, QUANTISED, FLOAT8)
     some = page * TOKENS < count
     most = tl.where(some, tl.max(tl.where(inside[:, None], x, float("-inf")), 0), 0.0)
     least = tl.where(some, tl.min(tl.where(inside[:, None], x, float("inf")), 0), 0.0)
-    # To bfloat16 outwards: what is cut off a number brings it nearer to zero.
-    most_bits = most.to(tl.int32, bitcast=True)
-    most_bits = tl.where(most > 0, most_bits + 0xFFFF, most_bits) & -0x10000
-    least_bits = least.to(tl.int32, bitcast=True)
-    least_bits = tl.where(least < 0, least_bits + 0xFFFF, least_bits) & -0x10000
     to = halves + slot * (SCALE_STRIDE * 2) + BOUNDS + (head * PAGES + page) * (2 * DIM) + dim
-    tl.store(to, least_bits.to(tl.float32, bitcast=True).to(tl.bfloat16), mask=dim < DIM)
-    tl.store(to + DIM, most_bits.to(tl.float32, bitcast=True).to(tl.bfloat16), mask=dim < DIM)
+    tl.store(to, (-up(-least)).to(tl.bfloat16), mask=dim < DIM)
+    tl.store(to + DIM, up(most).to(tl.bfloat16), mask=dim < DIM)
 
 
 @triton.jit
@@ -92,35 +84,13 @@ def _score_bounds_kernel(
     tl.store(to, score, mask=(row < GROUP)[:, None] & (page < pages_max)[None, :])
 
 
-@triton.jit
-def _score_centroids_kernel(
-    q, centroids, counts, out, clusters,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr,
-    MATH: tl.constexpr,
-):  # fmt: skip
-    head = tl.program_id(1)
-    group = tl.program_id(2) * HEADS + head
-    cluster = tl.program_id(0) * N + tl.arange(0, N)
-    inside = cluster < tl.load(counts + head)
-    row = tl.arange(0, ROWS)
-    dim = tl.arange(0, DIMS)
-    at = centroids + (head * clusters + cluster).to(tl.int64)[:, None] * DIM + dim[None, :]
-    x = tl.load(at, mask=inside[:, None] & (dim < DIM)[None, :], other=0.0).to(MATH)
-    queries = _rows(q, group, GROUP, DIM, DIMS, ROWS)
-    score = tl.where(inside[None, :], tl.dot(queries.to(MATH), tl.trans(x), input_precision="ieee"), float("-inf"))
-    to = out + (group * GROUP + row[:, None]).to(tl.int64) * clusters + cluster[None, :]
-    tl.store(to, score, mask=(row < GROUP)[:, None] & (cluster < clusters)[None, :])
-
-
 def bounds(pages: Pages, slots: torch.Tensor, counts: torch.Tensor) -> None:
-    """Writes the channel bounds of slots from the keys in them, as `blocks.load` gives them, rounded outwards.
+    """Write the channel bounds of slots from the keys in them, as `blocks.load` gives them, rounded outwards.
 
     slots: int32 `[n]`, counts: int32 `[n]`, tokens of each, on the device. Raises ValueError where shapes or dtypes are wrong.
     """
     layout = pages.layout
-    for name, x in (("slots", slots), ("counts", counts)):
-        if x.dtype != torch.int32 or x.ndim != 1 or len(x) != len(slots) or x.device != pages.slab.device:
-            raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)} on {x.device}; expected int32 on {pages.slab.device}")
+    check_numbers(pages, slots=slots, counts=counts)
     if len(slots):
         _bounds_kernel[(len(slots), layout.kv_heads, layout.pages)](
             stored(pages), pages.floats, pages.halves, slots, counts,
@@ -132,12 +102,10 @@ def bounds(pages: Pages, slots: torch.Tensor, counts: torch.Tensor) -> None:
 
 
 def score_bounds(q: torch.Tensor, pages: Pages, runs: Runs, out: torch.Tensor) -> None:
-    """The largest q.k that any key of a page can have, by its channel bounds; minus infinity behind the last page of a sequence.
+    """Write the largest q.k that any key of a page can have, by its channel bounds; minus infinity behind a sequence's last page.
 
-    q: `[sequences, q_heads, head_dim]`, contiguous. out: float32 `[sequences, q_heads, pages]`,
-    pages at most as many as tokens_max
-    fill; they are numbered block by block. Raises ValueError where shapes or
-    dtypes are wrong.
+    q: `[sequences, q_heads, head_dim]`, contiguous. out: float32 `[sequences, q_heads, pages]`, with at most as many pages as
+    tokens_max tokens fill; pages are numbered block by block. Raises ValueError where shapes or dtypes are wrong.
     """
     layout = pages.layout
     group = _group_of(q, layout.kv_heads, layout.head_dim, out)
@@ -153,32 +121,12 @@ def score_bounds(q: torch.Tensor, pages: Pages, runs: Runs, out: torch.Tensor) -
         )  # fmt: skip
 
 
-def score_centroids(q: torch.Tensor, centroids: torch.Tensor, counts: torch.Tensor, out: torch.Tensor) -> None:
-    """q.c for the centroids of one segment that all sequences read; minus infinity behind the last of a KV head.
-
-    q: `[sequences, q_heads, head_dim]`, contiguous. centroids: `[kv_heads, clusters, head_dim]`, contiguous, of any float dtype,
-    float32 where they are to be multiplied as such. counts: int32 `[kv_heads]`. out: float32 `[sequences, q_heads, clusters]`.
-    Raises ValueError where shapes or dtypes are wrong.
-    """
-    heads, clusters, dim = centroids.shape
-    group = _group_of(q, heads, dim, out)
-    if out.shape[2] != clusters or counts.dtype != torch.int32 or counts.shape != (heads,) or not centroids.is_contiguous():
-        raise ValueError(
-            f"out has {out.shape[2]} clusters and counts are {counts.dtype}; expected {clusters} and int32 ({heads},)"
-        )
-    if out.numel():
-        _score_centroids_kernel[(triton.cdiv(clusters, PAGES), heads, len(q))](
-            q, centroids, counts, out, clusters, GROUP=group, HEADS=heads, DIM=dim, DIMS=padded(dim),
-            ROWS=max(16, triton.next_power_of_2(group)), N=PAGES, MATH=_MATH[torch.float32 if INTERPRETED else centroids.dtype],
-        )  # fmt: skip
-
-
 @dataclass(frozen=True)
 class CoarseWorkspace:
-    """Allocated once for so many sequences of at most so many tokens. scores: float32 `[sequences, q_heads, pages]`. threshold,
-    sums: float32 `[sequences, q_heads]`, sums zero between queries."""
+    """The memory of a search for the best pages, allocated once for a number of sequences and tokens. scores: float32
+    `[sequences, q_heads, pages]`. threshold, sums: float32 `[sequences, q_heads]`; sums are zero between queries."""
 
-    found: Found
+    selection: Selection
     partials: Partials
     scores: torch.Tensor
     threshold: torch.Tensor
@@ -188,16 +136,20 @@ class CoarseWorkspace:
     def of(
         cls, layout: SlotLayout, sequences: int, q_heads: int, tokens_max: int, k_pages: int, device: torch.device
     ) -> "CoarseWorkspace":
-        """For k_pages at most of each query head: whatever they are, the pages of a group then fit, ties apart."""
+        """Allocate one for at most k_pages of each query head. The pages of a group always fit, unless scores tie."""
         heads = layout.kv_heads
         pages = -(-tokens_max // layout.block_size) * layout.pages
         capacity = max(1, min(pages, k_pages * (q_heads // heads)))
         rows = torch.zeros((4, sequences, q_heads), dtype=torch.float32, device=device)
         ids = torch.empty((sequences, heads, capacity), dtype=torch.int32, device=device)
-        found = Found(ids, torch.zeros((sequences, heads), dtype=torch.int32, device=device), rows[0], rows[0])
+        selection = Selection(ids, torch.zeros((sequences, heads), dtype=torch.int32, device=device), rows[0], rows[0])
         scores = torch.empty((sequences, q_heads, pages), dtype=torch.float32, device=device)
         partials = Partials.of(sequences, q_heads, heads, layout.head_dim, device)
-        return cls(found, partials, scores, rows[1], rows[2])
+        return cls(selection, partials, scores, rows[1], rows[2])
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All tensors that it holds on the device."""
+        return *self.selection.tensors(), *self.partials.tensors(), self.scores, self.threshold, self.sums
 
 
 def coarse_top(
@@ -210,23 +162,27 @@ def coarse_top(
     out: torch.Tensor,
     lse: torch.Tensor,
     top: torch.Tensor | None = None,
-) -> Found:
+) -> Selection:
     """Attention over the k_pages pages of each query head whose bounds promise most, and over those of the other heads of its
     group: out as q, lse (and top, the largest q.k) float32 `[sequences, q_heads]`. Nothing goes to the host between the launches.
 
     Returns what was read: pages. `missed` is `missed_bound`, by the bounds of the pages that were not read. Raises ValueError
     where shapes or dtypes are wrong.
     """
-    found, scores = workspace.found, workspace.scores
+    selection, scores = workspace.selection, workspace.scores
     if scores.shape[:2] != q.shape[:2] or scores.shape[2] * BOUND_TOKENS < runs.tokens_max or scale <= 0:
         made = f"{tuple(scores.shape[:2])} heads of {scores.shape[2]} pages"
         raise ValueError(f"the workspace is for {made}; the query has {tuple(q.shape[:2])} of {runs.tokens_max} tokens")
     score_bounds(q, pages, runs, scores)
-    kth(scores, k_pages, workspace.threshold)
-    within_into(found.ids, found.counts, scores, workspace.threshold, q.shape[1] // pages.layout.kv_heads, workspace.sums, scale)
-    left(workspace.threshold, found.counts, found.ids.shape[2], workspace.sums, scale, BOUND_TOKENS, found.missed_bound)
-    gather_into(workspace.partials, q, pages, runs, (found.ids, found.counts), BOUND_TOKENS, scale, out, lse, top)
-    return found
+    kth_largest(scores, k_pages, workspace.threshold)
+    select_pages(
+        selection.ids, selection.counts, scores, workspace.threshold, q.shape[1] // pages.layout.kv_heads, workspace.sums, scale
+    )
+    log_missed_mass(
+        workspace.threshold, selection.counts, selection.ids.shape[2], workspace.sums, scale, BOUND_TOKENS, selection.missed_bound
+    )
+    gather(workspace.partials, q, pages, runs, (selection.ids, selection.counts), BOUND_TOKENS, scale, out, lse, top)
+    return selection
 
 
 def _group_of(q: torch.Tensor, heads: int, dim: int, out: torch.Tensor) -> int:

@@ -8,14 +8,12 @@ from kvdb.attention.triton.batch import PROGRAM_INTS, ROWS, Batch
 from kvdb.attention.triton.pages import Pages
 from kvdb.attention.triton.tile import (
     LOG2E,
-    absorb,
+    attend,
     constants,
     load_queries,
-    load_slots,
-    load_tile,
     merge_partials,
     padded,
-    shown,
+    store_partial,
     store_state,
     stored,
     tile_tokens,
@@ -187,37 +185,20 @@ def _decode_kernel(
     member = members + 2 * (first_member + rows // GROUP)
     sequence = tl.load(member, mask=valid, other=0)
     query = (sequence * KV_HEADS + head) * GROUP + rows % GROUP
-    turn = tl.load(pieces + piece * 4 + 1)
-    x = load_queries(q, query, valid, cos, sin, turn, PAIRS, INTERLEAVED, HEAD_DIM, D).to(MATH)
+    rotation = tl.load(pieces + piece * 4 + 1)
+    x = load_queries(q, query, valid, cos, sin, rotation, PAIRS, INTERLEAVED, HEAD_DIM, D).to(MATH)
 
     acc = tl.zeros([M, D], tl.float32)
     best = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
-    slot = load_slots(slots, begin, end, BLOCK_SIZE, N)
-    for at in range(begin, end, N):
-        ahead = load_slots(slots, at + N, end, BLOCK_SIZE, N)
-        t = at + tl.arange(0, N)
-        there = t < end
-        seen = there
-        if HIDDEN:
-            seen = shown(hidden, words, t, there, BLOCK_SIZE)
-        k, v, k_scale, v_scale = load_tile(
-            slab, floats, slot, at, there, head,
-            KV_HEADS, HEAD_DIM, BLOCK_SIZE, STRIDE, VALUES_AT, SCALES_AT, SCALES_STRIDE, N, D,
-        )  # fmt: skip
-        acc, best, total = absorb(
-            acc, best, total, x, k, v, k_scale, v_scale, seen[None, :], scale2, FLOAT8, SCALES_AT >= 0, MATH
-        )
-        slot = ahead
+    acc, best, total = attend(
+        x, slab, floats, slots, begin, end, head, hidden, words, rows, acc, best, total, scale2, HIDDEN, False, N, D,
+        KV_HEADS, HEAD_DIM, BLOCK_SIZE, STRIDE, VALUES_AT, SCALES_AT, SCALES_STRIDE, FLOAT8, MATH,
+    )  # fmt: skip
 
     state = tl.load(member + 1, mask=valid, other=0) + split
     row = (state * KV_HEADS + head) * GROUP + rows % GROUP
-    tl.store(tops + row, best, mask=valid, cache_modifier=".cg")
-    tl.store(totals + row, total, mask=valid, cache_modifier=".cg")
-    d = tl.arange(0, D)
-    some = valid & (best > float("-inf"))
-    at_row = partial + row.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
-    tl.store(at_row, acc, mask=some[:, None] & (d < HEAD_DIM)[None, :], cache_modifier=".cg")
+    store_partial(partial, tops, totals, row, valid, acc, best, total, HEAD_DIM, D)
 
     # Everything above is written before a thread says so: the barrier orders the threads, acq_rel the processors. One lane a
     # thread, so that no two threads share what the addition returns.

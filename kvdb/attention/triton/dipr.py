@@ -8,22 +8,22 @@ import triton
 import triton.language as tl
 
 from kvdb.attention.triton.flat import estimate, half_of, queries, reach_of
-from kvdb.attention.triton.gather import gather_into, logarithm
+from kvdb.attention.triton.gather import gather, logarithm
 from kvdb.attention.triton.pages import INTERPRETED, Pages, Runs
 from kvdb.attention.triton.tile import padded
-from kvdb.attention.triton.workspace import Found, Workspace, tile_of, tiles_of_block
+from kvdb.attention.triton.workspace import DiprWorkspace, Selection, tile_of, tiles_of_block
 
 CHUNK = 16
-"""Tiles whose records one program of the second pass looks at."""
+"""Tiles whose records one program of the second pass reads."""
 BASES = 64
-"""Blocks whose centres one program of the first launch multiplies."""
+"""Blocks whose centres one program of the first launch multiplies with the queries."""
 ROWS = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3) else 16
-"""Query rows of a scan at least. Earlier versions multiply no fewer than 16."""
+"""The fewest query rows of a scan. Triton before 3.3 multiplies no fewer than 16."""
 SCANS = 16 if INTERPRETED else 6336
-"""Programs of a scan at most: four times the twelve that find room on each of 132 multiprocessors, so that the last to end are a
+"""The most programs of a scan: four times the twelve that fit on each of 132 multiprocessors, so that the last ones to end are a
 small part. The interpreter runs one after the other."""
 WARPS = 1
-"""Of a program of a scan: one alone needs no shared memory to sum over a tile."""
+"""Warps of a program of a scan. One alone needs no shared memory to sum over a tile."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -33,7 +33,8 @@ def _begin_kernel(
     GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr,
     BYTES: tl.constexpr, CENTRES: tl.constexpr, MATH: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """q.centre of every block, in two parts of q where MATH is too short for one; and what the passes add to."""
+    """Write q.centre of every block, and start values to what the passes change. q is taken in two parts, as MATH may not hold
+    it."""
     head = tl.program_id(1)
     sequence = tl.program_id(2)
     group = sequence * HEADS + head
@@ -166,12 +167,12 @@ def _pick_kernel(
                 )  # fmt: skip
                 near *= unit[None, :]
                 upper = near + (length * unit)[None, :] * left[:, None]
-                wanted = tl.max(((upper >= threshold[None, :]) & mine[None, :]).to(tl.int32), 1)
-                wanted = tl.where(inside, wanted, 0)
-                start = tl.atomic_add(counts + group, tl.sum(wanted, 0))
-                to = start + tl.cumsum(wanted, 0) - 1
-                tl.store(ids + group.to(tl.int64) * capacity + to, token, mask=(wanted > 0) & (to < capacity))
-                rest = (inside & (wanted == 0))[:, None]
+                selected = tl.max(((upper >= threshold[None, :]) & mine[None, :]).to(tl.int32), 1)
+                selected = tl.where(inside, selected, 0)
+                start = tl.atomic_add(counts + group, tl.sum(selected, 0))
+                to = start + tl.cumsum(selected, 0) - 1
+                tl.store(ids + group.to(tl.int64) * capacity + to, token, mask=(selected > 0) & (to < capacity))
+                rest = (inside & (selected == 0))[:, None]
                 mass_sum += tl.sum(tl.exp2(tl.where(rest, near, float("-inf")) * factor - shift[None, :]), 0)
                 bound_sum += tl.sum(tl.exp2(tl.where(rest, upper, float("-inf")) * factor - shift[None, :]), 0)
     tl.atomic_add(sums + own, mass_sum, mask=mine)
@@ -189,21 +190,21 @@ def _pick_kernel(
 
 
 def scan(
-    q: torch.Tensor, pages: Pages, runs: Runs, scale: float, beta: float, floor: torch.Tensor, workspace: Workspace
-) -> Found:
-    """Ids of all tokens that may be within beta of the largest q.k of some query head of their group, by the codes of
-    `flat.encode`: all that are, and possibly more.
+    q: torch.Tensor, pages: Pages, runs: Runs, scale: float, beta: float, floor: torch.Tensor, workspace: DiprWorkspace
+) -> Selection:
+    """Select all tokens that may be within beta of the largest q.k of some query head of their group, by the codes of
+    `flat.encode`. None that is within beta is missed; others may be selected too.
 
     q: `[sequences, q_heads, head_dim]`, contiguous. scale > 0. floor: float32 `[sequences, q_heads]`, the largest q.k seen
     elsewhere, minus infinity for none. Every token of the runs must have been encoded, and none of its block overwritten since.
-    Returns what the workspace holds, until its next use. Where a count exceeds the capacity, nothing counts as missed.
-    Raises ValueError where shapes, dtypes or the workspace do not fit.
+    Returns what the workspace holds, until its next use. Where a count exceeds the capacity, nothing counts as missed. Raises
+    ValueError where shapes, dtypes or the workspace do not fit.
     """
     _check(q, pages, runs, scale, beta, floor, workspace)
-    layout, found = pages.layout, workspace.found
+    layout, selection = pages.layout, workspace.selection
     sequences, q_heads, _ = q.shape
     if sequences == 0:
-        return found
+        return selection
     group = q_heads // layout.kv_heads
     tile, tiles_of = tile_of(layout), tiles_of_block(layout)
     tiles = max(1, -(-runs.tokens_max // layout.block_size) * tiles_of)
@@ -218,7 +219,7 @@ def scan(
     }
     read = (q, pages.slab, pages.halves, runs.table, runs.begin, runs.tokens, workspace.best, workspace.bases, workspace.records)
     _begin_kernel[(triton.cdiv(tiles // tiles_of, BASES), layout.kv_heads, sequences)](
-        q, *read[2:6], floor, *read[6:8], workspace.sums, found.counts, tiles_max // tiles_of, rows, **shape,
+        q, *read[2:6], floor, *read[6:8], workspace.sums, selection.counts, tiles_max // tiles_of, rows, **shape,
         DIMS=padded(layout.head_dim), ROWS=max(16, triton.next_power_of_2(group)), CENTRES=layout.centres_at // 2,
         MATH=tl.float32 if INTERPRETED else tl.bfloat16, N=BASES, num_warps=4,
     )  # fmt: skip
@@ -230,10 +231,10 @@ def scan(
     each = max(4, triton.cdiv(tiles * heads, SCANS))
     _scan_kernel[(triton.cdiv(tiles, each), layout.kv_heads, sequences)](*read, scale, tiles_max, each, **shape, STAGES=5)
     _pick_kernel[(triton.cdiv(tiles, CHUNK), layout.kv_heads, sequences)](
-        *read, workspace.sums, workspace.done, found.ids, found.counts, found.missed, found.missed_bound, scale, beta, tiles_max,
-        found.ids.shape[2], rows, **shape, CHUNK=CHUNK,
+        *read, workspace.sums, workspace.done, selection.ids, selection.counts, selection.missed, selection.missed_bound, scale,
+        beta, tiles_max, selection.ids.shape[2], rows, **shape, CHUNK=CHUNK,
     )  # fmt: skip
-    return found
+    return selection
 
 
 def dipr(
@@ -243,20 +244,20 @@ def dipr(
     scale: float,
     beta: float,
     floor: torch.Tensor,
-    workspace: Workspace,
+    workspace: DiprWorkspace,
     out: torch.Tensor,
     lse: torch.Tensor,
     top: torch.Tensor | None = None,
-) -> Found:
+) -> Selection:
     """Attention over what `scan` finds: out as q, lse (and top, the largest q.k) float32 `[sequences, q_heads]`; and what was
-    found. Four launches, none of which the host waits for. Raises ValueError as `scan` and `gather` do."""
-    found = scan(q, pages, runs, scale, beta, floor, workspace)
-    gather_into(workspace.partials, q, pages, runs, (found.ids, found.counts), 1, scale, out, lse, top)
-    return found
+    selection. Four launches, none of which the host waits for. Raises ValueError as `scan` and `gather` do."""
+    selection = scan(q, pages, runs, scale, beta, floor, workspace)
+    gather(workspace.partials, q, pages, runs, (selection.ids, selection.counts), 1, scale, out, lse, top)
+    return selection
 
 
 def _check(
-    q: torch.Tensor, pages: Pages, runs: Runs, scale: float, beta: float, floor: torch.Tensor, workspace: Workspace
+    q: torch.Tensor, pages: Pages, runs: Runs, scale: float, beta: float, floor: torch.Tensor, workspace: DiprWorkspace
 ) -> None:
     sequences, heads, dim = runs.sequences, pages.layout.kv_heads, pages.layout.head_dim
     if q.ndim != 3 or q.shape[0] != sequences or q.shape[1] % heads or q.shape[2] != dim or not q.is_contiguous():

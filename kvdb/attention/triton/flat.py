@@ -1,7 +1,7 @@
-"""Codes of four bits a dimension for all keys of a slot, and what they say of q.k: an estimate, and how wrong it is at most.
+"""Four-bit codes for the keys of a slot. They give an estimate of q.k and a bound of its error.
 
-As the CPU's flat index bounds it: by Cauchy-Schwarz, over the length of what a code leaves of its key. Keys are not rotated
-first; relative to the centre of 64 neighbours no dimension stands out.
+The bound is that of the CPU's flat index: Cauchy-Schwarz, over the length of what a code leaves of its key. Keys are not rotated
+first: relative to the centre of 64 neighbours no dimension stands out.
 """
 
 import math
@@ -10,15 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kvdb.attention.triton.pages import Pages
-from kvdb.attention.triton.tile import stored, widen
+from kvdb.attention.triton.pages import Pages, check_numbers
+from kvdb.attention.triton.tile import load_rows, stored, up
 from kvdb.storage.slot import SlotLayout
-
-
-@triton.jit
-def _up(x):
-    """x >= 0 as the next bfloat16 that is no smaller."""
-    return ((x.to(tl.int32, bitcast=True) + 0xFFFF) & -0x10000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -26,15 +20,13 @@ def _keys(
     slab, floats, slot, head, token, inside, dim, BLOCK: tl.constexpr, DIM: tl.constexpr,
     STRIDE: tl.constexpr, SCALES: tl.constexpr, SCALE_STRIDE: tl.constexpr, QUANTISED: tl.constexpr, FLOAT8: tl.constexpr,
 ):  # fmt: skip
-    """Both halves of some keys, float32 `[tokens, HALF]`, zero where there is none."""
-    mask = inside[:, None] & (dim < DIM // 2)[None, :]
-    at = slab + slot * STRIDE + (head * BLOCK + token)[:, None] * DIM + dim[None, :]
-    low = tl.where(mask, widen(tl.load(at, mask=mask), FLOAT8, tl.float32), 0.0)
-    high = tl.where(mask, widen(tl.load(at + DIM // 2, mask=mask), FLOAT8, tl.float32), 0.0)
-    if QUANTISED:
-        scale = tl.load(floats + slot * SCALE_STRIDE + SCALES + head * BLOCK + token, mask=inside, other=0.0)
-        low, high = low * scale[:, None], high * scale[:, None]
-    return low, high
+    """Both halves of the dimensions of some keys, float32 `[tokens, HALF]`, zero where there is none."""
+    row = head * BLOCK + token
+    at = slab + slot * STRIDE + row * DIM
+    scales = floats + slot * SCALE_STRIDE + SCALES + row
+    real = dim < DIM // 2
+    low = load_rows(at, scales, inside, dim, real, QUANTISED, FLOAT8)
+    return low, load_rows(at, scales, inside, dim + DIM // 2, real, QUANTISED, FLOAT8)
 
 
 @triton.jit
@@ -74,7 +66,7 @@ def _encode_kernel(
                           QUANTISED, FLOAT8)  # fmt: skip
         low = tl.where(real[None, :], low - low_centre[None, :], 0.0)
         high = tl.where(real[None, :], high - high_centre[None, :], 0.0)
-        step = _up(tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1)) * (1 / 7.5))
+        step = up(tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1)) * (1 / 7.5))
         inverse = tl.where(step > 1e-30, 1 / tl.where(step > 1e-30, step, 1.0), 0.0)
         low_code = tl.minimum(tl.maximum(tl.floor(low * inverse[:, None]) + 8, 0), 15)
         high_code = tl.minimum(tl.maximum(tl.floor(high * inverse[:, None]) + 8, 0), 15)
@@ -87,7 +79,7 @@ def _encode_kernel(
         tl.store(to, packed.to(tl.uint8), mask=inside[:, None] & real[None, :])
         to = halves + slot * (BYTES // 2) + FACTORS + head * BLOCK + token
         tl.store(to, tl.where(inside, step, 0.0).to(tl.bfloat16), mask=token < BLOCK)
-        tl.store(to + HEADS * BLOCK, tl.where(inside, _up(left), 0.0).to(tl.bfloat16), mask=token < BLOCK)
+        tl.store(to + HEADS * BLOCK, tl.where(inside, up(left), 0.0).to(tl.bfloat16), mask=token < BLOCK)
 
 
 @triton.jit
@@ -174,15 +166,13 @@ def estimate(
 
 
 def encode(pages: Pages, slots: torch.Tensor, counts: torch.Tensor) -> None:
-    """Makes the codes, factors and centres of slots from the keys in them: |q.k - estimate| <= |q| * left, always.
+    """Write the codes, factors and centres of slots from the keys in them. |q.k - estimate| <= |q| * left always holds.
 
     slots: int32 `[n]`, counts: int32 `[n]`, tokens of each, on the device. Keys are taken as `blocks.load` gives them. Raises
     ValueError where shapes or dtypes are wrong, or head_dim is no multiple of 8.
     """
     layout = pages.layout
-    for name, x in (("slots", slots), ("counts", counts)):
-        if x.dtype != torch.int32 or x.ndim != 1 or len(x) != len(slots) or x.device != pages.slab.device:
-            raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)} on {x.device}; expected int32 on {pages.slab.device}")
+    check_numbers(pages, slots=slots, counts=counts)
     if layout.head_dim % 8:
         raise ValueError(f"head_dim is {layout.head_dim}; expected a multiple of 8")
     if len(slots):
@@ -198,10 +188,10 @@ def encode(pages: Pages, slots: torch.Tensor, counts: torch.Tensor) -> None:
 
 
 def half_of(layout: SlotLayout) -> int:
-    """Half the dimensions, as wide as kernels take them."""
+    """Half of the dimensions, padded as kernels need it."""
     return int(max(16, triton.next_power_of_2(layout.head_dim // 2)))
 
 
 def reach_of(layout: SlotLayout) -> float:
-    """How many steps long a key can be, by its code, from its centre."""
+    """The largest distance of a coded key from its centre, in steps of its code."""
     return 7.5 * math.sqrt(layout.head_dim)

@@ -14,14 +14,14 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def logarithm(x):
-    """The natural one, of x >= 0."""
+    """The natural logarithm of x >= 0."""
     return tl.where(x > 0, tl.log2(tl.where(x > 0, x, 1.0)) * LN_2, float("-inf"))
 
 
 @triton.jit
 def _merge(out, lse, top, part_out, part_lse, part_top, group, parts, SPLITS: tl.constexpr, GROUP: tl.constexpr,
            DIM: tl.constexpr, DIMS: tl.constexpr, CHUNK: tl.constexpr, TOP: tl.constexpr):  # fmt: skip
-    """The states of a group's parts become one (FlashAttention's rescaling, arXiv 2205.14135)."""
+    """Merge the states of a group's parts (FlashAttention's rescaling, arXiv 2205.14135)."""
     dim = tl.arange(0, DIMS)
     for row in range(GROUP):
         at = group * GROUP + row
@@ -123,6 +123,7 @@ def _gather_kernel(
 
 
 def gather(
+    partials: Partials,
     q: torch.Tensor,
     pages: Pages,
     runs: Runs,
@@ -135,29 +136,12 @@ def gather(
 ) -> None:
     """Attention over what is selected of each sequence and KV head; over all its tokens where a count exceeds the capacity.
 
-    q, out: `[sequences, q_heads, head_dim]`, contiguous. selected: ids int32 `[sequences, kv_heads, capacity]` and counts int32
-    `[sequences, kv_heads]`. unit: tokens of a page; pages of a run are numbered block by block, the last of a block may be cut.
-    1: ids are tokens. lse, top: float32 `[sequences, q_heads]`; top takes the largest q.k. Nothing selected gives out 0 and lse
-    minus infinity. Raises ValueError where shapes or dtypes are wrong.
+    partials: where the states of its parts go. q, out: `[sequences, q_heads, head_dim]`, contiguous. selected: ids int32
+    `[sequences, kv_heads, capacity]` and counts int32 `[sequences, kv_heads]`. unit: tokens of a page; pages of a run are
+    numbered block by block, the last of a block may be cut. 1: ids are tokens. lse, top: float32 `[sequences, q_heads]`; top
+    takes the largest q.k. Nothing selected gives out 0 and lse minus infinity. Raises ValueError where shapes or dtypes are
+    wrong.
     """
-    sequences, q_heads, dim = q.shape
-    partials = Partials.of(sequences, q_heads, pages.layout.kv_heads, dim, q.device)
-    gather_into(partials, q, pages, runs, selected, unit, scale, out, lse, top)
-
-
-def gather_into(
-    partials: Partials,
-    q: torch.Tensor,
-    pages: Pages,
-    runs: Runs,
-    selected: tuple[torch.Tensor, torch.Tensor],
-    unit: int,
-    scale: float,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    top: torch.Tensor | None = None,
-) -> None:
-    """`gather` with the memory for its parts given."""
     layout, (ids, counts) = pages.layout, selected
     sequences, q_heads, dim = q.shape
     _check(q, pages, runs, selected, unit, out, lse, top)

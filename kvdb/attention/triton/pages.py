@@ -1,4 +1,4 @@
-"""What every kernel reads: the slots of one slab, and which of them belong to a sequence."""
+"""The slots of one slab, and which of them belong to a sequence, as all kernels read them."""
 
 import os
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ TORCH = {
     "int8": torch.int8,
 }
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") not in {"", "0"}
-"""Whether kernels run on the CPU under Triton's interpreter, which was said by TRITON_INTERPRET=1 before Triton was imported."""
+"""Whether kernels run on the CPU under Triton's interpreter, because TRITON_INTERPRET=1 was set before Triton was imported."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Pages:
 
     @property
     def math(self) -> tl.dtype:
-        """What tensor cores multiply. The interpreter multiplies no 16-bit floats, and takes float32."""
+        """The dtype that tensor cores multiply. It is float32 under the interpreter, which multiplies no 16-bit floats."""
         if INTERPRETED or self.layout.format == "float32":
             return tl.float32
         return tl.float16 if self.layout.format == "float16" else tl.bfloat16
@@ -63,3 +63,12 @@ class Runs:
     @property
     def sequences(self) -> int:
         return int(self.begin.shape[0])
+
+
+def check_numbers(pages: Pages, **named: torch.Tensor) -> None:
+    """Raises ValueError unless these are int32 of one dimension on the pages' device, all of the same length."""
+    expected = next(iter(named.values())).shape[:1]
+    for name, x in named.items():
+        if x.dtype != torch.int32 or x.shape != expected or x.device != pages.slab.device:
+            said = f"{name} is {x.dtype} {tuple(x.shape)} on {x.device}"
+            raise ValueError(f"{said}; expected int32 {tuple(expected)} on {pages.slab.device}")

@@ -4,18 +4,16 @@ import torch
 import triton
 import triton.language as tl
 
-from kvdb.attention.triton.batch import NARROW_PROGRAMS, ROWS, SPLIT_TOKENS_MIN, Batch, processors_of
+from kvdb.attention.triton.batch import NARROW_PROGRAMS, ROWS, SPLIT_TOKENS_MIN, Batch, multiprocessors
 from kvdb.attention.triton.decode import shape
 from kvdb.attention.triton.pages import Pages
 from kvdb.attention.triton.tile import (
     LOG2E,
-    absorb,
+    attend,
     constants,
     load_queries,
-    load_slots,
-    load_tile,
     merge_partials,
-    shown,
+    store_partial,
     store_state,
     stored,
 )
@@ -29,8 +27,8 @@ def prefill(
 
     q, out: `[q_heads, n, head_dim]`, contiguous, of any float dtype, on the device of the pages; n: at most the tokens of the
     last piece, where theirs are already stored. lse: float32 `[q_heads, n]`, natural; -inf, and out 0, where a token sees
-    nothing. scale: above 0. splits: of the context, merged by whichever program brings the last; None: as many as keep the
-    device busy.
+    nothing. scale: above 0. splits: into how many ranges the context is cut, whose states the program that ends last merges; None
+    for as many as keep the device busy.
 
     FlashAttention-2 (arXiv 2307.08691); tokens and the query heads of a group are the rows of a tile. Nothing waits for the host.
     Where the context is split, room for partial states is allocated, on the current stream. Raises ValueError on arguments that
@@ -76,8 +74,8 @@ def prefill(
 
 
 def _splits(programs: int, rows: int, batch: Batch) -> int:
-    """As many as give each processor the programs that it has room for, if there are tokens enough."""
-    room = processors_of(batch.device) * (NARROW_PROGRAMS if rows == ROWS[0] else 1)
+    """Splits that give each multiprocessor as many programs as it has room for, if there are tokens enough."""
+    room = multiprocessors(batch.device) * (NARROW_PROGRAMS if rows == ROWS[0] else 1)
     return max(1, min(room // programs, -(-batch.tokens_max // SPLIT_TOKENS_MIN)))
 
 
@@ -175,34 +173,18 @@ def _prefill_kernel(
         sees += tl.where(piece == 0, token, 0)
 
         slots = table + tl.load(pieces + piece * 4)
-        turn = tl.load(pieces + piece * 4 + 1)
+        rotation = tl.load(pieces + piece * 4 + 1)
         words = tl.load(pieces + piece * 4 + 2)
-        x = load_queries(q, query, valid, cos, sin, turn, PAIRS, INTERLEAVED, HEAD_DIM, D).to(MATH)
-        slot = load_slots(slots, begin, end, BLOCK_SIZE, N)
-        for at in range(begin, end, N):
-            following = load_slots(slots, at + N, end, BLOCK_SIZE, N)
-            t = at + tl.arange(0, N)
-            there = t < end
-            seen = there
-            if HIDDEN:
-                seen = shown(hidden, words, t, there, BLOCK_SIZE)
-            seen = seen[None, :] & (t[None, :] <= sees[:, None])
-            k, v, k_scale, v_scale = load_tile(
-                slab, floats, slot, at, there, head,
-                KV_HEADS, HEAD_DIM, BLOCK_SIZE, STRIDE, VALUES_AT, SCALES_AT, SCALES_STRIDE, N, D,
-            )  # fmt: skip
-            acc, best, total = absorb(acc, best, total, x, k, v, k_scale, v_scale, seen, scale2, FLOAT8, SCALES_AT >= 0, MATH)
-            slot = following
+        x = load_queries(q, query, valid, cos, sin, rotation, PAIRS, INTERLEAVED, HEAD_DIM, D).to(MATH)
+        acc, best, total = attend(
+            x, slab, floats, slots, begin, end, head, hidden, words, sees, acc, best, total, scale2, HIDDEN, True, N, D,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, STRIDE, VALUES_AT, SCALES_AT, SCALES_STRIDE, FLOAT8, MATH,
+        )  # fmt: skip
 
     if SPLIT:
         base = ((tile * KV_HEADS + head) * splits) * M
         row = base + split * M + tl.arange(0, M)
-        tl.store(tops + row, best, cache_modifier=".cg")
-        tl.store(totals + row, total, cache_modifier=".cg")
-        d = tl.arange(0, D)
-        some = valid & (best > float("-inf"))
-        at_row = partial + row.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
-        tl.store(at_row, acc, mask=some[:, None] & (d < HEAD_DIM)[None, :], cache_modifier=".cg")
+        store_partial(partial, tops, totals, row, valid, acc, best, total, HEAD_DIM, D)
         # As in decode: the barrier orders the threads, acq_rel the processors.
         tl.debug_barrier()
         before = tl.atomic_add(counters + tile * KV_HEADS + head, 1, sem="acq_rel")

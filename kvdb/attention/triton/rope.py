@@ -5,11 +5,11 @@ import triton
 import triton.language as tl
 
 TILE_FLOATS = 4096
-"""Numbers that one program turns."""
+"""Elements that one program rotates."""
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, out: torch.Tensor) -> None:
-    """Turns rows by the angles of their tokens, in float32, rounded at the end (RoFormer, arXiv 2104.09864, equation 34).
+    """Rotate rows by the angles of their tokens, in float32, rounded at the end (RoFormer, arXiv 2104.09864, equation 34).
 
     x, out: `[..., n, head_dim]`, contiguous, of any float dtype; they may be the same. cos, sin: float32 `[pairs]`, of all rows,
     or `[n, pairs]`, of each token; dimensions from 2 * pairs on stay as they are. interleaved: pairs are neighbours, otherwise

@@ -1,4 +1,4 @@
-"""Which pages a group's query heads want, from scores of all pages, without asking the host."""
+"""Selection of the pages with the largest scores, for all query heads of a group together, without waiting for the host."""
 
 import torch
 import triton
@@ -9,13 +9,13 @@ from kvdb.attention.triton.gather import logarithm
 CHUNK = 512
 """Scores that a program looks at together."""
 BITS = 4
-"""Of a score's order that one pass over the scores settles."""
+"""Bits of the k-th score that one pass over the scores finds."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def _swap(bits):
-    """A float's bits as an integer of the same order, and back."""
+    """Bits of a float as an integer that sorts the same way; its own inverse."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
@@ -25,10 +25,10 @@ def _kth_kernel(scores, out, k, pages, BITS: tl.constexpr, CHUNK: tl.constexpr):
     row = tl.program_id(0)
     scores += row.to(tl.int64) * pages
     digit = tl.arange(0, 1 << BITS)
-    found = tl.zeros([1], tl.int32)
+    prefix = tl.zeros([1], tl.int32)
     for step in tl.static_range(0, 32 // BITS):
         place = 32 - BITS * (step + 1)
-        at_least = (found | (digit << place)) ^ -0x80000000
+        at_least = (prefix | (digit << place)) ^ -0x80000000
         counts = tl.zeros([1 << BITS], tl.int32)
         for first in range(0, pages, CHUNK):
             page = first + tl.arange(0, CHUNK)
@@ -36,13 +36,13 @@ def _kth_kernel(scores, out, k, pages, BITS: tl.constexpr, CHUNK: tl.constexpr):
             order = tl.where(page < pages, _swap(score.to(tl.int32, bitcast=True)), -0x80000000)
             counts += tl.sum((order[:, None] >= at_least[None, :]).to(tl.int32), 0)
         # Counts fall with the digit, and the lowest leaves k: the largest that does is the k-th score's.
-        found |= tl.maximum(tl.sum((counts >= k).to(tl.int32), 0) - 1, 0) << place
-    score = _swap(found ^ -0x80000000).to(tl.float32, bitcast=True)
+        prefix |= tl.maximum(tl.sum((counts >= k).to(tl.int32), 0) - 1, 0) << place
+    score = _swap(prefix ^ -0x80000000).to(tl.float32, bitcast=True)
     tl.store(out + row + tl.zeros([1], tl.int32), score)
 
 
 @triton.jit
-def _within_kernel(
+def _select_kernel(
     scores, threshold, ids, counts, sums, pages, capacity, factor,
     GROUP: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
@@ -54,20 +54,20 @@ def _within_kernel(
     score = tl.load(at, mask=mine[:, None] & (page < pages)[None, :], other=float("-inf"))
     least = tl.load(threshold + group * GROUP + row, mask=mine, other=float("inf"))
     reached = (score >= least[:, None]) & (score > float("-inf"))
-    wanted = tl.max(reached.to(tl.int32), 0)
-    start = tl.atomic_add(counts + group, tl.sum(wanted, 0))
-    to = start + tl.cumsum(wanted, 0) - 1
-    tl.store(ids + group.to(tl.int64) * capacity + to, page, mask=(wanted > 0) & (to < capacity))
+    selected = tl.max(reached.to(tl.int32), 0)
+    start = tl.atomic_add(counts + group, tl.sum(selected, 0))
+    to = start + tl.cumsum(selected, 0) - 1
+    tl.store(ids + group.to(tl.int64) * capacity + to, page, mask=(selected > 0) & (to < capacity))
     if SUMS:
         # What is left out reaches no threshold, so that relative to it nothing is large.
         base = tl.where(mine & (least > float("-inf")) & (least < float("inf")), least, 0.0)
-        rest = tl.where((wanted > 0)[None, :], float("-inf"), score)
+        rest = tl.where((selected > 0)[None, :], float("-inf"), score)
         tl.atomic_add(sums + group * GROUP + row, tl.sum(tl.exp2((rest - base[:, None]) * factor), 1), mask=mine)
 
 
 @triton.jit
-def _left_kernel(threshold, counts, sums, missed, capacity, scale, tokens, rows, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """missed: the log of `tokens` times the sums, back from what they are relative to; sums: zero again."""
+def _missed_kernel(threshold, counts, sums, missed, capacity, scale, tokens, rows, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    """Write the log of `tokens` times the sums, which are relative to the thresholds, to missed, and zero to sums."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     least = tl.load(threshold + row, mask=inside, other=0.0)
@@ -80,9 +80,9 @@ def _left_kernel(threshold, counts, sums, missed, capacity, scale, tokens, rows,
     tl.store(sums + row, tl.zeros([ROWS], tl.float32), mask=inside)
 
 
-def kth(scores: torch.Tensor, k: int, out: torch.Tensor) -> None:
-    """out: float32 `[sequences, q_heads]`, the k-th largest of scores float32 `[sequences, q_heads, pages]`; minus infinity,
-    which everything reaches, where there are fewer than k. Raises ValueError where shapes or dtypes are wrong."""
+def kth_largest(scores: torch.Tensor, k: int, out: torch.Tensor) -> None:
+    """Write to out, float32 `[sequences, q_heads]`, the k-th largest of scores float32 `[sequences, q_heads, pages]`; minus
+    infinity where there are fewer than k. Raises ValueError where shapes or dtypes are wrong."""
     _check_scores(scores, 1)
     _check_rows("out", out, scores)
     if k < 1:
@@ -95,26 +95,7 @@ def kth(scores: torch.Tensor, k: int, out: torch.Tensor) -> None:
         _kth_kernel[(rows,)](scores, out, k, pages, BITS=BITS, CHUNK=chunk, num_warps=8)
 
 
-def within(
-    scores: torch.Tensor, threshold: torch.Tensor, capacity: int, group: int, sums: torch.Tensor | None = None, scale: float = 1.0
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pages that some head of a group wants: those whose score reaches its threshold and is not minus infinity.
-
-    scores: float32 `[sequences, q_heads, pages]`; threshold: float32 `[sequences, q_heads]`. Returns ids int32 `[sequences,
-    kv_heads, capacity]` in no order, and counts int32 `[sequences, kv_heads]`; a count beyond the capacity means that everything
-    is to be read. sums: float32 `[sequences, q_heads]`, to which exp(scale * (score - threshold)) is added for each page that is
-    not wanted. Raises ValueError where shapes or dtypes are wrong.
-    """
-    _check_scores(scores, group)
-    _check_rows("threshold", threshold, scores)
-    sequences, q_heads, _ = scores.shape
-    ids = torch.empty((sequences, q_heads // group, capacity), dtype=torch.int32, device=scores.device)
-    counts = torch.empty((sequences, q_heads // group), dtype=torch.int32, device=scores.device)
-    within_into(ids, counts, scores, threshold, group, sums, scale)
-    return ids, counts
-
-
-def within_into(
+def select_pages(
     ids: torch.Tensor,
     counts: torch.Tensor,
     scores: torch.Tensor,
@@ -123,25 +104,26 @@ def within_into(
     sums: torch.Tensor | None = None,
     scale: float = 1.0,
 ) -> None:
-    """`within` with the memory given."""
+    """Select the pages whose score reaches the threshold of some head of a group and is not minus infinity.
+
+    scores: float32 `[sequences, q_heads, pages]`; threshold: float32 `[sequences, q_heads]`. Writes ids int32 `[sequences,
+    kv_heads, capacity]` in no order, and counts int32 `[sequences, kv_heads]`; a count beyond the capacity means that everything
+    is to be read. sums: float32 `[sequences, q_heads]`, to which exp(scale * (score - threshold)) is added for each page that is
+    not selected. Raises ValueError where shapes or dtypes are wrong.
+    """
+    _check_scores(scores, group)
+    _check_rows("threshold", threshold, scores)
     sequences, q_heads, pages = scores.shape
     counts.zero_()
     if sequences and pages:
         chunk = min(CHUNK, max(16, triton.next_power_of_2(pages)))
-        _within_kernel[(triton.cdiv(pages, chunk), sequences * q_heads // group)](
+        _select_kernel[(triton.cdiv(pages, chunk), sequences * q_heads // group)](
             scores, threshold, ids, counts, threshold if sums is None else sums, pages, ids.shape[2], scale * LOG2_E.value,
             GROUP=group, ROWS=triton.next_power_of_2(group), CHUNK=chunk, SUMS=sums is not None,
         )  # fmt: skip
 
 
-def top(scores: torch.Tensor, k: int, capacity: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k pages with the largest scores of each head, and those that tie with the last; together for a group, as `within`."""
-    threshold = torch.empty(scores.shape[:2], dtype=torch.float32, device=scores.device)
-    kth(scores, k, threshold)
-    return within(scores, threshold, capacity, group)
-
-
-def left(
+def log_missed_mass(
     threshold: torch.Tensor,
     counts: torch.Tensor,
     capacity: int,
@@ -150,10 +132,12 @@ def left(
     tokens: int,
     missed: torch.Tensor,
 ) -> None:
-    """missed: float32 `[sequences, q_heads]`, the log of the sum of exp(scale * score) over the pages that `within` left out,
-    each counted for so many tokens; minus infinity where everything is read. Sets sums to zero again."""
+    """Write to missed, float32 `[sequences, q_heads]`, the log of the sum of exp(scale * score) over the pages that
+    `select_pages` left out, each counted `tokens` times; minus infinity where everything is read. Sets sums to zero again."""
     rows, group = sums.numel(), sums.shape[1] // counts.shape[1]
-    _left_kernel[(triton.cdiv(rows, 256),)](threshold, counts, sums, missed, capacity, scale, tokens, rows, GROUP=group, ROWS=256)
+    _missed_kernel[(triton.cdiv(rows, 256),)](
+        threshold, counts, sums, missed, capacity, scale, tokens, rows, GROUP=group, ROWS=256
+    )
 
 
 def _check_scores(scores: torch.Tensor, group: int) -> None:

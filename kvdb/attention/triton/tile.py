@@ -1,4 +1,4 @@
-"""What attention kernels share: a tile of stored tokens, the online softmax over it, and the merge of partial states.
+"""Parts that attention kernels share: loading a tile of stored tokens, the online softmax over it, and merging partial states.
 
 Scores are q.k as it is; the softmax takes them times `scale2`, which is the scale times log2(e), above 0. A partial state is the
 largest score `top`, the `total` of 2^(scale2 * (score - top)), and the values weighted with the same, not yet divided by it.
@@ -17,23 +17,23 @@ LOG2E = 1.4426950408889634
 
 
 def stored(pages: Pages) -> torch.Tensor:
-    """The slab as kernels read it: float8 as bytes, because cards before sm_89 cannot convert it."""
+    """The slab as kernels read it. float8 is read as bytes, because cards before sm_89 cannot convert it."""
     return pages.slab if pages.layout.format == "float8" else pages.elements
 
 
 def padded(head_dim: int) -> int:
-    """Columns of a tile: tensor cores want a power of two, and at least 16."""
+    """Columns of a tile for head_dim: a power of two, at least 16, as tensor cores need."""
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
 def tile_tokens(pages: Pages) -> int:
-    """Tokens of a tile: keys and values of 32 KiB, or less where that would be more than 128 tokens, or elements are bytes."""
+    """Tokens of a tile, at most 128. Its keys and values take 32 KiB at most."""
     element = max(2, FORMATS[pages.layout.format])
     return max(16, min(128, (16 << 10) // (padded(pages.layout.head_dim) * element)))
 
 
 def constants(pages: Pages) -> dict[str, Any]:
-    """What a kernel is compiled for, of the layout of these pages."""
+    """The constants of a kernel that follow from the layout of these pages."""
     layout, element = pages.layout, FORMATS[pages.layout.format]
     return {
         "KV_HEADS": layout.kv_heads,
@@ -61,10 +61,29 @@ def widen(x, FLOAT8: tl.constexpr, MATH: tl.constexpr):
 
 
 @triton.jit
+def load_rows(rows, scales, inside, columns, real, QUANTISED: tl.constexpr, FLOAT8: tl.constexpr):
+    """Stored keys or values, dequantised: float32 `[rows, columns]`, 0 where there are none.
+
+    rows, scales: pointers to where each row and its scale lie. inside: which rows are there; real: which columns are.
+    """
+    x = widen(tl.load(rows[:, None] + columns[None, :], mask=inside[:, None] & real[None, :], other=0), FLOAT8, tl.float32)
+    if QUANTISED:
+        x = x * tl.load(scales, mask=inside, other=0.0)[:, None]
+    return x
+
+
+@triton.jit
+def up(x):
+    """Round float32 up to what bfloat16 can hold: cutting bits off brings a number nearer to zero."""
+    bits = x.to(tl.int32, bitcast=True)
+    return (tl.where(x > 0, bits + 0xFFFF, bits) & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def load_queries(
-    q, rows, valid, cos, sin, turn, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr
+    q, rows, valid, cos, sin, rotation, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr
 ):
-    """float32 `[rows, D]` of these rows of q `[..., HEAD_DIM]`, turned back by row `turn` of the angles, which may be -1.
+    """float32 `[rows, D]` of these rows of q `[..., HEAD_DIM]`, turned back by row `rotation` of the angles, which may be -1.
 
     PAIRS: dimensions that turn, halved; 0 where none ever does.
     """
@@ -73,7 +92,7 @@ def load_queries(
     at = q + rows.to(tl.int64)[:, None] * HEAD_DIM
     x = tl.load(at + d[None, :], mask=there, other=0.0).to(tl.float32)
     if PAIRS > 0:
-        turned = d < tl.where(turn >= 0, 2 * PAIRS, 0)
+        turned = d < tl.where(rotation >= 0, 2 * PAIRS, 0)
         if INTERLEAVED:
             first = d % 2 == 0
             pair = d // 2
@@ -83,8 +102,8 @@ def load_queries(
             pair = tl.where(first, d, d - PAIRS)
             other = tl.where(first, d + PAIRS, d - PAIRS)
         y = tl.load(at + other[None, :], mask=there & turned[None, :], other=0.0).to(tl.float32)
-        c = tl.load(cos + turn * PAIRS + pair, mask=turned, other=1.0)
-        s = tl.load(sin + turn * PAIRS + pair, mask=turned, other=0.0)
+        c = tl.load(cos + rotation * PAIRS + pair, mask=turned, other=1.0)
+        s = tl.load(sin + rotation * PAIRS + pair, mask=turned, other=0.0)
         x = x * c[None, :] + y * tl.where(first, s, -s)[None, :]
     return x
 
@@ -146,8 +165,8 @@ def load_tile(
 
 @triton.jit
 def shown(hidden, begin, t, there, BLOCK_SIZE: tl.constexpr):
-    """Which of tokens t are there and not hidden. hidden: int64 words, the first of them 0; begin: of the first block, -1 where
-    nothing is hidden."""
+    """Which of tokens t are there and not hidden. hidden: int64 words, the first of them 0. begin: the first word of the piece,
+    -1 where nothing is hidden."""
     WORDS: tl.constexpr = (BLOCK_SIZE + 63) // 64
     inside = t % BLOCK_SIZE
     at = tl.where(begin < 0, 0, begin + (t // BLOCK_SIZE) * WORDS + inside // 64)
@@ -173,6 +192,45 @@ def absorb(
         p = p * v_scale[None, :]
     acc = tl.dot(p.to(MATH), widen(v, FLOAT8, MATH), acc * fade[:, None], input_precision="ieee")
     return acc, higher, total
+
+
+@triton.jit
+def attend(
+    x, slab, floats, slots, begin, end, head, hidden, words, sees, acc, top, total, scale2, HIDDEN: tl.constexpr,
+    CAUSAL: tl.constexpr, N: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, STRIDE: tl.constexpr, VALUES_AT: tl.constexpr, SCALES_AT: tl.constexpr,
+    SCALES_STRIDE: tl.constexpr, FLOAT8: tl.constexpr, MATH: tl.constexpr,
+):  # fmt: skip
+    """The state of query rows x after tokens [begin, end) of a piece more. sees: the last token that each row sees, if CAUSAL."""
+    slot = load_slots(slots, begin, end, BLOCK_SIZE, N)
+    for at in range(begin, end, N):
+        ahead = load_slots(slots, at + N, end, BLOCK_SIZE, N)
+        t = at + tl.arange(0, N)
+        there = t < end
+        seen = there
+        if HIDDEN:
+            seen = shown(hidden, words, t, there, BLOCK_SIZE)
+        seen = seen[None, :]
+        if CAUSAL:
+            seen = seen & (t[None, :] <= sees[:, None])
+        k, v, k_scale, v_scale = load_tile(
+            slab, floats, slot, at, there, head,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, STRIDE, VALUES_AT, SCALES_AT, SCALES_STRIDE, N, D,
+        )  # fmt: skip
+        acc, top, total = absorb(acc, top, total, x, k, v, k_scale, v_scale, seen, scale2, FLOAT8, SCALES_AT >= 0, MATH)
+        slot = ahead
+    return acc, top, total
+
+
+@triton.jit
+def store_partial(partial, tops, totals, row, valid, acc, top, total, HEAD_DIM: tl.constexpr, D: tl.constexpr):
+    """Store partial states to these rows, past L1, for the program that merges them. A state of no tokens has no values."""
+    tl.store(tops + row, top, mask=valid, cache_modifier=".cg")
+    tl.store(totals + row, total, mask=valid, cache_modifier=".cg")
+    d = tl.arange(0, D)
+    some = valid & (top > float("-inf"))
+    at = partial + row.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
+    tl.store(at, acc, mask=some[:, None] & (d < HEAD_DIM)[None, :], cache_modifier=".cg")
 
 
 @triton.jit
@@ -229,7 +287,7 @@ def merge_partials(
 
 @triton.jit
 def store_state(out, lse, rows, valid, acc, top, total, scale2, HEAD_DIM: tl.constexpr, D: tl.constexpr):
-    """Of a state, the output and the natural logarithm of its sum, to these rows of out `[..., HEAD_DIM]` and lse."""
+    """Store the output of a state, and the natural logarithm of its sum, to these rows of out `[..., HEAD_DIM]` and lse."""
     d = tl.arange(0, D)
     some = total > 0
     whole = tl.where(some, total, 1.0)

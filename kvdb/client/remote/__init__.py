@@ -1,4 +1,4 @@
-"""The transport to a server: what the SDK's handles ask for, over gRPC."""
+"""The transport to a server: the calls of the SDK's handles, over gRPC."""
 
 from kvdb.client.remote.database import RemoteDatabase
 

@@ -1,4 +1,4 @@
-"""One channel to one server, and the errors of everything that goes over it."""
+"""One channel to one server. Whatever fails on it becomes an error of kvdb's."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,7 +15,7 @@ from kvdb.rpc.status import to_error
 PORT = 7700
 CONNECT_SECONDS = 10.0
 ENVELOPE_BYTES_MAX = 64 << 10
-"""What a message holds beside its arrays and tokens: names, shapes, a spec."""
+"""Room in a message for what it holds beside arrays and tokens: names, shapes, a spec."""
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -24,13 +24,16 @@ Reply = TypeVar("Reply")
 class Connection:
     """An open channel to a server that answered. Thread-safe.
 
-    target: `kvdb://host:port` or `kvdb+unix:///path`. stub: the calls, to be made through `call` or with `metadata`.
+    target: `kvdb://host:port` or `kvdb+unix:///path`. stub: the generated calls; make them through `call`, or with `metadata`.
+    payload_bytes_max: the largest arrays and tokens that fit into one message. stream_idle_seconds: how long the server lets a
+    stream say nothing. direct: whether `Decode` may go through parts of gRPC that are not public.
     """
 
     def __init__(self, target: str, token: str) -> None:
         """Raises InvalidArgument for a target or token that cannot be, Unavailable or Unauthenticated."""
         self.target = target
         self.metadata = _metadata(token)
+        self.direct = True
         self.channel = grpc.insecure_channel(_address(target), options=client_options())
         self.stub = KvdbStub(self.channel)
         try:
@@ -39,9 +42,10 @@ class Connection:
             self.channel.close()
             raise self.error(failure) from None
         self.payload_bytes_max: int = hello.message_bytes_max - ENVELOPE_BYTES_MAX
+        self.stream_idle_seconds: float = hello.stream_idle_seconds
 
     def call(self, method: Callable[..., Reply], request: object) -> Reply:
-        """One unary call. Raises what the server raised, or what its silence means."""
+        """Make one unary call. Raises what the server raised, and Unavailable where it does not answer."""
         try:
             return method(request, metadata=self.metadata)
         except grpc.RpcError as failure:
@@ -51,7 +55,7 @@ class Connection:
         return to_error(failure, self.target)
 
     def check_size(self, what: str, nbytes: int) -> None:
-        """Raises MessageTooLarge for what the server would not take in one message."""
+        """Raises MessageTooLarge for more bytes than the server takes in one message."""
         if nbytes > self.payload_bytes_max:
             raise MessageTooLarge(
                 f"{what} has {nbytes:,} bytes; expected at most {self.payload_bytes_max:,} in one message to {self.target}, "
@@ -63,7 +67,7 @@ class Connection:
 
 
 def _address(target: str) -> str:
-    """gRPC's name of a target. Raises InvalidArgument."""
+    """A target's address as gRPC writes it. Raises InvalidArgument."""
     try:
         parts = urlsplit(target)
         host, port = parts.hostname, parts.port

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from weakref import WeakSet
 
-import kvdb.check as check
+import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.imports import RemoteImport
 from kvdb.client.remote.session import RemoteSession
@@ -11,21 +11,21 @@ from kvdb.errors import Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_plan
-from kvdb.rpc.wanted import put_wanted
-from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, Part, TierStats, Tokens
+from kvdb.rpc.query_options import put_query_options
+from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, PromptPart, TierStats, Tokens
 from query_optimizer.plan import Plan
-from query_optimizer.wanted import Wanted
+from query_optimizer.query_options import QueryOptions
 
 
 class RemoteDatabase:
     """`kvdb.client.transport.Transport` over gRPC. Thread-safe.
 
-    What can be judged without the server's data (names, token ids, layer numbers) is judged here by the engine's own checks;
-    everything else by the server, whose errors arrive as the same classes with the same messages.
+    Names, token ids and layer numbers are checked here, as an embedded database checks them. The server checks everything else;
+    its errors arrive as the same classes with the same messages.
     """
 
     def __init__(self, target: str, token: str = "") -> None:
-        """target: `kvdb://host:port` or `kvdb+unix:///path`. token: what the server wants of its clients.
+        """target: `kvdb://host:port` or `kvdb+unix:///path`. token: the server's token.
 
         Raises InvalidArgument, Unavailable or Unauthenticated.
         """
@@ -36,23 +36,24 @@ class RemoteDatabase:
     def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None) -> RemoteImport:
         """Start storing a context; see `kvdb.database.Database.begin_import`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
-        ids = codec.to_tokens(check.token_ids(tokens))
+        ids = codec.to_tokens(validate.token_ids(tokens))
         connection.check_size("the list of tokens", len(ids))
-        first = None if base is None else check.base(base)
-        begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, name=check.name(name), base=first)
+        first = None if base is None else validate.base(base)
+        begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, name=validate.name(name), base=first)
         return RemoteImport(connection, spec, begin)
 
     def create_session(self, spec: ModelSpec, tokens: Tokens) -> RemoteSession:
         """A session on the server; see `kvdb.database.Database.create_session`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
-        ids = check.token_ids(tokens)
+        ids = validate.token_ids(tokens)
         connection.check_size("the list of tokens", ids.nbytes)
         request = pb.CreateSessionRequest(spec=codec.to_spec(spec), tokens=codec.to_tokens(ids))
         reply = connection.call(connection.stub.CreateSession, request)
         return RemoteSession(connection, spec, reply, ids, self._sessions)
 
-    def lay_out(self, spec: ModelSpec, parts: Sequence[Part]) -> RemoteSession:
-        """A session over several parts; see `kvdb.database.Database.lay_out`, whose errors it raises, and MessageTooLarge."""
+    def create_session_of_parts(self, spec: ModelSpec, parts: Sequence[PromptPart]) -> RemoteSession:
+        """A session over several parts; see `kvdb.database.Database.create_session_of_parts`, whose errors it raises, and
+        MessageTooLarge."""
         connection = self._connected()
         laid = pb.Parts(parts=map(codec.to_part, parts))
         connection.check_size("the list of parts", laid.ByteSize())
@@ -67,29 +68,29 @@ class RemoteDatabase:
         q: Array,
         k: Array,
         v: Array,
-        wanted: Wanted,
+        options: QueryOptions,
         starts: Sequence[int] | None = None,
     ) -> Array:
         """One step of several sessions; see `kvdb.database.Database.attend_together`, whose errors it raises, and
         MessageTooLarge."""
         connection = self._connected()
         ids = self._ids(sessions, layer)
-        check.starts(starts, len(ids))
+        validate.starts(starts, len(ids))
         connection.check_size(f"the step of {len(ids)} sessions", q.nbytes + k.nbytes + v.nbytes)
         request = pb.AttendTogetherRequest(session_ids=ids, layer=layer, starts=starts)
         for message, array in ((request.q, q), (request.k, k), (request.v, v)):
             codec.put_array(message, array)
-        put_wanted(request, wanted)
+        put_query_options(request, options)
         return codec.from_array(connection.call(connection.stub.AttendTogether, request).out).copy()
 
-    def attention_together(self, sessions: Sequence[object], layer: int, q: Array, wanted: Wanted) -> Array:
+    def attention_together(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array:
         """A query of several sessions; see `kvdb.database.Database.attention_together`, and `attend_together`."""
         connection = self._connected()
         ids = self._ids(sessions, layer)
         connection.check_size(f"q of {len(ids)} sessions", q.nbytes)
         request = pb.AttentionTogetherRequest(session_ids=ids, layer=layer)
         codec.put_array(request.q, q)
-        put_wanted(request, wanted)
+        put_query_options(request, options)
         return codec.from_array(connection.call(connection.stub.AttentionTogether, request).out).copy()
 
     def contexts(self) -> list[ContextInfo]:
@@ -120,7 +121,7 @@ class RemoteDatabase:
     def build_index(self, name: str, kind: str, wait: bool) -> list[IndexInfo]:
         """Build an index on the server; see `kvdb.database.Database.build_index`, whose errors it raises."""
         connection = self._connected()
-        request = pb.BuildIndexRequest(name=name, kind=check.kind(kind), wait=bool(wait))
+        request = pb.BuildIndexRequest(name=name, kind=validate.kind(kind), wait=bool(wait))
         return _infos(connection.call(connection.stub.BuildIndex, request))
 
     def indexes(self, name: str) -> list[IndexInfo]:
@@ -135,11 +136,11 @@ class RemoteDatabase:
         reply: pb.VerifyIndexesReply = connection.call(connection.stub.VerifyIndexes, request)
         return reply.indexes
 
-    def explain(self, name: str, layer: int | None, wanted: Wanted, analyze: bool) -> list[Plan]:
+    def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]:
         """The plans of a query behind a context; see `kvdb.database.Database.explain`, whose errors it raises."""
         connection = self._connected()
         request = pb.ExplainContextRequest(name=name, layer=layer, analyze=analyze)
-        put_wanted(request, wanted)
+        put_query_options(request, options)
         reply: pb.ExplainContextReply = connection.call(connection.stub.ExplainContext, request)
         return [from_plan(text) for text in reply.plans]
 
@@ -160,10 +161,10 @@ class RemoteDatabase:
     def _ids(self, sessions: Sequence[object], layer: int) -> list[str]:
         """Raises InvalidArgument, SpecMismatch, SessionClosed or LayerError."""
         own = [one for one in sessions if isinstance(one, RemoteSession) and one.connection is self._connection]
-        check.together(sessions, own)
+        validate.together(sessions, own)
         for i, session in enumerate(own):
-            with check.numbered(i):
-                check.same_spec(session.spec, own[0].spec)
+            with validate.numbered(i):
+                validate.same_spec(session.spec, own[0].spec)
                 session.check_layer(layer)
         return [session.id for session in own]
 

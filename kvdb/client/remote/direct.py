@@ -2,15 +2,17 @@
 
 gRPC's public API takes requests from one thread and hands replies over from another, which costs a decode step about 90 us of
 the 250 that its round trip takes (`benchmarks/service.py`). Below it stands the "segregated call" with which gRPC itself runs
-calls in one thread; it is used here for `Decode`. `available` tells whether the installed gRPC has it; where it has not,
-`kvdb.client.remote.stream` does the same through the public API.
+calls in one thread; it is used here for `Decode`. None of this is promised: where the installed gRPC lacks it, or where
+anything of it fails, `kvdb.client.remote.stream` does the same through the public API, from then on.
 """
 
+from contextlib import suppress
 from typing import Any
 
 import grpc
 
 from kvdb.client.remote.connection import Connection
+from kvdb.errors import KvdbError, Unavailable
 from kvdb.rpc import kvdb_pb2 as pb
 
 try:
@@ -19,6 +21,8 @@ except ImportError:
     cygrpc = None
 
 METHOD = b"/kvdb.v1.Kvdb/Decode"
+FAILURES = (AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a private part raises that is not as it was."""
 _BEGUN, _REPLIED, _ENDED = "begun", "replied", "ended"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -42,8 +46,21 @@ class _Ended(grpc.RpcError):
         return self._trailing_metadata
 
 
+class NotSent(Exception):
+    """The private parts failed before a request was sent: it may be sent in another way."""
+
+
 class DirectDecode:
     """One open `Decode` call; `kvdb.client.remote.session.Decode`. Not thread-safe."""
+
+    @classmethod
+    def open(cls, connection: Connection) -> "DirectDecode | None":
+        """None where the private parts fail."""
+        try:
+            return cls(connection)
+        except FAILURES:
+            connection.direct = False
+            return None
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -69,10 +86,27 @@ class DirectDecode:
         return _ENDED not in self._due
 
     def exchange(self, request: pb.DecodeRequest) -> pb.DecodeReply:
-        """Send a request and wait for its reply. Raises the error that ended the call."""
-        send = cygrpc.SendMessageOperation(request.SerializeToString(), 0)
-        self._call.operate((send, cygrpc.ReceiveMessageOperation(0)), _REPLIED)
+        """Send a request and wait for its reply. Raises the error that ended the call, NotSent, or Unavailable where the private
+        parts fail when the request may have been sent."""
+        try:
+            send = cygrpc.SendMessageOperation(request.SerializeToString(), 0)
+            self._call.operate((send, cygrpc.ReceiveMessageOperation(0)), _REPLIED)
+        except FAILURES as failure:
+            self._give_up()
+            raise NotSent from failure
         self._due.add(_REPLIED)
+        try:
+            return self._reply()
+        except KvdbError:
+            raise  # the call's own error, which may be a ValueError too
+        except FAILURES as failure:
+            self._give_up()
+            raise Unavailable(
+                f"the installed gRPC {grpc.__version__} failed while it waited for {self._connection.target} ({failure!r}); "
+                "look at stats for what the session holds, and call again: the next call goes another way"
+            ) from failure
+
+    def _reply(self) -> pb.DecodeReply:
         reply = None
         try:
             while _REPLIED in self._due:
@@ -91,6 +125,13 @@ class DirectDecode:
             self._call.cancel(grpc.StatusCode.CANCELLED.value[0], "ended by the client")
         while self._due:
             self._next()
+
+    def _give_up(self) -> None:
+        """Use the private parts no more."""
+        self._connection.direct = False
+        self._due.clear()
+        with suppress(*FAILURES):
+            self._call.cancel(grpc.StatusCode.CANCELLED.value[0], "ended by the client")
 
     def _next(self) -> tuple[bytes] | None:
         """Wait for one thing to happen; the reply, when it is one. A tuple, because a reply may be empty."""
@@ -112,6 +153,6 @@ class DirectDecode:
 
 
 def available(connection: Connection) -> bool:
-    """Whether this gRPC has what `DirectDecode` is made of."""
+    """Whether this gRPC has what `DirectDecode` is made of, and nothing of it has failed."""
     channel = getattr(connection.channel, "_channel", None)
-    return cygrpc is not None and hasattr(channel, "segregated_call")
+    return connection.direct and cygrpc is not None and hasattr(channel, "segregated_call")

@@ -1,24 +1,24 @@
-"""An import on a server: one call, whose end in any way but a commit leaves nothing behind."""
+"""An import on a server: one streaming call. Unless it ends with a commit, nothing is stored."""
 
-import kvdb.check as check
+import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.stream import Stream
 from kvdb.errors import SessionClosed
-from kvdb.rpc import chunk, codec
+from kvdb.rpc import codec, import_chunk
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.chunk import Chunk
+from kvdb.rpc.import_chunk import Chunk
 from kvdb.types import Array, ContextInfo, ModelSpec
 
 METHOD = "/kvdb.v1.Kvdb/ImportContext"
 CHUNK_BYTES = 1 << 20
 ABORT_SECONDS_MAX = 5.0
-"""How long an abort waits for the server to say that everything was given back."""
+"""How long an abort waits for the server to confirm that everything was given back."""
 
 
 class RemoteImport:
     """`kvdb.client.transport.ImportTransport` over gRPC; used from one thread at a time.
 
-    What is wrong with a piece may be told by a later `write` or by `commit`, because pieces are sent without waiting.
+    Pieces are sent without waiting for an answer, so that a later `write`, or `commit`, may raise the error of an earlier one.
     """
 
     def __init__(self, connection: Connection, spec: ModelSpec, begin: pb.ImportBegin) -> None:
@@ -33,22 +33,22 @@ class RemoteImport:
     def write(self, layer: int, k: Array, v: Array) -> None:
         """Send the next tokens of one layer, `[kv_heads, n, head_dim]`, cut along tokens. Raises what the server raised."""
         self._check_open()
-        check.layer(self.spec, layer)
-        check.keys_values(self.spec, k, v)
+        validate.layer(self.spec, layer)
+        validate.keys_values(self.spec, k, v)
         tokens = max(1, min(CHUNK_BYTES, self._connection.payload_bytes_max) // self.spec.token_nbytes)
         self._connection.check_size("one token of a layer", self.spec.token_nbytes)
         for at in range(0, k.shape[1], tokens):
             piece = slice(at, at + tokens)
-            self._stream.send(chunk.serialize(Chunk(int(layer), k[:, piece], v[:, piece])))
+            self._stream.send(import_chunk.serialize(Chunk(int(layer), k[:, piece], v[:, piece])))
 
     def sample(self, layer: int, q: Array) -> None:
         """Send queries of one layer, `[q_heads, m, head_dim]`. Raises what the server raised, and MessageTooLarge."""
         self._check_open()
-        check.layer(self.spec, layer)
-        check.queries(self.spec, q)
+        validate.layer(self.spec, layer)
+        validate.queries(self.spec, q)
         self._connection.check_size(f"the sample of layer {layer}'s queries", q.nbytes)
         sample = pb.ImportSample(layer=int(layer), q=codec.to_array(q))
-        self._stream.send(chunk.serialize(pb.ImportRequest(sample=sample)))
+        self._stream.send(import_chunk.serialize(pb.ImportRequest(sample=sample)))
 
     def commit(self) -> ContextInfo:
         """Publish the context. Raises what the server raised; then nothing was stored."""
@@ -65,7 +65,7 @@ class RemoteImport:
             self._stream.finish(ABORT_SECONDS_MAX)
 
     def _exchange(self, request: pb.ImportRequest) -> pb.ImportReply:
-        self._stream.send(chunk.serialize(request))
+        self._stream.send(import_chunk.serialize(request))
         return self._stream.receive()
 
     def _check_open(self) -> None:

@@ -3,27 +3,30 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from threading import RLock
+from time import monotonic
 from typing import Protocol
 from weakref import WeakSet
 
 import numpy as np
 
-import kvdb.check as check
+import kvdb.validate as validate
 from kvdb.blend.controller import Choice
 from kvdb.blend.deviation import score_name
 from kvdb.client.remote.connection import Connection
-from kvdb.client.remote.direct import DirectDecode, available
+from kvdb.client.remote.direct import DirectDecode, NotSent, available
 from kvdb.client.remote.stream import StreamDecode
 from kvdb.errors import PositionError, SessionClosed, Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_choice, from_plan
-from kvdb.rpc.wanted import put_wanted
+from kvdb.rpc.query_options import put_query_options
 from kvdb.types import Array, ContextInfo, Float32, ModelSpec, Placed, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
-from query_optimizer.wanted import Wanted
+from query_optimizer.query_options import QueryOptions
 
 START_MAX = (1 << 63) - 1
+IDLE_SHARE = 0.5
+"""A stream that was silent for this share of the time after which the server ends it is not used again."""
 
 
 class Decode(Protocol):
@@ -40,15 +43,15 @@ class Decode(Protocol):
 class RemoteSession:
     """`kvdb.client.transport.SessionTransport` over gRPC. Thread-safe: calls on one session take turns.
 
-    What reads and writes KV goes over one `Decode` stream, opened at the first such call and again after an error. More tokens
-    than one message takes are sent in pieces, one after the other; a piece that fails leaves the session as the pieces before
-    it made it. After Unavailable nothing is known of the call's effect; `stats` tells what the session holds.
+    Calls that read or write KV go over one `Decode` stream. It is opened at the first such call, and again after an error or a
+    long silence. More tokens than fit into one message are sent in pieces, one after the other; when a piece fails, the pieces
+    before it have taken effect. After Unavailable nothing is known of the call's effect; `stats` says what the session holds.
     """
 
     def __init__(
         self, connection: Connection, spec: ModelSpec, reply: pb.SessionReply, tokens: Tokens, sessions: "WeakSet[RemoteSession]"
     ) -> None:
-        """tokens: the ids it was opened with. sessions: those of the database, to which this one adds itself."""
+        """tokens: the ids it was opened with. sessions: the open sessions of the database; this one adds itself."""
         self.spec = spec
         self.tokens = tokens
         self.reused: int = reply.reused
@@ -58,12 +61,13 @@ class RemoteSession:
         self.id = reply.session_id
         self._sessions = sessions
         self._stream: Decode | None = None
+        self._spoke = 0.0  # seconds of the monotonic clock, when the stream was last used
         self._lock = RLock()
         self._open = True
         sessions.add(self)
 
     def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None:
-        """Append the KV of n tokens to one layer; see `kvdb.session.SessionState.update`, whose errors it raises."""
+        """Append the KV of n tokens to one layer; see `kvdb.session.state.SessionState.update`, whose errors it raises."""
         with self._lock:
             self.check_layer(layer)
             for piece, first in self._pieces(start, k, v):
@@ -73,8 +77,8 @@ class RemoteSession:
                 codec.put_array(request.update.v, piece[1])
                 self._decode(request)
 
-    def attention(self, layer: int, q: Array, wanted: Wanted) -> Array:
-        """Attention of one layer's last n tokens; see `kvdb.session.SessionState.attention`, whose errors it raises.
+    def attention(self, layer: int, q: Array, options: QueryOptions) -> Array:
+        """Attention of one layer's last n tokens; see `kvdb.session.state.SessionState.attention`, whose errors it raises.
 
         Raises MessageTooLarge for more queries than one message takes; attend to fewer tokens at a time.
         """
@@ -84,11 +88,11 @@ class RemoteSession:
             request = pb.DecodeRequest()
             self._fill(request.attention, layer)
             codec.put_array(request.attention.q, q)
-            put_wanted(request.attention, wanted)
+            put_query_options(request.attention, options)
             return _writable(self._decode(request))
 
-    def attend(self, layer: int, q: Array, k: Array, v: Array, wanted: Wanted, start: int | None = None) -> Array:
-        """`update` and `attention` in one call; see `kvdb.session.SessionState.attend`, whose errors it raises."""
+    def attend(self, layer: int, q: Array, k: Array, v: Array, options: QueryOptions, start: int | None = None) -> Array:
+        """`update` and `attention` in one call; see `kvdb.session.state.SessionState.attend`, whose errors it raises."""
         with self._lock:
             self.check_layer(layer)
             outs = []
@@ -98,15 +102,15 @@ class RemoteSession:
                 self._fill(call, layer, first)
                 for message, array in zip((call.q, call.k, call.v), piece, strict=True):
                     codec.put_array(message, array)
-                put_wanted(call, wanted)
+                put_query_options(call, options)
                 outs.append(_writable(self._decode(request)))
             return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
 
     def overlay(self, layer: int, positions: Positions, k: Array, v: Array) -> None:
-        """Recomputed KV of tokens before the tail; see `kvdb.session.SessionState.overlay`, whose errors it raises."""
+        """Recomputed KV of tokens before the tail; see `kvdb.session.state.SessionState.overlay`, whose errors it raises."""
         with self._lock:
             self.check_layer(layer)
-            check.positions(positions, check.keys_values(self.spec, k, v), self.start, layer)
+            validate.positions(positions, validate.keys_values(self.spec, k, v), self.start, layer)
             for (k_piece, v_piece), where in self._placed_pieces(positions, k, v):
                 request = pb.DecodeRequest()
                 call = request.overlay
@@ -116,10 +120,10 @@ class RemoteSession:
                 self._decode(request)
 
     def attention_at(self, layer: int, q: Array, positions: Positions) -> Array:
-        """Attention of tokens before the tail; see `kvdb.session.SessionState.attention_at`, whose errors it raises."""
+        """Attention of tokens before the tail; see `kvdb.session.state.SessionState.attention_at`, whose errors it raises."""
         with self._lock:
             self.check_layer(layer)
-            check.positions(positions, check.queries(self.spec, q), self.start, layer)
+            validate.positions(positions, validate.queries(self.spec, q), self.start, layer)
             outs = []
             for (piece,), where in self._placed_pieces(positions, q):
                 request = pb.DecodeRequest()
@@ -129,13 +133,10 @@ class RemoteSession:
             return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
 
     def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
-        """How far fresh KV is from what is stored; see `kvdb.session.SessionState.deviation`, whose errors it raises.
-
-        A score that looks at several tokens together sees those of one piece.
-        """
+        """How far fresh KV is from what is stored; see `kvdb.session.state.SessionState.deviation`, whose errors it raises."""
         with self._lock:
             self.check_layer(layer)
-            check.positions(positions, check.keys_values(self.spec, k, v), self.start, layer)
+            validate.positions(positions, validate.keys_values(self.spec, k, v), self.start, layer)
             outs = []
             for (k_piece, v_piece), where in self._placed_pieces(positions, k, v):
                 request = pb.DecodeRequest()
@@ -154,23 +155,23 @@ class RemoteSession:
         return RemoteSession(self.connection, self.spec, reply, self.tokens, self._sessions)
 
     def store(self, name: str, tokens: Tokens | None = None, *, chunk: bool = False) -> ContextInfo:
-        """Keep everything in the session as a context; see `kvdb.session.SessionState.store`, whose errors it raises."""
+        """Keep everything in the session as a context; see `kvdb.session.state.SessionState.store`, whose errors it raises."""
         self._check_open()
-        ids = None if tokens is None else codec.to_tokens(check.token_ids(tokens))
+        ids = None if tokens is None else codec.to_tokens(validate.token_ids(tokens))
         self.connection.check_size("the list of tokens", len(ids or b""))
-        request = pb.StoreRequest(session_id=self.id, name=check.name(name), tokens=ids, chunk=bool(chunk))
+        request = pb.StoreRequest(session_id=self.id, name=validate.name(name), tokens=ids, chunk=bool(chunk))
         return codec.from_info(self.connection.call(self.connection.stub.Store, request))
 
-    def explain(self, layer: int, wanted: Wanted, analyze: bool = False) -> Plan:
-        """The plan of this layer's next query; see `kvdb.session.SessionState.explain`, whose errors it raises."""
+    def explain(self, layer: int, options: QueryOptions, analyze: bool = False) -> Plan:
+        """The plan of this layer's next query; see `kvdb.session.state.SessionState.explain`, whose errors it raises."""
         self.check_layer(layer)
         request = pb.ExplainRequest(session_id=self.id, layer=layer, analyze=analyze)
-        put_wanted(request, wanted)
+        put_query_options(request, options)
         reply: pb.ExplainReply = self.connection.call(self.connection.stub.Explain, request)
         return from_plan(reply.plan)
 
     def plan_recompute(self, seconds: float | None, floor: float, ratio: float | None) -> Choice:
-        """How much to recompute; see `kvdb.session.SessionState.plan_recompute`, whose errors it raises."""
+        """How much to recompute; see `kvdb.session.state.SessionState.plan_recompute`, whose errors it raises."""
         self._check_open()
         request = pb.PlanRecomputeRequest(session_id=self.id, seconds=seconds, floor=floor, ratio=ratio)
         return from_choice(self.connection.call(self.connection.stub.PlanRecompute, request).choice)
@@ -204,31 +205,45 @@ class RemoteSession:
         call.session_id, call.layer, call.positions = self.id, layer, codec.to_positions(positions)
 
     def _decode(self, request: pb.DecodeRequest) -> pb.DecodeReply:
-        if self._stream is None or self._stream.ended:
-            direct = available(self.connection)
-            self._stream = DirectDecode(self.connection) if direct else StreamDecode(self.connection)
+        stream = self._open_stream()
         try:
-            return self._stream.exchange(request)
+            return stream.exchange(request)
+        except NotSent:
+            return self._open_stream().exchange(request)
         except Unavailable:
             self.stats()  # SessionClosed when the stream ended because its session did: nobody had used it for too long
             raise
+        finally:
+            self._spoke = monotonic()
+
+    def _open_stream(self) -> Decode:
+        """The stream of the last call, or another where that has ended, or is about to be ended by the server for its silence."""
+        stream = self._stream
+        if stream is not None and not stream.ended:
+            if monotonic() - self._spoke < self.connection.stream_idle_seconds * IDLE_SHARE:
+                return stream
+            stream.cancel()
+        direct = DirectDecode.open(self.connection) if available(self.connection) else None
+        self._stream = direct or StreamDecode(self.connection)
+        return self._stream
 
     def _pieces(self, start: int | None, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], int | None]]:
-        """The arrays, `[heads, n, head_dim]` each, cut along tokens so that every piece fits into a message, and its start."""
+        """Pieces of the arrays, `[heads, n, head_dim]` each, cut along tokens so that each fits into a message, and where each
+        starts."""
         first = _start(start)
         nbytes = sum(array.nbytes for array in arrays)
         if nbytes <= self.connection.payload_bytes_max:
             yield arrays, first
             return
         *queries, k, v = arrays
-        n = check.keys_values(self.spec, k, v)
+        n = validate.keys_values(self.spec, k, v)
         for q in queries:
-            check.same_tokens(check.queries(self.spec, q), n)
+            validate.same_tokens(validate.queries(self.spec, q), n)
         for piece in self._cut(nbytes, n):
             yield tuple(array[:, piece] for array in arrays), None if first is None else first + piece.start
 
     def _placed_pieces(self, positions: Positions, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], Positions]]:
-        """The same for tokens at these positions."""
+        """`_pieces` for tokens at these positions."""
         nbytes = positions.nbytes + sum(array.nbytes for array in arrays)
         if nbytes <= self.connection.payload_bytes_max:
             yield arrays, positions
@@ -237,7 +252,7 @@ class RemoteSession:
             yield tuple(array[:, piece] for array in arrays), positions[piece]
 
     def _cut(self, nbytes: int, n: int) -> Iterator[slice]:
-        """n tokens of so many bytes in pieces that fit into a message. Raises MessageTooLarge where one does not."""
+        """Slices of n tokens that fit into a message. nbytes: of all n. Raises MessageTooLarge where one token does not fit."""
         self.connection.check_size("one token", nbytes // n)
         step = self.connection.payload_bytes_max // (nbytes // n)
         for at in range(0, n, step):
@@ -246,7 +261,7 @@ class RemoteSession:
     def check_layer(self, layer: int) -> None:
         """Raises SessionClosed or LayerError."""
         self._check_open()
-        check.layer(self.spec, layer)
+        validate.layer(self.spec, layer)
 
     def _check_open(self) -> None:
         if not self._open:
@@ -259,6 +274,6 @@ def _writable(reply: pb.DecodeReply) -> Array:
 
 def _start(start: int | None) -> int | None:
     """A position as the wire carries it. Raises PositionError for what cannot be one."""
-    if start is not None and not -START_MAX <= start <= START_MAX:
-        raise PositionError(f"start is {start}; expected the number of tokens that the layer holds")
+    if start is not None and (not validate.is_whole(start) or not -START_MAX <= start <= START_MAX):
+        raise PositionError(f"start is {start!r}; expected the number of tokens that the layer holds")
     return start

@@ -1,4 +1,4 @@
-"""A bidirectional call that is driven from one thread: send, receive, end."""
+"""A bidirectional call that one thread drives: it sends, receives and ends."""
 
 from queue import Full, Queue
 from threading import Event
@@ -14,9 +14,9 @@ Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
 DEPTH = 4
-"""Requests that wait to be sent before `send` waits."""
+"""How many requests may wait to be sent before `send` waits too."""
 LOOK_SECONDS = 0.2
-"""How often a `send` that waits looks whether the call has ended."""
+"""How often a waiting `send` checks whether the call has ended."""
 
 
 class Stream(Generic[Request, Reply]):

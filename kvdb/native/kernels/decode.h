@@ -108,7 +108,7 @@ class Decode {
         load_queries(-1);
     }
 
-    // As the keys of a view want them.
+    // Queries rotated as the keys of a view need them.
     void load_queries(std::int32_t view) {
         view_ = view;
         for (int head = 0; head < item_.heads; ++head) {

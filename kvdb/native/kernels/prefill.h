@@ -146,7 +146,8 @@ class Prefill {
         }
     }
 
-    // As the keys of the tile's view want them. What sees nothing of this tile sees none behind it.
+    // Queries rotated as the keys of the tile's view need them. A row that sees nothing of this
+    // tile sees none behind it.
     void load_queries(const PrefillTile& tile) {
         view_ = tile.view;
         for (std::int64_t r = 0; r < rows_; ++r) {

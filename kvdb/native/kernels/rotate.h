@@ -42,23 +42,24 @@ class Rotate {
         alignas(64) Out rotated[kHeadDimMax];
         for (std::int64_t row = 0; row < item.rows; ++row) {
             rotate(reinterpret_cast<const T*>(from + row * item.from_stride), item.head_dim,
-                   item.turn, item.direction, rotated);
+                   item.rotation, item.direction, rotated);
             __builtin_memcpy(to + row * item.to_stride, rotated, item.head_dim * sizeof(Out));
         }
     }
 
     // Writes whole vectors: `to` has room for kHeadDimMax.
     template <class Out>
-    static void rotate(const T* from, int head_dim, const Turn& turn, float direction, Out* to) {
+    static void rotate(const T* from, int head_dim, const Rotation& rotation, float direction,
+                       Out* to) {
         alignas(64) float x[kHeadDimMax];
         alignas(64) float y[kHeadDimMax];
         widen_row(from, head_dim, x);
-        if (turn.interleaved) {
-            rotate_interleaved(x, turn, direction, y);
+        if (rotation.interleaved) {
+            rotate_interleaved(x, rotation, direction, y);
         } else {
-            rotate_halves(x, turn, direction, y);
+            rotate_halves(x, rotation, direction, y);
         }
-        for (int i = 2 * turn.pairs; i < head_dim; ++i) y[i] = x[i];
+        for (int i = 2 * rotation.pairs; i < head_dim; ++i) y[i] = x[i];
         for (int i = 0; i < head_dim; i += Isa::width) {
             Isa::narrow(to + i, Isa::template load<f32>(y + i));
         }
@@ -72,30 +73,30 @@ class Rotate {
         }
     }
 
-    static void rotate_halves(const float* x, const Turn& turn, float direction, float* y) {
-        const int pairs = turn.pairs;
+    static void rotate_halves(const float* x, const Rotation& rotation, float direction, float* y) {
+        const int pairs = rotation.pairs;
         int i = 0;
         for (; i + Isa::width <= pairs; i += Isa::width) {
             const f32 first = Isa::template load<f32>(x + i);
             const f32 second = Isa::template load<f32>(x + pairs + i);
-            const f32 cos = Isa::template load<f32>(turn.cos + i);
-            const f32 sin = Isa::template load<f32>(turn.sin + i) * direction;
+            const f32 cos = Isa::template load<f32>(rotation.cos + i);
+            const f32 sin = Isa::template load<f32>(rotation.sin + i) * direction;
             Isa::store(y + i, first * cos - second * sin);
             Isa::store(y + pairs + i, second * cos + first * sin);
         }
         for (; i < pairs; ++i) {
-            const float sin = turn.sin[i] * direction;
-            y[i] = x[i] * turn.cos[i] - x[pairs + i] * sin;
-            y[pairs + i] = x[pairs + i] * turn.cos[i] + x[i] * sin;
+            const float sin = rotation.sin[i] * direction;
+            y[i] = x[i] * rotation.cos[i] - x[pairs + i] * sin;
+            y[pairs + i] = x[pairs + i] * rotation.cos[i] + x[i] * sin;
         }
     }
 
-    static void rotate_interleaved(const float* __restrict x, const Turn& turn, float direction,
-                                   float* __restrict y) {
-        for (int i = 0; i < turn.pairs; ++i) {
-            const float sin = turn.sin[i] * direction;
-            y[2 * i] = x[2 * i] * turn.cos[i] - x[2 * i + 1] * sin;
-            y[2 * i + 1] = x[2 * i + 1] * turn.cos[i] + x[2 * i] * sin;
+    static void rotate_interleaved(const float* __restrict x, const Rotation& rotation,
+                                   float direction, float* __restrict y) {
+        for (int i = 0; i < rotation.pairs; ++i) {
+            const float sin = rotation.sin[i] * direction;
+            y[2 * i] = x[2 * i] * rotation.cos[i] - x[2 * i + 1] * sin;
+            y[2 * i + 1] = x[2 * i + 1] * rotation.cos[i] + x[2 * i] * sin;
         }
     }
 };

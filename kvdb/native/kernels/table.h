@@ -4,8 +4,8 @@
 #include "copy.h"
 #include "decode.h"
 #include "finish.h"
-#include "found.h"
 #include "prefill.h"
+#include "retrieved.h"
 #include "rotate.h"
 
 namespace kvdb::kernels {
@@ -33,7 +33,8 @@ struct Table {
         .decode_scratch_bytes = decode_scratch_bytes,
         .prefill_scratch_bytes = prefill_scratch_bytes,
         .finish = Finish<Isa>::run,
-        .found = {Found<Isa, float>::run, Found<Isa, Float16>::run, Found<Isa, BFloat16>::run},
+        .retrieved = {Retrieved<Isa, float>::run, Retrieved<Isa, Float16>::run,
+                      Retrieved<Isa, BFloat16>::run},
         .rotate = {Rotate<Isa, float>::run, Rotate<Isa, Float16>::run, Rotate<Isa, BFloat16>::run},
         .copy = Copy<Isa>::plain,
         .copy_finite = {Copy<Isa>::finite_float32, Copy<Isa>::finite_float16,

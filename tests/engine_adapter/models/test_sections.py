@@ -9,9 +9,9 @@ from kvdb.errors import InvalidArgument
 CHUNK = 128
 
 
-@pytest.fixture(scope="module")
-def shipped():
-    return sections.load()
+@pytest.fixture
+def shipped(sections_model):
+    return sections_model
 
 
 def right(shipped, document, chunk):

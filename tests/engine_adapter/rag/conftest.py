@@ -45,7 +45,7 @@ def rag(make_rag):
 
 @pytest.fixture
 def names(engine):
-    """Of everything that the database holds."""
+    """The names of everything that the database holds."""
     return lambda: [info.name for info in engine.contexts()]
 
 

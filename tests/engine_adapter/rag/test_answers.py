@@ -17,7 +17,7 @@ NEW = {"max_new_tokens": 8, "do_sample": False}
 
 
 def plain(model, text):
-    """What the model says when it reads all of a text itself."""
+    """The model's answer when it reads all of a text itself."""
     ids = torch.tensor([Characters().encode(text)])
     return tuple(model.generate(ids, **NEW)[0, ids.shape[1] :].tolist())
 
@@ -131,7 +131,7 @@ def test_a_stream_that_is_left_ends_and_leaves_nothing(rag, engine, documents):
     for _ in stream:
         break
     assert stream.usage.generated < 400
-    assert not engine._opened.sessions
+    assert not engine._handles
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("kvdb-rag")]
 
 
@@ -146,7 +146,7 @@ def test_a_callback_that_raises_ends_the_answer(rag, engine, documents):
 
     with pytest.raises(RuntimeError, match="enough"):
         rag.answer("so?", list(documents), stream=stop, **NEW)
-    assert not engine._opened.sessions
+    assert not engine._handles
     rag.delete("doc 0")
     assert rag.answer("so?", ["doc 1"], **NEW).text
 

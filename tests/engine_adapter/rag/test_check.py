@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_adapter.rag.check import Asked, Check, Checked, check
+from engine_adapter.rag.check import Check, Checked, CheckPrompt, check
 from kvdb.errors import InvalidArgument, NotFound
 
 
@@ -42,10 +42,10 @@ def test_the_least_ratio_that_is_good_enough():
 
 
 def test_what_is_right():
-    assert Asked("q", [], "4 8 2").right(" 4  8 2.")
-    assert not Asked("q", [], "4 8 2").right("48 2")
-    assert Asked("q", [], str.isupper).right("ABC")
-    assert Asked("q", []).right("x") is None
+    assert CheckPrompt("q", [], "4 8 2").right(" 4  8 2.")
+    assert not CheckPrompt("q", [], "4 8 2").right("48 2")
+    assert CheckPrompt("q", [], str.isupper).right("ABC")
+    assert CheckPrompt("q", []).right("x") is None
 
 
 def test_samples_that_cannot_be(rag):

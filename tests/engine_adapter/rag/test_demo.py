@@ -3,13 +3,12 @@
 import pytest
 
 from engine_adapter.demo.library import library, prompts
-from engine_adapter.models import sections
-from kvdb.cli import main
+from kvdb.__main__ import main
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return sections.load()[1]
+@pytest.fixture
+def tokenizer(sections_model):
+    return sections_model[1]
 
 
 def test_the_demo_answers_and_checks(capsys, monkeypatch):

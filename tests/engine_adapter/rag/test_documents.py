@@ -52,6 +52,31 @@ def test_an_id_is_taken_until_it_is_free(rag, write, names):
     assert rag.add("two", "new", replace=True).chunks == 1
 
 
+@pytest.mark.parametrize("doc_id", [7, None, b"one", "", ["one"], ("a", "b")])
+def test_ids_are_strings(rag, names, doc_id):
+    for call in (
+        lambda: rag.add(doc_id, "some text"),
+        lambda: rag.delete(doc_id),
+        lambda: rag.pin(doc_id),
+        lambda: rag.answer("so?", [doc_id], **NEW),
+    ):
+        with pytest.raises(InvalidArgument, match="a string that is not empty"):
+            call()
+    assert names() == []
+
+
+@pytest.mark.parametrize("docs", ["one", 7, None])
+def test_docs_are_a_list_of_ids(rag, docs):
+    with pytest.raises(InvalidArgument, match="expected a list of documents' ids"):
+        rag.answer("so?", docs, **NEW)
+
+
+@pytest.mark.parametrize("db", ["kvdb://127.0.0.1:7700", None])
+def test_a_database_is_a_client(model, db):
+    with pytest.raises(InvalidArgument, match=r"expected what kvdb\.connect\(.*\) returns"):
+        RagEngine(model, Characters(), db)
+
+
 def test_a_replacement_that_fails_leaves_the_document(rag, names):
     rag.add("one", "some text")
     with pytest.raises(RuntimeError, match="stop"):

@@ -1,9 +1,9 @@
 """Turns come in the order in which they were asked for."""
 
 import threading
-import time
 
 from engine_adapter.rag.turns import Turns
+from tests.waiting import until
 
 
 def test_who_comes_first_is_served_first():
@@ -17,8 +17,7 @@ def test_who_comes_first_is_served_first():
         for number in range(8):
             threads.append(threading.Thread(target=work, args=(number,)))
             threads[-1].start()
-            while len(turns._waiting) <= number:
-                time.sleep(0.001)
+            until(lambda number=number: len(turns._waiting) > number)
     for thread in threads:
         thread.join()
     assert served == list(range(8))

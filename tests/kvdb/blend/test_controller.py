@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdb.blend.controller import Choice, Chunks, Rates, choose, pipelined_seconds
@@ -53,13 +53,13 @@ def test_more_than_everything_is_not_recomputed():
 
 
 def test_an_asked_ratio_is_kept():
-    slow = choose(RATES, replace(ON_DISK, token_nbytes=4000), asked=0.05)
+    slow = choose(RATES, replace(ON_DISK, token_nbytes=4000), ratio=0.05)
     assert (slow.ratio, slow.hidden, slow.tier) == (0.05, False, "memory")
     assert str(slow).startswith(
         "recompute 5.0% (asked for): loading 4 ms a layer from disk takes longer than 0.5 ms of recompute"
     )
-    assert choose(RATES, ON_DISK, asked=1.0).tier == "remote"
-    assert choose(RATES, ON_DISK, asked=0.0).ratio == 0.0
+    assert choose(RATES, ON_DISK, ratio=1.0).tier == "remote"
+    assert choose(RATES, ON_DISK, ratio=0.0).ratio == 0.0
 
 
 def test_tokens_that_are_computed_anyhow_hide_loading_too():
@@ -104,7 +104,7 @@ def test_what_is_not_measured_gives_the_floor(rates, words):
     assert (choice.ratio, choice.hidden, choice.tier, choice.seconds) == (0.2, False, None, None)
     assert words in choice.reason
     assert str(choice) == f"recompute 20.0% (floor 20%): {choice.reason}"
-    assert choose(rates, ON_DISK, asked=0.3).ratio == 0.3
+    assert choose(rates, ON_DISK, ratio=0.3).ratio == 0.3
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
@@ -112,10 +112,9 @@ def test_ratios_that_cannot_be_are_refused(share):
     with pytest.raises(InvalidArgument, match="expected a ratio from 0 to 1"):
         choose(RATES, ON_DISK, floor=share)
     with pytest.raises(InvalidArgument, match="expected a ratio from 0 to 1"):
-        choose(RATES, ON_DISK, asked=share)
+        choose(RATES, ON_DISK, ratio=share)
 
 
-@settings(deadline=None)
 @given(cases())
 def test_the_ratio_is_between_the_floor_and_one_and_the_largest_that_is_hidden(case):
     rates, chunks, floor = case
@@ -126,7 +125,6 @@ def test_the_ratio_is_between_the_floor_and_one_and_the_largest_that_is_hidden(c
         assert choice.load_seconds == pytest.approx(choice.recompute_seconds)
 
 
-@settings(deadline=None)
 @given(cases(), st.floats(1, 1000))
 def test_faster_tiers_never_raise_the_ratio_or_the_time(case, factor):
     rates, chunks, floor = case
@@ -136,7 +134,6 @@ def test_faster_tiers_never_raise_the_ratio_or_the_time(case, factor):
     assert after.seconds <= before.seconds * (1 + 1e-9)
 
 
-@settings(deadline=None)
 @given(cases(), st.floats(1, 1000))
 def test_faster_recompute_never_lowers_the_ratio_or_raises_the_time(case, factor):
     rates, chunks, floor = case
@@ -151,14 +148,12 @@ def test_faster_recompute_never_lowers_the_ratio_or_raises_the_time(case, factor
         assert speed[after.tier] >= speed[before.tier] * (1 - 1e-6)
 
 
-@settings(deadline=None)
 @given(cases(), SHARES)
 def test_an_asked_ratio_is_always_kept(case, asked):
     rates, chunks, floor = case
     assert choose(rates, chunks, floor, asked).ratio == asked
 
 
-@settings(deadline=None)
 @given(cases(), st.one_of(st.none(), SHARES))
 def test_a_choice_goes_through_json(case, asked):
     choice = choose(*case, asked)

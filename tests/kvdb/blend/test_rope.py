@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -81,7 +81,6 @@ def test_keys_of_a_model_move_by_the_pure_rotation():
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("scaling", [{}, LLAMA3, YARN, {"rope_type": "proportional"}], ids=str)
-@settings(deadline=None)
 @given(
     shift=st.integers(-200_000, 200_000),
     rotary_dims=st.sampled_from([None, 8, 24]),
@@ -98,7 +97,6 @@ def test_a_query_turned_back_attends_as_to_moved_keys(layout, scaling, shift, ro
     np.testing.assert_allclose(lse, lse_expected, atol=1e-5)
 
 
-@settings(deadline=None)
 @given(shift=st.integers(-(2**40), 2**40))
 def test_angles_are_exact_at_any_distance(shift):
     frequencies = inverse_frequencies(Rope(10_000.0), 16)

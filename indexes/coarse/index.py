@@ -1,0 +1,159 @@
+"""The index that all coarse kinds are: every verb, over batches of pages."""
+
+from abc import ABC
+from dataclasses import asdict, fields
+from math import isfinite
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+import indexes._native as _native
+from indexes import file
+from indexes.accelerate import Accelerator
+from indexes.base import Cost, IndexCorrupt, Queries, SearchResult
+from indexes.blocks import Blocks
+from indexes.coarse.cost import PageCost
+from indexes.coarse.layout import Batch, Layout, build_batches, insert_batches, shapes
+from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
+
+
+class PagedIndex(ABC):
+    """Pages with representatives. A kind says what it keeps (`Layout`) and how much of it a search reads (`page_cost`)."""
+
+    kind: ClassVar[str]
+    walks: ClassVar[bool] = False
+    estimates_tail: ClassVar[bool] = False
+    page_cost: ClassVar[PageCost]
+
+    def __init__(self, blocks: Blocks, layout: Layout, batches: list[Batch]) -> None:
+        self.blocks = blocks
+        self.layout = layout
+        self._batches = batches
+
+    @classmethod
+    def _build(cls, blocks: Blocks, layout: Layout, accelerator: Accelerator | None = None) -> Self:
+        return cls(blocks, layout, build_batches(layout, blocks, 0, accelerator))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(batch.nbytes for batch in self._batches)
+
+    def insert(self, blocks: Blocks) -> None:
+        """See `Index.insert`. Raises ValueError for blocks that are not those before and more."""
+        blocks.check_extends(self.blocks)
+        if blocks.tokens > self.blocks.tokens:
+            self._batches = insert_batches(self.layout, blocks, self._batches)
+        self.blocks = blocks
+
+    def search(
+        self,
+        queries: Queries,
+        retrieval: Retrieval,
+        *,
+        estimate_tail: bool = False,
+        tight: bool = False,
+        give_up: bool = False,
+    ) -> SearchResult:
+        """See `Index.search`. tight: reads every visible key, so that `missed` and its bound are exact.
+
+        give_up: all queries of a KV head are given up, after the scan of the representatives, where their pages hold so many
+        tokens that reading them costs more than reading everything; the others are answered with all of the margin.
+        TopP: queries.outside counts to the mass, and as found. Raises ValueError.
+        """
+        if not isfinite(queries.scale) or queries.scale <= 0:
+            raise ValueError(f"scale is {queries.scale}; expected a positive number")
+        if np.isnan(queries.outside).any() or np.isposinf(queries.outside).any():
+            raise ValueError("outside holds NaN or infinity; expected finite numbers, or -inf for none")
+        want, parameter = _native_retrieval(retrieval, queries.scale, self.blocks.tokens)
+        tail = estimate_tail and self.layout.values
+        offsets, ids, scores, scanned, nbytes, missed, bound, tails, dense = _native.coarse_search(
+            self.blocks.native,
+            [batch.native for batch in self._batches],
+            queries.native,
+            want,
+            parameter,
+            queries.scale,
+            self.layout.margin,
+            self.layout.exact,
+            queries.outside,
+            tail,
+            tight,
+            give_up,
+        )
+        shape = queries.q.shape[:2]
+        tail_or_none = tails.reshape(queries.q.shape) if tail else None
+        flags = dense.view(np.bool_).reshape(shape) if give_up else None
+        return SearchResult(
+            offsets, ids, scores, scanned, nbytes, missed.reshape(shape), bound.reshape(shape), tail_or_none, flags
+        )
+
+    def verify(self) -> None:
+        """Derive again what is kept of each page from its keys and values, and compare. Raises IndexCorrupt."""
+        for batch in self._batches:
+            try:
+                right = _native.coarse_verify(self.blocks.native, batch.native)
+            except ValueError as error:
+                raise IndexCorrupt(f"pages of tokens [{batch.begin}, {batch.end}): {error}") from error
+            if not right:
+                raise IndexCorrupt(f"pages of tokens [{batch.begin}, {batch.end}) are not those of their keys")
+
+    def save(self, path: Path) -> None:
+        """See `Index.save`. Raises OSError."""
+        header = {
+            "blocks": self.blocks.identity(),
+            "layout": asdict(self.layout),
+            "batches": [[batch.begin, batch.segments, batch.tokens] for batch in self._batches],
+        }
+        arrays = {f"{i}.{name}": a for i, batch in enumerate(self._batches) for name, a in batch.arrays.items()}
+        file.write(path, self.kind, header, arrays)
+
+    @classmethod
+    def load(cls, path: Path, blocks: Blocks) -> Self:
+        """See `Index.load`. Raises IndexCorrupt, OSError."""
+        header, arrays = file.read(path, cls.kind)
+        file.check_blocks(path, header, blocks)
+        try:
+            layout = Layout(**{item.name: header["layout"][item.name] for item in fields(Layout)})
+            batches = [_read_batch(layout, blocks, f"{i}.", *placed, arrays=arrays) for i, placed in enumerate(header["batches"])]
+        except IndexCorrupt:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise IndexCorrupt(f"{path} does not hold what its header says ({error}); build the index again") from error
+        ends = [0, *(batch.end for batch in batches)]
+        if [batch.begin for batch in batches] != ends[:-1] or ends[-1] != blocks.tokens:
+            raise IndexCorrupt(f"{path} does not hold every token once; build the index again")
+        return cls(blocks, layout, batches)
+
+    def cost(
+        self, tokens: int, rows: int, retrieval: Retrieval, *, expected_tokens: float | None = None, heads: int | None = None
+    ) -> Cost:
+        """See `Index.cost`, and `PageCost.of` for the formula."""
+        active = self.blocks.kv_heads if heads is None else heads
+        return self.page_cost.of(self.layout, self.blocks, (tokens, rows, active), retrieval, expected_tokens)
+
+
+def _native_retrieval(retrieval: Retrieval, scale: float, tokens: int) -> tuple[int, float]:
+    """The number by which the kernels know a retrieval, and its parameter in their units."""
+    match retrieval:
+        case Exact():
+            return 0, 0.0
+        case Dipr():
+            return 1, retrieval.beta(scale)
+        case TopK():
+            return 2, float(min(retrieval.k, max(tokens, 1)))
+        case TopP():
+            return 3, retrieval.p
+
+
+def _read_batch(
+    layout: Layout, blocks: Blocks, prefix: str, begin: int, segments: int, tokens: int, *, arrays: dict[str, Any]
+) -> Batch:
+    expected = shapes(layout, blocks, segments, tokens)
+    read = {name: arrays[prefix + name] for name in expected}
+    for name, (shape, dtype) in expected.items():
+        if read[name].shape != shape or read[name].dtype != dtype:
+            raise ValueError(f"{name} is {read[name].dtype} {read[name].shape}; expected {np.dtype(dtype)} {shape}")
+    batch = Batch(layout, blocks, begin, segments, tokens, read)
+    batch.native.check()
+    return batch

@@ -1,0 +1,65 @@
+// The keys of a chunk as codes hold them, for those who write codes and those who check them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "flat.h"
+#include "rotate.h"
+#include "thread_pool.h"
+
+namespace kvdb::indexes::flat {
+
+inline constexpr int kPiece = 64;  // keys widened at a time
+
+inline double length(const float* x, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; ++i) sum += double{x[i]} * x[i];
+    return std::sqrt(sum);
+}
+
+inline void widen(const Blocks& blocks, int kv_head, std::int64_t begin, std::int64_t count,
+                  float* out) {
+    const auto kernel = score_kernels().widen_keys[static_cast<int>(blocks.geometry.dtype)];
+    kernel({blocks, kv_head, begin, count, out});
+}
+
+// body(slot, key, raw_norm) for each key of tokens [begin, end), which lie in one chunk: the key in
+// float32, less the chunk's centre and rotated, and its length before that.
+template <class Body>
+void each_key(const Blocks& blocks, const FlatCodes& codes, int kv_head, std::int64_t begin,
+              std::int64_t end, Body&& body) {
+    const int d = codes.head_dim;
+    const float* centre = codes.centre(codes.at(begin / kChunk, kv_head));
+    float keys[kPiece * kHeadDimMax];
+    for (std::int64_t t = begin; t < end; t += kPiece) {
+        const std::int64_t count = std::min<std::int64_t>(kPiece, end - t);
+        widen(blocks, kv_head, t, count, keys);
+        for (std::int64_t j = 0; j < count; ++j) {
+            float* key = keys + j * d;
+            const float raw_norm = static_cast<float>(length(key, d));
+            for (int i = 0; i < d; ++i) key[i] -= centre[i];
+            rotate(key, d);
+            body(static_cast<int>((t + j) % kChunk), key, raw_norm);
+        }
+    }
+}
+
+// body(kv_head, begin, end) for the tokens from `from` on, cut at the borders of chunks; in
+// parallel.
+template <class Body>
+void each_chunk(const Blocks& blocks, std::int64_t from, Body&& body) {
+    const std::int64_t first = from / kChunk;
+    const std::int64_t chunks = (blocks.tokens + kChunk - 1) / kChunk - first;
+    if (chunks <= 0) return;
+    ThreadPool& pool = ThreadPool::instance();
+    const int heads = blocks.geometry.kv_heads;
+    const int threads = (blocks.tokens - from) * heads < 256 ? 1 : pool.threads();
+    pool.run(chunks * heads, threads, [&](std::int64_t item, int) {
+        const std::int64_t chunk = first + item / heads;
+        body(static_cast<int>(item % heads), std::max(from, chunk * kChunk),
+             std::min(blocks.tokens, (chunk + 1) * kChunk));
+    });
+}
+
+}  // namespace kvdb::indexes::flat

@@ -1,0 +1,129 @@
+"""Exact attention over blocks, and what an attention call took."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+import numpy as np
+
+import kvdb._native as _native
+from indexes.base import Float32, SearchResult
+from indexes.retrieval import Retrieval
+from kvdb.attention.block_run import BlockReads, BlockRun
+from kvdb.attention.partition import SearchedSpan
+from kvdb.attention.state import AttentionState
+from kvdb.storage.block_layout import BlockLayout, bits
+from kvdb.types import Array
+
+
+@dataclass(frozen=True)
+class WindowAttention:
+    """The state over blocks that are read whole.
+
+    top: float32 `[q_heads, n]`, the largest q.k, -inf for none. floor: float32 `[q_heads, n]`, the largest q.k that a range
+    begins at; less than `top` where the sink tokens do not count.
+    """
+
+    state: AttentionState
+    top: Array
+    floor: Array
+
+
+@dataclass(frozen=True)
+class IndexSearch:
+    """One search of one index: what was searched for, what was found, and how many nanoseconds it took."""
+
+    part: SearchedSpan
+    retrieval: Retrieval
+    result: SearchResult
+    ns: int
+
+
+@dataclass(frozen=True)
+class AttentionStats:
+    """What one call took. Tokens count once for the group of query heads that shared the read.
+
+    scanned: how many tokens were looked at in any form. retrieved: how many were attended, the mean over the queries. nbytes: how
+    many bytes were read. kernel_ns: the time of the call. missed, missed_bound: the share of the softmax mass that was left out,
+    an estimate and what it cannot exceed, both means over the queries. missed_bound_max: the largest bound. searches: those that
+    led to the answer. window, window_ns: the attention over what was read before them and its time, None without searches. lse:
+    float32 `[q_heads, n]`, over what was read, without estimates.
+    """
+
+    scanned: float
+    retrieved: float
+    nbytes: int
+    kernel_ns: int
+    missed: float = 0.0
+    missed_bound: float = 0.0
+    missed_bound_max: float = 0.0
+    searches: tuple[IndexSearch, ...] = ()
+    window: WindowAttention | None = None
+    window_ns: int = 0
+    lse: Float32 | None = None
+
+
+def exact(
+    layout: BlockLayout, run: BlockRun, q: Array, new: int, scale: float, top: Array | None = None
+) -> tuple[AttentionState, AttentionStats]:
+    """Attention over every token of a run, by the native kernel: one launch for all parts that lie in main memory.
+
+    q: `[q_heads, n, head_dim]` in the layout's dtype. new: 0 when every query sees the whole run, or n when the queries are
+    those of its last n tokens and attend causally. top: float32 `[q_heads, n]`, where given takes the largest q.k. Returns the
+    state, its output in q's dtype.
+    """
+    state, spent = _attended(layout, run.all_blocks, q, new, scale, top)
+    return state, AttentionStats(run.tokens, run.tokens, run.read_tokens * layout.token_nbytes, spent)
+
+
+def exact_over(
+    layout: BlockLayout, reads: BlockReads, q: Array, new: int, scale: float, top: Array | None = None
+) -> tuple[AttentionState, AttentionStats]:
+    """`exact` over chosen blocks of a run."""
+    state, spent = _attended(layout, reads, q, new, scale, top)
+    tokens = int(reads.counts.sum())
+    return state, AttentionStats(tokens, tokens, tokens * layout.token_nbytes, spent)
+
+
+def _attended(
+    layout: BlockLayout, reads: BlockReads, q: Array, new: int, scale: float, top: Array | None
+) -> tuple[AttentionState, int]:
+    """The state, its output in q's dtype, and the nanoseconds it took."""
+    out = np.empty(q.shape, q.dtype)
+    lse = np.empty(q.shape[:2], np.float32)
+    started = perf_counter_ns()
+    addresses, counts, placement = reads
+    _native.attend(layout.native, bits(q), addresses, counts, new, scale, bits(out), lse, top, placement=placement)
+    return AttentionState(out, lse), perf_counter_ns() - started
+
+
+def whole(layout: BlockLayout, reads: BlockReads, q: Array, new: int, scale: float) -> WindowAttention:
+    """`exact` over chosen blocks of a run, in float32, ready to be merged."""
+    out = np.empty(q.shape, np.float32)
+    lse, top = np.empty(q.shape[:2], np.float32), np.empty(q.shape[:2], np.float32)
+    addresses, counts, placement = reads
+    _native.attend(layout.native, bits(q), addresses, counts, new, scale, out, lse, top, placement=placement)
+    return WindowAttention(AttentionState(out, lse), top, floor=top)
+
+
+def attend_heads(  # noqa: PLR0913, PLR0917  # the kernel's
+    layout: BlockLayout,
+    reads: BlockReads,
+    q: Array,
+    scale: float,
+    kv_heads: Sequence[int],
+    out: Float32,
+    lse: Float32,
+    top: Float32 | None = None,
+) -> None:
+    """Attention of some KV heads, ascending, over chosen blocks that every query sees; the rows of others are left as they are.
+
+    out: float32 as q, lse: float32 `[q_heads, n]`. top: the same, where given takes the largest q.k.
+    """
+    addresses, counts, placement = reads
+    begin = 0
+    for i, head in enumerate(kv_heads):
+        if i + 1 == len(kv_heads) or kv_heads[i + 1] != head + 1:
+            run = kv_heads[begin], head + 1
+            _native.attend(layout.native, bits(q), addresses, counts, 0, scale, out, lse, top, *run, placement=placement)
+            begin = i + 1

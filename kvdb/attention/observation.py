@@ -1,0 +1,60 @@
+"""Observations of searches, for the statistics of the segments that were searched."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+import kvdb._native as _native
+from indexes.base import SearchResult
+from kvdb.types import MEASURES, Float32
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one query of one layer showed of a segment that was searched for it.
+
+    values: float32 `[4, q_heads]`, one row for each of MEASURES. seen: bool `[4, q_heads]`, which of them count; None for all.
+    """
+
+    values: Float32
+    seen: npt.NDArray[np.bool_] | None
+
+
+def observation(  # noqa: PLR0913, PLR0917  # what a search has at hand is in no one place
+    result: SearchResult,
+    kv_heads: int,
+    tokens: int,
+    active_heads: Bools | None,
+    window_top: Float32,
+    lse: Float32,
+    scale: float,
+    top: Float32 | None = None,
+) -> Observation:
+    """What the search of one part showed about a call of one query, n = 1.
+
+    tokens: how many were searched, at least 1. active_heads: bool `[kv_heads]`, those that were; None for all. window_top:
+    float32 `[q_heads, 1]`, the largest q.k outside of all that was searched. lse: float32 `[q_heads, 1]`, the log of the sum of
+    exp(scale * q.k) over everything; given that over what was read, sharpness comes out too large by the share that was missed.
+    top: float32 `[q_heads, 1]`, the largest q.k over everything, not finite where it is not known; None for what the window and
+    this part show, which says nothing of queries that the search left.
+    """
+    if top is None:
+        top = largest([result], window_top)
+    values = np.empty((len(MEASURES), len(result.offsets) - 1), np.float32)
+    seen = np.empty(values.shape, np.bool_)
+    rows = result.offsets, result.scores, result.dense
+    all_seen = _native.observe(*rows, active_heads, kv_heads, tokens, window_top, top, lse, scale, values, seen)
+    return Observation(values, None if all_seen else seen)
+
+
+def largest(results: Sequence[SearchResult], window_top: Float32) -> Float32:
+    """The largest q.k of each query over the window and what was found of each part, float32 as `window_top`; +inf where it is
+    not known, because a search left the query."""
+    top = window_top.copy()
+    for result in results:
+        _native.raise_top(result.offsets, result.scores, result.dense, top)
+    return top

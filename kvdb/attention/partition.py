@@ -1,0 +1,146 @@
+"""How one layer's run is divided: spans that are searched, spans that are read whole for some KV heads, and the window."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from indexes.base import Index
+from indexes.retrieval import Retrieval
+from kvdb.attention.block_run import BlockReads, BlockRun, Span, Words
+from kvdb.attention.device import DeviceAttention
+from kvdb.attention.observation import Observation
+from kvdb.types import Float32
+
+HeadMask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class SearchedSpan:
+    """A span that an index searches. retrieval: None for that of the query. active_heads: bool `[kv_heads]`, the KV heads that it
+    searches for, None for all.
+
+    estimate_tail: whether what is not retrieved is estimated. observe: takes what the search for an observed query shows.
+    turn: rotates queries for keys that were moved. hidden: a bit for each token of the segment, set if no query sees it.
+    """
+
+    index: Index
+    span: Span
+    retrieval: Retrieval | None = None
+    active_heads: HeadMask | None = None
+    estimate_tail: bool = False
+    observe: Callable[[Observation], None] | None = None
+    turn: Callable[[Float32], Float32] | None = None
+    hidden: Words | None = None
+
+
+@dataclass(frozen=True)
+class ExactSpan:
+    """A span that is read whole for some KV heads, bool `[kv_heads]`, while it is searched for others."""
+
+    span: Span
+    heads: HeadMask
+
+
+class RunPartition:
+    """The division of a run that may grow behind what is searched.
+
+    whole: spans that are searched for some KV heads and read whole for these. device: answers what the CPU leaves out, None for
+    nothing. sinks: blocks [first, last) of the run that hold sink tokens, which are part of the window.
+    """
+
+    def __init__(
+        self,
+        searched: Sequence[SearchedSpan],
+        block_size: int,
+        whole: Sequence[ExactSpan] = (),
+        device: DeviceAttention | None = None,
+        sinks: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.searched = tuple(searched)
+        self.whole = tuple(whole)
+        self.device = device
+        parts: tuple[SearchedSpan | ExactSpan, ...] = (*searched, *whole)
+        spans = {part.span for part in parts}
+        elsewhere = () if device is None else device.spans
+        self.tokens = sum(span.tokens for span in spans)
+        self._block_size = block_size
+        self._grows = device is None or not device.tail
+        not_window = [self._blocks(span) for span in (*spans, *elsewhere)]
+        self.sinks = tuple(sink for sink in sinks if not any(_overlap(sink, blocks) for blocks in not_window))
+        self._window = _Outside(not_window, self._grows)
+        self._window_behind_sinks = _Outside([*not_window, *self.sinks], self._grows)
+        self._cpu = _Outside([self._blocks(span) for span in elsewhere], self._grows)
+        self._sink_reads: BlockReads | None = None
+        self._until: int | None = None
+
+    def window(self, run: BlockRun) -> BlockReads:
+        """The blocks that are read whole on the CPU. run: always the same one, with the same overlay."""
+        return self._window.of(run)
+
+    def window_behind_sinks(self, run: BlockRun) -> BlockReads:
+        """The blocks of the window without those that hold sink tokens."""
+        return self._window_behind_sinks.of(run)
+
+    def sink_blocks(self, run: BlockRun) -> BlockReads:
+        """The blocks of the window that hold sink tokens, at least one; no later token changes them."""
+        if self._sink_reads is None:
+            self._sink_reads = run.part(*(slice(*sink) for sink in self.sinks))
+        return self._sink_reads
+
+    def cpu_blocks(self, run: BlockRun) -> BlockReads:
+        """The blocks that the CPU answers."""
+        return self._cpu.of(run)
+
+    def causal(self, n: int) -> int:
+        """How many of n queries need a causal mask, because the tokens that ask are among those that the CPU reads: n or 0."""
+        return n if n > 1 and self._grows else 0  # one query sees all, also where its own token is searched
+
+    def behind(self, run: BlockRun) -> int:
+        """How many tokens follow everything that is searched: queries of so many last tokens see all of it."""
+        if self._until is None:
+            self._until = int(run.counts[: self._window.until].sum())
+        return run.read_tokens - self._until
+
+    def blocks(self, run: BlockRun, span: Span) -> BlockReads:
+        """The blocks of a span."""
+        return run.part(slice(*self._blocks(span)))
+
+    def _blocks(self, span: Span) -> tuple[int, int]:
+        size = self._block_size
+        assert span.begin % size == 0
+        return span.first_block + span.begin // size, span.first_block + -(-span.end // size)
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+class _Outside:
+    """The blocks of a run that lie outside of some ranges. grows: whether the tail's new blocks belong to them.
+
+    until: the block behind the last range.
+    """
+
+    def __init__(self, ranges: Sequence[tuple[int, int]], grows: bool) -> None:
+        edges = [0, *(block for begin, end in sorted(ranges) for block in (begin, end))]
+        self._edges = [slice(begin, end) for begin, end in list(pairwise(edges))[::2]]
+        self.until = edges[-1]
+        self._grows = grows
+        self._before: BlockReads | None = None
+        self._base = 0
+
+    def of(self, run: BlockRun) -> BlockReads:
+        """run: always the same one, with the same overlay."""
+        if self._before is None:  # all that does not grow
+            self._base = max(self.until, run.base_blocks)
+            self._before = run.part(*self._edges, slice(self.until, self._base))
+        if not self._grows:
+            return self._before
+        addresses, counts, placement = self._before
+        grown = slice(self._base, None)
+        return BlockReads(
+            np.concatenate([addresses, run.addresses[grown]]), np.concatenate([counts, run.counts[grown]]), placement
+        )

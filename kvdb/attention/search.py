@@ -1,0 +1,141 @@
+"""Searching the parts of one call one after the other, and what of them is read whole because an index gave up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter_ns
+
+import numpy as np
+
+from indexes.base import Float32, Queries, SearchResult
+from indexes.retrieval import Exact, Retrieval, TopK, TopP
+from kvdb.attention.block_run import BlockRun
+from kvdb.attention.exact import IndexSearch, WindowAttention
+from kvdb.attention.merge_found import cut_of, emptied, largest_of, trimmed
+from kvdb.attention.partition import ExactSpan, HeadMask, RunPartition
+from kvdb.storage.block_layout import BlockLayout
+from kvdb.types import Array
+from query_optimizer.query_options import QueryOptions
+
+FOUND_SHARE_MAX = 0.04
+"""The share of the searched tokens above which reading all of them costs less than picking those that were found."""
+WHOLE_SHARE_MAX = 0.5
+"""The share of KV heads to be read whole above which all are, because a page holds the tokens of all heads."""
+
+
+@dataclass(frozen=True)
+class AttentionQuery:
+    """One call: queries q, `[q_heads, n, head_dim]` in the layout's dtype, of the run's last n tokens.
+
+    observed: whether the parts that are searched are told what the search showed; n is 1 then.
+    """
+
+    layout: BlockLayout
+    run: BlockRun
+    q: Array
+    scale: float
+    options: QueryOptions
+    observed: bool = False
+
+    def searches(self, partition: RunPartition) -> bool:
+        """Whether indexes can answer: a query of an earlier token sees less than the searched parts hold."""
+        return bool(partition.searched) and self.q.shape[1] <= partition.behind(self.run)
+
+    @property
+    def ignores_sinks(self) -> bool:
+        """Whether a range begins at the largest score behind the sink tokens: where the caller names no retrieval."""
+        return self.options.retrieval is None
+
+    @property
+    def limits_estimate(self) -> bool:
+        """Whether heads that are estimated to miss much are read whole: where the caller says nothing of what may be missed."""
+        options = self.options
+        return options.retrieval is None and options.max_missed_mass is None and not options.estimate_tail
+
+
+def search_parts(  # what all parts are searched for, and each
+    query: AttentionQuery,
+    partition: RunPartition,
+    q: Float32,
+    window: WindowAttention,
+    widened_to: Retrieval | None,
+    default: Retrieval,
+    tight: bool,
+) -> list[IndexSearch]:
+    """Search each part in turn. The largest score so far goes from part to part.
+
+    widened_to: replaces the retrievals of the parts, once a bound is to hold. default: for parts that name no retrieval.
+    """
+    if isinstance(default, Exact):
+        return []
+    n, kv_heads = q.shape[1], query.layout.kv_heads
+    floor, outside = window.floor, window.state.lse
+    searches: list[IndexSearch] = []
+    for part in partition.searched:
+        retrieval = _shared(widened_to or part.retrieval or default, partition)
+        begin, end = np.full(n, part.span.begin, np.int64), np.full(n, part.span.end, np.int64)
+        turned = q if part.turn is None else part.turn(q)
+        queries = Queries(turned, kv_heads, query.scale, begin, end, floor, outside, part.hidden, part.active_heads)
+        tail = part.estimate_tail or query.options.estimate_tail
+        started = perf_counter_ns()
+        result = part.index.search(queries, retrieval, estimate_tail=tail, tight=tight, give_up=True)
+        searches.append(IndexSearch(part, retrieval, result, perf_counter_ns() - started))
+        if len(partition.searched) == 1 or (result.dense is not None and result.dense.all()):
+            return searches
+        floor = np.maximum(floor, largest_of(result, floor.shape))
+    return _trimmed(searches, floor, query)
+
+
+def split_results(
+    partition: RunPartition, searches: Sequence[IndexSearch], kv_heads: int
+) -> tuple[list[ExactSpan], list[SearchResult]]:
+    """The searched spans that are read whole for some KV heads, and what was found for the other heads.
+
+    The plan names such heads, and an index gives up on others.
+    """
+    whole, results = list(partition.whole), []
+    for search in searches:
+        result, dense = search.result, search.result.dense
+        if dense is not None and np.count_nonzero(dense):
+            heads = np.asarray(dense.reshape(kv_heads, -1).any(axis=1), np.bool_)
+            whole.append(ExactSpan(search.part.span, heads))
+            result = emptied(result, np.repeat(heads, dense.size // kv_heads))
+        results.append(result)
+    return whole, results
+
+
+def give_up(search: IndexSearch, heads: HeadMask) -> IndexSearch:
+    """The search as if the index had given up on these KV heads, bool `[kv_heads]`."""
+    active = heads if search.part.active_heads is None else heads & search.part.active_heads
+    shape = search.result.missed.shape
+    dense = np.repeat(active, shape[0] // len(heads))[:, None].repeat(shape[1], axis=1)
+    if search.result.dense is not None:
+        dense |= search.result.dense
+    return replace(search, result=replace(search.result, dense=dense))
+
+
+def found_many(results: Sequence[SearchResult], q: Array, partition: RunPartition) -> bool:
+    """Whether so much was found that reading everything costs less than picking it."""
+    return bool(sum(len(result.ids) for result in results) > FOUND_SHARE_MAX * q.shape[0] * q.shape[1] * partition.tokens)
+
+
+def _shared(retrieval: Retrieval, partition: RunPartition) -> Retrieval:
+    """The retrieval for one of several parts, chosen so that all of them together find what the query needs."""
+    if isinstance(retrieval, TopK):
+        return TopK(min(retrieval.k, partition.tokens))  # the caller may ask for any number
+    if isinstance(retrieval, TopP) and len(partition.searched) > 1:
+        return TopP(1 - (1 - retrieval.p) / len(partition.searched))  # each part may miss its share of what all may
+    return retrieval
+
+
+def _trimmed(searches: list[IndexSearch], floor: Float32, query: AttentionQuery) -> list[IndexSearch]:
+    """The searches without tokens that no longer count, now that every part is known.
+
+    Where a tail is estimated they stay, because what was found is better than an estimate of it.
+    """
+    for retrieval in {search.retrieval for search in searches}:
+        alike = [i for i, search in enumerate(searches) if search.retrieval == retrieval and search.result.tail is None]
+        if alike and not query.options.estimate_tail:
+            cut = cut_of([searches[i].result for i in alike], floor, query.scale, retrieval).ravel()
+            for i in alike:
+                searches[i] = replace(searches[i], result=trimmed(searches[i].result, cut, query.scale))
+    return searches

@@ -1,0 +1,59 @@
+"""Views that stand elsewhere than where they were computed: queries are turned back for them, and stored keys stay as they are.
+
+RoPE is a rotation R, so q . R(shift) k = R(-shift) q . k (RoFormer, arXiv 2104.09864, equation 16).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+import kvdb._native as _native
+from kvdb.blend.rope import angles, inverse_frequencies
+from kvdb.types import Float32, ModelSpec
+
+
+class RopeShifts:
+    """The shift of each view of a session, and what a shift does to a vector.
+
+    of_view: int32 `[views]`, the row of `cos` and `sin` of each, -1 for a view that was not moved. cos, sin: float32
+    `[shifts, pairs]`, of the angles by which keys would be turned. interleaved: which dimensions are pairs, as in `Rope.layout`.
+    """
+
+    def __init__(self, spec: ModelSpec, shifts: Sequence[int]) -> None:
+        """Raises Unsupported where keys of this model cannot be moved."""
+        self._geometry = _native.Geometry(_native.Dtype.float32, 1, spec.head_dim)
+        distinct = sorted({shift for shift in shifts if shift})
+        self.of_view = np.array([distinct.index(shift) if shift else -1 for shift in shifts], np.int32)
+        self.cos = self.sin = np.zeros((0, 1), np.float32)
+        self.interleaved = spec.rope is not None and spec.rope.layout == "interleaved"
+        if distinct:
+            frequencies = inverse_frequencies(spec.rope, spec.head_dim)
+            pairs = [angles(frequencies, shift) for shift in distinct]
+            self.cos, self.sin = (np.ascontiguousarray(np.stack(part), np.float32) for part in zip(*pairs, strict=True))
+
+    def angles_of(self, view: int) -> tuple[Float32, Float32] | None:
+        """cos and sin, `[pairs]`, of one view; None where it was not moved."""
+        row = int(self.of_view[view])
+        return None if row < 0 else (self.cos[row], self.sin[row])
+
+    def turned_back(self, q: Float32, view: int) -> Float32:
+        """Queries for the keys of a view as they are stored, from q `[q_heads, n, head_dim]`."""
+        turn = self.angles_of(view)
+        if turn is None:
+            return q
+        out = np.empty(q.shape, np.float32)
+        _native.rotate(self._geometry, q, *turn, self.interleaved, out)
+        return out
+
+
+def hidden_words(begin: int, visible: int, block_size: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Which of a view's tokens are overlaid: uint64 `[blocks, words]`, bit t % 64 of word t // 64 of a block for its token t.
+
+    begin: the view's first position; positions: those that are overlaid, in any order.
+    """
+    blocks, words = -(-visible // block_size), -(-block_size // 64)
+    flags = np.zeros((blocks, words * 64), np.uint8)
+    own = positions[(positions >= begin) & (positions < begin + visible)] - begin
+    flags[own // block_size, own % block_size] = 1
+    return np.packbits(flags, axis=1, bitorder="little").view(np.uint64)

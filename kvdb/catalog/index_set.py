@@ -1,0 +1,85 @@
+"""The indexes of one segment, by layer and kind."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from threading import Lock
+
+from indexes.base import Float32, Index
+from kvdb.catalog.stored_queries import StoredQueries
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one kind of index is over a segment.
+
+    state: "waiting", "building", "ready" or "failed". share: how much of all layers is done, 0 to 1. seconds: spent so far, of
+    seconds_expected in all. error: why it failed.
+    """
+
+    state: str
+    share: float = 0.0
+    seconds: float = 0.0
+    seconds_expected: float = 0.0
+    error: str = ""
+
+
+class IndexSet:
+    """The indexes over one segment so far. Layers appear one by one while sessions read. Thread-safe.
+
+    progress: how far each kind is that was requested or scheduled; the builder writes it. version: how often indexes came or
+    went.
+    """
+
+    def __init__(self, queries: StoredQueries | None = None) -> None:
+        """queries: some that were asked of these keys; the set takes them over."""
+        self._queries = queries
+        self.version = 0
+        self.progress: dict[str, Progress] = {}
+        self._layers: dict[int, dict[str, Index]] = {}
+        self._lock = Lock()
+
+    @property
+    def queries(self) -> Mapping[int, Float32]:
+        """Some queries of these keys, for kinds that learn from them: float32 `[q_heads, m, head_dim]` by layer."""
+        return {} if self._queries is None else self._queries.by_layer
+
+    def release(self) -> None:
+        """Forget every index and the queries; the segment is freed."""
+        self.clear()
+        if self._queries is not None:
+            self._queries.release()
+
+    def of(self, layer: int) -> Mapping[str, Index]:
+        """The indexes of one layer by kind."""
+        return self._layers.get(layer, {})
+
+    def put(self, layer: int, index: Index) -> None:
+        """Offer an index to every query from now on."""
+        with self._lock:
+            self._layers[layer] = {**self.of(layer), index.kind: index}
+            self.version += 1
+
+    def clear(self) -> None:
+        """Forget every index: the blocks that they were built over go now."""
+        with self._lock:
+            self._layers = {}
+            self.progress = {kind: progress for kind, progress in self.progress.items() if progress.state == "failed"}
+            self.version += 1
+
+    def in_progress(self) -> tuple[str, ...]:
+        """Kinds that are being built, or wait for it."""
+        return tuple(kind for kind, progress in list(self.progress.items()) if progress.state in {"waiting", "building"})
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that all of them keep."""
+        return sum(index.nbytes for indexes in self.built().values() for index in indexes)
+
+    def built(self) -> Mapping[str, list[Index]]:
+        """Every index by kind, in the order of the layers."""
+        kinds: dict[str, list[Index]] = {}
+        with self._lock:
+            for number in sorted(self._layers):
+                for kind, index in self._layers[number].items():
+                    kinds.setdefault(kind, []).append(index)
+        return kinds

@@ -1,0 +1,51 @@
+"""Segments between main memory and disk: sessions pin what they read, and offloading evicts what nobody pins."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from kvdb.catalog.catalog import Context
+from kvdb.catalog.segment import Views
+from kvdb.errors import Unsupported
+from kvdb.storage.loader import Loader
+from kvdb.storage.store import BlockStore
+
+
+def pin(views: Views, loader: Loader) -> None:
+    """Keep these segments in main memory until `unpin`. Those on disk are being loaded when this returns; `Segment.wait` waits
+    for one layer of them. Raises CapacityError or Unavailable, and then nothing is pinned."""
+    with ExitStack() as undo:
+        for view in views:
+            view.segment.pin(loader)
+            undo.callback(view.segment.unpin)
+        undo.pop_all()
+
+
+def unpin(views: Views) -> None:
+    """Undo `pin`. A segment that was offloaded meanwhile leaves main memory with its last pin."""
+    for view in views:
+        view.segment.unpin()
+
+
+@contextmanager
+def pinned(views: Views, loader: Loader) -> Iterator[None]:
+    """Keep these segments pinned while the body runs."""
+    pin(views, loader)
+    try:
+        yield
+    finally:
+        unpin(views)
+
+
+def offload(context: Context, blocks: BlockStore) -> int:
+    """Write a context's segments to disk, where they are not yet, and free their blocks: at once where nobody pins them,
+    otherwise with the last pin. Returns the bytes of main memory that were freed at once. The caller holds the context.
+
+    Raises Unsupported without a folder for them, and CapacityError or Unavailable where they cannot be written; segments that
+    were not written are in memory as before.
+    """
+    if blocks.disk is None:
+        raise Unsupported(
+            f"context {context.name!r} cannot be offloaded, as the database has no place on disk; set storage.disk_path to a "
+            "folder that it may use"
+        )
+    return sum(view.segment.offload(blocks.disk, context.spec.digest) for view in context.views)

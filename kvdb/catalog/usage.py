@@ -1,0 +1,70 @@
+"""How often a segment is opened and queried, from which it follows whether an index over it would pay."""
+
+from dataclasses import dataclass
+from threading import Lock
+
+
+@dataclass
+class QueryCounts:
+    """Queries of one segment, each a call on one layer, and the seconds that the segment's share of them took.
+
+    searches: how many of them an index answered; attended: the shares of the tokens that those attended, summed. exact_seconds,
+    exact_tokens: the seconds and tokens of those that read everything.
+    """
+
+    queries: int = 0
+    seconds: float = 0.0
+    searches: int = 0
+    attended: float = 0.0
+    exact_seconds: float = 0.0
+    exact_tokens: int = 0
+
+    def add(self, other: "QueryCounts") -> None:
+        self.queries += other.queries
+        self.seconds += other.seconds
+        self.searches += other.searches
+        self.attended += other.attended
+        self.exact_seconds += other.exact_seconds
+        self.exact_tokens += other.exact_tokens
+
+
+class SegmentUsage:
+    """Counts of the sessions and queries of one segment since it was stored. Thread-safe.
+
+    opened: how many sessions were opened over it; sessions: how many are open. recent: the queries since its indexes last
+    changed. queries_in_all: the number of queries since it was stored. exact_token_seconds: what reading one token of a layer
+    takes, by the last queries that read everything; None before any did.
+    """
+
+    def __init__(self) -> None:
+        self.opened = self.queries_in_all = self.sessions = 0
+        self.recent = QueryCounts()
+        self.exact_token_seconds: float | None = None
+        self._version = self._reviewed = 0
+        self._lock = Lock()
+
+    def count_session(self) -> int:
+        """Count a session that is opened; how many there were with it."""
+        with self._lock:
+            self.opened += 1
+            return self.opened
+
+    def count_open(self, more: int) -> None:
+        """`more` sessions are open than before, or fewer where it is negative."""
+        with self._lock:
+            self.sessions += more
+
+    def count_queries(self, counts: QueryCounts, version: int, every: int) -> bool:
+        """Count queries that were answered with that version of the indexes; whether the segment is due for a review of its
+        indexes, which it is after `every` queries, and never before a sixteenth more than there were at the last review."""
+        with self._lock:
+            if version != self._version:  # what queries took before says nothing of what an index would save now
+                self._version, self.recent = version, QueryCounts()
+            self.recent.add(counts)
+            self.queries_in_all += counts.queries
+            if counts.exact_tokens:
+                self.exact_token_seconds = counts.exact_seconds / counts.exact_tokens
+            if self.queries_in_all - self._reviewed < max(every, self._reviewed // 16):
+                return False
+            self._reviewed = self.queries_in_all
+            return True

@@ -1,0 +1,32 @@
+"""`kvdb serve`: offer a database over gRPC."""
+
+import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import kvdb.config as configuration
+from kvdb.errors import Unsupported
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add(commands: "Subparsers") -> None:
+    """Add `serve` to the `kvdb` command."""
+    what = "offer a database over gRPC"
+    parser = commands.add_parser("serve", help=what, description=f"{what.capitalize()} until SIGTERM.")
+    parser.add_argument("--host", help="address to listen on, or unix:/path (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default 7700)")
+    parser.add_argument("--config", metavar="FILE", help="a TOML file of settings")
+    parser.set_defaults(run=_run)
+
+
+def _run(given: argparse.Namespace) -> int:
+    try:
+        from kvdb.server.serve import run  # so that other commands need no gRPC
+    except ModuleNotFoundError as error:
+        raise Unsupported(f"kvdb serve needs {error.name}, which is not installed; pip install 'kvdb[server]'") from None
+
+    config = configuration.load(given.config)
+    flags = {name: value for name in ("host", "port") if (value := getattr(given, name)) is not None}
+    return run(replace(config, server=replace(config.server, **flags)))

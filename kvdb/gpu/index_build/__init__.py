@@ -1,0 +1,1 @@
+"""Index building on a device: exact nearest neighbours and k-means."""

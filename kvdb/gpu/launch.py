@@ -1,0 +1,35 @@
+"""Launching on a device, and counting the memory that is launched with."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from threading import RLock
+from typing import Protocol
+
+import torch
+
+from kvdb.gpu.device import Device
+from kvdb.gpu.streams import Stream
+
+INTERPRETER_LOCK = RLock()
+"""Triton's interpreter keeps the number of its current program in a global variable, so it takes one launch at a time."""
+
+
+class HoldsTensors(Protocol):
+    """An object that keeps tensors on a device."""
+
+    def tensors(self) -> Iterable[torch.Tensor]:
+        """All tensors that it holds, its parts' among them."""
+        ...
+
+
+@contextmanager
+def launching(device: Device, stream: Stream) -> Iterator[None]:
+    """Tensors allocated and kernels launched inside belong to this stream. Raises CapacityError or GpuLost, as `Device.watch`."""
+    with INTERPRETER_LOCK if device.interpreted else nullcontext(), device.watch(), device.on(stream):
+        yield
+
+
+def track_memory(device: Device, holder: HoldsTensors) -> None:
+    """Count the memory of all its tensors as the device's. Views of one storage count once."""
+    for tensor in holder.tensors():
+        device.tracked(tensor)

@@ -1,0 +1,180 @@
+"""Measure how fast this machine is, in less than a second: the numbers that turn costs into time.
+
+Each number is the lower quartile of a few samples, because whatever else the machine does only makes a sample longer.
+"""
+
+import gc
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+
+import indexes._native as _index_native
+import indexes.registry as registry
+import kvdb._native as _native
+from indexes.base import Queries
+from indexes.retrieval import Dipr
+from kvdb.attention.block_run import BlockRun, Span
+from kvdb.attention.partition import RunPartition, SearchedSpan
+from kvdb.attention.search import AttentionQuery
+from kvdb.attention.sparse import sparse
+from kvdb.config import StorageConfig
+from kvdb.storage.block_layout import bits
+from kvdb.storage.store import BlockStore
+from kvdb.types import ModelSpec
+from query_optimizer.cost import Machine
+from query_optimizer.query_options import QueryOptions
+
+SPEC = ModelSpec("calibration", layers=1, q_heads=32, kv_heads=8, head_dim=128)
+TOKENS = 32_768
+"""128 MiB of keys and values: more than caches hold."""
+CACHED_TOKENS = 4096
+PIECE = 1024
+SAMPLES, SAMPLES_MIN, SAMPLES_LATE = 9, 3, 2
+BUDGET_S, ALL_S = 0.06, 0.9
+"""Seconds of one measurement after which SAMPLES_MIN suffice, and of all together after which SAMPLES_LATE do."""
+ROWS = 16
+"""Queries of each head, so many that multiplying takes longer than reading."""
+CACHE_BYTES_MIN = float(1 << 20)
+STEP_SHARE_MIN = 0.2
+"""The least share of a step that is not its search; less is noise."""
+LEAST = 1e-7
+"""Seconds; whatever was measured as less is noise."""
+
+
+def calibrate() -> Machine:
+    """Measure this machine. Takes 128 MiB while it runs. Raises CapacityError."""
+    collecting = gc.isenabled()
+    gc.disable()
+    store = BlockStore(StorageConfig())
+    try:
+        return _Measuring(store).machine()
+    finally:
+        store.close()
+        if collecting:
+            gc.enable()
+
+
+class _Measuring:
+    """Times calls of the kernels on one layer of a model."""
+
+    def __init__(self, store: BlockStore) -> None:
+        self._ends = perf_counter() + ALL_S
+        self._rng = np.random.default_rng(0)
+        (self._table,), (self._tail,) = store.tables(SPEC), store.tables(SPEC)
+        piece = self._random(SPEC.kv_heads, PIECE)
+        for _ in range(TOKENS // PIECE):
+            self._table.append(piece, piece)
+        self._run = BlockRun([(self._table, TOKENS)], self._tail)
+        self._layout = self._table.layout
+
+    def machine(self) -> Machine:
+        call_s = self._attend_s(self._layout.block_size)
+        half_s, all_s = self._attend_s(TOKENS // 2), self._attend_s(TOKENS)
+        nbytes = float(TOKENS * self._layout.token_nbytes)
+        mixed = nbytes / max(all_s - call_s, LEAST)  # up to half of the bytes may come out of caches
+        stream = min(max(nbytes / 2 / max(all_s - half_s, LEAST), mixed / 1.5), mixed)
+        cached_s = max(self._attend_s(CACHED_TOKENS) - call_s, LEAST)
+        cached = max(CACHED_TOKENS * self._layout.token_nbytes / cached_s, stream)
+        window_s, step_s, search_s = self._step()
+        return Machine(
+            stream_bytes_s=stream,
+            cached_bytes_s=cached,
+            cache_bytes=_cache_bytes(nbytes, max(all_s - call_s, LEAST), stream, cached),
+            operations_s=self._operations(),
+            jump_s=self._jump(),
+            gather_bytes_s=self._gather(),
+            exact_call_s=call_s,
+            step_s=max(step_s - search_s - window_s, step_s * STEP_SHARE_MIN),
+            search_s=search_s,
+        )
+
+    def _attend_s(self, tokens: int, queries: int = 1) -> float:
+        q = self._random(SPEC.q_heads, queries)
+        return self._seconds(lambda: self._attend(tokens, q))
+
+    def _attend(self, tokens: int, q: np.ndarray) -> None:
+        blocks = slice(tokens // self._layout.block_size)
+        run, out, lse = self._run, np.empty(q.shape, q.dtype), np.empty(q.shape[:2], np.float32)
+        _native.attend(
+            self._layout.native, bits(q), run.addresses[blocks], run.counts[blocks], 0, SPEC.softmax_scale, bits(out), lse
+        )
+
+    def _operations(self) -> float:
+        """Multiplications a second, for so many queries that memory does not matter."""
+        count = 2.0 * ROWS * SPEC.q_heads * PIECE * SPEC.head_dim
+        return count / self._attend_s(PIECE, ROWS)
+
+    def _jump(self) -> float:
+        """Seconds that one core takes to read a key that is in no cache."""
+        rows, count = SPEC.kv_heads, 1024
+        ids, offsets = self._picked(rows, count)
+        queries = Queries.of(self._random(rows, 1), rows, SPEC.softmax_scale, TOKENS)
+        keys, scores = self._table.keys(TOKENS).native, np.empty(len(ids), np.float32)
+        spent = self._cold(lambda: _index_native.score(keys, queries.native, offsets, ids, scores))
+        return spent * _native.threads() / len(ids)
+
+    def _gather(self) -> float:
+        """Bytes a second of values at scattered places."""
+        ids, offsets = self._picked(SPEC.q_heads, 128)
+        shape = (SPEC.q_heads, 1, SPEC.head_dim)
+        out, lse = np.zeros(shape, np.float32), np.zeros(shape[:2], np.float32)
+        hits = offsets, ids, np.zeros(len(ids), np.float32), SPEC.softmax_scale
+        spent = self._cold(lambda: _native.attend_retrieved(self._layout.native, self._run.addresses, *hits, out, lse, out, lse))
+        return len(ids) * self._layout.token_nbytes / (2 * SPEC.kv_heads) / spent
+
+    def _step(self) -> tuple[float, float, float]:
+        """Three times in seconds: reading a window; a step whose index has next to nothing to search; that search alone."""
+        size = self._layout.block_size
+        window, index = 8 * size, registry.build("flat", self._table.keys(size))
+        queries = Queries.of(self._random(SPEC.q_heads, 1), SPEC.kv_heads, SPEC.softmax_scale, size)
+        query = AttentionQuery(
+            self._layout,
+            BlockRun([(self._table, window)], self._tail),
+            self._random(SPEC.q_heads, 1),
+            SPEC.softmax_scale,
+            QueryOptions(Dipr(1.0)),
+        )
+        partition = RunPartition([SearchedSpan(index, Span(0, size, 0))], size)
+        q = query.q
+        search_s = self._cold(lambda: index.search(queries, Dipr(1.0), give_up=True))
+        step_s = self._cold(lambda: sparse(query, partition, Dipr(1.0)))
+        return self._cold(lambda: self._attend(window - size, q)), step_s, search_s
+
+    def _cold(self, run: Callable[[], object]) -> float:
+        """Seconds of a call right after everything was read, so that caches hold what other layers of a model would leave."""
+        q = self._random(SPEC.q_heads, 1)
+        return self._seconds(run, lambda: self._attend(TOKENS, q))
+
+    def _seconds(self, run: Callable[[], object], before: Callable[[], object] | None = None) -> float:
+        """Seconds that a call takes, after one that warms up. before: runs before each call, untimed."""
+        run()
+        samples: list[float] = []
+        ends = perf_counter() + BUDGET_S
+        while True:
+            if before is not None:
+                before()
+            begin = perf_counter()
+            run()
+            now = perf_counter()
+            samples.append(now - begin)
+            enough = SAMPLES if now < ends else SAMPLES_MIN if now < self._ends else SAMPLES_LATE
+            if len(samples) >= enough:
+                return max(sorted(samples)[len(samples) // 4], LEAST)
+
+    def _picked(self, rows: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Random tokens for each row, rising: ids int32 `[rows * count]` and offsets int64 `[rows + 1]`."""
+        drawn = np.sort([self._rng.choice(TOKENS, count, replace=False, shuffle=False) for _ in range(rows)], axis=1)
+        return drawn.astype(np.int32).reshape(-1), np.arange(rows + 1, dtype=np.int64) * count
+
+    def _random(self, heads: int, tokens: int) -> np.ndarray:
+        return self._rng.standard_normal((heads, tokens, SPEC.head_dim), np.float32).astype(SPEC.numpy_dtype)
+
+
+def _cache_bytes(nbytes: float, seconds: float, stream: float, cached: float) -> float:
+    """How many of `nbytes` must have come out of caches for them to be read in `seconds`; at most half. stream, cached: bytes a
+    second out of memory and out of caches."""
+    saved = nbytes / stream - seconds
+    rate = 1 / stream - 1 / cached
+    held = saved / rate if rate > 0 else 0.0
+    return min(max(held, CACHE_BYTES_MIN), nbytes / 2)

@@ -1,0 +1,90 @@
+"""One build of a kind of index over one segment: its steps, and the segment that it holds meanwhile."""
+
+from collections import deque
+from collections.abc import Generator
+from concurrent.futures import Future
+from time import perf_counter
+
+import indexes.registry as registry
+from indexes.accelerate import Accelerator
+from indexes.base import Index
+from kvdb.catalog.segment import Segment
+from kvdb.errors import CapacityError, Unavailable, Unsupported
+from kvdb.storage.loader import Loader
+
+
+class Build:
+    """One kind of index over one segment, on the way. It holds the segment, and its blocks in main memory, from its first step
+    on; a build that waits for its first keeps nothing alive.
+
+    layers: those without an index, the first of which is being built. requested: somebody asked for it, which comes before what
+    would merely pay. seconds: spent on finished layers; layer_seconds: on the one under way, of which `share` is done.
+    """
+
+    def __init__(self, segment: Segment, kind: str, *, requested: bool) -> None:
+        self.segment = segment
+        self.kind = kind
+        self.requested = requested
+        self.layers = deque(missing_layers(segment, kind))
+        self.future: Future[None] = Future()
+        self.steps: Generator[float, None, Index] | None = None
+        self.running = self.holds_segment = False
+        self.seconds = self.layer_seconds = self.share = 0.0
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return self.segment.number, self.kind
+
+    def acquire(self, loader: Loader) -> None:
+        """Hold the segment until `release`. Raises Unavailable where it is freed already, or cannot come in from disk."""
+        if self.holds_segment:
+            return
+        if not self.segment.try_retain():
+            raise abandoned()
+        try:
+            self.segment.pin(loader)
+        except (CapacityError, Unavailable) as error:
+            self.segment.release()
+            raise Unavailable(f"an index cannot be built over a segment that cannot come in from disk: {error}") from None
+        self.holds_segment = True
+        self.layers = deque(missing_layers(self.segment, self.kind))  # those that were there may have left with the blocks
+
+    def release(self) -> None:
+        """Give the segment back, and drop what was built of the layer under way."""
+        if self.steps is not None:
+            self.steps.close()
+        if self.holds_segment:
+            self.holds_segment = False
+            self.segment.unpin()
+            self.segment.release()
+
+    def step(self, accelerator: Accelerator | None) -> Index | None:
+        """Go on with the first layer; its index, once it stands. Raises Unsupported, and whatever the kind's build does."""
+        layer, started = self.layers[0], perf_counter()
+        if self.steps is None:
+            self.segment.wait(layer)
+            keys = self.segment.tables[layer].keys(len(self.segment))
+            self.steps = registry.build_steps(self.kind, keys, self.segment.indexes.queries.get(layer), accelerator)
+        try:
+            self.share = next(self.steps)
+        except StopIteration as done:
+            self.steps, self.share = None, 0.0
+            self.layers.popleft()
+            index: Index = done.value
+            return index
+        except ModuleNotFoundError as error:
+            raise Unsupported(
+                f"an index of the kind {self.kind!r} needs {error.name}, which is not installed; pip install 'kvdb[hnsw]'"
+            ) from None
+        finally:
+            self.layer_seconds += perf_counter() - started
+        return None
+
+
+def missing_layers(segment: Segment, kind: str) -> list[int]:
+    """The layers of a segment without an index of that kind."""
+    return [layer for layer in range(len(segment.tables)) if kind not in segment.indexes.of(layer)]
+
+
+def abandoned() -> Unavailable:
+    return Unavailable("nobody holds the segment any more that an index was built over")

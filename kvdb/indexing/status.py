@@ -1,0 +1,65 @@
+"""The state of the indexes over a context: what is there, what is being built, and whether it fits the keys."""
+
+from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future
+
+from indexes.base import IndexCorrupt
+from kvdb.catalog.index_set import Progress
+from kvdb.catalog.segment import Views
+from kvdb.errors import IntegrityError, Unavailable
+from kvdb.types import IndexInfo
+
+POLL_SECONDS = 0.2
+"""How often `is_wanted` is asked while builds are waited for."""
+
+
+def wait(builds: list[Future[None]], is_wanted: Callable[[], bool]) -> None:
+    """Wait until all builds are done. Raises what the first that failed raised, and Unavailable once `is_wanted` says no."""
+    while pending := futures.wait(builds, POLL_SECONDS).not_done:
+        if not is_wanted():
+            raise Unavailable(f"nobody waits any more for {len(pending)} builds of indexes; they go on in the background")
+    for build in builds:
+        build.result()
+
+
+def index_infos(views: Views) -> list[IndexInfo]:
+    """The indexes over the segments of a context by segment and kind, unfinished and failed ones included."""
+    infos = []
+    for view in views:
+        segment, built = view.segment, view.segment.indexes.built()
+        for kind in dict.fromkeys([*built, *segment.indexes.progress]):
+            finished = built.get(kind, [])
+            progress = segment.indexes.progress.get(kind) or Progress("ready", len(finished) / len(segment.tables))
+            infos.append(
+                IndexInfo(
+                    segment=segment.number,
+                    tokens=len(segment),
+                    kind=kind,
+                    layers=len(finished),
+                    layers_total=len(segment.tables),
+                    nbytes=sum(index.nbytes for index in finished),
+                    state=progress.state,
+                    progress=progress.share,
+                    seconds=progress.seconds,
+                    seconds_expected=progress.seconds_expected,
+                    error=progress.error,
+                )
+            )
+    return infos
+
+
+def verify(views: Views) -> int:
+    """Check every index over these segments against its keys; the number of indexes. Raises IntegrityError."""
+    count = 0
+    for view in views:
+        for kind, built in view.segment.indexes.built().items():
+            for index in built:
+                try:
+                    index.verify()
+                except IndexCorrupt as error:
+                    raise IntegrityError(
+                        f"index {kind} of segment {view.segment.number} does not fit its keys: {error}"
+                    ) from None
+                count += 1
+    return count

@@ -1,0 +1,1 @@
+"""KV becomes a context: imports under way, and the publisher that makes contexts of them and of stored sessions."""

@@ -1,0 +1,129 @@
+"""An import under way: KV goes straight into blocks, and nothing is visible until it is whole."""
+
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+
+import kvdb.validate as validate
+from kvdb.catalog.segment import Views, release_views, visible_tokens
+from kvdb.catalog.stored_queries import StoredQueries
+from kvdb.errors import NonFiniteError, PositionError, SessionClosed, Unavailable
+from kvdb.ingest.publisher import NewSegment, Publisher
+from kvdb.session.open_handles import OpenHandles
+from kvdb.storage.block_table import BlockTable
+from kvdb.types import Array, ContextInfo, ModelSpec, Tokens
+
+
+class ImportTarget(NamedTuple):
+    """The context that an import is to become. base: the position of a chunk's first token; None where it is no chunk."""
+
+    spec: ModelSpec
+    tokens: Tokens
+    name: str
+    base: int | None = None
+
+
+class ImportWriter:
+    """An import that is being written. It stands among the database's open `handles` until it ends.
+
+    views: the stored prefix, and tables: empty, one a layer; the import takes both over. start: the first token to be written.
+    Layers may come in any order and any pieces; the pieces of one layer come in the order of their tokens. Raises Unavailable for
+    a closed database, and then everything was given back.
+    """
+
+    def __init__(
+        self, handles: OpenHandles, publisher: Publisher, target: ImportTarget, views: Views, tables: list[BlockTable]
+    ) -> None:
+        self.spec = target.spec
+        self.views = views
+        self.tables = tables
+        self.start = visible_tokens(views)
+        self._handles = handles
+        self._publisher = publisher
+        self._tokens = target.tokens
+        self._name = target.name
+        self._base = target.base
+        self._queries = StoredQueries(publisher.budget)
+        self._lock = Lock()
+        self._open = True
+        try:
+            handles.add(self)
+        except Unavailable:
+            self._release()
+            raise
+
+    def own_tables(self) -> list[BlockTable]:
+        """The tables that are being written."""
+        return self.tables
+
+    def write(self, layer: int, k: Array, v: Array) -> None:
+        """Append the KV of the next tokens of one layer, `[kv_heads, n, head_dim]`, from token `start` on.
+
+        Raises LayerError, ShapeError, DtypeError, NonFiniteError, CapacityError, or PositionError past the last token;
+        the import may then go on or be aborted.
+        """
+        with self._lock:
+            self._check_open()
+            validate.layer(self.spec, layer)
+            n = validate.keys_values(self.spec, k, v)
+            table, new = self.tables[layer], len(self._tokens) - self.start
+            if table.length + n > new:
+                raise PositionError(
+                    f"layer {layer} was given {table.length + n} tokens; expected {new}, those from {self.start} on"
+                )
+            table.append(k, v)
+
+    def sample(self, layer: int, q: Array) -> None:
+        """Queries of one layer, `[q_heads, m, head_dim]` after RoPE, from which its indexes may learn. The last sample of a
+        layer replaces those before it; one without queries is ignored. They are kept as float32, and count in the budget of the
+        CPU tier, as long as the segment lives.
+
+        Raises LayerError, ShapeError, DtypeError, NonFiniteError or CapacityError.
+        """
+        with self._lock:
+            self._check_open()
+            validate.layer(self.spec, layer)
+            n = validate.queries(self.spec, q)
+            if not self.tables[layer].layout.finite(q):
+                raise NonFiniteError(f"queries of layer {layer} hold NaN or infinity; expected finite numbers")
+            if n:
+                self._queries.put(layer, q.astype(np.float32))
+
+    def commit(self) -> ContextInfo:
+        """Publish the context. Raises PositionError while a layer is not whole, and AlreadyExists."""
+        with self._lock:
+            self._check_open()
+            new = len(self._tokens) - self.start
+            for layer, table in enumerate(self.tables):
+                if table.length != new:
+                    raise PositionError(f"layer {layer} was given {table.length} of {new} tokens; write the rest, then commit")
+            self._open = False
+            try:
+                if self._base is None:
+                    new_segment = NewSegment(self._tokens[self.start :], self.tables, self.start, self._queries)
+                    return self._publisher.publish(self.spec, self._name, self.views, new_segment)
+                new_segment = NewSegment(self._tokens, self.tables, self._base, self._queries)
+                return self._publisher.publish_chunk(self.spec, self._name, self.views, new_segment)
+            finally:
+                self._handles.remove(self)
+
+    def abort(self) -> None:
+        """Give everything back. After the end it does nothing."""
+        with self._lock:
+            if self._open:
+                self._open = False
+                self._release()
+                self._handles.remove(self)
+
+    def close(self) -> None:
+        """Abort it, where it has not ended."""
+        self.abort()
+
+    def _release(self) -> None:
+        NewSegment(self._tokens, self.tables, self.start, self._queries).release()
+        release_views(self.views)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise SessionClosed("the import has ended; begin another")

@@ -1,0 +1,158 @@
+"""Makes contexts of imports and of sessions that are stored."""
+
+from typing import NamedTuple
+
+import kvdb.validate as validate
+from kvdb.blend.rope import inverse_frequencies
+from kvdb.catalog.catalog import Catalog, Context
+from kvdb.catalog.index_set import IndexSet
+from kvdb.catalog.layout import Layout
+from kvdb.catalog.prefix_tree import concatenate
+from kvdb.catalog.segment import Segment, SegmentView, Views, release_views, visible_tokens
+from kvdb.catalog.stored_queries import StoredQueries
+from kvdb.errors import CapacityError, InvalidArgument
+from kvdb.indexing.advisor import IndexAdvisor
+from kvdb.session.services import StorableSession
+from kvdb.storage.block_table import BlockTable
+from kvdb.storage.cpu import CpuBudget
+from kvdb.types import ContextInfo, ModelSpec, Tokens
+
+
+class NewSegment(NamedTuple):
+    """The contents of a segment that does not exist yet. It owns the tables and the queries.
+
+    tokens: int32 `[n]`. tables: one a layer, of n tokens. base: the position of its first token when it was computed. queries:
+    some that were asked of it.
+    """
+
+    tokens: Tokens
+    tables: list[BlockTable]
+    base: int
+    queries: StoredQueries
+
+    def view(self, *, standalone: bool, shift: int = 0) -> SegmentView:
+        """All of the segment, which has taken everything over."""
+        segment = Segment(self.tokens, self.tables, IndexSet(self.queries), self.base, standalone=standalone)
+        return SegmentView(segment, len(self.tokens), shift)
+
+    def release(self) -> None:
+        """Give everything back; no segment is made of it."""
+        self.queries.release()
+        for table in self.tables:
+            table.release()
+
+
+class Publisher:
+    """Makes contexts of tokens and blocks. The catalogue hears of one last, so that what fails before is invisible.
+
+    budget: of main memory, in which the queries count that are kept. advisor: told of each new context.
+    """
+
+    def __init__(self, catalog: Catalog, budget: CpuBudget, advisor: IndexAdvisor) -> None:
+        self.budget = budget
+        self._catalog = catalog
+        self._advisor = advisor
+
+    def store(self, session: StorableSession, name: str, tokens: Tokens | None, *, chunk: bool = False) -> ContextInfo:
+        """Store a session's tokens as a context; the session goes on. Tokens that are stored already are shared.
+
+        chunk: store it as a chunk, which may stand anywhere; the session was opened on no tokens. Raises AlreadyExists,
+        InvalidArgument, PositionError or CapacityError, Unsupported for a chunk of a model whose keys cannot be moved, and then
+        nothing is stored.
+        """
+        self._catalog.check_free(validate.name(name))
+        ids = session.ids(tokens)
+        if chunk:
+            return self._store_chunk(session, name, ids)
+        if session.snapshot.overlay is not None:
+            return self._store_laid_out(session, name, ids)
+        views = self._catalog.match(session.spec, ids)
+        if visible_tokens(views) < session.reused:  # the contexts this session was opened on were dropped meanwhile
+            release_views(views)
+            views = session.snapshot.share().views
+        stored = visible_tokens(views)
+        try:
+            tables = _tail_tables(session, stored) if stored < len(ids) else []
+        except CapacityError:
+            release_views(views)
+            raise
+        return self.publish(session.spec, name, views, NewSegment(ids[stored:], tables, stored, self._queries_of(session)))
+
+    def publish(self, spec: ModelSpec, name: str, views: Views, new: NewSegment) -> ContextInfo:
+        """Make a context of the views and, behind them, a new segment, if it has any tokens.
+
+        Takes over the references to the views and the new segment, also when it raises AlreadyExists.
+        """
+        if len(new.tokens):
+            views = (*views, new.view(standalone=not new.base))
+        else:
+            new.release()
+        return self._publish(Context(name, spec, Layout.contiguous(views), concatenate(views)))
+
+    def publish_chunk(self, spec: ModelSpec, name: str, views: Views, new: NewSegment) -> ContextInfo:
+        """Make a chunk of the stored segment that `views` show, or of a new one. If its text was stored meanwhile, it becomes
+        another name for what is stored.
+
+        Takes over the references to the views and the new segment, which is empty where views are given, also when it raises
+        AlreadyExists.
+        """
+        tokens = views[0].segment.tokens if views else new.tokens
+        views = views or self.chunk_views(spec, tokens)
+        if views:
+            new.release()
+        else:
+            views = (new.view(standalone=True, shift=-new.base),)
+        return self._publish(Context(name, spec, Layout.contiguous(views), tokens))
+
+    def chunk_views(self, spec: ModelSpec, tokens: Tokens) -> Views:
+        """The stored chunk of exactly these tokens, if there is one; the caller owns a reference to it."""
+        segment = self._catalog.chunk(spec, tokens)
+        return () if segment is None else (SegmentView(segment, len(tokens), -segment.base),)
+
+    def _publish(self, context: Context) -> ContextInfo:
+        """Take over a context and have its indexes built. Raises AlreadyExists, and then the context is released."""
+        published = False
+        try:
+            self._catalog.publish(context)
+            published = True
+        finally:
+            if not published:
+                context.release()
+        self._advisor.published(context.views)
+        return context.info()
+
+    def _store_chunk(self, session: StorableSession, name: str, ids: Tokens) -> ContextInfo:
+        if session.start:
+            raise InvalidArgument(
+                f"the session stands on {session.start} tokens; a chunk is computed alone, in a session opened on no tokens"
+            )
+        inverse_frequencies(session.spec.rope, session.spec.head_dim)
+        tables = _tail_tables(session, 0)
+        return self.publish_chunk(session.spec, name, (), NewSegment(ids, tables, 0, self._queries_of(session)))
+
+    def _store_laid_out(self, session: StorableSession, name: str, ids: Tokens) -> ContextInfo:
+        """Store a blended session: its layout and overlay, and behind them its tail as a segment that is exact only there."""
+        tables = _tail_tables(session, session.start) if session.start < len(ids) else []
+        snapshot = session.snapshot.share()
+        views = snapshot.views
+        if tables:
+            new = NewSegment(ids[session.start :], tables, session.start, self._queries_of(session))
+            views = (*views, new.view(standalone=False))
+        return self._publish(Context(name, session.spec, Layout(views, len(ids)), ids, snapshot.overlay))
+
+    def _queries_of(self, session: StorableSession) -> StoredQueries:
+        """Some queries of the session, as far as there is room for them: they help indexes, the tokens are what must be kept."""
+        return StoredQueries.as_far_as_they_fit(self.budget, session.query_samples())
+
+
+def _tail_tables(session: StorableSession, start: int) -> list[BlockTable]:
+    """The tables of a session's own tokens from position `start` on, one a layer. Raises CapacityError."""
+    tables: list[BlockTable] = []
+    try:
+        for tail in session.tails:
+            tables.append(tail.suffix(start - session.start))
+    except CapacityError:
+        for table in tables:
+            table.release()
+        raise
+    return tables

@@ -1,0 +1,217 @@
+"""Plans for one layer of a session: facts are gathered, the optimizer decides, and its plan is kept until the facts change."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+
+from kvdb.attention.block_run import BlockRun
+from kvdb.attention.device import DeviceAttention
+from kvdb.attention.partition import RunPartition
+from kvdb.catalog.snapshot import Snapshot
+from kvdb.catalog.tail import NAME, Tail
+from kvdb.gpu.interface import DevicePart, GpuInterface, supports
+from kvdb.planning.facts import Call, Costs, gather
+from kvdb.planning.gpu_facts import exact_seconds
+from kvdb.planning.hints import check_hints
+from kvdb.planning.partition import MakeDeviceAttention, device_part, run_partition
+from kvdb.planning.parts import Part, parts_of
+from kvdb.planning.services import PlanningServices
+from kvdb.types import ModelSpec
+from query_optimizer.access import Access
+from query_optimizer.diffuse import DiffuseHead
+from query_optimizer.facts import Facts
+from query_optimizer.plan import Plan
+from query_optimizer.query_options import NO_HINTS, QueryOptions
+from query_optimizer.rules import FreshTail
+
+PREPARED_MAX = 64
+"""How many plans of one layer are kept; a caller may ask for another alpha each time."""
+DEVICE_ATTENTIONS_MAX = 8
+"""How many of the objects are kept that answer plans on the GPU, since they take memory there."""
+RECHECK_QUERIES = 256
+"""After so many queries of a layer, over all sessions, heads that are known to be diffuse are searched once more."""
+FIRST_USES, USES_MAX = 4, 256
+"""A plan is made anew after so many queries, each time after twice as many, because what is known of the heads changes."""
+
+Version = tuple[int, ...]
+"""The versions of everything that a plan depends on beside the context's length."""
+
+
+class Prepared:
+    """A plan, how it divides the run, and what it was made for.
+
+    parts: by name. version: what the plan was made for. uses_left: how many more queries it is good for. indexes_tail: whether
+    old tokens of the tail are to be indexed, because they are searched or could be. knows_diffuse: whether heads are not searched
+    by range because earlier queries showed that they are diffuse. rechecks: whether such heads are searched all the same, to see
+    if they still are.
+    """
+
+    __slots__ = ("indexes_tail", "knows_diffuse", "partition", "parts", "plan", "rechecks", "uses_left", "version")
+
+    def __init__(
+        self, plan: Plan, parts: Mapping[str, Part], partition: RunPartition, version: Version, uses: int, rechecks: bool = False
+    ) -> None:
+        self.plan = plan
+        self.parts = parts
+        self.partition = partition
+        self.version = version
+        self.uses_left = uses
+        self.rechecks = rechecks
+        self.knows_diffuse = any(access.rule == DiffuseHead.name for access in plan.accesses)
+        tail = [access for access in plan.accesses if access.part == NAME and not parts[NAME].on_gpu]
+        self.indexes_tail = any(access.index is not None or access.rule == FreshTail.name for access in tail)
+
+
+class Planner:
+    """Plans of one layer, each kept for the same options and number of queries until a fact it depended on leaves its range."""
+
+    def __init__(
+        self, services: PlanningServices, spec: ModelSpec, snapshot: Snapshot, layer: int, run: BlockRun, tail: Tail
+    ) -> None:
+        self._services = services
+        self._spec = spec
+        self._snapshot = snapshot
+        self._layer = layer
+        self._run = run
+        self._tail = tail
+        self._prepared: dict[tuple[QueryOptions, int], Prepared] = {}
+        self._next_uses: dict[tuple[QueryOptions, int], int] = {}
+        self._costs: Costs = {}
+        self._checked: set[QueryOptions] = set()
+        self._failed_gpu_version: int | None = None
+        self._device_attentions: dict[Hashable, DeviceAttention] = {}
+        self._device_attentions_version: Version = ()
+
+    @property
+    def gpu(self) -> GpuInterface | None:
+        """That of the database."""
+        return self._services.gpu
+
+    def prepare(self, n: int, options: QueryOptions) -> Prepared:
+        """The plan of a call of n queries. Raises UnknownRule."""
+        key = options, n.bit_length()
+        prepared = self._prepared.get(key)
+        if prepared is not None:
+            prepared.uses_left -= 1
+            still_good = prepared.version == self._version() and prepared.plan.holds_for(self._run.read_tokens)
+            if prepared.uses_left >= 0 and still_good:
+                return prepared
+        if len(self._prepared) >= PREPARED_MAX:
+            self._prepared.clear()
+            self._next_uses.clear()
+        uses = self._next_uses.get(key, FIRST_USES)
+        self._next_uses[key] = min(2 * uses, USES_MAX)
+        prepared = self._prepare(n, options, uses)
+        if prepared.knows_diffuse and n == 1 and self._recheck_is_due():
+            prepared = self._prepare(n, options, 1, rechecks=True)
+        self._prepared[key] = prepared
+        return prepared
+
+    def prepare_once(self, n: int, options: QueryOptions) -> Prepared:
+        """`prepare`, but made anew and not kept. Raises UnknownRule."""
+        return self._prepare(n, options, 0)
+
+    def check(self, options: QueryOptions) -> None:
+        """Raises InvalidArgument or Unsupported for hints that cannot be followed."""
+        if options.hints == NO_HINTS or options in self._checked:
+            return
+        parts = parts_of(self._services.config, self._layer, self._snapshot, self._run, self._tail)
+        check_hints(self._services.config, self._services.optimizer, self._spec, parts, options)
+        if len(self._checked) >= PREPARED_MAX:
+            self._checked.clear()
+        self._checked.add(options)
+
+    def plan(self, options: QueryOptions, n: int = 1) -> Plan:
+        """The plan of n queries, made anew. Raises UnknownRule."""
+        return self._services.optimizer.plan(self._facts(n, options, self._parts(n, options)))
+
+    def blocks_of(self, prepared: Prepared, access: Access) -> tuple[int, int]:
+        """The blocks [first, last) of the run that hold the tokens of an access."""
+        first = prepared.parts[access.part].span.first_block
+        return first + access.begin // self._block_size, first + -(-access.end // self._block_size)
+
+    def device_attention_of(self, prepared: Prepared, access: Access) -> DeviceAttention:
+        """The object that answers one access on the GPU by itself."""
+        make_device = self._device_attention_maker()
+        assert make_device is not None
+        part = prepared.parts[access.part]
+        if part.slots is None:
+            return make_device([], True)
+        return make_device([device_part(access, part, self._snapshot, self._run, self._block_size)], False)
+
+    def leave_gpu(self) -> None:
+        """The GPU failed to answer: plan without it, until something changes there."""
+        self._prepared.clear()
+        self._device_attentions.clear()
+        self._failed_gpu_version = None if self.gpu is None else self.gpu.version
+
+    @property
+    def _block_size(self) -> int:
+        return self._tail.table.layout.block_size
+
+    def _parts(self, n: int, options: QueryOptions) -> list[Part]:
+        """The parts of the layer; those with copies on the GPU as its own, where it answers sooner than the CPU."""
+        known = self._services.config, self._layer, self._snapshot, self._run, self._tail
+        gpu, spec, machine = self._services.gpu, self._spec, self._services.machine
+        if gpu is None or gpu.memory(spec) is None or not supports(options) or self._failed_gpu_version == gpu.version:
+            return parts_of(*known)
+        for view in self._snapshot.views:
+            gpu.prefetch(spec, view.segment)
+        if self._tail.copy is None:
+            self._tail.copy = gpu.mirror_tail(spec, self._tail.table)
+        parts = parts_of(*known, gpu)
+        tokens = sum(part.visible for part in parts if part.on_gpu)
+        cpu_seconds = machine.exact_seconds(tokens * spec.token_nbytes, 2.0 * tokens * spec.q_heads * n * spec.head_dim)
+        return parts if exact_seconds(spec, gpu.machine, tokens, n) < cpu_seconds else parts_of(*known)
+
+    def _facts(self, n: int, options: QueryOptions, parts: list[Part]) -> Facts:
+        services, gpu = self._services, self._services.gpu
+        known = self._spec, services.machine, services.config.window, self._layer, n, options, self._costs
+        return gather(Call(*known, *(() if gpu is None else (gpu.machine, gpu.memory(self._spec)))), parts)
+
+    def _recheck_is_due(self) -> bool:
+        """Whether diffuse heads are to be searched once more; then they are not for a while, in any session."""
+        due = [view.segment for view in self._snapshot.views if view.segment.is_due_for_probe(self._layer, RECHECK_QUERIES)]
+        for segment in due:
+            segment.statistics.mark_probed(self._layer, segment.usage.queries_in_all)
+        return bool(due)
+
+    def _version(self) -> Version:
+        gpu, copy = self._services.gpu, self._tail.copy
+        on_gpu = (0, 0) if gpu is None else (gpu.version, copy is not None and copy.full)
+        indexes = [view.segment.indexes.version for view in self._snapshot.views]
+        return (self._tail.seals, self._run.version, *on_gpu, *indexes)
+
+    def _prepare(self, n: int, options: QueryOptions, uses: int, rechecks: bool = False) -> Prepared:
+        version, parts = self._version(), self._parts(n, options)
+        facts = self._facts(n, options, parts)
+        if rechecks:
+            hints = replace(facts.hints, rules_off=(*facts.hints.rules_off, DiffuseHead.name))
+            facts = replace(facts, hints=hints)
+        plan = self._services.optimizer.plan(facts)
+        by_name = {part.name: part for part in parts}
+        for name, kind in plan.wishes:
+            segment = by_name[name].segment
+            if segment is not None:
+                self._services.advisor.suggest(segment, kind)
+        make_device, sinks = self._device_attention_maker(), self._services.config.window.sink_tokens
+        partition = run_partition(plan, by_name, self._snapshot, self._run, self._block_size, make_device, sinks)
+        return Prepared(plan, by_name, partition, version, uses, rechecks)
+
+    def _device_attention_maker(self) -> MakeDeviceAttention | None:
+        gpu = self._services.gpu
+        if gpu is None:
+            return None
+
+        def make(parts: Sequence[DevicePart], tail: bool) -> DeviceAttention:
+            """Plans alike share one, because making its tables on the device takes longer than a query."""
+            version = self._version()
+            if self._device_attentions_version != version or len(self._device_attentions) >= DEVICE_ATTENTIONS_MAX:
+                self._device_attentions.clear()
+                self._device_attentions_version = version
+            key = tail, tuple((part.span, part.kind, part.retrieval, part.rotation) for part in parts)
+            if key not in self._device_attentions:
+                copy = self._tail.copy if tail else None
+                self._device_attentions[key] = gpu.layer_attention(self._spec, parts, self._snapshot.moves, copy)
+            return self._device_attentions[key]
+
+        return make

@@ -1,0 +1,24 @@
+"""The services of a database that its planners use."""
+
+from dataclasses import dataclass
+
+from kvdb.config import Config
+from kvdb.gpu.interface import GpuInterface
+from kvdb.indexing.advisor import IndexAdvisor
+from query_optimizer.cost import Machine
+from query_optimizer.optimizer import Optimizer
+
+
+@dataclass(frozen=True)
+class PlanningServices:
+    """Everything a planner uses of its database.
+
+    machine: the speeds that costs are computed with. gpu: None without one. advisor: hears which indexes plans would use, and how
+    often segments are queried.
+    """
+
+    config: Config
+    optimizer: Optimizer
+    machine: Machine
+    gpu: GpuInterface | None
+    advisor: IndexAdvisor

@@ -1,0 +1,93 @@
+"""Import chunks on the wire: a generated header, and the raw bytes of the arrays behind it.
+
+An import is memory traffic, and protobuf's Python classes copy the data of a message three times on each side. Here it is
+gathered from the caller's arrays straight into the message, once, and read from it in place. What is written is an
+`ImportRequest` as https://protobuf.dev/programming-guides/encoding has it: the header, then the field `data`. A request that is
+written in another way is left to the generated class.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from kvdb.errors import InvalidArgument
+from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.codec import build_array, put_head, wire_dtype
+from kvdb.types import Array
+
+_BYTES = 2  # the wire type of a field that begins with its length
+_CHUNK_TAG = pb.ImportRequest.CHUNK_FIELD_NUMBER << 3 | _BYTES
+_DATA_TAG = pb.ImportRequest.DATA_FIELD_NUMBER << 3 | _BYTES
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """KV of the next tokens of one layer: k and v, `[kv_heads, n, head_dim]`, of one shape and dtype."""
+
+    layer: int
+    k: Array
+    v: Array
+
+
+def serialize(request: "Chunk | pb.ImportRequest") -> bytes:
+    """The bytes of an `ImportRequest`. Raises DtypeError for a chunk whose dtype does not travel."""
+    if isinstance(request, pb.ImportRequest):
+        return request.SerializeToString()
+    k, v = request.k, request.v
+    assert (k.shape, k.dtype) == (v.shape, v.dtype)
+    head = pb.ImportRequest(chunk=pb.ImportChunk(layer=request.layer))
+    put_head(head.chunk, k)
+    return b"".join([head.SerializeToString(), _data_begin(k.nbytes + v.nbytes), *_rows(k), *_rows(v)])
+
+
+def deserialize(data: bytes) -> "Chunk | pb.ImportRequest":
+    """A chunk over `data`, or whatever else an import sends. Raises InvalidArgument, DtypeError or ShapeError."""
+    try:
+        chunk = _in_place(data)
+        if chunk is not None:
+            return chunk
+        request = pb.ImportRequest.FromString(data)
+    except DecodeError as error:
+        raise InvalidArgument(f"a message of {len(data)} bytes is no ImportRequest: {error}") from None
+    return _chunk(request.chunk, memoryview(request.data)) if request.WhichOneof("step") == "chunk" else request
+
+
+def _in_place(data: bytes) -> Chunk | None:
+    """The chunk, where it is written as `serialize` writes it. Raises DecodeError for a header that is none."""
+    if len(data) < 2 or data[0] != _CHUNK_TAG or data[1] > 127:  # a header is shorter, and its length one byte
+        return None
+    end = 2 + data[1]
+    head = pb.ImportChunk.FromString(data[2:end])
+    dtype = wire_dtype(head.dtype)
+    if dtype is None:
+        return None
+    nbytes = 2 * math.prod(head.shape) * dtype.itemsize
+    begin = _data_begin(nbytes)
+    if len(data) != end + len(begin) + nbytes or data[end : end + len(begin)] != begin:
+        return None
+    return _chunk(head, memoryview(data)[end + len(begin) :])
+
+
+def _chunk(head: pb.ImportChunk, data: memoryview) -> Chunk:
+    """Raises DtypeError or ShapeError."""
+    k, v = data[: len(data) // 2], data[len(data) // 2 :]
+    shape = tuple(head.shape)
+    return Chunk(head.layer, build_array(head.dtype, shape, k), build_array(head.dtype, shape, v))
+
+
+def _data_begin(nbytes: int) -> bytes:
+    """What stands before the bytes of the field `data`: its tag, and its length as a varint."""
+    out = bytearray([_DATA_TAG])
+    while nbytes > 0x7F:
+        out.append(nbytes & 0x7F | 0x80)
+        nbytes >>= 7
+    out.append(nbytes)
+    return bytes(out)
+
+
+def _rows(array: Array) -> list[memoryview]:
+    """The bytes of an array; head by head, so that a range of tokens need not be copied together first."""
+    rows = [array] if array.flags.c_contiguous else list(array)
+    return [np.ascontiguousarray(row).reshape(-1).view(np.uint8).data for row in rows]

@@ -1,0 +1,89 @@
+"""The open sessions of all clients, under ids that cannot be guessed. One that nobody uses is closed."""
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from threading import Lock
+from time import monotonic
+
+from kvdb.errors import SessionClosed
+from kvdb.session.state import SessionState
+
+ID_BYTES = 16
+
+
+@dataclass
+class _Entry:
+    state: SessionState
+    used: float  # seconds of the monotonic clock, when the last call ended
+    calls: int = 0  # under way
+
+
+class Sessions:
+    """A registry that closes a session when no call has used it for `idle_seconds`. Thread-safe.
+
+    ended: called with the id of each session that was closed, by its client or for being idle.
+    """
+
+    def __init__(self, idle_seconds: float, ended: Callable[[str], None]) -> None:
+        self._idle_seconds = idle_seconds
+        self._ended = ended
+        self._entries: dict[str, _Entry] = {}
+        self._lock = Lock()
+
+    def add(self, state: SessionState) -> str:
+        """Take over a session. Returns the id under which it is found from now on."""
+        name = secrets.token_urlsafe(ID_BYTES)
+        with self._lock:
+            self._entries[name] = _Entry(state, monotonic())
+        return name
+
+    @contextmanager
+    def borrow(self, name: str) -> Iterator[SessionState]:
+        """The session, which does not count as idle while the body runs. Raises SessionClosed."""
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is None:
+                raise SessionClosed(
+                    f"the server holds no such session: it was closed, or nobody used it for {self._idle_seconds:g} s; "
+                    "open another with create_session"
+                )
+            entry.calls += 1
+        try:
+            yield entry.state
+        finally:
+            with self._lock:
+                entry.calls -= 1
+                entry.used = monotonic()
+
+    @contextmanager
+    def borrow_all(self, names: Iterable[str]) -> Iterator[list[SessionState]]:
+        """`borrow` several. Raises SessionClosed for the first that is not there."""
+        with ExitStack() as used:
+            yield [used.enter_context(self.borrow(name)) for name in names]
+
+    def close(self, name: str) -> None:
+        """Close the session; one that is not there was closed before."""
+        with self._lock:
+            entry = self._entries.pop(name, None)
+        if entry is not None:
+            self._end(name, entry)
+
+    def close_idle(self) -> None:
+        """Close those that nobody has used for too long."""
+        since = monotonic() - self._idle_seconds
+        with self._lock:
+            idle = [(name, entry) for name, entry in self._entries.items() if not entry.calls and entry.used < since]
+            for name, _ in idle:
+                del self._entries[name]
+        for name, entry in idle:
+            self._end(name, entry)
+
+    def close_all(self) -> None:
+        for name in list(self._entries):
+            self.close(name)
+
+    def _end(self, name: str, entry: _Entry) -> None:
+        entry.state.close()
+        self._ended(name)

@@ -1,0 +1,146 @@
+"""One call on several sessions of one model: all of them take part or none, and what they share is read once.
+
+Sessions whose plans read everything share the views that they have in common (`kvdb.attention.shared_prefix`). Sessions that
+search are answered one after the other. So are calls of several tokens, which use what they read many times over.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+import numpy as np
+
+import kvdb.validate as validate
+from kvdb.attention.device import DeviceFailed, Pending
+from kvdb.attention.shared_prefix import exact_together, sharing_of
+from kvdb.catalog.segment import SegmentView
+from kvdb.planning.planner import Prepared
+from kvdb.session.layer import Layer
+from kvdb.session.state import SessionState
+from kvdb.types import Array, ModelSpec
+from query_optimizer.query_options import QueryOptions
+
+Starts = Sequence[int] | None
+
+SHARED_TOKENS_MIN = 2048
+"""Shorter views are not shared: they stay in the caches, and a merge costs as much as reading them again."""
+
+
+class Member(NamedTuple):
+    """A session in a call."""
+
+    session: SessionState
+    layer: Layer
+
+
+def attend(
+    sessions: Sequence[SessionState], layer: int, q: Array, k: Array, v: Array, options: QueryOptions, starts: Starts = None
+) -> Array:
+    """`SessionState.attend` of each session, all or none: q and the result are `[sessions, q_heads, n, head_dim]`, k and v
+    `[sessions, kv_heads, n, head_dim]`.
+
+    starts: the position of each session's first token, as the caller believes. Raises what `attend` raises, then every session is
+    as it was; InvalidArgument for a session that is given twice, SpecMismatch for sessions of several models.
+    """
+    with _members(sessions, layer) as members:
+        spec = sessions[0].spec
+        validate.starts(starts, len(members))
+        for what, array in (("q", q), ("k", k), ("v", v)):
+            validate.stacked(what, array, len(members))
+        for i, (_, state) in enumerate(members):
+            with validate.numbered(i):
+                n = _check(state, q[i], options)
+                validate.same_tokens(n, validate.keys_values(spec, k[i], v[i]))
+                validate.start(None if starts is None else starts[i], state.run.tokens, layer)
+                state.check_no_gaps()
+        with _appended(members, k, v):
+            return _answer(spec, members, q, options)
+
+
+def attention(sessions: Sequence[SessionState], layer: int, q: Array, options: QueryOptions) -> Array:
+    """`SessionState.attention` of each session; q and the result are `[sessions, q_heads, n, head_dim]`.
+
+    Raises what `attention` raises, and what `attend` above does for the sessions.
+    """
+    with _members(sessions, layer) as members:
+        validate.stacked("q", q, len(members))
+        for i, (_, state) in enumerate(members):
+            with validate.numbered(i):
+                state.check_last(_check(state, q[i], options))
+        return _answer(sessions[0].spec, members, q, options)
+
+
+@contextmanager
+def _members(sessions: Sequence[SessionState], layer: int) -> Iterator[list[Member]]:
+    """Take the turns of all sessions while the body runs. Raises SpecMismatch, and what `SessionState.layer` raises."""
+    with ExitStack() as turns:
+        for session in sorted(sessions, key=id):  # in one order wherever several are taken, so that no two calls wait in a ring
+            turns.enter_context(session.turns)
+        members = []
+        for i, session in enumerate(sessions):
+            with validate.numbered(i):
+                validate.same_spec(session.spec, sessions[0].spec)
+                members.append(Member(session, session.layer(layer)))
+        yield members
+
+
+def _check(layer: Layer, q: Array, options: QueryOptions) -> int:
+    """How many tokens ask. Raises what `Layer.check_queries` and `Planner.check` raise."""
+    n = layer.check_queries(q)
+    layer.planner.check(options)
+    return n
+
+
+@contextmanager
+def _appended(members: Sequence[Member], k: Array, v: Array) -> Iterator[None]:
+    """Append the tokens of all sessions; of none where one session's are refused, or the body raises. Raises NonFiniteError or
+    CapacityError."""
+    with ExitStack() as undo:
+        for i, (session, layer) in enumerate(members):
+            with validate.numbered(i):
+                session.append(layer, k[i], v[i])
+            undo.callback(layer.take_back, k.shape[2])
+        yield
+        undo.pop_all()
+
+
+def _answer(spec: ModelSpec, members: Sequence[Member], q: Array, options: QueryOptions) -> Array:
+    prepared = [layer.prepare(q[i], options) for i, (_, layer) in enumerate(members)]
+    launched = _launched(members, prepared, q)
+    out = np.empty(q.shape, q.dtype)
+    exact = [i for i, (_, layer) in enumerate(members) if _may_share(layer, prepared[i], q.shape[2])]
+    sharing = sharing_of([members[i].session.snapshot.views for i in exact], _is_long)
+    together = exact if sharing.groups else []
+    if together:
+        runs = [members[i].layer.run for i in together]
+        layout = members[0].layer.tail.layout
+        rows, all_stats = exact_together(layout, runs, sharing, q[together][:, :, 0], spec.softmax_scale)
+        out[together] = rows[:, :, None]
+        for i, stats in zip(together, all_stats, strict=True):
+            members[i].layer.count(stats, 1, options)
+            members[i].session.counters.count(prepared[i].plan, stats)
+    for i in sorted({*range(len(members))} - {*together}):
+        out[i], stats = members[i].layer.answer_prepared(prepared[i], q[i], options, launched.get(i))
+        members[i].session.counters.count(prepared[i].plan, stats)
+    return out
+
+
+def _launched(members: Sequence[Member], prepared: Sequence[Prepared], q: Array) -> dict[int, Pending]:
+    """The answers of the GPU that are under way, by the numbers of their sessions; launched together, before the CPU begins."""
+    by_device = {i: plan.partition.device for i, plan in enumerate(prepared) if plan.partition.device is not None}
+    gpu = members[0].layer.planner.gpu
+    if gpu is None or len(by_device) < 2 or q.shape[2] != 1:
+        return {}
+    try:
+        return dict(zip(by_device, gpu.launch(list(by_device.values()), q[list(by_device)][:, :, 0]), strict=True))
+    except DeviceFailed:  # each session tries by itself, and says what was wrong
+        return {}
+
+
+def _is_long(view: SegmentView) -> bool:
+    return view.visible >= SHARED_TOKENS_MIN
+
+
+def _may_share(layer: Layer, prepared: Prepared, n: int) -> bool:
+    """Whether the call is one query that reads everything on the CPU, with the views as they are stored."""
+    return n == 1 and layer.reads_all(prepared, n) and not len(layer.run.overlaid)

@@ -1,0 +1,43 @@
+"""Counters of one session."""
+
+from kvdb.attention.exact import AttentionStats
+from kvdb.types import SessionStats
+from query_optimizer.plan import Plan
+
+
+class SessionCounters:
+    """Sums over the queries of one session."""
+
+    def __init__(self) -> None:
+        self.queries = self.bytes_read = self.kernel_ns = 0
+        self.tokens_scanned = self.tokens_retrieved = self.missed = self.missed_bound = self.missed_bound_max = 0.0
+        self.rules: dict[str, int] = {}
+
+    def count(self, plan: Plan, stats: AttentionStats) -> None:
+        self.queries += 1
+        self.tokens_scanned += stats.scanned
+        self.tokens_retrieved += stats.retrieved
+        self.bytes_read += stats.nbytes
+        self.kernel_ns += stats.kernel_ns
+        self.missed += stats.missed
+        self.missed_bound += stats.missed_bound
+        self.missed_bound_max = max(self.missed_bound_max, stats.missed_bound_max)
+        self.rules[plan.rule] = self.rules.get(plan.rule, 0) + 1
+
+    def stats(self, tokens: int, start: int, reused: int, tail_nbytes: int) -> SessionStats:
+        """The counters as statistics of a session. tokens: how many it holds, those from position `start` on in its tail."""
+        return SessionStats(
+            tokens=tokens,
+            reused=reused,
+            tail_tokens=tokens - start,
+            tail_nbytes=tail_nbytes,
+            queries=self.queries,
+            tokens_scanned=round(self.tokens_scanned),
+            tokens_retrieved=round(self.tokens_retrieved),
+            bytes_read=self.bytes_read,
+            missed_mass=self.missed / max(self.queries, 1),
+            missed_mass_bound=self.missed_bound / max(self.queries, 1),
+            missed_mass_bound_max=self.missed_bound_max,
+            kernel_seconds=self.kernel_ns / 1e9,
+            rules=dict(self.rules),
+        )

@@ -1,0 +1,197 @@
+"""One layer of a session: its blocks, its plans, and the queries it has seen."""
+
+import logging
+from typing import Self
+
+import numpy as np
+
+import kvdb.attention.exact as exact_attention
+import kvdb.validate as validate
+from indexes.retrieval import Exact
+from kvdb.attention.device import DeviceFailed, Pending, TailHasNoRoom
+from kvdb.attention.exact import AttentionStats
+from kvdb.attention.hybrid import hybrid_attention
+from kvdb.attention.materialized import MaterializedKeys
+from kvdb.attention.search import AttentionQuery
+from kvdb.attention.sparse import sparse
+from kvdb.attention.state import AttentionState, check_finite
+from kvdb.catalog.snapshot import Snapshot
+from kvdb.catalog.tail import Tail
+from kvdb.errors import NonFiniteError, PositionError
+from kvdb.planning.planner import Planner, Prepared
+from kvdb.planning.services import PlanningServices
+from kvdb.session.query_samples import QuerySamples
+from kvdb.session.segment_counters import SegmentCounters
+from kvdb.storage.block_table import BlockTable
+from kvdb.types import Array, ModelSpec, Positions
+from query_optimizer.plan import Plan
+from query_optimizer.query_options import QueryOptions
+
+log = logging.getLogger(__name__)
+NO_POSITIONS: Positions = np.zeros(0, np.int64)
+DECODE_TOKENS = 16
+"""Calls of more tokens are a prefill; their times say nothing of a decode step, so they are not counted."""
+OBSERVED_FIRST, OBSERVED_STEP = 16, 8
+"""Statistics are made of the first queries of one token, and then of every 8th."""
+
+
+class Layer:
+    """The tail, the run that queries read, and the plans for them."""
+
+    def __init__(self, services: PlanningServices, spec: ModelSpec, snapshot: Snapshot, number: int, tail: BlockTable) -> None:
+        self.tail = tail
+        self.run = snapshot.run(number, tail)
+        self.segment_counters = SegmentCounters(snapshot.views, services.advisor.count_queries)
+        self.query_samples = QuerySamples(services.config.indexes.sample_queries)
+        self.number = number
+        self._waits = True
+        self._short = services.config.optimizer.short_context_tokens
+        self._spec = spec
+        self._snapshot = snapshot
+        self._complete = not len(snapshot.missing(number))
+        self._tail = Tail(services.config, tail)
+        self._indexes_tail = False
+        self._steps = 0
+        self.planner = Planner(services, spec, snapshot, number, self.run, self._tail)
+
+    def wait_loaded(self) -> Self:
+        """Wait until everything that the layer reads is in main memory; returns the layer. Raises IntegrityError or
+        Unavailable."""
+        if self._waits:
+            self._snapshot.wait(self.number)
+            self._waits = False
+        return self
+
+    def append(self, k: Array, v: Array) -> None:
+        start = self.tail.length
+        try:
+            self.tail.append(k, v)
+        finally:
+            self.run.refresh(start)  # also if nothing was appended, because a shared last block may have been copied
+
+    def take_back(self, n: int) -> None:
+        """Undo the last append, of n tokens."""
+        start = self.tail.length - n
+        self.tail.truncate(start)
+        self.run.refresh(start)
+        self._tail.truncated()
+
+    def check_queries(self, q: Array) -> int:
+        """The number of queries n in q, `[q_heads, n, head_dim]`. Raises ShapeError, DtypeError or NonFiniteError."""
+        n = validate.queries(self._spec, q)
+        if not self.tail.layout.finite(q):
+            raise NonFiniteError("q holds NaN or infinity; expected finite numbers, so find where the model produced them")
+        return n
+
+    def check_last(self, n: int) -> None:
+        """Raises PositionError if the layer has fewer than n tokens that may ask, or a gap."""
+        self.check_no_gaps()
+        before = self._snapshot.layout.length if self._snapshot.overlay is not None else 0
+        if n > self.run.tokens - before:
+            raise PositionError(
+                f"q asks for the last {n} tokens of layer {self.number}, which holds {self.run.tokens - before}; "
+                "update the layer first, or use attend" + ("; ask for tokens before the tail with positions=" if before else "")
+            )
+
+    def check_no_gaps(self) -> None:
+        """Raises PositionError if any position holds nothing yet."""
+        missing = self.missing()
+        if len(missing):
+            raise PositionError(
+                f"{len(missing)} tokens of layer {self.number} hold nothing yet, the first at position {missing[0]}; "
+                "hand in their KV with overlay first"
+            )
+
+    def missing(self) -> Positions:
+        """The positions before the tail that hold nothing yet, ascending."""
+        if self._complete:
+            return NO_POSITIONS
+        missing = self._snapshot.missing(self.number)
+        self._complete = not len(missing)
+        return missing
+
+    def overlay(self, positions: Positions, k: Array, v: Array) -> None:
+        """Add recomputed tokens, which have no overlay in this layer yet. Raises NonFiniteError or CapacityError."""
+        overlay = self._snapshot.overlay
+        assert overlay is not None
+        try:
+            overlay.add(self.number, positions, k, v)
+        finally:
+            self.run.update_overlay(overlay.positions[self.number])  # also if nothing was added, see `append`
+
+    def recompute(self, materialized: MaterializedKeys, q: Array, positions: Positions) -> Array:
+        """Attention of queries at these positions, each over everything up to its own; materialized: of this layer. Raises
+        NonFiniteError where float32 cannot hold it."""
+        state = materialized.attend(q, positions, self._spec.softmax_scale)
+        check_finite(state.lse, self.tail.layout.finite(state.out))
+        return state.out
+
+    def answer(self, q: Array, options: QueryOptions) -> tuple[Array, Plan, AttentionStats]:
+        """Attention of the last n tokens, `[q_heads, n, head_dim]`. Raises UnknownRule or NonFiniteError."""
+        prepared = self.prepare(q, options)
+        out, stats = self.answer_prepared(prepared, q, options)
+        return out, prepared.plan, stats
+
+    def prepare(self, q: Array, options: QueryOptions) -> Prepared:
+        """The plan by which queries of the last n tokens are to be answered. Raises UnknownRule."""
+        self.query_samples.add(q)
+        if self._indexes_tail:
+            self._tail.seal()
+        prepared = self.planner.prepare(q.shape[1], options)
+        self._indexes_tail = prepared.indexes_tail
+        return prepared
+
+    def answer_prepared(
+        self, prepared: Prepared, q: Array, options: QueryOptions, pending: Pending | None = None
+    ) -> tuple[Array, AttentionStats]:
+        """The answer to what a plan was prepared for, which counts towards what is known of such queries. pending: as `execute`
+        takes it. Raises NonFiniteError where float32 cannot hold it."""
+        # Where the caller names the index, giving up says more about the index than about the query.
+        telling = q.shape[1] == 1 and options.hints.index is None
+        observed = telling and (prepared.rechecks or self._observes())
+        state, stats = self.execute(prepared, q, options, observed, pending)
+        check_finite(state.lse, self.tail.layout.finite(state.out))
+        self.count(stats, q.shape[1], options)
+        return state.out, stats
+
+    def count(self, stats: AttentionStats, n: int, options: QueryOptions) -> None:
+        """Count an answer to n queries for the segments, if it was a decode step that an index could have answered."""
+        if n <= DECODE_TOKENS and not isinstance(options.retrieval, Exact) and self.run.tokens > self._short:
+            self.segment_counters.count(stats.kernel_ns, stats.retrieved, self.run.tokens, searched=bool(stats.searches))
+
+    def reads_all(self, prepared: Prepared, n: int) -> bool:
+        """Whether the CPU answers n queries by reading everything. Indexes cannot answer a query of a token before their last."""
+        partition = prepared.partition
+        return partition.device is None and (not partition.searched or n > partition.behind(self.run))
+
+    def execute(
+        self, prepared: Prepared, q: Array, options: QueryOptions, observed: bool = False, pending: Pending | None = None
+    ) -> tuple[AttentionState, AttentionStats]:
+        """Answer queries q of the last n tokens by a plan. observed: whether statistics are made of it. pending: the part of the
+        GPU, where it was launched already."""
+        layout, scale, partition = self.tail.layout, self._spec.softmax_scale, prepared.partition
+        query = AttentionQuery(layout, self.run, q, scale, options, observed)
+        if partition.device is not None and partition.device.takes(q.shape[1]):
+            try:
+                return hybrid_attention(query, partition, partition.device, prepared.plan.retrieval, pending)
+            except TailHasNoRoom as failure:
+                log.info("the session's own tokens of layer %d stay in main memory: %s", self.number, failure)
+                return self.execute(self.planner.prepare_once(q.shape[1], options), q, options, observed)
+            except DeviceFailed as failure:
+                log.warning("layer %d is answered by the CPU alone: %s", self.number, failure)
+                self.planner.leave_gpu()
+                return self.execute(self.planner.prepare_once(q.shape[1], options), q, options, observed)
+        if partition.device is None and query.searches(partition):
+            return sparse(query, partition, prepared.plan.retrieval)
+        return exact_attention.exact(layout, self.run, q, q.shape[1], scale)
+
+    def close(self) -> None:
+        """Tell the segments what was counted, and give everything back but the snapshot."""
+        self.segment_counters.flush()
+        self._tail.release()
+        self.tail.release()
+
+    def _observes(self) -> bool:
+        """Whether statistics are made of this query."""
+        self._steps += 1
+        return self._steps <= OBSERVED_FIRST or self._steps % OBSERVED_STEP == 0

@@ -1,0 +1,95 @@
+"""The sessions and imports that are open in a database."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Condition
+from typing import Protocol
+
+from kvdb.catalog.catalog import Context
+from kvdb.catalog.segment import Segment, Views
+from kvdb.errors import Unavailable
+from kvdb.storage.block_table import BlockTable
+from kvdb.storage.segment_file import SegmentFile
+
+
+class Handle(Protocol):
+    """A session or an import: it holds blocks and references to segments until it is closed."""
+
+    @property
+    def views(self) -> Views:
+        """The segments that it holds."""
+        ...
+
+    def own_tables(self) -> Sequence[BlockTable]:
+        """The tables of its own, beside those of its segments."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+class OpenHandles:
+    """What is open in a database, and how many of its calls are under way, so that closing it waits for them. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._handles: set[Handle] = set()
+        self._calls = 0
+        self._closed = False
+        self._changed = Condition()
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def add(self, handle: Handle) -> None:
+        """Raises Unavailable once the database is closed; then the caller gives back what the handle holds."""
+        with self._changed:
+            self._check_open()
+            self._handles.add(handle)
+
+    def remove(self, handle: Handle) -> None:
+        with self._changed:
+            self._handles.discard(handle)
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """A call of the database, for which closing it waits. Raises Unavailable once the database is closed."""
+        with self._changed:
+            self._check_open()
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._calls -= 1
+                self._changed.notify_all()
+
+    def refuse(self) -> bool:
+        """Refuse calls and handles from now on; returns whether they were accepted before."""
+        with self._changed:
+            first, self._closed = not self._closed, True
+            return first
+
+    def owners(self, contexts: Sequence[Context], held: Iterable[Segment]) -> tuple[list[BlockTable], list[SegmentFile]]:
+        """Every table that holds blocks, and every file, of what is open, of these contexts, and of segments that others hold."""
+        segments = {*held, *(view.segment for context in contexts for view in context.views)}
+        tables = [table for context in contexts if context.overlay is not None for table in context.overlay.tables]
+        with self._changed:
+            for handle in self._handles:
+                segments.update(view.segment for view in handle.views)
+                tables += handle.own_tables()
+        tables += [table for segment in segments for table in segment.tables]
+        return tables, [segment.file for segment in segments if segment.file is not None]
+
+    def close(self) -> None:
+        """Close everything that is open, and wait for calls under way. After `refuse`."""
+        with self._changed:
+            handles = list(self._handles)
+        for handle in handles:
+            handle.close()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._calls)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the database is closed; connect again")

@@ -1,0 +1,296 @@
+"""An open session: views of what is stored, a mutable tail for each layer, and the queries over both."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from threading import RLock
+
+import numpy as np
+
+import kvdb.catalog.residency as residency
+import kvdb.validate as validate
+from indexes.base import Float32
+from kvdb.blend.controller import Choice
+from kvdb.blend.strategies import DEFAULT_RATIO
+from kvdb.catalog.prefix_tree import common_prefix
+from kvdb.catalog.segment import Views
+from kvdb.catalog.snapshot import Snapshot
+from kvdb.errors import InvalidArgument, PositionError, SessionClosed, Unavailable
+from kvdb.session.counters import SessionCounters
+from kvdb.session.explain_analyze import analyze_plan
+from kvdb.session.layer import Layer
+from kvdb.session.recompute import Recomputing
+from kvdb.session.services import SessionServices
+from kvdb.storage.block_table import BlockTable
+from kvdb.types import Array, ContextInfo, ModelSpec, Placed, Positions, SessionStats, Tokens
+from query_optimizer.plan import Plan
+from query_optimizer.query_options import QueryOptions
+
+DEFAULT_OPTIONS = QueryOptions()
+
+
+class SessionState:
+    """One open session. Takes over the `snapshot` and the `tails`, one a layer; `close` gives them back.
+
+    tokens: the ids known of it, int32; at least those before the tail. start: the position of the tail's first token. reused: how
+    many tokens before it were stored when it was opened. Thread-safe: calls on one session take turns. A call that raises leaves
+    the session as it was. A layer on its way from disk is waited for, and may raise IntegrityError or Unavailable.
+
+    Raises Unavailable for a closed database, and CapacityError, and then everything was given back.
+    """
+
+    def __init__(
+        self, services: SessionServices, spec: ModelSpec, snapshot: Snapshot, tails: list[BlockTable], tokens: Tokens
+    ) -> None:
+        self.spec = spec
+        self.snapshot = snapshot
+        self.tokens = tokens
+        self.start = snapshot.layout.length
+        self.reused = self.start - len(snapshot.missing(0))
+        self.services = services
+        self._recomputing = Recomputing(spec, snapshot)
+        self._bring_in(tails)
+        self._layers = [Layer(services, spec, snapshot, number, tail) for number, tail in enumerate(tails)]
+        self.counters = SessionCounters()
+        self.turns = RLock()
+        self._open = True
+        self._count_open(1)
+        try:
+            services.handles.add(self)
+        except Unavailable:
+            self.close()
+            raise
+
+    @property
+    def tails(self) -> list[BlockTable]:
+        """The tails, one for each layer; the session owns them."""
+        return [layer.tail for layer in self._layers]
+
+    @property
+    def views(self) -> Views:
+        """The stored segments that it stands on."""
+        return self.snapshot.views
+
+    def own_tables(self) -> list[BlockTable]:
+        """The tables of its tails and of its overlay."""
+        overlay = self.snapshot.overlay
+        return self.tails if overlay is None else [*self.tails, *overlay.tables]
+
+    @property
+    def layout(self) -> tuple[Placed, ...]:
+        """What stands at which positions before the tail."""
+        return self.snapshot.layout.placed
+
+    def layer(self, number: int) -> Layer:
+        """One layer, once it is in main memory. The caller holds `turns`. Raises LayerError, SessionClosed, IntegrityError or
+        Unavailable."""
+        self._check_open()
+        validate.layer(self.spec, number)
+        return self._layers[number].wait_loaded()
+
+    def append(self, layer: Layer, k: Array, v: Array) -> None:
+        """Append keys and values that were checked to a layer. The caller holds `turns`. Raises NonFiniteError or
+        CapacityError."""
+        self._recomputing.forget()  # who appends is done with recomputing
+        layer.append(k, v)
+
+    def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None:
+        """Append the KV of n tokens to one layer: k (after RoPE) and v, `[kv_heads, n, head_dim]`.
+
+        start: the position the caller believes the first of them has. Raises LayerError, ShapeError, DtypeError,
+        NonFiniteError, PositionError, CapacityError or SessionClosed.
+        """
+        with self.turns:
+            state = self.layer(layer)
+            validate.keys_values(self.spec, k, v)
+            validate.start(start, state.run.tokens, layer)
+            self.append(state, k, v)
+
+    def attention(self, layer: int, q: Array, options: QueryOptions = DEFAULT_OPTIONS) -> Array:
+        """Attention of one layer's last n tokens over everything before and including each; q and the result are
+        `[q_heads, n, head_dim]` in the spec's dtype.
+
+        Raises LayerError, ShapeError, DtypeError, NonFiniteError, SessionClosed, and PositionError for more queries than tokens.
+        """
+        with self.turns:
+            state = self.layer(layer)
+            n = state.check_queries(q)
+            state.planner.check(options)
+            state.check_last(n)
+            out, plan, stats = state.answer(q, options)
+            self.counters.count(plan, stats)
+            return out
+
+    def attend(
+        self, layer: int, q: Array, k: Array, v: Array, options: QueryOptions = DEFAULT_OPTIONS, start: int | None = None
+    ) -> Array:
+        """`update` and `attention` in one call, for the same n tokens. Raises what they raise, and ShapeError when q, k and v
+        are not of the same n; then nothing is appended."""
+        with self.turns:
+            state = self.layer(layer)
+            n = state.check_queries(q)
+            state.planner.check(options)
+            validate.same_tokens(n, validate.keys_values(self.spec, k, v))
+            validate.start(start, state.run.tokens, layer)
+            state.check_no_gaps()
+            self.append(state, k, v)
+            answered = False
+            try:
+                out, plan, stats = state.answer(q, options)
+                answered = True
+            finally:
+                if not answered:
+                    state.take_back(n)
+            self.counters.count(plan, stats)
+            return out
+
+    def plan_recompute(self, seconds: float | None = None, floor: float = DEFAULT_RATIO, ratio: float | None = None) -> Choice:
+        """How much to recompute of what was laid out, from measured rates; EXPLAIN shows it from now on.
+
+        seconds: what recomputing one token takes in one layer, None where the caller does not know. floor: the least ratio that
+        quality needs. ratio: one that is asked for, which is kept. Raises InvalidArgument or SessionClosed.
+        """
+        with self.turns:
+            self._check_open()
+            return self._recomputing.plan(self.services.loader.rate, seconds, floor, ratio)
+
+    def overlay(self, layer: int, positions: Positions, k: Array, v: Array) -> None:
+        """Recomputed KV of tokens before the tail, of one layer: k (after RoPE there) and v, `[kv_heads, n, head_dim]`.
+
+        They stand for what is stored, which stays as it is. positions: int64 `[n]`, ascending, of tokens without an overlay in
+        this layer. Raises LayerError, ShapeError, DtypeError, NonFiniteError, PositionError, InvalidArgument, CapacityError or
+        SessionClosed.
+        """
+        with self.turns:
+            state = self.layer(layer)
+            n = validate.keys_values(self.spec, k, v)
+            validate.positions(positions, n, self.start, layer)
+            self._recomputing.overlay(state, positions, k, v)
+
+    def attention_at(self, layer: int, q: Array, positions: Positions) -> Array:
+        """Attention of tokens before the tail, each over everything up to its own position as the layer is now; q and the result
+        are `[q_heads, n, head_dim]` in the spec's dtype.
+
+        Raises LayerError, ShapeError, DtypeError, NonFiniteError, SessionClosed, and PositionError for positions that are not
+        ascending or not before the tail, and while any gap of the layer holds nothing yet.
+        """
+        with self.turns:
+            state = self.layer(layer)
+            n = state.check_queries(q)
+            validate.positions(positions, n, self.start, layer)
+            state.check_no_gaps()
+            return self._recomputing.attention(state, q, positions)
+
+    def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
+        """How far fresh KV is from what the session holds at these positions, float32 `[n]`; infinite where nothing is stored.
+
+        k, v: as for `overlay`. score: one of kvdb.blend.deviation.SCORES, None for its default. Raises LayerError, ShapeError,
+        DtypeError, PositionError, InvalidArgument for another score, or SessionClosed.
+        """
+        with self.turns:
+            state = self.layer(layer)
+            n = validate.keys_values(self.spec, k, v)
+            validate.positions(positions, n, self.start, layer)
+            return self._recomputing.deviation(state, positions, k, v, score)
+
+    def fork(self) -> "SessionState":
+        """Another session over the same tokens. Nothing is copied until one of the two writes."""
+        with self.turns:
+            self._check_open()
+            tails = [tail.share() for tail in self.tails]
+            return SessionState(self.services, self.spec, self.snapshot.share(), tails, self.tokens)
+
+    def store(self, name: str, tokens: Tokens | None = None, *, chunk: bool = False) -> ContextInfo:
+        """Keep everything in the session as a context. tokens: the ids of all of it, when it outgrew those it was opened with.
+        chunk: as a chunk, for a session that was opened on nothing.
+
+        Raises AlreadyExists, InvalidArgument, PositionError (layers of different lengths, or gaps that hold nothing yet) or
+        SessionClosed.
+        """
+        with self.turns:
+            self._check_open()
+            for layer in self._layers:
+                layer.check_no_gaps()
+            return self.services.publisher.store(self, name, tokens, chunk=chunk)
+
+    def ids(self, tokens: Tokens | None) -> Tokens:
+        """The ids of everything in it, of which `tokens` are all, where given. Raises PositionError or InvalidArgument."""
+        lengths = {self.start + tail.length for tail in self.tails}
+        if len(lengths) > 1:
+            raise PositionError(
+                f"the session's layers hold {min(lengths)} to {max(lengths)} tokens; update them all before it is stored"
+            )
+        length = lengths.pop()
+        ids = self.tokens if tokens is None else validate.token_ids(tokens)
+        if len(ids) < length or (tokens is not None and len(ids) != length):
+            raise InvalidArgument(
+                f"the session holds {length} tokens and {len(ids)} ids are known; pass tokens= with the ids of all {length}"
+            )
+        if not length:
+            raise InvalidArgument("the session holds no tokens; expected at least one to store")
+        known = self.tokens[:length]
+        where = common_prefix(ids, known)
+        if where < len(known):
+            raise InvalidArgument(f"tokens[{where}] is {ids[where]}, but the session was opened with {known[where]} there")
+        return np.ascontiguousarray(ids[:length])
+
+    def explain(self, layer: int, options: QueryOptions = DEFAULT_OPTIONS, analyze: bool = False) -> Plan:
+        """`plan`; analyze: with what it takes to carry it out for the layer's last query. Raises LayerError, SessionClosed, and
+        InvalidArgument for hints that cannot be, or an analysis before the first query."""
+        with self.turns:
+            state = self.layer(layer)
+            state.planner.check(options)
+            if not analyze:
+                return replace(state.planner.plan(options), notes=self._recomputing.notes(layer))
+            if state.query_samples.last is None:
+                raise InvalidArgument(f"layer {layer} has seen no query to analyze; ask one, or explain without analyze")
+            plan = analyze_plan(state, self.spec, options, state.query_samples.last)
+            return replace(plan, notes=self._recomputing.notes(layer))
+
+    def set_last_queries(self, queries_by_layer: Mapping[int, Float32]) -> None:
+        """Act as if the last of these queries, float32 `[q_heads, m, head_dim]` by layer, had been the last of the session."""
+        for number, queries in queries_by_layer.items():
+            self._layers[number].query_samples.last = queries[:, -1:].astype(self.spec.numpy_dtype)
+
+    def query_samples(self) -> dict[int, Float32]:
+        """A sample of the queries of each layer that had any, float32 `[q_heads, m, head_dim]`."""
+        kept = {number: layer.query_samples.all() for number, layer in enumerate(self._layers)}
+        return {number: queries for number, queries in kept.items() if queries is not None}
+
+    def stats(self) -> SessionStats:
+        """What the session holds and has done. Raises SessionClosed."""
+        with self.turns:
+            self._check_open()
+            tail_nbytes = sum(tail.nbytes for tail in self.tails)
+            return self.counters.stats(min(layer.run.tokens for layer in self._layers), self.start, self.reused, tail_nbytes)
+
+    def close(self) -> None:
+        """Give every block back. Closing twice does nothing."""
+        with self.turns:
+            if self._open:
+                self._open = False
+                for layer in self._layers:
+                    layer.close()
+                self._recomputing.forget()
+                self.services.handles.remove(self)
+                self._count_open(-1)
+                residency.unpin(self.views)
+                self.snapshot.release()
+
+    def _bring_in(self, tails: list[BlockTable]) -> None:
+        """Raises CapacityError or Unavailable, when everything is given back."""
+        with ExitStack() as undo:
+            undo.callback(self.snapshot.release)
+            for tail in tails:
+                undo.callback(tail.release)
+            residency.pin(self.views, self.services.loader)
+            undo.pop_all()
+
+    def _count_open(self, sessions: int) -> None:
+        """Tell the segments that so many more sessions are open over them."""
+        for view in self.views:
+            view.segment.usage.count_open(sessions)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise SessionClosed("the session is closed; open another with create_session")

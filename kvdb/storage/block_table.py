@@ -1,0 +1,138 @@
+"""Block tables: logical block number -> physical block."""
+
+import numpy as np
+
+import indexes.blocks as indexable
+from kvdb.errors import NonFiniteError
+from kvdb.storage.block_layout import BlockLayout
+from kvdb.storage.tier import Blocks, Tier
+from kvdb.types import Addresses, Array
+
+NO_BLOCKS: Blocks = np.zeros(0, np.int64)
+NO_ADDRESSES: Addresses = np.zeros(0, np.uint64)
+
+
+class BlockTable:
+    """The blocks of one layer of one segment or tail, `length` tokens long; the last block may be partly filled.
+
+    It takes blocks as tokens come, so that it wastes at most one, and owns a reference to each. A block that it shares with
+    another table is copied before it is written.
+    """
+
+    __slots__ = ("_addresses", "_blocks", "_count", "layout", "length", "tier")
+
+    def __init__(self, tier: Tier, layout: BlockLayout) -> None:
+        self.tier = tier
+        self.layout = layout
+        self.length = 0
+        self._count = 0
+        self._blocks: Blocks = NO_BLOCKS
+        self._addresses: Addresses = NO_ADDRESSES
+
+    @property
+    def blocks(self) -> Blocks:
+        return self._blocks[: self._count]
+
+    @property
+    def addresses(self) -> Addresses:
+        return self._addresses[: self._count]
+
+    @property
+    def nbytes(self) -> int:
+        return self._count * self.layout.nbytes
+
+    def append(self, k: Array, v: Array) -> None:
+        """Add n tokens, k and v `[kv_heads, n, head_dim]`.
+
+        Raises NonFiniteError or CapacityError, and then the table is as it was.
+        """
+        start, count = self.length, self._count
+        self._copy_shared_last()
+        self._allocate(self.layout.blocks_for(start + k.shape[1]) - count)
+        bad = self.layout.write(self.addresses, start, k, v)
+        if bad is not None:
+            self._release_behind(count)
+            raise NonFiniteError(
+                f"{bad.what} of KV head {bad.head}, token {bad.token} of those given, hold NaN or infinity; "
+                "expected finite numbers, so find where the model produced them"
+            )
+        self.length = start + k.shape[1]
+
+    def truncate(self, length: int) -> None:
+        """Forget the tokens behind the first `length`, and give their blocks back."""
+        assert 0 <= length <= self.length
+        self._release_behind(self.layout.blocks_for(length))
+        self.length = length
+
+    def reserve(self, n: int) -> None:
+        """Take the blocks of n tokens, which the caller will write; the table is empty before. Raises CapacityError."""
+        assert not self.length
+        self._allocate(self.layout.blocks_for(n))
+        self.length = n
+
+    def read(self, start: int, n: int) -> tuple[Array, Array]:
+        """k and v, `[kv_heads, n, head_dim]`, of tokens [start, start + n)."""
+        assert start >= 0
+        assert start + n <= self.length
+        return self.layout.read(self.addresses, start, n)
+
+    def keys(self, tokens: int) -> indexable.Blocks:
+        """The first `tokens` tokens as indexes read them; valid as long as the table holds its blocks."""
+        layout = self.layout
+        addresses = self.addresses[: layout.blocks_for(tokens)].copy()
+        return indexable.Blocks(layout.dtype, layout.kv_heads, layout.head_dim, layout.block_size, addresses, tokens)
+
+    def share(self) -> "BlockTable":
+        """Another table over the same blocks; a shared block is copied by the table that writes it first."""
+        twin = BlockTable(self.tier, self.layout)
+        self.tier.retain(self.blocks)
+        twin.length, twin._count = self.length, self._count
+        twin._blocks, twin._addresses = self._blocks.copy(), self._addresses.copy()
+        return twin
+
+    def suffix(self, start: int) -> "BlockTable":
+        """A table of the tokens [start, length), which shares the blocks if start is 0 and copies the tokens if not. Raises
+        CapacityError."""
+        if not start:
+            return self.share()
+        rest = BlockTable(self.tier, self.layout)
+        n = self.length - start
+        rest._allocate(self.layout.blocks_for(n))
+        self.layout.copy(self.addresses, start, rest.addresses, 0, n)
+        rest.length = n
+        return rest
+
+    def release(self) -> None:
+        """Give every block back; the table is empty afterwards."""
+        self._release_behind(0)
+        self.length = 0
+
+    def _copy_shared_last(self) -> None:
+        """Copy the last block if tokens are to be written into it and another table shares it."""
+        filled = self.length % self.layout.block_size
+        if not filled or not self.tier.shared(int(self._blocks[self._count - 1])):
+            return
+        last = slice(self._count - 1, self._count)
+        fresh = self.tier.allocate(1)
+        addresses = self.tier.addresses(fresh)
+        self.layout.copy(self._addresses[last], 0, addresses, 0, filled)
+        self.tier.release(self._blocks[last].copy())
+        self._blocks[last], self._addresses[last] = fresh, addresses
+
+    def _allocate(self, more: int) -> None:
+        if more <= 0:
+            return
+        fresh = self.tier.allocate(more)
+        count = self._count + more
+        if count > len(self._blocks):
+            capacity = max(count, 2 * len(self._blocks))
+            self._blocks = np.concatenate([self.blocks, np.empty(capacity - self._count, np.int64)])
+            self._addresses = np.concatenate([self.addresses, np.empty(capacity - self._count, np.uint64)])
+        self._blocks[self._count : count] = fresh
+        self._addresses[self._count : count] = self.tier.addresses(fresh)
+        self._count = count
+
+    def _release_behind(self, count: int) -> None:
+        if count < self._count:
+            self.tier.release(self._blocks[count : self._count].copy())
+            self._count = count

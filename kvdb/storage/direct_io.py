@@ -1,0 +1,117 @@
+"""Files that are read straight into blocks of memory and written from them, past the page cache where that can be."""
+
+import ctypes
+import errno
+import fcntl
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kvdb.types import Addresses
+
+PAGE = 4096
+DIRECT = getattr(os, "O_DIRECT", 0)
+Buffer = ctypes.Array[ctypes.c_char]
+
+
+@contextmanager
+def open_file(path: Path, flags: int, *, direct: bool) -> Iterator[int]:
+    """Open a file and yield its descriptor. direct: read and write it past the page cache, for memory, lengths and offsets that
+    are multiples of PAGE; where the file system cannot do that, it is opened as any other file. Raises OSError."""
+    file = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        if direct and DIRECT:
+            _set_direct(file)
+        yield file
+    finally:
+        os.close(file)
+
+
+def read(file: int, at: int, addresses: Addresses, nbytes: int) -> int:
+    """Fill blocks of `nbytes` bytes at these addresses from the file's bytes [at, ...), without the GIL.
+
+    Returns the bytes read, fewer than asked for where the file ends. Raises OSError.
+    """
+    return _transfer(os.preadv, file, at, _buffers(addresses, nbytes))
+
+
+def write(file: int, at: int, addresses: Addresses, nbytes: int) -> None:
+    """Write blocks of `nbytes` bytes to the file's bytes [at, ...), without the GIL. Raises OSError."""
+    _transfer(os.pwritev, file, at, _buffers(addresses, nbytes))
+
+
+def reserve(file: int, nbytes: int) -> None:
+    """Make the file `nbytes` long, and reserve room for it where the system can, so that a full disk is found before anything is
+    written. Raises OSError."""
+    if sys.platform == "linux":
+        try:
+            os.posix_fallocate(file, 0, nbytes)
+        except OSError as error:
+            if error.errno not in {errno.EINVAL, errno.EOPNOTSUPP}:
+                raise
+    os.ftruncate(file, nbytes)
+
+
+def sync(file: int) -> None:
+    """Wait until the file is on the disk, and drop it from the page cache. Raises OSError."""
+    os.fsync(file)
+    if sys.platform == "linux":
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def page_aligned(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Zeroed memory that begins on a page."""
+    memory = np.zeros(nbytes + PAGE, np.uint8)
+    at = -memory.ctypes.data % PAGE
+    return memory[at : at + nbytes]
+
+
+def _set_direct(file: int) -> None:
+    try:
+        fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+
+
+def _transfer(call: Callable[[int, list[Buffer], int], int], file: int, at: int, buffers: list[Buffer]) -> int:
+    """Read or write all of the buffers, unless the file ends; the bytes transferred."""
+    start = at
+    while buffers:
+        try:
+            done = call(file, buffers, at)
+        except OSError as error:
+            flags = fcntl.fcntl(file, fcntl.F_GETFL)
+            if error.errno != errno.EINVAL or not flags & DIRECT:
+                raise
+            fcntl.fcntl(file, fcntl.F_SETFL, flags & ~DIRECT)  # a file system that wants other multiples than PAGE
+            continue
+        if not done:
+            break
+        at += done
+        buffers = _remaining(buffers, done)
+    return at - start
+
+
+def _buffers(addresses: Addresses, nbytes: int) -> list[Buffer]:
+    """The memory of the blocks; neighbours are one buffer."""
+    ends = np.flatnonzero(np.diff(addresses) != nbytes) + 1
+    bounds = [0, *ends.tolist(), len(addresses)]
+    return [(ctypes.c_char * ((end - first) * nbytes)).from_address(int(addresses[first])) for first, end in pairwise(bounds)]
+
+
+def _remaining(buffers: list[Buffer], done: int) -> list[Buffer]:
+    """The buffers without their first `done` bytes."""
+    rest = []
+    for buffer in buffers:
+        size = len(buffer)
+        if done < size:
+            rest.append((ctypes.c_char * (size - done)).from_buffer(buffer, done))
+        done = max(0, done - size)
+    return rest

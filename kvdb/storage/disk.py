@@ -1,0 +1,177 @@
+"""The disk tier: the folder of one database, with a file of each segment that was offloaded."""
+
+import fcntl
+import os
+import secrets
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Condition
+
+from kvdb.errors import CapacityError, IntegrityError, Unavailable
+from kvdb.storage.block_layout import BlockLayout
+from kvdb.storage.block_table import BlockTable
+from kvdb.storage.segment_file import Contents, SegmentFile
+from kvdb.types import TierStats
+
+LOCK = "lock"
+MARKER = b"kvdb: segments of one database, removed when it ends\n"
+"""The contents of the lock file in a database's folder. A folder without it is somebody else's and never touched."""
+FILE_SUFFIX = ".segment"
+SUFFIX = ".segments"
+"""The end of the names of databases' folders below storage.disk_path."""
+
+
+class SegmentFolder:
+    """Segment files in a folder below `path` that belongs to one database and is removed with it. Thread-safe.
+
+    The folder has a file with MARKER that is locked as long as its process lives. The files of dead processes are removed from
+    folders with that marker; nothing else below `path` is touched. bytes_max: of all files together, None for no limit.
+    changes: how often files came or went.
+    """
+
+    def __init__(self, path: Path, bytes_max: int | None) -> None:
+        """Raises Unavailable for a folder that cannot be made or written to."""
+        self._bytes_max = bytes_max
+        self._files: dict[str, SegmentFile] = {}
+        self._reserved = 0
+        self._made = self._writing = 0
+        self.changes = 0
+        self._closed = False
+        self._lock = Condition()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self.path, alive = _own_folder(path)
+        except OSError as error:
+            raise Unavailable(
+                f"storage.disk_path {path} cannot be used: {error.strerror}; expected a folder that can be written to"
+            ) from None
+        self._finalizer = weakref.finalize(self, _remove_own, self.path, alive, os.getpid())
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all files, those included that are being written."""
+        return self._reserved
+
+    def write(self, spec: str, layout: BlockLayout, tokens: int, tables: Sequence[BlockTable]) -> SegmentFile:
+        """Write a segment's tables to a file. spec: the digest of the model's spec. Raises CapacityError or Unavailable."""
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the database is closed; connect again")
+            name, self._made = f"{self._made}{FILE_SUFFIX}", self._made + 1
+            contents = Contents(f"{self.path.name}/{name}", spec, layout, len(tables), tokens)
+            self._reserve(contents.nbytes)
+            self._writing += 1
+        file = None
+        try:
+            file = SegmentFile.write(self.path / name, contents, tables)
+        finally:
+            with self._lock:
+                if file is None:
+                    self._reserved -= contents.nbytes
+                    (self.path / name).unlink(missing_ok=True)  # one that was written, and cannot be read
+                else:
+                    self._files[name] = file
+                    self.changes += 1
+                self._writing -= 1
+                self._lock.notify_all()
+        return file
+
+    def remove(self, file: SegmentFile) -> None:
+        with self._lock:
+            if self._files.pop(file.path.name, None) is not None:
+                self._reserved -= file.nbytes
+                self.changes += 1
+                file.unlink()
+
+    def stats(self) -> list[TierStats]:
+        """One entry for each size of block that files hold."""
+        with self._lock:
+            files = list(self._files.values())
+        stats = []
+        for block_nbytes in sorted({file.contents.layout.nbytes for file in files}):
+            of_size = [file for file in files if file.contents.layout.nbytes == block_nbytes]
+            blocks = sum(file.contents.layers * file.contents.blocks for file in of_size)
+            stats.append(TierStats("disk", blocks, blocks, block_nbytes, sum(file.nbytes for file in of_size), huge=False))
+        return stats
+
+    def check_integrity(self, owned: Sequence[SegmentFile]) -> None:
+        """Raises IntegrityError unless `owned` are exactly the files in the folder, each of its length; not once it is closed."""
+        if self._closed:
+            return
+        with self._lock:
+            files = dict(self._files)
+            there = {path.name: path.stat().st_size for path in self.path.glob(f"*{FILE_SUFFIX}")}
+        owners = sorted(file.path.name for file in owned)
+        if owners != sorted(files):
+            raise IntegrityError(f"segments own {len(owners)} files, and {len(files)} are known; expected the same, each once")
+        if there != {name: file.nbytes for name, file in files.items()}:
+            raise IntegrityError(f"{self.path} holds {len(there)} files that are not the {len(files)} that were written")
+
+    def close(self) -> None:
+        """Wait for files that are being written, as their blocks are read until then, and remove the folder with its files.
+
+        Closing twice does nothing.
+        """
+        with self._lock:
+            self._closed = True
+            self._lock.wait_for(lambda: not self._writing)
+        self._finalizer()
+
+    def _reserve(self, nbytes: int) -> None:
+        if self._bytes_max is not None and self._reserved + nbytes > self._bytes_max:
+            raise CapacityError(
+                f"the disk tier needs {nbytes:,} bytes more and holds {self._reserved:,} of storage.disk_bytes_max="
+                f"{self._bytes_max}; drop contexts or raise the budget"
+            )
+        self._reserved += nbytes
+
+
+def _own_folder(path: Path) -> tuple[Path, int]:
+    """A new folder below `path` and its lock file, which stays locked; clears the folders of dead processes first."""
+    cleaning = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(cleaning, fcntl.LOCK_EX)  # so that no other takes a folder for a dead one's before it is locked
+        for folder in path.glob(f"*{SUFFIX}"):
+            _remove_dead(folder)
+        own = path / f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"
+        own.mkdir(mode=0o700)
+        alive = os.open(own / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        os.write(alive, MARKER)
+        return own, alive
+    finally:
+        os.close(cleaning)
+
+
+def _remove_dead(folder: Path) -> None:
+    """Clear a folder that has the marker, and no process that locks it."""
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # no folder of a database, or another user's
+        return
+    try:
+        if folder.is_symlink() or os.pread(lock, len(MARKER) + 1, 0) != MARKER:
+            return
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _clear(folder)
+    except OSError:  # it is in use, or cannot be cleared
+        return
+    finally:
+        os.close(lock)
+
+
+def _clear(folder: Path) -> None:
+    """Remove the files that databases write, the marker last, and the folder unless somebody keeps files of his own in it."""
+    for file in (*folder.glob(f"*{FILE_SUFFIX}"), folder / LOCK):
+        file.unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _remove_own(folder: Path, alive: int, process: int) -> None:
+    if os.getpid() == process:  # not in a fork, which has inherited the finalizer
+        with suppress(OSError):
+            _clear(folder)
+        os.close(alive)

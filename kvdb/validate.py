@@ -1,0 +1,208 @@
+"""Checks of a caller's arguments; each raises the error that says what was given and what was expected."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import indexes.registry as registry
+from kvdb.errors import DtypeError, InvalidArgument, KvdbError, LayerError, PositionError, ShapeError, SpecError, SpecMismatch
+from kvdb.types import Array, ModelSpec, PromptPart, Tokens
+
+NAME_LENGTH_MAX = 1024
+POSITION_MAX = 1 << 53
+"""The last position that float64, in which the angles of a move are computed, tells from the next."""
+
+
+def layer(spec: ModelSpec, number: Any) -> None:
+    """Raises LayerError unless the spec has a layer of this number."""
+    if not is_whole(number) or not 0 <= number < spec.layers:
+        raise LayerError(f"layer is {number!r}; expected 0 to {spec.layers - 1}, the layers of {spec.name}")
+
+
+def queries(spec: ModelSpec, q: Array) -> int:
+    """How many tokens q holds. Raises ShapeError or DtypeError."""
+    _array(spec, "q", q, spec.q_heads)
+    return int(q.shape[1])
+
+
+def keys_values(spec: ModelSpec, k: Array, v: Array) -> int:
+    """How many tokens k and v hold. Raises ShapeError or DtypeError."""
+    _array(spec, "k", k, spec.kv_heads)
+    _array(spec, "v", v, spec.kv_heads)
+    if k.shape[1] != v.shape[1]:
+        raise ShapeError(f"k holds {k.shape[1]} tokens and v {v.shape[1]}; expected the same number")
+    return int(k.shape[1])
+
+
+def same_tokens(queries_held: int, keys_held: int) -> None:
+    """Raises ShapeError unless q holds as many tokens as k and v do."""
+    if queries_held != keys_held:
+        raise ShapeError(
+            f"q holds {queries_held} tokens and k, v {keys_held}; attend expects the same number, use attention for fewer queries"
+        )
+
+
+def start(given: int | None, length: int, layer_number: int) -> None:
+    """Raises PositionError unless `given` is the position of the layer's next token, or None."""
+    if given is not None and (not is_whole(given) or given != length):
+        raise PositionError(
+            f"start is {given!r}, but layer {layer_number} holds {length} tokens; expected start={length}, "
+            "so hand in the tokens that follow, each once"
+        )
+
+
+def together(sessions: Sequence[object], own: Sequence[object]) -> None:
+    """Raises InvalidArgument unless one call can take these sessions: at least one, each once. own: those of them that are the
+    database's own, which must be all."""
+    if len(own) < len(sessions):
+        raise InvalidArgument("a session is another database's; expected sessions that were opened in this one")
+    if not len(sessions):
+        raise InvalidArgument("no sessions are given; expected at least one")
+    first: dict[int, int] = {}
+    for i, session in enumerate(sessions):
+        if first.setdefault(id(session), i) != i:
+            raise InvalidArgument(f"sessions[{i}] is sessions[{first[id(session)]}] again; expected each session once")
+
+
+def stacked(what: str, array: Any, sessions: int) -> None:
+    """Raises ShapeError unless the array holds one `[heads, tokens, head_dim]` for each session."""
+    shape = getattr(array, "shape", None)
+    if shape is None or len(shape) != 4 or shape[0] != sessions:
+        raise ShapeError(f"{what} has the shape {shape}; expected ({sessions}, heads, tokens, head_dim) for {sessions} sessions")
+
+
+def starts(given: Any, sessions: int) -> None:
+    """Raises InvalidArgument unless `given` holds a position for each session, or is None."""
+    if given is None:
+        return
+    if not isinstance(given, Sequence | np.ndarray) or len(given) != sessions:
+        raise InvalidArgument(f"starts is {given!r}; expected {sessions} positions, one for each session, or None")
+    for i, value in enumerate(given):
+        if not is_whole(value) or not -POSITION_MAX <= value <= POSITION_MAX:
+            raise InvalidArgument(f"starts[{i}] is {value!r}; expected the number of tokens that the session's layer holds")
+
+
+def same_spec(spec: ModelSpec, first: ModelSpec) -> None:
+    """Raises SpecMismatch unless a session is of the same model as the first of its call."""
+    if spec != first:
+        raise SpecMismatch(f"it is of {spec}, and sessions[0] of {first}; expected sessions of one model")
+
+
+@contextmanager
+def numbered(session: int) -> Iterator[None]:
+    """Let an error of one session of several say which session it is."""
+    try:
+        yield
+    except KvdbError as error:
+        raise type(error)(f"sessions[{session}]: {error}") from error
+
+
+def base(given: Any) -> int:
+    """Raises InvalidArgument unless it is a position."""
+    if not is_whole(given) or not 0 <= given <= POSITION_MAX:
+        raise InvalidArgument(f"base is {given!r}; expected the position of the chunk's first token, 0 to {POSITION_MAX}")
+    return int(given)
+
+
+def part(given: PromptPart) -> None:
+    """Raises InvalidArgument unless a part's `visible` and `at` are numbers; whether they fit depends on what is stored."""
+    for what, value in (("visible", given.visible), ("at", given.at)):
+        if value is not None and (not is_whole(value) or not -POSITION_MAX <= value <= POSITION_MAX):
+            raise InvalidArgument(f"a part has {what}={value!r}; expected a number of tokens, or None")
+
+
+def positions(given: Any, n: int, end: int, layer_number: int) -> None:
+    """Raises ShapeError, DtypeError, or PositionError unless these are n ascending positions before `end`."""
+    if not isinstance(given, np.ndarray) or given.shape != (n,):
+        raise ShapeError(f"positions have the shape {np.shape(given)}; expected ({n},), one for each token")
+    if given.dtype != np.int64:
+        raise DtypeError(f"positions have the dtype {given.dtype}; expected int64")
+    if not n:
+        return
+    if given[0] < 0 or given[-1] >= end or (np.diff(given) <= 0).any():
+        raise PositionError(
+            f"positions of layer {layer_number} run from {given[0]} to {given[-1]}; expected ascending ones, each once, "
+            f"from 0 to {end - 1}, before the tail"
+        )
+
+
+def token_ids(tokens: Any) -> Tokens:
+    """int32 `[n]`, a copy. Raises ShapeError, DtypeError or InvalidArgument."""
+    given = as_array("tokens", tokens)
+    if given.size == 0 and given.ndim == 1:
+        return np.zeros(0, np.int32)
+    if given.ndim != 1:
+        raise ShapeError(f"tokens have the shape {given.shape}; expected one dimension, the ids of one sequence")
+    if not np.issubdtype(given.dtype, np.integer):
+        raise DtypeError(f"tokens have the dtype {given.dtype}; expected integers, the ids of one sequence")
+    if given.min() < 0 or given.max() > np.iinfo(np.int32).max:
+        raise InvalidArgument(f"tokens run from {given.min()} to {given.max()}; expected ids from 0 to {np.iinfo(np.int32).max}")
+    return given.astype(np.int32)
+
+
+def as_array(what: str, given: Any) -> Array:
+    """A numpy array of a sequence of numbers. Raises ShapeError for lists of different lengths."""
+    try:
+        return np.asarray(given)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ShapeError(f"{what} are no array ({error}); expected one dimension of integers") from None
+
+
+def iterable(what: str, given: Iterable[Any], expected: str) -> Iterator[Any]:
+    """Its iterator. Raises InvalidArgument for what has none."""
+    try:
+        return iter(given)
+    except TypeError:
+        raise InvalidArgument(f"{what} is a {type(given).__name__}; expected {expected}") from None
+
+
+def flag(what: str, given: Any) -> bool:
+    """Raises InvalidArgument unless it is true or false."""
+    if not isinstance(given, bool | int | np.bool_):
+        raise InvalidArgument(f"{what} is {given!r}; expected True or False")
+    return bool(given)
+
+
+def spec(given: Any) -> ModelSpec:
+    """Raises SpecError unless it is a ModelSpec."""
+    if not isinstance(given, ModelSpec):
+        raise SpecError(f"spec is a {type(given).__name__}; expected a kvdb.ModelSpec")
+    return given
+
+
+def number(what: str, given: Any) -> float:
+    """Raises InvalidArgument unless it is a real number."""
+    if isinstance(given, bool) or not isinstance(given, Real):
+        raise InvalidArgument(f"{what} is {given!r}; expected a number")
+    return float(given)
+
+
+def kind(given: Any) -> str:
+    """Raises InvalidArgument unless it is a kind of index."""
+    if not isinstance(given, str) or given not in registry.KINDS:
+        raise InvalidArgument(f"no kind of index is named {given!r}; expected one of {', '.join(registry.KINDS)}")
+    return given
+
+
+def name(given: Any) -> str:
+    """Raises InvalidArgument unless it is a printable string of some length."""
+    if not isinstance(given, str) or not given or len(given) > NAME_LENGTH_MAX or not given.isprintable():
+        raise InvalidArgument(f"a context's name is {given!r}; expected 1 to {NAME_LENGTH_MAX} printable characters")
+    return given
+
+
+def is_whole(given: Any) -> bool:
+    """Whether it is an integer, and no truth value."""
+    return isinstance(given, int | np.integer) and not isinstance(given, bool)
+
+
+def _array(spec: ModelSpec, what: str, array: npt.NDArray[Any], heads: int) -> None:
+    shape = getattr(array, "shape", None)
+    if shape is None or len(shape) != 3 or shape[0] != heads or shape[2] != spec.head_dim:
+        raise ShapeError(f"{what} has the shape {shape}; expected ({heads}, tokens, {spec.head_dim}) for {spec.name}")
+    if array.dtype != spec.numpy_dtype:
+        raise DtypeError(f"{what} has the dtype {array.dtype}; expected {spec.dtype}, which {spec.name} was declared with")

@@ -1,0 +1,94 @@
+// Shared by the bindings of both extension modules.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "geometry.h"
+#include "isa.h"
+#include "thread_pool.h"
+
+namespace nb = nanobind;
+
+namespace kvdb {
+
+[[noreturn]] inline void fail(const std::string& message) {
+    throw std::invalid_argument(message);
+}
+
+// Lets other Python threads run as long as it lives. When the interpreter has ended meanwhile, it
+// would unwind this thread through C++ that holds Python objects, which ends the whole process with
+// a signal: then the thread stays here until the process is gone.
+class ReleaseGil {
+  public:
+    ReleaseGil() : thread_(PyEval_SaveThread()) {}
+    ReleaseGil(const ReleaseGil&) = delete;
+    ReleaseGil& operator=(const ReleaseGil&) = delete;
+    ~ReleaseGil() {
+        try {
+            PyEval_RestoreThread(thread_);
+        } catch (...) {  // the unwinding, which may not be ended but can be kept from going on
+            for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+        }
+    }
+
+  private:
+    PyThreadState* const thread_;
+};
+
+template <class Array>
+std::string shape_of(const Array& array) {
+    std::string text = "[";
+    for (std::size_t i = 0; i < array.ndim(); ++i) {
+        text += (i ? ", " : "") + std::to_string(array.shape(i));
+    }
+    return text + "]";
+}
+
+// Fails unless an array has the shape expected.
+template <class Array>
+void check_shape(const Array& array, std::initializer_list<std::int64_t> expected,
+                 const char* name) {
+    bool same = array.ndim() == expected.size();
+    std::string text;
+    std::size_t i = 0;
+    for (const std::int64_t dim : expected) {
+        same = same && static_cast<std::int64_t>(array.shape(i)) == dim;
+        text += (i++ ? ", " : "") + std::to_string(dim);
+    }
+    if (!same) {
+        fail(std::string(name) + " has shape " + shape_of(array) + "; expected [" + text + "]");
+    }
+}
+
+inline void bind_dtype(nb::module_& m) {
+    nb::enum_<Dtype>(m, "Dtype")
+        .value("float32", Dtype::float32)
+        .value("float16", Dtype::float16)
+        .value("bfloat16", Dtype::bfloat16);
+}
+
+// Settings of the whole process. A wrong KVDB_ISA or KVDB_THREADS fails here, not in a later call.
+inline void bind_settings(nb::module_& m) {
+    using namespace nb::literals;
+    m.def("isa", &isa);
+    m.def("isas", &isas);
+    m.def("set_isa", &set_isa, "name"_a);
+    m.def("threads", &ThreadPool::threads);
+    m.def("set_threads", &ThreadPool::set_threads, "n"_a);
+    m.def("spin_us", &ThreadPool::spin_us);
+    m.def("set_spin_us", &ThreadPool::set_spin_us, "microseconds"_a);
+    m.def("work_in_background", &work_in_background);
+    isa();
+    ThreadPool::threads();
+}
+
+}  // namespace kvdb

@@ -1,0 +1,40 @@
+"""What `generate` is asked for arrives at every step's query, through the adapter and the wire."""
+
+import pytest
+
+import kvdb
+from kvdb.errors import InvalidArgument
+from tests.engine_adapter.tiny import prompts
+from tests.kvdb.witness import Witness, database
+
+ASKED = {
+    "retrieval": kvdb.TopK(4),
+    "max_missed_mass": 0.5,
+    "estimate_tail": True,
+    "hints": kvdb.Hints(rules_off=("first_layers",)),
+}
+
+
+@pytest.fixture
+def witness():
+    return Witness()
+
+
+@pytest.fixture
+def engine(witness):
+    opened = database(witness)
+    yield opened
+    opened.check_integrity()
+    opened.close()
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("how", [ASKED, {"options": kvdb.QueryOptions(**ASKED)}], ids=["keywords", "options"])
+def test_every_field_arrives(attached, witness, how, rows):
+    attached.generate(prompts(rows, 5), max_new_tokens=3, **how)
+    assert witness.saw(kvdb.QueryOptions(**ASKED))
+
+
+def test_both_together_are_refused(attached):
+    with pytest.raises(InvalidArgument, match="options= and estimate_tail="):
+        attached.generate(prompts(1, 5), options=kvdb.QueryOptions(), estimate_tail=True)

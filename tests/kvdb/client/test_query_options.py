@@ -1,0 +1,120 @@
+"""What a query asks for arrives whole, however it is said, embedded and remote."""
+
+import numpy as np
+import pytest
+
+import kvdb
+from kvdb.errors import InvalidArgument
+from tests.kvdb.witness import Witness, database
+
+FIELDS = {
+    "retrieval": kvdb.Dipr(0.5),
+    "max_missed_mass": 0.25,
+    "estimate_tail": True,
+    "hints": kvdb.Hints(rules_off=("first_layers",), memory_budget=1 << 30),
+}
+WAYS = {
+    "options": lambda: {"options": kvdb.QueryOptions(**FIELDS)},
+    "keywords": lambda: dict(FIELDS),
+}
+
+
+@pytest.fixture
+def witness():
+    return Witness()
+
+
+@pytest.fixture
+def engine(witness):
+    opened = database(witness)
+    yield opened
+    opened.check_integrity()
+    opened.close()
+
+
+def ones(*shape):
+    return np.ones(shape, np.float32)
+
+
+@pytest.fixture
+def calls(db, spec):
+    """Every call that takes what a query asks for, each in a session of its own, whose plans nobody has made yet."""
+    kv = [(ones(2, 3, 16), ones(2, 3, 16))] * 2
+    db.import_context(spec, [1, 2, 3], kv, name="doc")
+    opened = []
+
+    def session():
+        opened.append(db.create_session(spec, [1, 2, 3]))
+        return opened[-1]
+
+    one, several = (ones(2, 1, 16), ones(2, 1, 16)), (ones(1, 2, 1, 16), ones(1, 2, 1, 16))
+    yield {
+        "attend": lambda **asked: session().attend(0, ones(4, 1, 16), *one, **asked),
+        "attention": lambda **asked: session().attention(0, ones(4, 1, 16), **asked),
+        "explain": lambda **asked: session().explain(0, **asked),
+        "attend together": lambda **asked: db.attend([session()], 0, ones(1, 4, 1, 16), *several, **asked),
+        "attention together": lambda **asked: db.attention([session()], 0, ones(1, 4, 1, 16), **asked),
+        "explain a context": lambda **asked: db.explain("doc", **asked),
+    }
+    for used in opened:
+        used.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_field_arrives(calls, witness, way):
+    for name, call in calls.items():
+        call(**WAYS[way]())
+        assert witness.saw(kvdb.QueryOptions(**FIELDS)), name
+
+
+def test_nothing_asked_for_leaves_it_to_the_optimizer(calls, witness):
+    for name, call in calls.items():
+        call()
+        assert witness.saw(kvdb.QueryOptions()), name
+
+
+def test_options_and_keywords_together_are_refused(calls, witness):
+    for call in calls.values():
+        with pytest.raises(InvalidArgument, match="options= and estimate_tail="):
+            call(options=kvdb.QueryOptions(), estimate_tail=True)
+        with pytest.raises(InvalidArgument, match="expected kvdb.QueryOptions"):
+            call(options={"estimate_tail": True})
+    assert not witness.seen
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    {
+        "retrieval": [kvdb.Dipr, "exact", 5],
+        "max_missed_mass": [0, 1.5, float("nan"), "all", True, [0.5]],
+        "hints": ["flat", {"index": "flat"}],
+    }.items(),
+)
+def test_values_that_cannot_be_are_errors_of_ours(calls, field, values):
+    for value in values:
+        with pytest.raises(InvalidArgument, match=field):
+            kvdb.QueryOptions(**{field: value})
+        for call in calls.values():
+            with pytest.raises(InvalidArgument, match=field):
+                call(**{field: value})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        kvdb.Dipr,
+        kvdb.TopK,
+        kvdb.TopP,
+        lambda value: kvdb.Hints(memory_budget=value),
+    ],
+    ids=["Dipr", "TopK", "TopP", "Hints"],
+)
+@pytest.mark.parametrize("value", [0, -1, float("nan"), "1", True, [1], 1j])
+def test_a_retrieval_that_cannot_be_is_an_error_of_ours(make, value):
+    with pytest.raises(kvdb.KvdbError, match="expected"):
+        make(value)
+
+
+def test_no_hints_are_none():
+    assert kvdb.QueryOptions(hints=None) == kvdb.QueryOptions()
+    assert kvdb.QueryOptions(max_missed_mass=np.float32(0.5)).max_missed_mass == 0.5

@@ -1,0 +1,137 @@
+"""`kvdb explain` on a server."""
+
+import json
+
+import pytest
+
+import indexes.registry as registry
+import kvdb
+from kvdb.__main__ import main
+from kvdb.commands.explain import table
+from kvdb.config import Config, IndexConfig, OptimizerConfig, ServerConfig, StorageConfig, WindowConfig
+from kvdb.database import Database
+from kvdb.server.serve import Server
+from query_optimizer.optimizer import Optimizer
+from query_optimizer.plan import Plan
+from query_optimizer.rules import base_rules
+from tests.query_optimizer.made import facts, part, tail
+from tests.query_optimizer.test_golden import MIXTURES, analyzed
+from tests.scan import Scan
+
+NAME, N = "handbook", 1200
+
+
+@pytest.fixture
+def command(spec, make_kv, capsys, monkeypatch):
+    """`command(*arguments)` explains a context of 1,200 tokens, of which queries were kept: its status, and what it said."""
+    monkeypatch.setattr(registry, "KINDS", {**registry.KINDS, "flat": Scan})
+    config = Config(
+        storage=StorageConfig(arena_bytes=1 << 20),
+        indexes=IndexConfig(segment_tokens_min=100),
+        window=WindowConfig(16, 64),
+        optimizer=OptimizerConfig(64, ("short_context",)),
+    )
+    with Database(config) as engine:
+        server = Server(engine, ServerConfig(port=0, token="secret"))
+        server.start()
+        kv = make_kv(spec, N)
+        with kvdb.connect(server.target, token="secret") as db:
+            db.import_context(spec, kv.tokens, kv.pairs(), name=NAME, queries=[8 * q[:, -4:] for q in kv.q])
+            db.import_context(spec, kv.tokens[:5] + 1, kv.pairs(0, 5), name="short")
+            db.build_index(NAME, "flat")
+
+        def run(*arguments, name=NAME, token="secret"):
+            status = main(["explain", name, *arguments, "--server", server.target, "--token", token])
+            said = capsys.readouterr()
+            return status, said.out + said.err
+
+        yield run
+        server.stop(grace=0)
+
+
+def test_one_line_for_each_layer(command):
+    status, said = command()
+    assert status == 0
+    head, titles, *layers, total = said.splitlines()
+    assert head == "1,200 tokens, 2 KV heads, dipr(0.012) chosen by the optimizer"
+    assert titles.split() == ["layer", "way", "rule", "cost", "ms", "bytes", "MiB"]
+    assert [line.split()[:3] for line in layers] == [["0", "flat", "first_layers"], ["1", "flat", "cheapest_scan"]]
+    assert total.split()[0] == "all"
+
+
+def test_with_what_it_took(command):
+    status, said = command("--analyze", "--retrieval", "top-k", "--k", "7")
+    head, titles, *layers, total = said.splitlines()
+    assert (status, head) == (0, "1,200 tokens, 2 KV heads, top_k(7) asked for")
+    assert titles.split()[-6:] == ["actual", "scanned", "read", "missed", "bound", "error"]
+    for line in [*layers, total]:
+        scanned, read, missed, bound, _ = (float(text.rstrip("%")) for text in line.split()[-5:])
+        assert (scanned, 0 < read < 50, 0 < missed <= bound) == (100, True, True)
+
+
+def test_the_tree_of_a_layer(command):
+    status, said = command("--layer", "1", "--analyze", "--retrieval", "dipr", "--alpha", "0.1")
+    assert status == 0
+    assert said.startswith("Merge on layer 1  (cost=")
+    assert "  Retrieve: dipr(0.1), asked for\n" in said
+    assert "Rules Before" not in said
+    status, said = command("--layer", "1", "--verbose")
+    assert "Rules Before cheapest_scan on segment " in said
+
+
+def test_hints_go_along(command):
+    assert "Rule: hinted" in command("--layer", "1", "--index", "flat")[1]
+    assert "Rule: no_index" in command("--layer", "0", "--rules-off", "first_layers, cheapest_scan")[1]
+    assert "Rule: no_index" in command("--layer", "1", "--memory-budget", "21000")[1]
+    assert "Rule: exact_asked" in command("--layer", "1", "--retrieval", "exact")[1]
+
+
+def test_objects_for_machines_are_the_plans(command):
+    status, said = command("--json", "--analyze")
+    plans = [Plan.from_dict(json.loads(line)) for line in said.splitlines()]
+    assert (status, [plan.layer for plan in plans]) == (0, [0, 1])
+    assert all(plan.actual is not None for plan in plans)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--layer", "2"], "expected 0 to 1"),
+        (["--rules-off", "hinted,none"], "'none'; expected one of exact_asked"),
+        (["--memory-budget", "0"], "expected a positive number of bytes"),
+        (["--memory-budget", "9"], "below the window"),
+        (["--retrieval", "top_k", "--k", "0"], "expected an integer of at least 1"),
+        (["--retrieval", "exact", "--index", "flat"], "exact attention reads everything"),
+        (["--max-missed-mass", "2"], "expected a share of the softmax mass"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_is_one_line_and_status_1(command, arguments, message):
+    status, said = command(*arguments)
+    assert status == 1
+    assert said.startswith("kvdb: ")
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_contexts_and_tokens_that_are_none(command):
+    for status, said in (command(name="none"), command(token="wrong"), command("--analyze", name="short")):
+        assert (status, said.count("\n")) == (1, 1)
+
+
+def test_a_retrieval_that_does_not_exist_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", NAME, "--retrieval", "nearest"])
+    assert ended.value.code == 2
+    assert "top_p" in capsys.readouterr().err
+
+
+def test_the_table_is_narrow_and_says_where_heads_and_retrievals_differ():
+    optimizer = Optimizer(base_rules())
+    given = [MIXTURES["heads that differ"], MIXTURES["heads whose rest is estimated"], facts(part("segment 3", 50_000), tail())]
+    said = table([optimizer.plan(one) for one in given])
+    assert "top_k(64)" in said
+    assert "hnsw 3, exact 1" in said
+    assert "no_index" in said
+    for plans in ([analyzed()] * 32, [optimizer.plan(one) for one in given]):
+        assert max(map(len, table(plans).splitlines())) <= 100

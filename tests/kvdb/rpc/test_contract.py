@@ -1,0 +1,39 @@
+"""The contract is what the code speaks."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvdb.client.remote.imports import METHOD
+from kvdb.server.interceptors import UnaryCalls
+from kvdb.server.service import IMPORT, SERVICE, handlers
+
+ROOT = Path(__file__).parents[3]
+PROTO = "proto/kvdb/rpc/kvdb.proto"
+
+
+def test_the_generated_code_is_what_the_proto_says(tmp_path):
+    pytest.importorskip("grpc_tools")
+    command = ["-I", "proto", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", f"--grpc_python_out={tmp_path}", PROTO]
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *command], cwd=ROOT, check=True)
+    for fresh in (tmp_path / "kvdb/rpc").iterdir():
+        assert (ROOT / "kvdb/rpc" / fresh.name).read_text() == fresh.read_text(), f"{fresh.name} is stale; run make proto"
+
+
+def test_the_names_on_the_wire():
+    assert SERVICE.full_name == "kvdb.v1.Kvdb"
+    assert f"/{SERVICE.full_name}/{IMPORT}" == METHOD
+
+
+def test_every_call_is_served():
+    class Anything:
+        def __getattr__(self, name):
+            return lambda request, context: None
+
+    served = handlers(Anything(), UnaryCalls(None, None))
+    assert served.service_name() == SERVICE.full_name
+    for method in SERVICE.methods:
+        details = type("Details", (), {"method": f"/{SERVICE.full_name}/{method.name}"})
+        assert served.service(details).request_streaming == method.client_streaming

@@ -1,0 +1,76 @@
+"""What a query asks for comes off the wire as it was, and what cannot be is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexes.retrieval import Dipr, Exact, TopK, TopP
+from kvdb.errors import InvalidArgument, Unsupported
+from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.query_options import BUDGET_MAX, K_MAX, put_query_options, to_query_options
+from query_optimizer.query_options import Hints, QueryOptions
+
+SHARES = st.floats(0, 1, exclude_min=True)
+RETRIEVALS = st.one_of(
+    st.none(),
+    st.just(Exact()),
+    st.builds(Dipr, SHARES),
+    st.builds(TopK, st.integers(1, K_MAX)),
+    st.builds(TopP, SHARES),
+)
+HINTS = st.builds(Hints, st.none() | st.just("flat"), st.lists(st.text()).map(tuple), st.none() | st.integers(1, BUDGET_MAX))
+REQUESTS = (
+    pb.AttentionRequest,
+    pb.AttendRequest,
+    pb.AttentionTogetherRequest,
+    pb.AttendTogetherRequest,
+    pb.ExplainRequest,
+    pb.ExplainContextRequest,
+)
+
+
+@given(st.sampled_from(REQUESTS), st.builds(QueryOptions, RETRIEVALS, st.none() | SHARES, st.booleans(), HINTS))
+def test_both_ways(request_class, options):
+    message = request_class()
+    put_query_options(message, options)
+    assert to_query_options(request_class.FromString(message.SerializeToString())) == options
+
+
+def test_nothing_asked_for_takes_no_bytes():
+    for request_class in REQUESTS:
+        message = request_class()
+        put_query_options(message, QueryOptions())
+        assert not message.SerializeToString()
+
+
+def test_more_tokens_than_the_wire_can_count_are_all():
+    message = pb.AttendRequest()
+    put_query_options(message, QueryOptions(TopK(1 << 100)))
+    assert to_query_options(message) == QueryOptions(TopK(K_MAX))
+
+
+WRONG = {
+    "alpha": pb.Retrieval(dipr=pb.Retrieval.Dipr(alpha=2)),
+    "no alpha": pb.Retrieval(dipr=pb.Retrieval.Dipr()),
+    "NaN": pb.Retrieval(dipr=pb.Retrieval.Dipr(alpha=float("nan"))),
+    "k": pb.Retrieval(top_k=pb.Retrieval.TopK()),
+    "p": pb.Retrieval(top_p=pb.Retrieval.TopP(p=-0.5)),
+}
+
+
+@pytest.mark.parametrize("retrieval", WRONG.values(), ids=list(WRONG))
+@pytest.mark.parametrize("request_class", REQUESTS)
+def test_values_that_cannot_be(request_class, retrieval):
+    with pytest.raises(InvalidArgument, match="expected"):
+        to_query_options(request_class(options=pb.QueryOptions(retrieval=retrieval)))
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5, float("nan"), float("inf")])
+def test_shares_that_cannot_be(share):
+    with pytest.raises(InvalidArgument, match="max_missed_mass"):
+        to_query_options(pb.AttendRequest(options=pb.QueryOptions(max_missed_mass=share)))
+
+
+def test_retrievals_of_another_version_are_refused():
+    with pytest.raises(Unsupported, match="one version"):
+        to_query_options(pb.AttendRequest(options=pb.QueryOptions(retrieval=pb.Retrieval())))

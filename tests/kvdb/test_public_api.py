@@ -1,0 +1,172 @@
+"""The public API, pinned: a change here is one that users see, and belongs in the changelog."""
+
+import inspect
+import re
+from dataclasses import is_dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import kvdb
+
+ROOT = Path(__file__).parents[2]
+
+API = """
+Choice(ratio, tier, load_seconds, recompute_seconds, seconds, hidden, floor, by_caller, reason)
+Choice.to_dict()
+Choice.from_dict(values)
+Client(transport)
+Client.import_context(spec, tokens, kv, *, name, queries=None)
+Client.import_chunk(spec, tokens, kv, *, name, base=0, queries=None)
+Client.create_session(spec, tokens=None, *, parts=None)
+Client.name_chunk(spec, tokens, *, name)
+Client.attend(sessions, layer, q, k, v, *, starts=None, options=None, **keywords)
+Client.attention(sessions, layer, q, *, options=None, **keywords)
+Client.store(session, *, name, tokens=None, chunk=False)
+Client.contexts()
+Client.get(name)
+Client.drop(name)
+Client.offload(name)
+Client.build_index(name, kind='flat', *, wait=True)
+Client.indexes(name)
+Client.verify(name)
+Client.explain(name, layer=None, *, analyze=False, options=None, **keywords)
+Client.tiers()
+Client.statistics(name)
+Client.close()
+Config(storage='StorageConfig', optimizer='OptimizerConfig', window='WindowConfig', indexes='IndexConfig', server='ServerConfig')
+Context(transport, info)
+Context.name
+Context.spec
+Context.tokens
+Context.create_session(tokens, *, spec=None)
+Context.drop()
+Context.close()
+ContextInfo(name, spec, tokens, segments, nbytes, chunk=False, blended=False)
+ContextStatistics(name, segments)
+Dipr(alpha=0.012)
+Dipr.beta(scale)
+Exact()
+Hints(index=None, rules_off=(), memory_budget=None)
+IndexInfo(segment, tokens, kind, layers, layers_total, nbytes, state='ready', progress=1.0, seconds=0.0, seconds_expected=0.0, error='')
+KvdbError
+ModelSpec(name, layers, q_heads, kv_heads, head_dim, dtype='bfloat16', rope=None, fingerprint='', scale=None)
+ModelSpec.softmax_scale
+ModelSpec.numpy_dtype
+ModelSpec.token_nbytes
+ModelSpec.digest
+ModelSpec.to_dict()
+ModelSpec.from_dict(values)
+Placed(begin, end, kind)
+Placed.tokens
+Plan(layer, retrieval, retrieval_given, accesses, estimate, tokens_min, tokens_end, wishes=(), notes=(), actual=None, outcome=None)
+Plan.rule
+Plan.searches
+Plan.gave_up
+Plan.holds_for(tokens)
+Plan.to_dict()
+Plan.from_dict(values)
+Plan.explain(verbose=False)
+PromptPart(source, visible=None, at=None)
+QueryOptions(retrieval=None, max_missed_mass=None, estimate_tail=False, hints='Hints')
+Recompute(ratio=None, floor=0.15, steepness=0.3, check_layer=1, strategy=None)
+Recompute.of(given)
+Recompute.share
+Rope(theta=10000.0, rotary_dims=None, layout='half', scaling=())
+SegmentStatistics(segment, tokens, queries, retrieved, dense, sharpness, window_hits)
+Session(transport)
+Session.spec
+Session.reused
+Session.start
+Session.tokens
+Session.layout
+Session.update(layer, k, v, *, start=None)
+Session.plan_recompute(*, seconds=None, floor=0.15, ratio=None)
+Session.overlay(layer, positions, k, v)
+Session.deviation(layer, positions, k, v, *, score=None)
+Session.attention(layer, q, *, positions=None, options=None, **keywords)
+Session.attend(layer, q, k, v, *, start=None, options=None, **keywords)
+Session.fork()
+Session.store(name, tokens=None, *, chunk=False)
+Session.explain(layer, *, analyze=False, options=None, **keywords)
+Session.stats()
+Session.close()
+SessionStats(tokens, reused, tail_tokens, tail_nbytes, queries, tokens_scanned, tokens_retrieved, bytes_read, kernel_seconds, missed_mass, missed_mass_bound, missed_mass_bound_max, rules=<factory>)
+TierStats(name, blocks_used, blocks_total, block_nbytes, nbytes, huge, pinned_nbytes=0)
+TopK(k)
+TopP(p)
+connect(target=None, *, token='', config=None, rules=())
+errors
+"""  # noqa: E501  # a signature is a line
+
+ERRORS = """
+KvdbError(Exception)
+InvalidArgument(KvdbError, ValueError)
+ShapeError(InvalidArgument)
+DtypeError(InvalidArgument)
+LayerError(InvalidArgument)
+NonFiniteError(InvalidArgument)
+SpecError(InvalidArgument)
+ConfigError(InvalidArgument)
+PositionError(KvdbError)
+SpecMismatch(KvdbError)
+SessionClosed(KvdbError)
+NotFound(KvdbError, LookupError)
+AlreadyExists(KvdbError)
+CapacityError(KvdbError)
+MessageTooLarge(CapacityError)
+Unauthenticated(KvdbError)
+Unsupported(KvdbError)
+Unavailable(KvdbError, ConnectionError)
+GpuLost(KvdbError)
+IntegrityError(KvdbError)
+InternalError(KvdbError)
+"""
+
+
+def test_the_names_and_signatures_are_these():
+    assert [line for name in kvdb.__all__ for line in describe(name, getattr(kvdb, name))] == API.split("\n")[1:-1]
+
+
+def test_every_name_exported_is_there_and_sorted():
+    assert kvdb.__all__ == sorted(kvdb.__all__)
+    assert set(kvdb.__all__) <= set(dir(kvdb))
+
+
+def test_the_errors_are_these():
+    classes = [value for value in vars(kvdb.errors).values() if inspect.isclass(value)]
+    assert [f"{c.__name__}({', '.join(b.__name__ for b in c.__bases__)})" for c in classes] == ERRORS.split("\n")[1:-1]
+
+
+def test_the_version_is_one():
+    newest = re.search(r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest, "CHANGELOG.md has no entry such as `## 0.1.0`"
+    assert kvdb.__version__ == version("kvdb") == newest[1]
+
+
+def describe(name, value):
+    """A public name as lines: a class with its own public attributes, anything else that can be called with its parameters."""
+    if not inspect.isclass(value):
+        return [name + (parameters(value) if callable(value) else "")]
+    members = [(member, found) for cls in value.__mro__[-2::-1] if own(cls) for member, found in vars(cls).items()]
+    fields = getattr(value, "__dataclass_fields__", {})
+    lines = [
+        f"{name}.{member}" + (parameters(found) if callable(found) else "")
+        for member, found in ((m, f.__func__ if isinstance(f, classmethod) else f) for m, f in members)
+        if not member.startswith("_") and member not in fields
+    ]
+    return [name + ("" if issubclass(value, Exception) else parameters(value)), *lines]
+
+
+def own(cls):
+    return cls.__module__.partition(".")[0] in {"kvdb", "query_optimizer", "indexes"}
+
+
+def parameters(function):
+    """`(a, *, b=None)`: names and defaults, which callers rely on; mypy looks after the annotations."""
+    signature = inspect.signature(function)
+    plain = [
+        p.replace(annotation=p.empty, default=type(p.default).__name__ if is_dataclass(p.default) else p.default)
+        for p in signature.parameters.values()
+        if p.name not in {"self", "cls"}
+    ]
+    return str(signature.replace(parameters=plain, return_annotation=signature.empty))

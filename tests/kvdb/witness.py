@@ -1,0 +1,28 @@
+"""A database that tells what its optimizer was asked for."""
+
+from kvdb.config import Config, StorageConfig
+from kvdb.database import Database
+from query_optimizer.query_options import QueryOptions
+
+
+class Witness:
+    """A rule that is asked first, never fires, and keeps what every query asked for. bounded: whether a bound was."""
+
+    name, before = "witness", "exact_asked"
+
+    def __init__(self):
+        self.seen = []
+
+    def when(self, facts, _part, _heads):
+        self.seen.append((facts.retrieval, facts.bounded, facts.estimate_tail, facts.hints))
+        return "it only looks on"
+
+    def saw(self, options: QueryOptions):
+        """Whether there were queries, and all of them asked for this. Forgets them."""
+        seen, self.seen = self.seen, []
+        asked = (options.retrieval, options.max_missed_mass is not None, options.estimate_tail, options.hints)
+        return bool(seen) and all(one == asked for one in seen)
+
+
+def database(witness):
+    return Database(Config(storage=StorageConfig(arena_bytes=1 << 20)), rules=[witness])
