@@ -26,15 +26,14 @@ class Progress:
 class IndexSet:
     """The indexes over one segment so far. Layers appear one by one while sessions read. Thread-safe.
 
-    progress: how far each kind is that was requested or scheduled; the builder writes it. version: how often indexes came or
-    went.
+    version: how often indexes came or went.
     """
 
     def __init__(self, queries: StoredQueries | None = None) -> None:
         """queries: some that were asked of these keys; the set takes them over."""
         self._queries = queries
         self.version = 0
-        self.progress: dict[str, Progress] = {}
+        self._progress: dict[str, Progress] = {}
         self._layers: dict[int, dict[str, Index]] = {}
         self._lock = Lock()
 
@@ -42,6 +41,17 @@ class IndexSet:
     def queries(self) -> Mapping[int, Float32]:
         """Some queries of these keys, for kinds that learn from them: float32 `[q_heads, m, head_dim]` by layer."""
         return {} if self._queries is None else self._queries.by_layer
+
+    @property
+    def progress(self) -> Mapping[str, Progress]:
+        """How far each kind is that was requested or scheduled: never changed, but replaced by another."""
+        return self._progress
+
+    def report(self, kind: str, progress: Progress | None) -> None:
+        """Say how far a kind is; None for one that is no longer requested."""
+        with self._lock:
+            others = {other: known for other, known in self._progress.items() if other != kind}
+            self._progress = others if progress is None else {**others, kind: progress}
 
     def release(self) -> None:
         """Forget every index and the queries; the segment is freed."""
@@ -63,12 +73,12 @@ class IndexSet:
         """Forget every index: the blocks that they were built over go now."""
         with self._lock:
             self._layers = {}
-            self.progress = {kind: progress for kind, progress in self.progress.items() if progress.state == "failed"}
+            self._progress = {kind: progress for kind, progress in self._progress.items() if progress.state == "failed"}
             self.version += 1
 
     def in_progress(self) -> tuple[str, ...]:
         """Kinds that are being built, or wait for it."""
-        return tuple(kind for kind, progress in list(self.progress.items()) if progress.state in {"waiting", "building"})
+        return tuple(kind for kind, progress in self.progress.items() if progress.state in {"waiting", "building"})
 
     @property
     def nbytes(self) -> int:

@@ -87,7 +87,8 @@ class IndexBuilder:
     def schedule(self, segment: Segment, kind: str) -> None:
         """Build that kind when nothing that was requested is to be done, if there is room for it and it did not fail before."""
         with self._changed:
-            failed = kind in segment.indexes.progress and segment.indexes.progress[kind].state == "failed"
+            known = segment.indexes.progress.get(kind)
+            failed = known is not None and known.state == "failed"
             if self._stopping or failed or not segment.references or not self._has_room([segment], kind):
                 return
             self._add(segment, kind, requested=False)
@@ -196,7 +197,7 @@ class IndexBuilder:
         if error is None:
             self._report(build, "ready")
         elif isinstance(error, Unavailable):  # given up, which is no failure of the kind
-            build.segment.indexes.progress.pop(build.kind, None)
+            build.segment.indexes.report(build.kind, None)
         else:
             self._report(build, "failed", str(error) if isinstance(error, KvdbError) else f"{type(error).__name__}: {error}")
             log.error("index %s of segment %d cannot be built", build.kind, build.segment.number, exc_info=error)
@@ -206,7 +207,7 @@ class IndexBuilder:
         total, spent = len(build.segment.tables), build.seconds + build.layer_seconds
         share = (total - len(build.layers) + build.share) / total
         expected = spent if state == "ready" else spent + self._seconds_left(build)
-        build.segment.indexes.progress[build.kind] = Progress(state, share, spent, expected, error)
+        build.segment.indexes.report(build.kind, Progress(state, share, spent, expected, error))
 
     def _seconds_left(self, build: Build) -> float:
         """Seconds that the rest of a build is expected to take."""
