@@ -5,6 +5,7 @@ from math import inf
 
 from indexes.retrieval import Retrieval, TopK
 from query_optimizer.query_options import NO_HINTS, Hints
+from query_optimizer.ways import LayerBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ class Facts:
     bounded: bool = False
     estimate_tail: bool = False
     hints: Hints = NO_HINTS
+    budget: LayerBudget | None = None
 
     @property
     def tokens(self) -> int:

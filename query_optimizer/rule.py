@@ -39,12 +39,13 @@ class Wish:
 
 
 class Rule(Protocol):
-    """One reason for one access path. `when` returns a Fired, a Wish, or as a string the reason why it did not fire."""
+    """One reason for an access path. `when` returns a Fired, or several for different heads; a Wish; or as a string the reason
+    why it did not fire."""
 
     @property
     def name(self) -> str: ...
 
-    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str: ...
+    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | tuple[Fired, ...] | Wish | str: ...
 
 
 def cheapest(indexes: Iterable[IndexFacts]) -> IndexFacts | None:
