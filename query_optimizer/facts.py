@@ -4,6 +4,118 @@ from dataclasses import dataclass
 from math import inf
 
 from indexes.retrieval import Retrieval, TopK
+from query_optimizer.query_options import NO_OPTIONS, Hints, QueryOptions
+from query_optimizer.ways import LayerBudget
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFacts:
+    """What earlier queries showed of one KV head: exponential averages over `queries` of them.
+
+    retrieved_tokens: how many tokens a range retrieved, for the query head with the most. dense_share: the share of queries on
+    which the search gave up, because reading everything cost less.
+    """
+
+    queries: float = 0.0
+    retrieved_tokens: float = 0.0
+    dense_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFacts:
+    """An index that stands over a part.
+
+    seconds, nbytes: what a search by all KV heads is expected to take and to read. kept_nbytes: the memory of the index.
+    sharp_seconds: the seconds of a search that needs few tokens, as is assumed where nothing is known of the queries.
+    tail_seconds: the seconds of a search for few tokens with an estimate of the attention over all others, None where the index
+    cannot estimate. walks: whether a search goes from token to token, hidden ones too, so that its cost hardly grows with their
+    number. ranks_only: whether it finds the k largest and nothing else.
+    """
+
+    kind: str
+    seconds: float
+    nbytes: float
+    kept_nbytes: int
+    sharp_seconds: float
+    walks: bool = False
+    tail_seconds: float | None = None
+    ranks_only: bool = False
+
+    @property
+    def estimates_tail(self) -> bool:
+        """Whether it can estimate the attention over what it does not retrieve."""
+        return self.tail_seconds is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PartFacts:
+    """One place that holds tokens.
+
+    visible: how many of the `stored` tokens count. seconds: the time to read them. begin, end: the tokens that an index may
+    search; the others belong to the window, or are in no index yet. heads: what is known of each KV head, () for nothing.
+    building: kinds of index that are being built. shift: by how many positions the part was moved. overlaid: how many visible
+    tokens were recomputed and stand in another part. sessions: how many are open over it. is_tail: whether it holds the session's
+    own tokens.
+    """
+
+    name: str
+    visible: int
+    stored: int
+    tier: str
+    seconds: float
+    begin: int = 0
+    end: int = 0
+    indexes: tuple[IndexFacts, ...] = ()
+    heads: tuple[HeadFacts, ...] = ()
+    building: tuple[str, ...] = ()
+    shift: int = 0
+    overlaid: int = 0
+    sessions: int = 1
+    is_tail: bool = False
+
+    @property
+    def searchable(self) -> int:
+        """How many tokens an index may search."""
+        return self.end - self.begin
+
+    @property
+    def window_seconds(self) -> float:
+        """The time to read the tokens that no index searches."""
+        return self.seconds * (self.visible - self.searchable) / max(self.visible, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class FastMemory:
+    """A tier that is faster than the one where tokens usually lie, what is free of it, and how fast pages are copied to it."""
+
+    tier: str
+    free_nbytes: int
+    transfer_bytes_s: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One call of one layer, of `layers`.
+
+    new_tokens: the number of query tokens; they are the last tokens of the context. group: query heads for each KV head.
+    token_nbytes: the bytes of one token's keys and values, of all KV heads. window_tokens: the number of tokens that are always
+    attended. call_seconds: the time of a call that reads everything, without the reading. step_seconds: the time of a call that
+    searches, without the searches and the reading. fast: memory that is faster than where the tokens lie, None where there is
+    none. options: what the caller asked for, as it was handed in. budget: the error that the answer may have, None where the
+    options say themselves what is read.
+    """
+
+    layer: int
+    layers: int
+    parts: tuple[PartFacts, ...]
+    new_tokens: int
+    kv_heads: int
+    group: int
+    token_nbytes: int
+    window_tokens: int
+    call_seconds: float
+    step_seconds: float
+    fast: FastMemory | None = None
     options: QueryOptions = NO_OPTIONS
     budget: LayerBudget | None = None
 

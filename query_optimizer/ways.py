@@ -74,13 +74,15 @@ class HeadShare:
 class LayerBudget:
     """The error that one layer's output may have, relative to exact attention, and how its KV heads spend it.
 
-    ways: everything that is known, in the order in which ways are tried. heads: one share for each KV head. trial: a way that all
+    ways: everything that is known, in the order in which ways are tried. heads: one share for each KV head. read_seconds: the
+    expected time of reading everything. trial: a way that all
     heads are answered by, proven or not, because the answer is only compared with an exact one.
     """
 
     error_max: float
     ways: tuple[WayFacts, ...]
     heads: tuple[HeadShare, ...]
+    read_seconds: float = 0.0
     trial: Way | None = None
 
     def way_of(self, head: int) -> Way | None:

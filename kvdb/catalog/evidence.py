@@ -31,9 +31,9 @@ STALE_QUERIES, STALE_QUERIES_MAX = 1 << 13, 1 << 20
 class Audit:
     """Answers by one way beside exact ones. Arrays are `[kv_heads, n]` for n queries.
 
-    errors: float32, the L2 norm of the difference, relative to that of the layer's exact output. missed: float32, the estimated
-    logarithm of the share of the softmax mass that was left out, for the query head with the most. heads: bool `[kv_heads]`, those
-    that count. time_share: the time it took relative to the exact answer, None where only some heads were answered.
+    errors: float32, the L2 norm of the difference, relative to that of the layer's exact output. missed: float32, the
+    logarithm of the softmax mass that is estimated to be left out, relative to what was read, for the query head with the most.
+    heads: bool `[kv_heads]`, those that count. time_share: the time it took relative to the exact answer, None where only some heads were answered.
     """
 
     errors: Float32
@@ -127,7 +127,9 @@ class _Record:
         for head in np.flatnonzero(audit.heads).tolist():
             for error, missed in zip(audit.errors[head].tolist(), audit.missed[head].tolist(), strict=True):
                 if self.counts[head] == self._errors.shape[1] < SAMPLES_MAX:
-                    self._errors, self._missed = (np.concatenate([a, np.zeros_like(a)], axis=1) for a in (self._errors, self._missed))
+                    self._errors, self._missed = (
+                        np.concatenate([a, np.zeros_like(a)], axis=1) for a in (self._errors, self._missed)
+                    )
                 place = self.counts[head] % SAMPLES_MAX
                 self._errors[head, place], self._missed[head, place] = error, missed
                 self.counts[head] += 1
@@ -145,7 +147,7 @@ class _Record:
         self._forget(leave)
         self._waits_until[leave] = now + self._withdrawn[leave]
         self._withdrawn[leave] = np.minimum(2 * self._withdrawn[leave], WITHDRAWN_QUERIES_MAX)
-        return broke & ~leave
+        return np.asarray(broke & ~leave, np.bool_)
 
     def summary(self, now: int) -> WayEvidence:
         stale = (self.counts > 0) & (now - self._last > self._stale)
