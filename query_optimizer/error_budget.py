@@ -17,6 +17,8 @@ AUDITS_MIN = next(n for n in range(1, 1000) if rank_of_bound(n) is not None)
 """So many audits are the fewest that can prove a way."""
 AUDITS_MAX = 181
 """A way that was not proven by so many audits is not tried on; then the fifth largest error is the bound."""
+SLOW_AUDITS = 8
+"""After so many audits a way that is no faster than reading everything is not tried on."""
 
 
 def share_budget(error_max: float, ways: Sequence[WayFacts], kv_heads: int) -> tuple[HeadShare, ...]:
@@ -26,12 +28,12 @@ def share_budget(error_max: float, ways: Sequence[WayFacts], kv_heads: int) -> t
     What is left of the budget goes to the searched heads in equal squares, so that an audit finds a head at fault when the layer
     may be.
     """
-    times = [1.0, *(TIME_SHARE_GUESS if facts.time_share is None else facts.time_share for facts in ways)]
+    times = [[1.0, *(head_time(facts, head) for facts in ways)] for head in range(kv_heads)]
     bounds = [[0.0, *(facts.bounds[head] for facts in ways)] for head in range(kv_heads)]
-    chosen = share_out(error_max, [list(zip(times, bounds[head], strict=True)) for head in range(kv_heads)]).tolist()
+    chosen = share_out(error_max, [list(zip(times[head], bounds[head], strict=True)) for head in range(kv_heads)]).tolist()
     searched = [head for head in range(kv_heads) if chosen[head]]
     whole = (kv_heads - len(searched)) / kv_heads
-    seconds = sum(times[chosen[head]] for head in searched) / kv_heads + piecewise_cost(whole)
+    seconds = sum(times[head][chosen[head]] for head in searched) / kv_heads + piecewise_cost(whole)
     if not searched or seconds > TIME_SHARE_MAX:
         return (HeadShare(),) * kv_heads
     left = (error_max**2 - sum(bounds[head][chosen[head]] ** 2 for head in searched)) / len(searched)
@@ -45,6 +47,11 @@ def share_budget(error_max: float, ways: Sequence[WayFacts], kv_heads: int) -> t
     return tuple(map(share, range(kv_heads)))
 
 
+def head_time(facts: WayFacts, head: int) -> float:
+    """The time of answering a head, relative to reading it whole; a head that a search gives up on is read whole behind it."""
+    return (TIME_SHARE_GUESS if facts.time_share is None else facts.time_share) + facts.given_up[head]
+
+
 def trial_of(budget: LayerBudget) -> WayFacts | None:
     """The way that is to be tried next: the first in order for which some head is open. None where nothing is to be learnt.
 
@@ -52,16 +59,15 @@ def trial_of(budget: LayerBudget) -> WayFacts | None:
     """
     read_whole = [head for head, share in enumerate(budget.heads) if share.way is None]
     for facts in budget.ways:
-        timed_slow = facts.time_share is not None and facts.time_share > TIME_SHARE_MAX and min(facts.audits) >= AUDITS_MIN // 4
-        if not timed_slow and any(is_open(budget, facts, head) for head in read_whole):
+        if any(is_open(budget, facts, head) for head in read_whole):
             return facts
     return None
 
 
 def is_open(budget: LayerBudget, facts: WayFacts, head: int) -> bool:
     """Whether more audits of a way may prove it for a head that is read whole now."""
-    proven = facts.audits[head] >= AUDITS_MAX and isfinite(facts.bounds[head])
-    return not proven and not facts.waits[head] and facts.least[head] <= budget.error_max
+    tried = facts.audits[head] >= (AUDITS_MAX if head_time(facts, head) <= TIME_SHARE_MAX else SLOW_AUDITS)
+    return not tried and not facts.waits[head] and facts.least[head] <= budget.error_max
 
 
 @dataclass(frozen=True)
@@ -121,15 +127,15 @@ def _unproven(budget: LayerBudget, heads: Heads) -> str:
         return "no error is allowed"
     if not budget.ways:
         return f"no index is there to be proven, budget {budget.error_max:.2%}"
-    return "not proven: " + "; ".join(_known(facts, heads) for facts in budget.ways)
+    return "not proven: " + "; ".join(_known(budget, facts, heads) for facts in budget.ways)
 
 
-def _known(facts: WayFacts, heads: Heads) -> str:
+def _known(budget: LayerBudget, facts: WayFacts, heads: Heads) -> str:
     best = min(heads, key=lambda head: (facts.bounds[head], -facts.audits[head]))
     if isfinite(facts.bounds[best]):
         return f"{facts.way} {facts.bounds[best]:.2%} at p95 of {facts.audits[best]} audits"
     if facts.waits[best]:
         return f"{facts.way} was withdrawn"
-    if facts.least[best] > 0 and facts.audits[best]:
+    if facts.least[best] > budget.error_max:
         return f"{facts.way} over {facts.least[best]:.2%} at p95 of {facts.audits[best]} audits"
     return f"{facts.way} {facts.audits[best]} of {AUDITS_MIN} audits"

@@ -29,9 +29,9 @@ from kvdb.types import Array
 class SparseAnswer:
     """The state over what was read and found, and what was left out.
 
-    results: of each searched part. whole_share: the share of the searched tokens and KV heads that was read whole. missed,
-    bound: the estimated share of the softmax mass that was left out, and what it cannot exceed, means over the queries.
-    bound_max: the largest bound. missed_log: float32 `[q_heads, n]`, the logarithm of the estimated sum that was left out, -inf for none.
+    results: of each searched part. whole_share: the share of the searched tokens and KV heads that was read whole. missed, bound:
+    the estimated share of the softmax mass that was left out, and what it cannot exceed, means over the queries. bound_max: the
+    largest bound. missed_log: float32 `[q_heads, n]`, the logarithm of the estimated sum that was left out, -inf for none.
     """
 
     state: AttentionState

@@ -31,14 +31,16 @@ STALE_QUERIES, STALE_QUERIES_MAX = 1 << 13, 1 << 20
 class Audit:
     """Answers by one way beside exact ones. Arrays are `[kv_heads, n]` for n queries.
 
-    errors: float32, the L2 norm of the difference, relative to that of the layer's exact output. missed: float32, the
-    logarithm of the softmax mass that is estimated to be left out, relative to what was read, for the query head with the most.
-    heads: bool `[kv_heads]`, those that count. time_share: the time it took relative to the exact answer, None where only some heads were answered.
+    errors: float32, the L2 norm of the difference, relative to that of the layer's exact output. missed: float32, the logarithm
+    of the softmax mass that is estimated to be left out, relative to what was read, for the query head with the most. heads: bool
+    `[kv_heads]`, those that count. given_up: bool `[kv_heads]`, those that the search gave up on, so that they were read whole.
+    time_share: the time of the search relative to that of the exact answer, None where it is not known.
     """
 
     errors: Float32
     missed: Float32
     heads: Bools
+    given_up: Bools
     time_share: float | None = None
 
 
@@ -47,8 +49,9 @@ class WayEvidence:
     """What the audits of one way in one layer show, an entry for each KV head.
 
     audits: int64, how many count. bounds, least: float64, what the 95th percentile of the error is at most and at least, each
-    with a confidence of 95 %. guards: float32, the largest `missed` of any audit. median, largest: float64, of the errors. waits:
-    bool, whether the way was withdrawn and is not to be tried. time_share: the median, None before any was timed.
+    with a confidence of 95 %. guards: float32, the largest `missed` of any audit. median, largest: float64, of the errors.
+    given_up: float64, the share of audits in which the head was read whole. waits: bool, whether the way was withdrawn and is not
+    to be tried. time_share: the median, None before any was timed.
     """
 
     audits: Int64
@@ -57,6 +60,7 @@ class WayEvidence:
     guards: Float32
     median: Float64
     largest: Float64
+    given_up: Float64
     waits: Bools
     time_share: float | None
 
@@ -114,6 +118,7 @@ class _Record:
         self.counts = np.zeros(kv_heads, np.int64)
         self._errors = np.zeros((kv_heads, SAMPLES_MIN), np.float32)
         self._missed = np.zeros((kv_heads, SAMPLES_MIN), np.float32)
+        self._given_up = np.zeros(kv_heads)
         self._times: deque[float] = deque(maxlen=TIMES_MAX)
         self._faults = np.zeros((kv_heads, RECENT_AUDITS), np.bool_)
         self._last = np.zeros(kv_heads, np.int64)
@@ -133,6 +138,7 @@ class _Record:
                 place = self.counts[head] % SAMPLES_MAX
                 self._errors[head, place], self._missed[head, place] = error, missed
                 self.counts[head] += 1
+            self._given_up[head] += (audit.given_up[head] - self._given_up[head]) / min(self.counts[head], SAMPLES_MAX)
             self._last[head] = now
         if audit.time_share is not None:
             self._times.append(audit.time_share)
@@ -171,9 +177,10 @@ class _Record:
             median[head], largest[head] = float(np.median(errors)), float(errors.max())
             guards[head] = self._missed[head, : counts[head]].max()
         time_share = float(np.median(self._times)) if self._times else None
-        return WayEvidence(counts, bounds, least, guards, median, largest, waits, time_share)
+        return WayEvidence(counts, bounds, least, guards, median, largest, self._given_up.copy(), waits, time_share)
 
     def _forget(self, heads: Bools) -> None:
         self.counts[heads] = 0
         self._faults[heads] = False
+        self._given_up[heads] = 0
         self._summary = None

@@ -15,8 +15,8 @@ KIND = "flat"
 class Tail:
     """The block table of a growing tail and, once it is long, an index over its sealed tokens [0, sealed).
 
-    seals: how often tokens were sealed. evidence: how wrong queries of them were answered. copy: the tail's slots on the GPU, None
-    until a plan wants them there.
+    seals: how often tokens were sealed. evidence: how wrong queries of them were answered. copy: the tail's slots on the GPU,
+    None until a plan wants them there.
     """
 
     def __init__(self, config: Config, table: BlockTable) -> None:

@@ -69,6 +69,7 @@ def _way_facts(way: Way, evidence: Sequence[Mapping[Way, WayEvidence]], kv_heads
         audits=tuple(np.min([one.audits for one in known], axis=0).tolist()),
         bounds=tuple(np.max([one.bounds for one in known], axis=0).tolist()),
         least=tuple(np.max([one.least for one in known], axis=0).tolist()),
+        given_up=tuple(np.max([one.given_up for one in known], axis=0).tolist()),
         waits=tuple(np.any([one.waits for one in known], axis=0).tolist()),
         time_share=max(shares) if shares else None,
     )

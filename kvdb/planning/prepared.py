@@ -7,6 +7,7 @@ from kvdb.attention.partition import RunPartition
 from kvdb.catalog.evidence import Evidence
 from kvdb.catalog.tail import NAME
 from kvdb.planning.parts import Part
+from query_optimizer.access import WINDOW
 from query_optimizer.diffuse import DiffuseHead
 from query_optimizer.error_budget import ErrorBudget
 from query_optimizer.plan import Plan
@@ -38,7 +39,7 @@ class Prepared:
     old tokens of the tail are to be indexed, because they are searched or could be. knows_diffuse: whether heads are not searched
     by range because earlier queries showed that they are diffuse. rechecks: whether such heads are searched all the same, to see
     if they still are. budget: the error that the answer may have, None where the query says itself what it reads. evidence: of
-    each part that may be searched.
+    each part that may be searched. ways: the names of the ways in which KV heads are answered.
     """
 
     plan: Plan
@@ -51,9 +52,12 @@ class Prepared:
     evidence: tuple[Evidence, ...] = ()
     indexes_tail: bool = field(init=False)
     knows_diffuse: bool = field(init=False)
+    ways: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.knows_diffuse = any(access.rule == DiffuseHead.name for access in self.plan.accesses)
         tail = [access for access in self.plan.accesses if access.part == NAME and not self.parts[NAME].on_gpu]
         grows = {FreshTail.name, ErrorBudget.name}
+        ways = {access.way for access in self.plan.accesses if access.rule != WINDOW}
+        self.ways = frozenset("exact" if way is None else str(way) for way in ways)
         self.indexes_tail = any(access.index is not None or access.rule in grows for access in tail)

@@ -15,17 +15,16 @@ import numpy as np
 from kvdb.attention.device import DeviceFailed
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.state import AttentionState
-from kvdb.catalog.evidence import Audit
+from kvdb.catalog.evidence import Audit, Bools
 from kvdb.errors import KvdbError
 from kvdb.planning.budget import refreshed
 from kvdb.planning.planner import Planner
 from kvdb.planning.prepared import Prepared, Variant
 from kvdb.types import Array, Float32
-from query_optimizer.access import WINDOW
 from query_optimizer.error_budget import TIME_SHARE_GUESS, trial_of
 from query_optimizer.query_options import QueryOptions
 from query_optimizer.rule import piecewise_cost
-from query_optimizer.ways import LayerBudget, WayFacts
+from query_optimizer.ways import LayerBudget
 
 log = logging.getLogger(__name__)
 Execute = Callable[[Prepared, Array, QueryOptions, bool], tuple[AttentionState, AttentionStats]]
@@ -40,6 +39,8 @@ AUDIT_QUERIES = 32
 """So many queries pass between two audits, if there is time for one; with more time, more heads are audited at once."""
 ERRORS_MAX = 1024
 """So many errors are kept for the statistics of the session."""
+TIME_SHARE_MIN = 0.01
+"""No search is thought to take less of the time of an exact answer."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,12 @@ class Audits:
     of the layer, because the executor compares in another thread.
     """
 
-    def __init__(self, layer: int, planner: Planner, execute: Execute, executor: Executor) -> None:
+    def __init__(self, layer: int, planner: Planner, executor: Executor) -> None:
         self.errors: deque[float] = deque(maxlen=ERRORS_MAX)
         self.audited, self.largest = 0, 0.0
         self.ways: Counter[str] = Counter()
         self._layer = layer
         self._planner = planner
-        self._execute = execute
         self._executor = executor
         self._running: Future[None] | None = None
         self._exact_ns = 0.0
@@ -95,11 +95,10 @@ class Audits:
         if heads:
             served = self._planner.prepare(n, options, Variant(whole=heads))
             return Comparison(served, prepared, heads, in_use=True)
-        current = refreshed(budget, prepared.evidence, self._layer)
-        facts = trial_of(current) if len(searched) < len(budget.heads) else None
-        if facts is None:
+        if len(searched) == len(budget.heads) or not self._may_try(budget, 0.0):
             return None
-        if not self._may_try(facts, budget):
+        facts = trial_of(refreshed(budget, prepared.evidence, self._layer))
+        if facts is None or not self._may_try(budget, TIME_SHARE_GUESS if facts.time_share is None else facts.time_share):
             return None
         shadow = self._planner.prepare(n, options, Variant(trial=facts.way))
         open_heads = tuple(head for head in range(len(budget.heads)) if head not in searched)
@@ -113,15 +112,15 @@ class Audits:
         out: Array,
         stats: AttentionStats,
         options: QueryOptions,
+        execute: Execute,
     ) -> None:
         """Count an answer `[q_heads, n, head_dim]` to queries q, and begin the comparison that was due. prepared: the plan by
-        which such queries are served."""
+        which such queries are served. execute: answers queries of the layer by another plan."""
         budget = prepared.budget
         if budget is None:
             return
         served = prepared if comparison is None else comparison.served
-        ways = {access.way for access in served.plan.accesses if access.rule != WINDOW}
-        self.ways.update({"exact" if way is None else str(way) for way in ways})
+        self.ways.update(served.ways)
         if served.plan.searches:
             self._answer_ns += stats.kernel_ns
             self._since += 1
@@ -130,7 +129,7 @@ class Audits:
             self._whole_ns = stats.kernel_ns
         if comparison is None:
             return
-        given = comparison, q.copy(), out.copy(), stats.kernel_ns, options
+        given = comparison, q.copy(), out.copy(), stats.kernel_ns, options, execute
         if comparison.shadow.partition.device is not None:
             self._compare(*given)  # a device answers one thread at a time
         else:
@@ -142,9 +141,9 @@ class Audits:
         if running is not None:
             running.result()
 
-    def _may_try(self, facts: WayFacts, budget: LayerBudget) -> bool:
-        """Whether there is time for one more answer by this way; for the first there is."""
-        expected = (TIME_SHARE_GUESS if facts.time_share is None else facts.time_share) * self._exact_call_ns(budget)
+    def _may_try(self, budget: LayerBudget, time_share: float) -> bool:
+        """Whether there is time for one more answer by a way that takes this share of an exact one; for the first there is."""
+        expected = time_share * self._exact_call_ns(budget)
         return not self._shadow_ns or self._shadow_ns + expected <= SHADOW_SHARE * (self._exact_ns + self._answer_ns)
 
     def _exact_call_ns(self, budget: LayerBudget) -> float:
@@ -172,12 +171,14 @@ class Audits:
         turned = searched[first:] + searched[:first]
         return tuple(sorted(turned[:count]))
 
-    def _compare(self, comparison: Comparison, q: Array, exact: Array, exact_ns: int, options: QueryOptions) -> None:
+    def _compare(
+        self, comparison: Comparison, q: Array, exact: Array, exact_ns: int, options: QueryOptions, execute: Execute
+    ) -> None:
         shadow = comparison.shadow
         budget = shadow.budget
         assert budget is not None
         try:
-            state, stats = self._execute(shadow, q, options, q.shape[1] == 1)
+            state, stats = execute(shadow, q, options, q.shape[1] == 1)
         except (KvdbError, DeviceFailed) as failure:
             log.warning("an audit of layer %d failed: %s", self._layer, failure)
             return
@@ -188,14 +189,16 @@ class Audits:
         mask[list(comparison.heads)] = True
         if not comparison.in_use:
             self._shadow_ns += stats.kernel_ns
-        timed = not comparison.in_use and len(comparison.heads) == kv_heads and exact_ns > 0
-        time_share = stats.kernel_ns / exact_ns if timed else None
+        given_up = _given_up(stats, kv_heads)
+        timed = not comparison.in_use and not given_up.all()
         limits = np.array([share.error_max for share in budget.heads])
         ways = [budget.way_of(head) for head in range(kv_heads)]
         suspects = np.zeros(kv_heads, np.bool_)
         for way in {ways[head] for head in comparison.heads} - {None}:
             assert way is not None
-            audit = Audit(errors, missed, mask & np.array([one == way for one in ways]), time_share)
+            heads = mask & np.array([one == way for one in ways])
+            spent = max(time_share(stats.kernel_ns, exact_ns) - piecewise_cost(float(given_up.mean())), TIME_SHARE_MIN)
+            audit = Audit(errors, missed, heads, given_up, spent if timed else None)
             for evidence in shadow.evidence:
                 suspects |= evidence.add(self._layer, way, audit, limits if comparison.in_use else None)
         if comparison.in_use:
@@ -219,6 +222,20 @@ def head_errors(out: Array, exact: Array, kv_heads: int) -> Float32:
     with np.errstate(divide="ignore", invalid="ignore"):
         errors = np.sqrt(squares / norms)
     return np.where(squares == 0, 0, errors).astype(np.float32)
+
+
+def time_share(shadow_ns: float, exact_ns: float) -> float:
+    """The time of an answer relative to that of the exact one."""
+    return shadow_ns / max(exact_ns, 1)
+
+
+def _given_up(stats: AttentionStats, kv_heads: int) -> Bools:
+    """The KV heads that were read whole because a search gave up on one of their queries, bool `[kv_heads]`."""
+    heads = np.full(kv_heads, stats.missed_log is None)
+    for search in stats.searches:
+        if search.result.dense is not None:
+            heads |= search.result.dense.reshape(kv_heads, -1).any(axis=1)
+    return heads
 
 
 def _missed(stats: AttentionStats, shape: tuple[int, ...]) -> Float32:

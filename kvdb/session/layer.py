@@ -55,7 +55,7 @@ class Layer:
         self._indexes_tail = False
         self._steps = 0
         self.planner = Planner(services, spec, snapshot, number, self.run, self._tail)
-        self.audits = Audits(number, self.planner, self.execute, services.auditor)
+        self.audits = Audits(number, self.planner, services.auditor)
 
     def ready(self) -> Self:
         """Wait until nobody else uses the layer, and everything that it reads is in main memory; returns the layer. Raises
@@ -158,14 +158,14 @@ class Layer:
         state, stats = self.execute(served, q, options, observed, pending)
         check_finite(state.lse, self.tail.layout.finite(state.out))
         self.count(stats, q.shape[1], options)
-        self.audits.answered(prepared, comparison, q, state.out, stats, options)
+        self.audits.answered(prepared, comparison, q, state.out, stats, options, self.execute)
         return state.out, stats
 
     def answered_exactly(self, prepared: Prepared, q: Array, out: Array, stats: AttentionStats, options: QueryOptions) -> None:
         """Count an answer that was computed together with those of other sessions. q, out: `[q_heads, 1, head_dim]`."""
         self.count(stats, 1, options)
         comparison = self.audits.due(prepared, 1, options, alone=False)
-        self.audits.answered(prepared, comparison, q, out, stats, options)
+        self.audits.answered(prepared, comparison, q, out, stats, options, self.execute)
 
     def count(self, stats: AttentionStats, n: int, options: QueryOptions) -> None:
         """Count an answer to n queries for the segments, if it was a decode step that an index could have answered."""
