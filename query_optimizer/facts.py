@@ -101,7 +101,8 @@ class Facts:
     everything, without the reading. step_seconds: the time of a call that searches, without the searches and the reading. fast:
     memory that is faster than where the tokens lie, None for none. retrieval: what the caller named, None to let the optimizer
     decide. bounded: whether the caller wants a bound on the missed mass. estimate_tail: whether the caller wants an estimate of
-    what is not retrieved.
+    what is not retrieved. error_max: how far the layer's output may be from exact attention, relative to it; None where something
+    else decides.
     """
 
     layer: int
@@ -119,6 +120,7 @@ class Facts:
     bounded: bool = False
     estimate_tail: bool = False
     hints: Hints = NO_HINTS
+    error_max: float | None = None
 
     @property
     def tokens(self) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 import kvdb.planning.gpu_facts as gpu_facts
 from indexes.base import Cost, Index
-from indexes.retrieval import Retrieval, TopK
+from indexes.retrieval import Exact, Retrieval, TopK
 from indexes.selectivity import GUESS
 from kvdb.catalog.tail import NAME as TAIL_NAME
 from kvdb.config import WindowConfig
@@ -72,10 +72,11 @@ def gather(call: Call, parts: list[Part]) -> Facts:
         call_seconds=machine.exact_call_s,
         step_seconds=machine.step_seconds(working_set) if searches_cpu else 0.0,  # a step of the GPU is in its searches
         fast=call.fast,
-        retrieval=options.retrieval,
+        retrieval=Exact() if options.error_max == 0 else options.retrieval,
         bounded=options.max_missed_mass is not None,
         estimate_tail=options.estimate_tail,
         hints=options.hints,
+        error_max=options.error_max,
     )
 
 
