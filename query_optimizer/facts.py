@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import inf
 
 from indexes.retrieval import Retrieval, TopK
-from query_optimizer.query_options import NO_HINTS, Hints
+from query_optimizer.query_options import NO_OPTIONS, Hints, QueryOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,11 @@ class FastMemory:
 class Facts:
     """One call of one layer, of `layers`.
 
-    new_tokens: how many of the last tokens ask. group: query heads for each KV head. token_nbytes: the keys and values of one
-    token, of all KV heads. window_tokens: how many tokens are attended at least. call_seconds: the time of a call that reads
-    everything, without the reading. step_seconds: the time of a call that searches, without the searches and the reading. fast:
-    memory that is faster than where the tokens lie, None for none. retrieval: what the caller named, None to let the optimizer
-    decide. bounded: whether the caller wants a bound on the missed mass. estimate_tail: whether the caller wants an estimate of
-    what is not retrieved.
+    new_tokens: the number of query tokens; they are the last tokens of the context. group: query heads for each KV head.
+    token_nbytes: the bytes of one token's keys and values, of all KV heads. window_tokens: the number of tokens that are always
+    attended. call_seconds: the time of a call that reads everything, without the reading. step_seconds: the time of a call that
+    searches, without the searches and the reading. fast: memory that is faster than where the tokens lie, None where there is
+    none. options: what the caller asked for, as it was handed in.
     """
 
     layer: int
@@ -115,13 +114,31 @@ class Facts:
     call_seconds: float
     step_seconds: float
     fast: FastMemory | None = None
-    retrieval: Retrieval | None = None
-    bounded: bool = False
-    estimate_tail: bool = False
-    hints: Hints = NO_HINTS
+    options: QueryOptions = NO_OPTIONS
+
+    @property
+    def retrieval(self) -> Retrieval | None:
+        """The retrieval that the caller named, None to let the optimizer decide."""
+        return self.options.retrieval
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the caller wants a bound on the missed softmax mass."""
+        return self.options.max_missed_mass is not None
+
+    @property
+    def estimate_tail(self) -> bool:
+        """Whether the caller wants an estimate of the attention over what is not retrieved."""
+        return self.options.estimate_tail
+
+    @property
+    def hints(self) -> Hints:
+        """The caller's hints."""
+        return self.options.hints
 
     @property
     def tokens(self) -> int:
+        """The number of tokens that the queries may see."""
         return sum(part.visible for part in self.parts)
 
     @property
