@@ -13,11 +13,11 @@ PROVEN = "an error_max is kept by choosing among ways that are proven on the mod
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """How a query is to be answered, by which the optimizer abides.
+    """How a query is to be answered. The optimizer follows them.
 
-    index: the kind of index to search, None for any. rules_off: names of rules that are passed over. memory_budget: bytes that
-    the window and the indexes of one layer may take, None for no limit; kinds that keep more are not searched. Raises
-    InvalidArgument for names that are no text, and a budget that is not positive.
+    index: the kind of index to search, None for any. rules_off: names of rules that are skipped. memory_budget: bytes that the
+    window and the indexes of one layer may take, None for no limit; kinds that keep more are not searched. Raises InvalidArgument
+    for names that are not strings, and a budget that is not positive.
     """
 
     index: str | None = None
@@ -32,7 +32,7 @@ class Hints:
             raise InvalidArgument(f"Hints.index is {index!r}; expected the name of a kind of index, or None for any")
         if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
             raise InvalidArgument(f"Hints.rules_off is {names!r}; expected a tuple of the names of rules")
-        object.__setattr__(self, "rules_off", tuple(names))  # a list cannot be the key that plans are kept by
+        object.__setattr__(self, "rules_off", tuple(names))  # plans are kept by their hints, and a list cannot be a key
         if budget is not None and (type(budget) is not int or budget < 1):
             raise InvalidArgument(f"Hints.memory_budget is {budget!r}; expected a positive number of bytes, or None for no limit")
 

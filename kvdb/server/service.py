@@ -21,7 +21,7 @@ from kvdb.server.inflight import InflightBytes
 from kvdb.server.interceptors import UnaryCalls
 from kvdb.server.session_registry import Sessions
 from kvdb.server.streams import OpenStream, Streams
-from kvdb.server.turns import Turns
+from kvdb.server.turns import Turn, Turns
 from kvdb.session.state import SessionState
 from kvdb.types import ContextInfo, IndexInfo
 from kvdb.version import __version__
@@ -59,8 +59,11 @@ class KvdbService:
                 yield pb.ImportReply(begun=pb.ImportBegun(start=writer.start))
                 for data in requests:
                     self._streams.begin(stream)
-                    with self._inflight.counted(len(data)):
+                    nbytes = self._inflight.wait(len(data))
+                    try:
                         info = _written(writer, import_chunk.deserialize(data))
+                    finally:
+                        self._inflight.give_back(nbytes)
                     self._streams.end(stream)
                     if info is not None:
                         yield pb.ImportReply(committed=codec.to_info(info))
@@ -142,8 +145,11 @@ class KvdbService:
         with self._streams.opened(context) as stream:
             for data in requests:
                 self._streams.begin(stream)
-                with self._inflight.counted(len(data)):
+                nbytes = self._inflight.wait(len(data))
+                try:
                     reply = self._answer(stream, interceptors.parsed(pb.DecodeRequest, data))
+                finally:
+                    self._inflight.give_back(nbytes)
                 yield reply
                 if not self._streams.end(stream):
                     return
@@ -199,11 +205,16 @@ class KvdbService:
         if kind is None:
             raise InvalidArgument("a decode request holds no call; expected an update, an attention or an attend")
         call = getattr(request, kind)
-        stream.session = stream.session or call.session_id
-        if call.session_id not in {"", stream.session}:
+        if not stream.session:
+            stream.session, stream.turn = call.session_id, Turn("", frozenset((call.session_id,)))
+        elif call.session_id not in {"", stream.session}:
             raise InvalidArgument("a decode request names another session than the stream's first; open a stream for each")
-        with self._turns.held(stream.session), self._sessions.borrow(stream.session) as session:
-            out = decode_calls.CALLS[kind](session, call)
+        self._turns.wait(stream.turn)
+        try:
+            with self._sessions.borrow(stream.session) as session:
+                out = decode_calls.CALLS[kind](session, call)
+        finally:
+            self._turns.end(stream.turn)
         reply = pb.DecodeReply()
         if out is not None:
             codec.put_array(reply.out, out)

@@ -6,7 +6,7 @@ from query_optimizer.query_options import QueryOptions
 
 
 class Witness:
-    """A rule that is asked first, never fires, and keeps what every query asked for. bounded: whether a bound was."""
+    """A rule that is asked first, never fires, and keeps the options of every query."""
 
     name, before = "witness", "exact_asked"
 
@@ -14,16 +14,14 @@ class Witness:
         self.seen = []
 
     def when(self, facts, _part, _heads):
-        self.seen.append((facts.retrieval, facts.bounded, facts.estimate_tail, facts.error_max, facts.hints))
+        self.seen.append(facts.options)
         return "it only looks on"
 
     def saw(self, options: QueryOptions):
         """Whether there were queries, and all of them asked for this, with the database's error_max where they name none. Forgets
         them."""
         seen, self.seen = self.seen, []
-        options = options.with_default(ERROR_MAX)
-        bounded = options.max_missed_mass is not None
-        asked = (options.retrieval, bounded, options.estimate_tail, options.error_max, options.hints)
+        asked = options.with_default(ERROR_MAX)
         return bool(seen) and all(one == asked for one in seen)
 
 

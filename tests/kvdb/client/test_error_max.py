@@ -29,7 +29,7 @@ def engine(witness):
 
 def seen(witness):
     """The error_max of each query since the last time."""
-    given_to_rules, witness.seen = [asked[3] for asked in witness.seen], []
+    given_to_rules, witness.seen = [asked.error_max for asked in witness.seen], []
     return given_to_rules
 
 
