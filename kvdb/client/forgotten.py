@@ -13,7 +13,6 @@ from weakref import finalize
 
 from kvdb.errors import KvdbError
 
-
 END_SECONDS_MAX = 1.0
 """How long the end of a process waits for a session that is being closed."""
 
