@@ -1,5 +1,6 @@
 """A stored context as a user holds it."""
 
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -54,8 +55,9 @@ class Context:
 
     def close(self) -> None:
         """Close the sessions opened through this handle."""
-        while self._sessions:
-            self._sessions.pop().close()
+        with suppress(IndexError):  # there are none, or another thread has closed the last
+            while True:
+                self._sessions.pop().close()
 
     def __enter__(self) -> Self:
         return self
