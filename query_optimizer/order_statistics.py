@@ -7,7 +7,7 @@ errs more often.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -61,6 +61,20 @@ def lower_bound(samples: Samples, quantile: float = QUANTILE, confidence: float 
     return np.full(samples.shape[1:], -np.inf) if rank is None else _ranked(samples, rank)
 
 
+def joint_bound(groups: Sequence[Samples], quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> float:
+    """What the quantile of the error of all heads together is at most, with this confidence; 0 without groups.
+
+    groups: for each way of answering that is in use, the errors of the heads that it answers, `[n, heads]`, a row for each query;
+    errors of heads add up in squares. Heads that are each over a bound in few queries may be so in different ones, so that some
+    head is in many: bounds of single heads say nothing of that, rows do. Ways were measured on different queries, so that each of
+    m has an m-th of the queries that may be above the quantile, and of the doubt.
+    """
+    share = 1 / max(1, len(groups))
+    layers = [np.sqrt((np.asarray(group, np.float64) ** 2).sum(axis=1)) for group in groups]
+    bounds = [float(upper_bound(layer, 1 - (1 - quantile) * share, 1 - (1 - confidence) * share)) for layer in layers]
+    return math.hypot(*bounds)
+
+
 def share_out(budget: float, options: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Choose an option for each head so that all together take few seconds, and the squares of their errors sum to at most
     budget squared.
@@ -80,51 +94,52 @@ def share_out(budget: float, options: npt.ArrayLike) -> npt.NDArray[np.int64]:
     if not 0 <= budget < math.inf:
         raise ValueError(f"budget is {budget!r}; expected a number from 0 on")
     spendable = budget * budget
-    order = np.lexsort((pairs[..., 0], pairs[..., 1]))
-    sorted_pairs = np.take_along_axis(pairs, order[..., None], 1)
-    seconds, costs = sorted_pairs[..., 0], sorted_pairs[..., 1] ** 2
-    if not (costs[:, 0] == 0).all():
+    unsorted, errors = np.ascontiguousarray(pairs[..., 0].T), np.ascontiguousarray(pairs[..., 1].T)
+    order = np.lexsort((unsorted, errors), axis=0)
+    seconds, costs = np.take_along_axis(unsorted, order, 0), np.take_along_axis(errors, order, 0) ** 2
+    if costs[0].any():
         raise ValueError("a head has no option without error; expected one of each")
-    saved = np.where(costs <= spendable, seconds[:, :1] - seconds, -np.inf)
+    saved = np.where(costs <= spendable, seconds[0] - seconds, -np.inf)
+    heads = np.arange(len(pairs))
     best, best_saved = np.zeros(len(pairs), np.int64), 0.0
-    head, option = divmod(int(saved.argmax()), saved.shape[1])
-    if saved[head, option] > 0:
-        best[head], best_saved = option, float(saved[head, option])
-    rows = np.arange(len(pairs))
+    option, head = divmod(int(saved.argmax()), len(pairs))
+    if saved[option, head] > 0:
+        best[head], best_saved = option, float(saved[option, head])
     for choice in _queues(spendable, saved, costs):
-        total = float(saved[rows, choice].sum())
+        total = float(saved[choice, heads].sum())
         if total > best_saved:
             best, best_saved = choice, total
-    chosen: npt.NDArray[np.int64] = order[rows, best]
+    chosen: npt.NDArray[np.int64] = order[best, heads]
     return chosen
 
 
 def _queues(spendable: float, saved: Float64, costs: Float64) -> Iterator[npt.NDArray[np.int64]]:
     """What each queue takes, as a number of an option by head: without options above the largest power of two that can be spent,
-    half of that, and so on until everything fits. Options are sorted by their cost, the first being exact."""
+    half of that, and so on until everything fits. saved, costs: `[options, heads]`, by cost, the first being exact."""
+    numbers = np.arange(len(costs))[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
-        slopes = (saved[:, None, :] - saved[:, :, None]) / (costs[:, None, :] - costs[:, :, None])  # [heads, from, to]
-    later = np.arange(costs.shape[1])[:, None] < np.arange(costs.shape[1])
-    known = later & ~np.isnan(slopes)
-    entered = np.where(known, slopes, np.where(later, -np.inf, np.inf)).min(1)  # the least gain, coming from any cheaper in error
-    onward = np.where(known, slopes, -np.inf)
+        slopes = (saved - saved[:, None]) / (costs - costs[:, None])  # [from, to, heads]
+    slopes[np.isnan(slopes)] = -np.inf
+    later = (numbers < numbers.T)[..., None]
+    entered = np.where(later, slopes, np.inf).min(0)  # the least gain, coming from any option of less error
+    slopes[~later[..., 0]] = -np.inf
     most = 2.0 ** math.floor(math.log2(spendable)) if spendable else 0.0
     smallest = np.min(costs, where=costs > 0, initial=np.inf)
     while smallest <= most:
         allowed = costs <= most
-        left = np.where(allowed[:, None, :], onward, -np.inf).max(2)
+        left = np.where(allowed, slopes, -np.inf).max(1)
         taken = allowed & (entered > left) & (entered > 0)  # the corners of each head's concave hull
-        taken[:, 0] = False
+        taken[0] = False
         reached = np.where(taken, costs, 0)
         steps = reached.copy()
-        steps[:, 1:] -= np.maximum.accumulate(reached, axis=1)[:, :-1]
+        steps[1:] -= np.maximum.accumulate(reached)[:-1]
         corners = np.flatnonzero(taken)
-        gains = np.minimum.accumulate(np.where(taken, entered, np.inf), axis=1).reshape(-1)[corners]
+        gains = np.minimum.accumulate(np.where(taken, entered, np.inf)).reshape(-1)[corners]
         queue = corners[np.argsort(-gains, kind="stable")]
         spent = np.cumsum(steps.reshape(-1)[queue])
         count = int(np.searchsorted(spent, spendable, "right"))
         taken.reshape(-1)[queue[count:]] = False
-        yield np.where(taken, np.arange(costs.shape[1]), 0).max(1)
+        yield np.where(taken, numbers, 0).max(0)
         if count == len(queue):
             return
         most /= 2

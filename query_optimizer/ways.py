@@ -36,9 +36,9 @@ class WayFacts:
 
     An audit answers a query exactly and by the way. audits: how many count. bounds: what the 95th percentile of the head's error
     does not exceed, with a confidence of 95 %; infinite while there are too few audits. least: what it is at least, with that
-    confidence. given_up: the share of audits in which the search gave up on the head, which was then read whole. waits: whether the
-    way was withdrawn for the head and is not tried for now. time_share: the time of searching for all heads relative to that of an
-    exact answer; None where unknown.
+    confidence. given_up: the share of audits in which the search gave up on the head, which was then read whole. waits: whether
+    the way was withdrawn for the head and is not tried for now. time_share: the time of searching for all heads relative to that
+    of an exact answer; None where unknown.
 
     The error of a KV head is the L2 norm of the difference of its query heads' outputs, relative to the norm of the layer's exact
     output over all query heads.

@@ -164,11 +164,10 @@ class Planner:
 
     def _budgeted(self, facts: Facts, parts: list[Part], variant: Variant) -> Facts:
         """The facts with the error budget of a query that names nothing."""
-        if not facts.options.budgeted:
+        error_max = facts.options.error_max
+        if error_max is None:
             return facts
         evidence = [one.of(self._layer) for one in self._evidence(parts)]
-        named = facts.options.error_max
-        error_max = self._services.config.optimizer.error_max if named is None else named
         budget = layer_budget(facts, evidence, error_max, variant.trial)
         heads = tuple(HeadShare() if head in variant.whole else share for head, share in enumerate(budget.heads))
         return replace(facts, budget=replace(budget, heads=heads))
