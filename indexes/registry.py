@@ -1,9 +1,9 @@
 """The kinds of index by name."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
+from threading import Lock
 from typing import Protocol, TypeVar, cast
 
 from indexes.accelerate import Accelerator
@@ -68,11 +68,36 @@ class AcceleratedStepped(Protocol):
 
 
 K = TypeVar("K", bound=Kind)
-_kinds: dict[str, Kind] = {index.kind: index for index in (Flat, Bounds, Means, Clusters, Hnsw)}
-KINDS: Mapping[str, Kind] = MappingProxyType(_kinds)
-"""The kinds by name. The cheapest to build comes first; kinds registered from outside come last."""
 ATTRIBUTES = {"kind": str, "walks": bool, "estimates_tail": bool}
 VERBS = ("build", "insert", "search", "verify", "save", "load", "cost", "nbytes")
+
+
+class Kinds(Mapping[str, Kind]):
+    """Kinds by name. Thread-safe: the dictionary is replaced and never changed, so whoever goes through it meets no change."""
+
+    def __init__(self, kinds: Iterable[Kind]) -> None:
+        self._kinds = {kind.kind: kind for kind in kinds}
+        self._lock = Lock()
+
+    def __getitem__(self, name: str) -> Kind:
+        return self._kinds[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kinds)
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def add(self, kind: Kind) -> bool:
+        """Add a kind behind the others. Returns False, and adds nothing, where another has its name."""
+        with self._lock:
+            known = self._kinds.get(kind.kind, kind)
+            self._kinds = {**self._kinds, kind.kind: known}
+            return known is kind
+
+
+KINDS = Kinds((Flat, Bounds, Means, Clusters, Hnsw))
+"""The kinds by name. The cheapest to build comes first; kinds registered from outside come last."""
 
 
 def register(cls: K) -> K:
@@ -86,8 +111,8 @@ def register(cls: K) -> K:
     lacking += [name for name in VERBS if not hasattr(cls, name)]
     if lacking:
         raise NoKind(f"{cls!r} lacks {', '.join(lacking)}; expected a class with all that indexes.base.Index says, and build")
-    if _kinds.setdefault(cls.kind, cls) is not cls:
-        raise NoKind(f"a kind of index is named {cls.kind!r} already; expected a name that is none of {', '.join(_kinds)}")
+    if not KINDS.add(cls):
+        raise NoKind(f"a kind of index is named {cls.kind!r} already; expected a name that is none of {', '.join(KINDS)}")
     return cls
 
 

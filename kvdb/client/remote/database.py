@@ -1,13 +1,12 @@
 """A database on a server."""
 
 from collections.abc import Sequence
-from weakref import WeakSet
 
 import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.imports import RemoteImport
+from kvdb.client.remote.open_sessions import OpenSessions
 from kvdb.client.remote.session import RemoteSession
-from kvdb.errors import Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_plan
@@ -30,8 +29,7 @@ class RemoteDatabase:
         Raises InvalidArgument, Unavailable or Unauthenticated.
         """
         self._connection = Connection(target, token)
-        self._sessions: WeakSet[RemoteSession] = WeakSet()
-        self._open = True
+        self._sessions = OpenSessions()
 
     def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None) -> RemoteImport:
         """Start storing a context; see `kvdb.database.Database.begin_import`, whose errors it raises, and MessageTooLarge."""
@@ -152,10 +150,7 @@ class RemoteDatabase:
 
     def close(self) -> None:
         """Close every session opened here, and the channel. Closing twice does nothing."""
-        if self._open:
-            self._open = False
-            for session in list(self._sessions):
-                session.close()
+        if self._sessions.close():
             self._connection.close()
 
     def _ids(self, sessions: Sequence[object], layer: int) -> list[str]:
@@ -169,8 +164,7 @@ class RemoteDatabase:
         return [session.id for session in own]
 
     def _connected(self) -> Connection:
-        if not self._open:
-            raise Unavailable("the database is closed; connect again")
+        self._sessions.check_open()
         return self._connection
 
 
