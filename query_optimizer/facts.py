@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
-from indexes.retrieval import Retrieval, TopK
+from indexes.retrieval import Exact, Retrieval, TopK
 from query_optimizer.query_options import NO_OPTIONS, Hints, QueryOptions
 
 
@@ -119,8 +119,8 @@ class Facts:
 
     @property
     def retrieval(self) -> Retrieval | None:
-        """The retrieval that the caller named, None to let the optimizer decide."""
-        return self.options.retrieval
+        """The retrieval that the caller named, exact where the answer may have no error, None to let the optimizer decide."""
+        return Exact() if self.options.error_max == 0 else self.options.retrieval
 
     @property
     def bounded(self) -> bool:

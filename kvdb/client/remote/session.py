@@ -57,6 +57,7 @@ class RemoteSession:
         self.tokens = tokens
         self.reused: int = reply.reused
         self.start: int = reply.start
+        self.error_max: float = reply.error_max
         self.layout: tuple[Placed, ...] = tuple(map(codec.from_placed, reply.layout))
         self.connection = connection
         self.id = reply.session_id
