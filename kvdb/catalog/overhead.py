@@ -8,11 +8,11 @@ from kvdb.catalog.segment import Views
 from kvdb.types import ModelSpec
 
 CONTEXT_BYTES, SEGMENT_BYTES, TABLE_BYTES = 2048, 2048, 640
-"""Of a context, of a segment, and of each of its tables, one a layer."""
+"""The bytes of a context, of a segment, and of each of its tables, one a layer."""
 SESSION_BYTES, LAYER_BYTES, RUN_BYTES = 2048, 6144, 16
-"""Of a session, of each of its layers with a plan or two, and of each block that a layer reads."""
+"""The bytes of a session, of each of its layers with a plan or two, and of each block that a layer reads."""
 ID_BYTES = 4
-"""Of a token's id."""
+"""The bytes of a token's id."""
 
 
 def context_nbytes(tokens: int) -> int:

@@ -6,7 +6,7 @@ from threading import RLock
 from kvdb.errors import CapacityError
 
 FREE_BYTES, FREE_SHARE = 32 << 20, 40
-"""Of the 64 MiB and the twentieth that a process may take beyond its budget, the part that is for what stands beside blocks."""
+"""The part for what stands beside blocks, of the 64 MiB and the twentieth that a process may take beyond its budget."""
 
 
 class CpuBudget:
