@@ -120,11 +120,15 @@ class DirectDecode:
         return pb.DecodeReply.FromString(reply[0])
 
     def cancel(self) -> None:
-        """End the call now. On one that has ended it does nothing."""
-        if self._due:
-            self._call.cancel(grpc.StatusCode.CANCELLED.value[0], "ended by the client")
-        while self._due:
-            self._next()
+        """End the call now. On one that has ended it does nothing. Where the private parts fail, the server ends it, with its
+        session or for its silence."""
+        try:
+            if self._due:
+                self._call.cancel(grpc.StatusCode.CANCELLED.value[0], "ended by the client")
+            while self._due:
+                self._next()
+        except FAILURES:
+            self._give_up()
 
     def _give_up(self) -> None:
         """Use the private parts no more."""

@@ -20,7 +20,6 @@ from kvdb.rpc.request_parts import PART_HEAD_BYTES_MAX, cut
 from kvdb.rpc.status import ERROR_KEY
 from kvdb.server.incoming import Incoming
 from kvdb.server.inflight import InflightBytes
-from tests.waiting import until
 
 N = 600  # tokens; their q has 2.3 MiB, k and v 1.2 each, and a message holds 1
 GROWTH_BYTES_MAX = 48 * MIB
@@ -134,8 +133,8 @@ def test_a_request_waits_until_there_is_room_for_all_of_it():
     assert first.put_together(piece(MIB, b"x")) is None
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(second.put_together, piece(MIB, b"x" * MIB))
-        until(lambda: not threads._work_queue.qsize())
-        assert not waiting.done()
+        with pytest.raises(TimeoutError):
+            waiting.result(0.05)
         first.close()
         assert waiting.result(20) == b"x" * MIB
 
