@@ -25,7 +25,7 @@ def test_the_generated_code_is_what_the_proto_says(tmp_path):
 
 def test_the_names_on_the_wire():
     assert SERVICE.full_name == "kvdb.v1.Kvdb"
-    assert (METHOD, DECODE) == (f"/{SERVICE.full_name}/{IMPORT}", f"/{SERVICE.full_name}/Decode")
+    assert (f"/{SERVICE.full_name}/{IMPORT}", f"/{SERVICE.full_name}/Decode") == (METHOD, DECODE)
 
 
 def test_every_call_is_served():
