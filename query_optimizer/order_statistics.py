@@ -7,7 +7,7 @@ errs more often.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -59,6 +59,20 @@ def lower_bound(samples: Samples, quantile: float = QUANTILE, confidence: float 
     """
     rank = lower_rank(len(samples), quantile, confidence)
     return np.full(samples.shape[1:], -np.inf) if rank is None else _ranked(samples, rank)
+
+
+def joint_bound(groups: Sequence[Samples], quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> float:
+    """What the quantile of the error of all heads together is at most, with this confidence; 0 without groups.
+
+    groups: for each way of answering that is in use, the errors of the heads that it answers, `[n, heads]`, a row for each query;
+    errors of heads add up in squares. Heads that are each over a bound in few queries may be so in different ones, so that some
+    head is in many: bounds of single heads say nothing of that, rows do. Ways were measured on different queries, so that each of
+    m has an m-th of the queries that may be above the quantile, and of the doubt.
+    """
+    share = 1 / max(1, len(groups))
+    layers = [np.sqrt((np.asarray(group, np.float64) ** 2).sum(axis=1)) for group in groups]
+    bounds = [float(upper_bound(layer, 1 - (1 - quantile) * share, 1 - (1 - confidence) * share)) for layer in layers]
+    return math.hypot(*bounds)
 
 
 def share_out(budget: float, options: npt.ArrayLike) -> npt.NDArray[np.int64]:

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from engine_adapter.base import Progress
 from engine_adapter.rag.answers import Answer
 from engine_adapter.rag.prompts import Text
 from kvdb.errors import InvalidArgument
 
+T = TypeVar("T")
 Expected = str | Callable[[str], bool]
 """A text that a right answer holds, whatever the spaces and capitals, or a function that says whether an answer is right."""
 
@@ -91,16 +94,31 @@ def check(
     *,
     blended: Callable[[CheckPrompt, float], Answer],
     full: Callable[[CheckPrompt], FullAnswer],
+    progress: Progress | None = None,
 ) -> Check:
-    """Ask everything in all ways. Each prompt is asked once more at first, so that what is only slow once counts for nobody."""
+    """Ask every prompt by full prefill and at every ratio.
+
+    The first prompt is asked once more before all others, so that what is slow only the first time is not measured. progress:
+    called with the number of answers so far and of all answers. Raises InvalidArgument without a prompt or a ratio.
+    """
     if not sample or not ratios:
         raise InvalidArgument(f"a check of {len(sample)} prompts at {len(ratios)} ratios; expected at least one of both")
     full(sample[0])
     blended(sample[0], ratios[0])
-    read = [full(prompt) for prompt in sample]
+    answered, total = count(1), len(sample) * (len(ratios) + 1)
+
+    def each(answer: Callable[..., T], *given: float) -> list[T]:
+        answers = []
+        for prompt in sample:
+            answers.append(answer(prompt, *given))
+            if progress is not None:
+                progress(next(answered), total)
+        return answers
+
+    read = each(full)
     rows = []
     for ratio in ratios:
-        answers = [blended(prompt, ratio) for prompt in sample]
+        answers = each(blended, ratio)
         pairs = list(zip(answers, read, strict=True))
         rows.append(
             Checked(

@@ -120,11 +120,12 @@ class KvdbService:
 
     def create_session(self, request: pb.CreateSessionRequest, _context: grpc.ServicerContext) -> pb.SessionReply:
         spec = codec.from_spec(request.spec)
+        error_max = request.error_max if request.HasField("error_max") else None
         if not request.HasField("parts"):
-            return self._opened(self._database.create_session(spec, codec.from_tokens(request.tokens)))
+            return self._opened(self._database.create_session(spec, codec.from_tokens(request.tokens), error_max))
         if request.tokens:
             raise InvalidArgument("a session is created of tokens and of parts; expected one of the two")
-        state = self._database.create_session_of_parts(spec, [codec.from_part(part) for part in request.parts.parts])
+        state = self._database.create_session_of_parts(spec, [codec.from_part(part) for part in request.parts.parts], error_max)
         return self._opened(state, codec.to_tokens(state.tokens))
 
     def update(self, request: pb.UpdateRequest, _context: grpc.ServicerContext) -> pb.UpdateReply:
@@ -196,8 +197,14 @@ class KvdbService:
     def _opened(self, state: SessionState, tokens: bytes = b"") -> pb.SessionReply:
         """Take over a session, and tell the client of it. tokens: its ids, where the client does not know them."""
         layout = map(codec.to_placed, state.layout)
-        name, reused, start = self._sessions.add(state), state.reused, state.start
-        return pb.SessionReply(session_id=name, reused=reused, start=start, layout=layout, tokens=tokens)
+        return pb.SessionReply(
+            session_id=self._sessions.add(state),
+            reused=state.reused,
+            start=state.start,
+            layout=layout,
+            tokens=tokens,
+            error_max=state.error_max,
+        )
 
     def _decoded(self, stream: OpenStream, incoming: Incoming, data: bytes) -> pb.DecodeReply:
         """The reply to one message of a stream: an empty one to a piece of a request, but for the last."""

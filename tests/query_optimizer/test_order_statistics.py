@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from query_optimizer.order_statistics import lower_bound, lower_rank, rank_of_bound, share_out, upper_bound
+from query_optimizer.order_statistics import joint_bound, lower_bound, lower_rank, rank_of_bound, share_out, upper_bound
 
 DISTRIBUTIONS = {
     "uniform": (lambda rng, size: rng.random(size), 0.95),
@@ -81,6 +81,36 @@ def test_quantile_and_confidence_are_shares(numbers):
 def test_ranks_of_many_samples_are_near_the_quantile():
     assert 0.95 < rank_of_bound(20_000) / 20_000 < 0.954
     assert 0.946 < lower_rank(20_000) / 20_000 < 0.95
+
+
+@given(st.lists(st.integers(1, 8), max_size=3), st.integers(59, 400), st.booleans())
+def test_a_joint_bound_is_that_of_rows_and_no_less_than_that_of_any_head(heads, n, few):
+    rng = np.random.default_rng(n)
+    groups = [rng.exponential(0.01, (n if few else 20 * n, count)) for count in heads]
+    bound = joint_bound(groups)
+    if len(groups) == 1:
+        assert bound == upper_bound(np.sqrt((groups[0] ** 2).sum(axis=1)))
+    for group in groups:
+        assert bound >= upper_bound(group).max()
+    assert joint_bound([*groups, np.zeros((4000, 1))]) >= bound
+    assert bound < 1 or few
+
+
+def test_heads_that_err_at_different_times_are_over_their_bounds_together(rng):
+    """Each of eight heads errs in 3 % of its queries: no head's 95th percentile shows it, and every fifth answer is wrong."""
+    errors = (rng.random((2000, 8)) < 0.03) * 0.5
+    assert not upper_bound(errors).any()
+    assert joint_bound([errors]) >= 0.5
+    assert joint_bound([errors[:, :4], errors[:, 4:]]) >= 0.5
+
+
+@pytest.mark.parametrize("ways", [1, 2])
+def test_a_joint_bound_holds_in_95_of_100_draws(ways, rng):
+    draws, n, heads = 400, 300, 4
+    layer = np.sqrt((rng.standard_cauchy((200_000, ways * heads)) ** 2).sum(axis=1))
+    quantile = np.quantile(layer, 0.95)
+    held = [joint_bound(list(rng.standard_cauchy((ways, n, heads)))) >= quantile * 0.99 for _ in range(draws)]
+    assert np.mean(held) >= 0.95 - 4 * math.sqrt(0.05 * 0.95 / draws)
 
 
 # Sharing a budget ---------------------------------------------------------------------------------------------------------
