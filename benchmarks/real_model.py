@@ -5,9 +5,10 @@
 
 A context of prose with ten planted facts is stored; then the text goes on, teacher-forced, in one session for each way of
 answering, all over the same stored context: exact attention, which is the reference, `error_max`, DIPR on each kind of index,
-top-k, top-p, a bound on the missed mass. Compared are the logits of each step. Ways that stand on evidence first answer `--proof`
-steps over other text, in a session that is closed. At the end each way is asked for the ten facts. One JSON line for each way, one
-table, one picture. `--cache` keeps the KV of contexts, `--also` takes the lines of earlier runs and leaves out what they hold.
+top-k, top-p, a bound on the missed mass. Compared are the logits of each step. Ways that stand on evidence first answer
+`--proof` steps over other text, in a session that is closed. At the end each way is asked for the ten facts. One JSON line for
+each way, one table, one picture. `--cache` keeps the KV of contexts; `--also` takes the lines of earlier runs and runs only what
+they do not hold.
 """
 
 from __future__ import annotations

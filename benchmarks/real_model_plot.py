@@ -11,7 +11,7 @@ mpl.use("agg")  # before pyplot, so that no display is looked for
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 # Okabe and Ito's colours, told apart with every kind of colour vision; marks differ as well.
 KINDS = {
@@ -68,5 +68,7 @@ def _panel(axes: Axes, lines: list[Line]) -> None:
     axes.axhline(GOAL, color="grey", lw=1, ls="--")
     axes.axvline(100, color="black", lw=1, ls=":")
     axes.set_xlabel("bytes read, % of all keys and values")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"at most {value:g}" if value <= LEAST else f"{value:g}"))
