@@ -35,7 +35,7 @@ PLAIN = frozenset({"max_new_tokens", "min_new_tokens", "eos_token_id", "pad_toke
 class RagEngine:
     """A model that answers from documents whose KV lies in a kvdb database.
 
-    Each document is cut into chunks, and each chunk is computed once, alone. A prompt is the instruction, the documents that a
+    Each document is cut into chunks, and each chunk is computed once, behind the instruction alone. A prompt is the instruction, the documents that a
     question names, in its order, and the question; the documents' KV is taken from the database wherever it stands, and the
     share of it that would be most wrong there is computed again (CacheBlend, arXiv 2405.16444).
 
@@ -74,13 +74,14 @@ class RagEngine:
         self._db = db
         self._prompts = Prompts(tokenizer, int(model.config.get_text_config(decoder=True).vocab_size), instruction, template)
         self._chunk_tokens = chunk_tokens
+        self._namespace = namespace
         self._documents = Documents(db, namespace, memory_bytes, clock, offload=offload)
         self._turns = Turns()
         self._closed = False
         with ExitStack() as stack:
             self._engine = stack.enter_context(attach(model, db))
             self._documents.adopt(self._engine.spec)
-            self._store_instruction(namespace)
+            self._store_instruction()
             self._resources = stack.pop_all()
 
     def add(
@@ -114,7 +115,9 @@ class RagEngine:
             for number, chunk in enumerate(chunks, 1):
                 name = self._documents.name(new, number, len(chunks))
                 with self._turn():
-                    new.chunks.append(Chunk(self._engine.store_chunk(name=name, input_ids=chunk), digest(chunk)))
+                    self._store_instruction()
+                    context = self._engine.store_chunk(name=name, input_ids=chunk, behind=self._prompts.instruction or None)
+                    new.chunks.append(Chunk(context, digest(chunk)))
                 done += len(chunk)
                 if progress is not None:
                     progress(done, len(ids))
@@ -259,11 +262,12 @@ class RagEngine:
         chunks = [chunk.context for document in documents for chunk in document.chunks]
         return [*([self._prompts.instruction] if self._prompts.instruction else []), *chunks, self._prompts.question(question)]
 
-    def _store_instruction(self, namespace: str) -> None:
+    def _store_instruction(self) -> None:
+        """Documents are computed behind it, and prompts begin with it."""
         ids = self._prompts.instruction
         if ids:
-            with suppress(AlreadyExists):  # of an engine before this one
-                self._engine.store(name=f"{namespace}/instruction-{digest(ids)}", input_ids=ids)
+            with suppress(AlreadyExists):  # by an engine before this one, or earlier
+                self._engine.store(name=f"{self._namespace}/instruction-{digest(ids)}", input_ids=ids)
 
     def _begin(self) -> None:
         """Every call begins with it."""
