@@ -16,6 +16,8 @@ MIB = 1 << 20
 BLOCK_SIZE_MAX = 1024
 OWN_CACHE = "own"
 """The value of optimizer.machine_file that means the user's cache folder."""
+ERROR_MAX = 0.01
+"""How far the output of a layer may be from exact attention where nobody says otherwise."""
 GPU_DEVICE = re.compile("cuda(:[0-9]{1,3})?|interpreter")
 GPU_FORMATS = ("", "float8", "int8")
 T = TypeVar("T")
@@ -94,16 +96,19 @@ class OptimizerConfig:
     short_context_tokens: contexts up to this length are always read whole. rules_off: names of rules that are not applied.
     machine_file: the file that keeps what `kvdb calibrate` measures; "own" is one in the user's cache folder, "" is no file, so
     that costs are estimated for a usual machine. calibrate_at_start: whether `kvdb serve` measures the machine where that file
-    has no numbers of it.
+    has no numbers of it. error_max: of queries that name nothing, in sessions that name none; see `kvdb.QueryOptions`.
     """
 
     short_context_tokens: int = 4096
     rules_off: tuple[str, ...] = ()
     machine_file: str = OWN_CACHE
     calibrate_at_start: bool = True
+    error_max: float = ERROR_MAX
 
     def __post_init__(self) -> None:
         _check_types(self, "optimizer")
+        if not 0 <= self.error_max <= 1:
+            raise ConfigError(f"optimizer.error_max is {self.error_max}; expected a relative error from 0, which is exact, to 1")
 
 
 @dataclass(frozen=True)

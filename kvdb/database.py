@@ -34,7 +34,7 @@ from query_optimizer.build_policy import BuildPolicy
 from query_optimizer.custom_rules import BadRule, PlacedRule, add_rules
 from query_optimizer.optimizer import Optimizer, UnknownRule
 from query_optimizer.plan import Plan
-from query_optimizer.query_options import QueryOptions
+from query_optimizer.query_options import QueryOptions, checked_error_max
 from query_optimizer.rules import base_rules
 
 P = ParamSpec("P")
@@ -108,28 +108,34 @@ class Database:
         return ImportWriter(self._handles, self._publisher, target, views, self._blocks.tables(spec))
 
     @_call
-    def create_session(self, spec: ModelSpec, tokens: Tokens) -> SessionState:
+    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None) -> SessionState:
         """A session over the longest stored prefix of `tokens`; `session.reused` says how many of them need no prefill.
 
-        Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids.
+        error_max: of its queries that name nothing, None for the configuration's. Raises ShapeError, DtypeError or
+        InvalidArgument for tokens that are no ids, and an error_max that cannot be.
         """
+        budget = checked_error_max(error_max)
         ids = validate.token_ids(tokens)
         views = self._catalog.match(spec, ids)
         self._advisor.count_session(views)
-        return SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids)
+        return SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids, budget)
 
     @_call
-    def create_session_of_parts(self, spec: ModelSpec, parts: Sequence[PromptPart]) -> SessionState:
+    def create_session_of_parts(
+        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None
+    ) -> SessionState:
         """A session over several parts, in their order: contexts by name, chunks anywhere, and token ids.
 
-        Token ids before the last context are gaps, whose KV comes with `overlay`; those behind it are not laid out. Raises
-        NotFound, SpecMismatch, PositionError, InvalidArgument, ShapeError, DtypeError, or Unsupported where keys cannot be moved.
+        Token ids before the last context are gaps, whose KV comes with `overlay`; those behind it are not laid out. error_max: as
+        in `create_session`. Raises NotFound, SpecMismatch, PositionError, InvalidArgument, ShapeError, DtypeError, or Unsupported
+        where keys cannot be moved.
         """
+        budget = checked_error_max(error_max)
         laid = build_layout(self._catalog, spec, parts)
         overlay = laid.overlay or Overlay(self._blocks.tables(spec))
         snapshot = Snapshot.blended(spec, laid.layout, overlay)
         self._advisor.count_session(laid.layout.views)
-        return SessionState(self._services, spec, snapshot, self._blocks.tables(spec), laid.tokens)
+        return SessionState(self._services, spec, snapshot, self._blocks.tables(spec), laid.tokens, budget)
 
     @_call
     def attend_together(

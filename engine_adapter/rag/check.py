@@ -8,9 +8,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from statistics import median
 from typing import Any, NamedTuple
 
+from engine_adapter.base import Progress
 from engine_adapter.rag.answers import Answer
 from engine_adapter.rag.forcing import divergence, surprise
 from engine_adapter.rag.prompts import Text
@@ -133,21 +135,32 @@ def check(
     blended: Callable[[CheckPrompt, float], Answer],
     fed: Callable[[CheckPrompt, float, Sequence[int]], Float32],
     full: Callable[[CheckPrompt], FullAnswer],
+    progress: Progress | None = None,
 ) -> Check:
-    """Ask everything in all ways. Each prompt is asked once more at first, so that what is only slow once counts for nobody.
+    """Ask every prompt by full prefill and at every ratio.
 
-    fed: log probabilities at each of some tokens that are fed as the answer, float32 `[tokens, vocabulary]`.
+    The first prompt is asked once more before all others, so that what is slow only the first time is not measured. fed: log
+    probabilities at each of some tokens that are fed as the answer, float32 `[tokens, vocabulary]`. progress: called with the
+    number of answers so far and of all answers. Raises InvalidArgument without a prompt or a ratio.
     """
     if not sample or not ratios:
         raise InvalidArgument(f"a check of {len(sample)} prompts at {len(ratios)} ratios; expected at least one of both")
     full(sample[0])
     blended(sample[0], ratios[0])
+    counted, total = count(1), len(sample) * (len(ratios) + 1)
+
+    def answered() -> None:
+        if progress is not None:
+            progress(next(counted), total)
+
     columns: list[list[Compared]] = [[] for _ in ratios]
     texts, seconds, own = [], [], []
     for prompt in sample:
         whole = full(prompt)
+        answered()
         for ratio, column in zip(ratios, columns, strict=True):
             column.append(Compared.of(blended(prompt, ratio), fed(prompt, ratio, whole.tokens), whole))
+            answered()
         texts.append(whole.text)
         seconds.append(whole.first_token_seconds)
         own.append(surprise(whole.log_probabilities, whole.tokens))

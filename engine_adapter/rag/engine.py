@@ -168,13 +168,14 @@ class RagEngine:
         ratios: Iterable[float] = RATIOS,
         *,
         max_new_tokens: int = 64,
+        progress: Progress | None = None,
         **options: Any,
     ) -> Check:
         """Compare answers with those of this model's full prefill, without kvdb, for prompts of one's own.
 
         sample: (question, docs), or (question, docs, expected) with what a right answer holds: a string, or a function of the
-        answer's text. ratios: of recompute, that are compared. Decoding is greedy. options: as in `answer`. Raises what `answer`
-        raises, and InvalidArgument for an empty sample.
+        answer's text. ratios: of recompute, that are compared. Decoding is greedy. progress: called with the number of answers
+        so far and of all answers. options: as in `answer`. Raises what `answer` raises, and InvalidArgument for an empty sample.
         """
         settings = {"max_new_tokens": max_new_tokens, "do_sample": False, **options}
         plain = {name: value for name, value in settings.items() if name in PLAIN}
@@ -184,6 +185,7 @@ class RagEngine:
             blended=lambda prompt, ratio: self.answer(prompt.question, prompt.docs, recompute=ratio, **settings),
             fed=lambda prompt, ratio, tokens: self._fed(prompt, ratio, tokens, settings),
             full=lambda prompt: self._full_answer(prompt, plain),
+            progress=progress,
         )
 
     def delete(self, doc_id: str) -> None:

@@ -60,11 +60,11 @@ class TransformersEngine:
         The sessions are closed at the end, so a returned `past_key_values` can be looked at but not gone on with; a chat goes on
         by `keep`: the name under which prompt and answer are stored (all but the last token, which the model has not read yet),
         or a list of them, one a returned sequence, None for those to forget. inspect: sees the sessions before they are closed.
-        options, or the keywords retrieval, max_missed_mass, estimate_tail and hints in its place: which tokens a question and the
-        steps behind it read, and how, see `kvdb.Session.attention`; a long text that is not stored reads everything. parts: in
-        place of input_ids one prompt of chunks and token ids, see `kvdb.Client.create_session`; the last part is token ids.
-        recompute: the share of the chunks' tokens that is computed anew, or a `kvdb.Recompute` that says more. generation: all
-        else that `model.generate` takes.
+        options, or the keywords retrieval, max_missed_mass, estimate_tail, error_max and hints in its place: which tokens a
+        question and the steps behind it read, and how, see `kvdb.Session.attention`; a long text that is not stored reads
+        everything. parts: in place of input_ids one prompt of chunks and token ids, see `kvdb.Client.create_session`; the last
+        part is token ids. recompute: the share of the chunks' tokens that is computed anew, or a `kvdb.Recompute` that says more.
+        generation: all else that `model.generate` takes.
 
         Raises Unsupported for what kvdb cannot do (other inputs than token ids, modes that take tokens back), InvalidArgument,
         also for a prompt longer than the model's positions, AlreadyExists for a name in `keep` that is taken, IntegrityError for
@@ -142,7 +142,9 @@ class TransformersEngine:
             return known
         with self._db.create_session(self.spec, before) as session:
             if session.start < len(before):
-                raise InvalidArgument(f"of the {len(before)} tokens of behind= {session.start} are stored; store all of them first")
+                raise InvalidArgument(
+                    f"of the {len(before)} tokens of behind= {session.start} are stored; store all of them first"
+                )
             everything = torch.cat([before, tokens])
             prefill(self._model, session, everything, self._piece_tokens, progress)
             prefilled = perf_counter()

@@ -15,7 +15,7 @@ from kvdb.client.transport import Transport
 from kvdb.errors import InvalidArgument, LayerError
 from kvdb.types import LAYERS_MAX, ContextStatistics, IndexInfo, ModelSpec, PromptPart, TierStats
 from query_optimizer.plan import Plan
-from query_optimizer.query_options import QueryOptions
+from query_optimizer.query_options import QueryOptions, checked_error_max
 
 
 class Client:
@@ -62,13 +62,16 @@ class Client:
         """
         return self._import(spec, tokens, name, validate.base(base), kv, queries)
 
-    def create_session(self, spec: ModelSpec, tokens: Any = None, *, parts: Iterable[Any] | None = None) -> Session:
+    def create_session(
+        self, spec: ModelSpec, tokens: Any = None, *, parts: Iterable[Any] | None = None, error_max: float | None = None
+    ) -> Session:
         """A session for a prompt over the longest stored prefix of its tokens; `session.reused` of them need no prefill.
 
         parts: used in place of tokens. Contexts, token ids, and `kvdb.PromptPart`s of either are laid out one behind the other.
         A chunk, or any context that was computed alone, may stand anywhere and several times; nothing of it is copied or changed.
         Any other context can only be the first part. Token ids before the last context are gaps, to be filled with
-        `Session.overlay`; token ids behind it are the prompt's end, which is appended with `update` and `attend`.
+        `Session.overlay`; token ids behind it are the prompt's end, which is appended with `update` and `attend`. error_max: of
+        queries that name nothing, in this session and its forks, 0 to 1; None for the configuration's `optimizer.error_max`.
 
         Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids or parts that cannot stand where they are,
         NotFound, SpecMismatch, PositionError for a part that is not `at` its place, and Unsupported for a chunk whose keys cannot
@@ -76,10 +79,11 @@ class Client:
         """
         if (tokens is None) == (parts is None):
             raise InvalidArgument("create_session takes tokens or parts=; expected one of the two")
+        budget = checked_error_max(error_max)
         if parts is None:
-            return Session(self._transport.create_session(validate.spec(spec), token_ids(tokens)))
+            return Session(self._transport.create_session(validate.spec(spec), token_ids(tokens), budget))
         given = validate.iterable("parts", parts, "contexts, token ids and kvdb.PromptParts of either")
-        return Session(self._transport.create_session_of_parts(validate.spec(spec), [_part(part) for part in given]))
+        return Session(self._transport.create_session_of_parts(validate.spec(spec), [_part(part) for part in given], budget))
 
     def name_chunk(self, spec: ModelSpec, tokens: Any, *, name: str) -> Context | None:
         """Give a stored chunk of exactly these tokens another name. Returns None where there is none, so that it must be

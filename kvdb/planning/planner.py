@@ -186,7 +186,7 @@ class Planner:
         facts = self._facts(n, options, parts)
         if rechecks:
             hints = replace(facts.hints, rules_off=(*facts.hints.rules_off, DiffuseHead.name))
-            facts = replace(facts, hints=hints)
+            facts = replace(facts, options=replace(options, hints=hints))
         plan = self._services.optimizer.plan(facts)
         by_name = {part.name: part for part in parts}
         for name, kind in plan.wishes:

@@ -105,16 +105,18 @@ class Hints(_message.Message):
     def __init__(self, index: _Optional[str] = ..., rules_off: _Optional[_Iterable[str]] = ..., memory_budget: _Optional[int] = ...) -> None: ...
 
 class QueryOptions(_message.Message):
-    __slots__ = ("retrieval", "max_missed_mass", "estimate_tail", "hints")
+    __slots__ = ("retrieval", "max_missed_mass", "estimate_tail", "hints", "error_max")
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
     MAX_MISSED_MASS_FIELD_NUMBER: _ClassVar[int]
     ESTIMATE_TAIL_FIELD_NUMBER: _ClassVar[int]
     HINTS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MAX_FIELD_NUMBER: _ClassVar[int]
     retrieval: Retrieval
     max_missed_mass: float
     estimate_tail: bool
     hints: Hints
-    def __init__(self, retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., max_missed_mass: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ...) -> None: ...
+    error_max: float
+    def __init__(self, retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., max_missed_mass: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ..., error_max: _Optional[float] = ...) -> None: ...
 
 class ContextInfo(_message.Message):
     __slots__ = ("name", "spec", "tokens", "segments", "nbytes", "chunk", "blended")
@@ -353,14 +355,16 @@ class SegmentStatistics(_message.Message):
     def __init__(self, segment: _Optional[int] = ..., tokens: _Optional[int] = ..., queries: _Optional[_Union[Array, _Mapping]] = ..., retrieved: _Optional[_Union[Array, _Mapping]] = ..., dense: _Optional[_Union[Array, _Mapping]] = ..., sharpness: _Optional[_Union[Array, _Mapping]] = ..., window_hits: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("spec", "tokens", "parts")
+    __slots__ = ("spec", "tokens", "parts", "error_max")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MAX_FIELD_NUMBER: _ClassVar[int]
     spec: ModelSpec
     tokens: bytes
     parts: Parts
-    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., parts: _Optional[_Union[Parts, _Mapping]] = ...) -> None: ...
+    error_max: float
+    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., parts: _Optional[_Union[Parts, _Mapping]] = ..., error_max: _Optional[float] = ...) -> None: ...
 
 class Parts(_message.Message):
     __slots__ = ("parts",)
@@ -391,18 +395,20 @@ class Placed(_message.Message):
     def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class SessionReply(_message.Message):
-    __slots__ = ("session_id", "reused", "start", "layout", "tokens")
+    __slots__ = ("session_id", "reused", "start", "layout", "tokens", "error_max")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     REUSED_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MAX_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     reused: int
     start: int
     layout: _containers.RepeatedCompositeFieldContainer[Placed]
     tokens: bytes
-    def __init__(self, session_id: _Optional[str] = ..., reused: _Optional[int] = ..., start: _Optional[int] = ..., layout: _Optional[_Iterable[_Union[Placed, _Mapping]]] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+    error_max: float
+    def __init__(self, session_id: _Optional[str] = ..., reused: _Optional[int] = ..., start: _Optional[int] = ..., layout: _Optional[_Iterable[_Union[Placed, _Mapping]]] = ..., tokens: _Optional[bytes] = ..., error_max: _Optional[float] = ...) -> None: ...
 
 class UpdateRequest(_message.Message):
     __slots__ = ("session_id", "layer", "k", "v", "start")

@@ -36,6 +36,8 @@ def put_query_options(request: Request, options: QueryOptions) -> None:
         message.hints.rules_off.extend(options.hints.rules_off)
         if options.hints.memory_budget is not None:
             message.hints.memory_budget = min(options.hints.memory_budget, BUDGET_MAX)
+    if options.error_max is not None:
+        message.error_max = options.error_max
 
 
 def to_query_options(request: Request) -> QueryOptions:
@@ -48,6 +50,7 @@ def to_query_options(request: Request) -> QueryOptions:
         max_missed_mass=message.max_missed_mass if message.HasField("max_missed_mass") else None,
         estimate_tail=message.estimate_tail,
         hints=_hints(message.hints) if message.HasField("hints") else NO_HINTS,
+        error_max=message.error_max if message.HasField("error_max") else None,
     )
 
 

@@ -85,12 +85,12 @@ class Server:
         self._threads.shutdown()
 
     def _calls(self, database: Database, config: ServerConfig) -> grpc.GenericRpcHandler:
-        turns = Turns(self._threads.submit, CLIENT_CALLS_MAX, CLIENT_WAITING_MAX)
+        turns = Turns(CLIENT_CALLS_MAX, CLIENT_WAITING_MAX)
         inflight = InflightBytes(config.inflight_bytes_max)
         service = KvdbService(database, self._sessions, self._streams, turns, inflight)
         service.greeting.message_bytes_max = config.message_bytes_max
         service.greeting.stream_idle_seconds = config.stream_idle_seconds
-        return handlers(service, UnaryCalls(turns, inflight))
+        return handlers(service, UnaryCalls(self._threads.submit, turns, inflight))
 
     def _listen(self, config: ServerConfig) -> str:
         unix = config.host.startswith("unix:")

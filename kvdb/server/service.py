@@ -21,7 +21,7 @@ from kvdb.server.inflight import InflightBytes
 from kvdb.server.interceptors import UnaryCalls
 from kvdb.server.session_registry import Sessions
 from kvdb.server.streams import OpenStream, Streams
-from kvdb.server.turns import Turns
+from kvdb.server.turns import Turn, Turns
 from kvdb.session.state import SessionState
 from kvdb.types import ContextInfo, IndexInfo
 from kvdb.version import __version__
@@ -59,8 +59,11 @@ class KvdbService:
                 yield pb.ImportReply(begun=pb.ImportBegun(start=writer.start))
                 for data in requests:
                     self._streams.begin(stream)
-                    with self._inflight.counted(len(data)):
+                    nbytes = self._inflight.wait(len(data))
+                    try:
                         info = _written(writer, import_chunk.deserialize(data))
+                    finally:
+                        self._inflight.give_back(nbytes)
                     self._streams.end(stream)
                     if info is not None:
                         yield pb.ImportReply(committed=codec.to_info(info))
@@ -105,11 +108,12 @@ class KvdbService:
 
     def create_session(self, request: pb.CreateSessionRequest, _context: grpc.ServicerContext) -> pb.SessionReply:
         spec = codec.from_spec(request.spec)
+        error_max = request.error_max if request.HasField("error_max") else None
         if not request.HasField("parts"):
-            return self._opened(self._database.create_session(spec, codec.from_tokens(request.tokens)))
+            return self._opened(self._database.create_session(spec, codec.from_tokens(request.tokens), error_max))
         if request.tokens:
             raise InvalidArgument("a session is created of tokens and of parts; expected one of the two")
-        state = self._database.create_session_of_parts(spec, [codec.from_part(part) for part in request.parts.parts])
+        state = self._database.create_session_of_parts(spec, [codec.from_part(part) for part in request.parts.parts], error_max)
         return self._opened(state, codec.to_tokens(state.tokens))
 
     def update(self, request: pb.UpdateRequest, _context: grpc.ServicerContext) -> pb.UpdateReply:
@@ -141,8 +145,11 @@ class KvdbService:
         with self._streams.opened(context) as stream:
             for data in requests:
                 self._streams.begin(stream)
-                with self._inflight.counted(len(data)):
+                nbytes = self._inflight.wait(len(data))
+                try:
                     reply = self._answer(stream, interceptors.parsed(pb.DecodeRequest, data))
+                finally:
+                    self._inflight.give_back(nbytes)
                 yield reply
                 if not self._streams.end(stream):
                     return
@@ -183,8 +190,14 @@ class KvdbService:
     def _opened(self, state: SessionState, tokens: bytes = b"") -> pb.SessionReply:
         """Take over a session, and tell the client of it. tokens: its ids, where the client does not know them."""
         layout = map(codec.to_placed, state.layout)
-        name, reused, start = self._sessions.add(state), state.reused, state.start
-        return pb.SessionReply(session_id=name, reused=reused, start=start, layout=layout, tokens=tokens)
+        return pb.SessionReply(
+            session_id=self._sessions.add(state),
+            reused=state.reused,
+            start=state.start,
+            layout=layout,
+            tokens=tokens,
+            error_max=state.error_max,
+        )
 
     def _answer(self, stream: OpenStream, request: pb.DecodeRequest) -> pb.DecodeReply:
         """Raises InvalidArgument for a request that holds no call or names another session than the stream's first."""
@@ -192,11 +205,16 @@ class KvdbService:
         if kind is None:
             raise InvalidArgument("a decode request holds no call; expected an update, an attention or an attend")
         call = getattr(request, kind)
-        stream.session = stream.session or call.session_id
-        if call.session_id not in {"", stream.session}:
+        if not stream.session:
+            stream.session, stream.turn = call.session_id, Turn("", frozenset((call.session_id,)))
+        elif call.session_id not in {"", stream.session}:
             raise InvalidArgument("a decode request names another session than the stream's first; open a stream for each")
-        with self._turns.held(stream.session), self._sessions.borrow(stream.session) as session:
-            out = decode_calls.CALLS[kind](session, call)
+        self._turns.wait(stream.turn)
+        try:
+            with self._sessions.borrow(stream.session) as session:
+                out = decode_calls.CALLS[kind](session, call)
+        finally:
+            self._turns.end(stream.turn)
         reply = pb.DecodeReply()
         if out is not None:
             codec.put_array(reply.out, out)

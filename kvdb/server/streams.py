@@ -8,17 +8,19 @@ from time import monotonic
 import grpc
 
 from kvdb.errors import CapacityError, Unavailable
+from kvdb.server.turns import Turn
 
 
 class OpenStream:
-    """One stream. `session` is the id of the session it carries, once known. finishes: whether it is let finish when the server
-    drains, as an import is; other streams are ended between two requests then."""
+    """One stream. session, turn: the id of the session it carries, once known, and what each of its requests waits for. finishes:
+    whether it is let finish when the server drains, as an import is; other streams are ended between two requests then."""
 
     def __init__(self, context: grpc.ServicerContext, finishes: bool) -> None:
         self.context = context
         self.client = context.peer()
         self.finishes = finishes
         self.session = ""
+        self.turn = Turn("", frozenset())
         self.busy = False
         self.ended = False
         self.used = monotonic()  # when the last request was answered

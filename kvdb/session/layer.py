@@ -25,7 +25,7 @@ from kvdb.session.segment_counters import SegmentCounters
 from kvdb.storage.block_table import BlockTable
 from kvdb.types import Array, ModelSpec, Positions
 from query_optimizer.plan import Plan
-from query_optimizer.query_options import QueryOptions
+from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 
 log = logging.getLogger(__name__)
 NO_POSITIONS: Positions = np.zeros(0, np.int64)
@@ -38,7 +38,10 @@ OBSERVED_FIRST, OBSERVED_STEP = 16, 8
 class Layer:
     """The tail, the run that queries read, and the plans for them."""
 
-    def __init__(self, services: PlanningServices, spec: ModelSpec, snapshot: Snapshot, number: int, tail: BlockTable) -> None:
+    def __init__(
+        self, services: PlanningServices, spec: ModelSpec, snapshot: Snapshot, number: int, tail: BlockTable, error_max: float
+    ) -> None:
+        """error_max: of queries that leave it to a default."""
         self.tail = tail
         self.run = snapshot.run(number, tail)
         self.segment_counters = SegmentCounters(snapshot.views, services.advisor.count_queries)
@@ -52,6 +55,8 @@ class Layer:
         self._tail = Tail(services.config, tail)
         self._indexes_tail = False
         self._steps = 0
+        self._error_max = error_max
+        self._default_options = NO_OPTIONS.with_default(error_max)
         self.planner = Planner(services, spec, snapshot, number, self.run, self._tail)
 
     def wait_loaded(self) -> Self:
@@ -75,6 +80,13 @@ class Layer:
         self.tail.truncate(start)
         self.run.refresh(start)
         self._tail.truncated()
+
+    def resolve(self, options: QueryOptions) -> QueryOptions:
+        """The options with the session's error_max, where they leave that to a default. Raises InvalidArgument or Unsupported for
+        hints that cannot be followed."""
+        resolved = self._default_options if options is NO_OPTIONS else options.with_default(self._error_max)
+        self.planner.check(resolved)
+        return resolved
 
     def check_queries(self, q: Array) -> int:
         """The number of queries n in q, `[q_heads, n, head_dim]`. Raises ShapeError, DtypeError or NonFiniteError."""

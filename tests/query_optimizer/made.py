@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from indexes.retrieval import Dipr, Exact, TopK, TopP
 from query_optimizer.facts import Facts, FastMemory, HeadFacts, IndexFacts, PartFacts
-from query_optimizer.query_options import Hints
+from query_optimizer.query_options import Hints, QueryOptions
 
 KV_HEADS, TOKEN_NBYTES, SINKS, RECENT = 4, 1024, 64, 256
 SECONDS = TOKEN_NBYTES / 25e9
@@ -88,10 +88,12 @@ def made_facts(choose):
         layer=choose([0, 1, 12]),
         new_tokens=choose([1, 1, 5, 100]),
         fast=choose([None, None, FastMemory("gpu", 0), FastMemory("gpu", 1 << 22), FastMemory("gpu", 1 << 33)]),
-        retrieval=choose(RETRIEVALS),
-        bounded=choose(SOME),
-        estimate_tail=choose(SOME),
-        hints=Hints(choose([None, None, *KINDS]), (), choose([None, None, 1 << 19, 1 << 22, 1 << 30])),
+        options=QueryOptions(
+            retrieval=choose(RETRIEVALS),
+            max_missed_mass=choose([0.01, None, None]),
+            estimate_tail=choose(SOME),
+            hints=Hints(choose([None, None, *KINDS]), (), choose([None, None, 1 << 19, 1 << 22, 1 << 30])),
+        ),
     )
 
 

@@ -47,8 +47,7 @@ class Counting(Flat):
 @pytest.fixture
 def kinds(monkeypatch):
     """Kinds of index that a test registers are forgotten at its end."""
-    monkeypatch.setattr(registry, "_kinds", dict(registry._kinds))
-    monkeypatch.setattr(registry, "KINDS", registry._kinds)
+    monkeypatch.setattr(registry, "KINDS", registry.Kinds(registry.KINDS.values()))
 
 
 @pytest.fixture

@@ -1,12 +1,13 @@
 """One channel to one server. Whatever fails on it becomes an error of kvdb's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 import grpc
 
-from kvdb.errors import InvalidArgument, KvdbError, MessageTooLarge
+from kvdb.errors import InvalidArgument, KvdbError, MessageTooLarge, Unavailable
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
 from kvdb.rpc.options import client_options
@@ -34,6 +35,7 @@ class Connection:
         self.target = target
         self.metadata = _metadata(token)
         self.direct = True
+        self._closed = False
         self.channel = grpc.insecure_channel(_address(target), options=client_options())
         self.stub = KvdbStub(self.channel)
         try:
@@ -45,11 +47,21 @@ class Connection:
         self.stream_idle_seconds: float = hello.stream_idle_seconds
 
     def call(self, method: Callable[..., Reply], request: object) -> Reply:
-        """Make one unary call. Raises what the server raised, and Unavailable where it does not answer."""
-        try:
+        """Make one unary call. Raises what the server raised, and Unavailable where it does not answer, or after `close`."""
+        with self.errors_raised():
             return method(request, metadata=self.metadata)
+
+    @contextmanager
+    def errors_raised(self) -> Iterator[None]:
+        """Raise what the server raised in the body, and Unavailable where it does not answer, or after `close`."""
+        try:
+            yield
         except grpc.RpcError as failure:
             raise self.error(failure) from None
+        except ValueError:  # by which gRPC says that the channel is closed
+            if not self._closed:
+                raise
+            raise Unavailable("the database is closed; connect again") from None
 
     def error(self, failure: grpc.RpcError) -> KvdbError:
         return to_error(failure, self.target)
@@ -63,6 +75,7 @@ class Connection:
             )
 
     def close(self) -> None:
+        self._closed = True
         self.channel.close()
 
 

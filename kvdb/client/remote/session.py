@@ -5,7 +5,6 @@ from contextlib import suppress
 from threading import RLock
 from time import monotonic
 from typing import Protocol
-from weakref import WeakSet
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from kvdb.blend.controller import Choice
 from kvdb.blend.deviation import score_name
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.direct import DirectDecode, NotSent, available
+from kvdb.client.remote.open_sessions import OpenSessions
 from kvdb.client.remote.stream import StreamDecode
 from kvdb.errors import PositionError, SessionClosed, Unavailable
 from kvdb.rpc import codec
@@ -49,13 +49,15 @@ class RemoteSession:
     """
 
     def __init__(
-        self, connection: Connection, spec: ModelSpec, reply: pb.SessionReply, tokens: Tokens, sessions: "WeakSet[RemoteSession]"
+        self, connection: Connection, spec: ModelSpec, reply: pb.SessionReply, tokens: Tokens, sessions: OpenSessions
     ) -> None:
-        """tokens: the ids it was opened with. sessions: the open sessions of the database; this one adds itself."""
+        """tokens: the ids it was opened with. sessions: the open sessions of the database; this one adds itself. Raises
+        Unavailable for a closed database, and then it is closed."""
         self.spec = spec
         self.tokens = tokens
         self.reused: int = reply.reused
         self.start: int = reply.start
+        self.error_max: float = reply.error_max
         self.layout: tuple[Placed, ...] = tuple(map(codec.from_placed, reply.layout))
         self.connection = connection
         self.id = reply.session_id
@@ -64,7 +66,11 @@ class RemoteSession:
         self._spoke = 0.0  # seconds of the monotonic clock, when the stream was last used
         self._lock = RLock()
         self._open = True
-        sessions.add(self)
+        try:
+            sessions.add(self)
+        except Unavailable:
+            self.close()
+            raise
 
     def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None:
         """Append the KV of n tokens to one layer; see `kvdb.session.state.SessionState.update`, whose errors it raises."""

@@ -22,13 +22,15 @@ LOOK_SECONDS = 0.2
 class Stream(Generic[Request, Reply]):
     """One open call. Not thread-safe.
 
-    gRPC takes the requests from a thread of its own, through a short queue. A stream that failed has ended.
+    gRPC takes the requests from a thread of its own, through a short queue. A stream that failed has ended. Raises Unavailable
+    for a connection that was closed.
     """
 
     def __init__(self, connection: Connection, method: "grpc.StreamStreamMultiCallable[Request, Reply]") -> None:
         self._connection = connection
         self._requests: Queue[Request | None] = Queue(DEPTH)
-        self._call = method(iter(self._requests.get, None), metadata=connection.metadata)
+        with connection.errors_raised():
+            self._call = method(iter(self._requests.get, None), metadata=connection.metadata)
 
     @property
     def ended(self) -> bool:

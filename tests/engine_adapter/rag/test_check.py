@@ -12,11 +12,14 @@ def test_a_check_compares_with_the_models_own_answers(rag, write):
     for i in range(4):
         rag.add(f"{i}", write(70, seed=i))
     whole = rag.answer("and so?", ["2", "0"], recompute=1, max_new_tokens=6, do_sample=False).text
+    told = []
     found = rag.check(
         [("and so?", ["2", "0"], whole.upper()), ("why", ["1", "3"], lambda text: False), ("what", ["1"])],
         ratios=(0, 0.5, 1),
         max_new_tokens=6,
+        progress=lambda done, total: told.append((done, total)),
     )
+    assert told == [(done, 12) for done in range(1, 13)], "three prompts, at three ratios and by a full prefill"
     assert [row.ratio for row in found.rows] == [0, 0.5, 1]
     assert (found.rows[-1].same, found.rows[-1].leading, found.rows[-1].right) == (1, 1, 0.5)
     assert found.rows[-1].texts == found.full.texts

@@ -166,6 +166,17 @@ def test_calls_that_wait_for_a_busy_session_take_no_thread(serve, stub_of, busy,
         assert {call.result(SECONDS_MAX).queries for call in waiting} == {1}
 
 
+def test_a_call_that_is_cancelled_while_it_waits_gives_its_turn_on(serve, stub_of, busy, gate):
+    server = serve(workers=1)
+    with kvdb.connect(server.target) as db:
+        request = pb.StatsRequest(session_id=busy(db)._transport.id)
+        stub = stub_of(server)
+        gone, stays = stub.Stats.future(request), stub.Stats.future(request)
+        gone.cancel()
+        gate.opened.set()
+        assert stays.result(SECONDS_MAX).queries == 1
+
+
 def first_refused(calls, count):
     """The statuses of so many calls, those that end first."""
     ended = Queue()
