@@ -35,9 +35,9 @@ PLAIN = frozenset({"max_new_tokens", "min_new_tokens", "eos_token_id", "pad_toke
 class RagEngine:
     """A model that answers from documents whose KV lies in a kvdb database.
 
-    Each document is cut into chunks, and each chunk is computed once, behind the instruction alone. A prompt is the instruction, the documents that a
-    question names, in its order, and the question; the documents' KV is taken from the database wherever it stands, and the
-    share of it that would be most wrong there is computed again (CacheBlend, arXiv 2405.16444).
+    Each document is cut into chunks, and each chunk is computed once, behind the instruction alone. A prompt is the instruction,
+    the documents that a question names, in its order, and the question; the documents' KV is taken from the database wherever it
+    stands, and the share of it that would be most wrong there is computed again (CacheBlend, arXiv 2405.16444).
 
     The model is attached from the beginning to `close`, or to the end of a `with`; documents stay in the database, and another
     engine of the same model and namespace finds them there. Thread-safe: what needs the model takes turns on it, in the order

@@ -123,9 +123,9 @@ class TransformersEngine:
     def store_chunk(self, *, name: str, input_ids: Any, behind: Any = None, progress: Progress | None = None) -> kvdb.Context:
         """Compute one text, and keep it as a chunk, which a prompt's `parts` may hold anywhere.
 
-        behind: token ids `[m]` of what every prompt begins with, stored already, which the text reads and the chunk does not hold;
-        None for a text that is computed alone. Models give much of their attention to the first tokens of what they read, and
-        a chunk that was computed alone takes its own for these. The same text is stored once, and computed once, whatever it
+        behind: token ids `[m]` of what every prompt begins with, stored already, which the text reads and the chunk does not
+        hold; None for a text that is computed alone. Models give much of their attention to the first tokens of what they read,
+        and a chunk that was computed alone takes its own for these. The same text is stored once, and computed once, whatever it
         was behind: another name for it costs nothing. Other arguments and errors as in `store`; progress counts the tokens of
         behind= too. Raises InvalidArgument where these are not stored, and Unsupported for a model whose keys cannot be moved.
         """
