@@ -207,7 +207,7 @@ class SessionState:
 
     def store(self, name: str, tokens: Tokens | None = None, *, chunk: bool = False) -> ContextInfo:
         """Keep everything in the session as a context. tokens: the ids of all of it, when it outgrew those it was opened with.
-        chunk: as a chunk, for a session that was opened on nothing.
+        chunk: only what stands behind `start`, as a chunk.
 
         Raises AlreadyExists, InvalidArgument, PositionError (layers of different lengths, or gaps that hold nothing yet) or
         SessionClosed.
