@@ -35,8 +35,15 @@ ERRORS_MAX = (0.005, 0.01, 0.02, 0.05)
 PROVING, CHANGED = 1200, 400
 """Queries of a decode before and after the change of habits; without one, all are of the same kind."""
 NOTICED = 20
+ROWS = 64
+"""Queries of a head that are answered in one product."""
+OWN = 256
+"""A session's own tokens are copies of so many of the last that are stored, none of which has a role."""
 SHARP_TOKENS = 1 << 17
-CONFIG = Config(indexes=IndexConfig(on_demand="", automatic=False, tail_tokens=0), optimizer=OptimizerConfig())
+CONFIG = Config(
+    indexes=IndexConfig(on_demand="", automatic=False, tail_tokens=0), optimizer=OptimizerConfig(rules_off=("short_context",))
+)
+"""With what a session adds left to exact attention, so that every query tells of the adversary, however short the context."""
 
 
 @dataclass(frozen=True)
@@ -71,36 +78,46 @@ class Decode:
         if self.changed is not None:
             noticed = self.noticed_after(error_max)
             counted[self.changed : len(over) if noticed is None else self.changed + noticed] = False
-        return (float(np.mean(part)) if len(part) else 0.0 for part in (over[:proven], over[counted]))  # type: ignore[return-value]
+        return _share(over[:proven]), _share(over[counted])
+
+
+def _share(flags: npt.NDArray[np.bool_]) -> float:
+    return float(flags.mean()) if len(flags) else 0.0
 
 
 class Oracle:
     """Attention in float64 over an adversary's keys and values, and over tokens that a session added."""
 
     def __init__(self, adversary: Adversary, scale: float) -> None:
-        self._k, self._v = adversary.k.astype(np.float64), adversary.v.astype(np.float64)
         self._scale = scale
-        self._stored: dict[tuple[bool, int], tuple[Float64, Float64]] = {}
-        self._own: tuple[list[Float64], list[Float64]] = [], []
+        k, v = (array.astype(np.float64) for array in (adversary.k, adversary.v))
+        pools = {False: adversary.before, True: adversary.after}
+        self._stored = {late: self._pool(pool, k, v) for late, pool in pools.items() if pool is not None}
+        self._own = np.zeros((2, len(k), 0, k.shape[2]))
 
     def append(self, k: Array, v: Array) -> None:
         """A token of the session, `[kv_heads, 1, head_dim]`."""
-        for own, array in zip(self._own, (k, v), strict=True):
-            own.append(array.astype(np.float64))
+        self._own = np.concatenate([self._own, np.stack([k, v]).astype(np.float64)], axis=2)
 
-    def answer(self, key: tuple[bool, int], q: Array) -> Float64:
-        """Attention of q, `[q_heads, 1, head_dim]`. key: names the query, of which what is stored is read but once."""
-        grouped = q.astype(np.float64).reshape(len(self._k), -1, q.shape[2])
-        if key not in self._stored:
-            self._stored[key] = _state(grouped, self._k, self._v, self._scale)
-        out, lse = self._stored[key]
-        own_out, own_lse = _state(grouped, *(np.concatenate(own, axis=1) for own in self._own), self._scale)
+    def answer(self, q: Array, number: int, *, late: bool) -> Float64:
+        """Attention of q, `[q_heads, 1, head_dim]`, a query of the pool before or after the change of habits."""
+        stored_out, stored_lse = self._stored[late]
+        out, lse = stored_out[:, :, number], stored_lse[:, :, number]
+        own_out, own_lse = _state(q.astype(np.float64).reshape(out.shape), *self._own, self._scale)
         share = 1 / (1 + np.exp(own_lse - lse))[..., None]
         return np.asarray((share * out + (1 - share) * own_out).reshape(q.shape), np.float64)
 
+    def _pool(self, pool: Array, k: Float64, v: Float64) -> tuple[Float64, Float64]:
+        """out `[kv_heads, group, m, head_dim]` and log-sum-exp `[kv_heads, group, m]` of all queries of a pool."""
+        q = pool.astype(np.float64).reshape(len(k), -1, pool.shape[2])
+        states = [_state(q[:, at : at + ROWS], k, v, self._scale) for at in range(0, q.shape[1], ROWS)]
+        out, lse = (np.concatenate(parts, axis=1) for parts in zip(*states, strict=True))
+        shape = len(k), len(pool) // len(k), pool.shape[1]
+        return out.reshape(*shape, -1), lse.reshape(shape)
+
 
 def _state(q: Float64, k: Float64, v: Float64, scale: float) -> tuple[Float64, Float64]:
-    """out `[kv_heads, group, head_dim]` and log-sum-exp `[kv_heads, group]`."""
+    """Attention of q, `[kv_heads, rows, head_dim]`, and its log-sum-exp, `[kv_heads, rows]`."""
     logits = q @ k.transpose(0, 2, 1) * scale
     largest = logits.max(axis=2, keepdims=True)
     weights = np.exp(logits - largest)
@@ -131,19 +148,19 @@ class Stored:
 def decode(
     stored: Stored, session: kvdb.Session, oracle: Oracle, options: kvdb.QueryOptions, proving: int, changed: int, seed: int = 0
 ) -> Decode:
-    """Ask `proving` queries before the change of habits and `changed` after it, each with a token of its own."""
+    """Ask `proving` queries before the change of habits and `changed` after it, each with a token like the last stored ones."""
     rng, adversary = np.random.default_rng(seed), stored.adversary
-    kv_heads, _, head_dim = adversary.k.shape
     errors, approximate, ways = [], [], dict(session.stats().ways)
     for step in range(proving + changed):
         late = step >= proving and adversary.after is not None
         pool = adversary.after if late and adversary.after is not None else adversary.before
         number = int(rng.integers(pool.shape[1]))
         q = np.ascontiguousarray(pool[:, number : number + 1])
-        k, v = rng.standard_normal((2, kv_heads, 1, head_dim)).astype(np.float32).astype(adversary.k.dtype)
+        token = -1 - step % OWN
+        k, v = (np.ascontiguousarray(array[:, token, None]) for array in (adversary.k, adversary.v))
         oracle.append(k, v)
         out = session.attend(0, q, k, v, options=options).astype(np.float64)
-        right = oracle.answer((late, number), q)
+        right = oracle.answer(q, number, late=late)
         errors.append(float(np.linalg.norm(out - right) / np.linalg.norm(right)))
         before, ways = ways, dict(session.stats().ways)
         approximate.append(any(count > before.get(way, 0) for way, count in ways.items() if way != "exact"))

@@ -20,8 +20,8 @@ ROLES = 3
 FLAT_NOISE = 0.3
 """The standard deviation of logits that no role has part in."""
 PAGE = 64
-CHANGED_SHARE = 0.04
-"""Queries of a head with moods that look elsewhere: fewer than a 95th percentile shows."""
+MOODS_SHARE = 0.03
+"""The share of a head's queries, if it has moods, that look elsewhere: fewer than its 95th percentile shows."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,14 @@ class Head:
 
     amounts: float32 `[n, ROLES]`, of each key. values: float32 `[n, head_dim]`. strengths, changed: float32 `[m, ROLES]`, the
     logit that a query gives to an amount of 1, before and after a change of habits. noise, offset: float32 `[n, head_dim]` and
-    `[head_dim]`, of the keys beside their roles. odd: whether it is an odd head of its layer, so that layers have two kinds.
+    `[head_dim]`, of the keys beside their roles. number: of the head in its layer. odd: whether that is odd, so that layers have
+    two kinds.
     """
 
-    def __init__(self, rng: np.random.Generator, size: Size, *, odd: bool) -> None:
-        self.rng, self.n, self.d, self.odd = rng, size.tokens, size.head_dim, odd
-        self.queries = size.queries * size.group
+    def __init__(self, rng: np.random.Generator, size: Size, number: int) -> None:
+        self.rng, self.n, self.d = rng, size.tokens, size.head_dim
+        self.number, self.odd = number, number % 2 == 1
+        self.heads, self.group, self.queries = size.kv_heads, size.group, size.queries * size.group
         self.amounts = np.zeros((self.n, ROLES), np.float32)
         self.noise = rng.standard_normal((self.n, self.d), np.float32)
         self.offset = np.zeros(self.d, np.float32)
@@ -175,11 +177,18 @@ def to_large_values(head: Head) -> None:
     head.changed[:, 1:] = head.strengths[:, :0:-1]
 
 
+def one_to_large_values(head: Head) -> None:
+    """The same of the last head alone: the others go on as they did."""
+    to_large_values(head)
+    if head.number < head.heads - 1:
+        head.changed = head.strengths.copy()
+
+
 def moods(head: Head) -> None:
     """Sharp heads of which each now and then, by itself, misses a small mass of large values: seldom enough for one head's
     95th percentile, too often for that of all heads together."""
     _quiet_and_loud(head)
-    loud = head.rng.random(head.queries) < CHANGED_SHARE
+    loud = np.tile(head.rng.random(head.queries // head.group) < MOODS_SHARE, head.group)
     head.strengths[loud, 1:] = head.strengths[loud, :0:-1]
 
 
@@ -193,8 +202,8 @@ def heavy_channels(head: Head) -> None:
 
 
 def _quiet_and_loud(head: Head) -> None:
-    """Sharp, with a fifth of a percent of the mass on a region of usual values; another region, which is not asked for, has values
-    sixty times as large."""
+    """Sharp, with a fifth of a percent of the mass on a region of usual values; another region, which is not asked for, has
+    values sixty times as large."""
     sharp(head, 0.9999)
     quiet, loud = (head.of_no_role(head.region(part, 8)) for part in (1, 5))
     head.amounts[quiet, 1], head.amounts[loud, 2] = 1, 1
@@ -211,6 +220,7 @@ ADVERSARIES: Mapping[str, Callable[[Head], None]] = {
     "to diffuse": to_diffuse,
     "to another region": to_another_region,
     "to large values": to_large_values,
+    "one to large values": one_to_large_values,
     "moods": moods,
     "heavy channels": heavy_channels,
 }
@@ -220,7 +230,7 @@ def make(name: str, size: Size, seed: int = 0) -> Adversary:
     """A layer of such heads, by a name of ADVERSARIES. Equal arguments give equal arrays."""
     keys, values, asked = [], [], []
     for number in range(size.kv_heads):
-        head = Head(np.random.default_rng([seed, number]), size, odd=number % 2 == 1)
+        head = Head(np.random.default_rng([seed, number]), size, number)
         ADVERSARIES[name](head)
         k, queries = head.finished()
         keys.append(k.astype(BFLOAT16))
