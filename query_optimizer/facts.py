@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from math import inf
 
-from indexes.retrieval import Retrieval, TopK
+from indexes.retrieval import Exact, Retrieval, TopK
 from query_optimizer.query_options import NO_OPTIONS, Hints, QueryOptions
+from query_optimizer.ways import LayerBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ class Facts:
     token_nbytes: the bytes of one token's keys and values, of all KV heads. window_tokens: the number of tokens that are always
     attended. call_seconds: the time of a call that reads everything, without the reading. step_seconds: the time of a call that
     searches, without the searches and the reading. fast: memory that is faster than where the tokens lie, None where there is
-    none. options: what the caller asked for, as it was handed in.
+    none. options: what the caller asked for, as it was handed in. budget: the error that the answer may have, None where the
+    options say themselves what is read.
     """
 
     layer: int
@@ -116,11 +118,12 @@ class Facts:
     step_seconds: float
     fast: FastMemory | None = None
     options: QueryOptions = NO_OPTIONS
+    budget: LayerBudget | None = None
 
     @property
     def retrieval(self) -> Retrieval | None:
-        """The retrieval that the caller named, None to let the optimizer decide."""
-        return self.options.retrieval
+        """The retrieval that the caller named, exact where the answer may have no error, None to let the optimizer decide."""
+        return Exact() if self.options.error_max == 0 else self.options.retrieval
 
     @property
     def bounded(self) -> bool:

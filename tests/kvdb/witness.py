@@ -1,6 +1,6 @@
 """A database that tells what its optimizer was asked for."""
 
-from kvdb.config import Config, StorageConfig
+from kvdb.config import ERROR_MAX, Config, StorageConfig
 from kvdb.database import Database
 from query_optimizer.query_options import QueryOptions
 
@@ -18,9 +18,11 @@ class Witness:
         return "it only looks on"
 
     def saw(self, options: QueryOptions):
-        """Whether there were queries, and all of them asked for this. Forgets them."""
+        """Whether there were queries, and all of them asked for this, with the database's error_max where they name none. Forgets
+        them."""
         seen, self.seen = self.seen, []
-        return bool(seen) and all(one == options for one in seen)
+        asked = options.with_default(ERROR_MAX)
+        return bool(seen) and all(one == asked for one in seen)
 
 
 def database(witness):

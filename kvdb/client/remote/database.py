@@ -40,22 +40,24 @@ class RemoteDatabase:
         begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, name=validate.name(name), base=first)
         return RemoteImport(connection, spec, begin)
 
-    def create_session(self, spec: ModelSpec, tokens: Tokens) -> RemoteSession:
+    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None) -> RemoteSession:
         """A session on the server; see `kvdb.database.Database.create_session`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
         ids = validate.token_ids(tokens)
         connection.check_size("the list of tokens", ids.nbytes)
-        request = pb.CreateSessionRequest(spec=codec.to_spec(spec), tokens=codec.to_tokens(ids))
+        request = pb.CreateSessionRequest(spec=codec.to_spec(spec), tokens=codec.to_tokens(ids), error_max=error_max)
         reply = connection.call(connection.stub.CreateSession, request)
         return RemoteSession(connection, spec, reply, ids, self._sessions)
 
-    def create_session_of_parts(self, spec: ModelSpec, parts: Sequence[PromptPart]) -> RemoteSession:
+    def create_session_of_parts(
+        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None
+    ) -> RemoteSession:
         """A session over several parts; see `kvdb.database.Database.create_session_of_parts`, whose errors it raises, and
         MessageTooLarge."""
         connection = self._connected()
         laid = pb.Parts(parts=map(codec.to_part, parts))
         connection.check_size("the list of parts", laid.ByteSize())
-        request = pb.CreateSessionRequest(spec=codec.to_spec(spec), parts=laid)
+        request = pb.CreateSessionRequest(spec=codec.to_spec(spec), parts=laid, error_max=error_max)
         reply: pb.SessionReply = connection.call(connection.stub.CreateSession, request)
         return RemoteSession(connection, spec, reply, codec.from_tokens(reply.tokens), self._sessions)
 
