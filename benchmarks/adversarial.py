@@ -9,7 +9,7 @@ answers, which is that of the dtype. speed: of the decode's last queries, over e
 
 `adversarial.sharp`: sharp heads as in benchmarks/workloads.py, by the default once it is proven and by a literal Dipr.
 
-`python -m benchmarks.adversarial --tokens 8192` is shorter.
+`python -m benchmarks.adversarial --tokens 16384 --sharp-tokens 0` is shorter.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from benchmarks.adversaries import ADVERSARIES, Adversary, Size, make
 from benchmarks.harness import machine, measure, report
 from benchmarks.workloads import Shape, generate
 from kvdb.config import Config, IndexConfig, OptimizerConfig
+from kvdb.session.state import SessionState
 from kvdb.types import Array
 
 Float64 = npt.NDArray[np.float64]
@@ -150,7 +151,7 @@ def decode(
 ) -> Decode:
     """Ask `proving` queries before the change of habits and `changed` after it, each with a token like the last stored ones."""
     rng, adversary = np.random.default_rng(seed), stored.adversary
-    errors, approximate, ways = [], [], dict(session.stats().ways)
+    errors, approximate, ways = [], [], _ways(session)
     for step in range(proving + changed):
         late = step >= proving and adversary.after is not None
         pool = adversary.after if late and adversary.after is not None else adversary.before
@@ -162,17 +163,24 @@ def decode(
         out = session.attend(0, q, k, v, options=options).astype(np.float64)
         right = oracle.answer(q, number, late=late)
         errors.append(float(np.linalg.norm(out - right) / np.linalg.norm(right)))
-        before, ways = ways, dict(session.stats().ways)
+        before, ways = ways, _ways(session)
         approximate.append(any(count > before.get(way, 0) for way, count in ways.items() if way != "exact"))
     return Decode(np.array(errors), np.array(approximate), proving if adversary.after is not None else None, ways)
 
 
-def measure_adversary(name: str, size: Size, error_max: float, seed: int) -> None:
+def _ways(session: kvdb.Session) -> dict[str, int]:
+    """How many queries were answered each way."""
+    state = session._transport
+    assert isinstance(state, SessionState)
+    return dict(state.layer(0).audits.ways)
+
+
+def measure_adversary(name: str, size: Size, error_max: float, queries: tuple[int, int], seed: int) -> None:
     adversary = make(name, size, seed)
     stored = Stored(adversary)
     options, oracle = kvdb.QueryOptions(error_max=error_max), Oracle(adversary, stored.spec.softmax_scale)
     with stored.session() as session:
-        found = decode(stored, session, oracle, options, PROVING, CHANGED, seed)
+        found = decode(stored, session, oracle, options, *queries, seed)
         before, after = found.over_shares(error_max)
         q = np.ascontiguousarray((adversary.before if adversary.after is None else adversary.after)[:, :1])
         seconds = measure(
@@ -227,7 +235,7 @@ def measure_sharp(tokens: int, kv_heads: int, cache: Path | None) -> None:
             tokens=tokens,
             kv_heads=kv_heads,
             queries=PROVING,
-            ways=dict(session.stats().ways),
+            ways=_ways(session),
             speed_over_exact=seconds["exact"] / seconds["default"],
             speed_over_dipr=seconds["dipr"] / seconds["default"],
         )
@@ -238,6 +246,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1 << 16)
     parser.add_argument("--kv-heads", type=int, default=4)
+    parser.add_argument("--group", type=int, default=4)
+    parser.add_argument("--queries", type=int, nargs=2, default=[PROVING, CHANGED], help="before and after a change of habits")
     parser.add_argument("--heads", nargs="*", default=list(ADVERSARIES), choices=list(ADVERSARIES))
     parser.add_argument("--error-max", nargs="*", type=float, default=list(ERRORS_MAX))
     parser.add_argument("--sharp-tokens", type=int, default=SHARP_TOKENS, help="0 leaves the sharp heads out")
@@ -247,7 +257,7 @@ def main() -> None:
     report("machine", **machine())
     for name in given.heads:
         for error_max in given.error_max:
-            measure_adversary(name, Size(given.tokens, given.kv_heads), error_max, given.seed)
+            measure_adversary(name, Size(given.tokens, given.kv_heads, given.group), error_max, tuple(given.queries), given.seed)
     if given.sharp_tokens:
         measure_sharp(given.sharp_tokens, given.kv_heads, given.cache)
 
