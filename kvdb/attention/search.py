@@ -45,12 +45,6 @@ class AttentionQuery:
         """Whether a range begins at the largest score behind the sink tokens: where the caller names no retrieval."""
         return self.options.retrieval is None
 
-    @property
-    def limits_estimate(self) -> bool:
-        """Whether heads that are estimated to miss much are read whole: where the caller says nothing of what may be missed."""
-        options = self.options
-        return options.retrieval is None and options.max_missed_mass is None and not options.estimate_tail
-
 
 def search_parts(  # what all parts are searched for, and each
     query: AttentionQuery,
