@@ -44,8 +44,11 @@ def draw(info: ContextInfo, statistics: ContextStatistics, measures: Sequence[st
     counted = [f"{count:,} {what}" for count, what in ((queries, "queries observed"), (audits, "audits")) if count]
     title = f"{name}\n{info.tokens:,} tokens, up to {' and '.join(counted)} a head{grey}"
     figure.suptitle(title, fontsize=10, parse_math=False)
-    for panel, measure, shown in zip(figure.subplots(down, across, squeeze=False).flat, measures, values, strict=True):
+    panels = list(figure.subplots(down, across, squeeze=False).flat)
+    for panel, measure, shown in zip(panels, measures, values, strict=False):
         _panel(panel, measure, shown)
+    for panel in panels[len(measures) :]:
+        panel.set_axis_off()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # a name may hold characters that no font has

@@ -15,7 +15,7 @@ TITLES = {
     "dense": "dense\nshare of queries left by the search",
     "sharpness": "sharpness\nsoftmax weight of the largest token",
     "window_hits": "window hits\nshare of queries whose largest token lies in the window",
-    ERROR: "error\nbound on the 95th percentile of audited answers, of the layer's output",
+    ERROR: "error\nbound on its 95th percentile, by audits",
 }
 FORMS = {"retrieved": "{:.2%}", "dense": "{:.0%}", "sharpness": "{:.0%}", "window_hits": "{:.0%}", ERROR: "{:.2%}"}
 """How values are written."""

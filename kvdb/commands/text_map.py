@@ -33,9 +33,9 @@ def text_map(measure: str, values: Values) -> str:
         return "\n".join([title, *lines])
     shades, limits = drawn(SHADES, PLAIN_SHADES), LIMITS.get(measure, EVEN)
     lines = [f"{layer:>{number}} {_shaded(row, shades, limits)}" for layer, row in enumerate(values)]
-    texts = [f"{shade} to {FORMS[measure].format(limit)}" for shade, limit in zip(shades, [*limits, 1.0], strict=True)]
-    key = ", ".join([*texts, f"{UNKNOWN} unknown"] if np.isnan(values).any() else texts)
-    return "\n".join([title, *lines, f"layers down, query heads across: {key}"])
+    key = [f"{shade} <{FORMS[measure].format(limit)}" for shade, limit in zip(shades, limits, strict=False)]
+    key += [f"{shades[-1]} more", *([f"{UNKNOWN} unknown"] if np.isnan(values).any() else ())]
+    return "\n".join([title, *lines, f"layers down, query heads across: {', '.join(key)}"])
 
 
 def _shaded(values: Values, shades: str, limits: Sequence[float]) -> str:

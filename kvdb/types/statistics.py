@@ -59,8 +59,7 @@ class SegmentStatistics:
 
     audits: int64, how many answers of the head's KV head were compared with exact ones. error: float32, what the 95th percentile
     of that KV head's error does not exceed, with a confidence of 95 %, relative to the layer's exact output; infinite where the
-    audits are too few to say. Both are of the way in which the KV head is answered, or, where it is answered exactly, of the best
-    way that was tried."""
+    audits are too few to say. Both are of the way of answering that errs least of those that were tried."""
 
     segment: int
     tokens: int
