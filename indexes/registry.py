@@ -17,7 +17,7 @@ from indexes.hnsw import Hnsw
 
 
 class UnknownKind(ValueError):
-    """An index kind was named that does not exist."""
+    """A kind of index was named that does not exist."""
 
 
 class NoKind(ValueError):
@@ -25,7 +25,7 @@ class NoKind(ValueError):
 
 
 class Kind(Protocol):
-    """The class of a kind: what it can do before there is an index."""
+    """The class of a kind: what can be asked before an index of it is built."""
 
     @property
     def kind(self) -> str: ...
@@ -39,7 +39,7 @@ class Kind(Protocol):
 
 
 class Priced(Protocol):
-    """A kind that says beforehand what an index costs; others are built only where somebody asks for them."""
+    """A kind that knows the cost of an index beforehand. Kinds that do not are built only where somebody asks for them."""
 
     def build_cost(self, tokens: int, kv_heads: int, head_dim: int) -> BuildCost: ...
 
@@ -51,8 +51,8 @@ class Stepped(Protocol):
 
 
 class Accelerated(Protocol):
-    """A kind whose builds an accelerator speeds up, which says so with `accelerated = True`. A build goes on without one that is
-    lost."""
+    """A kind whose builds use an accelerator, as it declares with `accelerated = True`. When the accelerator is lost, the build
+    goes on without it."""
 
     accelerated: bool
 
@@ -97,14 +97,15 @@ class Kinds(Mapping[str, Kind]):
 
 
 KINDS = Kinds((Flat, Bounds, Means, Clusters, Hnsw))
-"""The kinds by name, the cheapest to build first; those that were registered come last."""
+"""The kinds by name. The cheapest to build comes first; kinds registered from outside come last."""
 
 
 def register(cls: K) -> K:
-    """Add a kind of index from outside, for the whole process; also as a decorator of its class. Doing so twice does nothing.
+    """Add a kind of index from outside, for the whole process; it is also a decorator for the class. Adding a class twice does
+    nothing.
 
-    cls: what `indexes.base.Index` asks for, and `build` as a class method. Raises NoKind for one that lacks something, or a name
-    that is taken.
+    cls: a class with everything in `indexes.base.Index`, and `build` as a class method. Raises NoKind for a class that lacks
+    something, or whose name is taken.
     """
     lacking = [name for name, of in ATTRIBUTES.items() if not isinstance(getattr(cls, name, None), of)]
     lacking += [name for name in VERBS if not hasattr(cls, name)]
@@ -143,7 +144,7 @@ def build(name: str, blocks: Blocks, query_samples: Float32 | None = None) -> In
 def build_steps(
     name: str, blocks: Blocks, query_samples: Float32 | None = None, accelerator: Accelerator | None = None
 ) -> Generator[float, None, Index]:
-    """`build` step by step: yields the share that is done, and returns the index. Raises what `build` does at its first step.
+    """`build` step by step: yields the share that is done, and returns the index. The first step raises what `build` raises.
 
     accelerator: a device that helps to build the kinds that know how to use it, None for none.
     """

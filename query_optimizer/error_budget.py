@@ -132,6 +132,8 @@ def _unproven(budget: LayerBudget, heads: Heads) -> str:
 
 def _known(budget: LayerBudget, facts: WayFacts, heads: Heads) -> str:
     best = min(heads, key=lambda head: (facts.bounds[head], -facts.audits[head]))
+    if facts.given_up[best] > TIME_SHARE_MAX:
+        return f"{facts.way} is given up"
     if isfinite(facts.bounds[best]):
         return f"{facts.way} {facts.bounds[best]:.2%} at p95 of {facts.audits[best]} audits"
     if facts.waits[best]:

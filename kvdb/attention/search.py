@@ -107,9 +107,15 @@ def give_up(search: IndexSearch, heads: HeadMask) -> IndexSearch:
     return replace(search, result=replace(search.result, dense=dense))
 
 
-def found_many(results: Sequence[SearchResult], q: Array, partition: RunPartition) -> bool:
-    """Whether so much was found that reading everything costs less than picking it."""
-    return bool(sum(len(result.ids) for result in results) > FOUND_SHARE_MAX * q.shape[0] * q.shape[1] * partition.tokens)
+def many_given_up(searches: list[IndexSearch], kv_heads: int, tokens: int) -> list[IndexSearch]:
+    """The searches as if the index had given up on KV heads for which so much was found that reading everything costs less than
+    picking it. tokens: how many are searched."""
+    most = FOUND_SHARE_MAX * tokens
+    if sum(len(search.result.ids) for search in searches) <= most:
+        return searches
+    found = np.sum([np.diff(search.result.offsets) for search in searches], axis=0)
+    many = np.asarray(found.reshape(kv_heads, -1).mean(axis=1) > most, np.bool_)
+    return [give_up(search, many) for search in searches] if many.any() else searches
 
 
 def _shared(retrieval: Retrieval, partition: RunPartition) -> Retrieval:

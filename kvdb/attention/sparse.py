@@ -19,7 +19,7 @@ from indexes.widen import widened
 from kvdb.attention.exact import AttentionStats, IndexSearch, WindowAttention
 from kvdb.attention.observation import largest, observation
 from kvdb.attention.partition import ExactSpan, HeadMask, RunPartition
-from kvdb.attention.search import WHOLE_SHARE_MAX, AttentionQuery, found_many, give_up, search_parts, split_results
+from kvdb.attention.search import WHOLE_SHARE_MAX, AttentionQuery, give_up, many_given_up, search_parts, split_results
 from kvdb.attention.state import AttentionState, check_finite, merge
 from kvdb.storage.block_layout import BlockLayout, bits
 from kvdb.types import Array
@@ -72,6 +72,7 @@ def sparse(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval)
     read = ReadCounters(int(partition.window(query.run).counts.sum()))
     for attempt, tight in widened(retrieval, partition.tokens):
         searches = search_parts(query, partition, q32, window, None if limit is None else attempt, attempt, tight)
+        searches = many_given_up(searches, layout.kv_heads, partition.tokens)
         read.add(layout, searches)
         # What a search left is known once everything is read.
         top = window.top.copy() if query.observed and attempt is retrieval and not tight else None
@@ -153,12 +154,11 @@ def _attend(
 
     top: float32 `[q_heads, 1]`, where given becomes the largest q.k that is known, +inf where an index gave up.
     """
-    layout, q = query.layout, query.q
-    whole, results = split_results(partition, searches, layout.kv_heads)
+    whole, results = split_results(partition, searches, query.layout.kv_heads)
     if top is not None:
         top[:] = largest(results, window.top)
     whole_share = sum(part.span.tokens * float(part.heads.mean()) for part in whole) / max(partition.tokens, 1)
-    if whole_share > WHOLE_SHARE_MAX or found_many(results, q, partition):
+    if whole_share > WHOLE_SHARE_MAX:
         return None
     state = _attend_retrieved(query, partition, window, results, merges=bool(whole))
     for part in whole:

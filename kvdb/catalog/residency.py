@@ -8,6 +8,7 @@ from kvdb.catalog.segment import Views
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.errors import Unsupported
 from kvdb.storage.block_table import BlockTable
+from kvdb.storage.budget import CpuBudget, Reservation
 from kvdb.storage.loader import Loader
 from kvdb.storage.store import BlockStore
 
@@ -53,12 +54,15 @@ def offload(context: Context, blocks: BlockStore) -> int:
     return sum(view.segment.offload(blocks.disk, context.spec.digest) for view in context.views)
 
 
-def pin_snapshot(snapshot: Snapshot, tails: Sequence[BlockTable], loader: Loader) -> None:
-    """Keep the segments of a session in main memory. Raises CapacityError or Unavailable, when the snapshot and the tails are
-    given back."""
+def pin_snapshot(snapshot: Snapshot, tails: Sequence[BlockTable], loader: Loader, budget: CpuBudget, beside: int) -> Reservation:
+    """Keep the segments of a session in main memory, and take `beside` bytes of the budget for it. Raises CapacityError or
+    Unavailable, when the snapshot and the tails are given back."""
     with ExitStack() as undo:
         undo.callback(snapshot.release)
         for tail in tails:
             undo.callback(tail.release)
+        reservation = Reservation(budget, beside)
+        undo.callback(reservation.release)
         pin(snapshot.views, loader)
         undo.pop_all()
+    return reservation

@@ -25,6 +25,7 @@ from kvdb.session.query_samples import QuerySamples
 from kvdb.session.segment_counters import SegmentCounters
 from kvdb.session.services import SessionServices
 from kvdb.storage.block_table import BlockTable
+from kvdb.storage.budget import Reservation
 from kvdb.types import Array, ModelSpec, Positions
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
@@ -47,7 +48,7 @@ class Layer:
         self.tail = tail
         self.run = snapshot.run(number, tail)
         self.segment_counters = SegmentCounters(snapshot.views, services.advisor.count_queries)
-        self.query_samples = QuerySamples(services.config.indexes.sample_queries)
+        self.query_samples = QuerySamples(services.config.indexes.sample_queries, Reservation(services.budget))
         self.number = number
         self._waits = True
         self._short = services.config.optimizer.short_context_tokens
@@ -214,6 +215,7 @@ class Layer:
         """Tell the segments what was counted, and give everything back but the snapshot."""
         self.audits.settle()
         self.segment_counters.flush()
+        self.query_samples.release()
         self._tail.release()
         self.tail.release()
 

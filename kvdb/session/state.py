@@ -9,6 +9,7 @@ import kvdb.validate as validate
 from indexes.base import Float32
 from kvdb.blend.controller import Choice
 from kvdb.blend.strategies import DEFAULT_RATIO
+from kvdb.catalog.overhead import session_nbytes
 from kvdb.catalog.segment import Views
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.errors import InvalidArgument, SessionClosed, Unavailable
@@ -51,7 +52,8 @@ class SessionState:
         self.reused = self.start - len(snapshot.missing(0))
         self.services = services
         self._recomputing = Recomputing(spec, snapshot)
-        residency.pin_snapshot(snapshot, tails, services.loader)
+        nbytes = session_nbytes(spec, snapshot.views, len(tokens))
+        self._beside = residency.pin_snapshot(snapshot, tails, services.loader, services.budget, nbytes)
         self.error_max = services.config.optimizer.error_max if error_max is None else error_max
         self._layers = [Layer(services, spec, snapshot, number, tail, self.error_max) for number, tail in enumerate(tails)]
         self.counters = SessionCounters()
@@ -205,7 +207,7 @@ class SessionState:
 
     def store(self, name: str, tokens: Tokens | None = None, *, chunk: bool = False) -> ContextInfo:
         """Keep everything in the session as a context. tokens: the ids of all of it, when it outgrew those it was opened with.
-        chunk: as a chunk, for a session that was opened on nothing.
+        chunk: only what stands behind `start`, as a chunk.
 
         Raises AlreadyExists, InvalidArgument, PositionError (layers of different lengths, or gaps that hold nothing yet) or
         SessionClosed.
@@ -264,6 +266,7 @@ class SessionState:
                 self._count_open(-1)
                 residency.unpin(self.views)
                 self.snapshot.release()
+                self._beside.release()
 
     def _count_open(self, sessions: int) -> None:
         """Tell the segments that so many more sessions are open over them."""

@@ -89,7 +89,7 @@ def test_a_kind_from_outside_is_built_searched_and_verified(kinds, kv):
             before = Counting.asked
             assert step(session, kv, 1, hints=kvdb.Hints(index="counting")) <= 0.1
             assert Counting.asked > before
-            assert "Index Search using counting on" in str(session.explain(1))
+            assert "Index Search using counting on" in str(session.explain(1, hints=kvdb.Hints(index="counting")))
 
 
 @pytest.mark.parametrize("name", ["QuietNights", "Counting"])
