@@ -37,7 +37,7 @@ def audit(
     """Ask what else stands in the document, for a while, and show what audits say of it all. name: of the stored document. asked:
     how the questions before were answered."""
     if not any(segment.audits.any() for segment in db.statistics(name).segments):
-        console.print("Nothing was searched or compared: reading this much takes no longer than a search.")
+        console.print("Nothing was searched or compared: reading this much takes no longer than a search.", soft_wrap=True)
         return
     more = _ask_more(console, engine, tokenizer, document)
     heads = proven_heads(db.explain(name))
