@@ -14,6 +14,7 @@ from indexes.coarse.clusters import Clusters
 from indexes.coarse.means import Means
 from indexes.flat import Flat
 from indexes.hnsw import Hnsw
+from indexes.quantized import Quantized
 
 
 class UnknownKind(ValueError):
@@ -68,7 +69,7 @@ class AcceleratedStepped(Protocol):
 
 
 K = TypeVar("K", bound=Kind)
-_kinds: dict[str, Kind] = {index.kind: index for index in (Flat, Bounds, Means, Clusters, Hnsw)}
+_kinds: dict[str, Kind] = {index.kind: index for index in (Flat, Quantized, Bounds, Means, Clusters, Hnsw)}
 KINDS: Mapping[str, Kind] = MappingProxyType(_kinds)
 """The kinds by name, the cheapest to build first; those that were registered come last."""
 ATTRIBUTES = {"kind": str, "walks": bool, "estimates_tail": bool}

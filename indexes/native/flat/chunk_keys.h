@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "flat.h"
-#include "rotate.h"
+#include "../rotate.h"
 #include "thread_pool.h"
 
 namespace kvdb::indexes::flat {
