@@ -81,6 +81,11 @@ bench: $(VENV)/ready ## run every benchmark; one JSON line per measurement
 	@for benchmark in $(notdir $(BENCHMARKS:.py=)); do $(BIN)/python -m "benchmarks.$$benchmark"; done
 	@$(BIN)/python -m benchmarks.gpu
 
+# The weights go to the user's cache folder, where benchmarks and tests look for them; without them they do without.
+.PHONY: real-model
+real-model: $(VENV)/demo ## fetch a model that others trained (SmolLM2-135M-Instruct), for benchmarks and tests
+	@$(BIN)/python scripts/real_model.py
+
 # A machine that has a card for minutes need have nothing of kvdb installed: any Python with torch and Triton does.
 .PHONY: gpu-check
 gpu-check: ## on a machine with a card: the kernels' tests compiled for it, and under compute-sanitizer

@@ -2,12 +2,13 @@
 
 `service.decode`: one attend of one token over a `Decode` stream on loopback, against the attention kernel's own time in the same
 query embedded; and through gRPC's public API, against which the SDK drives its streams from the caller's thread.
+`service.unary`: short calls that are each a gRPC call of their own, and a step of two sessions.
 `service.import`: import_context through gRPC on loopback TCP into a process of its own, against the same import embedded.
 """
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from statistics import median, quantiles
 from time import perf_counter
@@ -35,6 +36,7 @@ def main() -> None:
     with server() as target, kvdb.connect(target) as remote, kvdb.connect() as embedded:
         for tokens in CONTEXTS:
             decode(remote, embedded, tokens)
+        unary(remote)
         imports(remote, embedded)
 
 
@@ -87,6 +89,31 @@ def decode(remote: kvdb.Client, embedded: kvdb.Client, tokens: int) -> None:
         beyond_server_kernel_us=median(us["remote"]) - median(us["server_kernel"]),
         target_us_max=OVERHEAD_US_MAX,
     )
+
+
+def unary(remote: kvdb.Client) -> None:
+    """The calls take turns. The step is one token each of two sessions over the same document."""
+    tokens = CONTEXTS[0]
+    k, v = keys_values(tokens)
+    ids = np.arange(tokens, dtype=np.int32)
+    q = random(SPEC.q_heads, 1)
+    step = [np.stack([array, array]) for array in (q, k[:, :1], v[:, :1])]
+    with ExitStack() as stack:
+        stack.callback(remote.import_context(SPEC, ids, [(k, v)], name="unary").drop)
+        idle, *two = [stack.enter_context(remote.create_session(SPEC, ids)) for _ in range(3)]
+        calls: dict[str, Callable[[], object]] = {
+            "contexts": remote.contexts,
+            "stats": idle.stats,
+            "step_of_two": lambda: remote.attend(two, 0, *step),
+        }
+        us: dict[str, list[float]] = {name: [] for name in calls}
+        for count in (WARM_UP, *[CALLS] * ROUNDS):
+            for name, call in calls.items():
+                for _ in range(count):
+                    started = perf_counter()
+                    call()
+                    us[name].append((perf_counter() - started) * 1e6)
+    report("service.unary", context_tokens=tokens, **{f"{name}_p50_us": median(times[WARM_UP:]) for name, times in us.items()})
 
 
 def timed(

@@ -1,8 +1,8 @@
-"""Searching keys where they lie. CPU, C++.
+"""The C++ kernels that search keys in their blocks, on the CPU.
 
 Every array is C-contiguous and on the CPU. Block addresses are trusted: the caller keeps the memory alive and large enough.
-Everything else is checked, and what is wrong raises ValueError (TypeError if it is no such array at all). Every call releases
-the GIL, may come from any thread, and runs on up to `threads()` threads.
+Everything else is checked: a wrong value raises ValueError, and an argument of another type or dtype TypeError. Every call
+releases the GIL, may come from any thread, and runs on up to `threads()` threads.
 """
 
 import enum
@@ -21,7 +21,7 @@ class Blocks:
     def __init__(self, dtype: Dtype, kv_heads: int, head_dim: int, block_size: int, table: Any, tokens: int) -> None: ...
 
 class Queries:
-    """Queries q float32 [q_heads, n, head_dim]; query i sees tokens [begin[i], end[i]), int64 [n], but those whose bit in
+    """Queries q float32 [q_heads, n, head_dim]; query i sees tokens [begin[i], end[i]), int64 [n], except those whose bit in
     `hidden`, uint64 [ceil(tokens / 64)], is set. floor: float32 [q_heads, n], the largest q.k elsewhere, -inf for none.
     active_heads: bool [kv_heads], the heads whose queries a search answers, None for all."""
 
@@ -37,34 +37,34 @@ def read_keys(blocks: Blocks, kv_head: int, begin: int, out: Any) -> None:
     """Keys [begin, begin + len(out)) of a KV head into out, float32 [count, head_dim]."""
 
 def copy_keys(blocks: Blocks, kv_head: int, begin: int, out: Any) -> None:
-    """The same keys as they are stored, into out, uint8 [count, bytes of a key]."""
+    """The keys of `read_keys` in their stored dtype, into out, uint8 [count, bytes of a key]."""
 
 def read_values(blocks: Blocks, kv_head: int, begin: int, out: Any) -> None:
-    """Values, as `read_keys`."""
+    """Values of a KV head into out, as `read_keys` does with keys."""
 
 class Flat:
-    """Codes of chunks of FLAT_CHUNK keys, in arrays of the caller's: centres float32 [chunks, kv_heads, head_dim + 1], lengths
-    uint16 [chunks, kv_heads, 4, FLAT_CHUNK], high and low uint8 [chunks, kv_heads, FLAT_CHUNK * head_dim / 2], signs uint8
-    [chunks, kv_heads, FLAT_CHUNK * (head_dim / 8 + 4)], longest int32 [chunks, kv_heads]."""
+    """Codes of chunks of FLAT_CHUNK keys, in arrays that the caller owns: centres float32 [chunks, kv_heads, head_dim + 1],
+    lengths uint16 [chunks, kv_heads, 4, FLAT_CHUNK], high and low uint8 [chunks, kv_heads, FLAT_CHUNK * head_dim / 2], signs
+    uint8 [chunks, kv_heads, FLAT_CHUNK * (head_dim / 8 + 4)], longest int32 [chunks, kv_heads]."""
 
     def __init__(self, centres: Any, lengths: Any, high: Any, low: Any, signs: Any, longest: Any) -> None: ...
     def insert(self, blocks: Blocks, coded: int) -> None:
         """Codes the keys of tokens [coded, tokens)."""
 
     def search(self, blocks: Blocks, queries: Queries, beta: float, k: int, scale: float, give_up: bool) -> tuple[Any, ...]:
-        """What lies within beta of each row's largest q.k, or, with k > 0, the k largest. Returns offsets int64 [rows + 1], ids
-        int32, scores float32; caps float32 [rows], which no visible token that was not found exceeds; missed and its bound,
-        float32 [rows], as in SearchResult; int64 [5]: keys left by their length, left by their codes, scored, bytes read, tokens
-        looked at; uint8 [rows], as SearchResult.dense."""
+        """The tokens within beta of each row's largest q.k or, with k > 0, the k largest. Returns offsets int64 [rows + 1], ids
+        int32, scores float32; caps float32 [rows], upper bounds of q.k over the visible tokens that were not found; missed and
+        its bound, float32 [rows], as in SearchResult; int64 [5]: keys that their length excluded, keys that their codes excluded,
+        keys scored, bytes read, tokens looked at; uint8 [rows], as SearchResult.dense."""
 
     def missed_mass(
         self, blocks: Blocks, queries: Queries, offsets: Any, ids: Any, caps: Any, scale: float, missed: Any, bound: Any
     ) -> None:
-        """missed and its bound, float32 [rows], from all codes: of visible tokens not among a row's ids. Rows with a cap of +inf
-        stay as they are."""
+        """The missed mass and its bound, float32 [rows], computed from the codes of all visible tokens that are not among a row's
+        ids. Rows with a cap of +inf are left as they are."""
 
     def verify(self, blocks: Blocks) -> int:
-        """How many keys lie beyond what their codes claim."""
+        """The number of keys that lie outside of the bounds of their codes."""
 
 FLAT_CHUNK: int
 
@@ -99,21 +99,21 @@ QUANTIZED_CHUNK: int
 QUANTIZED_RUNS: int
 
 class CoarsePages:
-    """Pages of segments of equal length, over arrays that stay the caller's: `indexes/coarse/layout.py` says which.
+    """Pages of segments of equal length, in arrays that the caller owns; `indexes/coarse/layout.py` lists them.
 
     fields: begin, segments, tokens of a segment, pages of a segment, kv_heads, head_dim, box, page_tokens.
     """
 
     def __init__(self, fields: dict[str, int], arrays: dict[str, Any]) -> None: ...
     def check(self) -> None:
-        """Raises ValueError for pages whose members are no tokens of their segment."""
+        """Raises ValueError for pages with members that are not tokens of their segment."""
 
 def coarse_build(
     blocks: Blocks, pages: CoarsePages, clusters: int, iterations: int, far: float, nearest: Any | None = None
 ) -> None:
-    """Fills the arrays of `pages`. clusters: of each segment, where there are members; iterations of k-means, in which the
-    share `far` of the centroids starts at the keys farthest from the others. nearest: uint16 [segments, kv_heads, tokens], the
-    clusters of the tokens, where they are known already; no k-means then."""
+    """Fills the arrays of `pages`. clusters: the number of clusters of each segment, where pages are clusters. iterations: rounds
+    of k-means, where the share `far` of the centroids starts at the keys farthest from the others. nearest: uint16 [segments,
+    kv_heads, tokens], the clusters of the tokens if they are known already; k-means is skipped then."""
 
 def coarse_search(
     blocks: Blocks,
@@ -129,43 +129,45 @@ def coarse_search(
     tight: bool,
     give_up: bool,
 ) -> tuple[Any, Any, Any, int, int, Any, Any, Any, Any]:
-    """The fields of `indexes.base.SearchResult`, flat; the tail is empty unless it is estimated, dense is uint8.
+    """The fields of `indexes.base.SearchResult` as flat arrays; the tail is empty unless it is estimated, and dense is uint8.
 
-    retrieval: 0 everything, 1 the range `parameter` below the maximum, 2 the `parameter` largest, 3 the share `parameter` of the
-    mass. margin: of a page's reach. exact: never less, however much is read.
+    retrieval: 0 for everything, 1 for the range `parameter` below the maximum, 2 for the `parameter` largest, 3 for the share
+    `parameter` of the mass. margin: the share of its reach that a page is given. exact: whether a page is never given less,
+    however much is read.
     """
 
 def coarse_verify(blocks: Blocks, pages: CoarsePages) -> bool:
-    """Whether the arrays of `pages` are what the blocks make of its members."""
+    """Whether the arrays of `pages` equal those computed anew from the blocks."""
 
 def isa() -> str:
     """The instruction set in use: KVDB_ISA from the environment, or the best of `isas()`."""
 
 def isas() -> list[str]:
-    """What this machine can run, of avx512_bf16, avx512, avx2, neon, portable; best first."""
+    """The instruction sets that this machine can run, among avx512_bf16, avx512, avx2, neon and portable; best first."""
 
 def set_isa(name: str) -> None:
     """Uses another instruction set from now on, for the whole process. Raises ValueError."""
 
 def threads() -> int:
-    """How many threads one call may use: KVDB_THREADS from the environment, or the CPUs this process may use."""
+    """The number of threads that one call may use: KVDB_THREADS from the environment, or the number of CPUs of this process."""
 
 def set_threads(n: int) -> None:
-    """From 1 to 1024, from now on, for the whole process. Raises ValueError."""
+    """Sets the number of threads, 1 to 1024, for the whole process. Raises ValueError."""
 
 def spin_us() -> int:
     """Microseconds that a thread without work spins before it sleeps."""
 
 def set_spin_us(microseconds: int) -> None:
-    """From 0 to 1,000,000, from now on, for the whole process. Raises ValueError."""
+    """Sets the microseconds of spinning, 0 to 1,000,000, for the whole process. Raises ValueError."""
 
 def work_in_background() -> None:
-    """From now on, calls from this thread are helped by threads of their own, which have the priority of those that call so."""
+    """Makes calls from this thread use the background pool, whose threads have the priority of the thread that first calls so."""
 
 class Graph:
     """A graph over the keys of each KV head. codes: uint8 [kv_heads, capacity, head_dim rounded up to 64]; residual: float32
-    [kv_heads, capacity]; links: uint32 [kv_heads, capacity, degree], a list ends with the first that is no token; low, step:
-    float32 [kv_heads, head_dim], a key is about low + step * code. The arrays are shared, and written by what says so."""
+    [kv_heads, capacity]; links: uint32 [kv_heads, capacity, degree], where a list ends at the first entry that is not a token;
+    low, step: float32 [kv_heads, head_dim], a key is about low + step * code. The arrays belong to the caller, and are written
+    only by the functions that say so."""
 
     def __init__(self, codes: Any, residual: Any, links: Any, low: Any, step: Any, tokens: int) -> None: ...
 
@@ -174,20 +176,21 @@ def graph_encode(graph: Graph, blocks: Blocks, kv_head: int, begin: int) -> None
 
 def graph_insert(graph: Graph, blocks: Blocks, begin: int, width: int, parents: Any) -> None:
     """Writes links of the tokens from `begin` on, and links back to them; `width` candidates are considered for each. parents:
-    what `graph_repair` gave for the tokens before, is written for these."""
+    the parents that `graph_repair` wrote for earlier tokens; those of the new tokens are added."""
 
 def graph_connect(graph: Graph, blocks: Blocks, kv_head: int, pivots: Any, offsets: Any, candidates: Any) -> None:
-    """Links pivots, int32 [count], to those of their candidates[offsets[i] : offsets[i + 1]] that no link stands closer to."""
+    """Links pivot i of int32 [count] to those of candidates[offsets[i] : offsets[i + 1]] that are closer to it than to its other
+    links."""
 
 def graph_choose_links(
     graph: Graph, blocks: Blocks, kv_head: int, begin: int, offsets: Any, candidates: Any, chosen: Any
 ) -> None:
-    """Writes chosen, uint32 [count, most]: of candidates[offsets[i] : offsets[i + 1]] of each token begin + i those that HNSW's
-    rule takes, the nearest last; all where they are no more than `most`."""
+    """Writes chosen, uint32 [count, most]: for each token begin + i, the candidates[offsets[i] : offsets[i + 1]] that HNSW's rule
+    keeps, or all of them where there are at most `most`; the nearest stands last."""
 
 def graph_repair(graph: Graph, parents: Any) -> int:
-    """Links to the tokens that links do not lead to from token 0; how many there were, of all heads. Writes parents, uint32
-    [kv_heads, capacity]: of each token one that links to it, on a way from token 0."""
+    """Adds links so that every token can be reached from token 0; returns how many tokens could not be, over all heads. Writes
+    parents, uint32 [kv_heads, capacity]: for each token, the token before it on a path from token 0."""
 
 def graph_search(
     graph: Graph,
@@ -212,8 +215,8 @@ def graph_search(
     dense_share: float,
     budget: float,
 ) -> tuple[Any, Any, Any, Any, Any, Any, int, int]:
-    """Tokens in the range beta of the best, or the k best where k > 0: offsets, ids, scores, missed, bound, dense, scanned,
-    nbytes, as in `indexes.base.SearchResult`.
+    """The tokens within beta of the largest q.k, or the k best where k > 0. Returns offsets, ids, scores, missed, bound, dense,
+    scanned, nbytes, as in `indexes.base.SearchResult`.
 
     probes: int32 [kv_heads, count], where searches begin, the first `random` of them drawn at random; probe_codes: uint8
     [kv_heads, count, stride]. outliers: int32 [kv_heads, any], tokens always scored exactly, -1 for none. radius: float32
@@ -224,4 +227,4 @@ def graph_bound(graph: Graph, blocks: Blocks, queries: Queries, scale: float, of
     """bound float32 [q_heads, n]: the log of the sum of exp(scale * q.k) over visible tokens not found, at most. Reads all."""
 
 def graph_verify(graph: Graph, kv_head: int) -> int:
-    """How many tokens links do not lead to from token 0."""
+    """The number of tokens that cannot be reached from token 0."""

@@ -1,4 +1,5 @@
-"""The protocol of a device that helps to build: arrays in and out, KV head by KV head, so that indexes know nothing of it."""
+"""The protocol of a device that helps to build indexes. Arrays go in and come out, one KV head after the other, so that indexes
+know nothing about devices."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,15 +14,16 @@ Clusters = npt.NDArray[np.uint16]
 
 
 class AcceleratorLost(Exception):
-    """The device failed, or its memory does not suffice; the build goes on without it."""
+    """The device failed, or its memory is too small; the build goes on without it."""
 
 
 @dataclass(frozen=True)
 class KMeans:
-    """How the keys of one segment are clustered: Lloyd's algorithm on the keys less their mean, by distance.
+    """How the keys of one segment are clustered: Lloyd's algorithm on the keys minus their mean, by L2 distance.
 
-    tokens: of a segment. count: of clusters, at most 65,536. seeds: int64, at most `count` different tokens, at which as many
-    clusters start; the others start at the keys farthest from their centroid, after the first of the `iterations` rounds.
+    tokens: the tokens of a segment. count: the number of clusters, at most 65,536. seeds: int64, at most `count` different
+    tokens, each the start of one cluster; the other clusters start at the keys farthest from their centroid, after the first of
+    the `iterations` rounds.
     """
 
     tokens: int
@@ -36,8 +38,8 @@ class KMeans:
 
 
 class Accelerator(Protocol):
-    """A device that takes and gives an array for each KV head, in their order. It reads ahead, so that heads are copied
-    while others are computed. Arrays hold float32, float16 or ml_dtypes.bfloat16; head_dim is the same for all."""
+    """A device that takes one array for each KV head, and returns one for each, in the same order. It reads ahead, so that one
+    head is copied while another is computed. Arrays hold float32, float16 or ml_dtypes.bfloat16; head_dim is the same for all."""
 
     def neighbours(self, heads: Iterable[tuple[Array, Array]], k: int) -> Iterator[Int32]:
         """The tokens with the largest q.k, largest first: int32 `[m, min(k, n)]` for keys `[n, head_dim]` and queries
@@ -45,8 +47,8 @@ class Accelerator(Protocol):
         ...
 
     def nearest_before(self, heads: Iterable[Array], k: int) -> Iterator[Int32]:
-        """The nearest of the keys before each key, by L2 distance, nearest first: int32 `[n, k]` for keys `[n, head_dim]`, -1
-        behind the last. Exact, to the rounding of float32. Raises AcceleratorLost."""
+        """For each key the nearest ones among the keys before it, by L2 distance, nearest first: int32 `[n, k]` for keys `[n,
+        head_dim]`, -1 behind the last. Exact, to the rounding of float32. Raises AcceleratorLost."""
         ...
 
     def clusters(self, heads: Iterable[Array], how: KMeans) -> Iterator[Clusters]:

@@ -23,7 +23,7 @@ Words = npt.NDArray[np.uint64]
 
 
 class IndexCorrupt(ValueError):
-    """The index does not belong to its keys: a file cut short, of another kind or layer, or codes that do not fit."""
+    """The index does not belong to its keys: its file is cut short, or of another kind or layer, or its codes do not fit."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Queries:
     begin, end: int64 `[n]`, query i sees tokens [begin[i], end[i]). hidden: a bit for each token (bit t % 64 of word t // 64),
     set for tokens that nobody sees. floor: float32 `[q_heads, n]`, the largest q.k outside of these tokens, -inf for none.
     outside: float32 `[q_heads, n]`, the log of the sum of exp(scale * q.k) outside, -inf for none. active_heads: bool
-    `[kv_heads]`, the KV heads whose queries are to be answered, None for all; a search spends nothing on the others, finds
-    nothing for them and says nothing of what they miss: `missed` and its bound are -inf, `dense` is False.
+    `[kv_heads]`, the KV heads whose queries are to be answered, None for all; a search spends nothing on the others and finds
+    nothing for them; their `missed` and its bound are -inf, and their `dense` is False.
     """
 
     q: Float32
@@ -58,17 +58,17 @@ class Queries:
 
     @property
     def rows(self) -> int:
-        """How many rows a result has, q_heads * n; row h * n + i is query i of head h."""
+        """The number of rows of a result, q_heads * n; row h * n + i is query i of head h."""
         return int(self.q.shape[0] * self.q.shape[1])
 
     @property
     def heads(self) -> int:
-        """How many KV heads are active."""
+        """The number of active KV heads."""
         return self.kv_heads if self.active_heads is None else int(np.count_nonzero(self.active_heads))
 
     @cached_property
     def native(self) -> _native.Queries:
-        """The queries as the kernels take them.
+        """The queries in the form that the kernels take.
 
         Raises ValueError for arrays of other shapes, NaN or infinity; TypeError for other dtypes.
         """
@@ -79,12 +79,13 @@ class Queries:
 class SearchResult:
     """The tokens that a search found. Row h * n + i, of query i of head h, has ids[offsets[row] : offsets[row + 1]], ascending.
 
-    offsets: int64 `[rows + 1]`. ids: int32 `[count]`. scores: float32 `[count]`, the exact q.k. scanned: keys looked at, in
-    whatever form, counted once for each KV head. nbytes: bytes read, exact keys included. missed: float32 `[q_heads, n]`, an
-    estimate of the log of the sum of exp(scale * q.k) over the visible tokens that were not found; -inf only where there are
-    none. missed_bound: the same, never below the truth, +inf where nothing is known. tail: float32 `[q_heads, n, head_dim]`, the
-    estimated attention output over the tokens not found, None where the index cannot estimate it or was not told to. dense: bool
-    `[q_heads, n]`, set for queries that were given up, because reading everything costs less; None where all are answered.
+    offsets: int64 `[rows + 1]`. ids: int32 `[count]`. scores: float32 `[count]`, the exact q.k. scanned: the number of keys
+    looked at in any form, counted once for each KV head. nbytes: bytes read, exact keys included. missed: float32 `[q_heads, n]`,
+    an estimate of the log of the sum of exp(scale * q.k) over the visible tokens that were not found; -inf only where there are
+    no such tokens. missed_bound: an upper bound of the true value, +inf where nothing is known. tail: float32 `[q_heads, n,
+    head_dim]`, the estimated attention output over the tokens not found, None where the index cannot estimate it or was not asked
+    to. dense: bool `[q_heads, n]`, set for queries that the search gave up, because reading everything costs less; None where all
+    are answered.
     """
 
     offsets: Int64
@@ -100,12 +101,12 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Cost:
-    """The expected cost of a search; `query_optimizer.cost` makes seconds of it.
+    """The expected cost of a search; `query_optimizer.cost` turns it into seconds.
 
-    nbytes: bytes read in the order in which they lie. operations: multiplications of the attention kernel; a kind whose kernel
-    is slower counts more of them. jumps: reads of keys, codes or links that are in no cache, as many as one core makes one after
-    the other. given_up: the share of the KV heads that is expected to be given up, or to want so much that the caller reads
-    everything; that reading is not in the other numbers.
+    nbytes: bytes read in the order in which they lie. operations: multiplications of the attention kernel; a kind with a slower
+    kernel counts more of them. jumps: reads of keys, codes or links that are in no cache, on one core, each waiting for the one
+    before. given_up: the expected share of the KV heads that the search gives up, or that want so much that the caller reads
+    everything; the cost of that reading is not in the other numbers.
     """
 
     nbytes: float
@@ -116,10 +117,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class BuildCost:
-    """The expected cost of an index over one layer before there is one, on a machine such as benchmarks/README.md describes.
+    """The expected cost of an index over one layer that is not built yet, on the machine that benchmarks/README.md describes.
 
-    seconds: to build it. nbytes: kept beside the keys and values. search_share: the time of a search for few tokens, relative to
-    that of reading everything.
+    seconds: the time to build it. nbytes: its memory, beside the keys and values. search_share: the time of a search for few
+    tokens, relative to the time of reading everything.
     """
 
     seconds: float
@@ -128,22 +129,25 @@ class BuildCost:
 
 
 class Index(Protocol):
-    """An index over the keys of one layer of one segment. Searches may run at the same time as each other, not as `insert`."""
+    """An index over the keys of one layer of one segment. Searches may run at the same time as other searches, but not at the
+    same time as `insert`."""
 
     kind: ClassVar[str]
     walks: ClassVar[bool]
-    """Whether a search walks from token to token, through hidden ones too, so that its cost hardly grows with their number."""
+    """Whether a search follows links from token to token, through hidden tokens too, so that its cost hardly grows with the
+    number of tokens."""
     estimates_tail: ClassVar[bool]
-    """Whether a search can estimate the attention over what it does not find."""
+    """Whether a search can estimate the attention over the tokens that it does not find."""
     blocks: Blocks
 
     @property
     def nbytes(self) -> int:
-        """Bytes kept beside the keys and values."""
+        """The memory of the index in bytes, beside the keys and values."""
         ...
 
     def insert(self, blocks: Blocks) -> None:
-        """Index new tokens: `blocks` are those indexed before and more behind them. Costs what the new tokens cost."""
+        """Index new tokens. `blocks` hold the tokens indexed before, and the new ones behind them; only the new ones cost
+        time."""
         ...
 
     def search(
@@ -157,9 +161,9 @@ class Index(Protocol):
     ) -> SearchResult:
         """The tokens of these blocks that `retrieval` asks for, among those that the queries see.
 
-        For Dipr the maximum runs over these tokens and queries.floor. tight: spend more on `missed_bound`. give_up: queries for
-        which reading everything costs less may be given up, with nothing found and `dense` set. Raises ValueError for queries of
-        another shape, a range beyond the blocks, NaN or infinity.
+        For Dipr the maximum runs over these tokens and queries.floor. tight: spend more time on a smaller `missed_bound`.
+        give_up: the search may give up queries for which reading everything costs less; nothing is found for them, and their
+        `dense` is set. Raises ValueError for queries of another shape, a range beyond the blocks, NaN or infinity.
         """
         ...
 
@@ -181,7 +185,7 @@ class Index(Protocol):
     ) -> Cost:
         """The expected cost of one search with `give_up`, by `rows` queries of each KV head that see `tokens` tokens.
 
-        expected_tokens: how many tokens earlier queries of these heads retrieved for a range, the mean; None where nothing is
-        known, then `indexes.selectivity.GUESS`. heads: how many KV heads are active, None for all.
+        expected_tokens: the mean number of tokens that earlier queries of these heads retrieved for a range; None where nothing
+        is known, which stands for `indexes.selectivity.GUESS`. heads: the number of active KV heads, None for all.
         """
         ...

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import indexes._native as _native
 
 SAMPLED_TOKENS = 64
-"""Tokens of each KV head whose keys tell one layer from another."""
+"""The number of tokens of each KV head whose keys go into the identity of a layer."""
 Array = npt.NDArray[Any]
 DTYPES = {
     "float32": np.dtype(np.float32),
@@ -62,7 +62,8 @@ class Blocks:
         return int(2 * self.head_dim * DTYPES[self.dtype].itemsize)
 
     def identity(self) -> dict[str, object]:
-        """What the file of an index keeps to know its keys, as JSON holds it: shape, and the CRC-32 of some, spread evenly."""
+        """The values by which an index file recognises its keys, as JSON holds them: the shape, and the CRC-32 of some keys,
+        spread evenly."""
         crc = 0
         spread = np.linspace(0, max(self.tokens - 1, 0), min(self.tokens, SAMPLED_TOKENS)).astype(np.int64)
         for token in spread.tolist():
@@ -72,7 +73,7 @@ class Blocks:
         return {**shape, "keys": crc}
 
     def check_extends(self, before: "Blocks") -> None:
-        """Raises ValueError unless these can be the tokens of `before` and more behind them."""
+        """Raises ValueError unless these blocks can hold the tokens of `before` with more tokens behind them."""
         for name in ("dtype", "kv_heads", "head_dim"):
             if getattr(self, name) != getattr(before, name):
                 raise ValueError(

@@ -1,8 +1,9 @@
 """The file of an index: magic, version, a JSON header, raw arrays, and a CRC-32 of everything before it.
 
 Layout, little-endian: magic, 8 bytes; length of the header, uint64; the header, JSON in UTF-8: version, kind, the index's own
-fields, and the name, dtype and shape of each array; then each array, C-contiguous, from the next multiple of 64 bytes on;
-last the CRC-32 of all of that, uint32. A file is written under another name and renamed, so that a name is never half a file.
+fields, and the name, dtype and shape of each array; then each array, C-contiguous, from the next multiple of 64 bytes on; last
+the CRC-32 of all of that, uint32. A file is written under another name and then renamed, so that a file of its own name is always
+whole.
 """
 
 import json
@@ -29,7 +30,8 @@ DTYPES = {code: np.dtype(f"<{code}") for code in ("u1", "i1", "u2", "i2", "u4", 
 
 
 def write(path: Path, kind: str, header: Mapping[str, object], arrays: Mapping[str, Array]) -> None:
-    """Replace `path` by an index of this kind. header: values of JSON. Raises OSError, ValueError for another dtype."""
+    """Write an index of this kind, in place of any file at `path`. header: JSON values. Raises OSError, ValueError for another
+    dtype."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     directory = [[name, _dtype_name(name, array), list(np.shape(arrays[name]))] for name, array in contiguous.items()]
     fields = {"version": VERSION, "kind": kind, "header": dict(header), "arrays": directory}
@@ -52,7 +54,7 @@ def write(path: Path, kind: str, header: Mapping[str, object], arrays: Mapping[s
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The header and arrays that `write` took; the arrays are writable copies. Raises IndexCorrupt, or OSError."""
+    """The header and arrays that `write` wrote; the arrays are writable copies. Raises IndexCorrupt, or OSError."""
     size = path.stat().st_size
     content = np.empty(size, np.uint8)
     with path.open("rb") as file:
@@ -113,7 +115,7 @@ def _cut(content: npt.NDArray[np.uint8], at: int, directory: list[tuple[str, str
 
 
 class _Summed:
-    """Counts and sums up what goes into a file."""
+    """Writes to a file, and keeps the number of bytes and their CRC-32."""
 
     def __init__(self, file: BinaryIO | Any) -> None:
         self._file = file

@@ -1,6 +1,6 @@
-"""The exact answer to a query: every product with every key, in float32, from the blocks themselves.
+"""The exact answer to a query: the products with all keys, in float32, read from the blocks themselves.
 
-Sums of exponentials are float64. `indexes/recall.py` measures with it.
+Sums of exponentials are float64. `indexes/recall.py` measures indexes with it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,14 +18,14 @@ Float64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 STEP = 16_384
-"""Keys or values read at once."""
+"""The number of keys or values that are read at once."""
 ROUNDING = 2.0**-20
-"""How far a product in float32 may be from the same sum in another order, as a share of |q||k|."""
+"""How far two float32 products of the same vectors, summed in different orders, may differ, as a share of |q||k|."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The judgement of one search, `[rows]` each; out: `[rows, head_dim]`, attention over found tokens and window.
+    """The judgement of one search. out: `[rows, head_dim]`, the attention over found tokens and window; all others are `[rows]`.
 
     kept (found tokens and window), missed, missed_estimate and missed_bound are logs of sums of exp(scale * q.k).
     """
@@ -41,22 +41,23 @@ class Judged:
 
 
 def dipr_set(logits: Float32, beta: float, floor: float = -np.inf) -> Mask:
-    """The tokens within `beta` of the largest of all and `floor`, bool `[tokens]`. logits: q.k `[tokens]`, -inf where unseen."""
+    """The tokens within `beta` of the largest logit and of `floor`, bool `[tokens]`. logits: q.k `[tokens]`, -inf where
+    unseen."""
     seen = logits > -np.inf
     return seen & (logits >= max(float(logits.max(initial=-np.inf)), floor) - beta)
 
 
 def top_k_set(logits: Float32, k: int) -> Mask:
-    """The k largest, bool `[tokens]`; of equal ones those that come first."""
+    """The k tokens with the largest logits, bool `[tokens]`; among equal ones, those that come first."""
     chosen = np.zeros(len(logits), np.bool_)
     chosen[np.argsort(-logits, kind="stable")[:k]] = True
     return chosen & (logits > -np.inf)
 
 
 def top_p_set(logits: Float32, p: float, scale: float, outside: float = -np.inf) -> Mask:
-    """The fewest tokens that, together with what is `outside`, have the share p of the softmax mass; bool `[tokens]`.
+    """The fewest tokens that, together with the mass `outside`, have the share p of the softmax mass; bool `[tokens]`.
 
-    outside: the log of the sum of exp(scale * q.k) there.
+    outside: the log of the sum of exp(scale * q.k) over tokens elsewhere.
     """
     order = np.argsort(-logits, kind="stable")
     top = max(float(scale * logits.max(initial=-np.inf)), outside)
@@ -88,8 +89,9 @@ def relevant_set(logits: Float32, retrieval: Retrieval, scale: float, floor: flo
 class Oracle:
     """The exact answers to queries over blocks. It holds every product: 4 * q_heads * n * tokens bytes.
 
-    window: how many of each query's first and last visible tokens are attended exactly, whatever an index finds. Its attribute
-    `queries` is what is left for an index to answer, with the window's maximum and mass in `floor` and `outside`.
+    window: the number of first and of last visible tokens of each query that are attended exactly, whatever an index finds. The
+    attribute `queries` holds the queries for an index: they see the tokens outside of the window, and `floor` and `outside` hold
+    the window's maximum and mass.
     """
 
     def __init__(self, blocks: Blocks, queries: Queries, window: tuple[int, int] = (0, 0)) -> None:
@@ -124,7 +126,7 @@ class Oracle:
         return self._relevant[retrieval]
 
     def judge(self, result: SearchResult, retrieval: Retrieval) -> Judged:
-        """How well a result answers `queries`."""
+        """Judge how well a result answers `queries`."""
         rows, relevant = _rows_of(result), self.relevant_tokens(retrieval)
         recall = np.array([self._recall(i, ids, relevant[i], retrieval) for i, ids in enumerate(rows)])
         found_mass = np.array([_log_sum_exp(self.scale * self.logits[i, ids]) for i, ids in enumerate(rows)])
@@ -136,11 +138,11 @@ class Oracle:
     def certify(self, result: SearchResult) -> tuple[Float64, Mask]:
         """The log of the mass that was missed, and whether `missed_bound` is not below it, `[rows]` each."""
         missed = np.array([self._missed(i, ids) for i, ids in enumerate(_rows_of(result))])
-        slack = self.scale * self._border + 1e-6  # what float32 may do to the oracle's own products
+        slack = self.scale * self._border + 1e-6  # the rounding of the oracle's own products in float32
         return missed, np.isneginf(missed) | (result.missed_bound.reshape(-1) >= missed - slack)
 
     def error(self, out: npt.ArrayLike) -> Float64:
-        """The norm of the difference between out and exact attention, relative to that of exact attention, `[rows]`."""
+        """The norm of the difference between `out` and exact attention, relative to the norm of exact attention, `[rows]`."""
         difference = np.asarray(out, np.float64).reshape(self.out.shape) - self.out
         exact: Float64 = np.linalg.norm(self.out, axis=1)
         return np.asarray(np.linalg.norm(difference, axis=1) / np.maximum(exact, 1e-30))
@@ -171,8 +173,8 @@ class Oracle:
     def _recall(self, i: int, ids: Int64, relevant: Int64, retrieval: Retrieval) -> float:
         """The share of the relevant tokens that was found.
 
-        Tokens so close to the threshold that rounding decides on them count only where k is given, or where there are no others;
-        then any of them will do.
+        Rounding decides on tokens very close to the threshold. They count only where k is given, or where there are no other
+        relevant tokens; then any of them will do.
         """
         if not len(relevant) or isinstance(retrieval, Exact):
             return len(ids) / len(relevant) if len(relevant) else 1.0
@@ -199,7 +201,7 @@ class Oracle:
         return _log_sum_exp(self.scale * rest)
 
     def _attention(self, found: Sequence[Int64] | None) -> Float64:
-        """Attention over the found tokens of each row and the window, or over everything for None."""
+        """The attention over each row's found tokens and the window, or over everything for None."""
         head_dim, per_head = self.blocks.head_dim, self._heads * self._n // self.blocks.kv_heads
         out = np.zeros((self._heads * self._n, head_dim))
         for head in range(self.blocks.kv_heads):

@@ -1,4 +1,4 @@
-"""How good is what an index finds? It measures any index against the exact oracle: recall, mass, output error, reads, time."""
+"""Measures the quality of an index's results against the exact oracle: recall, mass, output error, reads, time."""
 
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -17,14 +17,15 @@ class Report:
 
     Shares are in [0, 1]; means run over the rows, which are q_heads x queries.
 
-    visible: tokens a row sees, window included. relevant: tokens the retrieval asks for, outside the window. recall,
-    recall_min: share of them found. mass: share of the softmax mass over everything visible that found tokens and window carry.
-    error: of the attention output over found tokens and window, against that over everything visible, relative in the L2 norm
-    over all rows; error_max: of the worst row. error_with_tail: with the index's estimate of the rest merged in, None where it
-    gave none. found: tokens a row. scanned: keys looked at for each KV head. nbytes: read for one call; index_nbytes: kept beside
-    the keys and values. seconds: of one call, the median. missed: share of the mass that was missed in truth, missed_estimate
-    what the index said, missed_bound what it said it is at most. bound_valid: share of rows whose bound holds. bound_ratio: the
-    median of bound over truth, of the rows that missed anything.
+    visible: tokens that a row sees, window included. relevant: tokens that the retrieval asks for, outside the window. recall,
+    recall_min: the share of the relevant tokens that was found, mean and least. mass: the share of the softmax mass that found
+    tokens and window carry. error: the error of the attention output over found tokens and window, relative to the output over
+    everything visible, in the L2 norm over all rows; error_max: the error of the worst row. error_with_tail: the error with the
+    index's estimate of the rest merged in, None where it gave none. found: tokens found for each row. scanned: keys looked at for
+    each KV head. nbytes: bytes read by one call; index_nbytes: the memory of the index. seconds: the median time of one call.
+    missed: the true share of the mass that was missed; missed_estimate: the index's estimate of it; missed_bound: the index's
+    bound of it. bound_valid: the share of rows whose bound holds. bound_ratio: the median of the bound over the truth, for rows
+    that missed anything.
     """
 
     kind: str
@@ -76,7 +77,8 @@ def measure(
     estimate_tail: bool = False,
     oracle: Oracle | None = None,
 ) -> Report:
-    """Search `repetitions` times and judge the last search. window: as Oracle takes it. oracle: one of the same arguments.
+    """Search `repetitions` times and judge the last search. window: as Oracle takes it. oracle: an Oracle made of the same
+    arguments, if there is one already.
 
     Raises ValueError where the search does.
     """

@@ -1,9 +1,9 @@
 """The kinds of index by name."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
+from threading import Lock
 from typing import Protocol, TypeVar, cast
 
 from indexes.accelerate import Accelerator
@@ -18,7 +18,7 @@ from indexes.quantized import Quantized
 
 
 class UnknownKind(ValueError):
-    """An index kind was named that does not exist."""
+    """A kind of index was named that does not exist."""
 
 
 class NoKind(ValueError):
@@ -26,7 +26,7 @@ class NoKind(ValueError):
 
 
 class Kind(Protocol):
-    """The class of a kind: what it can do before there is an index."""
+    """The class of a kind: what can be asked before an index of it is built."""
 
     @property
     def kind(self) -> str: ...
@@ -40,7 +40,7 @@ class Kind(Protocol):
 
 
 class Priced(Protocol):
-    """A kind that says beforehand what an index costs; others are built only where somebody asks for them."""
+    """A kind that knows the cost of an index beforehand. Kinds that do not are built only where somebody asks for them."""
 
     def build_cost(self, tokens: int, kv_heads: int, head_dim: int) -> BuildCost: ...
 
@@ -52,8 +52,8 @@ class Stepped(Protocol):
 
 
 class Accelerated(Protocol):
-    """A kind whose builds an accelerator speeds up, which says so with `accelerated = True`. A build goes on without one that is
-    lost."""
+    """A kind whose builds use an accelerator, as it declares with `accelerated = True`. When the accelerator is lost, the build
+    goes on without it."""
 
     accelerated: bool
 
@@ -69,25 +69,51 @@ class AcceleratedStepped(Protocol):
 
 
 K = TypeVar("K", bound=Kind)
-_kinds: dict[str, Kind] = {index.kind: index for index in (Flat, Quantized, Bounds, Means, Clusters, Hnsw)}
-KINDS: Mapping[str, Kind] = MappingProxyType(_kinds)
-"""The kinds by name, the cheapest to build first; those that were registered come last."""
 ATTRIBUTES = {"kind": str, "walks": bool, "estimates_tail": bool}
 VERBS = ("build", "insert", "search", "verify", "save", "load", "cost", "nbytes")
 
 
-def register(cls: K) -> K:
-    """Add a kind of index from outside, for the whole process; also as a decorator of its class. Doing so twice does nothing.
+class Kinds(Mapping[str, Kind]):
+    """Kinds by name. Thread-safe: the dictionary is replaced and never changed, so whoever goes through it meets no change."""
 
-    cls: what `indexes.base.Index` asks for, and `build` as a class method. Raises NoKind for one that lacks something, or a name
-    that is taken.
+    def __init__(self, kinds: Iterable[Kind]) -> None:
+        self._kinds = {kind.kind: kind for kind in kinds}
+        self._lock = Lock()
+
+    def __getitem__(self, name: str) -> Kind:
+        return self._kinds[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kinds)
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def add(self, kind: Kind) -> bool:
+        """Add a kind behind the others. Returns False, and adds nothing, where another has its name."""
+        with self._lock:
+            known = self._kinds.get(kind.kind, kind)
+            self._kinds = {**self._kinds, kind.kind: known}
+            return known is kind
+
+
+KINDS = Kinds((Flat, Quantized, Bounds, Means, Clusters, Hnsw))
+"""The kinds by name. The cheapest to build comes first; kinds registered from outside come last."""
+
+
+def register(cls: K) -> K:
+    """Add a kind of index from outside, for the whole process; it is also a decorator for the class. Adding a class twice does
+    nothing.
+
+    cls: a class with everything in `indexes.base.Index`, and `build` as a class method. Raises NoKind for a class that lacks
+    something, or whose name is taken.
     """
     lacking = [name for name, of in ATTRIBUTES.items() if not isinstance(getattr(cls, name, None), of)]
     lacking += [name for name in VERBS if not hasattr(cls, name)]
     if lacking:
         raise NoKind(f"{cls!r} lacks {', '.join(lacking)}; expected a class with all that indexes.base.Index says, and build")
-    if _kinds.setdefault(cls.kind, cls) is not cls:
-        raise NoKind(f"a kind of index is named {cls.kind!r} already; expected a name that is none of {', '.join(_kinds)}")
+    if not KINDS.add(cls):
+        raise NoKind(f"a kind of index is named {cls.kind!r} already; expected a name that is none of {', '.join(KINDS)}")
     return cls
 
 
@@ -119,7 +145,7 @@ def build(name: str, blocks: Blocks, query_samples: Float32 | None = None) -> In
 def build_steps(
     name: str, blocks: Blocks, query_samples: Float32 | None = None, accelerator: Accelerator | None = None
 ) -> Generator[float, None, Index]:
-    """`build` step by step: yields the share that is done, and returns the index. Raises what `build` does at its first step.
+    """`build` step by step: yields the share that is done, and returns the index. The first step raises what `build` raises.
 
     accelerator: a device that helps to build the kinds that know how to use it, None for none.
     """

@@ -11,7 +11,7 @@ from indexes.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """Every visible token: full attention, the oracle that stands behind the same call as every approximation."""
+    """Every visible token: full attention, the same call as every approximation, and the truth they are compared with."""
 
     def __str__(self) -> str:
         return "exact"
@@ -21,7 +21,7 @@ class Exact:
 class Dipr:
     """Every visible token whose softmax weight is at least alpha times the largest (AlayaDB, arXiv 2504.10326, definition 2).
 
-    The largest weight is that over everything the query sees. alpha: in (0, 1]. Raises InvalidArgument.
+    The largest weight is taken over everything that the query sees. alpha: in (0, 1]. Raises InvalidArgument.
     """
 
     alpha: float = 0.012
@@ -40,7 +40,7 @@ class Dipr:
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """The k visible tokens of the largest weight; all, where there are fewer. Raises InvalidArgument for a k below 1."""
+    """The k visible tokens with the largest weights, or all where there are fewer. Raises InvalidArgument for a k below 1."""
 
     k: int
 
@@ -71,11 +71,11 @@ class TopP:
 
 Retrieval = Exact | Dipr | TopK | TopP
 KINDS = {"exact": Exact, "dipr": Dipr, "top_k": TopK, "top_p": TopP}
-"""The retrievals by the names they have in text."""
+"""The retrievals by their names in text."""
 
 
 def retrieval_to_dict(retrieval: Retrieval) -> dict[str, Any]:
-    """A retrieval as plain values, which `retrieval_from_dict` takes back."""
+    """A retrieval as plain values, which `retrieval_from_dict` takes."""
     kind = next(name for name, cls in KINDS.items() if isinstance(retrieval, cls))
     return {"kind": kind, **asdict(retrieval)}
 
@@ -101,6 +101,6 @@ def kernel_parameter(retrieval: Retrieval, scale: float, tokens: int) -> tuple[i
 
 
 def is_share(given: Any) -> bool:
-    """Whether it is a number in (0, 1]."""
+    """Whether a value is a number in (0, 1]."""
     number = not isinstance(given, bool) and isinstance(given, Real)
     return number and bool(0 < given <= 1)

@@ -1,4 +1,4 @@
-"""Turning queries for keys that were moved: the query is rotated back, and the keys stay as they are.
+"""Rotates queries for keys that were moved: the query is rotated back, and the keys stay as they are.
 
 RoPE is a rotation R, so q . R(shift) k = R(-shift) q . k (RoFormer, arXiv 2104.09864, equation 16).
 """
@@ -10,15 +10,16 @@ from indexes.base import Float32
 
 
 def inverse_frequencies(theta: float, rotary_dims: int) -> npt.NDArray[np.float64]:
-    """Radians a position for each rotated pair, `[rotary_dims / 2]`, of a RoPE without scaling."""
+    """The radians per position of each rotated pair, `[rotary_dims / 2]`, for a RoPE without scaling."""
     return theta ** (-np.arange(0, rotary_dims, 2) / rotary_dims)
 
 
 def rotate(x: Float32, positions: int, frequencies: npt.NDArray[np.float64], layout: str = "half") -> Float32:
-    """Move x, `[..., head_dim]`, by that many positions, backwards when negative; returns a copy, float32.
+    """A copy of x, `[..., head_dim]`, moved by `positions`, backwards when negative; float32.
 
-    frequencies: radians a position, one for each pair of the first 2 * len(frequencies) dimensions; the others stay. layout:
-    "half" pairs dimension i with i + len(frequencies), "interleaved" pairs 2i with 2i + 1. Angles are computed in float64.
+    frequencies: radians per position, one for each pair of the first 2 * len(frequencies) dimensions; the other dimensions stay
+    as they are. layout: "half" pairs dimension i with i + len(frequencies), "interleaved" pairs 2i with 2i + 1. Angles are
+    computed in float64.
     """
     pairs = len(frequencies)
     cos, sin = np.cos(positions * frequencies), np.sin(positions * frequencies)

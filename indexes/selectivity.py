@@ -1,4 +1,4 @@
-"""How many tokens a query may retrieve, for the formulas of costs: what is known of its heads, or a guess."""
+"""How many tokens a query is expected to retrieve, for the formulas of costs: from what is known about its heads, or a guess."""
 
 import math
 from dataclasses import dataclass
@@ -7,25 +7,24 @@ from typing import Self
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 
 GUESS = 72.0
-"""Tokens that a query is taken to retrieve where nothing is known of it: as if its heads were sharp."""
+"""The number of tokens that a query is assumed to retrieve where nothing is known about its heads: they are taken to be sharp."""
 SPREAD, SPREAD_POWER = 18.0, 0.55
-"""A head that retrieves SPREAD * alpha ** -SPREAD_POWER tokens is as likely diffuse as sharp. The more tokens come in as alpha
-falls, the less the few best stand out. Set between the sharp and the diffuse heads of `benchmarks/workloads.py` and of a trained
-model."""
+"""A head that retrieves SPREAD * alpha ** -SPREAD_POWER tokens is as likely diffuse as sharp; a head that retrieves more is
+rather diffuse. The constants lie between the sharp and the diffuse heads of `benchmarks/workloads.py` and of a trained model."""
 STEEPNESS = 12.0
-"""How fast likelihoods go from 0 to 1 around such a number of tokens."""
+"""How fast likelihoods rise from 0 to 1 around a number of tokens."""
 MANY = 0.04
-"""Share of the tokens above which `kvdb.attention` reads all of them rather than pick their values."""
+"""Where a search finds more than this share of the tokens, `kvdb.attention` reads all of them instead of picking their values."""
 EXPONENT_MAX = 700.0
-"""The largest exponent of which float64 has the exponential."""
+"""The largest exponent whose exponential float64 can hold."""
 
 
 @dataclass(frozen=True)
 class Selectivity:
-    """How many of `tokens` tokens each query of a search retrieves.
+    """How many of `tokens` tokens each query of a search is expected to retrieve.
 
-    alpha: of a range that does for what is asked; None for the k largest. expected_tokens: the mean number of tokens retrieved.
-    spread: how likely the heads are diffuse, so that representatives and lengths of keys tell little; 0 to 1.
+    alpha: the alpha of a range that answers the retrieval; None for the k largest. expected_tokens: the mean number of tokens
+    retrieved. spread: how likely the heads are diffuse, in which case representatives and lengths of keys exclude little; 0 to 1.
     """
 
     tokens: int
@@ -38,7 +37,7 @@ class Selectivity:
         """The selectivity of a retrieval. expected_tokens: as `Index.cost` takes it."""
         match retrieval:
             case TopK(k):
-                return cls(tokens, None, float(min(k, tokens)), 0.5)  # k says nothing of the heads
+                return cls(tokens, None, float(min(k, tokens)), 0.5)  # k says nothing about the heads
             case Dipr(alpha):
                 pass
             case TopP(p):
@@ -50,7 +49,7 @@ class Selectivity:
 
     @property
     def crowded(self) -> float:
-        """How likely it is that so many tokens are found that all are read."""
+        """How likely it is that more than MANY of the tokens are found, so that all are read."""
         return rising(self.expected_tokens, MANY * self.tokens, STEEPNESS)
 
 

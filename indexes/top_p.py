@@ -1,4 +1,4 @@
-"""TopP from an index that answers ranges: the range is widened until the tokens in it have the share p of the mass.
+"""TopP for an index that answers ranges: the range is widened until its tokens have the share p of the mass.
 
 Every KV head is widened by itself, so that its result does not depend on which other heads are active.
 """
@@ -15,13 +15,14 @@ from indexes.retrieval import Dipr
 Float64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 ALPHA_FACTOR = 0.02
-"""Each further range takes tokens of so much less weight."""
+"""Each further range multiplies the least weight by this factor."""
 ALPHA_LEAST = 1e-12
-"""The widest range; what it does not hold is left out."""
+"""The alpha of the widest range; tokens outside of it are left out."""
 
 
 def top_p_by_ranges(search: Callable[[Queries, Dipr], SearchResult], queries: Queries, p: float) -> SearchResult:
-    """The fewest tokens that, with what lies outside, have the share p of the mass, as far as estimates of the rest are right."""
+    """The fewest tokens that, together with the mass outside, have the share p of the mass, if the estimates of the rest are
+    right."""
     alpha = max(1 - p, 0.01) / 2
     result = search(queries, Dipr(alpha))
     while alpha > ALPHA_LEAST and (short := heads_of(queries, _mass_missing(queries, result, p))).any():
@@ -31,14 +32,14 @@ def top_p_by_ranges(search: Callable[[Queries, Dipr], SearchResult], queries: Qu
 
 
 def heads_of(queries: Queries, rows: Mask) -> Mask:
-    """The KV heads of which some row is set, bool `[kv_heads]`. rows: bool `[rows]`."""
+    """The KV heads that have at least one row set, bool `[kv_heads]`. rows: bool `[rows]`."""
     return np.asarray(rows.reshape(queries.kv_heads, -1).any(axis=1))
 
 
 def joined(queries: Queries, result: SearchResult, again: SearchResult, heads: Mask) -> SearchResult:
-    """Two results in one: the rows of `again` for some KV heads, and those of `result` for the others.
+    """Two results merged: the rows of `again` for some KV heads, and the rows of `result` for the others.
 
-    heads: bool `[kv_heads]`, the heads that were searched again, and they alone.
+    heads: bool `[kv_heads]`, the heads that were searched again; `again` has results for these alone.
     """
     each = queries.rows // queries.kv_heads
     rows = np.repeat(heads, each)
@@ -60,14 +61,15 @@ def joined(queries: Queries, result: SearchResult, again: SearchResult, heads: M
 
 
 def _mass_missing(queries: Queries, result: SearchResult, p: float) -> Mask:
-    """The rows that were answered and have less than the share p, by the estimate of what was missed; bool `[rows]`."""
+    """The answered rows whose tokens have less than the share p, judged by the estimate of what was missed; bool `[rows]`."""
     inside, total = _logs(queries, result)
     short = (np.logaddexp(inside, _flat(queries.outside)) < np.log(p) + total) & np.isfinite(_flat(result.missed))
     return np.asarray(short if result.dense is None else short & ~result.dense.reshape(-1))
 
 
 def _keep_mass(queries: Queries, result: SearchResult, p: float) -> SearchResult:
-    """The fewest of the tokens in the result that, with what lies outside, have the share p; all of them, if they have less."""
+    """The result with the fewest tokens that, together with the mass outside, have the share p; with all tokens, if they have
+    less."""
     _, total = _logs(queries, result)
     outside = _flat(queries.outside)
     ids, scores, offsets = [result.ids[:0]], [result.scores[:0]], [0]
@@ -100,7 +102,7 @@ def _flat(values: npt.NDArray[np.float32]) -> Float64:
 
 
 def _logs(queries: Queries, result: SearchResult) -> tuple[Float64, Float64]:
-    """The log of the mass in the result, and that of all mass; `[rows]` each."""
+    """The log of the mass in the result, and the log of all mass; `[rows]` each."""
     inside = np.full(queries.rows, -np.inf)
     for row in range(queries.rows):
         logits = queries.scale * result.scores[result.offsets[row] : result.offsets[row + 1]].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Reading on: the ever wider retrievals that are tried until the bound on the missed mass is small enough."""
+"""The ever wider retrievals that are tried until the bound on the missed mass is small enough."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ FACTOR = 8
 def widened(retrieval: Retrieval, tokens: int) -> Iterator[tuple[Retrieval, bool]]:
     """Yield `retrieval` itself, then the same with a tight bound, then ever wider ones, and at last Exact().
 
-    tokens: how many are searched. Each comes with whether its bound is to be tight.
+    tokens: the number of tokens searched. Each retrieval comes with whether its bound is to be tight.
     """
     yield retrieval, False
     while not isinstance(retrieval, Exact):

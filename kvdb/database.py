@@ -1,6 +1,7 @@
 """One database in this process. `kvdb.connect` wraps it for users, `kvdb serve` offers it over gRPC."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
@@ -34,7 +35,7 @@ from query_optimizer.build_policy import BuildPolicy
 from query_optimizer.custom_rules import BadRule, PlacedRule, add_rules
 from query_optimizer.optimizer import Optimizer, UnknownRule
 from query_optimizer.plan import Plan
-from query_optimizer.query_options import QueryOptions
+from query_optimizer.query_options import QueryOptions, checked_error_max
 from query_optimizer.rules import base_rules
 
 P = ParamSpec("P")
@@ -76,15 +77,18 @@ class Database:
         self._advisor = IndexAdvisor(self._builder, BuildPolicy(indexes.opened_often), indexes)
         self._publisher = Publisher(self._catalog, self._blocks.budget, self._advisor)
         self._handles = OpenHandles()
+        self._auditor = ThreadPoolExecutor(1, "kvdb-audit")
         self._services = SessionServices(
             config=self.config,
             optimizer=self.optimizer,
             machine=self.machine,
             gpu=self.gpu,
             advisor=self._advisor,
+            budget=self._blocks.budget,
             loader=self._blocks.loader,
             handles=self._handles,
             publisher=self._publisher,
+            auditor=self._auditor,
         )
 
     @_call
@@ -108,28 +112,34 @@ class Database:
         return ImportWriter(self._handles, self._publisher, target, views, self._blocks.tables(spec))
 
     @_call
-    def create_session(self, spec: ModelSpec, tokens: Tokens) -> SessionState:
+    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None) -> SessionState:
         """A session over the longest stored prefix of `tokens`; `session.reused` says how many of them need no prefill.
 
-        Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids.
+        error_max: of its queries that name nothing, None for the configuration's. Raises ShapeError, DtypeError or
+        InvalidArgument for tokens that are no ids, and an error_max that cannot be.
         """
+        budget = checked_error_max(error_max)
         ids = validate.token_ids(tokens)
         views = self._catalog.match(spec, ids)
         self._advisor.count_session(views)
-        return SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids)
+        return SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids, budget)
 
     @_call
-    def create_session_of_parts(self, spec: ModelSpec, parts: Sequence[PromptPart]) -> SessionState:
+    def create_session_of_parts(
+        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None
+    ) -> SessionState:
         """A session over several parts, in their order: contexts by name, chunks anywhere, and token ids.
 
-        Token ids before the last context are gaps, whose KV comes with `overlay`; those behind it are not laid out. Raises
-        NotFound, SpecMismatch, PositionError, InvalidArgument, ShapeError, DtypeError, or Unsupported where keys cannot be moved.
+        Token ids before the last context are gaps, whose KV comes with `overlay`; those behind it are not laid out. error_max: as
+        in `create_session`. Raises NotFound, SpecMismatch, PositionError, InvalidArgument, ShapeError, DtypeError, or Unsupported
+        where keys cannot be moved.
         """
+        budget = checked_error_max(error_max)
         laid = build_layout(self._catalog, spec, parts)
         overlay = laid.overlay or Overlay(self._blocks.tables(spec))
         snapshot = Snapshot.blended(spec, laid.layout, overlay)
         self._advisor.count_session(laid.layout.views)
-        return SessionState(self._services, spec, snapshot, self._blocks.tables(spec), laid.tokens)
+        return SessionState(self._services, spec, snapshot, self._blocks.tables(spec), laid.tokens, budget)
 
     @_call
     def attend_together(
@@ -249,6 +259,7 @@ class Database:
         self._blocks.loader.close()  # so that nobody waits for a segment any more
         self._builder.close()  # nor for an index
         self._handles.close()
+        self._auditor.shutdown()
         if self.gpu is not None:
             self.gpu.close()
         self._blocks.close()

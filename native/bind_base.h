@@ -1,4 +1,4 @@
-// Shared by the bindings of both extension modules.
+// What the bindings of both extension modules share.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -24,9 +24,9 @@ namespace kvdb {
     throw std::invalid_argument(message);
 }
 
-// Lets other Python threads run as long as it lives. When the interpreter has ended meanwhile, it
-// would unwind this thread through C++ that holds Python objects, which ends the whole process with
-// a signal: then the thread stays here until the process is gone.
+// Lets other Python threads run as long as this object lives. If the interpreter ends meanwhile,
+// taking the lock back would unwind this thread through C++ that holds Python objects, which ends
+// the whole process with a signal; so the thread waits here until the process is gone.
 class ReleaseGil {
   public:
     ReleaseGil() : thread_(PyEval_SaveThread()) {}
@@ -35,7 +35,7 @@ class ReleaseGil {
     ~ReleaseGil() {
         try {
             PyEval_RestoreThread(thread_);
-        } catch (...) {  // the unwinding, which may not be ended but can be kept from going on
+        } catch (...) {  // the unwinding, which must not be caught for good but can be held up
             for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
         }
     }

@@ -1,4 +1,5 @@
-// Marks what the shared library `kvdb_base` shows to the extension modules; all else is hidden.
+// Marks the symbols of the shared library `kvdb_base` that the extension modules may use; all
+// others are hidden.
 #pragma once
 
 #define KVDB_BASE __attribute__((visibility("default")))

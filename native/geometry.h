@@ -11,7 +11,7 @@ namespace kvdb {
 enum class Dtype : int { float32, float16, bfloat16 };
 inline constexpr int kDtypes = 3;
 
-// The 16-bit element types are told apart by type only; arithmetic is done in float lanes.
+// The 16-bit element types differ by type only; arithmetic is done in float lanes.
 struct Float16 {
     std::uint16_t bits;
 };

@@ -20,8 +20,8 @@ KVDB_BASE std::vector<std::string> isas();
 KVDB_BASE Isa current_isa();
 KVDB_BASE std::string isa();
 
-// Throws std::invalid_argument if `name` is unknown or this machine cannot run it. Calls that are
-// already running finish with what they started with.
+// Throws std::invalid_argument if `name` is unknown or this machine cannot run it. Calls under way
+// finish with the instruction set they started with.
 KVDB_BASE void set_isa(std::string_view name);
 
 // One set of kernels for each instruction set; null where it is not compiled in.

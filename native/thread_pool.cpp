@@ -58,8 +58,8 @@ std::atomic<int>& thread_count() {
     return threads;
 }
 
-// Pools are never destroyed: workers outlive static destructors, and after a fork the parent's
-// mutexes may be locked for ever, so that the child abandons the whole object.
+// Pools are never destroyed: workers outlive static destructors. After a fork, the parent's mutexes
+// may be locked for ever, so the child abandons the whole object.
 std::atomic<ThreadPool*> foreground{nullptr};
 std::atomic<ThreadPool*> background{nullptr};
 std::atomic<int> spin{kSpinDefault};
@@ -160,7 +160,7 @@ void ThreadPool::start_workers(int threads) {
             std::thread([this, slot = workers_ + 1] { worker(slot); }).detach();
         }
     } catch (const std::system_error&) {
-        // The system grants no more threads: those that there are do the work.
+        // The system grants no more threads, so the present ones do the work.
     }
 }
 

@@ -14,9 +14,9 @@
 
 namespace kvdb {
 
-// From now on, calls from this thread run on the background pool. Its workers are started by such
-// threads alone and so, on Linux, have their priority, as the other pool's have that of its
-// callers.
+// From now on, calls from this thread run on the background pool. Its workers are started only by
+// such threads and so, on Linux, have their priority; the workers of the other pool have the
+// priority of its callers.
 KVDB_BASE void work_in_background();
 
 // Calls may come from any number of threads at once: each caller works on its own items, idle

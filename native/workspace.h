@@ -1,5 +1,4 @@
-// Scratch memory that a thread keeps between calls, so that a call of microseconds allocates
-// nothing.
+// Scratch memory that a thread keeps between calls, so that short calls allocate nothing.
 #pragma once
 
 #include <cstddef>

@@ -1,1 +1,1 @@
-"""Which access path answers a query. Sees numbers only: nothing of arrays, blocks or sessions."""
+"""Decides which access path answers a query. It sees only numbers: no arrays, blocks or sessions."""

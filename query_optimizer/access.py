@@ -5,14 +5,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from indexes.retrieval import Retrieval, retrieval_from_dict, retrieval_to_dict
+from query_optimizer.ways import Way
 
 WINDOW = "window"
-"""The rule of accesses that are read whole because they are the window."""
+"""The rule's name on accesses that are read whole because they are the window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a node is expected to take. tokens: how many are looked at. nbytes: how many bytes are read."""
+    """What a node is expected to cost. tokens: the number of tokens looked at. nbytes: the number of bytes read."""
 
     tokens: int
     nbytes: int
@@ -21,10 +22,10 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Actual:
-    """What a node took.
+    """What a node cost when it was carried out.
 
-    tokens: how many were attended, the mean over the queries. scanned: how many were looked at in any form. left_heads: how many
-    KV heads were read whole because the search gave up on one of their queries.
+    tokens: the number of tokens attended, a mean over the queries. scanned: the number of tokens looked at in any form.
+    left_heads: how many KV heads were read whole because the search gave up on one of their queries.
     """
 
     tokens: float
@@ -78,18 +79,23 @@ class Access:
         return self.end - self.begin
 
     @property
+    def way(self) -> Way | None:
+        """The way in which the heads are answered, None where all is read."""
+        return None if self.index is None else Way(self.index, self.retrieval, self.estimate_tail)
+
+    @property
     def all_heads(self) -> bool:
         return len(self.heads) == self.kv_heads
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; `from_dict` takes them back."""
+        """The access as plain values, which `from_dict` takes."""
         changed = {"retrieval": retrieval_to_dict(self.retrieval), "heads": list(self.heads)}
         values = asdict(self) | changed
         return values | {"refusals": list(values["refusals"])}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Access":
-        """What `to_dict` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        """The access that `to_dict` wrote. Raises KeyError, TypeError or ValueError for anything else."""
         given = dict(values)
         given["retrieval"] = retrieval_from_dict(given["retrieval"])
         given["heads"] = tuple(given["heads"])

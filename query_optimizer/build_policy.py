@@ -1,10 +1,10 @@
 """Which indexes are to be built over a segment now: those that will pay. Numbers in, decisions with their reasons out.
 
 An index costs something once and saves something with every query; how many queries will come is not known. That is the
-ski-rental problem (Karlin et al., Competitive snoopy caching, 1988): who rents until the rent paid comes to the price, and buys
-then, never pays more than twice what it costs who knew the future. With several kinds, each better and dearer than the one
-before, the kinds form a ladder: the next rung is the kind whose price is reached first by what it saves over the rung below, and
-each is bought on its own account (multislope ski rental; Lotker et al., Rent, lease or buy, 2008).
+ski-rental problem (Karlin et al., Competitive snoopy caching, 1988): somebody who rents until the rent paid equals the price, and
+then buys, never pays more than twice what somebody who knows the future pays. Several kinds, each faster and more expensive than
+the one before, form a ladder: the next rung is the kind whose savings over the rung below reach its price first, and each rung is
+paid for by its own savings (multislope ski rental; Lotker et al., Rent, lease or buy, 2008).
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,9 @@ State = Literal["missing", "building", "built", "failed"]
 class KindFacts:
     """A kind of index over one segment.
 
-    build_seconds, nbytes: what building it over the layers without one is expected to take and to keep. saved_seconds: how much
-    faster it would answer each query of a layer than what answers it now; negative where it would be slower.
+    build_seconds: the expected time to build it over the layers that lack it. nbytes: the memory that these indexes would keep.
+    saved_seconds: the seconds it would save on each query of a layer, compared with what answers it now; negative where it would
+    be slower.
     """
 
     kind: str
@@ -33,9 +34,9 @@ class KindFacts:
 class SegmentFacts:
     """A segment and how it was used. A query is one call on one layer.
 
-    opened: how many sessions were opened over it. queries: how many there were since its indexes last changed. queries_in_all:
-    how many there were since it was stored. nbytes: what all indexes of the database keep, with those under way as if they were
-    done. nbytes_max: what they may keep, None for no limit.
+    opened: the number of sessions that were opened over it. queries: the number of queries since its indexes last changed.
+    queries_in_all: the number since it was stored. nbytes: the memory of all indexes of the database, where those being built
+    count as built. nbytes_max: the memory they may take, None for no limit.
     """
 
     opened: int
@@ -57,8 +58,8 @@ class Decision:
 
 @dataclass(frozen=True)
 class BuildPolicy:
-    """Decides which indexes pay. opened_often: a segment over which so many sessions were opened is expected to get as many
-    queries again as it had in all."""
+    """Decides which indexes pay. opened_often: from this number of opened sessions on, a segment is expected to get as many
+    queries again as it had so far."""
 
     opened_often: int = 3
 
@@ -74,7 +75,7 @@ class BuildPolicy:
             reason = _paid(rung, saved, facts.queries)
             if reason is None and expecting:
                 reason = _will_pay(rung, saved, facts)
-                expecting = False  # one rung at a time: what the next would save is known when this one answers
+                expecting = False  # one rung at a time: what the next one saves is measured once this one answers queries
             if reason is None:
                 refused[rung.kind] = _not_yet(rung, saved, facts.queries)
             elif facts.nbytes_max is not None and nbytes + rung.nbytes > facts.nbytes_max:
@@ -104,10 +105,10 @@ def _hindrance(kind: KindFacts, facts: SegmentFacts) -> str | None:
 
 
 def _ladder(kinds: Sequence[KindFacts], lower: float) -> list[KindFacts]:
-    """The kinds that pay after some number of queries, those that pay sooner first, which are also quicker to build.
+    """The kinds that pay after some number of queries. The first pays soonest, and is also the quickest to build.
 
-    lower: seconds that are saved for each query already. From each rung, the next is the kind that needs the fewest queries to
-    save its build time over it.
+    lower: seconds that each query saves already. The next rung is always the kind that needs the fewest queries to save its build
+    time, compared with the rung below.
     """
     rungs: list[KindFacts] = []
     while better := [kind for kind in kinds if kind.saved_seconds > lower]:

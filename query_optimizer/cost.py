@@ -1,4 +1,4 @@
-"""Turns what a search takes (bytes, operations, jumps) into seconds on a given machine."""
+"""Turns the cost of a search (bytes, operations, jumps) into seconds on a given machine."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any, Self
 from indexes.base import Cost
 
 WARM = 0.5
-"""Time of a step and its jumps where caches hold everything, relative to where they hold nothing. Fitted with the defaults."""
+"""The time of a step and its jumps when caches hold everything, relative to when they hold nothing; fitted with the defaults."""
 
 
 class WrongMachine(ValueError):
@@ -25,12 +25,13 @@ class _Numbers:
                 raise WrongMachine(f"{name} is {value!r}; expected a positive number")
 
     def to_dict(self) -> dict[str, float]:
-        """The fields as plain values, which `from_dict` takes."""
+        """The numbers as plain values, which `from_dict` takes."""
         return dict(vars(self))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_dict` gave. Raises WrongMachine for other names than those of the fields, or values that are not positive."""
+        """The numbers that `to_dict` wrote. Raises WrongMachine for a missing or unknown name, or a value that is not
+        positive."""
         names = list(cls().to_dict())
         if sorted(map(str, values)) != sorted(names):
             raise WrongMachine(
@@ -41,15 +42,15 @@ class _Numbers:
 
 @dataclass(frozen=True)
 class Machine(_Numbers):
-    """What one machine does in a second, and how long some calls take however little they do.
+    """How much one machine does in a second, and how long its shortest calls take.
 
-    The defaults are those of the machine that the formulas of `indexes` were fitted on: two cores of an AMD EPYC with AVX-512
-    BF16. stream_bytes_s: how fast exact attention reads main memory, with all threads. cached_bytes_s: how fast it reads caches.
-    cache_bytes: how much caches hold of a context that is read again and again. operations_s: multiplications of the attention
-    kernel, with all threads. jump_s: the read of a key that is in no cache, on one core. gather_bytes_s: reads of values at
-    scattered places, with all threads. exact_call_s: a call that reads next to nothing. step_s: a step by an index without its
-    searches and what it reads. search_s: a search that reads next to nothing. Raises WrongMachine for a value that is not a
-    positive number.
+    The defaults describe the machine on which the formulas of `indexes` were fitted: two cores of an AMD EPYC with AVX-512 BF16.
+    stream_bytes_s: how fast exact attention reads main memory, with all threads. cached_bytes_s: how fast it reads caches.
+    cache_bytes: how much of a context that is read again and again stays in caches. operations_s: multiplications of the
+    attention kernel, with all threads. jump_s: seconds to read one key that is in no cache, on one core. gather_bytes_s: how fast
+    values at scattered places are read, with all threads. exact_call_s: seconds of a call that reads next to nothing. step_s:
+    seconds of a step that searches, without its searches and reads. search_s: seconds of a search that reads next to nothing.
+    Raises WrongMachine for a value that is not a positive number.
     """
 
     stream_bytes_s: float = 3.0e10
@@ -63,7 +64,8 @@ class Machine(_Numbers):
     search_s: float = 2.0e-4
 
     def seconds(self, cost: Cost, working_set_nbytes: float = math.inf) -> float:
-        """Seconds of a search alone, without what follows where it gives up. working_set_nbytes: see `search_seconds`."""
+        """Seconds of a search alone, without the full read that follows where it gives up. working_set_nbytes: see
+        `search_seconds`."""
         jumping = cost.jumps * self.jump_s * self._slowness(working_set_nbytes)
         return cost.nbytes / self.stream_bytes_s + cost.operations / self.operations_s + jumping
 
@@ -80,7 +82,7 @@ class Machine(_Numbers):
         return self.exact_call_s + max(reading, operations / self.operations_s)
 
     def search_seconds(self, cost: Cost, values_nbytes: float = 0.0, working_set_nbytes: float = math.inf) -> float:
-        """Seconds of one search and of reading the values of what it finds, without what follows where it gives up.
+        """Seconds of one search and of reading the values that it finds, without the full read that follows where it gives up.
 
         values_nbytes: counted for each query head, because heads do not share them. working_set_nbytes: the bytes of all keys and
         values that are read in turn; where caches hold most of them, scattered reads are fast.
@@ -89,7 +91,7 @@ class Machine(_Numbers):
         return self.search_s + self.seconds(cost, working_set_nbytes) + self.values_seconds(values, working_set_nbytes)
 
     def step_seconds(self, working_set_nbytes: float = math.inf) -> float:
-        """Seconds of a step without its searches and what it reads. working_set_nbytes: see `search_seconds`."""
+        """Seconds of a step that searches, without its searches and reads. working_set_nbytes: see `search_seconds`."""
         return self.step_s * self._slowness(working_set_nbytes)
 
     def values_seconds(self, nbytes: float, working_set_nbytes: float = math.inf) -> float:
@@ -101,20 +103,20 @@ class Machine(_Numbers):
         return min(1.0, self.cache_bytes / nbytes) if nbytes > 0 else 1.0
 
     def _slowness(self, working_set_nbytes: float) -> float:
-        """How long scattered reads take, relative to where caches hold nothing: 1 to WARM."""
+        """How long scattered reads take, relative to reads of which caches hold nothing: 1 to WARM."""
         return 1 - (1 - WARM) * self._cached(working_set_nbytes)
 
 
 @dataclass(frozen=True)
 class GpuMachine(_Numbers):
-    """What a GPU does in a second, and how long the shortest calls take, from their launch until the host has the result.
+    """How much a GPU does in a second, and how long its shortest calls take, from their launch until the host has the result.
 
-    The defaults are assumed, not measured: the rates are those of NVIDIA's data sheet of the H200 (SXM), with half the memory's
-    for reads here and there, and the times, of which it says nothing, are guesses; `kvdb calibrate` measures all of them.
+    The defaults are assumed, not measured: the rates come from NVIDIA's data sheet of the H200 (SXM), with half the rate of its
+    memory for scattered reads, and the times, which it does not give, are guesses; `kvdb calibrate` measures all of them.
     stream_bytes_s: reads of the card's memory in order. gather_bytes_s: reads of tokens at scattered places. operations_s:
-    multiplications of 16-bit floats, each with its addition, where a data sheet counts two. host_bytes_s: copies from pinned main
-    memory. call_s: a call of one launch. step_s: a call of several launches, as a search makes. Raises WrongMachine for a value
-    that is not a positive number.
+    multiplications of 16-bit floats, each together with its addition, which a data sheet counts as two. host_bytes_s: copies from
+    pinned main memory. call_s: seconds of a call of one launch. step_s: seconds of a call of several launches, such as a search.
+    Raises WrongMachine for a value that is not a positive number.
     """
 
     stream_bytes_s: float = 4.8e12

@@ -7,7 +7,8 @@ from indexes.retrieval import Retrieval
 from query_optimizer.access import WINDOW, Access, Actual, Estimate
 
 FOLDED = 4
-"""Nodes that are alike in so many parts become one; those of one part, such as the two ends of its window, always do."""
+"""Equal nodes are drawn as one when they stand in at least this many parts; equal nodes of one part, such as the two ends of its
+window, always are."""
 RANGES_MAX = 8
 FIGURE = re.compile(r"[\d,.]*\d")
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -15,7 +16,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def nodes(accesses: Sequence[Access], default: Retrieval, fold: bool) -> Iterator[str]:
     """The lines of all nodes. default: the retrieval that the top of the tree names, so that no node repeats it. fold: whether
-    nodes that are alike become one."""
+    nodes that are alike are drawn as one."""
     one_tier = len(_tiers(accesses)) < 2
     for group in _folded(accesses) if fold else [[access] for access in accesses]:
         first, *rest = _node(group, default, one_tier)
@@ -24,19 +25,20 @@ def nodes(accesses: Sequence[Access], default: Retrieval, fold: bool) -> Iterato
 
 
 def tiers(accesses: Sequence[Access]) -> Iterator[str]:
-    """The line that names the tier, if everything lies in one."""
+    """The line that names the tier, if everything lies in the same one."""
     if len(names := _tiers(accesses)) == 1:
         yield f"Tier: {names.pop()}"
 
 
 def wished(wishes: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """A line for each kind of index that would be used if it stood."""
+    """A line for each kind of index that would be used if it were built."""
     for kind in dict.fromkeys(kind for _, kind in wishes):
         yield f"Would Use: {kind} on {_named([part for part, wish in wishes if wish == kind])}, once it stands"
 
 
 def passed_over(accesses: Sequence[Access]) -> Iterator[str]:
-    """The rules that were tried before those that fired, and why they did not; once for nodes with the same reasons."""
+    """The rules that were tried before the ones that fired, and why they did not fire. Nodes with the same reasons share their
+    lines."""
     reasons: dict[object, list[Access]] = {}
     for access in accesses:
         if access.refusals:
@@ -51,7 +53,7 @@ def passed_over(accesses: Sequence[Access]) -> Iterator[str]:
 
 
 def costs(estimate: Estimate, actual: Actual | None) -> str:
-    """The brackets behind a node: what it was expected to take, and what it took."""
+    """The brackets behind a node: its expected cost, and its actual cost."""
     text = f"(cost={milliseconds(estimate.seconds)} tokens={estimate.tokens:,} bytes={amount(estimate.nbytes)})"
     if actual is None:
         return text
@@ -61,12 +63,12 @@ def costs(estimate: Estimate, actual: Actual | None) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """A duration, for people."""
+    """A duration as text for people."""
     return f"{seconds * 1000:,.3f} ms"
 
 
 def amount(nbytes: float) -> str:
-    """A number of bytes, for people, such as 12.3 MiB."""
+    """A number of bytes as text for people, such as 12.3 MiB."""
     step = 0
     while nbytes >= 1024 and step < len(UNITS) - 1:
         nbytes, step = nbytes / 1024, step + 1
@@ -86,7 +88,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def _folded(accesses: Sequence[Access]) -> Iterator[list[Access]]:
-    """The nodes, those that are alike together, in the order of the first of each."""
+    """The nodes in groups that are alike, in the order of each group's first node."""
     groups: dict[object, list[Access]] = {}
     for access in accesses:
         groups.setdefault(_likeness(access), []).append(access)

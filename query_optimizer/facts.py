@@ -3,16 +3,17 @@
 from dataclasses import dataclass
 from math import inf
 
-from indexes.retrieval import Retrieval, TopK
-from query_optimizer.query_options import NO_HINTS, Hints
+from indexes.retrieval import Exact, Retrieval, TopK
+from query_optimizer.query_options import NO_OPTIONS, Hints, QueryOptions
+from query_optimizer.ways import LayerBudget
 
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """What earlier queries showed of one KV head: exponential averages over `queries` of them.
+    """What earlier queries showed about one KV head: exponential averages over `queries` queries.
 
-    retrieved_tokens: how many tokens a range retrieved, for the query head with the most. dense_share: the share of queries on
-    which the search gave up, because reading everything cost less.
+    retrieved_tokens: the number of tokens that a range retrieved, for the query head with the most. dense_share: the share of
+    queries on which the search gave up, because reading everything cost less.
     """
 
     queries: float = 0.0
@@ -24,11 +25,11 @@ class HeadFacts:
 class IndexFacts:
     """An index that stands over a part.
 
-    seconds, nbytes: what a search by all KV heads is expected to take and to read. kept_nbytes: the memory of the index.
-    sharp_seconds: the seconds of a search that needs few tokens, as is assumed where nothing is known of the queries.
-    tail_seconds: the seconds of a search for few tokens with an estimate of the attention over all others, None where the index
-    cannot estimate. walks: whether a search goes from token to token, hidden ones too, so that its cost hardly grows with their
-    number. ranks_only: whether it finds the k largest and nothing else.
+    seconds, nbytes: the expected time of a search by all KV heads, and the bytes it is expected to read. kept_nbytes: the memory
+    of the index. sharp_seconds: the time of a search that needs few tokens, which is assumed where nothing is known about the
+    queries. tail_seconds: the time of a search for few tokens that also estimates the attention over all others, None where the
+    index cannot estimate. walks: whether a search follows links from token to token, hidden tokens too, so that its cost hardly
+    grows with the number of tokens. ranks_only: whether it finds the k largest and nothing else.
     """
 
     kind: str
@@ -42,7 +43,7 @@ class IndexFacts:
 
     @property
     def estimates_tail(self) -> bool:
-        """Whether it can estimate the attention over what it does not retrieve."""
+        """Whether the index can estimate the attention over the tokens that it does not retrieve."""
         return self.tail_seconds is not None
 
 
@@ -50,11 +51,11 @@ class IndexFacts:
 class PartFacts:
     """One place that holds tokens.
 
-    visible: how many of the `stored` tokens count. seconds: the time to read them. begin, end: the tokens that an index may
-    search; the others belong to the window, or are in no index yet. heads: what is known of each KV head, () for nothing.
-    building: kinds of index that are being built. shift: by how many positions the part was moved. overlaid: how many visible
-    tokens were recomputed and stand in another part. sessions: how many are open over it. is_tail: whether it holds the session's
-    own tokens.
+    visible: the number of its `stored` tokens that the queries may see. seconds: the time to read them. begin, end: the range of
+    tokens that an index may search; the others belong to the window, or are in no index yet. heads: what is known about each KV
+    head, () for nothing. building: kinds of index that are being built. shift: by how many positions the part was moved.
+    overlaid: the number of visible tokens that were recomputed and stand in another part. sessions: the number of sessions open
+    over it. is_tail: whether it holds the session's own tokens.
     """
 
     name: str
@@ -74,7 +75,7 @@ class PartFacts:
 
     @property
     def searchable(self) -> int:
-        """How many tokens an index may search."""
+        """The number of tokens that an index may search."""
         return self.end - self.begin
 
     @property
@@ -85,7 +86,8 @@ class PartFacts:
 
 @dataclass(frozen=True, slots=True)
 class FastMemory:
-    """A tier that is faster than the one where tokens usually lie, what is free of it, and how fast pages are copied to it."""
+    """A tier that is faster than the one where tokens usually lie. free_nbytes: its free memory. transfer_bytes_s: how fast pages
+    are copied to it."""
 
     tier: str
     free_nbytes: int
@@ -96,12 +98,12 @@ class FastMemory:
 class Facts:
     """One call of one layer, of `layers`.
 
-    new_tokens: how many of the last tokens ask. group: query heads for each KV head. token_nbytes: the keys and values of one
-    token, of all KV heads. window_tokens: how many tokens are attended at least. call_seconds: the time of a call that reads
-    everything, without the reading. step_seconds: the time of a call that searches, without the searches and the reading. fast:
-    memory that is faster than where the tokens lie, None for none. retrieval: what the caller named, None to let the optimizer
-    decide. bounded: whether the caller wants a bound on the missed mass. estimate_tail: whether the caller wants an estimate of
-    what is not retrieved.
+    new_tokens: the number of query tokens; they are the last tokens of the context. group: query heads for each KV head.
+    token_nbytes: the bytes of one token's keys and values, of all KV heads. window_tokens: the number of tokens that are always
+    attended. call_seconds: the time of a call that reads everything, without the reading. step_seconds: the time of a call that
+    searches, without the searches and the reading. fast: memory that is faster than where the tokens lie, None where there is
+    none. options: what the caller asked for, as it was handed in. budget: the error that the answer may have, None where the
+    options say themselves what is read.
     """
 
     layer: int
@@ -115,13 +117,32 @@ class Facts:
     call_seconds: float
     step_seconds: float
     fast: FastMemory | None = None
-    retrieval: Retrieval | None = None
-    bounded: bool = False
-    estimate_tail: bool = False
-    hints: Hints = NO_HINTS
+    options: QueryOptions = NO_OPTIONS
+    budget: LayerBudget | None = None
+
+    @property
+    def retrieval(self) -> Retrieval | None:
+        """The retrieval that the caller named, exact where the answer may have no error, None to let the optimizer decide."""
+        return Exact() if self.options.error_max == 0 else self.options.retrieval
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the caller wants a bound on the missed softmax mass."""
+        return self.options.max_missed_mass is not None
+
+    @property
+    def estimate_tail(self) -> bool:
+        """Whether the caller wants an estimate of the attention over what is not retrieved."""
+        return self.options.estimate_tail
+
+    @property
+    def hints(self) -> Hints:
+        """The caller's hints."""
+        return self.options.hints
 
     @property
     def tokens(self) -> int:
+        """The number of tokens that the queries may see."""
         return sum(part.visible for part in self.parts)
 
     @property
@@ -130,7 +151,7 @@ class Facts:
         return self.call_seconds + sum(part.seconds for part in self.parts)
 
     def in_fast_memory(self, part: PartFacts) -> bool:
-        """Whether the part lies in that memory already."""
+        """Whether the part already lies in the fast memory."""
         return self.fast is not None and part.tier == self.fast.tier
 
     def affordable(self, part: PartFacts) -> tuple[IndexFacts, ...]:
@@ -142,8 +163,8 @@ class Facts:
         return tuple(index for index in part.indexes if index.kept_nbytes <= left)
 
     def usable(self, part: PartFacts) -> tuple[IndexFacts, ...]:
-        """The affordable indexes that can find what is named, a range where nothing is; where the caller wants an estimate, only
-        those that make one, if there are any."""
+        """The affordable indexes that can find what the caller named, or a range where the caller named nothing. Where the caller
+        wants an estimate, these are only the indexes that can make one, if there are any."""
         by_rank = isinstance(self.retrieval, TopK)
         usable = tuple(index for index in self.affordable(part) if by_rank or not index.ranks_only)
         if self.estimate_tail:

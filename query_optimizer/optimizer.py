@@ -1,4 +1,4 @@
-"""The optimizer makes a plan of facts: it takes every part through the rules until one has fired for each of its KV heads."""
+"""The optimizer turns facts into a plan: it takes every part through the rules until one has fired for each of its KV heads."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from query_optimizer.rule import DEFAULT, Fired, Heads, Rule, Wish, piecewise_co
 LENGTH_FACTOR = 1.25
 """A plan is made anew when the context has grown or shrunk by this factor."""
 GROWTH_MIN = 64
-"""A plan is not made anew before the context has grown by so many tokens."""
+"""A plan is not made anew before the context has grown by this number of tokens."""
 
 
 class UnknownRule(ValueError):
@@ -20,12 +20,13 @@ class UnknownRule(ValueError):
 
 
 _Decision = tuple[str, Fired, Heads, tuple[Refusal, ...]]
-"""A rule that fired, its verdict, the KV heads it decided on, and the rules before it that did not fire."""
+"""The name of a rule that fired, its verdict, the KV heads that it decided on, and the rules before it that did not fire."""
 
 
 @dataclass
 class _Chosen:
-    """What the rules decided so far. alike: their decisions on parts that cannot be searched, by all facts that rules look at."""
+    """What the rules have decided so far. alike: their decisions on parts that cannot be searched, by the facts that rules look
+    at."""
 
     accesses: list[Access] = field(default_factory=list)
     wishes: list[tuple[str, str]] = field(default_factory=list)
@@ -35,8 +36,8 @@ class _Chosen:
 class Optimizer:
     """Applies an ordered list of rules, of which the last always fires.
 
-    rules_off: names of rules that are switched off; the last cannot be. by_name: whether a rule may look at the name or the shift
-    of a part, so that every part has to be taken through the rules. Raises UnknownRule for a name that no rule has.
+    rules_off: names of rules that are switched off; the last rule cannot be. by_name: whether a rule may look at a part's name or
+    shift, in which case every part has to be taken through the rules. Raises UnknownRule for a name that no rule has.
     """
 
     def __init__(self, rules: Sequence[Rule], rules_off: Sequence[str] = (), *, by_name: bool = False) -> None:
@@ -45,7 +46,7 @@ class Optimizer:
         self._off = self.check(rules_off)
 
     def check(self, rules_off: Sequence[str]) -> frozenset[str]:
-        """The same names as a set. Raises UnknownRule for one that is no rule's, or that of the last rule."""
+        """The names as a set. Raises UnknownRule for a name that no rule has, and for the name of the last rule."""
         optional = [rule.name for rule in self._rules[:-1]]
         for name in rules_off:
             if name not in optional:
@@ -86,12 +87,13 @@ class Optimizer:
         decisions: list[_Decision] = []
         for rule in self._rules:
             verdict = "switched off" if rule.name in off else rule.when(facts, part, heads)
-            if isinstance(verdict, Fired):
-                taken = heads if verdict.heads is None else verdict.heads
-                decisions.append((rule.name, verdict, taken, tuple(refusals)))
-                if verdict.wish:
-                    chosen.wishes.append((part.name, verdict.wish))
-                heads = tuple(head for head in heads if head not in taken)
+            if isinstance(verdict, Fired | tuple):
+                for fired in (verdict,) if isinstance(verdict, Fired) else verdict:
+                    taken = heads if fired.heads is None else fired.heads
+                    decisions.append((rule.name, fired, taken, tuple(refusals)))
+                    if fired.wish:
+                        chosen.wishes.append((part.name, fired.wish))
+                    heads = tuple(head for head in heads if head not in taken)
                 if not heads:
                     break
                 refusals.append(Refusal(rule.name, f"these {len(heads)} KV heads are not among those it took"))
@@ -107,7 +109,8 @@ class Optimizer:
 
 
 def _accesses(facts: Facts, part: PartFacts, decisions: list[_Decision]) -> Iterator[Access]:
-    """The accesses of one part. A part that all heads read whole is one scan; otherwise the window is read first, for all."""
+    """The accesses of one part. A part that all heads read whole is one scan; otherwise all heads read the window, and then each
+    its own way."""
 
     def access(begin: int, end: int, heads: Heads, fired: Fired, rule: str, refusals: tuple[Refusal, ...]) -> Access:
         return Access(

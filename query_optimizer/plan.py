@@ -12,9 +12,9 @@ from query_optimizer.explain import costs, milliseconds, nodes, passed_over, tie
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a plan missed when it was carried out.
+    """How much a plan missed when it was carried out.
 
-    missed: the estimated share of the softmax mass that was left out. missed_bound: what that share cannot exceed. missed_true:
+    missed: the estimated share of the softmax mass that was left out. missed_bound: an upper bound of that share. missed_true:
     the true share, from exact attention. output_error: relative to exact attention, the mean over the heads.
     """
 
@@ -38,8 +38,8 @@ class Outcome:
 class Plan:
     """How the queries of one layer are answered: every part by its access paths, and one merge over all of them.
 
-    retrieval_given: whether the caller named the retrieval. tokens_min, tokens_end: the plan is good for contexts of
-    [tokens_min, tokens_end) tokens. wishes: pairs of a part and a kind of index that would be used if it stood. notes: lines that
+    retrieval_given: whether the caller named the retrieval. tokens_min, tokens_end: the plan is good for contexts of [tokens_min,
+    tokens_end) tokens. wishes: pairs of a part's name and a kind of index that would be used if it were built. notes: lines that
     the session adds to EXPLAIN. actual, outcome: what carrying the plan out took and missed, after EXPLAIN ANALYZE.
     """
 
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def rule(self) -> str:
-        """The rule that decided on the most tokens and heads."""
+        """The name of the rule that decided on the most tokens and heads."""
         chosen = max(self.accesses, key=lambda access: access.tokens * len(access.heads), default=None)
         return WINDOW if chosen is None else chosen.rule
 
@@ -76,7 +76,7 @@ class Plan:
         return self.tokens_min <= tokens < self.tokens_end
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for machines; `from_dict` takes them back."""
+        """The plan as plain values for machines, which `from_dict` takes."""
         return asdict(replace(self, accesses=())) | {
             "retrieval": retrieval_to_dict(self.retrieval),
             "rule": self.rule,

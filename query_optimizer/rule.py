@@ -17,8 +17,8 @@ class Fired:
     """The verdict of a rule that decides on a part.
 
     index: the kind to search, None to read everything. heads: the KV heads it decides on, None for all that are left. retrieval:
-    what to search for where the caller named nothing, None for the default. kept_in: the tier to keep the part's pages in. wish:
-    a kind of index that would be better if it stood. reason: why the rule fired, for EXPLAIN.
+    the retrieval to use where the caller named none, None for the default. kept_in: the tier to keep the part's pages in. wish: a
+    kind of index that would be better if it were built. reason: why the rule fired, for EXPLAIN.
     """
 
     index: str | None = None
@@ -39,12 +39,13 @@ class Wish:
 
 
 class Rule(Protocol):
-    """One reason for one access path. `when` returns a Fired, a Wish, or as a string the reason why it did not fire."""
+    """One reason to choose an access path. `when` returns a Fired, or several for different heads; a Wish; or a string that says
+    why the rule did not fire."""
 
     @property
     def name(self) -> str: ...
 
-    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str: ...
+    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | tuple[Fired, ...] | Wish | str: ...
 
 
 def cheapest(indexes: Iterable[IndexFacts]) -> IndexFacts | None:
@@ -53,11 +54,11 @@ def cheapest(indexes: Iterable[IndexFacts]) -> IndexFacts | None:
 
 
 PIECES_COST = 1.3
-"""Cost of reading pieces of pages, relative to reading as many bytes in a row; measured on two of four heads
+"""Cost of reading pieces of pages, relative to reading the same number of bytes in a row; measured on two of four heads
 (benchmarks/README.md)."""
 
 
 def piecewise_cost(share: float) -> float:
-    """Cost of reading the tokens of this share of the KV heads, relative to reading those of all: it reads pieces of pages, which
-    is slower than reading everything in the order in which it lies."""
+    """Cost of reading the tokens for this share of the KV heads, relative to reading them for all heads. Some heads are read as
+    pieces of pages, which is slower than reading everything in the order in which it lies."""
     return min(1.0, PIECES_COST * share)

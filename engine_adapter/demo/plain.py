@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import DynamicCache
 
+from engine_adapter.base import Progress
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -13,13 +15,14 @@ PIECE = 2048
 
 
 class PlainReader:
-    """Plain transformers over one document: prefilled once, and the questions asked one after the other.
+    """Plain transformers over one document: it is prefilled once, and then answers one question after the other.
 
-    prefill_seconds: how long every question would wait without a KV cache that is kept. The cache is cropped back to the document
-    after each question, which is what a private copy of the whole cache for each would come to.
+    prefill_seconds: how long each question would wait for the document without a KV cache that is kept. After each question the
+    cache is cropped back to the document, so that the next one finds the same cache.
     """
 
-    def __init__(self, model: "PreTrainedModel", document: list[int]) -> None:
+    def __init__(self, model: "PreTrainedModel", document: list[int], progress: Progress) -> None:
+        """progress: called with the number of tokens prefilled so far and of all tokens."""
         self._model = model
         self._document = document
         self._cache = DynamicCache(config=model.config)
@@ -29,6 +32,7 @@ class PlainReader:
                 model.base_model(
                     input_ids=torch.tensor([document[start : start + PIECE]]), past_key_values=self._cache, use_cache=True
                 )
+                progress(min(start + PIECE, len(document)), len(document))
         self.prefill_seconds = perf_counter() - started
 
     def answer(self, question: list[int], new_tokens: int) -> tuple[list[int], float]:

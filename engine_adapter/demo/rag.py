@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 import kvdb
@@ -16,7 +15,7 @@ from engine_adapter.demo.library import Library, Prompt, library, prompts
 from engine_adapter.models import sections
 from engine_adapter.models.vault import CODE_DIGITS
 from engine_adapter.rag import Answer, RagEngine
-from engine_adapter.rag.check import FullAnswer
+from engine_adapter.rag.check import Check, FullAnswer
 from engine_adapter.rag.plain import full_answer
 from kvdb.config import MIB
 
@@ -28,8 +27,11 @@ CHUNK_TOKENS = 128
 """Short, so that a document has several chunks, for which the demo is made."""
 FEWER_MAX = 0.2
 """The share of a full prefill's right answers that may be missed: a dozen questions say no more; see the check."""
-LEGEND = """reused, recomputed, fresh: tokens of the prompt. first token: from the question to it.
-full prefill: the same in plain transformers, which reads all documents again.
+HEAD = "vault            answer       reused  recomputed  first token   prefill  faster"
+LEGEND = """
+reused, recomputed: stored tokens of the prompt, taken as they are or computed
+again. first token: the time from the question to it. prefill: that time in
+plain transformers, which reads all documents again.
 """
 
 
@@ -49,6 +51,21 @@ class Comparison:
     def full_right(self) -> bool:
         return self.prompt.question.answered_by(self.full.text)
 
+    @property
+    def faster(self) -> float:
+        """How many times as fast as a full prefill the first token came."""
+        return self.full.first_token_seconds / self.answer.usage.first_token_seconds
+
+    def __str__(self) -> str:
+        """A line below HEAD, with rich's colours."""
+        usage, code = self.answer.usage, self.answer.text.replace(" ", "")
+        verdict = "[green]right[/]" if self.right else "[red]wrong[/]"
+        first, full = (1000 * seconds for seconds in (usage.first_token_seconds, self.full.first_token_seconds))
+        return (
+            f"{self.prompt.question.text.removeprefix(' Vault '):15}  {code:{CODE_DIGITS}} {verdict}  {usage.reused:6,}  "
+            f"{usage.recomputed:10,}  {first:8,.0f} ms  {full:5,.0f} ms  {self.faster:5.1f}x"
+        )
+
 
 def show(documents: int, together: int, questions: int, checked: int, recompute: float, seed: int) -> int:
     """Run the demo; its exit status: 0 unless blended documents give clearly fewer right answers than a full prefill.
@@ -64,23 +81,24 @@ def show(documents: int, together: int, questions: int, checked: int, recompute:
     record = next(question for question in held.questions if question.kind == "heading")
     heading, word = record.text.split()[1:]
     console.print(
-        f"[bold]{documents} documents[/] of Python's documentation, {held.tokens:,} tokens. Records in them, such as\n"
-        f"“Vault same {word} {' '.join(record.code)}.”, mean nothing without their heading, here “Section {heading}.”,\n"
-        "which most often stands in a chunk before theirs.\n"
+        f"[bold]{documents} documents[/] of Python's documentation, {held.tokens:,} tokens. Records in them, such as "
+        f"“Vault same {word} {' '.join(record.code)}.”, mean nothing without their heading, here “Section {heading}.”, "
+        "which most often stands in an earlier chunk.\n"
     )
     with kvdb.connect() as db, RagEngine(model, tokenizer, db, chunk_tokens=CHUNK_TOKENS) as rag:
         _add(console, rag, held)
         console.print(f"{questions} questions, each about {together} of the documents, in an order that never came before:\n")
-        with console.status("asking"):
-            answers = [_ask(rag, model, tokenizer, held, prompt, recompute) for prompt in shown]
-        console.print(_table(answers))
+        console.print(HEAD, soft_wrap=True)
+        answers = []
+        for prompt in shown:
+            answers.append(_ask(rag, model, tokenizer, held, prompt, recompute))
+            console.print(f"{answers[-1]}", soft_wrap=True)
         console.print(LEGEND)
-        with console.status(f"checking {checked} more prompts at several ratios"):
-            triples = [(prompt.question.text, prompt.titles, prompt.code) for prompt in sample]
-            check = rag.check(triples, max_new_tokens=ANSWER_TOKENS)
-    console.print(f"What the ratio is worth, rag.check of {checked} more prompts:\n\n{check}", markup=False, soft_wrap=True)
+        console.print(f"What a larger share computed again is worth (rag.check of {checked} more prompts):\n", soft_wrap=True)
+        check = _check(console, rag, sample)
+    console.print(f"{check}", markup=False, soft_wrap=True)
     plan = answers[-1].answer.report.explain
-    console.print(f"\nThe last question's plan:\n{plan}\n", markup=False, soft_wrap=True)
+    console.print(f"\nThe plan of the last question's last query:\n{plan}\n", markup=False, soft_wrap=True)
     return _verdict(console, answers)
 
 
@@ -112,32 +130,19 @@ def _ask(
     return Comparison(prompt, answer, full_answer(model, tokenizer, torch.tensor(ids), max_new_tokens=ANSWER_TOKENS))
 
 
-def _table(answers: list[Comparison]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("vault")
-    table.add_column("answer")
-    for column in ("reused", "recomputed", "fresh", "read", "first token", "full prefill", "faster"):
-        table.add_column(column, justify="right")
-    for comparison in answers:
-        usage = comparison.answer.usage
-        code = comparison.answer.text.replace(" ", "")
-        table.add_row(
-            comparison.prompt.question.text.removeprefix(" Vault "),
-            f"{code} [green]right[/]" if comparison.right else f"{code} [red]wrong[/]",
-            f"{usage.reused:,}",
-            f"{usage.recomputed:,}",
-            f"{usage.fresh:,}",
-            f"{usage.read:,}",
-            f"{usage.first_token_seconds * 1000:,.0f} ms",
-            f"{comparison.full.first_token_seconds * 1000:,.0f} ms",
-            f"{comparison.full.first_token_seconds / usage.first_token_seconds:,.1f}x",
+def _check(console: Console, rag: RagEngine, sample: list[Prompt]) -> Check:
+    triples = [(prompt.question.text, prompt.titles, prompt.code) for prompt in sample]
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("asking at every ratio", total=None)
+        return rag.check(
+            triples, max_new_tokens=ANSWER_TOKENS, progress=lambda done, total: bar.update(task, completed=done, total=total)
         )
-    return table
 
 
 def _verdict(console: Console, answers: list[Comparison]) -> int:
     right, full = sum(comparison.right for comparison in answers), sum(comparison.full_right for comparison in answers)
-    faster = median(comparison.full.first_token_seconds / comparison.answer.usage.first_token_seconds for comparison in answers)
+    faster = median(comparison.faster for comparison in answers)
     good = right >= (1 - FEWER_MAX) * full
     console.print(
         f"[bold {'green' if good else 'red'}]{right} of {len(answers)} answers are right, {full} with a full prefill; "

@@ -32,11 +32,11 @@ NAME = "handbook"
 FIRST_TOKENS = 2048
 """A document of at least twice as many tokens answers a first question when these are there."""
 LOOK_SECONDS = 0.05
-LEGEND = """Beside plain transformers, which read the document again:
-
-reused: prompt tokens found in the server. first token: from the question to it.
-read again: the same in plain transformers, which prefills the document first
-(timed once). as plain: whether all its tokens are those of plain transformers.
+BAR = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.completed:,.0f} tokens"))
+LEGEND = """
+reused: prompt tokens found in the server. first token: the time from the
+question to it. read again: that time in plain transformers, which prefills the
+document first (timed once). as plain: whether both gave the same tokens.
 """
 ANSWER_TOKENS = vault.CODE_DIGITS + 1  # and the full stop behind them
 
@@ -110,16 +110,18 @@ def show(
             answers.append(_ask(engine, tokenizer, document.ids, fact, retrieval, hints))
             console.print(f"  {answers[-1]}")
     console.print()
-    with console.status("plain transformers reads the document again and answers the same questions"):
-        plain = PlainReader(model, document.ids)
+    console.print("Beside plain transformers, which has to read the document first:\n")
+    with Progress(*BAR, console=console, transient=True) as bar:
+        task = bar.add_task("plain transformers reads it", total=len(document.ids))
+        plain = PlainReader(model, document.ids, lambda done, _: bar.update(task, completed=done))
         plain_answers = [plain.answer(answer.question, ANSWER_TOKENS) for answer in answers]
     plain_right = sum(a.fact.answered_by(str(tokenizer.decode(ids))) for a, (ids, _) in zip(answers, plain_answers, strict=True))
     equal = [answer.ids == ids for answer, (ids, _) in zip(answers, plain_answers, strict=True)]
     again = [plain.prefill_seconds + seconds for _, seconds in plain_answers]
-    console.print(LEGEND)
     console.print(_table(answers, again, equal))
+    console.print(LEGEND)
     plans = answers[-1].plans
-    shown = f"\nThe last question's last query, explained and analyzed:\n{plan_table(plans)}\n\n{plans[-1]}\n"
+    shown = f"The last question's last query, explained and analyzed:\n{plan_table(plans)}\n\n{plans[-1]}\n"
     console.print(shown, markup=False, soft_wrap=True)
     return _verdict_of_search(console, answers, equal, plain_right) if searches else _verdict(console, answers, equal)
 
@@ -142,8 +144,7 @@ def _first_pages(
 
 
 def _store(console: Console, engine: TransformersEngine, document: list[int]) -> None:
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.completed:,.0f} tokens"))
-    with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
+    with Progress(*BAR, TimeElapsedColumn(), console=console) as bar:
         task = bar.add_task("importing, once", total=len(document))
         context = engine.store(
             name=NAME,

@@ -60,11 +60,11 @@ class TransformersEngine:
         The sessions are closed at the end, so a returned `past_key_values` can be looked at but not gone on with; a chat goes on
         by `keep`: the name under which prompt and answer are stored (all but the last token, which the model has not read yet),
         or a list of them, one a returned sequence, None for those to forget. inspect: sees the sessions before they are closed.
-        options, or the keywords retrieval, max_missed_mass, estimate_tail and hints in its place: which tokens a question and the
-        steps behind it read, and how, see `kvdb.Session.attention`; a long text that is not stored reads everything. parts: in
-        place of input_ids one prompt of chunks and token ids, see `kvdb.Client.create_session`; the last part is token ids.
-        recompute: the share of the chunks' tokens that is computed anew, or a `kvdb.Recompute` that says more. generation: all
-        else that `model.generate` takes.
+        options, or the keywords retrieval, max_missed_mass, estimate_tail, error_max and hints in its place: which tokens a
+        question and the steps behind it read, and how, see `kvdb.Session.attention`; a long text that is not stored reads
+        everything. parts: in place of input_ids one prompt of chunks and token ids, see `kvdb.Client.create_session`; the last
+        part is token ids. recompute: the share of the chunks' tokens that is computed anew, or a `kvdb.Recompute` that says more.
+        generation: all else that `model.generate` takes.
 
         Raises Unsupported for what kvdb cannot do (other inputs than token ids, modes that take tokens back), InvalidArgument,
         also for a prompt longer than the model's positions, AlreadyExists for a name in `keep` that is taken, IntegrityError for
@@ -120,26 +120,35 @@ class TransformersEngine:
             self.last = self._report(session, [Prompt(tokens)], (session.reused,), _Times(started, prefilled, None))
         return context
 
-    def store_chunk(self, *, name: str, input_ids: Any, progress: Progress | None = None) -> kvdb.Context:
-        """Compute one text alone, with nothing before it, and keep it as a chunk, which a prompt's `parts` may hold anywhere.
+    def store_chunk(self, *, name: str, input_ids: Any, behind: Any = None, progress: Progress | None = None) -> kvdb.Context:
+        """Compute one text, and keep it as a chunk, which a prompt's `parts` may hold anywhere.
 
-        The same text is stored once, and computed once: another name for it costs nothing. Arguments and errors as in `store`,
-        and Unsupported for a model whose keys cannot be moved.
+        behind: token ids `[m]` of what every prompt begins with, stored already, which the text reads and the chunk does not
+        hold; None for a text that is computed alone. Models give much of their attention to the first tokens of what they read,
+        and a chunk that was computed alone takes its own for these. The same text is stored once, and computed once, whatever it
+        was behind: another name for it costs nothing. Other arguments and errors as in `store`; progress counts the tokens of
+        behind= too. Raises InvalidArgument where these are not stored, and Unsupported for a model whose keys cannot be moved.
         """
         started = perf_counter()
         self._check_ready()
         tokens = as_row(input_ids)
-        check_positions(self._model, len(tokens))
+        before = tokens[:0] if behind is None else as_row(behind)
+        check_positions(self._model, len(before) + len(tokens))
         check_free(self._db, name)
         known = self._db.name_chunk(self.spec, tokens, name=name)
         if known is not None:
             if progress is not None:
                 progress(len(tokens), len(tokens))
             return known
-        with self._db.create_session(self.spec, tokens[:0]) as session:
-            prefill(self._model, session, tokens, self._piece_tokens, progress)
+        with self._db.create_session(self.spec, before) as session:
+            if session.start < len(before):
+                raise InvalidArgument(
+                    f"of the {len(before)} tokens of behind= {session.start} are stored; store all of them first"
+                )
+            everything = torch.cat([before, tokens])
+            prefill(self._model, session, everything, self._piece_tokens, progress)
             prefilled = perf_counter()
-            context = self._db.store(session, name=name, tokens=tokens, chunk=True)
+            context = self._db.store(session, name=name, tokens=everything, chunk=True)
             self.last = self._report(session, [Prompt(tokens)], (0,), _Times(started, prefilled, None))
         return context
 

@@ -1,1 +1,1 @@
-"""Pages of tokens, found by what represents them: a search scores the representatives and reads the pages that matter."""
+"""Pages of tokens with representatives: a search scores the representatives, and reads the pages that matter."""

@@ -10,10 +10,10 @@ from indexes.coarse.layout import Layout
 
 
 class Bounds(PagedIndex):
-    """An exact index: no key of a page lies above q+ . max + q- . min, so that a page below the threshold holds nothing.
+    """An exact index: no q.k of a page exceeds q+ . max + q- . min, so a page whose bound is below the threshold holds nothing.
 
-    Every retrieval finds what brute force finds. Keys that differ in many channels make the bound loose, and then most pages
-    are read: this kind guarantees much and saves little.
+    Every retrieval finds what brute force finds. Keys that differ in many channels make the bound loose, and then most pages are
+    read: this kind is exact, but saves little.
     """
 
     kind = "coarse-bounds"

@@ -1,4 +1,4 @@
-"""Clusters of like keys, found segment by segment (RetroInfer's wave index, arXiv 2505.02922)."""
+"""Clusters of similar keys, found segment by segment (RetroInfer's wave index, arXiv 2505.02922)."""
 
 from typing import Self
 
@@ -11,12 +11,14 @@ from indexes.coarse.layout import Layout
 
 
 class Clusters(PagedIndex):
-    """An approximate index: a cluster is read when its centroid plus a margin of its reach comes up to the threshold.
+    """An approximate index: a cluster is read when its centroid's score plus a share of the cluster's reach, the margin, comes up
+    to the threshold.
 
-    What is found has exact scores; with margin 1 nothing is overlooked. No key of a cluster lies above centroid plus reach, and
-    few come near: a margin a little below 1 spares most of the clusters that hold nothing, the more of them the longer the
-    context. TopP reads on until the bounds of the unread clusters say that the share is reached. Attention over the unread
-    clusters can be estimated (`estimate_tail`): the weight of the centroid times the visible tokens, with their mean value.
+    Tokens that are found have exact scores; with margin 1 nothing is overlooked. No key of a cluster scores above centroid plus
+    reach, and few come near it: a margin a little below 1 skips most of the clusters that hold nothing, and skips more of them
+    the longer the context is. TopP reads on until the bounds of the unread clusters say that the share is reached. Attention over
+    the unread clusters can be estimated (`estimate_tail`): the weight of the centroid times the visible tokens, with their mean
+    value.
     """
 
     kind = "coarse-clusters"

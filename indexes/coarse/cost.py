@@ -19,25 +19,26 @@ from indexes.selectivity import Selectivity, rising
 TILE = 16
 """Rows that share a read."""
 USUAL_ROWS = 4
-"""Rows of a KV head for which a kind says how many tokens are read."""
+"""The number of rows of a KV head for which a kind's constants say how many tokens are read."""
 WORTH, WORTH_POWER = 0.25, 4.0
-"""Where pages hold a larger share of the tokens, the KV head is given up (`native/coarse/`). The power says how sharply."""
+"""A KV head is given up where the pages to be read hold a larger share of the tokens than WORTH (`native/coarse/`). The power
+says how sharply."""
 RANKED_OPERATIONS = 23_000.0
-"""Operations of each row for each of its k tokens: the pages that may hold them are found first."""
+"""Operations of each row for each of its k tokens, to find the pages that may hold them."""
 RUN_JUMPS = 1.4
-"""Jumps for each run of keys that lie one behind the other."""
+"""Jumps for each run of adjacent keys."""
 RANKED_SCORE = 1.2
-"""Cost of a key that is read for the k largest, relative to one that is read for a range: the best are kept in order."""
+"""Cost of a key that is read for the k largest, relative to one that is read for a range; the k best are kept in order."""
 
 
 @dataclass(frozen=True)
 class PageCost:
     """The constants of a kind.
 
-    scan: operations for each channel of a representative and row. tokens: tokens that a sharp KV head reads for a range, times
-    alpha ** -growth, whatever their number. apart: keys that lie one behind the other. score: operations for each channel of a
-    key that is read, and row. rank_page: operations for each page and row where the k largest are asked for. ranked: tokens that
-    are read for them, times k ** ranked_power; None where nearly all are.
+    scan: operations for each channel of a representative and row. tokens: a sharp KV head reads tokens * alpha ** -growth tokens
+    for a range, however long the context is. apart: the number of adjacent keys in a run. score: operations for each row and
+    channel of a key that is read. rank_page: operations for each page and row where the k largest are asked for. ranked: the k
+    largest read ranked * k ** ranked_power tokens; None where they read nearly all.
     """
 
     scan: float
@@ -68,7 +69,7 @@ class PageCost:
         operations = read * rows * d * self.score
         if selectivity.alpha is None:
             operations *= RANKED_SCORE
-        elif isinstance(retrieval, TopP):  # a guess: masses are bounded from the representatives, once more
+        elif isinstance(retrieval, TopP):  # a guess: the representatives are scanned once more, to bound masses
             scan = Cost(2 * scan.nbytes, 2 * scan.operations)
         if selectivity.alpha is not None:
             given_up = max(given_up, selectivity.spread)
@@ -91,7 +92,7 @@ class PageCost:
         return d * self.scan * (2 if layout.box or layout.farthest else 1)
 
     def _read(self, selectivity: Selectivity, rows: int) -> float:
-        """Tokens that are read for a tile, whose rows want the same tokens in part."""
+        """The number of tokens that are read for a tile, whose rows want some tokens in common."""
         together = sqrt(min(rows, TILE) / USUAL_ROWS)
         if selectivity.alpha is not None:
             return selectivity.expected_tokens + self.tokens * math.exp(-self.growth * math.log(selectivity.alpha)) * together
@@ -101,6 +102,6 @@ class PageCost:
 
 
 def _of_heads(scan: Cost, nbytes: float, operations: float, jumps: float, heads: int) -> Cost:
-    """The cost of so many KV heads, from the scan of one and what is read for it."""
+    """The cost of several KV heads, from the cost of one head's scan and reads."""
     total = scan.nbytes + nbytes, scan.operations + operations
     return Cost(total[0] * heads, total[1] * heads, jumps * heads / _native.threads(), scan.given_up)

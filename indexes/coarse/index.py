@@ -1,4 +1,4 @@
-"""The index that all coarse kinds are: every verb, over batches of pages."""
+"""The class under all coarse kinds: every verb of an index, over batches of pages."""
 
 from abc import ABC
 from dataclasses import asdict, fields
@@ -19,7 +19,7 @@ from indexes.retrieval import Retrieval, kernel_parameter
 
 
 class PagedIndex(ABC):
-    """Pages with representatives. A kind says what it keeps (`Layout`) and how much of it a search reads (`page_cost`)."""
+    """Pages with representatives. A kind says what it keeps of each page (`Layout`), and what a search costs (`page_cost`)."""
 
     kind: ClassVar[str]
     walks: ClassVar[bool] = False
@@ -40,7 +40,7 @@ class PagedIndex(ABC):
         return sum(batch.nbytes for batch in self._batches)
 
     def insert(self, blocks: Blocks) -> None:
-        """See `Index.insert`. Raises ValueError for blocks that are not those before and more."""
+        """See `Index.insert`. Raises ValueError for blocks that do not begin with the tokens indexed before."""
         blocks.check_extends(self.blocks)
         if blocks.tokens > self.blocks.tokens:
             self._batches = insert_batches(self.layout, blocks, self._batches)
@@ -57,9 +57,9 @@ class PagedIndex(ABC):
     ) -> SearchResult:
         """See `Index.search`. tight: reads every visible key, so that `missed` and its bound are exact.
 
-        give_up: all queries of a KV head are given up, after the scan of the representatives, where their pages hold so many
-        tokens that reading them costs more than reading everything; the others are answered with all of the margin.
-        TopP: queries.outside counts to the mass, and as found. Raises ValueError.
+        give_up: after the scan of the representatives, all queries of a KV head are given up where the pages to be read hold so
+        many tokens that reading everything costs less; the other heads are searched with the whole margin. TopP: the mass in
+        queries.outside counts as found. Raises ValueError.
         """
         if not isfinite(queries.scale) or queries.scale <= 0:
             raise ValueError(f"scale is {queries.scale}; expected a positive number")
@@ -89,7 +89,7 @@ class PagedIndex(ABC):
         )
 
     def verify(self) -> None:
-        """Derive again what is kept of each page from its keys and values, and compare. Raises IndexCorrupt."""
+        """Compute the arrays of each page anew from its keys and values, and compare. Raises IndexCorrupt."""
         for batch in self._batches:
             try:
                 right = _native.coarse_verify(self.blocks.native, batch.native)

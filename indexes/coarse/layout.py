@@ -1,4 +1,4 @@
-"""How tokens are cut into segments and segments into pages, and the arrays that are kept of each."""
+"""How tokens are cut into segments, and segments into pages, and the arrays that are kept of each page."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,22 +13,24 @@ from indexes.blocks import Blocks
 Array = npt.NDArray[Any]
 
 GROUP = 16
-"""Pages are padded to a multiple of this: the codes of a group lie together, as lanes of a vector."""
+"""The number of pages of a segment is padded to a multiple of this: the codes of a group of pages lie together, as lanes of a
+vector."""
 CHANNEL_BLOCKS = 8
-"""Parts of a key whose residuals are bounded apart."""
+"""The number of parts of a key whose residuals have bounds of their own."""
 SEGMENT_TOKENS_MAX = 65536
 """The members of a segment's pages are numbered with 16 bits."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The parts that an index keeps of each page, and how it searches them.
+    """What an index keeps of each page, and how it searches.
 
-    page_size: tokens of a page, or of a cluster on average. segment_tokens: tokens that are cut into pages, or clustered, at
-    once. box: bounds of each channel instead of means. farthest: also the key farthest from the mean. clustered: k-means instead
-    of runs, in `iterations` rounds, with the share `far` of the centroids starting at the keys farthest from the others. values:
-    also the mean value. margin: the share of its reach that a page is given when its best token is guessed; with 1 nothing is
-    overlooked. exact: never give a page less than the margin, however much is read.
+    page_size: tokens of a page, or of a cluster on average. segment_tokens: the number of tokens that are cut into pages, or
+    clustered, at once. box: whether bounds of each channel are kept instead of means. farthest: whether the key farthest from the
+    mean is kept too. clustered: whether pages are clusters of k-means instead of runs of tokens; there are `iterations` rounds,
+    and the share `far` of the centroids starts at the keys farthest from the others. values: whether the mean value is kept too.
+    margin: the share of its reach that a page is given when its best token is guessed; with 1 nothing is overlooked. exact:
+    whether a page is never given less than the margin, however much is read.
     """
 
     page_size: int
@@ -53,13 +55,13 @@ class Layout:
             raise ValueError(f"iterations is {self.iterations}, far is {self.far}; expected at least 1, and a share below 1")
 
     def page_nbytes(self, head_dim: int) -> int:
-        """Bytes that a scan reads of each page."""
+        """The number of bytes of each page that a scan reads."""
         center = (2 if self.box else 1) * head_dim + 4
         return center + (0 if self.box else CHANNEL_BLOCKS + 4) + (head_dim + 4 if self.farthest else 0)
 
 
 class Batch:
-    """Segments of equal length, one behind the other: tokens [begin, begin + segments * tokens)."""
+    """Adjacent segments of equal length: tokens [begin, begin + segments * tokens)."""
 
     def __init__(self, layout: Layout, blocks: Blocks, begin: int, segments: int, tokens: int, arrays: dict[str, Array]) -> None:
         """Raises ValueError for arrays that do not fit."""
@@ -80,7 +82,7 @@ class Batch:
     def build(
         cls, layout: Layout, blocks: Blocks, begin: int, segments: int, tokens: int, accelerator: Accelerator | None = None
     ) -> "Batch":
-        """Derive the arrays from the keys and values of tokens [begin, begin + segments * tokens)."""
+        """Compute the arrays from the keys and values of tokens [begin, begin + segments * tokens)."""
         expected = shapes(layout, blocks, segments, tokens)
         arrays: dict[str, Array] = {name: np.empty(shape, dtype) for name, (shape, dtype) in expected.items()}
         batch = cls(layout, blocks, begin, segments, tokens, arrays)
@@ -126,7 +128,7 @@ def shapes(layout: Layout, blocks: Blocks, segments: int, tokens: int) -> dict[s
 
 
 def build_batches(layout: Layout, blocks: Blocks, begin: int, accelerator: Accelerator | None = None) -> list[Batch]:
-    """Batches over tokens [begin, blocks.tokens): whole segments, then a short one of what is left.
+    """Batches over tokens [begin, blocks.tokens): whole segments, then a short one with the rest.
 
     accelerator: the device that finds clusters, None for the CPU, which goes on where the device is lost.
     """
@@ -140,10 +142,10 @@ def build_batches(layout: Layout, blocks: Blocks, begin: int, accelerator: Accel
 
 
 def insert_batches(layout: Layout, blocks: Blocks, batches: list[Batch]) -> list[Batch]:
-    """The batches with the tokens of `blocks` that they do not hold yet.
+    """The batches, extended by the tokens of `blocks` that they do not hold yet.
 
-    Short segments at the end that are no longer than what follows them are cut anew together with it, so that few of them pile
-    up and a token is indexed again only as often as its segment doubles.
+    Short segments at the end are merged with the new tokens if they are no longer than what follows them. So few short segments
+    pile up, and a token is indexed again only when its segment at least doubles.
     """
     kept = list(batches)
     begin = kept[-1].end if kept else 0

@@ -12,10 +12,12 @@ from indexes.top_p import top_p_by_ranges
 
 
 class Means(PagedIndex):
-    """An approximate index: a page is read when its farthest key, or its mean plus a margin of its reach, reaches the threshold.
+    """An approximate index: a page is read when the score of its farthest key, or the score of its mean plus a share of its
+    reach, the margin, comes up to the threshold.
 
-    What is found has exact scores, but a token that stands out less than both is overlooked; `missed_bound` counts it. Tokens
-    that matter may be strewn singly, one or two of a page: hence small pages and a large margin.
+    Tokens that are found have exact scores, but a token that scores above the threshold while neither of the two does is
+    overlooked; `missed_bound` counts it. Tokens that matter may lie scattered, one or two in a page, so pages are small and the
+    margin is large.
     """
 
     kind = "coarse-means"
@@ -52,8 +54,8 @@ class Means(PagedIndex):
         tight: bool = False,
         give_up: bool = False,
     ) -> SearchResult:
-        """See `PagedIndex.search`. TopP is searched by ranges, for a mean says nothing of the mass of a page in which one token
-        stands out; it has the share p as far as estimates of what was missed are right."""
+        """See `PagedIndex.search`. TopP is searched by ranges, because a mean says nothing about the mass of a page in which one
+        token stands out. The result has the share p if the estimates of what was missed are right."""
 
         def search(some: Queries, of: Retrieval) -> SearchResult:
             return super(Means, self).search(some, of, estimate_tail=estimate_tail, tight=tight, give_up=give_up)

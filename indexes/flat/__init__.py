@@ -1,4 +1,4 @@
-"""Short codes of all keys, which a search scans: what it finds is exact."""
+"""An index of short codes of all keys. A search scans them all, and finds exactly what brute force finds."""
 
 from indexes.flat.codes import CHUNK
 from indexes.flat.index import Flat

@@ -10,15 +10,15 @@ import indexes._native as _native
 from indexes.base import Float32
 
 CHUNK = _native.FLAT_CHUNK
-"""Keys that are coded together, relative to one centre."""
+"""The number of keys that are coded together, relative to one centre."""
 LENGTHS = 4
-"""Planes of lengths that are kept of a chunk's keys."""
+"""The number of lengths that are kept of each key, one plane of a chunk for each."""
 NAMES = ("centres", "lengths", "high", "low", "signs", "longest")
 
 
 @dataclass
 class Codes:
-    """The arrays of `_native.Flat`, which says their shapes; there may be more chunks than are in use."""
+    """The arrays of `_native.Flat`, where their shapes are given; there may be more chunks than are in use."""
 
     centres: Float32
     lengths: npt.NDArray[np.uint16]
@@ -32,7 +32,7 @@ class Codes:
 
     @classmethod
     def empty(cls, kv_heads: int, head_dim: int, chunks: int) -> "Codes":
-        """Zeros for so many chunks."""
+        """Codes with room for `chunks` chunks, all zero."""
         plane = CHUNK * head_dim // 2
         return cls(
             np.zeros((chunks, kv_heads, head_dim + 1), np.float32),
@@ -60,14 +60,14 @@ class Codes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays, room to grow included."""
+        """The bytes of all arrays, with their room to grow."""
         return sum(array.nbytes for array in self.arrays(None).values())
 
     def used_nbytes(self, tokens: int) -> int:
-        """Bytes of the chunks that hold `tokens` tokens."""
+        """The bytes of the chunks that hold `tokens` tokens."""
         return sum(array.nbytes for array in self.arrays(chunks_of(tokens)).values())
 
 
 def chunks_of(tokens: int) -> int:
-    """How many chunks hold `tokens` tokens."""
+    """The number of chunks that hold `tokens` tokens."""
     return -(-tokens // CHUNK)

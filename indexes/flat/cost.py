@@ -17,30 +17,30 @@ from indexes.selectivity import Selectivity, rising
 TILE = 4
 """Rows that share a read. A tile of fewer rows costs nearly as much."""
 SAMPLE_JUMPS, SAMPLE_TILE_JUMPS = 720.0, 320.0
-"""Jumps of each KV head, and of each of its tiles: a sample of keys is scored before the scan, what was found behind it."""
+"""Jumps of each KV head, and of each of its tiles: a sample of keys is scored before the scan, and the found keys after it."""
 LENGTH_NBYTES = 2.0
-"""Bytes of a key's length."""
+"""The bytes of a key's length."""
 LENGTH_OPERATIONS, LENGTH_TILE_OPERATIONS = 38.0, 44.0
-"""Operations of each key, and again of each key and tile, where its length tells that it is out of range."""
+"""Operations of each key, and of each key and tile, where its length shows that it is out of range."""
 CODE_OPERATIONS = 430.0
-"""Operations of each key and tile where the length does not tell and the code must."""
+"""Operations of each key and tile where the length does not decide, so that the code must."""
 FOUND_JUMPS = 1.4
 """Jumps of each key that a row of a diffuse head finds."""
 FEW_TOKENS = 8192
 """Rows that see fewer tokens are always answered (`native/flat/demand.cpp`)."""
 LOOKED = 1 / 16
-"""Share of the chunks whose codes are read to tell what a search would cost."""
+"""The share of the chunks whose codes are read to predict the cost of a search."""
 PASSING_MAX, PASSING_POWER = 0.016, 2.0
-"""Diffuse heads whose tile wants this share of the tokens, summed over its rows, are given up as often as not: codes let more
-keys pass than are in range. The power says how fast that becomes sure."""
+"""Half of the diffuse heads are given up when their tile wants PASSING_MAX of the tokens, summed over its rows; the share is
+small because codes let more keys pass than are in range. The power says how fast giving up becomes certain above it."""
 RANKED_MAX = 0.08
-"""The same share where the number of tokens is known beforehand; the kernel has the same rule."""
+"""The same share for the k largest, whose number is known beforehand; the kernel has the same rule."""
 RANKED_FIRST = 16_384
-"""Keys that are all scored before the threshold of a rank is good for anything."""
+"""The first keys are all scored: only after this many of them does the threshold of the k largest exclude any."""
 RANKED_FIRST_OPERATIONS, RANKED_CODE_OPERATIONS = 2400.0, 480.0
-"""Operations of each of those keys and tile, and of each key and tile behind them."""
+"""Operations for each tile and each of those first keys, and for each tile and each later key."""
 RANKED_FOUND_OPERATIONS = 5300.0
-"""Operations of each key that a row takes in while the threshold of its rank rises: about the root of k times all keys."""
+"""Operations of each key that is among a row's k largest so far when it is scanned; there are about sqrt(k * keys) of them."""
 
 
 def of(blocks: Blocks, tokens: int, rows: int, heads: int, retrieval: Retrieval, expected_tokens: float | None) -> Cost:
@@ -52,14 +52,14 @@ def of(blocks: Blocks, tokens: int, rows: int, heads: int, retrieval: Retrieval,
     selectivity = Selectivity.of(retrieval, tokens, expected_tokens)
     tiles = ceil(rows / TILE)
     cost = _by_rank(selectivity, rows, key_nbytes, d) if selectivity.alpha is None else _by_range(selectivity, rows, d)
-    again = 2 if isinstance(retrieval, TopP) else 1  # a guess: the mass is bounded by all codes, and often for two ranges
+    again = 2 if isinstance(retrieval, TopP) else 1  # a guess: all codes are read to bound the mass, often for two ranges
     jumps = (SAMPLE_JUMPS + tiles * SAMPLE_TILE_JUMPS + cost.jumps) * again * heads / _native.threads()
     return Cost(cost.nbytes * again * heads, cost.operations * again * heads, jumps, cost.given_up)
 
 
 def _by_range(selectivity: Selectivity, rows: int, d: int) -> Cost:
-    """The cost of a range for one KV head. Lengths alone answer sharp heads; diffuse ones need codes, or some of them to see that
-    it does not pay."""
+    """The cost of a range for one KV head. Lengths alone answer sharp heads; diffuse heads need all codes, or some of them to see
+    that a search does not pay."""
     n, tiles = selectivity.tokens, ceil(rows / TILE)
     share = selectivity.expected_tokens / max(n, 1) * min(rows, TILE)
     dropped = rising(share, PASSING_MAX, PASSING_POWER) if n >= FEW_TOKENS else 0.0
@@ -75,7 +75,7 @@ def _by_range(selectivity: Selectivity, rows: int, d: int) -> Cost:
 
 
 def _by_rank(selectivity: Selectivity, rows: int, key_nbytes: float, d: int) -> Cost:
-    """The cost of the k largest for one KV head. Thresholds rise as keys come, so that the first are all scored."""
+    """The cost of the k largest for one KV head. Thresholds rise during the scan, so the first keys are all scored."""
     n, tiles = selectivity.tokens, ceil(rows / TILE)
     if n >= FEW_TOKENS and selectivity.expected_tokens * min(rows, TILE) > RANKED_MAX * n:
         return Cost(0.0, 0.0, 0.0, 1.0)
@@ -90,5 +90,5 @@ def _by_rank(selectivity: Selectivity, rows: int, key_nbytes: float, d: int) -> 
 
 
 def _width(rows: int) -> float:
-    """The cost of a tile of so many rows, relative to a full one."""
+    """The cost of a tile of `rows` rows, relative to a full one."""
     return (rows / ceil(rows / TILE) + TILE) / (2 * TILE)

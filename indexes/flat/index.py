@@ -1,12 +1,12 @@
-"""A scan of short codes: exact by its bounds.
+"""A scan of short codes whose bounds make the result exact.
 
 The index keeps the length of every key, and 8 bits a dimension of it, relative to the mean of its chunk and rotated. By
-Cauchy-Schwarz the length bounds q.k, and what the code leaves of the key bounds the error of an estimated q.k. A search drops
-what cannot pass by its length, then by its signs, or by four bits and then eight, and scores the rest exactly, so that DIPR and
-top-k come out as if every key had been read. The codes are scalar quantisation with a bound for each key; RaBitQ (arXiv
-2405.12497) is the model for the centre, the rotation and the per-key factors.
+Cauchy-Schwarz the length bounds q.k, and the length of the code's residual bounds the error of an estimated q.k. A search
+excludes keys by their length, then by their signs or by four bits and then eight, and scores the rest exactly, so that DIPR and
+top-k return what they would if every key had been read. The codes are scalar quantisation with a bound for each key; RaBitQ
+(arXiv 2405.12497) is the model for the centre, the rotation and the per-key factors.
 
-All bounds are deterministic: none of them holds with high probability only.
+All bounds are deterministic; none holds only with high probability.
 """
 
 import math
@@ -28,7 +28,7 @@ K_MAX = 2**31
 
 
 class Flat:
-    """An index of kind "flat". Keeps about head_dim + 9 bytes of each token and KV head beside the keys."""
+    """An index of kind "flat". It keeps about head_dim + 9 bytes for each token and KV head, beside the keys."""
 
     kind: ClassVar[str] = "flat"
     walks: ClassVar[bool] = False
@@ -72,15 +72,15 @@ class Flat:
         tight: bool = False,
         give_up: bool = False,
     ) -> SearchResult:
-        """See `indexes.base.Index`; the result is exact. `missed_bound` is cheap and loose unless `tight`; then one pass over
-        all codes bounds each token not found by itself. Tails are not estimated: `tail` is None.
+        """See `indexes.base.Index`; the result is exact. `missed_bound` is cheap and loose unless `tight`; then one pass over all
+        codes gives every token that was not found a bound of its own. Tails are not estimated: `tail` is None.
 
         TopP: tokens outside count as seen, so that what is left out has at most the share 1 - p of all.
 
-        give_up: some chunks of each KV head tell what the codes of all of them would leave. Where reading codes and keys is
-        expected to cost nearly what reading all keys and values costs, the queries of the KV head are given up, except those
-        that lengths alone answer and those that see less than 8,192 tokens. The same queries are given up whatever the threads
-        do.
+        give_up: some chunks of each KV head predict how many keys the codes of all chunks would let pass. Where reading codes and
+        keys is expected to cost nearly as much as reading all keys and values, the queries of the KV head are given up, except
+        those that lengths alone answer and those that see less than 8,192 tokens. Which queries are given up does not depend on
+        the threads.
         """
         if isinstance(retrieval, TopP):
             return search_top_p(

@@ -1,4 +1,4 @@
-"""TopP over a scan of codes: the fewest tokens that have a share of the softmax mass, told by bounds and not by estimates."""
+"""TopP over a scan of codes: the fewest tokens that have a share of the softmax mass, proven by bounds and not estimated."""
 
 import math
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from indexes.base import Queries, SearchResult
 from indexes.top_p import heads_of, joined
 
 ALPHA_FIRST, ALPHA_LEAST = 1e-2, 1e-12
-"""The first range that is searched, as a share of the largest weight, and the least before all tokens are read."""
+"""The first range that is searched, as a share of the largest weight, and the last one before all tokens are read."""
 ALPHA_FACTOR = 1e-2
-"""Each further range takes tokens of so much less weight."""
+"""Each further range multiplies the least weight by this factor."""
 
 SearchRange = Callable[[Queries, float], SearchResult]
-"""Searches queries for the tokens within beta, in units of q.k, of the largest; infinite for all."""
+"""Searches queries for the tokens within beta, in units of q.k, of the largest; an infinite beta finds all."""
 
 
 def search_top_p(search: SearchRange, queries: Queries, p: float) -> SearchResult:
@@ -55,7 +55,7 @@ def _tokens_for_share(queries: Queries, result: SearchResult, p: float) -> list[
 
 
 def _first_tokens(queries: Queries, result: SearchResult, counts: list[int]) -> SearchResult:
-    """The result with the best `counts[row]` tokens of each row; the others count as missed."""
+    """The result with only the best `counts[row]` tokens of each row; the others count as missed."""
     keep = np.zeros(len(result.ids), bool)
     missed, bound = result.missed.reshape(-1).copy(), result.missed_bound.reshape(-1).copy()
     for row, count in enumerate(counts):

@@ -14,13 +14,13 @@ from indexes.blocks import Blocks
 Links = npt.NDArray[np.uint32]
 NO_LINK = np.uint32(0xFFFFFFFF)
 STEP = 2048
-"""Keys that are linked in one step, which takes about a tenth of a second."""
+"""The number of keys that are linked in one step, which takes about a tenth of a second."""
 CHOOSE_STEP = 32_768
-"""Keys whose links are chosen in one step, which takes about half a second."""
+"""The number of keys whose links are chosen in one step, which takes about half a second."""
 
 
 class HnswlibMissing(ModuleNotFoundError):
-    """hnswlib is not installed; only building needs it."""
+    """hnswlib is not installed; only building an index needs it."""
 
 
 def link_steps(keys: Float32, into: Links, width: int, threads: int) -> Iterator[float]:
@@ -55,8 +55,8 @@ def accelerated_steps(
 
     links: uint32 `[kv_heads, tokens, degree]`, those of the graph; the first `most` of each list are written. They are the links
     that HNSW's insertion (arXiv 1603.09320) makes if its search for the `width` nearest of the earlier keys never misses one:
-    each key is linked to those of them that the rule takes (algorithm 4), and keeps what the rule takes of these and of all keys
-    that have linked to it.
+    each key is linked to those that the rule keeps (algorithm 4); when later keys link to it, the rule chooses again among all of
+    its links.
     """
     heads, done = blocks.kv_heads, 0
     try:

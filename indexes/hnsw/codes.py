@@ -1,4 +1,5 @@
-"""The arrays that the graph keeps of each key: a byte a dimension, the length of what that leaves, and links."""
+"""The arrays that the graph keeps of each key: a code of one byte for each dimension, the length of the code's residual, and
+links."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,16 +15,17 @@ from indexes.blocks import Blocks
 from indexes.hnsw.build import NO_LINK
 
 CODE_STEP = 64
-"""Bytes that the code of a key is padded to a multiple of."""
+"""The code of a key is padded to a multiple of this number of bytes."""
 DEVIATIONS = (12.0, 48.0, math.inf)
-"""Standard deviations that a channel's codes reach, if its keys do; the next number where too many keys lie beyond."""
+"""How many standard deviations the codes of a channel reach, if its keys do; the next number is taken where too many keys lie
+beyond."""
 SAMPLE = 65_536
 """Keys, spread evenly, from which the range of the codes is measured."""
 OUTLIER = 4.0
-"""A key whose residual is so many times the usual one is an outlier: its code does not hold it well."""
+"""A key is an outlier if its residual is this many times the usual one: its code describes it badly."""
 OUTLIERS_MAX = 64
 GROWTH = 1.25
-"""How much more room there is after growing."""
+"""The factor by which the room grows."""
 LINE = 128
 """Bytes of two cache lines, which processors fetch together."""
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -31,13 +33,13 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 @dataclass
 class Codes:
-    """The arrays of `_native.Graph`, with room for more tokens than there are; what lies behind `tokens` has no meaning.
+    """The arrays of `_native.Graph`, with room for more tokens than there are; entries behind `tokens` have no meaning.
 
-    codes: uint8 `[kv_heads, capacity, stride]`. residual: float32 `[kv_heads, capacity]`, the length of what a code leaves of
-    its key. links: uint32 `[kv_heads, capacity, degree]`. low, step: float32 `[kv_heads, head_dim]`, a key is about low + step *
-    code. measured: how many tokens there were when low and step were chosen. outliers: int32 `[kv_heads, any]`, tokens by
-    residual, -1 behind the last. parents: uint32 `[kv_heads, capacity]`, for insertions: a token that links to each token, on a
-    way from token 0; None before the first.
+    codes: uint8 `[kv_heads, capacity, stride]`. residual: float32 `[kv_heads, capacity]`, the length of the difference between a
+    key and its code. links: uint32 `[kv_heads, capacity, degree]`. low, step: float32 `[kv_heads, head_dim]`, a key is about low
+    + step * code. measured: the number of tokens when low and step were chosen. outliers: int32 `[kv_heads, any]`, tokens with
+    the largest residuals, -1 behind the last. parents: uint32 `[kv_heads, capacity]`, which insertions use: for each token, the
+    token before it on a path from token 0; None before the first insertion.
     """
 
     codes: npt.NDArray[np.uint8]
@@ -52,7 +54,7 @@ class Codes:
 
     @classmethod
     def of(cls, blocks: Blocks, degree: int) -> "Codes":
-        """The codes of all keys of `blocks`, with room for links, of which there are none."""
+        """The codes of all keys of `blocks`, with room for links but no links yet."""
         heads, n, d = blocks.kv_heads, blocks.tokens, blocks.head_dim
         made = cls(
             empty_lines((heads, n, -(-d // CODE_STEP) * CODE_STEP), np.dtype(np.uint8)),
@@ -105,7 +107,7 @@ class Codes:
         return np.full(self.residual.shape, NO_LINK, np.uint32)
 
     def encode_all(self, blocks: Blocks) -> None:
-        """Choose the range of the codes from the keys that there are, and code all of them."""
+        """Choose the range of the codes from the present keys, and code all of them."""
         for head in range(len(self.codes)):
             for deviations in DEVIATIONS:
                 self.low[head], self.step[head] = _range(blocks, head, deviations)
@@ -136,7 +138,7 @@ class Codes:
         return where[np.argsort(-residual[where], kind="stable")[:OUTLIERS_MAX]]
 
     def grow(self, blocks: Blocks) -> None:
-        """Make room for the new tokens of `blocks`, and code them. Amortised, each token is copied and coded a few times."""
+        """Make room for the new tokens of `blocks`, and code them. Each token is copied and coded a few times, amortised."""
         begin, capacity = self.tokens, self.codes.shape[1]
         if blocks.tokens > capacity:
             capacity = max(blocks.tokens, int(capacity * GROWTH))
@@ -161,7 +163,7 @@ class Codes:
             raise IndexCorrupt("a list of links goes on behind its end; build the index again")
 
     def verify(self, blocks: Blocks) -> None:
-        """Check that every link is a token and every residual that of code and key. Raises IndexCorrupt."""
+        """Check that every link is a token, and that every residual belongs to its code and key. Raises IndexCorrupt."""
         self.check_links()
         for head in range(len(self.codes)):
             for begin in range(0, self.tokens, SAMPLE):
@@ -174,8 +176,8 @@ class Codes:
 
 
 def _range(blocks: Blocks, head: int, deviations: float) -> tuple[Float32, Float32]:
-    """The low and step of each channel: the range of the keys, up to so many standard deviations, so that a few outliers do not
-    cost all others their precision."""
+    """The low and step of each channel: the range of the keys, cut at a number of standard deviations, so that a few outliers do
+    not cost the other keys their precision."""
     n = blocks.tokens
     if n == 0:
         return np.zeros(blocks.head_dim, np.float32), np.ones(blocks.head_dim, np.float32)
@@ -191,7 +193,7 @@ def _range(blocks: Blocks, head: int, deviations: float) -> tuple[Float32, Float
 
 
 def empty_lines(shape: tuple[int, ...], dtype: np.dtype[Scalar]) -> npt.NDArray[Scalar]:
-    """An array that begins with a cache line, so that a code or a list of links fills as few lines as can be."""
+    """An array that begins at a cache line, so that a code or a list of links fills as few lines as possible."""
     nbytes = math.prod(shape) * dtype.itemsize
     memory = np.empty(nbytes + LINE, np.uint8)
     begin = -memory.ctypes.data % LINE
@@ -199,7 +201,7 @@ def empty_lines(shape: tuple[int, ...], dtype: np.dtype[Scalar]) -> npt.NDArray[
 
 
 def in_lines(array: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
-    """The array, or a copy that begins with a cache line."""
+    """The array, or a copy that begins at a cache line."""
     if array.ctypes.data % LINE == 0:
         return array
     copy = empty_lines(array.shape, array.dtype)

@@ -1,4 +1,4 @@
-"""The expected cost of a walk: reads of codes, links and keys, one after the other, hardly more of them for more tokens.
+"""The expected cost of a walk: it reads codes, links and keys, one after the other, and hardly more of them in longer contexts.
 
 The constants were fitted on the machine whose numbers are the defaults of `query_optimizer.cost.Machine`, over 4 thousand to a
 million tokens of `benchmarks/workloads.py`. Operations are multiplications of the attention kernel.
@@ -14,31 +14,32 @@ from indexes.retrieval import Exact, Retrieval, TopP
 from indexes.selectivity import Selectivity, rising
 
 SCAN_MAX = 4096
-"""Up to so many visible tokens are all looked at, without a walk (`native/graph/search.cpp`)."""
+"""Up to this number of visible tokens, all are looked at, without a walk (`native/graph/search.cpp`)."""
 NEAR = 1024
-"""Tokens whose codes and links stay in caches. The more tokens there are beyond these, the slower is each read."""
+"""The number of tokens whose codes and links stay in caches. Each read gets slower the more tokens there are beyond them."""
 WALK_ROWS = 1.1
-"""A walk has a fixed cost, that of so many more rows."""
+"""The fixed cost of a walk, in rows."""
 WALK_JUMPS, FOUND_JUMPS = 39.0, 0.62
-"""Jumps of each row for each doubling of the tokens beyond NEAR: of any walk, and of each token that is found."""
+"""Jumps of each row for each doubling of the tokens beyond NEAR: those of the walk itself, and those of each token found."""
 RANKED_JUMPS = 40.0
-"""The same for a walk to the k nearest, times the root of k."""
+"""The same for a walk to the k nearest, to be multiplied by sqrt(k)."""
 WALK_FOUND_MAX = 120.0
-"""A walk of a diffuse head that finds more tokens gives up as often as not; one that finds many more costs no more."""
+"""Half of the walks of diffuse heads that find this many tokens give up; those that would find many more cost no more."""
 GIVE_UP_POWER = 2.0
-"""How fast giving up becomes sure beyond WALK_FOUND_MAX."""
+"""How fast giving up becomes certain beyond WALK_FOUND_MAX."""
 USUAL_ROWS = 4
-"""Rows of a KV head for which WALK_FOUND_MAX holds. One row that gives up is enough for the head."""
+"""The number of rows of a KV head for which WALK_FOUND_MAX holds. A head is given up as soon as one of its rows is."""
 HIDDEN_MAX = 2.0
-"""Hidden tokens make a walk longer, up to so many times as many tokens as are visible; a guess."""
+"""Hidden tokens make a walk longer, at most by this factor; a guess."""
 SCAN_OPERATIONS = 130.0
-"""Operations of each token and row where all tokens are looked at."""
+"""Operations for each token and row where all tokens are looked at."""
 RANKED_SCAN_OPERATIONS = 8500.0
-"""Operations of each token that a row takes in while the threshold of its rank rises: about the root of k times all tokens."""
+"""Operations for each token that is among a row's k largest so far when it is looked at; there are about sqrt(k * tokens) of
+them."""
 KEPT_OPERATIONS = 4500.0
-"""Operations of each token that a row finds in a scan of all."""
+"""Operations for each token that a row finds in a scan of all tokens."""
 RANKED_AT_ONCE = 24_576 * 64
-"""Tokens times k beyond which a walk to the k nearest passes its budget as often as not."""
+"""Half of the walks to the k nearest pass their budget when tokens times k reach this number."""
 
 
 def of(
@@ -53,7 +54,7 @@ def of(
     selectivity = Selectivity.of(retrieval, tokens, expected_tokens)
     by_rank = selectivity.alpha is None
     code_nbytes = ceil(d / 64) * 64
-    again = 2 if isinstance(retrieval, TopP) else 1  # a guess: a second range, where the first has too little of the mass
+    again = 2 if isinstance(retrieval, TopP) else 1  # a guess: a second range is searched where the first has too little mass
     if tokens <= SCAN_MAX or (by_rank and selectivity.expected_tokens > settings.dense * tokens):
         taken = (
             RANKED_SCAN_OPERATIONS * sqrt(selectivity.expected_tokens * tokens)

@@ -30,10 +30,11 @@ DEFAULT = Settings()
 
 @dataclass
 class Hnsw:
-    """An index of kind "hnsw". Finds nearly all that a query asks for, at a cost that hardly grows with the number of tokens.
+    """An index of kind "hnsw". It finds nearly all tokens that a query asks for, at a cost that hardly grows with the number of
+    tokens.
 
-    It keeps a code and links of each key; walks look at codes, and tokens that may be in range are scored exactly. TopP is
-    without guarantee: the mass of what a walk does not see is estimated from tokens drawn at random.
+    It keeps a code and links of each key; walks look at codes, and tokens that may be in range are scored exactly. TopP has no
+    guarantee: the mass that a walk does not see is estimated from tokens drawn at random.
     """
 
     kind: ClassVar[str] = "hnsw"
@@ -79,7 +80,7 @@ class Hnsw:
         *,
         accelerator: Accelerator | None = None,
     ) -> Generator[float, None, Self]:
-        """`build` in steps of less than a second, but the last; see `indexes.registry.Stepped`."""
+        """`build` in steps that take less than a second, except the last; see `indexes.registry.Stepped`."""
         if query_samples is not None:
             check_query_samples(blocks, query_samples)
         made = cls(blocks, settings, Codes.of(blocks, settings.degree), np.empty((blocks.kv_heads, 0), np.int32))
@@ -108,7 +109,7 @@ class Hnsw:
         return BuildCost(seconds, keys * (4 * DEFAULT.degree + code) + probes * code, min(1.0, 7500 / max(tokens, 1)))
 
     def insert(self, blocks: Blocks) -> None:
-        """See `indexes.base.Index`; by HNSW's insertion. The first time, all links are walked once.
+        """See `indexes.base.Index`; new tokens go in by HNSW's insertion. The first call also follows all links once.
 
         Raises ValueError for blocks of another shape, or of fewer tokens.
         """
@@ -140,7 +141,7 @@ class Hnsw:
             learnt.append(starts(nearest, max(self.settings.starts - 1, 0)))
             yield
         most = max(map(len, learnt))
-        self.starts = np.stack([np.resize(tokens, most) for tokens in learnt])  # a start twice does no harm
+        self.starts = np.stack([np.resize(tokens, most) for tokens in learnt])  # the same start twice does no harm
         self.__dict__.pop("_probes", None)
 
     @property
@@ -151,7 +152,7 @@ class Hnsw:
     @cached_property
     def _probes(self) -> tuple[Int32, npt.NDArray[np.uint8]]:
         """The tokens where walks begin, `[kv_heads, count]`, and their codes. The random ones come first; the last is token 0,
-        from which all are reached."""
+        from which all tokens can be reached."""
         n = self.codes.tokens
         count = min(self.settings.random, n)
         edges = np.arange(count + 1) * n // max(count, 1)
@@ -178,9 +179,9 @@ class Hnsw:
     ) -> SearchResult:
         """See `indexes.base.Index`; `tail` is None.
 
-        tight: read the codes of all keys to bound what was missed. give_up: queries are given up by `settings.dense` and
-        `settings.budget`; without it, all codes are read for those that would be. form: "listed" for the order of AlayaDB's
-        algorithm. share: whether the query heads of a group walk together.
+        tight: read the codes of all keys to bound what was missed. give_up: whether `settings.dense` and `settings.budget` may
+        give up queries; otherwise all codes are read for such queries. form: "listed" for the order of AlayaDB's algorithm.
+        share: whether the query heads of a group walk together.
         """
         if isinstance(retrieval, Exact):
             return self._everything(queries)
@@ -251,7 +252,7 @@ class Hnsw:
         return SearchResult(offsets, ids, scores, keys, keys * self.blocks.token_nbytes // 2, none, none.copy())
 
     def verify(self) -> None:
-        """Check links and codes, and that links lead from token 0 to every token. Raises IndexCorrupt."""
+        """Check links and codes, and that every token can be reached from token 0. Raises IndexCorrupt."""
         self.codes.verify(self.blocks)
         for head in range(self.blocks.kv_heads):
             lost = _native.graph_verify(self.codes.native, head)

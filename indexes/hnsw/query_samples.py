@@ -1,9 +1,9 @@
 """Learning from sample queries: links between their nearest keys, and tokens where walks begin.
 
-Decode queries come from another distribution than keys: the keys nearest to a query need not be near to each other, so that a
-graph of keys alone has no way between them. RoarGraph (arXiv 2408.08933) projects the graph of sample queries and their nearest
-keys onto the keys: a query's nearest key, the pivot, is linked to the others. Attention queries are many to a pivot, so the
-lists of all queries are merged before they are pruned.
+Decode queries and keys have different distributions: the keys nearest to a query need not be near each other, and then a graph of
+the keys alone has no path between them. RoarGraph (arXiv 2408.08933) projects the graph of sample queries and their nearest keys
+onto the keys: a query's nearest key, the pivot, is linked to the others. Many attention queries share a pivot, so the lists of
+all queries are merged before they are pruned.
 """
 
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ from indexes.base import Float32, Int32, Int64
 from indexes.blocks import Blocks
 
 CHUNK = 8192
-"""Keys that are multiplied at a time."""
+"""The number of keys that are multiplied at a time."""
 TOP = 4
-"""Nearest keys of each query that walks may begin with."""
+"""The number of nearest keys of each query at which walks may begin."""
 
 
 def check_query_samples(blocks: Blocks, query_samples: Float32) -> None:
@@ -58,7 +58,7 @@ def nearest_keys(blocks: Blocks, kv_head: int, queries: Float32, count: int) -> 
 
 
 def nearest_of_heads(blocks: Blocks, groups: Float32, count: int, accelerator: Accelerator | None) -> Iterator[Int32]:
-    """`nearest_keys` of each KV head for queries `[kv_heads, m, head_dim]`, by the accelerator as long as it works."""
+    """`nearest_keys` of each KV head for queries `[kv_heads, m, head_dim]`; the accelerator computes them until it is lost."""
     done = 0
     if accelerator is not None:
         heads = ((blocks.stored_keys(head), queries) for head, queries in enumerate(groups))
@@ -88,6 +88,6 @@ def merged_lists(nearest: Int32) -> tuple[Int32, Int64, Int32]:
 
 
 def starts(nearest: Int32, most: int) -> npt.NDArray[np.int32]:
-    """Up to `most` tokens that are among the TOP nearest of some query, those of the most queries first."""
+    """Up to `most` tokens that are among the TOP nearest of some query, those that the most queries share first."""
     tokens, counts = np.unique(nearest[:, :TOP], return_counts=True)
     return tokens[np.argsort(-counts, kind="stable")[:most]].astype(np.int32)

@@ -16,7 +16,7 @@ from indexes.hnsw.settings import Settings
 def restore(
     header: dict[str, Any], arrays: dict[str, npt.NDArray[Any]], blocks: Blocks, path: Path
 ) -> tuple[Settings, Codes, Int32]:
-    """The parts of what `Hnsw.save` wrote. Raises IndexCorrupt where they do not fit the keys, or each other."""
+    """The parts of an index that `Hnsw.save` wrote. Raises IndexCorrupt where they do not fit the keys, or each other."""
     file.check_blocks(path, header, blocks)
     try:
         settings = Settings(**header["settings"])

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 class Settings:
     """The settings, all of which have defaults.
 
-    links: M of HNSW; a key has up to 2 * links of them. spare: room for links that sample queries and inserted tokens add.
-    width: efConstruction. neighbours: nearest keys of a sample query that are linked. random: tokens drawn at random, where walks
-    begin and which stand for all others in estimates. starts: tokens where walks begin: token 0 and some near to sample queries.
+    links: M of HNSW; a key has up to 2 * M links. spare: room for more links, from sample queries and inserted tokens. width:
+    efConstruction. neighbours: the number of a sample query's nearest keys that are linked. random: the number of tokens drawn at
+    random, at which walks begin and which represent all others in estimates. starts: the number of other tokens at which walks
+    begin: token 0, and some near to sample queries.
 
-    slack: how far beyond the range a walk goes, in betas. patience: steps that a query head may go outside of its range without
-    coming closer. least: candidates that the paper's form of the walk expands whatever their score. dense: a query that, by the
-    random tokens, wants more than this share of what it sees is not worth a walk. budget: a walk is broken off once it has met
-    this share of the tokens, if that is more than 2,048; as many cost about a sixth of reading all keys and values.
+    slack: how far beyond the range a walk goes, in units of beta. patience: the number of steps that a query head may go outside
+    of its range without coming closer. least: the number of candidates that the paper's form of the walk expands whatever their
+    score. dense: a walk is not begun for a query that wants more than this share of the tokens it sees, judged by the random
+    tokens. budget: a walk is broken off once it has met this share of the tokens, if that is more than 2,048 tokens; a walk of
+    that length costs about a sixth of reading all keys and values.
     """
 
     links: int = 12
@@ -31,5 +33,5 @@ class Settings:
 
     @property
     def degree(self) -> int:
-        """Places for links of each key."""
+        """The number of links that each key has room for."""
         return 2 * self.links + self.spare

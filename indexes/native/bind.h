@@ -1,4 +1,4 @@
-// Shared by the bindings of all kinds: arrays as they cross, blocks, queries.
+// What the bindings of all kinds share: arrays that come from Python, blocks, queries.
 #pragma once
 
 #include <cstdint>

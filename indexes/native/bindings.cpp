@@ -1,4 +1,5 @@
-// The Python module: what all kinds of index stand on. Each kind binds its own beside it.
+// The Python module, with the bindings that all kinds of index use. Each kind has its own bindings
+// beside its kernels.
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// A fixed rotation after which no dimension stands out, and bfloat16 that is never too small.
+// A fixed rotation after which no dimension stands out, and rounding up to bfloat16.
 #pragma once
 
 #include <cmath>
@@ -7,7 +7,7 @@
 
 namespace kvdb::indexes {
 
-// Signs and a Walsh-Hadamard transform, of the first and of the last power of two of dimensions.
+// Flips signs, and applies a Walsh-Hadamard transform to the first and to the last 2^n dimensions.
 inline void rotate(float* x, int head_dim) {
     int width = 8;
     while (2 * width <= head_dim) width *= 2;

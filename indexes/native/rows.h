@@ -36,7 +36,7 @@ struct QueryRows {
     }
 };
 
-// Retrieved tokens: ids and exact scores of each row, one row behind the other.
+// Retrieved tokens: ids and exact scores, row after row.
 struct RetrievedRows {
     std::vector<std::int64_t> offsets;  // [q_heads * n + 1]
     std::vector<std::int32_t> ids;

@@ -87,7 +87,9 @@ class Statistics:
         """Every layer as it is now, for the segment of that number and length. shape: layers and q_heads."""
         queries = np.zeros(shape, np.int64)
         averages = np.zeros((len(MEASURES), *shape), np.float32)
-        for layer, state in list(self._layers.items()):
+        with self._lock:
+            layers = dict(self._layers)
+        for layer, state in layers.items():
             queries[layer], averages[:, layer] = state.counts[0], state.averages
         queries.flags.writeable = averages.flags.writeable = False
         return SegmentStatistics(number, tokens, queries, *averages)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 
-@dataclass
+@dataclass(frozen=True)
 class QueryCounts:
     """Queries of one segment, each a call on one layer, and the seconds that the segment's share of them took.
 
@@ -19,13 +19,15 @@ class QueryCounts:
     exact_seconds: float = 0.0
     exact_tokens: int = 0
 
-    def add(self, other: "QueryCounts") -> None:
-        self.queries += other.queries
-        self.seconds += other.seconds
-        self.searches += other.searches
-        self.attended += other.attended
-        self.exact_seconds += other.exact_seconds
-        self.exact_tokens += other.exact_tokens
+    def __add__(self, other: "QueryCounts") -> "QueryCounts":
+        return QueryCounts(
+            queries=self.queries + other.queries,
+            seconds=self.seconds + other.seconds,
+            searches=self.searches + other.searches,
+            attended=self.attended + other.attended,
+            exact_seconds=self.exact_seconds + other.exact_seconds,
+            exact_tokens=self.exact_tokens + other.exact_tokens,
+        )
 
 
 class SegmentUsage:
@@ -60,7 +62,7 @@ class SegmentUsage:
         with self._lock:
             if version != self._version:  # what queries took before says nothing of what an index would save now
                 self._version, self.recent = version, QueryCounts()
-            self.recent.add(counts)
+            self.recent += counts
             self.queries_in_all += counts.queries
             if counts.exact_tokens:
                 self.exact_token_seconds = counts.exact_seconds / counts.exact_tokens

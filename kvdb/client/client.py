@@ -15,7 +15,7 @@ from kvdb.client.transport import Transport
 from kvdb.errors import InvalidArgument, LayerError
 from kvdb.types import LAYERS_MAX, ContextStatistics, IndexInfo, ModelSpec, PromptPart, TierStats
 from query_optimizer.plan import Plan
-from query_optimizer.query_options import QueryOptions
+from query_optimizer.query_options import QueryOptions, checked_error_max
 
 
 class Client:
@@ -53,21 +53,25 @@ class Client:
         base: int = 0,
         queries: Iterable[Any] | None = None,
     ) -> Context:
-        """Store the KV of n tokens that were computed alone, with nothing before them, so that they may be laid out anywhere.
+        """Store the KV of n tokens that were computed alone, or behind what every prompt begins with, to be laid out anywhere.
 
-        The same text of one model is stored once, however many names and bases it was imported with. base: the position of the
-        first token when it was computed. The other arguments are as in `import_context`. Raises what that raises, and
-        Unsupported for a model whose keys cannot be moved: one without RoPE, or with one whose frequencies depend on the length.
+        The same text of one model is stored once, however many names and bases it was imported with, and whatever was before it.
+        base: the position of the first token when it was computed. The other arguments are as in `import_context`. Raises what
+        that raises, and Unsupported for a model whose keys cannot be moved: one without RoPE, or with one whose frequencies
+        depend on the length.
         """
         return self._import(spec, tokens, name, validate.base(base), kv, queries)
 
-    def create_session(self, spec: ModelSpec, tokens: Any = None, *, parts: Iterable[Any] | None = None) -> Session:
+    def create_session(
+        self, spec: ModelSpec, tokens: Any = None, *, parts: Iterable[Any] | None = None, error_max: float | None = None
+    ) -> Session:
         """A session for a prompt over the longest stored prefix of its tokens; `session.reused` of them need no prefill.
 
         parts: used in place of tokens. Contexts, token ids, and `kvdb.PromptPart`s of either are laid out one behind the other.
         A chunk, or any context that was computed alone, may stand anywhere and several times; nothing of it is copied or changed.
         Any other context can only be the first part. Token ids before the last context are gaps, to be filled with
-        `Session.overlay`; token ids behind it are the prompt's end, which is appended with `update` and `attend`.
+        `Session.overlay`; token ids behind it are the prompt's end, which is appended with `update` and `attend`. error_max: of
+        queries that name nothing, in this session and its forks, 0 to 1; None for the configuration's `optimizer.error_max`.
 
         Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids or parts that cannot stand where they are,
         NotFound, SpecMismatch, PositionError for a part that is not `at` its place, and Unsupported for a chunk whose keys cannot
@@ -75,10 +79,11 @@ class Client:
         """
         if (tokens is None) == (parts is None):
             raise InvalidArgument("create_session takes tokens or parts=; expected one of the two")
+        budget = checked_error_max(error_max)
         if parts is None:
-            return Session(self._transport.create_session(validate.spec(spec), token_ids(tokens)))
+            return Session(self._transport.create_session(validate.spec(spec), token_ids(tokens), budget))
         given = validate.iterable("parts", parts, "contexts, token ids and kvdb.PromptParts of either")
-        return Session(self._transport.create_session_of_parts(validate.spec(spec), [_part(part) for part in given]))
+        return Session(self._transport.create_session_of_parts(validate.spec(spec), [_part(part) for part in given], budget))
 
     def name_chunk(self, spec: ModelSpec, tokens: Any, *, name: str) -> Context | None:
         """Give a stored chunk of exactly these tokens another name. Returns None where there is none, so that it must be
@@ -136,11 +141,12 @@ class Client:
     def store(self, session: Session, *, name: str, tokens: Any = None, chunk: bool = False) -> Context:
         """Keep everything in a session as a context. The session goes on, and shares its blocks with what is stored.
 
-        tokens: the ids of everything in it, needed when it holds more than it was opened with. chunk: whether it is kept as a
-        chunk, see `import_chunk`; the session must have been opened on no tokens. A session that was laid out of parts becomes a
-        blended context: it is not exact, so it is never found by its tokens, but sessions may begin with it as a part. Raises
-        AlreadyExists, InvalidArgument, PositionError (layers of different lengths, or gaps that hold nothing), CapacityError,
-        Unsupported or SessionClosed, and then nothing is stored.
+        tokens: the ids of everything in it, needed when it holds more than it was opened with. chunk: keep only what stands
+        behind `session.start`, as a chunk, see `import_chunk`; it was computed alone, or behind the stored tokens that the
+        session was opened on. Otherwise a session that was laid out of parts becomes a blended context: it is not exact, so it is
+        never found by its tokens, but sessions may begin with it as a part. Raises AlreadyExists, InvalidArgument, PositionError
+        (layers of different lengths, or gaps that hold nothing), CapacityError, Unsupported or SessionClosed, and then nothing is
+        stored.
         """
         if not isinstance(session, Session):
             raise InvalidArgument(f"session is a {type(session).__name__}; expected what create_session returns")

@@ -1,5 +1,6 @@
 """A stored context as a user holds it."""
 
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -9,6 +10,7 @@ from kvdb.client.session import Session
 from kvdb.client.transport import Transport
 from kvdb.errors import SpecMismatch
 from kvdb.types import ContextInfo, ModelSpec
+from query_optimizer.query_options import checked_error_max
 
 
 class Context:
@@ -32,17 +34,18 @@ class Context:
         """How many tokens it holds."""
         return self.info.tokens
 
-    def create_session(self, tokens: Any, *, spec: ModelSpec | None = None) -> Session:
+    def create_session(self, tokens: Any, *, spec: ModelSpec | None = None, error_max: float | None = None) -> Session:
         """A session for a prompt, with this context's spec; see `Client.create_session`.
 
-        spec: the caller's model. Raises SpecMismatch when the context is another model's, or one with other weights.
+        spec: the caller's model. error_max: of queries that name nothing. Raises what that raises, and SpecMismatch when the
+        context is another model's, or one with other weights.
         """
         if spec is not None and validate.spec(spec) != self.spec:
             raise SpecMismatch(
                 f"context {self.name!r} holds the KV of {self.spec}, and was opened for {spec}; expected one and the same, "
                 "so import the document with this model too"
             )
-        session = Session(self._transport.create_session(self.spec, token_ids(tokens)))
+        session = Session(self._transport.create_session(self.spec, token_ids(tokens), checked_error_max(error_max)))
         self._sessions.append(session)
         return session
 
@@ -52,8 +55,9 @@ class Context:
 
     def close(self) -> None:
         """Close the sessions opened through this handle."""
-        while self._sessions:
-            self._sessions.pop().close()
+        with suppress(IndexError):  # there are none, or another thread has closed the last
+            while True:
+                self._sessions.pop().close()
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ The collector may run in any thread and in the middle of anything, also while a 
 is only put into a queue there, and closed by a thread that holds nothing.
 """
 
+import atexit
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -11,6 +12,9 @@ from typing import Protocol
 from weakref import finalize
 
 from kvdb.errors import KvdbError
+
+END_SECONDS_MAX = 1.0
+"""How long the end of a process waits for a session that is being closed."""
 
 
 class Closable(Protocol):
@@ -23,9 +27,10 @@ class Closer:
     """One thread, which is started when there is first something to look after. Thread-safe."""
 
     def __init__(self) -> None:
-        self._forgotten: SimpleQueue[Closable] = SimpleQueue()  # whose `put` may interrupt itself
+        self._forgotten: SimpleQueue[Closable | None] = SimpleQueue()  # whose `put` may interrupt itself; None ends the thread
         self._lock = Lock()
         self._thread: Thread | None = None
+        self._ending = False
 
     def close_with(self, handle: object, closable: Closable) -> "finalize[[Closable], object]":
         """Close it when nobody holds the handle any more. Call `detach` of what is returned once it is closed."""
@@ -37,12 +42,22 @@ class Closer:
         finalizer.atexit = False
         return finalizer
 
+    def end(self) -> None:
+        """Wait until the session that is being closed is closed, at most END_SECONDS_MAX. The others end with the process. A
+        thread that was stopped in the middle would keep what it holds beyond the interpreter's end."""
+        with self._lock:
+            thread, self._thread, self._ending = self._thread, None, True
+        if thread is not None:
+            self._forgotten.put(None)
+            thread.join(END_SECONDS_MAX)
+
     def _run(self) -> None:
-        while True:
-            forgotten = self._forgotten.get()
-            with suppress(KvdbError):  # the server, or the database, has gone first
-                forgotten.close()
+        while (forgotten := self._forgotten.get()) is not None:
+            if not self._ending:
+                with suppress(KvdbError):  # the server, or the database, has gone first
+                    forgotten.close()
             del forgotten
 
 
 CLOSER = Closer()
+atexit.register(CLOSER.end)

@@ -14,6 +14,7 @@ class QueryKeywords(TypedDict, total=False):
     max_missed_mass: float | None
     estimate_tail: bool
     hints: Hints | None
+    error_max: float | None
 
 
 def query_options(options: QueryOptions | None, **keywords: Unpack[QueryKeywords]) -> QueryOptions:

@@ -47,6 +47,11 @@ class Session:
         return self._transport.start
 
     @property
+    def error_max(self) -> float:
+        """How far an answer may be from exact attention where a query names nothing; see `attention`."""
+        return self._transport.error_max
+
+    @property
     def tokens(self) -> Tokens:
         """A copy of the ids it was opened with, int32 `[n]`: those of its prompt, or of all its parts."""
         return self._transport.tokens.copy()
@@ -106,7 +111,8 @@ class Session:
         `options`, a kvdb.QueryOptions of the same fields. retrieval: which tokens are read, kvdb.Exact(), Dipr(alpha), TopK(k) or
         TopP(p); None lets the optimizer decide. max_missed_mass: read on until the share of the softmax mass that was left out is
         proven to be at most this. estimate_tail: add an estimate of the attention over what was left out, where the index can
-        make one. hints: kvdb.Hints, how it is to be done.
+        make one. error_max: in place of these three, the largest L2 error of the output over all query heads, relative to exact
+        attention; 0 is exact, None the session's. hints: kvdb.Hints, how it is to be done.
 
         positions: instead of the last tokens, n ascending positions before `start` of a session that was laid out of parts; they
         read everything up to their own position, overlays in place of what they mask. Such a query is always exact.

@@ -32,6 +32,7 @@ class SessionTransport(Protocol):
     spec: ModelSpec
     reused: int
     start: int
+    error_max: float
 
     @property
     def tokens(self) -> Tokens: ...
@@ -86,9 +87,11 @@ class Transport(Protocol):
 
     def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None) -> ImportTransport: ...
 
-    def create_session(self, spec: ModelSpec, tokens: Tokens) -> SessionTransport: ...
+    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None) -> SessionTransport: ...
 
-    def create_session_of_parts(self, spec: ModelSpec, parts: Sequence[PromptPart]) -> SessionTransport: ...
+    def create_session_of_parts(
+        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None
+    ) -> SessionTransport: ...
 
     def attend_together(
         self,

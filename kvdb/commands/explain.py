@@ -30,6 +30,7 @@ def add(commands: "Subparsers") -> None:
     add_retrieval(parser, "the optimizer decides")
     parser.add_argument("--max-missed-mass", type=float, help="read on until at most this share of the mass can be missing")
     parser.add_argument("--estimate-tail", action="store_true", help="add an estimate of what is not retrieved")
+    parser.add_argument("--error-max", type=float, help="error that the answer may have, 0 to 1 (default: the server's)")
     add_index(parser, "--index", "kind of index to search (default: any)", None)
     parser.add_argument("--rules-off", metavar="A,B", default="", help="names of rules that are passed over")
     parser.add_argument("--memory-budget", type=int, metavar="BYTES", help="for the window and the indexes of one layer")
@@ -37,7 +38,7 @@ def add(commands: "Subparsers") -> None:
 
 
 def _explain(given: argparse.Namespace) -> int:
-    options = QueryOptions(retrieval_of(given), given.max_missed_mass, given.estimate_tail, _hints(given))
+    options = QueryOptions(retrieval_of(given), given.max_missed_mass, given.estimate_tail, _hints(given), given.error_max)
     with open_server(given) as db:
         plans = db.explain(given.name, given.layer, analyze=given.analyze, options=options)
     if given.json:

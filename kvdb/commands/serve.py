@@ -17,6 +17,9 @@ def add(commands: "Subparsers") -> None:
     parser = commands.add_parser("serve", help=what, description=f"{what.capitalize()} until SIGTERM.")
     parser.add_argument("--host", help="address to listen on, or unix:/path (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default 7700)")
+    parser.add_argument(
+        "--error-max", type=float, help="error that answers may have when nobody names one, 0 to 1 (default 0.01)"
+    )
     parser.add_argument("--config", metavar="FILE", help="a TOML file of settings")
     parser.set_defaults(run=_run)
 
@@ -29,4 +32,7 @@ def _run(given: argparse.Namespace) -> int:
 
     config = configuration.load(given.config)
     flags = {name: value for name in ("host", "port") if (value := getattr(given, name)) is not None}
-    return run(replace(config, server=replace(config.server, **flags)))
+    config = replace(config, server=replace(config.server, **flags))
+    if given.error_max is not None:
+        config = replace(config, optimizer=replace(config.optimizer, error_max=given.error_max))
+    return run(config)

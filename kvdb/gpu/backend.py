@@ -40,6 +40,7 @@ class GpuBackend:
         self._scratch = Scratch(device)
         self._blocks = blocks
         self._tails: WeakSet[TailMirror] = WeakSet()
+        self._tails_lock = Lock()
         self._batched_steps: OrderedDict[tuple[int, ...], tuple[list[LayerAttention], DecodeStep]] = OrderedDict()
         self._lock = Lock()
 
@@ -60,7 +61,8 @@ class GpuBackend:
         if tier is None:
             return None
         mirror = TailMirror(self.device, self.mirrors, tier, table)
-        self._tails.add(mirror)
+        with self._tails_lock:
+            self._tails.add(mirror)
         return mirror
 
     def memory(self, spec: ModelSpec) -> FastMemory | None:
@@ -111,7 +113,9 @@ class GpuBackend:
         owned: defaultdict[SlotLayout, list[Blocks]] = defaultdict(list)
         for tier, slots in self.mirrors.owned():
             owned[tier.layout].append(slots)
-        for tail in list(self._tails):
+        with self._tails_lock:
+            tails = list(self._tails)
+        for tail in tails:
             owned[tail.layout].append(tail.slots)
         return owned
 

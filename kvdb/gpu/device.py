@@ -5,6 +5,7 @@ import re
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from threading import RLock
 from typing import cast
 
 import torch
@@ -23,7 +24,8 @@ OUT_OF_MEMORY = "out of memory"
 
 
 class Device:
-    """A card, or the CPU under Triton's interpreter. Thread-safe, but one thread at a time may launch on a stream.
+    """A card, or the CPU under Triton's interpreter. Thread-safe, but one thread at a time may launch on a stream: whoever does
+    holds its `launch_lock`.
 
     torch: the device of its tensors. card: the card's model. name: the model and the number. memory_total: bytes. lost: whether
     it failed; from then on nothing is launched.
@@ -48,6 +50,7 @@ class Device:
         self.staging, self.query_staging = (Staging(pinned=not self.interpreted) for _ in range(2))
         # Bytes of tracked memory by its address. Without a lock, because memory may be freed in the middle of anything.
         self._tracked: dict[int, int] = {}
+        self._launch_locks = RLock(), RLock()
 
     @property
     def tracked_nbytes(self) -> int:
@@ -81,6 +84,11 @@ class Device:
             return nullcontext()
         return torch.cuda.stream(cast("torch.cuda.Stream", stream))
 
+    def launch_lock(self, stream: Stream) -> "RLock":
+        """The lock of one of its two streams."""
+        copying, querying = self._launch_locks
+        return copying if stream is self.copy_stream else querying
+
     def copies_after_queries(self) -> None:
         """Let copies launched from now on begin after all queries launched so far. Raises GpuLost."""
         with self.watch():
@@ -99,7 +107,7 @@ class Device:
         begin = storage.data_ptr()
         if begin and begin not in self._tracked:
             self._tracked[begin] = storage.nbytes()
-            weakref.finalize(storage, self._tracked.pop, begin)
+            weakref.finalize(storage, self._tracked.pop, begin, None)  # None: another thread may have counted it meanwhile
         return tensor
 
     def wait(self) -> None:

@@ -1,7 +1,7 @@
 """Launching on a device, and counting the memory that is launched with."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from threading import RLock
 from typing import Protocol
 
@@ -24,8 +24,10 @@ class HoldsTensors(Protocol):
 
 @contextmanager
 def launching(device: Device, stream: Stream) -> Iterator[None]:
-    """Tensors allocated and kernels launched inside belong to this stream. Raises CapacityError or GpuLost, as `Device.watch`."""
-    with INTERPRETER_LOCK if device.interpreted else nullcontext(), device.watch(), device.on(stream):
+    """Tensors allocated and kernels launched inside belong to this stream. No other thread launches on it meanwhile: the launches
+    of a step follow one another, in work space that the next step uses again. Raises CapacityError or GpuLost, as
+    `Device.watch`."""
+    with INTERPRETER_LOCK if device.interpreted else device.launch_lock(stream), device.watch(), device.on(stream):
         yield
 
 

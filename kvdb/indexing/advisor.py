@@ -80,16 +80,16 @@ def segment_facts(segment: Segment, builder: IndexBuilder) -> SegmentFacts:
         opened=usage.opened,
         queries=counts.queries,
         queries_in_all=usage.queries_in_all,
-        kinds=tuple(_kind_facts(segment, kind, builder) for kind in kinds),
+        kinds=tuple(_kind_facts(segment, kind, counts, builder) for kind in kinds),
         nbytes=0 if limit is None else builder.nbytes(),
         nbytes_max=limit,
     )
 
 
-def _kind_facts(segment: Segment, kind: str, builder: IndexBuilder) -> KindFacts:
-    """The cost of a kind and what it saves: the seconds that queries took of late, less those expected with the index. A query
-    with it takes the kind's share of reading everything, and reads the tokens that it attends, as queries of late did."""
-    cost, counts, layers = builder.costs.of(kind, segment), segment.usage.recent, len(segment.tables)
+def _kind_facts(segment: Segment, kind: str, counts: QueryCounts, builder: IndexBuilder) -> KindFacts:
+    """The cost of a kind and what it saves: the seconds that queries took of late (`counts`), less those expected with the index.
+    A query with it takes the kind's share of reading everything, and reads the tokens that it attends, as queries of late did."""
+    cost, layers = builder.costs.of(kind, segment), len(segment.tables)
     missing = sum(kind not in segment.indexes.of(layer) for layer in range(layers))
     progress = segment.indexes.progress.get(kind)
     state: State = "built" if not missing else "missing"

@@ -1,4 +1,4 @@
-// Shared by all bindings of this module.
+// What all bindings of this module share.
 #pragma once
 
 #include <cstdint>
@@ -69,7 +69,8 @@ struct OwnedPlacement {
     int pairs, words;  // words: 0 where nothing is hidden
     bool interleaved;
 
-    // For a run of `blocks` blocks of the geometry, as long as this lives.
+    // The placement of a run of `blocks` blocks of the geometry; valid as long as this object
+    // lives.
     Placement of(const Geometry& geometry, std::int64_t blocks) const;
 };
 

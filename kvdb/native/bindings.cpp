@@ -106,7 +106,8 @@ void py_attend(const Geometry& geometry, const ConstArray& q, const TableArray& 
     attend(call);
 }
 
-// The state and its destination, as attention over chosen tokens and the merge of a tail take them.
+// The state and its destination: arguments of attention over chosen tokens and of the merge of a
+// tail.
 AttendRetrievedCall state_call(const Geometry& geometry, const StateArray& state_out,
                                const ConstLseArray& state_lse, const Array& out,
                                const LseArray& lse) {

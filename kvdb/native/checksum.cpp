@@ -59,8 +59,8 @@ std::uint32_t crc_portable(const Byte* at, std::size_t nbytes) {
 
 #if defined(__x86_64__)
 
-// The instruction takes three cycles and can start in each: that many blocks at least go side by
-// side, and then no sums of pieces have to be joined.
+// The instruction takes three cycles, and one can start in each cycle: at least three blocks are
+// summed at the same time, so that no sums of pieces have to be joined.
 template <int lanes>
 __attribute__((target("sse4.2"))) void crc_blocks(const std::uint64_t* addresses,
                                                   std::size_t nbytes, std::uint32_t* out) {

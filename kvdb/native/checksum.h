@@ -1,4 +1,4 @@
-// Checksums of blocks, for what lies on disk.
+// Checksums of blocks, for files on disk.
 #pragma once
 
 #include <cstddef>

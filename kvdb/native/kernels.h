@@ -1,7 +1,8 @@
-// The seam between the portable driver and the code compiled for one instruction set.
+// The interface between the portable drivers and the code compiled for one instruction set.
 //
-// Each simd/<isa>.cpp is compiled with its own flags and fills one `Kernels`. What crosses is plain
-// data: a function that two such units shared could be linked in the version of the wrong one.
+// Each simd/<isa>.cpp is compiled with its own flags and fills one `Kernels`. Only plain data
+// crosses it: if two such units shared a function, the linker could take the version of the wrong
+// one.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +21,8 @@ struct Rows {
     std::int64_t token_stride;
 };
 
-// Softmax attention that is not divided yet: for each row the sum of exp2(s - max) * value, the sum
-// of exp2(s - max), and max, where s = q.k * scale * log2(e). An item's rows are [heads][rows].
+// Softmax attention before the division: for each row the sum of exp2(s - max) * value, the sum of
+// exp2(s - max), and max, where s = q.k * scale * log2(e). An item's rows are [heads][rows].
 struct State {
     float* values;  // [heads][rows][head_dim rounded up to kLanePadding]
     float* max;
@@ -64,7 +65,8 @@ struct FinishItem {
     std::int64_t row_begin, row_end;
 };
 
-// One row over chosen tokens of its KV head, merged with a state it has already, or with two.
+// The attention of one row over chosen tokens of its KV head, merged with one or two states that
+// the row already has.
 struct RetrievedItem {
     Geometry geometry;
     const std::uint64_t* table;

@@ -27,7 +27,8 @@ std::byte* row_at(const Geometry& geometry, const Table& table, std::int64_t tok
                       plane);
 }
 
-// each(head, plane), in parallel if n tokens are worth it: then tokens keep their order.
+// each(head, plane), in parallel if n tokens are worth it; the tokens of one plane keep their
+// order.
 template <class Each>
 void for_each_plane(const Geometry& geometry, std::int64_t n, Each&& each) {
     for_each(2 * geometry.kv_heads, payload_bytes(geometry, n), [&](std::int64_t index) {

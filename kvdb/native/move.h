@@ -1,15 +1,15 @@
-// Moving tokens to other positions: keys rotated, rows picked one by one.
+// Moves tokens to other positions: keys are rotated, and rows picked one by one.
 #pragma once
 
 #include "transfer.h"
 
 namespace kvdb {
 
-// Copies n tokens as `copy` does, with keys rotated forward by the angles of `turn`.
+// Copies n tokens like `copy`, and rotates their keys forward by the angles of `turn`.
 void place(const Geometry& geometry, const Table& from, std::int64_t from_start, const Table& to,
            std::int64_t to_start, std::int64_t n, const Rotation& rotation);
 
-// Positions of tokens in a run, in any order; a later one of the same position wins.
+// Positions of tokens in a run, in any order; if a position comes twice, the later token wins.
 struct Positions {
     const std::int64_t* at;
     std::int64_t count;

@@ -6,7 +6,7 @@
 namespace kvdb {
 namespace {
 
-constexpr int kLanes = 16;  // so many maxima at a time keep any vector unit busy
+constexpr int kLanes = 16;  // enough independent maxima to keep any vector unit busy
 
 }  // namespace
 

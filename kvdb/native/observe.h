@@ -9,10 +9,11 @@ struct RetrievedRows {
     std::int64_t rows;
     const std::int64_t* offsets;  // [rows + 1]
     const float* scores;          // [offsets[rows]]
-    const bool* dense;            // optional, [rows]: those that the search left
+    const bool* dense;            // optional, [rows]: rows that the search gave up
 };
 
-// Raises top, [rows], to the largest score of each row; to infinity where the search left the row.
+// Raises top, [rows], to the largest score of each row; to infinity where the search gave up the
+// row.
 void raise_top(const RetrievedRows& retrieved, float* top);
 
 struct ObserveCall {
@@ -28,7 +29,7 @@ struct ObserveCall {
     bool* seen;     // the same: which of them are known
 };
 
-// Whether everything is known.
+// Returns whether all values are known.
 bool observe(const ObserveCall& call);
 
 }  // namespace kvdb

@@ -1,4 +1,4 @@
-// A run: tokens spread over a sequence of blocks, of which each holds a valid prefix.
+// A run: tokens in a sequence of blocks, where the first `counts[i]` tokens of block i are valid.
 #pragma once
 
 #include <cstdint>
@@ -7,16 +7,17 @@
 
 namespace kvdb {
 
-// How the first blocks of a run were moved after they were computed: each belongs to a view, whose
-// angles are those of the shift. Not the keys are rotated there but the query, back by as much.
-// Blocks behind these are as they were computed.
+// How the first blocks of a run were moved after they were computed. Each belongs to a view, which
+// has the angles of its shift. The keys stay as they are; the query is rotated back by the same
+// angles. Blocks behind these were not moved.
 struct Placement {
     const std::int32_t* view;  // [blocks]; -1 where a block was not moved
     std::int64_t blocks;
-    const float *cos, *sin;       // [views][pairs]
-    int pairs;                    // the first 2 * pairs dimensions rotate
-    bool interleaved;             // pairs are 2i and 2i + 1, else i and i + pairs
-    const std::uint64_t* hidden;  // optional, [blocks][words]: a bit of each token that nobody sees
+    const float *cos, *sin;  // [views][pairs]
+    int pairs;               // the first 2 * pairs dimensions rotate
+    bool interleaved;        // pairs are 2i and 2i + 1, else i and i + pairs
+    const std::uint64_t*
+        hidden;  // optional, [blocks][words]: a bit for each token, set if nobody sees it
     int words;
 };
 
@@ -27,14 +28,14 @@ struct Run {
     const Placement* placement = nullptr;
 };
 
-// Kernels see no blocks but groups of 16 consecutive tokens. Where 16 rows lie one behind
-// the other, `start` is the first one's address, and they are used in place. Where they do not (at
-// the ragged end of a block, with odd block sizes) it is null, and the rows' addresses tell what to
-// copy together. Addresses are those of KV head 0's keys.
+// Kernels see groups of 16 consecutive tokens instead of blocks. If the 16 rows are contiguous,
+// `start` is the address of the first, and they are used in place. If they are not (at the ragged
+// end of a block, or with odd block sizes), it is null, and the rows are copied together from their
+// own addresses. Addresses are those of KV head 0's keys.
 inline constexpr int kGroup = 16;
 
 //
-// All tokens of a tile belong to one view, and somebody sees one of them.
+// All tokens of a tile belong to one view, and at least one of them is visible.
 struct TileHead {
     static constexpr int words = 2;
     std::int64_t begin = 0;  // run position of the first token
@@ -61,12 +62,12 @@ struct Tile : TileHead {
 
 class RunCursor {
   public:
-    // From the first token of a block, at run position `token`, up to position `end`.
+    // Starts at the first token of a block, at run position `token`, and ends at position `end`.
     RunCursor(const Geometry& geometry, const Run& run, std::int64_t block, std::int64_t token,
               std::int64_t end)
         : run_(run), row_bytes_(geometry.row_bytes()), block_(block), token_(token), end_(end) {}
 
-    // False behind the last token.
+    // Returns false behind the last token.
     template <int groups>
     bool next(Tile<groups>& tile) {
         do {

@@ -20,7 +20,7 @@ struct Span {
     std::int64_t tokens;
 };
 
-// The part of [start, start + n) that lies in the index-th block it touches.
+// The part of [start, start + n) in the index-th block that the range touches.
 inline Span span_in_block(std::int64_t start, std::int64_t n, int block_size, std::int64_t index) {
     const std::int64_t block = start / block_size + index;
     const std::int64_t begin = std::max(start, block * block_size);
@@ -68,8 +68,9 @@ inline std::size_t payload_bytes(const Geometry& geometry, std::int64_t n) {
     return 2 * geometry.kv_heads * geometry.row_bytes() * n;
 }
 
-// each(source, into) for the parts of [from_start, from_start + n) that lie in one block there and,
-// at [to_start, to_start + n), in one block too; those of a block that is written run in order.
+// each(source, into) for the parts of [from_start, from_start + n) that lie in one block of the
+// source and in one block of the destination, [to_start, to_start + n). The parts of one
+// destination block run in order.
 template <class Each>
 void for_each_piece(const Geometry& geometry, std::int64_t from_start, std::int64_t to_start,
                     std::int64_t n, Each&& each) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kStreamBytes = 8 << 20;  // more than this leaves the caches anyway
 
-// Rows that lie one behind the other on both sides are one long row.
+// Rows that are contiguous on both sides are copied as one long row.
 CopyItem join_rows(CopyItem item) {
     const auto bytes = static_cast<std::int64_t>(item.row_bytes);
     if (item.to_stride == bytes && item.from_stride == bytes) {
@@ -32,7 +32,7 @@ bool is_finite(const std::byte* element, Dtype dtype) {
     return (bits & infinity) != infinity;
 }
 
-// The kernels tell only that there is one.
+// The kernels only tell whether there is such an element; this finds its token.
 NotFinite find_not_finite(const Geometry& geometry, std::int64_t n, const Rows& keys,
                           const Rows& values) {
     for (std::int64_t token = 0; token < n; ++token) {
@@ -49,7 +49,8 @@ NotFinite find_not_finite(const Geometry& geometry, std::int64_t n, const Rows& 
     throw std::logic_error("append: a kernel saw a value that is not finite where there is none");
 }
 
-// The bits without the sign order like the absolute values, so the largest tells of them all.
+// Without the sign, bits have the order of the absolute values, so the largest decides for all
+// elements.
 template <class T>
 bool rows_finite(const Geometry& geometry, int heads, std::int64_t n, const Rows& rows,
                  T infinity) {

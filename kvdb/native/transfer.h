@@ -1,4 +1,4 @@
-// Moving keys and values between arrays and runs of blocks, and between runs.
+// Moves keys and values between arrays and runs of blocks, and between runs.
 #pragma once
 
 #include <optional>
@@ -34,12 +34,13 @@ bool finite(const Geometry& geometry, int heads, std::int64_t n, const Rows& row
 void gather(const Geometry& geometry, const Table& table, std::int64_t start, std::int64_t n,
             const Rows& keys, const Rows& values);
 
-// From [from_start, from_start + n) to [to_start, to_start + n), which may not overlap in memory.
+// Copies [from_start, from_start + n) to [to_start, to_start + n); the two must not overlap in
+// memory.
 void copy(const Geometry& geometry, const Table& from, std::int64_t from_start, const Table& to,
           std::int64_t to_start, std::int64_t n);
 
-// Reads every byte of the blocks, and returns the xor of their 64-bit words: what memory can
-// deliver, for benchmarks to compare with.
+// Reads every byte of the blocks, and returns the xor of their 64-bit words: how fast memory can be
+// read, for benchmarks to compare with.
 std::uint64_t read_blocks(const Geometry& geometry, const Table& table);
 
 }  // namespace kvdb

@@ -56,7 +56,7 @@ class Call:
 
 def gather(call: Call, parts: list[Part]) -> Facts:
     """The facts of a call over these parts."""
-    spec, machine, options = call.spec, call.machine, call.options
+    spec, machine = call.spec, call.machine
     read = sum(part.visible for part in parts) * spec.token_nbytes * spec.layers  # before this layer is read again
     working_set = 2.0 ** read.bit_length()
     searches_cpu = any(part.kinds for part in parts) or not any(part.slots is not None for part in parts)
@@ -72,10 +72,7 @@ def gather(call: Call, parts: list[Part]) -> Facts:
         call_seconds=machine.exact_call_s,
         step_seconds=machine.step_seconds(working_set) if searches_cpu else 0.0,  # a step of the GPU is in its searches
         fast=call.fast,
-        retrieval=options.retrieval,
-        bounded=options.max_missed_mass is not None,
-        estimate_tail=options.estimate_tail,
-        hints=options.hints,
+        options=call.options,
     )
 
 

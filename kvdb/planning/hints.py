@@ -2,7 +2,7 @@
 
 import indexes.registry as registry
 import kvdb.validate as validate
-from indexes.retrieval import Exact, Retrieval
+from indexes.retrieval import Exact
 from kvdb.config import Config
 from kvdb.errors import InvalidArgument, Unsupported
 from kvdb.planning.parts import Part
@@ -32,11 +32,16 @@ def check_hints(config: Config, optimizer: Optimizer, spec: ModelSpec, parts: li
             f"Hints.index is {hints.index!r} and Hints.rules_off names {Hinted.name!r}, which follows it; expected one of the two"
         )
     if hints.index is not None:
-        _check_index(config, parts, validate.kind(hints.index), options.retrieval)
+        _check_index(config, parts, validate.kind(hints.index), options)
 
 
-def _check_index(config: Config, parts: list[Part], kind: str, retrieval: Retrieval | None) -> None:
-    if isinstance(retrieval, Exact):
+def _check_index(config: Config, parts: list[Part], kind: str, options: QueryOptions) -> None:
+    if options.error_max == 0:
+        raise InvalidArgument(
+            f"Hints.index is {kind!r}, but with an error_max of 0 attention is exact, which reads everything; "
+            "expected index=None, or another error_max"
+        )
+    if isinstance(options.retrieval, Exact):
         raise InvalidArgument(
             f"Hints.index is {kind!r}, but exact attention reads everything; expected index=None, or another retrieval"
         )

@@ -3,23 +3,26 @@
 import hmac
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from kvdb.errors import InternalError, InvalidArgument, KvdbError, Unauthenticated
+from kvdb.errors import CapacityError, InternalError, InvalidArgument, KvdbError, Unauthenticated
 from kvdb.rpc.status import abort, set_status
 from kvdb.server.inflight import InflightBytes
-from kvdb.server.turns import Turns
+from kvdb.server.replies import Replies
+from kvdb.server.turns import Turn, Turns
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
 
 HEALTH = "/grpc.health.v1.Health/"
 M = TypeVar("M", bound=Message)
+Send = Callable[[bytes | None], None]
+"""What sends a reply of a call that gave its thread back, and with None ends it."""
 
 _log = logging.getLogger(__name__)
 
@@ -32,25 +35,38 @@ def parsed(kind: type[M], data: bytes) -> M:
         raise InvalidArgument(f"a message of {len(data)} bytes is no {kind.__name__}: {error}") from None
 
 
-@contextmanager
-def errors_told(call: str, tell: Callable[[KvdbError], None]) -> Iterator[None]:
-    """Hand what the body raises to `tell`, as an error of kvdb: a bug, of which the log has more, is an InternalError."""
-    try:
-        yield
-    except grpc.RpcError:
-        raise  # the client is gone, which gRPC says by raising from its iterator of requests
-    except KvdbError as error:
-        tell(error)
-    except Exception as error:
-        _log.exception("%s failed", call)
-        tell(InternalError(f"{call} met a bug of kvdb's: {type(error).__name__}: {error}; the server's log has more"))
+class ErrorsTold:
+    """Hands what its body raises to `tell`, as an error of kvdb: a bug, of which the log has more, is an InternalError.
+
+    A context manager by hand, because it stands in the way of every call.
+    """
+
+    __slots__ = ("_call", "_tell")
+
+    def __init__(self, call: str, tell: Callable[[KvdbError], None]) -> None:
+        self._call = call
+        self._tell = tell
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, grpc.RpcError):
+            return False  # nothing, or the client is gone, which gRPC says by raising from its iterator of requests
+        if isinstance(error, KvdbError):
+            self._tell(error)
+            return True
+        _log.error("%s failed", self._call, exc_info=error)
+        said = f"{type(error).__name__}: {error}"
+        self._tell(InternalError(f"{self._call} met a bug of kvdb's: {said}; the server's log has more"))
+        return True
 
 
 def blocking(call: str, kind: type[M], behaviour: Callable[[M, grpc.ServicerContext], Any]) -> "Handler":
     """A unary method that keeps its thread until it has answered."""
 
     def guarded(data: bytes, context: grpc.ServicerContext) -> Any:
-        with errors_told(call, partial(abort, context)):
+        with ErrorsTold(call, partial(abort, context)):
             return behaviour(parsed(kind, data), context)
 
     return grpc.unary_unary_rpc_method_handler(guarded, None, _serialize)
@@ -60,7 +76,7 @@ def stream(call: str, behaviour: Callable[[Iterator[bytes], grpc.ServicerContext
     """A bidirectional method, which takes its messages as bytes."""
 
     def guarded(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
-        with errors_told(call, partial(abort, context)):
+        with ErrorsTold(call, partial(abort, context)):
             yield from behaviour(requests, context)
 
     return grpc.stream_stream_rpc_method_handler(guarded, None, _serialize)
@@ -69,50 +85,64 @@ def stream(call: str, behaviour: Callable[[Iterator[bytes], grpc.ServicerContext
 class UnaryCalls:
     """Unary methods that give their thread back while they wait for their turn.
 
-    To gRPC such a method is one that streams a single reply, which may come from any thread; on the wire both are the same.
+    To gRPC such a method is one that streams a single reply, which may come from any thread; on the wire both are the same, and
+    `Replies` sends it as a plain unary method would.
     """
 
-    def __init__(self, turns: Turns, inflight: InflightBytes) -> None:
+    def __init__(self, submit: Callable[..., object], turns: Turns, inflight: InflightBytes) -> None:
+        """submit: hands work to a thread of the pool."""
+        self._submit = submit
         self._turns = turns
         self._inflight = inflight
+        self._replies = Replies()
 
     def handler(self, call: str, kind: type[M], behaviour: Callable[[M, grpc.ServicerContext], Any]) -> "Handler":
         """The method of a call: it has its turn when no other call uses the sessions that its request names."""
+        turns, inflight, sessions_of = self._turns, self._inflight, _sessions_in(kind)
 
-        def receive(data: bytes, context: grpc.ServicerContext, send: Callable[[Any], None]) -> None:
-            nbytes = len(data)
-            with errors_told(call, partial(_end, context, send)), ExitStack() as refused:
-                self._inflight.take(nbytes)
-                refused.callback(self._inflight.give_back, nbytes)
+        def receive(data: bytes, context: grpc.ServicerContext, send: Send) -> None:
+            with ErrorsTold(call, partial(_end, context, send)):
                 request = parsed(kind, data)
-                self._turns.call(context.peer(), _sessions(request), lambda: answer(request, context, send, nbytes))
-                refused.pop_all()
+                turn = Turn(context.peer(), sessions_of(request))
+                nbytes = inflight.take(turn.client, len(data))
+                try:
+                    now = turns.begin(turn, lambda: self._submit(go_on, request, context, send, turn, nbytes))
+                except CapacityError:
+                    inflight.give_back(turn.client, nbytes)
+                    raise
+                if now:
+                    answer(request, context, send, turn, nbytes)
 
-        def answer(request: M, context: grpc.ServicerContext, send: Callable[[Any], None], nbytes: int) -> None:
+        def go_on(request: M, context: grpc.ServicerContext, send: Send, turn: Turn, nbytes: int) -> None:
+            with ErrorsTold(call, partial(_end, context, send)):
+                answer(request, context, send, turn, nbytes)
+
+        def answer(request: M, context: grpc.ServicerContext, send: Send, turn: Turn, nbytes: int) -> None:
             try:
-                with errors_told(call, partial(_end, context, send)):
-                    if context.is_active():
-                        send(behaviour(request, context))
-                        send(None)
-            finally:
-                self._inflight.give_back(nbytes)
+                reply = _serialize(behaviour(request, context)) if context.is_active() else b""
+            finally:  # before the client hears, lest its next call find the session busy
+                turns.end(turn)
+                inflight.give_back(turn.client, nbytes)
+            self._replies.send(context, send, reply)
 
         receive.experimental_non_blocking = True  # type: ignore[attr-defined]
-        return grpc.unary_stream_rpc_method_handler(receive, None, _serialize)
+        return grpc.unary_stream_rpc_method_handler(receive)
 
 
-def _end(context: grpc.ServicerContext, send: Callable[[Any], None], error: KvdbError) -> None:
+def _end(context: grpc.ServicerContext, send: Send, error: KvdbError) -> None:
     """End the call, from whatever thread, with the status of an error."""
     set_status(context, error)
     send(None)
 
 
-def _sessions(request: Any) -> list[str]:
-    """The ids of the sessions that a request names."""
-    fields = request.DESCRIPTOR.fields_by_name
+def _sessions_in(kind: type[Message]) -> Callable[[Any], frozenset[str]]:
+    """What takes the ids of sessions from a request of this kind."""
+    fields = kind.DESCRIPTOR.fields_by_name
     if "session_ids" in fields:
-        return list(request.session_ids)
-    return [request.session_id] if "session_id" in fields else []
+        return lambda request: frozenset(request.session_ids)
+    if "session_id" in fields:
+        return lambda request: frozenset((request.session_id,))
+    return lambda _request: frozenset()
 
 
 def _serialize(reply: Message) -> bytes:

@@ -20,6 +20,24 @@ class _Entry:
     calls: int = 0  # under way
 
 
+class Borrowed:
+    """A session in use, until its `with` ends. A context manager by hand, because each step of decoding needs one."""
+
+    __slots__ = ("_entry", "_lock")
+
+    def __init__(self, entry: _Entry, lock: Lock) -> None:
+        self._entry = entry
+        self._lock = lock
+
+    def __enter__(self) -> SessionState:
+        return self._entry.state
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._entry.calls -= 1
+            self._entry.used = monotonic()
+
+
 class Sessions:
     """A registry that closes a session when no call has used it for `idle_seconds`. Thread-safe.
 
@@ -39,9 +57,8 @@ class Sessions:
             self._entries[name] = _Entry(state, monotonic())
         return name
 
-    @contextmanager
-    def borrow(self, name: str) -> Iterator[SessionState]:
-        """The session, which does not count as idle while the body runs. Raises SessionClosed."""
+    def borrow(self, name: str) -> "Borrowed":
+        """For `with`: the session, which does not count as idle while the body runs. Raises SessionClosed."""
         with self._lock:
             entry = self._entries.get(name)
             if entry is None:
@@ -50,12 +67,7 @@ class Sessions:
                     "open another with create_session"
                 )
             entry.calls += 1
-        try:
-            yield entry.state
-        finally:
-            with self._lock:
-                entry.calls -= 1
-                entry.used = monotonic()
+        return Borrowed(entry, self._lock)
 
     @contextmanager
     def borrow_all(self, names: Iterable[str]) -> Iterator[list[SessionState]]:

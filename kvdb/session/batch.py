@@ -14,7 +14,7 @@ import kvdb.validate as validate
 from kvdb.attention.device import DeviceFailed, Pending
 from kvdb.attention.shared_prefix import exact_together, sharing_of
 from kvdb.catalog.segment import SegmentView
-from kvdb.planning.planner import Prepared
+from kvdb.planning.prepared import Prepared
 from kvdb.session.layer import Layer
 from kvdb.session.state import SessionState
 from kvdb.types import Array, ModelSpec
@@ -27,10 +27,11 @@ SHARED_TOKENS_MIN = 2048
 
 
 class Member(NamedTuple):
-    """A session in a call."""
+    """A session in a call. options: what it is asked, with the session's own default."""
 
     session: SessionState
     layer: Layer
+    options: QueryOptions
 
 
 def attend(
@@ -42,19 +43,19 @@ def attend(
     starts: the position of each session's first token, as the caller believes. Raises what `attend` raises, then every session is
     as it was; InvalidArgument for a session that is given twice, SpecMismatch for sessions of several models.
     """
-    with _members(sessions, layer) as members:
+    with _members(sessions, layer, options) as members:
         spec = sessions[0].spec
         validate.starts(starts, len(members))
         for what, array in (("q", q), ("k", k), ("v", v)):
             validate.stacked(what, array, len(members))
-        for i, (_, state) in enumerate(members):
+        for i, (_, state, _) in enumerate(members):
             with validate.numbered(i):
-                n = _check(state, q[i], options)
+                n = state.check_queries(q[i])
                 validate.same_tokens(n, validate.keys_values(spec, k[i], v[i]))
                 validate.start(None if starts is None else starts[i], state.run.tokens, layer)
                 state.check_no_gaps()
         with _appended(members, k, v):
-            return _answer(spec, members, q, options)
+            return _answer(spec, members, q)
 
 
 def attention(sessions: Sequence[SessionState], layer: int, q: Array, options: QueryOptions) -> Array:
@@ -62,17 +63,18 @@ def attention(sessions: Sequence[SessionState], layer: int, q: Array, options: Q
 
     Raises what `attention` raises, and what `attend` above does for the sessions.
     """
-    with _members(sessions, layer) as members:
+    with _members(sessions, layer, options) as members:
         validate.stacked("q", q, len(members))
-        for i, (_, state) in enumerate(members):
+        for i, (_, state, _) in enumerate(members):
             with validate.numbered(i):
-                state.check_last(_check(state, q[i], options))
-        return _answer(sessions[0].spec, members, q, options)
+                state.check_last(state.check_queries(q[i]))
+        return _answer(sessions[0].spec, members, q)
 
 
 @contextmanager
-def _members(sessions: Sequence[SessionState], layer: int) -> Iterator[list[Member]]:
-    """Take the turns of all sessions while the body runs. Raises SpecMismatch, and what `SessionState.layer` raises."""
+def _members(sessions: Sequence[SessionState], layer: int, options: QueryOptions) -> Iterator[list[Member]]:
+    """Take the turns of all sessions while the body runs. Raises SpecMismatch, and what `SessionState.layer` and `Layer.resolve`
+    raise."""
     with ExitStack() as turns:
         for session in sorted(sessions, key=id):  # in one order wherever several are taken, so that no two calls wait in a ring
             turns.enter_context(session.turns)
@@ -80,15 +82,9 @@ def _members(sessions: Sequence[SessionState], layer: int) -> Iterator[list[Memb
         for i, session in enumerate(sessions):
             with validate.numbered(i):
                 validate.same_spec(session.spec, sessions[0].spec)
-                members.append(Member(session, session.layer(layer)))
+                state = session.layer(layer)
+                members.append(Member(session, state, state.resolve(options)))
         yield members
-
-
-def _check(layer: Layer, q: Array, options: QueryOptions) -> int:
-    """How many tokens ask. Raises what `Layer.check_queries` and `Planner.check` raise."""
-    n = layer.check_queries(q)
-    layer.planner.check(options)
-    return n
 
 
 @contextmanager
@@ -96,7 +92,7 @@ def _appended(members: Sequence[Member], k: Array, v: Array) -> Iterator[None]:
     """Append the tokens of all sessions; of none where one session's are refused, or the body raises. Raises NonFiniteError or
     CapacityError."""
     with ExitStack() as undo:
-        for i, (session, layer) in enumerate(members):
+        for i, (session, layer, _) in enumerate(members):
             with validate.numbered(i):
                 session.append(layer, k[i], v[i])
             undo.callback(layer.take_back, k.shape[2])
@@ -104,11 +100,11 @@ def _appended(members: Sequence[Member], k: Array, v: Array) -> Iterator[None]:
         undo.pop_all()
 
 
-def _answer(spec: ModelSpec, members: Sequence[Member], q: Array, options: QueryOptions) -> Array:
-    prepared = [layer.prepare(q[i], options) for i, (_, layer) in enumerate(members)]
+def _answer(spec: ModelSpec, members: Sequence[Member], q: Array) -> Array:
+    prepared = [layer.prepare(q[i], options) for i, (_, layer, options) in enumerate(members)]
     launched = _launched(members, prepared, q)
     out = np.empty(q.shape, q.dtype)
-    exact = [i for i, (_, layer) in enumerate(members) if _may_share(layer, prepared[i], q.shape[2])]
+    exact = [i for i, (_, layer, _) in enumerate(members) if _may_share(layer, prepared[i], q.shape[2])]
     sharing = sharing_of([members[i].session.snapshot.views for i in exact], _is_long)
     together = exact if sharing.groups else []
     if together:
@@ -117,10 +113,10 @@ def _answer(spec: ModelSpec, members: Sequence[Member], q: Array, options: Query
         rows, all_stats = exact_together(layout, runs, sharing, q[together][:, :, 0], spec.softmax_scale)
         out[together] = rows[:, :, None]
         for i, stats in zip(together, all_stats, strict=True):
-            members[i].layer.count(stats, 1, options)
+            members[i].layer.answered_exactly(prepared[i], q[i], out[i], stats, members[i].options)
             members[i].session.counters.count(prepared[i].plan, stats)
     for i in sorted({*range(len(members))} - {*together}):
-        out[i], stats = members[i].layer.answer_prepared(prepared[i], q[i], options, launched.get(i))
+        out[i], stats = members[i].layer.answer_prepared(prepared[i], q[i], members[i].options, launched.get(i))
         members[i].session.counters.count(prepared[i].plan, stats)
     return out
 

@@ -1,46 +1,49 @@
 """An open session: views of what is stored, a mutable tail for each layer, and the queries over both."""
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from threading import RLock
-
-import numpy as np
 
 import kvdb.catalog.residency as residency
 import kvdb.validate as validate
 from indexes.base import Float32
 from kvdb.blend.controller import Choice
 from kvdb.blend.strategies import DEFAULT_RATIO
-from kvdb.catalog.prefix_tree import common_prefix
+from kvdb.catalog.overhead import session_nbytes
 from kvdb.catalog.segment import Views
 from kvdb.catalog.snapshot import Snapshot
-from kvdb.errors import InvalidArgument, PositionError, SessionClosed, Unavailable
+from kvdb.errors import InvalidArgument, SessionClosed, Unavailable
 from kvdb.session.counters import SessionCounters
 from kvdb.session.explain_analyze import analyze_plan
+from kvdb.session.known_ids import ids_of
 from kvdb.session.layer import Layer
 from kvdb.session.recompute import Recomputing
 from kvdb.session.services import SessionServices
 from kvdb.storage.block_table import BlockTable
 from kvdb.types import Array, ContextInfo, ModelSpec, Placed, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
-from query_optimizer.query_options import QueryOptions
-
-DEFAULT_OPTIONS = QueryOptions()
+from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 
 
 class SessionState:
     """One open session. Takes over the `snapshot` and the `tails`, one a layer; `close` gives them back.
 
     tokens: the ids known of it, int32; at least those before the tail. start: the position of the tail's first token. reused: how
-    many tokens before it were stored when it was opened. Thread-safe: calls on one session take turns. A call that raises leaves
+    many tokens before it were stored when it was opened. error_max: of queries that name nothing, None for the configuration's.
+    Thread-safe: calls on one session take turns. A call that raises leaves
     the session as it was. A layer on its way from disk is waited for, and may raise IntegrityError or Unavailable.
 
     Raises Unavailable for a closed database, and CapacityError, and then everything was given back.
     """
 
     def __init__(
-        self, services: SessionServices, spec: ModelSpec, snapshot: Snapshot, tails: list[BlockTable], tokens: Tokens
+        self,
+        services: SessionServices,
+        spec: ModelSpec,
+        snapshot: Snapshot,
+        tails: list[BlockTable],
+        tokens: Tokens,
+        error_max: float | None = None,
     ) -> None:
         self.spec = spec
         self.snapshot = snapshot
@@ -49,8 +52,10 @@ class SessionState:
         self.reused = self.start - len(snapshot.missing(0))
         self.services = services
         self._recomputing = Recomputing(spec, snapshot)
-        self._bring_in(tails)
-        self._layers = [Layer(services, spec, snapshot, number, tail) for number, tail in enumerate(tails)]
+        nbytes = session_nbytes(spec, snapshot.views, len(tokens))
+        self._beside = residency.pin_snapshot(snapshot, tails, services.loader, services.budget, nbytes)
+        self.error_max = services.config.optimizer.error_max if error_max is None else error_max
+        self._layers = [Layer(services, spec, snapshot, number, tail, self.error_max) for number, tail in enumerate(tails)]
         self.counters = SessionCounters()
         self.turns = RLock()
         self._open = True
@@ -86,7 +91,7 @@ class SessionState:
         Unavailable."""
         self._check_open()
         validate.layer(self.spec, number)
-        return self._layers[number].wait_loaded()
+        return self._layers[number].ready()
 
     def append(self, layer: Layer, k: Array, v: Array) -> None:
         """Append keys and values that were checked to a layer. The caller holds `turns`. Raises NonFiniteError or
@@ -106,7 +111,7 @@ class SessionState:
             validate.start(start, state.run.tokens, layer)
             self.append(state, k, v)
 
-    def attention(self, layer: int, q: Array, options: QueryOptions = DEFAULT_OPTIONS) -> Array:
+    def attention(self, layer: int, q: Array, options: QueryOptions = NO_OPTIONS) -> Array:
         """Attention of one layer's last n tokens over everything before and including each; q and the result are
         `[q_heads, n, head_dim]` in the spec's dtype.
 
@@ -115,21 +120,21 @@ class SessionState:
         with self.turns:
             state = self.layer(layer)
             n = state.check_queries(q)
-            state.planner.check(options)
+            options = state.resolve(options)
             state.check_last(n)
             out, plan, stats = state.answer(q, options)
             self.counters.count(plan, stats)
             return out
 
     def attend(
-        self, layer: int, q: Array, k: Array, v: Array, options: QueryOptions = DEFAULT_OPTIONS, start: int | None = None
+        self, layer: int, q: Array, k: Array, v: Array, options: QueryOptions = NO_OPTIONS, start: int | None = None
     ) -> Array:
         """`update` and `attention` in one call, for the same n tokens. Raises what they raise, and ShapeError when q, k and v
         are not of the same n; then nothing is appended."""
         with self.turns:
             state = self.layer(layer)
             n = state.check_queries(q)
-            state.planner.check(options)
+            options = state.resolve(options)
             validate.same_tokens(n, validate.keys_values(self.spec, k, v))
             validate.start(start, state.run.tokens, layer)
             state.check_no_gaps()
@@ -196,50 +201,33 @@ class SessionState:
     def fork(self) -> "SessionState":
         """Another session over the same tokens. Nothing is copied until one of the two writes."""
         with self.turns:
-            self._check_open()
+            self._settle()
             tails = [tail.share() for tail in self.tails]
-            return SessionState(self.services, self.spec, self.snapshot.share(), tails, self.tokens)
+            return SessionState(self.services, self.spec, self.snapshot.share(), tails, self.tokens, self.error_max)
 
     def store(self, name: str, tokens: Tokens | None = None, *, chunk: bool = False) -> ContextInfo:
         """Keep everything in the session as a context. tokens: the ids of all of it, when it outgrew those it was opened with.
-        chunk: as a chunk, for a session that was opened on nothing.
+        chunk: only what stands behind `start`, as a chunk.
 
         Raises AlreadyExists, InvalidArgument, PositionError (layers of different lengths, or gaps that hold nothing yet) or
         SessionClosed.
         """
         with self.turns:
-            self._check_open()
+            self._settle()
             for layer in self._layers:
                 layer.check_no_gaps()
             return self.services.publisher.store(self, name, tokens, chunk=chunk)
 
     def ids(self, tokens: Tokens | None) -> Tokens:
         """The ids of everything in it, of which `tokens` are all, where given. Raises PositionError or InvalidArgument."""
-        lengths = {self.start + tail.length for tail in self.tails}
-        if len(lengths) > 1:
-            raise PositionError(
-                f"the session's layers hold {min(lengths)} to {max(lengths)} tokens; update them all before it is stored"
-            )
-        length = lengths.pop()
-        ids = self.tokens if tokens is None else validate.token_ids(tokens)
-        if len(ids) < length or (tokens is not None and len(ids) != length):
-            raise InvalidArgument(
-                f"the session holds {length} tokens and {len(ids)} ids are known; pass tokens= with the ids of all {length}"
-            )
-        if not length:
-            raise InvalidArgument("the session holds no tokens; expected at least one to store")
-        known = self.tokens[:length]
-        where = common_prefix(ids, known)
-        if where < len(known):
-            raise InvalidArgument(f"tokens[{where}] is {ids[where]}, but the session was opened with {known[where]} there")
-        return np.ascontiguousarray(ids[:length])
+        return ids_of({self.start + tail.length for tail in self.tails}, self.tokens, tokens)
 
-    def explain(self, layer: int, options: QueryOptions = DEFAULT_OPTIONS, analyze: bool = False) -> Plan:
+    def explain(self, layer: int, options: QueryOptions = NO_OPTIONS, analyze: bool = False) -> Plan:
         """`plan`; analyze: with what it takes to carry it out for the layer's last query. Raises LayerError, SessionClosed, and
         InvalidArgument for hints that cannot be, or an analysis before the first query."""
         with self.turns:
             state = self.layer(layer)
-            state.planner.check(options)
+            options = state.resolve(options)
             if not analyze:
                 return replace(state.planner.plan(options), notes=self._recomputing.notes(layer))
             if state.query_samples.last is None:
@@ -260,7 +248,7 @@ class SessionState:
     def stats(self) -> SessionStats:
         """What the session holds and has done. Raises SessionClosed."""
         with self.turns:
-            self._check_open()
+            self._settle()
             tail_nbytes = sum(tail.nbytes for tail in self.tails)
             return self.counters.stats(min(layer.run.tokens for layer in self._layers), self.start, self.reused, tail_nbytes)
 
@@ -276,20 +264,18 @@ class SessionState:
                 self._count_open(-1)
                 residency.unpin(self.views)
                 self.snapshot.release()
-
-    def _bring_in(self, tails: list[BlockTable]) -> None:
-        """Raises CapacityError or Unavailable, when everything is given back."""
-        with ExitStack() as undo:
-            undo.callback(self.snapshot.release)
-            for tail in tails:
-                undo.callback(tail.release)
-            residency.pin(self.views, self.services.loader)
-            undo.pop_all()
+                self._beside.release()
 
     def _count_open(self, sessions: int) -> None:
         """Tell the segments that so many more sessions are open over them."""
         for view in self.views:
             view.segment.usage.count_open(sessions)
+
+    def _settle(self) -> None:
+        """Wait for audits under way, which read what all layers hold. Raises SessionClosed."""
+        self._check_open()
+        for layer in self._layers:
+            layer.audits.settle()
 
     def _check_open(self) -> None:
         if not self._open:

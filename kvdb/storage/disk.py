@@ -36,7 +36,8 @@ class SegmentFolder:
         self._bytes_max = bytes_max
         self._files: dict[str, SegmentFile] = {}
         self._reserved = 0
-        self._made = self._writing = 0
+        self._made = 0
+        self._writing: set[str] = set()  # names of files that are not yet known
         self.changes = 0
         self._closed = False
         self._lock = Condition()
@@ -62,7 +63,7 @@ class SegmentFolder:
             name, self._made = f"{self._made}{FILE_SUFFIX}", self._made + 1
             contents = Contents(f"{self.path.name}/{name}", spec, layout, len(tables), tokens)
             self._reserve(contents.nbytes)
-            self._writing += 1
+            self._writing.add(name)
         file = None
         try:
             file = SegmentFile.write(self.path / name, contents, tables)
@@ -74,7 +75,7 @@ class SegmentFolder:
                 else:
                     self._files[name] = file
                     self.changes += 1
-                self._writing -= 1
+                self._writing.remove(name)
                 self._lock.notify_all()
         return file
 
@@ -97,12 +98,14 @@ class SegmentFolder:
         return stats
 
     def check_integrity(self, owned: Sequence[SegmentFile]) -> None:
-        """Raises IntegrityError unless `owned` are exactly the files in the folder, each of its length; not once it is closed."""
-        if self._closed:
-            return
+        """Raises IntegrityError unless `owned` are exactly the files in the folder, each of its length; not once it is closed.
+        Files that are being written are no one's yet."""
         with self._lock:
+            if self._closed:
+                return
             files = dict(self._files)
-            there = {path.name: path.stat().st_size for path in self.path.glob(f"*{FILE_SUFFIX}")}
+            written = [path for path in self.path.glob(f"*{FILE_SUFFIX}") if path.name.lstrip(".") not in self._writing]
+            there = {path.name: path.stat().st_size for path in written}
         owners = sorted(file.path.name for file in owned)
         if owners != sorted(files):
             raise IntegrityError(f"segments own {len(owners)} files, and {len(files)} are known; expected the same, each once")

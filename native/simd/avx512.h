@@ -47,7 +47,7 @@ struct Avx512Base : Generic<Self, 16> {
     KVDB_INLINE static std::uint32_t clear_lanes(i32 v) {
         return ~static_cast<std::uint32_t>(_mm512_movepi32_mask((__m512i)v)) & 0xffffu;
     }
-    // Of `bytes`, `stride` can be read whatever `count` is.
+    // `stride` bytes can be read from `bytes`, whatever `count` is.
     template <int rows, int stride>
     KVDB_INLINE static void sum_chosen(const std::uint8_t* bits, int count,
                                        const std::int8_t* bytes, std::int32_t* sums) {

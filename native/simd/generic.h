@@ -1,5 +1,5 @@
-// The vector operations that kernels are written in, in terms of GCC/Clang vector extensions. Right
-// everywhere; an instruction set derives from it and replaces what it can do better.
+// The vector operations that kernels are written in, in terms of GCC/Clang vector extensions. They
+// work everywhere; an instruction set derives from them and replaces what it can do better.
 //
 // `Tag` makes every instantiation a distinct type, so that no function compiled with the flags of
 // one instruction set can be linked into another. Kernel code therefore consists of templates over
@@ -158,8 +158,8 @@ KVDB_INLINE typename Isa::f32 exp2(typename Isa::f32 x) {
 template <class Isa>
 using Lanes = std::make_integer_sequence<int, Isa::width>;
 
-// The items of `a`, then those of `b`, of which `odd` chooses the odd or the even ones. Items are
-// first the lanes of each 128 bits, then 128 bits as a whole: what shuffles do in one instruction.
+// The items of `a`, then those of `b`; `odd` chooses the odd or the even ones. Items are first the
+// lanes of each 128 bits, then 128 bits as a whole, because shuffles do this in one instruction.
 template <class Isa, bool whole, int odd, int... l>
 KVDB_INLINE typename Isa::f32 every_other(typename Isa::f32 a, typename Isa::f32 b,
                                           std::integer_sequence<int, l...>) {

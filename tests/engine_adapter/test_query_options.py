@@ -29,10 +29,12 @@ def engine(witness):
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("how", [ASKED, {"options": kvdb.QueryOptions(**ASKED)}], ids=["keywords", "options"])
-def test_every_field_arrives(attached, witness, how, rows):
+@pytest.mark.parametrize("asked", [ASKED, {"error_max": 0.25}], ids=["literal", "budgeted"])
+@pytest.mark.parametrize("by_keywords", [True, False], ids=["keywords", "options"])
+def test_every_field_arrives(attached, witness, asked, by_keywords, rows):
+    how = asked if by_keywords else {"options": kvdb.QueryOptions(**asked)}
     attached.generate(prompts(rows, 5), max_new_tokens=3, **how)
-    assert witness.saw(kvdb.QueryOptions(**ASKED))
+    assert witness.saw(kvdb.QueryOptions(**asked))
 
 
 def test_both_together_are_refused(attached):

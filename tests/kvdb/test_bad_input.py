@@ -53,6 +53,34 @@ def test_a_bad_attend_changes_nothing(session, case):
         session.attend(*arguments)
 
 
+Q, KV = ones(4, 1, 16), ones(2, 1, 16)
+BAD_BUDGETS = {
+    "negative": ("error_max is -0.01; expected", {"error_max": -0.01}),
+    "NaN": ("error_max is nan; expected", {"error_max": float("nan")}),
+    "above 1": ("error_max is 1.01; expected", {"error_max": 1.01}),
+    "a text": ("error_max is '1 %'; expected", {"error_max": "1 %"}),
+    "beside exact": ("beside retrieval=exact, which would win", {"error_max": 0.01, "retrieval": kvdb.Exact()}),
+    "beside a retrieval": (r"beside retrieval=dipr\(0.012\), which would win", {"error_max": 0.01, "retrieval": kvdb.Dipr()}),
+    "beside a bound": ("beside max_missed_mass=0.1, which would win", {"error_max": 0.01, "max_missed_mass": 0.1}),
+    "beside an estimate": ("beside estimate_tail=True, which would win", {"error_max": 0.01, "estimate_tail": True}),
+}
+
+
+@pytest.mark.parametrize("case", BAD_BUDGETS)
+def test_a_bad_error_budget_changes_nothing(session, db, case):
+    message, asked = BAD_BUDGETS[case]
+    for call in (
+        lambda: session.attend(0, Q, KV, KV, **asked),
+        lambda: session.attention(0, Q, **asked),
+        lambda: session.explain(0, **asked),
+        lambda: db.attend([session], 0, Q[None], KV[None], KV[None], **asked),
+        lambda: db.attention([session], 0, Q[None], **asked),
+        lambda: db.explain("doc", **asked),
+    ):
+        with pytest.raises(errors.InvalidArgument, match=message):
+            call()
+
+
 def test_a_bad_token_deep_in_many_changes_nothing(session):
     k = ones(2, 500, 16)
     k[1, 400, 3] = np.inf

@@ -38,6 +38,11 @@ def test_an_error_is_one_line_and_status_1(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_an_error_that_cannot_be_stops_a_server_before_it_starts(capsys):
+    assert main(["serve", "--error-max", "2"]) == 1
+    assert "optimizer.error_max is 2.0; expected a relative error from 0" in capsys.readouterr().err
+
+
 def test_it_is_a_module_too():
     done = run("--version")
     assert (done.returncode, done.stdout) == (0, f"kvdb {kvdb.__version__}\n")

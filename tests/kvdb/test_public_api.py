@@ -17,7 +17,7 @@ Choice.from_dict(values)
 Client(transport)
 Client.import_context(spec, tokens, kv, *, name, queries=None)
 Client.import_chunk(spec, tokens, kv, *, name, base=0, queries=None)
-Client.create_session(spec, tokens=None, *, parts=None)
+Client.create_session(spec, tokens=None, *, parts=None, error_max=None)
 Client.name_chunk(spec, tokens, *, name)
 Client.attend(sessions, layer, q, k, v, *, starts=None, options=None, **keywords)
 Client.attention(sessions, layer, q, *, options=None, **keywords)
@@ -38,7 +38,7 @@ Context(transport, info)
 Context.name
 Context.spec
 Context.tokens
-Context.create_session(tokens, *, spec=None)
+Context.create_session(tokens, *, spec=None, error_max=None)
 Context.drop()
 Context.close()
 ContextInfo(name, spec, tokens, segments, nbytes, chunk=False, blended=False)
@@ -67,7 +67,9 @@ Plan.to_dict()
 Plan.from_dict(values)
 Plan.explain(verbose=False)
 PromptPart(source, visible=None, at=None)
-QueryOptions(retrieval=None, max_missed_mass=None, estimate_tail=False, hints='Hints')
+QueryOptions(retrieval=None, max_missed_mass=None, estimate_tail=False, hints='Hints', error_max=None)
+QueryOptions.budgeted
+QueryOptions.with_default(error_max)
 Recompute(ratio=None, floor=0.15, steepness=0.3, check_layer=1, strategy=None)
 Recompute.of(given)
 Recompute.share
@@ -77,6 +79,7 @@ Session(transport)
 Session.spec
 Session.reused
 Session.start
+Session.error_max
 Session.tokens
 Session.layout
 Session.update(layer, k, v, *, start=None)

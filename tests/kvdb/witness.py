@@ -1,12 +1,12 @@
 """A database that tells what its optimizer was asked for."""
 
-from kvdb.config import Config, StorageConfig
+from kvdb.config import ERROR_MAX, Config, StorageConfig
 from kvdb.database import Database
 from query_optimizer.query_options import QueryOptions
 
 
 class Witness:
-    """A rule that is asked first, never fires, and keeps what every query asked for. bounded: whether a bound was."""
+    """A rule that is asked first, never fires, and keeps the options of every query."""
 
     name, before = "witness", "exact_asked"
 
@@ -14,13 +14,14 @@ class Witness:
         self.seen = []
 
     def when(self, facts, _part, _heads):
-        self.seen.append((facts.retrieval, facts.bounded, facts.estimate_tail, facts.hints))
+        self.seen.append(facts.options)
         return "it only looks on"
 
     def saw(self, options: QueryOptions):
-        """Whether there were queries, and all of them asked for this. Forgets them."""
+        """Whether there were queries, and all of them asked for this, with the database's error_max where they name none. Forgets
+        them."""
         seen, self.seen = self.seen, []
-        asked = (options.retrieval, options.max_missed_mass is not None, options.estimate_tail, options.hints)
+        asked = options.with_default(ERROR_MAX)
         return bool(seen) and all(one == asked for one in seen)
 
 

@@ -5,6 +5,7 @@
 
 import os
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -14,22 +15,27 @@ from query_optimizer.access import Actual
 from query_optimizer.facts import FastMemory
 from query_optimizer.optimizer import Optimizer
 from query_optimizer.plan import Outcome
-from query_optimizer.query_options import Hints
+from query_optimizer.query_options import Hints, QueryOptions
 from query_optimizer.rules import base_rules
-from tests.query_optimizer.made import CALM, WILD, facts, part, tail
+from query_optimizer.ways import Way
+from tests.query_optimizer.made import CALM, WILD, budget, facts, part, proven, tail
 
 FILES = Path(__file__).parent / "explain"
 REWRITE = "KVDB_REWRITE_EXPLAIN"
+FLAT, TAIL = Way("flat", Dipr()), Way("coarse-clusters", TopK(64), estimate_tail=True)
 LONG = part("segment 3", 50_000, "flat")
 BOTH = part("segment 3", 400_000, "flat", "hnsw")
 WORLD = [part(f"segment {number}", 5000 + number, "flat") for number in range(3, 43)]
 MIXED = replace(BOTH, heads=(CALM, WILD, CALM, CALM))
 
 RULES = {
-    "exact_asked": facts(LONG, tail(), retrieval=Exact()),
+    "exact_asked": facts(LONG, tail(), options=QueryOptions(Exact())),
     "short_context": facts(part("segment 3", 3000, "flat"), tail()),
     "fresh_tail": facts(tail(6000)),
-    "hinted": facts(LONG, tail(), hints=Hints("flat")),
+    "error_budget": facts(
+        LONG, tail(), budget=budget(0.01, proven(FLAT, 0.0, bounds=(0.002, 0.004, 0.003, inf), least=(0.0, 0.0, 0.0, 0.08)))
+    ),
+    "hinted": facts(LONG, tail(), options=QueryOptions(hints=Hints("flat"))),
     "budget_fits": facts(part("segment 3", 50_000, "coarse-clusters"), tail(), fast=FastMemory("gpu", 1 << 30)),
     "diffuse_head": facts(replace(LONG, heads=(WILD,) * 4), tail()),
     "partial_reuse": facts(part("segment 3", 30_000, "hnsw", "flat", stored=90_000), tail()),
@@ -40,26 +46,37 @@ RULES = {
 }
 MIXTURES = {
     "nothing": facts(),
+    "a budget of error, nothing proven": facts(
+        LONG, tail(), budget=budget(0.01, proven(FLAT, inf, audits=12), proven(TAIL, 0.07))
+    ),
+    "a budget of error, two ways": facts(
+        part("segment 3", 50_000, "flat", "coarse-clusters"),
+        tail(),
+        budget=budget(0.01, proven(FLAT, 0.0, bounds=(0.002, 0.004, inf, inf)), proven(TAIL, 0.003)),
+    ),
+    "no error at all": facts(LONG, tail(), budget=budget(0.0)),
     "a piece of a prompt": facts(LONG, part("tail", 9000, "flat", is_tail=True), new_tokens=100),
     "heads that differ": facts(MIXED, tail()),
     "heads of which most want much": facts(replace(BOTH, heads=(WILD, CALM, WILD, WILD)), tail()),
     "heads whose rest is estimated": facts(
-        replace(part("segment 3", 400_000, "coarse-clusters", "hnsw"), heads=(CALM, WILD, WILD, CALM)), tail(), estimate_tail=True
+        replace(part("segment 3", 400_000, "coarse-clusters", "hnsw"), heads=(CALM, WILD, WILD, CALM)),
+        tail(),
+        options=QueryOptions(estimate_tail=True),
     ),
     "heads whose rest nobody asked to estimate": facts(
         replace(part("segment 3", 400_000, "coarse-clusters", "hnsw"), heads=(CALM, WILD, WILD, CALM)), tail()
     ),
-    "heads that differ, a retrieval asked for": facts(MIXED, tail(), retrieval=TopK(100)),
+    "heads that differ, a retrieval asked for": facts(MIXED, tail(), options=QueryOptions(TopK(100))),
     "two parts": facts(part("segment 3", 50_000, "flat"), part("segment 7", 40_000, "flat", "hnsw", stored=90_000), tail()),
     "forty parts": facts(*WORLD, tail()),
     "forty parts, some without an index": facts(*[replace(p, indexes=()) if i % 3 else p for i, p in enumerate(WORLD)], tail()),
-    "a budget": facts(BOTH, tail(), hints=Hints(memory_budget=50_000_000)),
-    "a budget below the hint": facts(BOTH, tail(), hints=Hints("hnsw", memory_budget=50_000_000)),
-    "a hint that is not there": facts(LONG, tail(), hints=Hints("hnsw")),
-    "rules off": facts(BOTH, tail(), hints=Hints(rules_off=("deep_layers", "short_context"))),
+    "a budget": facts(BOTH, tail(), options=QueryOptions(hints=Hints(memory_budget=50_000_000))),
+    "a budget below the hint": facts(BOTH, tail(), options=QueryOptions(hints=Hints("hnsw", memory_budget=50_000_000))),
+    "a hint that is not there": facts(LONG, tail(), options=QueryOptions(hints=Hints("hnsw"))),
+    "rules off": facts(BOTH, tail(), options=QueryOptions(hints=Hints(rules_off=("deep_layers", "short_context")))),
     "a graph that is being built": facts(replace(part("segment 3", 400_000, "flat"), building=("hnsw",)), tail()),
     "moved, and two tiers": facts(part("segment 3", 50_000, "flat", shift=-700), replace(tail(), tier="gpu")),
-    "a bound asked for": facts(LONG, tail(), retrieval=Dipr(0.05), bounded=True),
+    "a bound asked for": facts(LONG, tail(), options=QueryOptions(Dipr(0.05), max_missed_mass=0.01)),
 }
 
 

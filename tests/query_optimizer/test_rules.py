@@ -14,7 +14,7 @@ from indexes.retrieval import Dipr, Exact, TopK
 from query_optimizer.access import WINDOW
 from query_optimizer.optimizer import Optimizer, UnknownRule
 from query_optimizer.plan import Plan
-from query_optimizer.query_options import Hints
+from query_optimizer.query_options import Hints, QueryOptions
 from query_optimizer.rules import Fired, base_rules
 from tests.query_optimizer.made import KINDS, KV_HEADS, any_facts, made_facts
 
@@ -117,14 +117,18 @@ def check_abides(facts, plan):
         if facts.retrieval is not None:
             assert access.retrieval == facts.retrieval
         if access.estimate_tail:
-            assert facts.estimate_tail, "nothing is estimated unless the caller says so"
+            assert facts.estimate_tail or facts.budget, "nothing is estimated unless the caller says so, or it is proven"
+        if facts.budget is not None and access.rule == "error_budget":
+            ways = {facts.budget.heads[head].way for head in access.heads}
+            assert ways == {access.way}, "a head is answered by what is proven for it"
     assert plan.retrieval_given == (facts.retrieval is not None)
     assert facts.retrieval in {None, plan.retrieval}
 
 
 @given(FACTS, RULES_OFF, RULES_OFF)
 def test_a_plan_covers_everything_and_abides_by_what_was_asked(facts, off, off_by_hint):
-    facts = replace(facts, hints=replace(facts.hints, rules_off=off_by_hint))
+    hints = replace(facts.hints, rules_off=off_by_hint)
+    facts = replace(facts, options=replace(facts.options, hints=hints))
     plan = Optimizer(RULES, off).plan(facts)
     if "exact_asked" not in {*off, *off_by_hint}:
         check_abides(facts, plan)
@@ -159,7 +163,8 @@ def test_explain_names_every_way_and_only_rules_that_are_there(facts, verbose):
 
 @given(FACTS)
 def test_a_hint_is_followed_wherever_it_can_be(facts):
-    facts = replace(facts, hints=Hints("flat", ("exact_asked",)), retrieval=Dipr(), new_tokens=1, estimate_tail=False)
+    bound = facts.options.max_missed_mass
+    facts = replace(facts, options=QueryOptions(Dipr(), bound, hints=Hints("flat", ("exact_asked",))), new_tokens=1, budget=None)
     for access in Optimizer(RULES).plan(facts).accesses:
         part = next(part for part in facts.parts if part.name == access.part)
         there = "flat" in [index.kind for index in part.indexes] and access.rule != WINDOW
@@ -168,7 +173,7 @@ def test_a_hint_is_followed_wherever_it_can_be(facts):
 
 @pytest.mark.parametrize("names", [("nothing",), ("no_index",), ("Hinted",), ("hinted", "")], ids=str)
 def test_rules_that_cannot_be_switched_off(names):
-    facts = replace(examples()[0], hints=Hints(rules_off=names))
+    facts = replace(examples()[0], options=QueryOptions(hints=Hints(rules_off=names)))
     for call in (lambda: Optimizer(RULES, names), lambda: Optimizer(RULES).plan(facts)):
         with pytest.raises(UnknownRule, match="expected one of exact_asked, short_context"):
             call()

@@ -7,7 +7,7 @@
 namespace kvdb::indexes::coarse {
 namespace {
 
-// A small generator of our own: equal keys give equal clusters everywhere.
+// A small random generator of our own, so that equal keys give equal clusters on every platform.
 struct Random {
     std::uint64_t state = 0x9e3779b97f4a7c15;
     std::uint64_t below(std::uint64_t n) {
@@ -78,7 +78,7 @@ class KMeans {
                                  wide, d_, nearest.data(), distances_.data()});
     }
 
-    // Centroids become the means of their tokens; those without any stay.
+    // Centroids become the means of their tokens; those without tokens stay where they are.
     void update() {
         std::fill(counts_.begin(), counts_.end(), 0);
         for (const std::int32_t c : nearest) ++counts_[c];

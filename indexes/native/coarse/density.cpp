@@ -5,15 +5,15 @@
 namespace kvdb::indexes::coarse {
 namespace {
 
-// A row reads no more than one in this many tokens, or what costs little anyway, unless the centers
-// of pages ask for it.
+// A row reads at most one in this many tokens, or a number that costs little anyway, unless the
+// pages' centers alone reach the threshold.
 constexpr std::int64_t kShare = 32;
 constexpr std::int64_t kLittle = 4096;
 // Fewer tokens are never left to an exact read.
 constexpr std::int64_t kLeast = 4096;
-// The share of the tokens that is worth reading in pages. An exact read takes keys and values in
-// order; pages that held 59 % of the keys, strewn, were measured to take 1.7 times as long as that.
-// Of what lies between, the exact read leaves nothing out.
+// The largest share of the tokens that is worth reading in pages. An exact read takes keys and
+// values in order; scattered pages with 59 % of the keys were measured to take 1.7 times as long as
+// it.
 constexpr double kWorth = 0.25;
 
 }  // namespace

@@ -51,11 +51,11 @@ struct ScanItem {
     int count;
 };
 
-// Sums over pages of weights[i] * 2^(factor * (middle[i] + more) - reference), where more is
-// reach[i] for the bound; for the estimate, what tokens that lie around the middle add to it: curve
-// * reach[i]^2, but reach[i] at most. 0 where middle is -inf. The terms of the estimate are added
-// to each[i], times `share`, where each is given. A reach may lie far above what is likely, so that
-// each sum has a reference of its own.
+// Sums over pages of weights[i] * 2^(factor * (middle[i] + more) - reference). In the bound, more
+// is reach[i]; in the estimate it is curve * reach[i]^2, at most reach[i], because tokens lie
+// around the middle. Pages whose middle is -inf add 0. If each is given, the terms of the estimate,
+// times `share`, are added to each[i]. The two sums have references of their own, because a reach
+// may lie far above the likely scores.
 struct MassItem {
     const float* middle;
     const float* reach;
@@ -69,9 +69,9 @@ struct MassItem {
     double each_total = 0;                      // out: the sum of each[count]
 };
 
-// Sifts scores [count]: the positions of those at or above the threshold, ascending, and the sum of
-// 2^(factor * (score - reference)) of the others. -inf is neither. below: that power of each of the
-// others, 0 for those that are none, or null.
+// Splits scores [count] at the threshold: the positions of those at or above it, ascending, and the
+// sum of 2^(factor * (score - reference)) over those below it. A score of -inf belongs to neither.
+// below: that power for each score below the threshold, and 0 for all other scores; or null.
 struct SiftItem {
     const float* scores;
     std::int64_t count;

@@ -34,7 +34,7 @@ void MissedMass::add_unread(SearchState& state, const SegmentHead& item,
         sum.tail_weight += mass.each_total;
         if (!(mass.total > 0)) continue;
         sum.missed.add(likely, mass.estimate);
-        // What underflows is less than 2^-126 for each token.
+        // Terms that underflow are less than 2^-126 for each token.
         sum.bound.add(mass.bound_reference, mass.bound * 1.00001 + 1e-28);
     }
 }
@@ -49,10 +49,10 @@ void MissedMass::add_tail(const SearchState& state, const SegmentHead& item,
         {item.set.values, weights.data(), item.view.pages, state.rows, state.head_dim, out});
 }
 
-// Pages of which query i of the tile does not see all: their mean values without what is not seen.
-// Where most is seen, the others are taken from the mean, of which there are few to be read;
-// elsewhere, and where tokens are hidden, which are not to be felt even by rounding, those that are
-// seen make it up, and the weight is lost.
+// The mean values of pages of which query i of the tile sees only some tokens. If it sees most of
+// them, the few unseen values are subtracted from the mean. If it sees few, or if tokens are
+// hidden, which must not leave even a rounding error behind, the mean is computed anew from the
+// seen tokens, and the page's weight is lost.
 void MissedMass::add_partly_seen(const SearchState& state, const SegmentHead& item, std::int64_t i,
                                  float* weights, float* out) {
     const std::int64_t pages = item.view.pages, n = state.tile.n;

@@ -1,4 +1,5 @@
-// The mass of what was not read of one item, estimated and bounded, and its attention.
+// The mass of the tokens of one item that were not read, estimated and bounded, and the attention
+// over them.
 #pragma once
 
 #include <vector>
@@ -9,9 +10,9 @@ namespace kvdb::indexes::coarse {
 
 class MissedMass {
   public:
-    // Adds the mass of all pages but those that were read to the item's sums. weights:
-    // [rows][pages] or empty: of tokens that were read and not retrieved; those of the other pages
-    // are added.
+    // Adds the mass of all pages that were not read to the item's sums. weights: [rows][pages] or
+    // empty; it comes with the weights of tokens that were read but not retrieved, and the weights
+    // of the unread pages are added.
     void add_unread(SearchState& state, const SegmentHead& item,
                     const std::vector<std::int32_t>& read, std::vector<float>& weights);
 

@@ -42,8 +42,9 @@ void PageReader::mark(const PageSet& set, std::int64_t page) {
     members_ += set.first[page + 1] - set.first[page];
 }
 
-// Marks the pages that some row needs; all of them where reading one after the other costs less.
-// Pages that were scored to rank their tokens are needed whatever rounding makes of their priority.
+// Marks the pages that some row needs, or all pages where reading them in order costs less. Pages
+// that were scored to rank their tokens are marked in any case, because rounding may change their
+// priority.
 void PageReader::select(const SearchState& state, const SegmentHead& item) {
     const std::int64_t tokens = item.segment.end - item.segment.begin;
     selected_.assign(item.view.pages, 0);
@@ -83,7 +84,7 @@ void PageReader::select_for(const SearchState& state, const SegmentHead& item, i
     }
 }
 
-// The tokens of the pages that some query sees and that have no score yet, in order.
+// The tokens of marked pages that some query sees and that have no score yet, in order.
 void PageReader::collect(const SearchState& state, const SegmentHead& item) {
     const std::int64_t tokens = item.segment.end - item.segment.begin;
     tokens_.assign((tokens + 63) / 64, 0);
@@ -128,7 +129,7 @@ void PageReader::score(SearchState& state, const SegmentHead& item,
     }
 }
 
-// Sifts the tokens that have scores already.
+// Splits the tokens that have scores already.
 void PageReader::reuse(SearchState& state, const SegmentHead& item,
                        std::vector<Candidate>& candidates) {
     const ScoredPages& scored = state.scored[item.kv_head];

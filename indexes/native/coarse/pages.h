@@ -1,5 +1,5 @@
-// Segments of tokens cut into pages, and what is kept of each page. Pages of one segment are its
-// own: new tokens make new segments.
+// Segments of tokens cut into pages, and the data of each page. A page belongs to one segment: new
+// tokens make new segments.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace kvdb::indexes::coarse {
 
-// What is kept of the pages of one KV head in one segment. Keys are meant less `shift`.
+// The data of the pages of one KV head in one segment. "Key" means the key minus `shift`.
 struct PageSet {
     std::uint8_t* center;    // codes of the mean key, or of box: largest, then smallest channels
     float* center_scales;    // [pages]
@@ -68,7 +68,8 @@ struct ClusterOptions {
 void build(const Blocks& blocks, const Pages& pages, const ClusterOptions& options,
            std::int64_t page_tokens, const std::uint16_t* nearest);
 
-// Whether the arrays are what the keys and values make of these members. `page_tokens` as above.
+// Whether the arrays equal those computed anew from the keys and values of these members.
+// `page_tokens` as above.
 bool verify(const Blocks& blocks, const Pages& pages, std::int64_t page_tokens);
 
 }  // namespace kvdb::indexes::coarse

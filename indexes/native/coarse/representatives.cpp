@@ -15,8 +15,8 @@ std::int64_t code_at(std::int64_t page, int dim, int dims) {
            page % kPageGroup * 4 + dim % 4;
 }
 
-// The code of a key so large that float holds no difference to its mean is not a number. Any byte
-// will do, for the scale beside it is infinite.
+// If a key is so large that a float cannot hold its difference to the mean, its code is NaN. Any
+// byte will do then, because its scale is infinite.
 std::uint8_t to_byte(float code) {
     return static_cast<std::uint8_t>(code == code ? code : 255.0f);
 }
@@ -27,7 +27,7 @@ float largest(const float* x, int n) {
     return most;
 }
 
-// Codes x to nearest; leaves in x what the codes stand for.
+// Codes x by rounding to nearest; x becomes the values that the codes stand for.
 void encode(float* x, int dims, std::int64_t page, std::uint8_t* codes, float* scales) {
     const float scale = largest(x, dims) / 127;
     const float inverse = scale > 0 ? 1 / scale : 0;
@@ -39,7 +39,8 @@ void encode(float* x, int dims, std::int64_t page, std::uint8_t* codes, float* s
     }
 }
 
-// Codes a box so that it holds what it held: the largest channels up, the smallest down.
+// Codes a box so that it still holds all its keys: the largest channels are rounded up, the
+// smallest down.
 void encode_box(float* box, int head_dim, std::int64_t page, std::uint8_t* codes, float* scales) {
     const float scale = largest(box, 2 * head_dim) / 126;
     const float inverse = scale > 0 ? 1 / scale : 0;
@@ -78,7 +79,7 @@ BFloat16 to_bfloat16(float value) {
     return {static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
 
-// Derives what is kept of one page after the other.
+// Computes the data of one page after the other.
 class Page {
   public:
     Page(const Pages& pages, const SegmentKeys& keys, const PageSet& set)
@@ -110,10 +111,10 @@ class Page {
         raise_norm(d);
     }
 
-    // Residuals of the members to what the codes of the center stand for.
+    // The residuals of the members, relative to the values that the center's codes stand for.
     void encode_residuals(std::int64_t page, double* squares) {
         const int d = keys_.head_dim, block = d / kChannelBlocks;
-        double radius[kChannelBlocks] = {};  // float holds no square of 1e20, or of 1e-23
+        double radius[kChannelBlocks] = {};  // a float cannot hold 1e20 squared, or 1e-23 squared
         double most = -1;
         std::int64_t farthest = 0;
         for (std::int64_t m = set_.first[page]; m < set_.first[page + 1]; ++m) {

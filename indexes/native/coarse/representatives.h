@@ -1,4 +1,4 @@
-// What is kept of each page, derived from its keys.
+// Computes the data of each page from its keys.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace kvdb::indexes::coarse {
 
-// Keys and values of one KV head in one segment, widened, and less their mean.
+// Keys and values of one KV head in one segment, widened to float32; keys minus their mean.
 struct SegmentKeys {
     std::int64_t tokens;
     int head_dim;

@@ -13,7 +13,7 @@
 
 namespace kvdb::indexes::coarse {
 
-// The result of one row, ascending, and the sums over what is not in it.
+// The result of one row, ascending, and the sums over the tokens that are not in it.
 struct Row {
     std::vector<std::int32_t> ids;
     std::vector<float> scores;
@@ -79,7 +79,7 @@ class RowCollector {
             for (const Candidate& candidate : candidates)
                 candidates_[next[candidate.key]++] = {candidate.id, candidate.score};
         }
-        // Those of pages that were scored for thresholds come behind the others.
+        // Candidates of pages that were scored for thresholds come behind the others.
         const auto earlier = [](const IdScore& a, const IdScore& b) { return a.id < b.id; };
         for (std::size_t i = 0; i + 1 < begins_.size(); ++i) {
             const auto begin = candidates_.begin() + begins_[i],
@@ -128,7 +128,7 @@ class RowCollector {
         });
     }
 
-    // Candidates above a score are kept, and of those equal to it the first few.
+    // Keeps the candidates above a score, and the first few of those equal to it.
     struct Cut {
         float above;
         std::int64_t equal;
@@ -168,8 +168,8 @@ class RowCollector {
         return {last, std::int64_t(keep) - above};
     }
 
-    // How many of the scores, descending, have the share p of the mass together with what is
-    // outside, whatever the tokens that were not read hold.
+    // How many of the scores, in descending order, have the share p of the mass together with the
+    // mass outside, however much mass the unread tokens hold.
     std::size_t count_for_share(std::int64_t number, const Row& row,
                                 const std::vector<float>& scores) const {
         if (scores.empty()) return 0;
@@ -182,7 +182,8 @@ class RowCollector {
         total.add(top, retrieved);
         const double outside = options_.outside[tile_.queries[number].row] * kLog2E;
         total.add(outside, 1);
-        // As a share of everything, for outside may weigh more than a double holds beside `top`.
+        // Computed as a share of everything, because the mass outside may exceed a double relative
+        // to `top`.
         const double everything = total.log2();
         double sum = std::exp2(outside - everything);
         std::size_t keep = 0;

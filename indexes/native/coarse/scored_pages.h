@@ -1,5 +1,5 @@
-// Tokens of a KV head whose exact scores were needed for thresholds: reading does not score them
-// again.
+// The tokens of a KV head that were scored exactly for thresholds, so that reading does not score
+// them again.
 #pragma once
 
 #include <cstdint>

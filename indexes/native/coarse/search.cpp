@@ -48,11 +48,11 @@ CoarseResult gather(const std::vector<Row>& rows, const CoarseOptions& options, 
         out.retrieved.scores.insert(out.retrieved.scores.end(), row.scores.begin(),
                                     row.scores.end());
         const auto missed = static_cast<float>(row.missed.log2() * kLn2);
-        // Rounded up by more than float32 may have rounded down.
+        // Rounded up by more than float32 can have rounded down.
         double bound = row.bound.log2() * kLn2;
         if (bound > kNone) bound += 1e-5 + 1e-6 * std::fabs(bound);
         out.missed_bound.push_back(static_cast<float>(bound));
-        // Where the estimate is beyond what numbers hold, the bound is the best there is.
+        // If the estimate overflows, the bound is the best answer.
         const bool unknown = missed == kNone && out.missed_bound.back() > kNone;
         out.missed.push_back(unknown ? out.missed_bound.back()
                                      : std::min(missed, out.missed_bound.back()));

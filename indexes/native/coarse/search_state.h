@@ -1,4 +1,5 @@
-// What the steps of one tile search share: its items, and what is known and decided of each row.
+// The state that the steps of one tile search share: its items, and what is known and decided about
+// each row.
 #pragma once
 
 #include <limits>

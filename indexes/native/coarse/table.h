@@ -13,7 +13,7 @@ struct CoarseTable {
     using i32 = typename Isa::i32;
     using u32 = typename Isa::u32;
     static constexpr int kParts = kPageGroup / Isa::width;  // vectors that hold a group
-    // Sums side by side for each of them, so that one need not wait for the other.
+    // Independent sums for each of them, so that one does not wait for the other.
     static constexpr int kChains = kParts == 1 ? 2 : 1;
     static constexpr float kNone = -__builtin_inff();
 
@@ -115,13 +115,13 @@ struct CoarseTable {
         }
     }
 
-    // What weighs nothing may lie far above the reference.
+    // A page without weight may lie far above the reference.
     KVDB_INLINE static f32 power(f32 x) {
         const f32 limit = Isa::splat(1.0f);
         return simd::exp2<Isa>(x > limit ? limit : x);
     }
 
-    // Where most of the mass of a page's tokens lies.
+    // The score around which most of the mass of a page's tokens lies.
     KVDB_INLINE static f32 likely_score(const MassItem& item, f32 middle, f32 reach) {
         const f32 around = Isa::splat(item.curve) * reach * reach;
         return middle + (around < reach ? around : reach);

@@ -17,7 +17,7 @@ constexpr std::size_t kPagesFirst = 16;  // looked at where a share of the mass 
 
 using Retrieval = CoarseOptions::Retrieval;
 
-// Ranks, which have no order with NaN: a page of which float32 holds no priority is looked at
+// Priorities for ranking, which has no order with NaN: a page whose priority is NaN is looked at
 // first.
 float page_rank(float priority) {
     return priority == priority ? priority : kAll;
@@ -39,7 +39,7 @@ void Thresholds::find_row(int kv_head, int r) {
     const CoarseOptions& options = state_.options;
     if (options.retrieval == Retrieval::range) {
         plan.page_threshold = plan.threshold = range(kv_head, r);
-        // A farthest key says what a page has, where a margin guesses.
+        // A farthest key is a score that the page really has, while a margin is a guess.
         const bool guessed = state_.segments.empty() || !state_.segments[0].pages->all.farthest;
         if (!options.exact && guessed) density_.narrow(kv_head, r);
     } else if (options.retrieval == Retrieval::top_p && !options.exact) {
@@ -47,8 +47,9 @@ void Thresholds::find_row(int kv_head, int r) {
     }
 }
 
-// The largest score of the tokens of the pages that promise most, and what lies beta below it. The
-// page of the highest priority may only be a wide one, so that of the highest middle is scored too.
+// The largest score among the tokens of the most promising pages, and the threshold beta below it.
+// The page of the highest priority may just be a wide one, so the page of the highest middle is
+// scored too.
 float Thresholds::range(int kv_head, int r) {
     const float floor = state_.queries.floor[state_.tile.query(kv_head, r).row];
     float largest = kNone;
@@ -59,7 +60,7 @@ float Thresholds::range(int kv_head, int r) {
     return std::max(largest, floor) - static_cast<float>(state_.options.parameter);
 }
 
-// Looks only at pages in groups whose best is above `least`.
+// Looks only at pages in groups whose best priority is above `least`.
 PageRef Thresholds::best_page(int kv_head, int r, bool middle, float least) const {
     const float margin = state_.plan(kv_head, r).margin;
     PageRef best;
@@ -137,7 +138,7 @@ void Thresholds::top_k(int kv_head) {
         RowPlan& plan = state_.plan(kv_head, r);
         plan.page_threshold = plan.threshold = kth_score(kv_head, r, best[r]);
         if (options.exact) continue;
-        // Where that asks for too much, these pages must do.
+        // If that takes too many pages, these must do.
         const float least = best[r].least;
         if (density_.excessive(kv_head, r) || least < plan.threshold) plan.page_threshold = least;
     }
@@ -165,7 +166,7 @@ Thresholds::Best Thresholds::best_pages(int kv_head, int r) const {
     }
     if (visible <= k) return {};
     const double target = margin < 1 ? std::min(visible, k * kCandidates) : k;
-    // The best pages of usual size that hold it, and twice as many until they do.
+    // Takes as many of the best pages as usually hold k tokens, and twice as many until they do.
     const auto higher = [](const Page& a, const Page& b) { return a.priority > b.priority; };
     std::size_t ordered = 0;
     auto next = static_cast<std::size_t>(target * double(pages.size()) / visible) + 1;
@@ -210,7 +211,7 @@ void Thresholds::score_together(int kv_head, const std::vector<Best>& best) {
         }
     }
     const auto count = std::int64_t(scored.tokens.size());
-    // All of them would be read, for a margin guesses too much rather than too little.
+    // All of these pages would be read: a margin rather guesses too much than too little.
     if (!state_.options.exact && double(count) > density_.limit()) {
         state_.dense[kv_head] = 1;
         return;
@@ -246,8 +247,8 @@ float Thresholds::kth_score(int kv_head, int r, const Best& best) const {
     return scores[k - 1];
 }
 
-// What the pages that are not taken hold at most, in units of 2^exponent; stops where that comes to
-// more than `stop`.
+// An upper bound of the mass of the pages that are not taken, in units of 2^exponent; stops when it
+// exceeds `stop`.
 double Thresholds::rest(const std::vector<Ranked>& pages, std::size_t taken, double exponent,
                         double stop) const {
     double rest = 0;
@@ -257,9 +258,9 @@ double Thresholds::rest(const std::vector<Ranked>& pages, std::size_t taken, dou
     return rest;
 }
 
-// Looks at pages by their priority until what they hold has somewhat more than the share p of that
-// and of all that the others may hold, so that the fewest tokens that have the share can be told.
-// Where no pages do, all are read.
+// Takes pages by their priority until their mass has a little more than the share p of itself and
+// all the mass that the others may hold, so that the fewest tokens with the share p can be
+// determined. If that never happens, all pages are read.
 void Thresholds::top_p(int kv_head, int r) {
     const CodedQuery& query = state_.tile.query(kv_head, r);
     std::vector<Ranked> pages = visible_pages(kv_head, r);
@@ -274,7 +275,7 @@ void Thresholds::top_p(int kv_head, int r) {
         const double rest = this->rest(pages, taken, retrieved.exponent, spare);
         if (!(rest <= spare)) return false;
         plan.page_threshold = least;
-        // All tokens of less weight than this can be spared together: they are not among the
+        // All tokens of less weight than this can be left out together: they are not among the
         // fewest.
         const double weight =
             (retrieved.sum - p * (retrieved.sum + rest)) / (2 * double(tokens) + 1);

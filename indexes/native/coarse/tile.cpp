@@ -8,7 +8,7 @@ namespace {
 
 constexpr float kSmallest = 1e-30f;  // below it a reciprocal may overflow
 
-// Bytes to the nearest of `scale` steps; returns the scale.
+// Rounds to bytes in steps of a common scale; returns the scale.
 float to_bytes(const float* x, int n, std::int8_t* bytes) {
     float most = 0;
     for (int i = 0; i < n; ++i) most = std::max(most, std::fabs(x[i]));

@@ -10,7 +10,7 @@
 namespace kvdb::indexes::coarse {
 namespace {
 
-// What float32 sums may be wrong by, relative to the lengths of query and key.
+// The largest error of float32 sums, relative to the lengths of query and key.
 constexpr float kRounding = 1e-5f;
 
 // Sums in eight lanes, in double.
@@ -23,8 +23,9 @@ double dot(const float* x, const float* y, int n) {
            ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
-// What the tokens of a page add to its middle, were they spread like a normal distribution: half
-// their variance. It is known for the segment as a whole, and taken to go with reach squared.
+// The amount that the tokens of a page add to its middle if they are normally distributed: half
+// their variance. The variance is known for the segment as a whole, and assumed to be proportional
+// to reach squared.
 double variance(const CodedQuery& query, const PageSet& set, float scale) {
     double sum = 0;
     for (int b = 0; b < kChannelBlocks; ++b) sum += double{query.blocks[b]} * set.spread[b];
@@ -48,7 +49,7 @@ void TileSearch::run() {
              [&](std::int64_t i, int slot) { read_item(state.active_item(i), candidates[slot]); });
 }
 
-// Where most KV heads are read whole the few others cost little more, less than a search.
+// If most KV heads are read whole, reading the few others too costs less than searching for them.
 void TileSearch::give_up_all() {
     const auto dense = std::count(state.dense.begin(), state.dense.end(), 1);
     if (2 * dense <= std::int64_t(state.active.size())) return;

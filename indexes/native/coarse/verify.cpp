@@ -9,7 +9,7 @@
 namespace kvdb::indexes::coarse {
 namespace {
 
-// The arrays of one KV head of one segment, to derive anew.
+// The arrays of one KV head of one segment, to be computed anew.
 class Copy {
   public:
     Copy(const Pages& pages, const PageSet& set) : set_(set) {

@@ -17,7 +17,7 @@ struct Tile {
     std::int64_t first_row;  // among all rows
     const FlatTile* coded;
 
-    // Rows behind the last repeat it.
+    // Rows behind the last one repeat it.
     std::int64_t row(int r) const { return first_row + std::min(r, rows - 1); }
 };
 

@@ -1,5 +1,5 @@
-// Tokens that reached a threshold while it could still rise; the result is what reaches the final
-// one.
+// The tokens that reached a threshold while it could still rise; the result is those that reach the
+// final one.
 #pragma once
 
 #include <cstdint>

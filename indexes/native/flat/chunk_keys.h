@@ -1,4 +1,5 @@
-// The keys of a chunk as codes hold them, for those who write codes and those who check them.
+// The keys of a chunk in the form in which they are coded, for the code that writes codes and the
+// code that checks them.
 #pragma once
 
 #include <algorithm>

@@ -11,9 +11,10 @@ namespace {
 constexpr std::int64_t kFewTokens = 8192;  // a row that sees fewer is always answered
 constexpr std::int64_t kEvery = 16;        // one chunk in this many is scanned
 constexpr std::int64_t kChunksMin = 2, kChunksMax = 16;
-constexpr double kFewByLength = 1.0 / 16;  // so few keys long enough are worth a search
-// What searching for a tile costs, in reads of all keys and values: all codes, and of its rows'
-// shares the keys, then the values. Measured on one machine, with bfloat16 of 128 dimensions.
+constexpr double kFewByLength = 1.0 / 16;  // if so few keys are long enough, a search pays
+// The cost of searching for a tile, in units of reading all keys and values: for all codes, and for
+// the keys and then the values of its rows' shares. Measured on one machine, with bfloat16 of 128
+// dimensions.
 constexpr double kCodes = 0.6, kRetrieved = 2.5;
 constexpr double kWorth = 0.8;  // a search that is expected to cost more is not begun
 
@@ -45,7 +46,7 @@ void Density::drop_dense(const Tile& tile, Scanner& scanner, int thread) {
     bound_all(tile);
 }
 
-// Rows for which codes must be read, because lengths do not drop nearly all keys.
+// The rows for which codes must be read, because lengths do not exclude nearly all keys.
 bool Density::any_costly(const Tile& tile, Scanner& scanner, bool* costly) const {
     std::int64_t seen[kTile] = {}, left[kTile] = {};
     for (const std::int64_t chunk : chunks_) {
@@ -86,7 +87,7 @@ Density::Fractions Density::fractions(const Tile& tile, Scanner& scanner, int th
     return fractions;
 }
 
-// Looks at the chunks, each with what is known by then. False where nothing is known of some row.
+// Scans the chunks, each with the thresholds known by then. False if some row has no threshold.
 bool Density::scan(const Tile& tile, Scanner& scanner, std::vector<ScannedChunk>& scanned) const {
     scanned.resize(chunks_.size());
     for (std::size_t c = 0; c < chunks_.size(); ++c) {
@@ -99,7 +100,7 @@ bool Density::scan(const Tile& tile, Scanner& scanner, std::vector<ScannedChunk>
     return true;
 }
 
-// The fraction of the tokens a row sees in those chunks that may reach its threshold.
+// The fraction of a row's visible tokens in those chunks that may reach its threshold.
 double Density::passing(const Tile& tile, int r, const std::vector<ScannedChunk>& scanned) const {
     const float least = thresholds_.of(tile.row(r));
     std::int64_t seen = 0, passed = 0;

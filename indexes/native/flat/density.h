@@ -10,20 +10,20 @@
 
 namespace kvdb::indexes::flat {
 
-// Judged by some chunks evenly spread, the same ones whatever the threads do: what passes the codes
-// there is taken to pass everywhere. The rows of a tile share reads, in a search and in reading
-// all, so that they are given up together; those that lengths alone answer are not, nor rows that
-// see few tokens.
+// Judges by some evenly spread chunks, which do not depend on the threads: the share of keys that
+// passes the codes there is assumed to pass everywhere. The rows of a tile share reads, in a search
+// and in a full read, so they are given up together, except rows that lengths alone answer and rows
+// that see few tokens.
 class Density {
   public:
     Density(const Batch& batch, Thresholds& thresholds, int threads, float scale);
 
-    // Drops the rows of a tile that cost too much: the dearest first, as long as the others
-    // together cost more than reading all.
+    // Drops the most expensive rows of a tile, as long as the others together cost more than
+    // reading everything.
     void drop_dense(const Tile& tile, Scanner& scanner, int thread);
 
-    // The log of the sum of exp(scale * q.k) over all that a dropped row sees, never below the
-    // truth.
+    // An upper bound of the log of the sum of exp(scale * q.k) over all tokens that a dropped row
+    // sees.
     float bound(std::int64_t row) const { return bounds_[row]; }
 
   private:

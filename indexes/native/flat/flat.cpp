@@ -1,4 +1,4 @@
-// Shared by searching and by the estimate of the missed mass.
+// What searching and the estimate of the missed mass share.
 #include "flat.h"
 
 #include <algorithm>

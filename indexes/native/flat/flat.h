@@ -43,15 +43,15 @@ void missed_mass(const Blocks& blocks, const FlatCodes& codes, const QueryRows& 
                  const std::int64_t* offsets, const std::int32_t* ids, const float* caps,
                  float scale, float* missed, float* bound);
 
-// How many of the keys lie beyond what their codes claim.
+// The number of keys that lie outside of the bounds of their codes.
 std::int64_t verify(const Blocks& blocks, const FlatCodes& codes);
 
 // ---- what the drivers share
 
 FlatTile make_tile(const QueryRows& queries, int head_dim, int kv_head, std::int64_t tile);
 
-// The scan of one chunk for a tile; false where the chunk's centre or the queries are so large that
-// nothing can be said.
+// The scan of one chunk for a tile; false if the chunk's centre or the queries are so large that no
+// bound can be computed.
 FlatScan make_scan(const FlatCodes& codes, const FlatTile& tile, std::int64_t at);
 
 // Bits of the tokens of a chunk that query i sees. Returns how many.

@@ -7,7 +7,8 @@ namespace kvdb::indexes::flat {
 namespace {
 
 constexpr float kLengthMax = 1e15f;  // beyond it a key is kept without a code
-// More than what float32 loses while a key is centred, rotated and measured, of its length.
+// More than the error of float32 when a key is centred, rotated and measured, as a share of its
+// length.
 constexpr float kRounding = 1e-4f;
 
 struct Coded {
@@ -16,7 +17,8 @@ struct Coded {
     std::uint8_t codes[kHeadDimMax];
 };
 
-// Codes a key, centred and rotated. `scale` is rounded up first, so that a code says what it says.
+// Codes a key, centred and rotated. `scale` is rounded to bfloat16 first, because that is the scale
+// with which the code is read.
 void encode_key(const float* x, int head_dim, float raw_norm, Coded& key) {
     float largest = 0;
     for (int i = 0; i < head_dim; ++i) largest = std::max(largest, std::fabs(x[i]));

@@ -1,12 +1,12 @@
-// The flat index: what it keeps of each key, and the seam between driver and the code of one
-// instruction set.
+// The flat index: the data it keeps of each key, and the interface between the drivers and the code
+// of one instruction set.
 //
 // Keys come in chunks. A chunk's keys are taken relative to its centre and rotated, so that no
 // dimension stands out, then coded with 8 bits a dimension in two planes of 4: the high plane alone
-// is a coarser code. Of each key are kept a scale and three lengths, each rounded up: of the key,
-// and of what either code leaves of it. By Cauchy-Schwarz they bound the error of every estimated
-// q.k, and the length alone bounds q.k. Apart lie the signs of each key, with a scale and an error
-// of their own: where few keys are long enough, these are looked at one by one.
+// is a coarser code. Each key has a scale and three lengths, each rounded up: the length of the
+// key, and the lengths of the two codes' residuals. By Cauchy-Schwarz they bound the error of every
+// estimated q.k, and the length alone bounds q.k. The signs of each key lie apart, with a scale and
+// an error of their own: where few keys are long enough, their signs are looked at one by one.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ inline constexpr int kTile = 4;  // query rows that share a read
 // Planes of bfloat16 [kChunk] in a chunk's lengths.
 enum Length : int { kNorm, kScale, kHighError, kError, kLengths };
 
-// What is kept of the chunks; [chunks][kv_heads][...].
+// The data of the chunks; [chunks][kv_heads][...].
 struct FlatCodes {
     int kv_heads, head_dim;
     float* centres;          // [head_dim + 1]: the centre, then the largest length of a key
@@ -49,7 +49,7 @@ struct FlatCodes {
     }
 };
 
-// Up to kTile queries, rotated and rounded to 8 bits. Rows behind the last repeat it.
+// Up to kTile queries, rotated and rounded to 8 bits. Rows behind the last one repeat it.
 struct FlatTile {
     const float* queries[kTile];
     std::int32_t packed[kTile][kHeadDimMax / 4];  // of the rounded query: four dimensions each
@@ -79,7 +79,7 @@ struct FlatSieve {
     std::uint16_t keys[kChunk];  // in and out
 };
 
-// Bounds of the keys in `groups`; those of which one may reach its row's threshold are kept.
+// Bounds of the keys in `groups`; a key is kept if it may reach some row's threshold.
 struct FlatPrune {
     FlatScan scan;
     float threshold[kTile];
@@ -89,8 +89,8 @@ struct FlatPrune {
     int refined;                      // out: groups whose low plane was read
 };
 
-// Sums of exp(scale * (x - cap)) over the keys whose bit is set, x the estimate or its bound, at
-// most the row's cap.
+// Sums of exp(scale * (x - cap)) over the keys whose bit is set, where x is the estimate or its
+// bound, but at most the row's cap.
 struct FlatMass {
     FlatScan scan;
     float scale;

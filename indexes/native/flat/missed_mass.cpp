@@ -8,7 +8,7 @@
 namespace kvdb::indexes::flat {
 namespace {
 
-// More than what float32 loses in sums of a chunk's exponentials, as a share.
+// More than the relative error of float32 in sums of a chunk's exponentials.
 constexpr double kRounding = 1e-3;
 
 // Clears the bits of a row's retrieved tokens.
@@ -62,7 +62,7 @@ void missed_mass(const Blocks& blocks, const FlatCodes& codes, const QueryRows& 
             const std::lock_guard lock(locks[head]);
             for (int r = 0; r < count; ++r) {
                 estimates[head * rows + t * kTile + r] += mass.estimate[r];
-                // What lies below the smallest normal number counts as that.
+                // Terms below the smallest normal number count as that number.
                 bounds[head * rows + t * kTile + r] +=
                     mass.bound[r] * (1 + kRounding) + static_cast<double>(left[r]) * 0x1p-126;
             }

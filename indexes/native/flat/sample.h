@@ -1,4 +1,5 @@
-// A few tokens of every head, scored exactly: for first thresholds, and for what is usual.
+// A few tokens of every head, scored exactly: they give the first thresholds, and estimates over
+// all tokens.
 #pragma once
 
 #include <cstdint>

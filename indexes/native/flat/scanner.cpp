@@ -7,14 +7,14 @@ namespace kvdb::indexes::flat {
 namespace {
 
 constexpr int kMany = kChunk / 8;   // with more keys left, a better threshold is looked for
-constexpr int kDense = kChunk / 2;  // with more even so, it is waited for
+constexpr int kDense = kChunk / 2;  // with more even then, the chunk waits for one
 
 void append(std::int64_t chunk, const std::uint64_t* bits, std::vector<std::int32_t>& tokens) {
     each_bit(bits,
              [&](int key) { tokens.push_back(static_cast<std::int32_t>(chunk * kChunk + key)); });
 }
 
-// Shorter keys are of no use to a row: q.k <= q.centre + |q| * |k - centre|.
+// The least length of a key that can reach a row's threshold: q.k <= q.centre + |q| * |k - centre|.
 float least_length(const FlatPrune& prune, int r) {
     const float left = prune.threshold[r] - prune.scan.base[r] - prune.scan.slack[r];
     const float length = left / prune.scan.tile->norm[r] * (1 - 1e-6f);
@@ -68,7 +68,7 @@ bool Scanner::scan(const Tile& tile, std::int64_t chunk, bool patient) {
 void Scanner::finish(const Tile& tile) {
     for (std::size_t u = 0; u < sieves_used_; ++u) sieve(sieves_[u], sieved_[u]);
     if (tokens_.empty()) return;
-    // They rise, whichever way each chunk went.
+    // Thresholds rise, whether or not the chunk was put off.
     if (sieves_used_ > 0) std::sort(tokens_.begin(), tokens_.end());
     score(tile, tokens_);
 }
@@ -167,7 +167,7 @@ std::int64_t Scanner::prune_again(const Tile& tile, const FlatPrune& prune,
     return count;
 }
 
-// Notes the keys whose signs are to be looked at, and has them brought.
+// Notes the keys whose signs will be looked at, and prefetches these.
 void Scanner::prepare_sieve(const FlatPrune& prune, std::int64_t chunk, const std::uint64_t* bits) {
     if (sieves_used_ == sieves_.size()) {
         sieves_.emplace_back();

@@ -1,4 +1,4 @@
-// One thread's way through chunks: by lengths, by codes, and exactly.
+// One thread's scan of chunks: by lengths, by codes, and exactly.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ class Scanner {
     // chunk in ascending order, `finish`. Then `tokens` ascend, and `scores` are their exact
     // scores.
     void start();
-    // Returns false where the chunk is better scanned later, when thresholds are higher. patient:
-    // whether that is allowed.
+    // Returns false if the chunk is better scanned later, when thresholds are higher. patient:
+    // whether it may do so.
     bool scan(const Tile& tile, std::int64_t chunk, bool patient);
     void finish(const Tile& tile);
     const std::vector<std::int32_t>& tokens() const { return tokens_; }
@@ -42,7 +42,7 @@ class Scanner {
     void raise_thresholds(const Tile& tile, std::int64_t chunk, const FlatPrune& prune,
                           const std::uint64_t* bits);
 
-    // Prefetches what is read of every chunk.
+    // Prefetches the data that is read of every chunk.
     void prefetch(std::int64_t at) const;
 
     const Counters& counters() const { return counters_; }

@@ -84,7 +84,8 @@ class Search {
         return all;
     }
 
-    // Adds the candidates of one span of chunks for a tile. late: only in chunks put off before.
+    // Adds the candidates of one span of chunks for a tile. late: only those in chunks that were
+    // put off before.
     void span(const Tile& tile, std::int64_t number, bool late, int thread) {
         Scanner& scanner = scanners_[thread];
         std::uint8_t& deferred = this->deferred(tile, number);
@@ -131,7 +132,8 @@ class Search {
         return result;
     }
 
-    // Adds the mass the row missed: no token exceeds the threshold, and the sample tells the mean.
+    // Adds the mass that the row missed: no missed token exceeds the threshold, and the sample
+    // gives their mean.
     void add_missed_mass(std::int64_t row, FlatResult& result) const {
         const float least = thresholds_.of(row);
         const std::int64_t left = batch_.visible[batch_.query_of(row)] -
@@ -147,7 +149,7 @@ class Search {
             }
             if (std::isfinite(bound)) {
                 const double usual = sample_.log_mean(row, scale_, least) + more;
-                // Of a sample that lies above the threshold as a whole, the bound is all there is.
+                // If the whole sample lies above the threshold, there is only the bound.
                 missed = std::isfinite(usual) ? std::min(bound, static_cast<float>(usual)) : bound;
             }
         }

@@ -137,7 +137,7 @@ struct FlatTable {
                 const Estimate e =
                     estimate(item.scan, r, group, v, sums.of[r][v], kError, 1, 127.5f);
                 const f32 cap = Isa::splat(item.cap[r]);
-                // A bound that is no number says nothing: the cap holds all the same.
+                // A bound that is NaN says nothing, but the cap still holds.
                 const f32 value = e.value < cap ? e.value : cap;
                 const f32 upper = e.value + e.error < cap ? e.value + e.error : cap;
                 estimates[r] += masked(simd::exp2<Isa>((value - cap) * factor), set);
@@ -259,7 +259,7 @@ struct FlatTable {
         return Isa::widen(reinterpret_cast<const BFloat16*>(scan.lengths + which * kChunk + at));
     }
 
-    // Keys that some row may want. A bound that is no number prunes nothing.
+    // The keys that some row may need. A bound that is NaN excludes nothing.
     KVDB_INLINE static std::uint64_t keep(FlatPrune& item, int group, const Sums& sums, Length left,
                                           int weight, float middle) {
         std::uint64_t kept = 0;

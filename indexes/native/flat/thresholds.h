@@ -29,7 +29,7 @@ class Thresholds {
         return options_.beta == INFINITY ? -INFINITY : best - options_.beta;
     }
 
-    // The row sees a token of this q.k; where the threshold hangs on the largest.
+    // Notes that the row sees a token of this q.k, for thresholds below the largest q.k.
     void raise(std::int64_t row, float score) {
         float known = best_[row].load(std::memory_order_relaxed);
         while (score > known &&
@@ -37,11 +37,11 @@ class Thresholds {
         }
     }
 
-    // The row sees tokens of these q.k, all different; where the threshold hangs on the k-th
-    // largest.
+    // Notes that the row sees tokens of these q.k, all different tokens, for thresholds at the k-th
+    // largest q.k.
     void rank(std::int64_t row, const float* scores, std::int64_t count);
 
-    // The row is left unanswered. Not while other threads look at this row.
+    // Leaves the row unanswered. Must not run while other threads use this row.
     void drop(std::int64_t row) { dropped_[row] = true; }
     bool dropped(std::int64_t row) const { return dropped_[row]; }
 

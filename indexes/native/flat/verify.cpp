@@ -6,7 +6,7 @@
 namespace kvdb::indexes::flat {
 namespace {
 
-// Whether a key, centred and rotated, is as its code says.
+// Whether a key, centred and rotated, lies within the bounds of its code.
 bool fits(const FlatCodes& codes, std::int64_t at, int slot, const float* x, float raw_norm) {
     const int d = codes.head_dim, steps = d / 8;
     const float norm = from_bfloat16(codes.length(at, kNorm)[slot]);

@@ -171,7 +171,7 @@ void BeamSearch::score_fresh() {
     if (static_cast<std::int64_t>(visited_.count()) > budget_) stop();
 }
 
-// How far each score lies above the lowest that some row accepts: most tokens are told apart here,
+// How far each score lies above the lowest that some row accepts: most tokens are rejected here,
 // without a branch.
 const float* BeamSearch::measure_margins(std::int64_t count) {
     margins_.assign(count, kNone);
@@ -215,7 +215,7 @@ void BeamSearch::push_frontier(float margin, float score, std::uint32_t token, s
     }
 }
 
-// The random probes tell whether a range that seems full is.
+// The random probes decide whether a range that seems too full really is.
 void BeamSearch::check_density(std::int64_t r) {
     Range& range = ranges_[r];
     const std::int64_t have = range.compact();

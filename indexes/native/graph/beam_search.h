@@ -12,12 +12,12 @@
 namespace kvdb::indexes::graph {
 
 // DIPRS, AlayaDB (arXiv 2504.10326), algorithm 1, in two forms. Listed, as in the paper: candidates
-// are expanded in the order in which they were met, and taken in while they are in range of the
-// best one or the list is short. Best first: the one furthest within the range of any of the query
-// heads is expanded next, the range begins at the floor, and steps outside of it are counted.
+// are expanded in the order in which they were met, and accepted while they are in range of the
+// best one or the list is short. Best first: the token furthest within the range of any of the
+// query heads is expanded next, the range begins at the floor, and steps outside of it are counted.
 //
-// Hidden tokens are expanded like others, but are never retrieved nor the best. Where most of a
-// token's neighbours are hidden, the neighbours' neighbours are scored too.
+// Hidden tokens are expanded like others, but are neither retrieved nor count as the best. Where
+// most of a token's neighbours are hidden, the neighbours' neighbours are scored too.
 class BeamSearch {
   public:
     // Answers the rows of the group; `out` has `heads` of them.
@@ -57,7 +57,7 @@ class BeamSearch {
     float* probe_scores(std::int64_t r) { return probe_scores_.data() + r * group_->probes.count; }
 
     const QueryGroup* group_ = nullptr;
-    bool selective_;  // so much is hidden that it stands in the way
+    bool selective_;  // so many tokens are hidden that they stand in the way
     std::int64_t budget_, scanned_, nbytes_;
     QuantizedQueries quantized_;
     Visited visited_;

@@ -1,4 +1,4 @@
-// The bound of what a search missed, by the codes of all keys.
+// The bound of the mass that a search missed, computed from the codes of all keys.
 #include <algorithm>
 #include <cmath>
 
@@ -33,8 +33,8 @@ struct LogSum {
     }
 };
 
-// A query quantized twice, the second time what the first left of it, so that the error of an
-// estimate is that of the code.
+// A query quantized twice: the second time its residual, so that only the key's code adds to the
+// error of an estimate.
 struct SharpQuery {
     QuantizedQueries quantized;
     float length = 0, error = 0;
@@ -52,7 +52,7 @@ struct SharpQuery {
                                               256.0 * graph.step[kv_head * graph.head_dim + i]);
         }
         length = static_cast<float>(std::sqrt(square) * (1 + 1e-5));
-        // What quantizing leaves of the query, and what float32 rounds off.
+        // The residual of the quantized query, and the rounding of float32.
         error = static_cast<float>(128 * left + 1e-6 * sums);
     }
 };

@@ -11,7 +11,7 @@ constexpr int kStarts = 4;  // probes of each row that are expanded whatever the
 
 }  // namespace
 
-// Keys that codes do not hold well are always scored exactly.
+// Keys that their codes describe badly are always scored exactly.
 void BeamSearch::score_outliers() {
     const Probes& probes = group_->probes;
     const std::int32_t* tokens = probes.outliers + group_->kv_head * probes.outlier_count;
@@ -30,7 +30,7 @@ void BeamSearch::score_outliers() {
     nbytes_ += count * group_->key_nbytes();
 }
 
-// The best of them are known before any is offered, so that few of them become candidates.
+// The best scores are known before any probe is offered, so that few probes become candidates.
 void BeamSearch::score_probes() {
     const Probes& probes = group_->probes;
     const std::int64_t count = probes.count;

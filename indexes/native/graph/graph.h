@@ -1,4 +1,4 @@
-// A graph over the keys of each KV head, and what is kept of them beside it.
+// A graph over the keys of each KV head, and the codes of these keys.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace kvdb::indexes::graph {
 
-// Arrays have room for `capacity` tokens a head. Links beyond `tokens` end a token's list, so that
-// no content of `links` can lead a search astray.
+// Arrays have room for `capacity` tokens of each head. A link to a token beyond `tokens` ends a
+// list, so that no content of `links` can lead a search out of bounds.
 struct Graph {
     int kv_heads, head_dim, degree;
     std::int64_t tokens, capacity, stride;
@@ -58,7 +58,7 @@ struct SearchResult {
     std::int64_t scanned = 0, nbytes = 0;
 };
 
-// The result of one row, before those of all rows are put together.
+// The result of one row, before the results of all rows are joined.
 struct RowResult {
     std::vector<std::int32_t> ids;
     std::vector<float> scores;
@@ -71,7 +71,7 @@ void encode(const Graph& graph, const Blocks& blocks, int kv_head, std::int64_t 
             std::int64_t end);
 
 // Links the tokens [begin, graph.tokens) of every head to their nearest keys and back. parents:
-// what `repair` gave for those before; continued.
+// those that `repair` wrote for earlier tokens; those of the new tokens are added.
 void insert(const Graph& graph, const Blocks& blocks, std::int64_t begin, int width,
             std::uint32_t* parents);
 
@@ -86,7 +86,7 @@ void choose_links(const Graph& graph, const Blocks& blocks, int kv_head, std::in
                   std::int64_t count, const std::int64_t* offsets, const std::int32_t* candidates,
                   int most, std::uint32_t* chosen);
 
-// Links to all tokens that links did not lead to from token 0; returns how many there were.
+// Adds links so that every token can be reached from token 0; returns how many tokens could not be.
 // parents [kv_heads][capacity]: for each token one that links to it, on a way from token 0.
 std::int64_t repair(const Graph& graph, std::uint32_t* parents);
 
@@ -98,7 +98,7 @@ SearchResult search(const Graph& graph, const Probes& probes, const Blocks& bloc
 void bound(const Graph& graph, const QueryRows& queries, float scale, const std::int64_t* offsets,
            const std::int32_t* ids, float* bound);
 
-// How many tokens links do not lead to from token 0.
+// The number of tokens that cannot be reached from token 0.
 std::int64_t verify(const Graph& graph, int kv_head);
 
 }  // namespace kvdb::indexes::graph

@@ -42,10 +42,10 @@ class Linker {
             tree.attach(token, chosen.data(), static_cast<int>(chosen.size()));
     }
 
-    // Adds to a token's links those candidates that no link stands closer to, then the nearest of
-    // the others, as far as there is room, and the way back: the result of a query lies in a range,
-    // not on a way to one nearest key, and a search within the range needs the links that the
-    // heuristic spares.
+    // Links a token to those candidates that are closer to it than to its other links, then to the
+    // nearest of the others as far as there is room, and links these back. The heuristic alone
+    // would drop the latter, but the result of a query is a whole range and not one nearest key,
+    // and a search within the range needs them.
     void connect(std::uint32_t pivot, std::vector<std::uint32_t> candidates) {
         std::uint32_t* links = links_of(pivot);
         std::vector<std::uint32_t> chosen(links, links + count(links));
@@ -121,8 +121,8 @@ class Linker {
         return near;
     }
 
-    // The nearest of the tokens before this one: a search best first, from tokens that lie evenly
-    // and from the one before.
+    // The nearest of the tokens before this one, found by a best-first search from evenly spread
+    // tokens and from the token before.
     std::vector<Near> nearest(std::uint32_t token, int width) {
         const auto farther = [](const Near& a, const Near& b) { return b < a; };
         std::vector<Near> open, kept;  // heaps: the nearest on top, the farthest on top

@@ -1,5 +1,5 @@
-// Keys as codes, and distances of keys: the seam between driver and the code of one instruction
-// set.
+// Keys as codes, and distances of keys: the interface between the drivers and the code of one
+// instruction set.
 #pragma once
 
 #include <cstdint>

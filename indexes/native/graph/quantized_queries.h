@@ -22,7 +22,8 @@ struct QuantizedQueries {
         for (auto* each : {&factor, &bias, &noise, &highest}) each->assign(rows, 0);
     }
 
-    // Sets row `row` from a query. What bytes leave of the weights stays in `rest`, [head_dim].
+    // Sets row `row` from a query. The residual of the weights after quantizing goes to `rest`,
+    // [head_dim].
     void quantize(std::int64_t row, const Graph& graph, int kv_head, const float* q, float* rest) {
         const float* low = graph.low + std::int64_t{kv_head} * graph.head_dim;
         const float* step = graph.step + std::int64_t{kv_head} * graph.head_dim;
@@ -41,8 +42,8 @@ struct QuantizedQueries {
         highest[row] = static_cast<float>(most);
     }
 
-    // Sets bytes from weights of the codes, which become what is left of them. The bias is such
-    // that nothing is lost on a code in the middle.
+    // Sets bytes from the weights of the codes; the weights become their residual. The bias is
+    // chosen so that the residual adds nothing for a code in the middle.
     void quantize_weights(std::int64_t row, const Graph& graph, float* weights) {
         float largest = 0;
         for (int i = 0; i < graph.head_dim; ++i) largest = std::max(largest, std::fabs(weights[i]));

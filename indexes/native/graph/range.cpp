@@ -46,7 +46,7 @@ void Range::keep_largest_score(float score) {
 
 void Range::raise(float score) {
     best_ = score;
-    // The errors of two estimates that do not know of each other.
+    // The errors of two independent estimates.
     limit_ = std::max(floor_ - noise_, score - 1.5f * noise_) - options_->beta;
 }
 

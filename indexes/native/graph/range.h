@@ -45,10 +45,10 @@ class Range {
     float least() const;
 
     bool check_due() const { return static_cast<std::int64_t>(candidates_.size()) > check_; }
-    // Drops what is no longer in range; how many are left.
+    // Drops the candidates that are no longer in range; returns how many are left.
     std::int64_t compact();
     void check_again_beyond(std::int64_t count) { check_ = count; }
-    // The query is left unanswered.
+    // Leaves the query unanswered.
     void give_up_row() {
         dense_ = done_ = true;
         candidates_.clear();
@@ -85,7 +85,7 @@ class Range {
 
 inline constexpr std::int64_t kDenseCheck = 128;  // fewer are no reason to leave a query
 
-// Estimates are not exact: of a search for k so many are kept.
+// Estimates are not exact, so a search for k keeps this many.
 inline std::int64_t width_of(std::int64_t k) {
     return k > 0 ? k + k / 2 + 32 : 0;
 }

@@ -9,7 +9,7 @@ namespace kvdb::indexes::graph {
 
 namespace {
 
-// Drops what exact scores show to lie outside; the limit by these.
+// Drops the tokens that lie outside of the range by their exact scores, which also set the limit.
 float keep_range(float floor, float beta, RowResult& out) {
     float best = floor;
     for (const float score : out.scores) best = std::max(best, score);
@@ -64,8 +64,9 @@ float bound_missed(const QueryGroup& group, std::int64_t r, float highest, std::
                               std::log(static_cast<double>(left)) + 1e-5);
 }
 
-// From the random probes below the limit, each of which stands for as many tokens; where there are
-// none, as if every token not found were at the limit. Of a query that was left, from all probes.
+// Estimates from the random probes below the limit, each of which represents the same number of
+// tokens; without such probes, every token that was not found counts as if it were at the limit. A
+// query that was given up is estimated from all probes.
 float estimate_missed(const QueryGroup& group, float limit, const ProbeScores& probes,
                       std::int64_t left) {
     const std::int64_t count = group.probes.random;

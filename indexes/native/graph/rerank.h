@@ -9,7 +9,7 @@
 
 namespace kvdb::indexes::graph {
 
-// The estimates of the random probes, and what no key's estimate can be above.
+// The estimates of the random probes, and an upper bound of every key's estimate.
 struct ProbeScores {
     float* scores;      // [probes.random], kNone for those the query does not see; overwritten
     std::int64_t seen;  // of those

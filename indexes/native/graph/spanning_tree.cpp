@@ -19,7 +19,7 @@ void SpanningTree::traverse() {
     traverse_from(0);
 }
 
-// Reaches everything that the token leads to and that was not reached before.
+// Marks everything that can be reached from the token and was not reached before.
 void SpanningTree::traverse_from(std::uint32_t token) {
     next_.assign(1, token);
     while (!next_.empty()) {
@@ -73,13 +73,14 @@ void SpanningTree::attach(std::uint32_t token, const std::uint32_t* near, int co
     for (std::uint32_t before = token; before-- > 0;) {
         if (reached(before) && link(before, token)) return;
     }
-    // The leaves of the tree can take it, wherever they are.
+    // Any leaf of the tree can take the link.
     for (std::uint32_t after = token + 1; after < graph_.tokens; ++after) {
         if (reached(after) && link(after, token)) return;
     }
 }
 
-// In a free place, or in that of a link that is not of the tree; without either, not at all.
+// The link goes into a free place, or replaces a link that is not part of the tree; without either,
+// it is not added.
 bool SpanningTree::link(std::uint32_t from, std::uint32_t to) {
     std::uint32_t* links = links_of(from);
     const int used = count(links);

@@ -10,9 +10,9 @@ namespace kvdb::indexes::graph {
 
 inline constexpr std::uint32_t kNoToken = 0xffffffffu;
 
-// HNSW's pruning of links back leaves tokens that no link leads to. Here each token has a parent,
-// whose list holds a link to it, and parents lead to token 0: whoever drops no link of the tree
-// cuts nobody off.
+// When HNSW prunes links back, some tokens lose all links to them. Here each token has a parent,
+// whose list holds a link to it, and parents lead to token 0: if no link of this tree is dropped,
+// every token stays reachable.
 class SpanningTree {
   public:
     // parents [tokens]: kNoToken where a token is not reached.
@@ -22,9 +22,9 @@ class SpanningTree {
     // Finds the parents anew, from token 0.
     void traverse();
 
-    // Links to each token that was not reached: from a token that is among its own links, where
-    // there is one that has been reached, otherwise from one before it in the text.
-    // Returns how many had to be linked or were reached through those.
+    // Adds a link to each token that was not reached: from a reached token among its own links if
+    // there is one, otherwise from a token before it in the text. Returns how many tokens were not
+    // reached before.
     std::int64_t repair();
 
     // A link to a token that has no parent, from the first of `near` that can take it, or from any

@@ -6,8 +6,8 @@
 
 namespace kvdb::indexes::graph {
 
-// A hash set that is empty again at the cost of what it held: a bit for every token of a long
-// context would be read from memory anew for each search.
+// A hash set whose clearing costs only as much as it held. A bitmap over all tokens of a long
+// context would have to be read from memory for each search.
 class Visited {
   public:
     void clear() {
@@ -16,7 +16,7 @@ class Visited {
         count_ = 0;
     }
 
-    // Whether it was not there.
+    // Adds a token; returns whether it was not in the set.
     bool insert(std::uint32_t token) {
         if (!place(token)) return false;
         if (2 * count_ >= slots_.size()) grow();

@@ -1,4 +1,5 @@
-// Exact scores of chosen tokens: the seam between driver and the code of one instruction set.
+// Exact scores of chosen tokens: the interface between the drivers and the code of one instruction
+// set.
 #pragma once
 
 #include <cstdint>

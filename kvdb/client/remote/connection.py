@@ -1,12 +1,13 @@
 """One channel to one server. Whatever fails on it becomes an error of kvdb's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 import grpc
 
-from kvdb.errors import InvalidArgument, KvdbError, MessageTooLarge
+from kvdb.errors import InvalidArgument, KvdbError, MessageTooLarge, Unavailable
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
 from kvdb.rpc.options import client_options
@@ -25,8 +26,9 @@ class Connection:
     """An open channel to a server that answered. Thread-safe.
 
     target: `kvdb://host:port` or `kvdb+unix:///path`. stub: the generated calls; make them through `call`, or with `metadata`.
-    payload_bytes_max: the largest arrays and tokens that fit into one message. stream_idle_seconds: how long the server lets a
-    stream say nothing. direct: whether `Decode` may go through parts of gRPC that are not public.
+    message_bytes_max: the largest message that the server takes. payload_bytes_max: the largest arrays and tokens that fit into
+    one; stream_payload_bytes_max: into a request of a stream, which may be several messages. stream_idle_seconds: how long the
+    server lets a stream say nothing. direct: whether `Decode` may go through parts of gRPC that are not public.
     """
 
     def __init__(self, target: str, token: str) -> None:
@@ -34,6 +36,7 @@ class Connection:
         self.target = target
         self.metadata = _metadata(token)
         self.direct = True
+        self._closed = False
         self.channel = grpc.insecure_channel(_address(target), options=client_options())
         self.stub = KvdbStub(self.channel)
         try:
@@ -41,28 +44,48 @@ class Connection:
         except grpc.RpcError as failure:
             self.channel.close()
             raise self.error(failure) from None
-        self.payload_bytes_max: int = hello.message_bytes_max - ENVELOPE_BYTES_MAX
+        self.message_bytes_max: int = hello.message_bytes_max
+        self.payload_bytes_max = self.message_bytes_max - ENVELOPE_BYTES_MAX
+        self.stream_payload_bytes_max: int = hello.request_bytes_max - ENVELOPE_BYTES_MAX
         self.stream_idle_seconds: float = hello.stream_idle_seconds
 
     def call(self, method: Callable[..., Reply], request: object) -> Reply:
-        """Make one unary call. Raises what the server raised, and Unavailable where it does not answer."""
-        try:
+        """Make one unary call. Raises what the server raised, and Unavailable where it does not answer, or after `close`."""
+        with self.errors_raised():
             return method(request, metadata=self.metadata)
+
+    @contextmanager
+    def errors_raised(self) -> Iterator[None]:
+        """Raise what the server raised in the body, and Unavailable where it does not answer, or after `close`."""
+        try:
+            yield
         except grpc.RpcError as failure:
             raise self.error(failure) from None
+        except ValueError:  # by which gRPC says that the channel is closed
+            if not self._closed:
+                raise
+            raise Unavailable("the database is closed; connect again") from None
 
     def error(self, failure: grpc.RpcError) -> KvdbError:
         return to_error(failure, self.target)
 
     def check_size(self, what: str, nbytes: int) -> None:
         """Raises MessageTooLarge for more bytes than the server takes in one message."""
-        if nbytes > self.payload_bytes_max:
+        self._check(what, nbytes, self.payload_bytes_max, "one message", "server.message_bytes_max")
+
+    def check_stream_size(self, what: str, nbytes: int) -> None:
+        """Raises MessageTooLarge for more bytes than the server takes in one request of a stream."""
+        self._check(what, nbytes, self.stream_payload_bytes_max, "one request", "server.request_bytes_max")
+
+    def _check(self, what: str, nbytes: int, nbytes_max: int, where: str, setting: str) -> None:
+        if nbytes > nbytes_max:
             raise MessageTooLarge(
-                f"{what} has {nbytes:,} bytes; expected at most {self.payload_bytes_max:,} in one message to {self.target}, "
-                "so send fewer tokens at a time or raise server.message_bytes_max"
+                f"{what} has {nbytes:,} bytes; expected at most {nbytes_max:,} in {where} to {self.target}, "
+                f"so send fewer tokens at a time or raise {setting}"
             )
 
     def close(self) -> None:
+        self._closed = True
         self.channel.close()
 
 

@@ -1,13 +1,12 @@
 """A database on a server."""
 
 from collections.abc import Sequence
-from weakref import WeakSet
 
 import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.imports import RemoteImport
+from kvdb.client.remote.open_sessions import OpenSessions
 from kvdb.client.remote.session import RemoteSession
-from kvdb.errors import Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_plan
@@ -30,8 +29,7 @@ class RemoteDatabase:
         Raises InvalidArgument, Unavailable or Unauthenticated.
         """
         self._connection = Connection(target, token)
-        self._sessions: WeakSet[RemoteSession] = WeakSet()
-        self._open = True
+        self._sessions = OpenSessions()
 
     def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None) -> RemoteImport:
         """Start storing a context; see `kvdb.database.Database.begin_import`, whose errors it raises, and MessageTooLarge."""
@@ -42,22 +40,24 @@ class RemoteDatabase:
         begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, name=validate.name(name), base=first)
         return RemoteImport(connection, spec, begin)
 
-    def create_session(self, spec: ModelSpec, tokens: Tokens) -> RemoteSession:
+    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None) -> RemoteSession:
         """A session on the server; see `kvdb.database.Database.create_session`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
         ids = validate.token_ids(tokens)
         connection.check_size("the list of tokens", ids.nbytes)
-        request = pb.CreateSessionRequest(spec=codec.to_spec(spec), tokens=codec.to_tokens(ids))
+        request = pb.CreateSessionRequest(spec=codec.to_spec(spec), tokens=codec.to_tokens(ids), error_max=error_max)
         reply = connection.call(connection.stub.CreateSession, request)
         return RemoteSession(connection, spec, reply, ids, self._sessions)
 
-    def create_session_of_parts(self, spec: ModelSpec, parts: Sequence[PromptPart]) -> RemoteSession:
+    def create_session_of_parts(
+        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None
+    ) -> RemoteSession:
         """A session over several parts; see `kvdb.database.Database.create_session_of_parts`, whose errors it raises, and
         MessageTooLarge."""
         connection = self._connected()
         laid = pb.Parts(parts=map(codec.to_part, parts))
         connection.check_size("the list of parts", laid.ByteSize())
-        request = pb.CreateSessionRequest(spec=codec.to_spec(spec), parts=laid)
+        request = pb.CreateSessionRequest(spec=codec.to_spec(spec), parts=laid, error_max=error_max)
         reply: pb.SessionReply = connection.call(connection.stub.CreateSession, request)
         return RemoteSession(connection, spec, reply, codec.from_tokens(reply.tokens), self._sessions)
 
@@ -152,10 +152,7 @@ class RemoteDatabase:
 
     def close(self) -> None:
         """Close every session opened here, and the channel. Closing twice does nothing."""
-        if self._open:
-            self._open = False
-            for session in list(self._sessions):
-                session.close()
+        if self._sessions.close():
             self._connection.close()
 
     def _ids(self, sessions: Sequence[object], layer: int) -> list[str]:
@@ -169,8 +166,7 @@ class RemoteDatabase:
         return [session.id for session in own]
 
     def _connected(self) -> Connection:
-        if not self._open:
-            raise Unavailable("the database is closed; connect again")
+        self._sessions.check_open()
         return self._connection
 
 

@@ -13,6 +13,7 @@ from kvdb.rpc import kvdb_pb2 as pb
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
+DECODE = "/kvdb.v1.Kvdb/Decode"
 DEPTH = 4
 """How many requests may wait to be sent before `send` waits too."""
 LOOK_SECONDS = 0.2
@@ -22,13 +23,15 @@ LOOK_SECONDS = 0.2
 class Stream(Generic[Request, Reply]):
     """One open call. Not thread-safe.
 
-    gRPC takes the requests from a thread of its own, through a short queue. A stream that failed has ended.
+    gRPC takes the requests from a thread of its own, through a short queue. A stream that failed has ended. Raises Unavailable
+    for a connection that was closed.
     """
 
     def __init__(self, connection: Connection, method: "grpc.StreamStreamMultiCallable[Request, Reply]") -> None:
         self._connection = connection
         self._requests: Queue[Request | None] = Queue(DEPTH)
-        self._call = method(iter(self._requests.get, None), metadata=connection.metadata)
+        with connection.errors_raised():
+            self._call = method(iter(self._requests.get, None), metadata=connection.metadata)
 
     @property
     def ended(self) -> bool:
@@ -83,13 +86,13 @@ class Stream(Generic[Request, Reply]):
         return True
 
 
-class StreamDecode(Stream[pb.DecodeRequest, pb.DecodeReply]):
+class StreamDecode(Stream[bytes, pb.DecodeReply]):
     """One open `Decode` call; `kvdb.client.remote.session.Decode`."""
 
     def __init__(self, connection: Connection) -> None:
-        super().__init__(connection, connection.stub.Decode)
+        super().__init__(connection, connection.channel.stream_stream(DECODE, response_deserializer=pb.DecodeReply.FromString))
 
-    def exchange(self, request: pb.DecodeRequest) -> pb.DecodeReply:
+    def exchange(self, request: bytes) -> pb.DecodeReply:
         """Send a request and wait for its reply. Raises the error that ended the call."""
         self.send(request)
         return self.receive()

@@ -1,4 +1,4 @@
-// Moving rows of bytes, with the check for values that are not finite on the way.
+// Copies rows of bytes, and on the way checks for values that are not finite.
 #pragma once
 
 #include "../kernels.h"
@@ -12,7 +12,7 @@ struct Unchecked {
     bool passed() const { return true; }
 };
 
-// An element is finite if its bits without the sign are below those of infinity: so it is enough to
+// An element is finite if its bits without the sign are below those of infinity, so it is enough to
 // know the largest.
 template <class Isa, class T, class Bits, std::uint32_t infinity>
 struct Finite {

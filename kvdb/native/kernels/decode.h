@@ -1,8 +1,9 @@
-// Attention of a few rows: the context is read once, in place, and reading it is the cost.
+// Attention of a few rows: the context is read once, in place, and reading takes nearly all the
+// time.
 //
-// An item takes all KV heads of its blocks, tile by tile, so that memory is read in the order in
-// which it lies: in two streams, keys and values. (Head by head, every 16 KiB the hardware's
-// prefetchers and the TLB start anew, which halves the bandwidth of one core.)
+// An item takes all KV heads of its blocks, tile by tile, so that memory is read in order, in two
+// streams: keys and values. (Head by head, the hardware's prefetchers and the TLB would start anew
+// every 16 KiB, which halves the bandwidth of one core.)
 #pragma once
 
 #include "../kernels.h"
@@ -108,7 +109,7 @@ class Decode {
         load_queries(-1);
     }
 
-    // Queries rotated as the keys of a view need them.
+    // Queries, rotated for the keys of a view.
     void load_queries(std::int32_t view) {
         view_ = view;
         for (int head = 0; head < item_.heads; ++head) {

@@ -1,6 +1,6 @@
 // One tile of tokens for a few rows of one KV head.
 //
-// Scores of R rows for width / R tokens live in one vector, lane r * tokens + t. So every load of a
+// Scores of R rows for width / R tokens live in one vector, lane r * tokens + t. So each load of a
 // key row serves R query rows, and the softmax needs no transposition.
 #pragma once
 
@@ -25,7 +25,7 @@ struct DecodeRows {
     std::int64_t first_row;
 };
 
-// `dim` is the head dimension where it is worth a kernel of its own, else 0.
+// `dim` is the head dimension if it has a kernel of its own, else 0.
 template <class Isa, class T, int R, int dim>
 struct DecodeStep {
     using f32 = typename Isa::f32;
@@ -34,8 +34,8 @@ struct DecodeStep {
     static constexpr int tokens = Isa::width / R;        // of one vector of scores
     static constexpr int rows_together = R < 2 ? R : 2;  // when values are added
 
-    // `stream` is null or what memory is read for, group by group: the keys and the values of this
-    // tile and of the next.
+    // `stream` is null, or the groups to prefetch: the keys and the values of this tile and of the
+    // next.
     static void run(const AttendItem& item, const DecodeTile& tile, const Loaded& loaded,
                     const T* const* stream, const DecodeRows& rows) {
         alignas(64) float weights[DecodeTile::tokens_max * R];
@@ -91,7 +91,7 @@ struct DecodeStep {
     // Fetches, into the L2 cache, `elements` of the groups far and near ahead. Measured on Zen 4: a
     // prefetch is dropped when too many are under way, and a line that is missing when it is used
     // costs more than anything else. So each line is asked for twice, and requests are spread
-    // evenly over the arithmetic, of which the caller's is `part` of `parts`.
+    // evenly over the arithmetic; the caller is at `part` of `parts`.
     KVDB_INLINE static void prefetch(const T* const* stream, int element, int elements,
                                      int part = 0, int parts = 1) {
         constexpr int line = 64 / static_cast<int>(sizeof(T));
@@ -101,8 +101,8 @@ struct DecodeStep {
         }
     }
 
-    // Tokens that a row may not see, and the padding behind the last token. An idle row sees what
-    // the last one does.
+    // Masks tokens that a row may not see, and the padding behind the last token. An idle row sees
+    // what the last row sees.
     static void mask(const AttendItem& item, const DecodeTile& tile, const DecodeRows& rows,
                      float* scores) {
         const int end = static_cast<int>(round_up(tile.count, tokens));
@@ -128,8 +128,8 @@ struct DecodeStep {
         }
     }
 
-    // Scores to weights, exp2(s - max), in place. What the maximum's rise leaves of older weights
-    // goes to `decay`, lanes as in the scores.
+    // Turns scores into weights, exp2(s - max), in place. `decay`, with lanes as in the scores,
+    // gets the factor by which a higher maximum shrinks older weights.
     static void softmax(const DecodeTile& tile, const DecodeRows& rows, float* weights,
                         float* decay) {
         const int end = static_cast<int>(round_up(tile.count, tokens)) * R;
@@ -139,7 +139,7 @@ struct DecodeStep {
             max = Isa::max(max, Isa::template load<f32>(weights + i));
         }
         max = simd::max_of_group<Isa, tokens>(max);
-        // A row that has seen nothing yet: -inf - -inf would not be a number.
+        // For a row that has seen nothing yet, -inf - -inf would be NaN.
         const f32 base = max == -__builtin_inff() ? f32{} : max;
         const f32 rise = simd::exp2<Isa>(old_max - base);
         f32 sum = Isa::template load<f32>(rows.sum) * rise;
@@ -171,9 +171,9 @@ struct DecodeStep {
         }
     }
 
-    // One group, two rows at a time: so many that all dimensions fit the registers, and a row of
-    // values is read from end to end. (In parts, memory would be read with gaps, which halves its
-    // speed; the second time the group is in the L1 cache.)
+    // One group, two rows at a time, so that all dimensions fit the registers and a row of values
+    // is read from end to end. (Parts of rows would be read with gaps, which halves the speed of
+    // memory; the second time, the group is in the L1 cache.)
     static void add_group(int head_dim, const T* values, const T* const* stream, int count,
                           const float* weights, const DecodeRows& rows) {
         constexpr int dims = Op::value_dims;

@@ -41,7 +41,7 @@ class Finish {
         }
     }
 
-    // 0 for a row that saw nothing: -inf - -inf would not be a number.
+    // 0 for a row that saw nothing, for which -inf - -inf would be NaN.
     static float largest_max(const FinishItem& item, std::int64_t local) {
         float max = -__builtin_inff();
         for (int s = 0; s < item.splits; ++s) {

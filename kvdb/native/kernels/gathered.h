@@ -1,4 +1,4 @@
-// A tile's keys and values of one KV head, every group of tokens contiguous.
+// The keys and values of a tile for one KV head, where each group of tokens is contiguous.
 #pragma once
 
 #include "../kernels.h"
@@ -10,12 +10,12 @@ struct Gathered {
     const T* keys[groups];
     const T* values[groups];
 
-    // Elements of scratch that gathering needs.
+    // The number of scratch elements that gathering needs.
     static constexpr std::size_t scratch_elements(int head_dim) {
         return std::size_t{2} * groups * kGroup * head_dim;
     }
 
-    // Groups that do not lie together are copied to `scratch`; rows missing in the last one are 0.
+    // Groups that are not contiguous are copied to `scratch`; rows missing in the last one are 0.
     Gathered(const Geometry& geometry, const Tile<groups>& tile, int kv_head, T* scratch) {
         const std::size_t head = kv_head * geometry.head_bytes();
         const std::size_t plane = geometry.plane_bytes();

@@ -1,5 +1,5 @@
-// How elements of type T are multiplied on an instruction set: as float lanes, or, where there is
-// an instruction for it, as 32-bit lanes that each hold a pair of bfloat16.
+// How elements of type T are multiplied on an instruction set: as float lanes or, if it has an
+// instruction for that, as 32-bit lanes that each hold a pair of bfloat16.
 #pragma once
 
 #include "../kernels.h"
@@ -32,9 +32,9 @@ struct Operand {
     KVDB_INLINE static void load_values_tail(const T* row, int /*row_stride*/, int dims, f32* v) {
         v[0] = load_tail(row, dims);
     }
-    // Sums of products with loaded values, to the order of dimensions.
+    // Brings sums of products with loaded values into the order of dimensions.
     KVDB_INLINE static void order_sums(float* /*sums*/, int /*head_dim*/) {}
-    // Writes softmax weights as the other factor, behind `index` others.
+    // Writes softmax weights as the other factor of the product, at `index`.
     KVDB_INLINE static void store_weights(float* lanes, int index, f32 weights) {
         Isa::store(lanes + index, weights);
     }
@@ -52,7 +52,8 @@ struct Operand<Isa, BFloat16> {
     }
     KVDB_INLINE static f32 multiply_add(f32 a, f32 b, f32 c) { return Isa::dot_pairs(a, b, c); }
 
-    // Weights as bfloat16 cost an error of about 1e-3 of the output's norm, as rounding it does.
+    // Weights in bfloat16 cause an error of about 1e-3 of the output's norm, as much as rounding
+    // the output does.
     static constexpr int value_vectors = 2;
     static constexpr int value_dims = 2 * Isa::width;
     KVDB_INLINE static void load_values(const BFloat16* row, int row_stride, f32* v) {
@@ -99,7 +100,7 @@ KVDB_INLINE T* row_of(const Rows& rows, const Item& item, int head_of_item, std:
     return static_cast<T*>(rows.data) + head * rows.head_stride + token * rows.token_stride;
 }
 
-// How many tokens of the run a row sees.
+// The number of tokens of the run that a row sees.
 KVDB_INLINE std::int64_t visible(const auto& item, std::int64_t row) {
     const std::int64_t query = row / item.group;
     return item.ends ? item.ends[query] : item.visible_first + query * item.visible_step;

@@ -2,7 +2,7 @@
 // products with a softmax between them run over a tile of tokens at a time.
 //
 // A lane is one float or one pair of bfloat16 (see operand.h); the same matrix kernel serves both.
-// Products are summed in the order of the tokens inside a lane, lanes never mix: results do not
+// Each lane sums its products in the order of the tokens, and lanes never mix, so results do not
 // depend on the number of threads.
 #pragma once
 
@@ -14,8 +14,8 @@
 namespace kvdb::kernels {
 
 // C[tile_rows][vectors * width] = A[tile_rows][depth] * B[depth][vectors * width], where A's rows
-// lie a_stride floats apart and B is one panel. As first product of the softmax C is scaled; as
-// second it is added to C * decay of its row.
+// lie a_stride floats apart and B is one panel. In the product before the softmax, C is scaled; in
+// the product after it, the result is added to C * decay of its row.
 template <class Isa, class T>
 struct Multiply {
     using f32 = typename Isa::f32;
@@ -146,8 +146,8 @@ class Prefill {
         }
     }
 
-    // Queries rotated as the keys of the tile's view need them. A row that sees nothing of this
-    // tile sees none behind it.
+    // Queries, rotated for the keys of the tile's view. A row that sees nothing of this tile sees
+    // nothing behind it either.
     void load_queries(const PrefillTile& tile) {
         view_ = tile.view;
         for (std::int64_t r = 0; r < rows_; ++r) {
@@ -261,13 +261,13 @@ class Prefill {
         }
     }
 
-    // Tokens of the tile that a row of the item sees.
+    // The number of tokens of the tile that a row of the item sees.
     int seen(const PrefillTile& tile, std::int64_t row) const {
         const std::int64_t tokens = visible(item_, item_.row_begin + row) - tile.begin;
         return tokens < 0 ? 0 : tokens < tile.count ? static_cast<int>(tokens) : tile.count;
     }
 
-    // Scores of one row to weights, in place, for the first `tokens` of the tile.
+    // Turns the scores of one row into weights, in place, for the first `tokens` of the tile.
     void softmax(const PrefillTile& tile, int tokens, std::int64_t row, std::int64_t local) {
         float* scores = scores_ + local * tile_tokens;
         const int own = seen(tile, row);
@@ -281,7 +281,7 @@ class Prefill {
             largest = Isa::max(largest, Isa::template load<f32>(scores + t));
         }
         const float max = simd::max_of_group<Isa, Isa::width>(largest)[0];
-        // A row that has seen nothing yet: -inf - -inf would not be a number.
+        // For a row that has seen nothing yet, -inf - -inf would be NaN.
         const float base = max == -__builtin_inff() ? 0.0f : max;
         decay_[local] = simd::exp2<Isa>(Isa::splat(row_max - base))[0];
         row_max = max;

@@ -42,7 +42,7 @@ class Retrieved {
     }
 
   private:
-    // The largest of the scaled scores and the states' lse; 0 where there is nothing.
+    // The largest of the scaled scores and the states' lse; 0 if there are none.
     static float largest(const RetrievedItem& item) {
         float top = -__builtin_inff();
         for (std::int64_t t = 0; t < item.count; ++t) {

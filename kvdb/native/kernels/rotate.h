@@ -1,4 +1,4 @@
-// Rotary position embedding moved by an angle, forward or back: in float32, rounded at the end.
+// Rotates rows by the angles of RoPE, forward or back: in float32, rounded at the end.
 #pragma once
 
 #include "../kernels.h"
@@ -12,7 +12,7 @@ class Rotate {
 
   public:
     // A query row of the item as operand lanes, rotated back by the angles of a view of the run's
-    // placement; as it is for view -1.
+    // placement; unchanged for view -1.
     static void load_query(float* lanes, const T* row, const AttendItem& item, std::int32_t view) {
         const int head_dim = item.geometry.head_dim;
         if (view < 0) return load_row<Isa, T>(lanes, row, head_dim);

@@ -1,4 +1,4 @@
-// Everything that one instruction set provides, as the driver sees it.
+// The table of everything that one instruction set provides to the drivers.
 #pragma once
 
 #include "copy.h"

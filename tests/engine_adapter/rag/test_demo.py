@@ -2,6 +2,7 @@
 
 import pytest
 
+import engine_adapter.demo.rag as demo
 from engine_adapter.demo.library import library, prompts
 from kvdb.__main__ import main
 
@@ -11,17 +12,25 @@ def tokenizer(sections_model):
     return sections_model[1]
 
 
-def test_the_demo_answers_and_checks(capsys, monkeypatch):
+def test_the_demo_answers_one_question_after_the_other_and_checks(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
+    said, full_answer = [], demo.full_answer
+
+    def look_on(*given, **options):
+        said.append(capsys.readouterr().out)
+        return full_answer(*given, **options)
+
+    monkeypatch.setattr(demo, "full_answer", look_on)
     flags = ["--documents", "6", "--together", "3", "--questions", "2", "--checked", "1"]
     assert main(["demo", "rag", *flags]) == 0
-    said = capsys.readouterr().out
-    assert "6 documents of Python's documentation" in said
-    assert "2 of 2 answers are right, 2 with a full prefill" in said
-    assert said.count(" right ") >= 2
-    assert "\nfull prefill  100.0%" in said
-    assert "Exact Scan on overlay" in said
-    assert max(map(len, said.splitlines())) <= 130
+    assert [part.count(" right ") for part in said] == [0, 1], "the first answer is there before the second question is asked"
+    text = "".join([*said, capsys.readouterr().out])
+    assert "6 documents of Python's documentation" in text
+    assert "2 of 2 answers are right, 2 with a full prefill" in text
+    assert text.count(" right ") == 3, "two answers, and a heading of the check"
+    assert "\nfull prefill  100.0%" in text
+    assert "Exact Scan on overlay" in text
+    assert max(map(len, text.splitlines())) <= 130
 
 
 def test_a_library_is_cut_where_headings_stand(tokenizer):

@@ -1,7 +1,10 @@
 """Sessions that a program forgets are closed when Python collects them."""
 
 import gc
+import subprocess
+import sys
 import threading
+from textwrap import dedent
 
 import numpy as np
 
@@ -59,3 +62,32 @@ def test_a_session_that_is_held_stays_open(db, spec):
         wait_for_the_closer()
         session.update(0, ones(2), ones(2))
         assert session.stats().tail_tokens == 0  # of the layer that holds the fewest
+
+
+ENDS = """
+    import sys, threading, time
+    import kvdb._native as native
+    from kvdb.client.forgotten import CLOSER
+
+    class Slow:
+        \"\"\"Takes its time to close, and holds what must not outlive the interpreter.\"\"\"
+
+        def __init__(self):
+            self.native, self.begun = native.Geometry(native.Dtype.float32, 1, 16), threading.Event()
+
+        def close(self):
+            self.begun.set()
+            time.sleep(0.05)
+            assert sys is not None
+
+    handles, slow = [type("Handle", (), {})() for _ in range(100)], Slow()
+    for handle in handles:
+        CLOSER.close_with(handle, slow if handle is handles[0] else Slow())
+    del handle, handles
+    assert slow.begun.wait(20)
+"""
+
+
+def test_a_program_that_ends_while_sessions_are_closed_leaves_nothing_behind():
+    ended = subprocess.run([sys.executable, "-c", dedent(ENDS)], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

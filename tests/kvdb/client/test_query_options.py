@@ -13,9 +13,10 @@ FIELDS = {
     "estimate_tail": True,
     "hints": kvdb.Hints(rules_off=("first_layers",), memory_budget=1 << 30),
 }
+BUDGET = {"error_max": 0.25, "hints": kvdb.Hints(rules_off=("first_layers",))}
 WAYS = {
-    "options": lambda: {"options": kvdb.QueryOptions(**FIELDS)},
-    "keywords": lambda: dict(FIELDS),
+    "options": lambda fields: {"options": kvdb.QueryOptions(**fields)},
+    "keywords": dict,
 }
 
 
@@ -60,11 +61,12 @@ def calls(db, spec):
         used.close()
 
 
+@pytest.mark.parametrize("fields", [FIELDS, BUDGET], ids=["literal", "budgeted"])
 @pytest.mark.parametrize("way", WAYS)
-def test_every_field_arrives(calls, witness, way):
+def test_every_field_arrives(calls, witness, way, fields):
     for name, call in calls.items():
-        call(**WAYS[way]())
-        assert witness.saw(kvdb.QueryOptions(**FIELDS)), name
+        call(**WAYS[way](fields))
+        assert witness.saw(kvdb.QueryOptions(**fields)), name
 
 
 def test_nothing_asked_for_leaves_it_to_the_optimizer(calls, witness):
@@ -88,6 +90,7 @@ def test_options_and_keywords_together_are_refused(calls, witness):
         "retrieval": [kvdb.Dipr, "exact", 5],
         "max_missed_mass": [0, 1.5, float("nan"), "all", True, [0.5]],
         "hints": ["flat", {"index": "flat"}],
+        "error_max": [-0.01, 1.01, float("nan"), float("inf"), "exact", True, [0.5], 1j],
     }.items(),
 )
 def test_values_that_cannot_be_are_errors_of_ours(calls, field, values):
@@ -118,3 +121,36 @@ def test_a_retrieval_that_cannot_be_is_an_error_of_ours(make, value):
 def test_no_hints_are_none():
     assert kvdb.QueryOptions(hints=None) == kvdb.QueryOptions()
     assert kvdb.QueryOptions(max_missed_mass=np.float32(0.5)).max_missed_mass == 0.5
+    assert kvdb.QueryOptions(error_max=np.float32(0.5)).error_max == 0.5
+    assert [kvdb.QueryOptions(error_max=bound).error_max for bound in (0, 1)] == [0.0, 1.0]
+
+
+OVERRIDING = {
+    "retrieval=exact.* would win: its error is 0": {"retrieval": kvdb.Exact()},
+    r"retrieval=dipr\(0.5\).* would win: what a retrieval names is what is read": {"retrieval": kvdb.Dipr(0.5)},
+    r"retrieval=top_k\(4\).* would win": {"retrieval": kvdb.TopK(4)},
+    r"retrieval=top_p\(0.5\).* would win": {"retrieval": kvdb.TopP(0.5)},
+    "max_missed_mass=0.25.* would win: it is a bound": {"max_missed_mass": 0.25},
+    "estimate_tail=True.* would win": {"estimate_tail": True},
+}
+
+
+@pytest.mark.parametrize("error_max", [0.0, 0.02])
+@pytest.mark.parametrize("message", OVERRIDING)
+def test_an_error_max_beside_what_would_override_it_is_refused(calls, witness, message, error_max):
+    other = OVERRIDING[message]
+    with pytest.raises(InvalidArgument, match=f"error_max is {error_max:g} beside {message}"):
+        kvdb.QueryOptions(error_max=error_max, **other)
+    for call in calls.values():
+        with pytest.raises(InvalidArgument, match=f"beside {message}.*expected one of the two"):
+            call(error_max=error_max, **other)
+    assert not witness.seen
+
+
+def test_who_is_budgeted():
+    assert kvdb.QueryOptions().budgeted
+    assert kvdb.QueryOptions(error_max=0, hints=kvdb.Hints("flat")).budgeted
+    for other in OVERRIDING.values():
+        literal = kvdb.QueryOptions(**other)
+        assert not literal.budgeted
+        assert literal.with_default(0.5) is literal

@@ -35,7 +35,7 @@ def ones(*shape):
 
 
 Q, K = ones(4, 1, 16), ones(2, 1, 16)
-QUERY = {"retrieval": None, "max_missed_mass": None, "hints": None, "options": None}
+QUERY = {"retrieval": None, "max_missed_mass": None, "hints": None, "error_max": None, "options": None}
 OF_A_SESSION = {
     "update": {"layer": 0, "k": K, "v": K, "start": 3},
     "attention": {"layer": 0, "q": Q, **QUERY},
@@ -53,7 +53,7 @@ OF_A_DATABASE = {
     "import_context": {"tokens": [4, 5], "kv": [(ones(2, 2, 16), ones(2, 2, 16))] * 2, "name": "new", "queries": [Q, None]},
     "import_chunk": {"tokens": [4, 5], "kv": [(ones(2, 2, 16), ones(2, 2, 16))] * 2, "name": "new", "base": 0, "queries": None},
     "name_chunk": {"tokens": [4, 5], "name": "new"},
-    "create_session": {"tokens": [1, 2, 3]},
+    "create_session": {"tokens": [1, 2, 3], "error_max": 0.1},
     "get": {"name": "doc"},
     "indexes": {"name": "doc"},
     "build_index": {"name": "doc", "kind": "flat", "wait": True},
@@ -138,6 +138,7 @@ def test_calls_of_several_sessions(stored, rotated):
         (kvdb.TopP, {"p": 0.5}),
         (kvdb.Hints, {"index": None, "rules_off": (), "memory_budget": None}),
         (kvdb.QueryOptions, {"retrieval": None, "max_missed_mass": None, "estimate_tail": False, "hints": None}),
+        (kvdb.QueryOptions, {"error_max": 0.5, "hints": None}),
         (kvdb.Rope, {"theta": 1e4, "rotary_dims": None, "layout": "half", "scaling": ()}),
         (
             kvdb.ModelSpec,
@@ -150,7 +151,21 @@ def test_calls_of_several_sessions(stored, rotated):
         (kvdb.Choice.from_dict, {"values": {}}),
         (kvdb.connect, {"target": None, "token": "", "config": None, "rules": ()}),
     ],
-    ids=["Dipr", "TopK", "TopP", "Hints", "QueryOptions", "Rope", "ModelSpec", "Recompute", "spec", "plan", "choice", "connect"],
+    ids=[
+        "Dipr",
+        "TopK",
+        "TopP",
+        "Hints",
+        "QueryOptions",
+        "budget",
+        "Rope",
+        "ModelSpec",
+        "Recompute",
+        "spec",
+        "plan",
+        "choice",
+        "connect",
+    ],
 )
 def test_values(make, fields):
     answered_or_refused(make, fields)

@@ -69,6 +69,14 @@ def test_with_what_it_took(command):
         assert (scanned, 0 < read < 50, 0 < missed <= bound) == (100, True, True)
 
 
+def test_with_an_error_of_its_own(command):
+    status, said = command("--error-max", "0")
+    assert (status, said.splitlines()[0]) == (0, "1,200 tokens, 2 KV heads, exact asked for")
+    status, said = command("--error-max", "0.1", "--retrieval", "top-k")
+    assert status == 1
+    assert "error_max is 0.1 beside retrieval=top_k" in said
+
+
 def test_the_tree_of_a_layer(command):
     status, said = command("--layer", "1", "--analyze", "--retrieval", "dipr", "--alpha", "0.1")
     assert status == 0

@@ -1,7 +1,9 @@
 """A device says what its failures mean, counts what it holds, and keeps copies and queries in order."""
 
 import gc
+import sys
 from contextlib import nullcontext
+from threading import Barrier, Thread
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,10 @@ import kvdb.gpu.device as module
 import kvdb.gpu.probe as probe
 from kvdb.errors import CapacityError, ConfigError, GpuLost, Unsupported
 from kvdb.gpu.device import Device, open_device
+from kvdb.gpu.launch import launching
 from kvdb.gpu.probe import Card, Driver, TorchBuild
+from tests.racing import race
+from tests.waiting import SECONDS_MAX
 
 H200 = Driver("570.86", "12.8", (Card("NVIDIA H200", 1 << 37, (9, 0)),))
 
@@ -191,6 +196,46 @@ def test_memory_counts_until_the_last_tensor_that_uses_it_is_gone(interpreter):
     del part, table
     gc.collect()
     assert interpreter.tracked_nbytes == 0
+
+
+def test_memory_that_threads_count_at_once_counts_once(interpreter, monkeypatch):
+    """Several steps share a buffer, and each counts what it holds; the last one to let go of it forgets it once."""
+    reported, shared, met = [], [torch.zeros(1000) for _ in range(500)], Barrier(2)
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+
+    def count():
+        for i in range(len(shared)):
+            met.wait(SECONDS_MAX)
+            interpreter.tracked(shared[i])
+
+    race(count, count, seconds=0)
+    assert interpreter.tracked_nbytes == 500 * 4000
+    shared.clear()
+    gc.collect()
+    assert interpreter.tracked_nbytes == 0
+    assert not reported
+
+
+def test_one_thread_at_a_time_launches_on_a_stream(card, monkeypatch):
+    """Steps of several sessions share work space, which the launches of one must not meet in another's."""
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: Late([]))
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name="NVIDIA H200", total_memory=1 << 37))
+    device = open_device("cuda")
+    streams, inside = (device.query_stream, device.copy_stream), []
+
+    def launch(stream):
+        with launching(device, stream), launching(device, stream):
+            inside.append(stream)
+            assert sum(other is stream for other in inside) == 1
+            inside.remove(stream)
+
+    race(*(lambda stream=stream: launch(stream) for stream in streams for _ in range(2)))
+    with launching(device, device.copy_stream):  # which holds no queries up
+        asking = Thread(target=launch, args=(device.query_stream,), daemon=True)
+        asking.start()
+        asking.join(SECONDS_MAX)
+        assert not asking.is_alive()
 
 
 def test_closing_a_device_that_fails_meanwhile_is_no_error(interpreter, monkeypatch):

@@ -1,6 +1,7 @@
 """Which segments have copies, and whose slots are whose."""
 
 import gc
+from contextlib import closing
 
 import pytest
 
@@ -8,6 +9,7 @@ from indexes.retrieval import Exact
 from query_optimizer.query_options import QueryOptions
 from tests.conftest import Kv
 from tests.kvdb.gpu.conftest import imported, opened, spec_of, step, ways
+from tests.racing import race
 
 EXACT = QueryOptions(Exact())
 STORED = 130
@@ -108,3 +110,12 @@ def test_an_explained_plan_says_where(cramped):
     assert "Tier: gpu" in text
     assert "actual" in text
     session.close()
+
+
+def test_slots_are_counted_while_sessions_come_and_go(make_engine):
+    kv = Kv(spec_of(), 8)
+    engine, tails = make_engine(), []
+    with closing(engine.create_session(kv.spec, kv.tokens)) as session:
+        (table,) = session.tails
+        race(engine.gpu.owned, lambda: tails.append(engine.gpu.mirror_tail(kv.spec, table)))
+        assert all(not len(tail.slots) for tail in tails)

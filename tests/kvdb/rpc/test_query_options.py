@@ -19,6 +19,10 @@ RETRIEVALS = st.one_of(
     st.builds(TopP, SHARES),
 )
 HINTS = st.builds(Hints, st.none() | st.just("flat"), st.lists(st.text()).map(tuple), st.none() | st.integers(1, BUDGET_MAX))
+OPTIONS = st.one_of(
+    st.builds(QueryOptions, RETRIEVALS, st.none() | SHARES, st.booleans(), HINTS),
+    st.builds(QueryOptions, hints=HINTS, error_max=st.none() | st.floats(0, 1)),
+)
 REQUESTS = (
     pb.AttentionRequest,
     pb.AttendRequest,
@@ -29,7 +33,7 @@ REQUESTS = (
 )
 
 
-@given(st.sampled_from(REQUESTS), st.builds(QueryOptions, RETRIEVALS, st.none() | SHARES, st.booleans(), HINTS))
+@given(st.sampled_from(REQUESTS), OPTIONS)
 def test_both_ways(request_class, options):
     message = request_class()
     put_query_options(message, options)
@@ -69,6 +73,18 @@ def test_values_that_cannot_be(request_class, retrieval):
 def test_shares_that_cannot_be(share):
     with pytest.raises(InvalidArgument, match="max_missed_mass"):
         to_query_options(pb.AttendRequest(options=pb.QueryOptions(max_missed_mass=share)))
+
+
+@pytest.mark.parametrize("bound", [-0.1, 1.5, float("nan"), float("-inf")])
+def test_errors_that_cannot_be(bound):
+    with pytest.raises(InvalidArgument, match="error_max"):
+        to_query_options(pb.AttendRequest(options=pb.QueryOptions(error_max=bound)))
+
+
+def test_an_error_beside_what_would_override_it():
+    both = pb.QueryOptions(error_max=0.1, retrieval=pb.Retrieval(exact=pb.Retrieval.Exact()))
+    with pytest.raises(InvalidArgument, match="would win"):
+        to_query_options(pb.AttendRequest(options=both))
 
 
 def test_retrievals_of_another_version_are_refused():

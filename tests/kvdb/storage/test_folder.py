@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
 from kvdb.errors import CapacityError, IntegrityError, Unavailable
 from kvdb.storage.disk import MARKER, SegmentFolder
 from tests.kvdb.storage.blocks import CRUMBS, PAGES, Stored
+from tests.racing import race
 
 
 @pytest.fixture
@@ -64,6 +66,42 @@ def test_a_write_that_fails_takes_nothing_of_the_budget(tmp_path, stored, monkey
     assert folder.nbytes == 0
     folder.check_integrity([])
     folder.close()
+
+
+def test_files_are_right_at_every_moment_of_their_being_written(tmp_path, stored, monkeypatch):
+    """Also where the folder is looked at for as long as a large file takes."""
+    folder, looks = SegmentFolder(tmp_path, None), []
+
+    def look(*_):
+        folder.check_integrity([])
+        looks.append(len(list(folder.path.glob("*.segment"))))
+
+    with monkeypatch.context() as patch:
+        for what in ("fsync", "rename"):
+            done = getattr(os, what)
+            patch.setattr(os, what, lambda *given, done=done: (look(), done(*given), look()))
+        write(folder, stored)
+    assert looks == [1, 1, 1, 1]
+    folder.close()
+
+
+def test_files_are_looked_at_while_others_come_and_go(tmp_path, stored):
+    folder = SegmentFolder(tmp_path, None)
+
+    def look():
+        with suppress(IntegrityError):  # an owner may have left its place, and not yet removed its file
+            folder.check_integrity([])
+
+    race(look, look, lambda: folder.remove(write(folder, stored)))
+    folder.check_integrity([])
+    folder.close()
+
+
+def test_a_folder_is_closed_while_it_is_looked_at(tmp_path, stored):
+    for _ in range(20):
+        folder = SegmentFolder(tmp_path, None)
+        files = [write(folder, stored) for _ in range(3)]
+        race(lambda folder=folder, files=files: folder.check_integrity(files), folder.close, seconds=0)
 
 
 def test_files_that_nobody_owns_or_that_are_missing_are_found(tmp_path, stored):

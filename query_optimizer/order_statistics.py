@@ -1,0 +1,162 @@
+"""How sure measured errors are, without a guess at how they are distributed, and how a budget of errors is shared out.
+
+Of n independent samples, the number below a quantile has a binomial distribution whatever the samples are like. So ranks can be
+named in advance between whose samples the quantile lies with a given confidence (order statistics). The confidence is that of one
+look at samples whose number was settled before: whoever looks after every sample, and stops at the first look that pleases,
+errs more often.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+Float64 = npt.NDArray[np.float64]
+Samples = npt.NDArray[np.floating]
+
+QUANTILE = 0.95
+CONFIDENCE = 0.95
+
+
+@lru_cache(maxsize=4096)
+def rank_of_bound(n: int, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> int | None:
+    """The smallest rank, 1 being the smallest sample, at which one of n samples is at least the quantile, with this confidence.
+
+    None where n samples are too few for any; from 59 on the largest is enough for 0.95 and 0.95. Both lie in (0, 1).
+    """
+    _check(quantile, confidence)
+    rank, above = n + 1, 0.0
+    for r in range(n, 0, -1):
+        above += _binomial(n, r, quantile)  # the chance that r samples or more lie below the quantile, and so the r-th does
+        if above > 1 - confidence:
+            break
+        rank = r
+    return rank if rank <= n else None
+
+
+@lru_cache(maxsize=4096)
+def lower_rank(n: int, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> int | None:
+    """The largest rank at which one of n samples is at most the quantile, with this confidence. None where there is none."""
+    rank = rank_of_bound(n, 1 - quantile, confidence)  # the same of the samples with their signs changed
+    return None if rank is None else n + 1 - rank
+
+
+def upper_bound(samples: Samples, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> Float64:
+    """What the quantile of each column is at most, with this confidence: float64 `[...]` for samples `[n, ...]`.
+
+    Infinite where n samples are too few, and where too many of them are NaN or infinite.
+    """
+    rank = rank_of_bound(len(samples), quantile, confidence)
+    return np.full(samples.shape[1:], np.inf) if rank is None else _ranked(samples, rank)
+
+
+def lower_bound(samples: Samples, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> Float64:
+    """What the quantile of each column is at least, with this confidence: float64 `[...]` for samples `[n, ...]`.
+
+    Minus infinity where n samples are too few. NaN counts as the largest of all.
+    """
+    rank = lower_rank(len(samples), quantile, confidence)
+    return np.full(samples.shape[1:], -np.inf) if rank is None else _ranked(samples, rank)
+
+
+def joint_bound(groups: Sequence[Samples], quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> float:
+    """What the quantile of the error of all heads together is at most, with this confidence; 0 without groups.
+
+    groups: for each way of answering that is in use, the errors of the heads that it answers, `[n, heads]`, a row for each query;
+    errors of heads add up in squares. Heads that are each over a bound in few queries may be so in different ones, so that some
+    head is in many: bounds of single heads say nothing of that, rows do. Ways were measured on different queries, so that each of
+    m has an m-th of the queries that may be above the quantile, and of the doubt.
+    """
+    share = 1 / max(1, len(groups))
+    layers = [np.sqrt((np.asarray(group, np.float64) ** 2).sum(axis=1)) for group in groups]
+    bounds = [float(upper_bound(layer, 1 - (1 - quantile) * share, 1 - (1 - confidence) * share)) for layer in layers]
+    return math.hypot(*bounds)
+
+
+def share_out(budget: float, options: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Choose an option for each head so that all together take few seconds, and the squares of their errors sum to at most
+    budget squared.
+
+    options: `[heads, options, 2]`, pairs of seconds and error, of which each head has one of error 0; what a head does not have
+    has an error of infinity. Returns the number of each head's option, `[heads]`. Raises ValueError for a head without an option
+    of error 0, and for a budget that is no number.
+
+    More budget never takes more seconds, and at least a third of the seconds that the best choice saves are saved: let each head
+    go on from its exact option to cheaper ones in the order of seconds saved per squared error, all heads in one queue, until
+    the first that does not fit. A large option may bar the queue, so the same is tried without options above a power of two, for
+    each that is at most the budget; and the one option that alone saves most is tried. The best choice has at most one option
+    above the largest of these powers, which is no better than that one, and the queue of the others falls short of the optimum
+    by less than the option that did not fit, which is no better either.
+    """
+    pairs = np.asarray(options, np.float64)
+    if not 0 <= budget < math.inf:
+        raise ValueError(f"budget is {budget!r}; expected a number from 0 on")
+    spendable = budget * budget
+    unsorted, errors = np.ascontiguousarray(pairs[..., 0].T), np.ascontiguousarray(pairs[..., 1].T)
+    order = np.lexsort((unsorted, errors), axis=0)
+    seconds, costs = np.take_along_axis(unsorted, order, 0), np.take_along_axis(errors, order, 0) ** 2
+    if costs[0].any():
+        raise ValueError("a head has no option without error; expected one of each")
+    saved = np.where(costs <= spendable, seconds[0] - seconds, -np.inf)
+    heads = np.arange(len(pairs))
+    best, best_saved = np.zeros(len(pairs), np.int64), 0.0
+    option, head = divmod(int(saved.argmax()), len(pairs))
+    if saved[option, head] > 0:
+        best[head], best_saved = option, float(saved[option, head])
+    for choice in _queues(spendable, saved, costs):
+        total = float(saved[choice, heads].sum())
+        if total > best_saved:
+            best, best_saved = choice, total
+    chosen: npt.NDArray[np.int64] = order[best, heads]
+    return chosen
+
+
+def _queues(spendable: float, saved: Float64, costs: Float64) -> Iterator[npt.NDArray[np.int64]]:
+    """What each queue takes, as a number of an option by head: without options above the largest power of two that can be spent,
+    half of that, and so on until everything fits. saved, costs: `[options, heads]`, by cost, the first being exact."""
+    numbers = np.arange(len(costs))[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slopes = (saved - saved[:, None]) / (costs - costs[:, None])  # [from, to, heads]
+    slopes[np.isnan(slopes)] = -np.inf
+    later = (numbers < numbers.T)[..., None]
+    entered = np.where(later, slopes, np.inf).min(0)  # the least gain, coming from any option of less error
+    slopes[~later[..., 0]] = -np.inf
+    most = 2.0 ** math.floor(math.log2(spendable)) if spendable else 0.0
+    smallest = np.min(costs, where=costs > 0, initial=np.inf)
+    while smallest <= most:
+        allowed = costs <= most
+        left = np.where(allowed, slopes, -np.inf).max(1)
+        taken = allowed & (entered > left) & (entered > 0)  # the corners of each head's concave hull
+        taken[0] = False
+        reached = np.where(taken, costs, 0)
+        steps = reached.copy()
+        steps[1:] -= np.maximum.accumulate(reached)[:-1]
+        corners = np.flatnonzero(taken)
+        gains = np.minimum.accumulate(np.where(taken, entered, np.inf)).reshape(-1)[corners]
+        queue = corners[np.argsort(-gains, kind="stable")]
+        spent = np.cumsum(steps.reshape(-1)[queue])
+        count = int(np.searchsorted(spent, spendable, "right"))
+        taken.reshape(-1)[queue[count:]] = False
+        yield np.where(taken, numbers, 0).max(0)
+        if count == len(queue):
+            return
+        most /= 2
+
+
+def _ranked(samples: Samples, rank: int) -> Float64:
+    known = np.where(np.isnan(samples), np.inf, samples).astype(np.float64)
+    ranked: Float64 = np.partition(known, rank - 1, axis=0)[rank - 1]
+    return ranked
+
+
+def _binomial(n: int, r: int, p: float) -> float:
+    """The chance of exactly r hits in n draws of chance p."""
+    ways = math.lgamma(n + 1) - math.lgamma(r + 1) - math.lgamma(n - r + 1)
+    return math.exp(ways + r * math.log(p) + (n - r) * math.log1p(-p))
+
+
+def _check(quantile: float, confidence: float) -> None:
+    if not (0 < quantile < 1 and 0 < confidence < 1):
+        raise ValueError(f"quantile is {quantile!r} and confidence is {confidence!r}; expected both between 0 and 1")
