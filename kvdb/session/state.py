@@ -260,11 +260,11 @@ class SessionState:
                 for layer in self._layers:
                     layer.close()
                 self._recomputing.forget()
-                self.services.handles.remove(self)
                 self._count_open(-1)
                 residency.unpin(self.views)
                 self.snapshot.release()
                 self._beside.release()
+                self.services.handles.remove(self)
 
     def _count_open(self, sessions: int) -> None:
         """Tell the segments that so many more sessions are open over them."""
