@@ -87,7 +87,7 @@ def _build(given: argparse.Namespace) -> int:
 def _verify(given: argparse.Namespace) -> int:
     with open_server(given) as db:
         count = db.verify(given.name)
-        print(f"{count} indexes of {given.name!r} fit their keys, counted by layer and segment")
+        print(f"{count} indexes of {given.name!r} fit their keys (one for each layer, segment and kind)")
     return 0
 
 

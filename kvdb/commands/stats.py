@@ -51,8 +51,8 @@ def _run(given: argparse.Namespace) -> int:
         validate.layer(info.spec, given.layer)
     if not any(segment.queries.any() for segment in statistics.segments):
         print(
-            f"no query that searches {given.name!r} was observed yet; "
-            "build an index with kvdb index, and ask one token at a time what needs no exact answer"
+            f"no search of {given.name!r} was observed yet: statistics come from queries of one token that search an index; "
+            "build one with kvdb index"
         )
         return 1 if given.png else 0
     print(_text(info, statistics, given.by, given.layer))

@@ -125,7 +125,7 @@ def test_where_nothing_was_observed_it_says_what_to_do(command, tmp_path):
     for arguments, expected in (([], 0), (["--png", str(tmp_path / "map.png")], 1)):
         status, said = command(NAME, *arguments)
         assert status == expected
-        assert said.startswith("no query that searches 'contract.pdf' was observed yet; build an index with kvdb index")
+        assert said.startswith("no search of 'contract.pdf' was observed yet: statistics come from queries of one token")
         assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
