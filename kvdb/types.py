@@ -1,4 +1,4 @@
-"""Values that all rooms of kvdb share: what a model's cache is, and what the database says of itself."""
+"""Values that all rooms of kvdb share: what a model's cache is, and what the database reports about itself."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ HEADS_MAX = 4096
 HEADS_TOTAL_MAX = 1 << 18  # query heads of all layers
 TEXT_LENGTH_MAX = 1024  # of a model's name or fingerprint
 SCALING_LENGTH_MAX = 1 << 16  # of a RoPE's scaling parameters as JSON
-"""Limits of a spec are several times what any model has; with them an empty session costs little."""
+"""These limits of a spec are several times what any model has; they keep an empty session small."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class Rope:
 class ModelSpec:
     """What fixes a cache's meaning. KV of one spec never answers a query of another.
 
-    name: the model's name, for people. layers, q_heads, kv_heads, head_dim: the attention's shape; query head h reads
-    KV head h // (q_heads // kv_heads). head_dim: a multiple of 8 from 8 to 256. dtype: "float32", "float16" or "bfloat16",
-    of keys, values, queries and outputs. rope: how keys were rotated, None for a model without RoPE. fingerprint: tells
-    weights apart that share a name. scale: what the softmax multiplies q.k with, None for 1/sqrt(head_dim).
+    name: the model's name, for people. layers, q_heads, kv_heads, head_dim: the attention's shape; query head h reads KV head h
+    // (q_heads // kv_heads). head_dim: a multiple of 8 from 8 to 256. dtype: "float32", "float16" or "bfloat16", of keys, values,
+    queries and outputs. rope: how keys were rotated, None for a model without RoPE. fingerprint: distinguishes weights of the
+    same name. scale: the factor by which the softmax multiplies q.k, None for 1/sqrt(head_dim).
 
     Raises SpecError for a spec that cannot exist.
     """
@@ -148,10 +148,10 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class ContextInfo:
-    """What is known of a stored context. nbytes: of the blocks it names, shared ones counted in full.
+    """A description of a stored context. nbytes: the bytes of its blocks, where shared blocks count in full.
 
-    chunk: whether it was computed alone, so that a session may lay it out anywhere. blended: whether it was laid out of chunks;
-    then it is reused as a part of a session (`create_session(parts=)`), never found by its tokens."""
+    chunk: whether it was computed alone, so that a session may lay it out anywhere. blended: whether it was made of chunks; such
+    a context is reused as a part of a session (`create_session(parts=)`), and never found by its tokens."""
 
     name: str
     spec: ModelSpec
@@ -166,8 +166,8 @@ class ContextInfo:
 class PromptPart:
     """One part of a session that is laid out of several, in their order.
 
-    source: a `Context`, its name, or token ids. visible: how many of its first tokens count, None for all. at: the position at
-    which the caller believes that it begins, to be checked."""
+    source: a `Context`, its name, or token ids. visible: the number of its first tokens that are used, None for all. at: the
+    position at which the caller believes that it begins, to be checked."""
 
     source: Any
     visible: int | None = None
@@ -176,7 +176,7 @@ class PromptPart:
 
 @dataclass(frozen=True)
 class Placed:
-    """What stands at positions [begin, end) of a session. kind: "prefix", "chunk", or "tokens" of which nothing was stored."""
+    """What stands at positions [begin, end) of a session. kind: "prefix", "chunk", or "tokens" that were not stored."""
 
     begin: int
     end: int
@@ -189,9 +189,9 @@ class Placed:
 
 @dataclass(frozen=True)
 class IndexInfo:
-    """One kind of index over one segment of a context. layers: how many have it, of layers_total. nbytes: its size in memory.
-    state: "ready", "building", "waiting" to be built, or "failed". progress: the share of all layers that is done, 0 to 1.
-    seconds: spent on it so far, of seconds_expected in all. error: why it failed, "" otherwise."""
+    """One kind of index over one segment of a context. layers: the number of layers that have it, of layers_total. nbytes: its
+    size in memory. state: "ready", "building", "waiting" to be built, or "failed". progress: the share of all layers that is
+    done, 0 to 1. seconds: the time spent on it so far, of seconds_expected in all. error: why it failed, "" otherwise."""
 
     segment: int
     tokens: int
@@ -210,9 +210,9 @@ class IndexInfo:
 class SessionStats:
     """What a session holds and has done. A token counts once for each call and each group of query heads that read it.
 
-    tokens_scanned: looked at in whatever form; tokens_retrieved: attended. missed_mass: the share of the softmax mass that a call
-    left out, an estimate; missed_mass_bound: what that cannot exceed; both are means over the calls. missed_mass_bound_max: the
-    largest bound of any query."""
+    tokens_scanned: looked at in whatever form; tokens_retrieved: attended. missed_mass: an estimate of the share of the softmax
+    mass that a call left out; missed_mass_bound: an upper bound of that share; both are means over the calls.
+    missed_mass_bound_max: the largest bound of any query."""
 
     tokens: int
     reused: int
@@ -234,10 +234,10 @@ MEASURES = ("retrieved", "dense", "sharpness", "window_hits")  # of a query, by 
 
 @dataclass(frozen=True, eq=False)
 class SegmentStatistics:
-    """What the queries were like that searched one segment of a context. Arrays are `[layers, q_heads]` and read-only.
+    """Statistics of the queries that searched one segment of a context. Arrays are `[layers, q_heads]` and read-only.
 
-    tokens: how many the segment has. queries: int64, how many were observed, a sample of all. The others are float32 averages in
-    which the latest queries count most, 0 where none was observed. retrieved: the share of the searched tokens that a query
+    tokens: those of the segment. queries: int64, the number of observed queries, a sample of all. The others are float32 averages
+    in which the latest queries count most, 0 where none was observed. retrieved: the share of the searched tokens that a query
     needed, 1 where it needed so many that the search gave up. dense: the share of such queries. sharpness: the softmax weight of
     the largest token. window_hits: the share of queries whose largest token lies in the window, outside of what was searched."""
 
@@ -260,8 +260,8 @@ class ContextStatistics:
 
 @dataclass(frozen=True)
 class TierStats:
-    """What one tier holds in blocks of one size. nbytes: the memory it takes of its own kind; huge: whether in huge pages.
-    pinned_nbytes: main memory that a GPU tier takes beside that, to copy from and to."""
+    """The contents of one tier in blocks of one size. nbytes: the memory that it takes of its own kind. huge: whether that lies
+    in huge pages. pinned_nbytes: the main memory that a GPU tier takes for copies from and to it."""
 
     name: str
     blocks_used: int
