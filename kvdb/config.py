@@ -51,8 +51,8 @@ def _check_types(settings: object, table: str) -> None:
 class StorageConfig:
     """Where blocks are kept, and how much of it there may be.
 
-    block_size: tokens of one block. cpu_bytes_max: bytes of main memory for blocks and for queries stored beside them, None for
-    no limit. arena_bytes: the most that is asked of the system at a time. disk_path: a folder for segments that are offloaded, ""
+    block_size: tokens of one block. cpu_bytes_max: bytes of main memory for blocks and what is kept beside them, None for no
+    limit. arena_bytes: the most that is asked of the system at a time. disk_path: a folder for segments that are offloaded, ""
     for none; several databases may share it. disk_bytes_max: bytes that this database may keep there, None for no limit.
     gpu_bytes_max: bytes of the GPU's memory for copies of blocks, 0 for no GPU; block tables and results need some more.
     gpu_device: "cuda", "cuda:1", or "interpreter" for tests without a GPU. gpu_format: "" for the model's dtype, "float8" or
@@ -171,17 +171,19 @@ class ServerConfig:
 
     host: an address, or unix:/path. port: 0 picks a free one. token: what clients must send, "" for no check. workers: how many
     Decode streams and imports may be open at once; one client may have three quarters of them. message_bytes_max: the largest
-    gRPC message in bytes. inflight_bytes_max: the total bytes of messages that may wait to be answered. session_idle_seconds: how
-    long a session may go unused before it is closed. stream_idle_seconds: how long a Decode stream or an import may say nothing
-    before it is ended; sessions stay. drain_seconds: how long SIGTERM waits for calls under way. reflection: whether the server
-    describes its own methods over gRPC.
+    gRPC message in bytes. request_bytes_max: the largest request of a stream, which comes in several messages.
+    inflight_bytes_max: the total bytes of requests that may wait to be answered; one client may have three quarters of them.
+    session_idle_seconds: how long a session may go unused before it is closed. stream_idle_seconds: how long a Decode stream or
+    an import may say nothing before it is ended; sessions stay. drain_seconds: how long SIGTERM waits for calls under way.
+    reflection: whether the server describes its own methods over gRPC.
     """
 
     host: str = "127.0.0.1"
     port: int = 7700
     token: str = field(default="", repr=False)
     workers: int = 256
-    message_bytes_max: int = 64 * MIB
+    message_bytes_max: int = 4 * MIB
+    request_bytes_max: int = 64 * MIB
     inflight_bytes_max: int = 512 * MIB
     session_idle_seconds: float = 3600.0
     stream_idle_seconds: float = 300.0
@@ -196,10 +198,16 @@ class ServerConfig:
             raise ConfigError(f"server.workers is {self.workers}; expected at least 1")
         if self.message_bytes_max < MIB:
             raise ConfigError(f"server.message_bytes_max is {self.message_bytes_max}; expected at least {MIB} bytes")
-        if self.inflight_bytes_max < self.message_bytes_max:
+        if self.request_bytes_max < self.message_bytes_max:
             raise ConfigError(
-                f"server.inflight_bytes_max is {self.inflight_bytes_max}; expected at least server.message_bytes_max, which is "
+                f"server.request_bytes_max is {self.request_bytes_max}; expected at least server.message_bytes_max, which is "
                 f"{self.message_bytes_max}"
+            )
+        least = -(-self.request_bytes_max * 4 // 3)
+        if self.inflight_bytes_max < least:
+            raise ConfigError(
+                f"server.inflight_bytes_max is {self.inflight_bytes_max}; expected at least {least}, so that three quarters of "
+                "it, which one client may have, hold a request of server.request_bytes_max"
             )
         for name in ("session_idle_seconds", "stream_idle_seconds"):
             if getattr(self, name) <= 0:

@@ -82,6 +82,7 @@ class Database:
             machine=self.machine,
             gpu=self.gpu,
             advisor=self._advisor,
+            budget=self._blocks.budget,
             loader=self._blocks.loader,
             handles=self._handles,
             publisher=self._publisher,

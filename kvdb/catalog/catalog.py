@@ -12,18 +12,21 @@ from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.prefix_tree import PrefixTree
 from kvdb.catalog.segment import Segment, Views, release_views
 from kvdb.errors import AlreadyExists, NotFound
+from kvdb.storage.budget import Reservation
 from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 
 
 @dataclass(frozen=True)
 class Context:
-    """A named layout of segment views, with an overlay of recomputed tokens. tokens: the ids of all its positions, int32."""
+    """A named layout of segment views, with an overlay of recomputed tokens. tokens: the ids of all its positions, int32. beside:
+    the bytes of the budget that it takes beside its blocks."""
 
     name: str
     spec: ModelSpec
     layout: Layout
     tokens: Tokens
     overlay: Overlay | None = None
+    beside: Reservation | None = None
 
     @property
     def views(self) -> Views:
@@ -58,6 +61,8 @@ class Context:
         release_views(self.views)
         if self.overlay is not None:
             self.overlay.release()
+        if self.beside is not None:
+            self.beside.release()
 
     def statistics(self) -> ContextStatistics:
         segments = [view.segment for view in self.views]
@@ -122,7 +127,7 @@ class Catalog:
             overlay = None if context.overlay is None else context.overlay.share()
             for view in context.views:
                 view.segment.retain()
-            return replace(context, overlay=overlay)
+            return replace(context, overlay=overlay, beside=None)
 
     @contextmanager
     def borrow(self, name: str) -> Iterator[Context]:

@@ -9,6 +9,7 @@ from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.statistics import Statistics
 from kvdb.catalog.usage import SegmentUsage
 from kvdb.storage.block_table import BlockTable
+from kvdb.storage.budget import Reservation
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.loader import Loader, Loading
 from kvdb.storage.segment_file import SegmentFile
@@ -38,7 +39,9 @@ class Segment:
         base: int = 0,
         *,
         standalone: bool = False,
+        beside: Reservation | None = None,
     ) -> None:
+        """beside: what it takes of the budget beside its blocks."""
         assert len(tokens) and all(table.length == len(tokens) for table in tables)
         self.base = base
         self.standalone = standalone
@@ -48,6 +51,7 @@ class Segment:
         self.indexes = indexes or IndexSet()
         self.statistics = Statistics()
         self.usage = SegmentUsage()
+        self._beside = beside
         self.file: SegmentFile | None = None
         self._disk: SegmentFolder | None = None
         self._loading: Loading | None = None
@@ -99,6 +103,8 @@ class Segment:
                 assert not self._pins, "a pinned segment was freed"
                 self._free()
                 self.indexes.release()
+                if self._beside is not None:
+                    self._beside.release()
                 if self.file is not None and self._disk is not None:
                     self._disk.remove(self.file)
 

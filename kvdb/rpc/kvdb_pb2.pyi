@@ -11,14 +11,16 @@ class HelloRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("version", "message_bytes_max", "stream_idle_seconds")
+    __slots__ = ("version", "message_bytes_max", "request_bytes_max", "stream_idle_seconds")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     STREAM_IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     version: str
     message_bytes_max: int
+    request_bytes_max: int
     stream_idle_seconds: float
-    def __init__(self, version: _Optional[str] = ..., message_bytes_max: _Optional[int] = ..., stream_idle_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., message_bytes_max: _Optional[int] = ..., request_bytes_max: _Optional[int] = ..., stream_idle_seconds: _Optional[float] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
     __slots__ = ("name", "layers", "q_heads", "kv_heads", "head_dim", "dtype", "rope", "fingerprint", "scale")
@@ -162,19 +164,29 @@ class IndexInfo(_message.Message):
     error: str
     def __init__(self, segment: _Optional[int] = ..., tokens: _Optional[int] = ..., kind: _Optional[str] = ..., layers: _Optional[int] = ..., layers_total: _Optional[int] = ..., nbytes: _Optional[int] = ..., state: _Optional[str] = ..., progress: _Optional[float] = ..., seconds: _Optional[float] = ..., seconds_expected: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...
 
+class RequestPart(_message.Message):
+    __slots__ = ("nbytes", "data")
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    nbytes: int
+    data: bytes
+    def __init__(self, nbytes: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class ImportRequest(_message.Message):
-    __slots__ = ("begin", "chunk", "commit", "sample", "data")
+    __slots__ = ("begin", "chunk", "commit", "sample", "part", "data")
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     begin: ImportBegin
     chunk: ImportChunk
     commit: ImportCommit
     sample: ImportSample
+    part: RequestPart
     data: bytes
-    def __init__(self, begin: _Optional[_Union[ImportBegin, _Mapping]] = ..., chunk: _Optional[_Union[ImportChunk, _Mapping]] = ..., commit: _Optional[_Union[ImportCommit, _Mapping]] = ..., sample: _Optional[_Union[ImportSample, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, begin: _Optional[_Union[ImportBegin, _Mapping]] = ..., chunk: _Optional[_Union[ImportChunk, _Mapping]] = ..., commit: _Optional[_Union[ImportCommit, _Mapping]] = ..., sample: _Optional[_Union[ImportSample, _Mapping]] = ..., part: _Optional[_Union[RequestPart, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ImportBegin(_message.Message):
     __slots__ = ("spec", "tokens", "name", "base")
@@ -537,20 +549,22 @@ class DeviationRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., positions: _Optional[bytes] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., score: _Optional[str] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
-    __slots__ = ("update", "attention", "attend", "overlay", "attention_at", "deviation")
+    __slots__ = ("update", "attention", "attend", "overlay", "attention_at", "deviation", "part")
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
     ATTEND_FIELD_NUMBER: _ClassVar[int]
     OVERLAY_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_AT_FIELD_NUMBER: _ClassVar[int]
     DEVIATION_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     update: UpdateRequest
     attention: AttentionRequest
     attend: AttendRequest
     overlay: OverlayRequest
     attention_at: AttentionAtRequest
     deviation: DeviationRequest
-    def __init__(self, update: _Optional[_Union[UpdateRequest, _Mapping]] = ..., attention: _Optional[_Union[AttentionRequest, _Mapping]] = ..., attend: _Optional[_Union[AttendRequest, _Mapping]] = ..., overlay: _Optional[_Union[OverlayRequest, _Mapping]] = ..., attention_at: _Optional[_Union[AttentionAtRequest, _Mapping]] = ..., deviation: _Optional[_Union[DeviationRequest, _Mapping]] = ...) -> None: ...
+    part: RequestPart
+    def __init__(self, update: _Optional[_Union[UpdateRequest, _Mapping]] = ..., attention: _Optional[_Union[AttentionRequest, _Mapping]] = ..., attend: _Optional[_Union[AttendRequest, _Mapping]] = ..., overlay: _Optional[_Union[OverlayRequest, _Mapping]] = ..., attention_at: _Optional[_Union[AttentionAtRequest, _Mapping]] = ..., deviation: _Optional[_Union[DeviationRequest, _Mapping]] = ..., part: _Optional[_Union[RequestPart, _Mapping]] = ...) -> None: ...
 
 class DecodeReply(_message.Message):
     __slots__ = ("out",)

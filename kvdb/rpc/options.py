@@ -22,11 +22,15 @@ _SHARED: Options = [
 ]
 
 
-def server_options(message_bytes_max: int) -> Options:
-    """Options of a server. message_bytes_max: the largest message that a client may send; answers have no limit of their own."""
+def server_options(message_bytes_max: int, calls_max: int, connections_max: int) -> Options:
+    """Options of a server. message_bytes_max: the largest message that a client may send; answers have no limit of their own.
+    calls_max: how many calls of one connection there may be at a time, more wait at the client. connections_max: how many
+    connections there may be."""
     return [
         *_SHARED,
         ("grpc.max_receive_message_length", message_bytes_max),
+        ("grpc.max_concurrent_streams", calls_max),
+        ("grpc.max_allowed_incoming_connections", connections_max),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),  # a second server on the port is an error, not a coin toss for each client
         ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_SECONDS * 500),

@@ -1,5 +1,7 @@
 """`QueryOptions` as a message of the wire, and back."""
 
+from functools import lru_cache
+
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 from kvdb.errors import Unsupported
 from kvdb.rpc import kvdb_pb2 as pb
@@ -16,15 +18,22 @@ Request = (
 
 K_MAX = (1 << 64) - 1
 """The most that the wire carries; no context has more tokens."""
+KEPT_MAX, KEPT_BYTES_MAX = 256, 1024
+"""How many options are kept beside their messages, and how long a message may be for that."""
 BUDGET_MAX = K_MAX
 """No machine has more bytes."""
 
 
 def put_query_options(request: Request, options: QueryOptions) -> None:
     """Write the options into a request; those that ask for nothing take no bytes."""
-    if options is NO_OPTIONS or options == NO_OPTIONS:
-        return
-    message = request.options
+    if options is not NO_OPTIONS and options != NO_OPTIONS:
+        request.options.CopyFrom(_message(options))
+
+
+@lru_cache(KEPT_MAX)
+def _message(options: QueryOptions) -> pb.QueryOptions:
+    """The options' message, which is kept: the next step asks for the same. It is not to be written."""
+    message = pb.QueryOptions()
     if options.retrieval is not None:
         _put_retrieval(message.retrieval, options.retrieval)
     if options.max_missed_mass is not None:
@@ -38,13 +47,20 @@ def put_query_options(request: Request, options: QueryOptions) -> None:
             message.hints.memory_budget = min(options.hints.memory_budget, BUDGET_MAX)
     if options.error_max is not None:
         message.error_max = options.error_max
+    return message
 
 
 def to_query_options(request: Request) -> QueryOptions:
     """The options in a request. Raises InvalidArgument for values that cannot be, Unsupported for a newer client's retrieval."""
     if not request.HasField("options"):
         return NO_OPTIONS
-    message = request.options
+    data = request.options.SerializeToString()
+    return _kept(data) if len(data) <= KEPT_BYTES_MAX else _options(data)
+
+
+def _options(data: bytes) -> QueryOptions:
+    """The options of a message's bytes."""
+    message = pb.QueryOptions.FromString(data)
     return QueryOptions(
         retrieval=_retrieval(message.retrieval) if message.HasField("retrieval") else None,
         max_missed_mass=message.max_missed_mass if message.HasField("max_missed_mass") else None,
@@ -52,6 +68,9 @@ def to_query_options(request: Request) -> QueryOptions:
         hints=_hints(message.hints) if message.HasField("hints") else NO_HINTS,
         error_max=message.error_max if message.HasField("error_max") else None,
     )
+
+
+_kept = lru_cache(KEPT_MAX)(_options)
 
 
 def _put_retrieval(message: pb.Retrieval, retrieval: Retrieval) -> None:

@@ -1,5 +1,6 @@
-"""The bytes of all messages that the server holds: received, and not answered yet."""
+"""The bytes of all requests that the server holds: received, and not answered yet."""
 
+from collections import Counter
 from threading import Condition, Lock
 
 from kvdb.errors import CapacityError
@@ -7,49 +8,65 @@ from kvdb.errors import CapacityError
 SMALL_BYTES = 64 << 10
 
 
-class InflightBytes:
-    """A limit for messages in flight, beside the budgets of what is stored. Thread-safe.
+def client_share(bytes_max: int) -> int:
+    """How many of so many bytes one client may have: all but a quarter, so that it cannot keep the others out."""
+    return bytes_max - bytes_max // 4
 
-    bytes_max: at least as many as the largest message has. Messages of streams under SMALL_BYTES are not counted: a stream holds
-    one at a time, and a step of decoding is to cost little.
+
+class InflightBytes:
+    """A limit for requests in flight, beside the budgets of what is stored. Thread-safe.
+
+    bytes_max: of all clients; `client_share` of it is at least as large as the largest request. Requests of streams under
+    SMALL_BYTES are not counted: a stream holds one at a time, and a step of decoding is to cost little.
     """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
+        self._client_max = client_share(bytes_max)
         self._held = 0
+        self._of_client: Counter[str] = Counter()
         self._waiting = 0  # streams
-        self._lock = Lock()
-        self._changed = Condition(self._lock)
+        self._changed = Condition(Lock())
 
-    def take(self, nbytes: int) -> int:
-        """Count a message until `give_back`. Returns nbytes. Raises CapacityError where there is no room for it."""
-        with self._lock:
-            if self._held + nbytes > self._bytes_max:
+    def take(self, client: str, nbytes: int) -> int:
+        """Count a client's request until `give_back`. Returns nbytes. Raises CapacityError where there is no room for it."""
+        with self._changed:
+            if not self._fits(client, nbytes):
                 raise CapacityError(
-                    f"the server holds messages of {self._held:,} bytes that wait to be answered, and this one has {nbytes:,}; "
-                    f"expected at most {self._bytes_max:,} together, so wait for answers, or raise server.inflight_bytes_max"
+                    f"the server holds requests of {self._held:,} bytes that wait to be answered, {self._of_client[client]:,} of "
+                    f"them this client's, and this one has {nbytes:,}; expected at most {self._bytes_max:,} together and "
+                    f"{self._client_max:,} of one client, so wait for answers, or raise server.inflight_bytes_max"
                 )
-            self._held += nbytes
+            self._count(client, nbytes)
         return nbytes
 
-    def wait(self, nbytes: int) -> int:
-        """Count a message of a stream until `give_back`. Where there is no room, the stream waits, and its client with it.
+    def wait(self, client: str, nbytes: int) -> int:
+        """Count a request of a stream until `give_back`. Where there is no room, the stream waits, and its client with it.
 
-        Returns how many bytes were counted: 0 for a small message.
+        Returns how many bytes were counted: 0 for a small request.
         """
         if nbytes < SMALL_BYTES:
             return 0
-        with self._lock:
+        with self._changed:
             self._waiting += 1
-            self._changed.wait_for(lambda: self._held + nbytes <= self._bytes_max)
+            self._changed.wait_for(lambda: self._fits(client, nbytes))
             self._waiting -= 1
-            self._held += nbytes
+            self._count(client, nbytes)
         return nbytes
 
-    def give_back(self, nbytes: int) -> None:
-        """A message of which so many bytes were counted is no more."""
+    def give_back(self, client: str, nbytes: int) -> None:
+        """A client's request of which so many bytes were counted is no more."""
         if nbytes:
-            with self._lock:
-                self._held -= nbytes
+            with self._changed:
+                self._count(client, -nbytes)
+                if not self._of_client[client]:
+                    del self._of_client[client]
                 if self._waiting:
                     self._changed.notify_all()
+
+    def _fits(self, client: str, nbytes: int) -> bool:
+        return self._held + nbytes <= self._bytes_max and self._of_client.get(client, 0) + nbytes <= self._client_max
+
+    def _count(self, client: str, nbytes: int) -> None:
+        self._held += nbytes
+        self._of_client[client] += nbytes

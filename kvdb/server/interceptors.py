@@ -103,12 +103,12 @@ class UnaryCalls:
         def receive(data: bytes, context: grpc.ServicerContext, send: Send) -> None:
             with ErrorsTold(call, partial(_end, context, send)):
                 request = parsed(kind, data)
-                nbytes = inflight.take(len(data))
                 turn = Turn(context.peer(), sessions_of(request))
+                nbytes = inflight.take(turn.client, len(data))
                 try:
                     now = turns.begin(turn, lambda: self._submit(go_on, request, context, send, turn, nbytes))
                 except CapacityError:
-                    inflight.give_back(nbytes)
+                    inflight.give_back(turn.client, nbytes)
                     raise
                 if now:
                     answer(request, context, send, turn, nbytes)
@@ -122,7 +122,7 @@ class UnaryCalls:
                 reply = _serialize(behaviour(request, context)) if context.is_active() else b""
             finally:  # before the client hears, lest its next call find the session busy
                 turns.end(turn)
-                inflight.give_back(nbytes)
+                inflight.give_back(turn.client, nbytes)
             self._replies.send(context, send, reply)
 
         receive.experimental_non_blocking = True  # type: ignore[attr-defined]

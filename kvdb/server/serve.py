@@ -32,6 +32,9 @@ SHORT_CALL_THREADS = 16
 CLIENT_CALLS_MAX = SHORT_CALL_THREADS // 2
 """How many unary calls of one client are answered at a time; more wait, and take no thread."""
 CLIENT_WAITING_MAX = 256
+CLIENT_BURST_MAX = 1024
+"""Calls of one connection beside its streams. What waits above CLIENT_WAITING_MAX is refused; what is above this is not sent."""
+CONNECTIONS_MAX = 1024
 LOOKS_PER_IDLE_TIME = 4
 END_SECONDS = 5.0
 """How long a server that has drained may take to end; then its process ends, whatever still runs."""
@@ -58,7 +61,7 @@ class Server:
         self._server = grpc.server(
             self._threads,
             interceptors=[TokenCheck(config.token)] if config.token else [],
-            options=server_options(config.message_bytes_max),
+            options=server_options(config.message_bytes_max, config.workers + CLIENT_BURST_MAX, CONNECTIONS_MAX),
         )
         self._server.add_generic_rpc_handlers((self._calls(database, config),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -87,9 +90,7 @@ class Server:
     def _calls(self, database: Database, config: ServerConfig) -> grpc.GenericRpcHandler:
         turns = Turns(CLIENT_CALLS_MAX, CLIENT_WAITING_MAX)
         inflight = InflightBytes(config.inflight_bytes_max)
-        service = KvdbService(database, self._sessions, self._streams, turns, inflight)
-        service.greeting.message_bytes_max = config.message_bytes_max
-        service.greeting.stream_idle_seconds = config.stream_idle_seconds
+        service = KvdbService(database, self._sessions, self._streams, turns, inflight, config)
         return handlers(service, UnaryCalls(self._threads.submit, turns, inflight))
 
     def _listen(self, config: ServerConfig) -> str:

@@ -1,13 +1,15 @@
 """The calls of kvdb.v1.Kvdb, each of them the engine's own method between two messages."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
+from functools import partial
 from re import sub
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from kvdb.config import ServerConfig
 from kvdb.database import Database
 from kvdb.errors import InvalidArgument
 from kvdb.ingest.import_writer import ImportWriter
@@ -17,6 +19,7 @@ from kvdb.rpc.import_chunk import Chunk
 from kvdb.rpc.plans import to_choice, to_plan
 from kvdb.rpc.query_options import to_query_options
 from kvdb.server import decode_calls, interceptors
+from kvdb.server.incoming import Incoming
 from kvdb.server.inflight import InflightBytes
 from kvdb.server.interceptors import UnaryCalls
 from kvdb.server.session_registry import Sessions
@@ -35,19 +38,32 @@ BLOCKING = {"BuildIndex", "VerifyIndexes"}
 class KvdbService:
     """One method for each call, named as in the proto but in Python's way; what they raise becomes a status."""
 
-    def __init__(self, database: Database, sessions: Sessions, streams: Streams, turns: Turns, inflight: InflightBytes) -> None:
+    def __init__(
+        self,
+        database: Database,
+        sessions: Sessions,
+        streams: Streams,
+        turns: Turns,
+        inflight: InflightBytes,
+        config: ServerConfig,
+    ) -> None:
         self._database = database
         self._sessions = sessions
         self._streams = streams
         self._turns = turns
-        self._inflight = inflight
-        self.greeting = pb.HelloReply(version=__version__)
+        self._incoming = partial(Incoming, inflight, nbytes_max=config.request_bytes_max)
+        self._greeting = pb.HelloReply(
+            version=__version__,
+            message_bytes_max=config.message_bytes_max,
+            request_bytes_max=config.request_bytes_max,
+            stream_idle_seconds=config.stream_idle_seconds,
+        )
 
     def hello(self, _request: pb.HelloRequest, _context: grpc.ServicerContext) -> pb.HelloReply:
-        return self.greeting
+        return self._greeting
 
     def import_context(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[pb.ImportReply]:
-        with self._streams.opened(context, finishes=True) as stream:
+        with self._streams.opened(context, finishes=True) as stream, closing(self._incoming(stream.client)) as incoming:
             begin = _begin(requests)
             base = begin.base if begin.HasField("base") else None
             tokens = codec.from_tokens(begin.tokens)
@@ -59,11 +75,7 @@ class KvdbService:
                 yield pb.ImportReply(begun=pb.ImportBegun(start=writer.start))
                 for data in requests:
                     self._streams.begin(stream)
-                    nbytes = self._inflight.wait(len(data))
-                    try:
-                        info = _written(writer, import_chunk.deserialize(data))
-                    finally:
-                        self._inflight.give_back(nbytes)
+                    info = _imported(writer, incoming, data)
                     self._streams.end(stream)
                     if info is not None:
                         yield pb.ImportReply(committed=codec.to_info(info))
@@ -142,15 +154,10 @@ class KvdbService:
             return pb.AttentionReply(out=codec.to_array(self._database.attention_together(sessions, request.layer, q, options)))
 
     def decode(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[pb.DecodeReply]:
-        with self._streams.opened(context) as stream:
+        with self._streams.opened(context) as stream, closing(self._incoming(stream.client)) as incoming:
             for data in requests:
                 self._streams.begin(stream)
-                nbytes = self._inflight.wait(len(data))
-                try:
-                    reply = self._answer(stream, interceptors.parsed(pb.DecodeRequest, data))
-                finally:
-                    self._inflight.give_back(nbytes)
-                yield reply
+                yield self._decoded(stream, incoming, data)
                 if not self._streams.end(stream):
                     return
 
@@ -199,10 +206,22 @@ class KvdbService:
             error_max=state.error_max,
         )
 
+    def _decoded(self, stream: OpenStream, incoming: Incoming, data: bytes) -> pb.DecodeReply:
+        """The reply to one message of a stream: an empty one to a piece of a request, but for the last."""
+        request = interceptors.parsed(pb.DecodeRequest, data)
+        try:
+            if request.WhichOneof("call") != "part":
+                incoming.count(len(data))
+                return self._answer(stream, request)
+            whole = incoming.put_together(request.part)
+            return pb.DecodeReply() if whole is None else self._answer(stream, interceptors.parsed(pb.DecodeRequest, whole))
+        finally:
+            incoming.answered()
+
     def _answer(self, stream: OpenStream, request: pb.DecodeRequest) -> pb.DecodeReply:
         """Raises InvalidArgument for a request that holds no call or names another session than the stream's first."""
         kind = request.WhichOneof("call")
-        if kind is None:
+        if kind is None or kind == "part":
             raise InvalidArgument("a decode request holds no call; expected an update, an attention or an attend")
         call = getattr(request, kind)
         if not stream.session:
@@ -235,6 +254,19 @@ def _handler(service: KvdbService, unary: UnaryCalls, method: MethodDescriptor) 
     if method.name in BLOCKING:
         return interceptors.blocking(method.name, kind, behaviour)
     return unary.handler(method.name, kind, behaviour)
+
+
+def _imported(writer: ImportWriter, incoming: Incoming, data: bytes) -> ContextInfo | None:
+    """Carry out what one message of an import asks for; what was published, once it is. Raises InvalidArgument."""
+    request = import_chunk.deserialize(data)
+    try:
+        if isinstance(request, Chunk) or request.WhichOneof("step") != "part":
+            incoming.count(len(data))
+            return _written(writer, request)
+        whole = incoming.put_together(request.part)
+        return None if whole is None else _written(writer, import_chunk.deserialize(whole))
+    finally:
+        incoming.answered()
 
 
 def _written(writer: ImportWriter, request: Chunk | pb.ImportRequest) -> ContextInfo | None:

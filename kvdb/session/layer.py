@@ -23,6 +23,7 @@ from kvdb.planning.services import PlanningServices
 from kvdb.session.query_samples import QuerySamples
 from kvdb.session.segment_counters import SegmentCounters
 from kvdb.storage.block_table import BlockTable
+from kvdb.storage.budget import Reservation
 from kvdb.types import Array, ModelSpec, Positions
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
@@ -45,7 +46,7 @@ class Layer:
         self.tail = tail
         self.run = snapshot.run(number, tail)
         self.segment_counters = SegmentCounters(snapshot.views, services.advisor.count_queries)
-        self.query_samples = QuerySamples(services.config.indexes.sample_queries)
+        self.query_samples = QuerySamples(services.config.indexes.sample_queries, Reservation(services.budget))
         self.number = number
         self._waits = True
         self._short = services.config.optimizer.short_context_tokens
@@ -200,6 +201,7 @@ class Layer:
     def close(self) -> None:
         """Tell the segments what was counted, and give everything back but the snapshot."""
         self.segment_counters.flush()
+        self.query_samples.release()
         self._tail.release()
         self.tail.release()
 

@@ -10,6 +10,7 @@ import kvdb.validate as validate
 from indexes.base import Float32
 from kvdb.blend.controller import Choice
 from kvdb.blend.strategies import DEFAULT_RATIO
+from kvdb.catalog.overhead import session_nbytes
 from kvdb.catalog.segment import Views
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.errors import InvalidArgument, SessionClosed, Unavailable
@@ -20,6 +21,7 @@ from kvdb.session.layer import Layer
 from kvdb.session.recompute import Recomputing
 from kvdb.session.services import SessionServices
 from kvdb.storage.block_table import BlockTable
+from kvdb.storage.budget import Reservation
 from kvdb.types import Array, ContextInfo, ModelSpec, Placed, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
@@ -263,6 +265,7 @@ class SessionState:
                 self._count_open(-1)
                 residency.unpin(self.views)
                 self.snapshot.release()
+                self._beside.release()
 
     def _bring_in(self, tails: list[BlockTable]) -> None:
         """Raises CapacityError or Unavailable, when everything is given back."""
@@ -270,6 +273,8 @@ class SessionState:
             undo.callback(self.snapshot.release)
             for tail in tails:
                 undo.callback(tail.release)
+            self._beside = Reservation(self.services.budget, session_nbytes(self.spec, self.views, len(self.tokens)))
+            undo.callback(self._beside.release)
             residency.pin(self.views, self.services.loader)
             undo.pop_all()
 

@@ -26,8 +26,9 @@ class Connection:
     """An open channel to a server that answered. Thread-safe.
 
     target: `kvdb://host:port` or `kvdb+unix:///path`. stub: the generated calls; make them through `call`, or with `metadata`.
-    payload_bytes_max: the largest arrays and tokens that fit into one message. stream_idle_seconds: how long the server lets a
-    stream say nothing. direct: whether `Decode` may go through parts of gRPC that are not public.
+    message_bytes_max: the largest message that the server takes. payload_bytes_max: the largest arrays and tokens that fit into
+    one; stream_payload_bytes_max: into a request of a stream, which may be several messages. stream_idle_seconds: how long the
+    server lets a stream say nothing. direct: whether `Decode` may go through parts of gRPC that are not public.
     """
 
     def __init__(self, target: str, token: str) -> None:
@@ -43,7 +44,9 @@ class Connection:
         except grpc.RpcError as failure:
             self.channel.close()
             raise self.error(failure) from None
-        self.payload_bytes_max: int = hello.message_bytes_max - ENVELOPE_BYTES_MAX
+        self.message_bytes_max: int = hello.message_bytes_max
+        self.payload_bytes_max = self.message_bytes_max - ENVELOPE_BYTES_MAX
+        self.stream_payload_bytes_max: int = hello.request_bytes_max - ENVELOPE_BYTES_MAX
         self.stream_idle_seconds: float = hello.stream_idle_seconds
 
     def call(self, method: Callable[..., Reply], request: object) -> Reply:
@@ -68,10 +71,17 @@ class Connection:
 
     def check_size(self, what: str, nbytes: int) -> None:
         """Raises MessageTooLarge for more bytes than the server takes in one message."""
-        if nbytes > self.payload_bytes_max:
+        self._check(what, nbytes, self.payload_bytes_max, "one message", "server.message_bytes_max")
+
+    def check_stream_size(self, what: str, nbytes: int) -> None:
+        """Raises MessageTooLarge for more bytes than the server takes in one request of a stream."""
+        self._check(what, nbytes, self.stream_payload_bytes_max, "one request", "server.request_bytes_max")
+
+    def _check(self, what: str, nbytes: int, nbytes_max: int, where: str, setting: str) -> None:
+        if nbytes > nbytes_max:
             raise MessageTooLarge(
-                f"{what} has {nbytes:,} bytes; expected at most {self.payload_bytes_max:,} in one message to {self.target}, "
-                "so send fewer tokens at a time or raise server.message_bytes_max"
+                f"{what} has {nbytes:,} bytes; expected at most {nbytes_max:,} in {where} to {self.target}, "
+                f"so send fewer tokens at a time or raise {setting}"
             )
 
     def close(self) -> None:

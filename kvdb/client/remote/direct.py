@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from kvdb.client.remote.connection import Connection
+from kvdb.client.remote.stream import DECODE
 from kvdb.errors import KvdbError, Unavailable
 from kvdb.rpc import kvdb_pb2 as pb
 
@@ -20,7 +21,6 @@ try:
 except ImportError:
     cygrpc = None
 
-METHOD = b"/kvdb.v1.Kvdb/Decode"
 FAILURES = (AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 """What a private part raises that is not as it was."""
 _BEGUN, _REPLIED, _ENDED = "begun", "replied", "ended"
@@ -70,7 +70,7 @@ class DirectDecode:
         end = (cygrpc.ReceiveStatusOnClientOperation(0),)
         self._call = connection.channel._channel.segregated_call(  # type: ignore[attr-defined]
             cygrpc.PropagationConstants.GRPC_PROPAGATE_DEFAULTS,
-            METHOD,
+            DECODE.encode(),
             None,
             None,
             connection.metadata,
@@ -85,11 +85,11 @@ class DirectDecode:
         """Whether an exchange failed; that the server ended the call is seen at the next one."""
         return _ENDED not in self._due
 
-    def exchange(self, request: pb.DecodeRequest) -> pb.DecodeReply:
+    def exchange(self, request: bytes) -> pb.DecodeReply:
         """Send a request and wait for its reply. Raises the error that ended the call, NotSent, or Unavailable where the private
         parts fail when the request may have been sent."""
         try:
-            send = cygrpc.SendMessageOperation(request.SerializeToString(), 0)
+            send = cygrpc.SendMessageOperation(request, 0)
             self._call.operate((send, cygrpc.ReceiveMessageOperation(0)), _REPLIED)
         except FAILURES as failure:
             self._give_up()
@@ -120,11 +120,15 @@ class DirectDecode:
         return pb.DecodeReply.FromString(reply[0])
 
     def cancel(self) -> None:
-        """End the call now. On one that has ended it does nothing."""
-        if self._due:
-            self._call.cancel(grpc.StatusCode.CANCELLED.value[0], "ended by the client")
-        while self._due:
-            self._next()
+        """End the call now. On one that has ended it does nothing. Where the private parts fail, the server ends it, with its
+        session or for its silence."""
+        try:
+            if self._due:
+                self._call.cancel(grpc.StatusCode.CANCELLED.value[0], "ended by the client")
+            while self._due:
+                self._next()
+        except FAILURES:
+            self._give_up()
 
     def _give_up(self) -> None:
         """Use the private parts no more."""

@@ -7,6 +7,7 @@ from kvdb.errors import SessionClosed
 from kvdb.rpc import codec, import_chunk
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.import_chunk import Chunk
+from kvdb.rpc.request_parts import cut
 from kvdb.types import Array, ContextInfo, ModelSpec
 
 METHOD = "/kvdb.v1.Kvdb/ImportContext"
@@ -46,9 +47,14 @@ class RemoteImport:
         self._check_open()
         validate.layer(self.spec, layer)
         validate.queries(self.spec, q)
-        self._connection.check_size(f"the sample of layer {layer}'s queries", q.nbytes)
-        sample = pb.ImportSample(layer=int(layer), q=codec.to_array(q))
-        self._stream.send(import_chunk.serialize(pb.ImportRequest(sample=sample)))
+        self._connection.check_stream_size(f"the sample of layer {layer}'s queries", q.nbytes)
+        request = pb.ImportRequest(sample=pb.ImportSample(layer=int(layer), q=codec.to_array(q)))
+        data = import_chunk.serialize(request)
+        if len(data) <= self._connection.message_bytes_max:
+            self._stream.send(data)
+            return
+        for part in cut(data, self._connection.message_bytes_max):
+            self._stream.send(import_chunk.serialize(pb.ImportRequest(part=part)))
 
     def commit(self) -> ContextInfo:
         """Publish the context. Raises what the server raised; then nothing was stored."""

@@ -20,6 +20,7 @@ from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_choice, from_plan
 from kvdb.rpc.query_options import put_query_options
+from kvdb.rpc.request_parts import cut
 from kvdb.types import Array, ContextInfo, Float32, ModelSpec, Placed, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
@@ -35,7 +36,7 @@ class Decode(Protocol):
     @property
     def ended(self) -> bool: ...
 
-    def exchange(self, request: pb.DecodeRequest) -> pb.DecodeReply: ...
+    def exchange(self, request: bytes) -> pb.DecodeReply: ...
 
     def cancel(self) -> None: ...
 
@@ -44,8 +45,8 @@ class RemoteSession:
     """`kvdb.client.transport.SessionTransport` over gRPC. Thread-safe: calls on one session take turns.
 
     Calls that read or write KV go over one `Decode` stream. It is opened at the first such call, and again after an error or a
-    long silence. More tokens than fit into one message are sent in pieces, one after the other; when a piece fails, the pieces
-    before it have taken effect. After Unavailable nothing is known of the call's effect; `stats` says what the session holds.
+    long silence. More tokens than fit into one request are sent in several, one after the other; when one fails, those before
+    it have taken effect. After Unavailable nothing is known of the call's effect; `stats` says what the session holds.
     """
 
     def __init__(
@@ -86,11 +87,11 @@ class RemoteSession:
     def attention(self, layer: int, q: Array, options: QueryOptions) -> Array:
         """Attention of one layer's last n tokens; see `kvdb.session.state.SessionState.attention`, whose errors it raises.
 
-        Raises MessageTooLarge for more queries than one message takes; attend to fewer tokens at a time.
+        Raises MessageTooLarge for more queries than one request takes; attend to fewer tokens at a time.
         """
         with self._lock:
             self.check_layer(layer)
-            self.connection.check_size("q", q.nbytes)
+            self.connection.check_stream_size("q", q.nbytes)
             request = pb.DecodeRequest()
             self._fill(request.attention, layer)
             codec.put_array(request.attention.q, q)
@@ -211,16 +212,31 @@ class RemoteSession:
         call.session_id, call.layer, call.positions = self.id, layer, codec.to_positions(positions)
 
     def _decode(self, request: pb.DecodeRequest) -> pb.DecodeReply:
-        stream = self._open_stream()
+        data = request.SerializeToString()
         try:
-            return stream.exchange(request)
+            return self._exchange(data)
         except NotSent:
-            return self._open_stream().exchange(request)
+            return self._exchange(data)
         except Unavailable:
             self.stats()  # SessionClosed when the stream ended because its session did: nobody had used it for too long
             raise
         finally:
             self._spoke = monotonic()
+
+    def _exchange(self, data: bytes) -> pb.DecodeReply:
+        """Send a request, in pieces where it is larger than a message. What the server has of an unfinished one has no effect."""
+        stream = self._open_stream()
+        if len(data) <= self.connection.message_bytes_max:
+            return stream.exchange(data)
+        reply, done = pb.DecodeReply(), False
+        try:
+            for part in cut(data, self.connection.message_bytes_max):
+                reply = stream.exchange(pb.DecodeRequest(part=part).SerializeToString())
+            done = True
+        finally:
+            if not done:
+                stream.cancel()  # also after an interrupt: the next request must not follow a piece
+        return reply
 
     def _open_stream(self) -> Decode:
         """The stream of the last call, or another where that has ended, or is about to be ended by the server for its silence."""
@@ -234,11 +250,11 @@ class RemoteSession:
         return self._stream
 
     def _pieces(self, start: int | None, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], int | None]]:
-        """Pieces of the arrays, `[heads, n, head_dim]` each, cut along tokens so that each fits into a message, and where each
+        """Pieces of the arrays, `[heads, n, head_dim]` each, cut along tokens so that each fits into a request, and where each
         starts."""
         first = _start(start)
         nbytes = sum(array.nbytes for array in arrays)
-        if nbytes <= self.connection.payload_bytes_max:
+        if nbytes <= self.connection.stream_payload_bytes_max:
             yield arrays, first
             return
         *queries, k, v = arrays
@@ -251,16 +267,16 @@ class RemoteSession:
     def _placed_pieces(self, positions: Positions, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], Positions]]:
         """`_pieces` for tokens at these positions."""
         nbytes = positions.nbytes + sum(array.nbytes for array in arrays)
-        if nbytes <= self.connection.payload_bytes_max:
+        if nbytes <= self.connection.stream_payload_bytes_max:
             yield arrays, positions
             return
         for piece in self._cut(nbytes, len(positions)):
             yield tuple(array[:, piece] for array in arrays), positions[piece]
 
     def _cut(self, nbytes: int, n: int) -> Iterator[slice]:
-        """Slices of n tokens that fit into a message. nbytes: of all n. Raises MessageTooLarge where one token does not fit."""
-        self.connection.check_size("one token", nbytes // n)
-        step = self.connection.payload_bytes_max // (nbytes // n)
+        """Slices of n tokens that fit into a request. nbytes: of all n. Raises MessageTooLarge where one token does not fit."""
+        self.connection.check_stream_size("one token", nbytes // n)
+        step = self.connection.stream_payload_bytes_max // (nbytes // n)
         for at in range(0, n, step):
             yield slice(at, at + step)
 

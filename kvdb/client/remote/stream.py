@@ -13,6 +13,7 @@ from kvdb.rpc import kvdb_pb2 as pb
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
+DECODE = "/kvdb.v1.Kvdb/Decode"
 DEPTH = 4
 """How many requests may wait to be sent before `send` waits too."""
 LOOK_SECONDS = 0.2
@@ -85,13 +86,13 @@ class Stream(Generic[Request, Reply]):
         return True
 
 
-class StreamDecode(Stream[pb.DecodeRequest, pb.DecodeReply]):
+class StreamDecode(Stream[bytes, pb.DecodeReply]):
     """One open `Decode` call; `kvdb.client.remote.session.Decode`."""
 
     def __init__(self, connection: Connection) -> None:
-        super().__init__(connection, connection.stub.Decode)
+        super().__init__(connection, connection.channel.stream_stream(DECODE, response_deserializer=pb.DecodeReply.FromString))
 
-    def exchange(self, request: pb.DecodeRequest) -> pb.DecodeReply:
+    def exchange(self, request: bytes) -> pb.DecodeReply:
         """Send a request and wait for its reply. Raises the error that ended the call."""
         self.send(request)
         return self.receive()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvdb.client.remote.imports import METHOD
+from kvdb.client.remote.stream import DECODE
 from kvdb.server.interceptors import UnaryCalls
 from kvdb.server.service import IMPORT, SERVICE, handlers
 
@@ -24,7 +25,7 @@ def test_the_generated_code_is_what_the_proto_says(tmp_path):
 
 def test_the_names_on_the_wire():
     assert SERVICE.full_name == "kvdb.v1.Kvdb"
-    assert f"/{SERVICE.full_name}/{IMPORT}" == METHOD
+    assert (f"/{SERVICE.full_name}/{IMPORT}", f"/{SERVICE.full_name}/Decode") == (METHOD, DECODE)
 
 
 def test_every_call_is_served():
@@ -32,7 +33,7 @@ def test_every_call_is_served():
         def __getattr__(self, name):
             return lambda request, context: None
 
-    served = handlers(Anything(), UnaryCalls(None, None))
+    served = handlers(Anything(), UnaryCalls(None, None, None))
     assert served.service_name() == SERVICE.full_name
     for method in SERVICE.methods:
         details = type("Details", (), {"method": f"/{SERVICE.full_name}/{method.name}"})

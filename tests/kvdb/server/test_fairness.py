@@ -69,22 +69,23 @@ def stub_of():
 
 
 @pytest.fixture
-def busy(gate, spec):
-    """`busy(db)`: a session that is in the middle of a query."""
-    threads = []
+def busy(gate, spec, stub_of):
+    """`busy(server)`: the id of a session that is in the middle of a query, of a client of its own."""
+    queries = []
 
-    def begin(db):
-        session = db.create_session(spec, [1])
-        session.update(0, ones(2), ones(2))
-        threads.append(threading.Thread(target=session.attention, args=(0, ones(4))))
-        threads[-1].start()
+    def begin(server):
+        stub = stub_of(server)
+        session = stub.CreateSession(pb.CreateSessionRequest(spec=codec.to_spec(spec))).session_id
+        k, q = codec.to_array(ones(2)), codec.to_array(ones(4))
+        stub.Update(pb.UpdateRequest(session_id=session, layer=0, k=k, v=k))
+        queries.append(stub.Attention.future(pb.AttentionRequest(session_id=session, layer=0, q=q)))
         assert gate.reached.wait(SECONDS_MAX)
         return session
 
     yield begin
     gate.opened.set()
-    for thread in threads:
-        thread.join()
+    for query in queries:
+        assert query.result(SECONDS_MAX).out.shape == [4, 1, 16]
 
 
 def silence():
@@ -154,27 +155,25 @@ def test_one_client_leaves_streams_to_others(serve, spec, gate):
 
 def test_calls_that_wait_for_a_busy_session_take_no_thread(serve, stub_of, busy, gate):
     server = serve(workers=1)
-    with kvdb.connect(server.target) as db, kvdb.connect(server.target) as other:
-        session = busy(db)
-        stub = stub_of(server)
-        waiting = [stub.Stats.future(pb.StatsRequest(session_id=session._transport.id)) for _ in range(100)]
-        health = health_pb2_grpc.HealthStub(grpc.insecure_channel(server.target.removeprefix("kvdb://")))
+    session, stub = busy(server), stub_of(server)
+    waiting = [stub.Stats.future(pb.StatsRequest(session_id=session)) for _ in range(100)]
+    with kvdb.connect(server.target) as other, grpc.insecure_channel(server.target.removeprefix("kvdb://")) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
         assert health.Check(health_pb2.HealthCheckRequest(), timeout=SECONDS_MAX).status
         assert other.contexts() == []
-        assert not any(call.done() for call in waiting)
-        gate.opened.set()
-        assert {call.result(SECONDS_MAX).queries for call in waiting} == {1}
+    assert not any(call.done() for call in waiting)
+    gate.opened.set()
+    assert {call.result(SECONDS_MAX).queries for call in waiting} == {1}
 
 
 def test_a_call_that_is_cancelled_while_it_waits_gives_its_turn_on(serve, stub_of, busy, gate):
     server = serve(workers=1)
-    with kvdb.connect(server.target) as db:
-        request = pb.StatsRequest(session_id=busy(db)._transport.id)
-        stub = stub_of(server)
-        gone, stays = stub.Stats.future(request), stub.Stats.future(request)
-        gone.cancel()
-        gate.opened.set()
-        assert stays.result(SECONDS_MAX).queries == 1
+    request = pb.StatsRequest(session_id=busy(server))
+    stub = stub_of(server)
+    gone, stays = stub.Stats.future(request), stub.Stats.future(request)
+    gone.cancel()
+    gate.opened.set()
+    assert stays.result(SECONDS_MAX).queries == 1
 
 
 def first_refused(calls, count):
@@ -187,21 +186,21 @@ def first_refused(calls, count):
 
 def test_too_many_calls_that_wait_are_refused(serve, stub_of, busy, gate):
     server = serve(workers=1)
-    with kvdb.connect(server.target) as db:
-        session, stub = busy(db), stub_of(server)
-        request = pb.StatsRequest(session_id=session._transport.id)
-        calls = [stub.Stats.future(request) for _ in range(CLIENT_WAITING_MAX + 20)]
-        assert first_refused(calls, 20) == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 20
-        gate.opened.set()
-        assert {call.code() for call in calls} == {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    request, stub = pb.StatsRequest(session_id=busy(server)), stub_of(server)
+    calls = [stub.Stats.future(request) for _ in range(CLIENT_WAITING_MAX + 20)]
+    assert first_refused(calls, 20) == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 20
+    gate.opened.set()
+    assert {call.code() for call in calls} == {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
-def test_messages_that_wait_are_bounded(serve, stub_of, busy, gate):
-    server = serve(message_bytes_max=MIB, inflight_bytes_max=2 * MIB)
+def test_messages_that_wait_are_bounded(serve, stub_of, busy, gate, spec):
+    """One client has three quarters of the room, which hold two messages; the rest is for others."""
+    server = serve(message_bytes_max=MIB, request_bytes_max=MIB, inflight_bytes_max=3 * MIB)
     k = codec.to_array(ones(2, 3800))  # with v 0.93 MiB
-    with kvdb.connect(server.target) as db:
-        session, stub = busy(db), stub_of(server)
-        calls = [stub.Update.future(pb.UpdateRequest(session_id=session._transport.id, layer=1, k=k, v=k)) for _ in range(3)]
-        assert first_refused(calls, 1) == [grpc.StatusCode.RESOURCE_EXHAUSTED]
-        gate.opened.set()
-        assert sorted(call.code() is grpc.StatusCode.OK for call in calls) == [False, True, True]
+    request, stub = pb.UpdateRequest(session_id=busy(server), layer=1, k=k, v=k), stub_of(server)
+    calls = [stub.Update.future(request) for _ in range(3)]
+    assert first_refused(calls, 1) == [grpc.StatusCode.RESOURCE_EXHAUSTED]
+    with kvdb.connect(server.target) as other:
+        other.create_session(spec, [1] * 10_000).close()
+    gate.opened.set()
+    assert sorted(call.code() is grpc.StatusCode.OK for call in calls) == [False, True, True]

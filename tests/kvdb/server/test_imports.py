@@ -57,17 +57,17 @@ def test_another_client_can_import(stub, engine, kv):
 def test_a_killed_client_leaves_nothing(target, blocks_used, eventually, nothing_left):
     """A real process, killed in the midst of a layer."""
     script = f"""
-        import numpy as np, time, kvdb
+        import sys, numpy as np, kvdb
         spec = kvdb.ModelSpec("tiny", 2, 4, 2, 16, "float32")
         k = np.ones((2, 20000, 16), np.float32)
         def layers():
             yield k, k
             print("half", flush=True)
-            time.sleep(60)
+            sys.stdin.read()
         kvdb.connect({target!r}).import_context(spec, range(20000), layers(), name="doc")
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "half\n"
             eventually(blocks_used)

@@ -1,4 +1,4 @@
-"""Messages over the limit: cut where tokens can be cut, refused with the limit where they cannot."""
+"""Requests over the limit: cut where tokens can be cut, refused with the limit where they cannot."""
 
 import grpc
 import numpy as np
@@ -12,12 +12,12 @@ from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
 from tests.reference import attention, relative_error
 
-N = 600  # tokens; their q, k and v are 4.7 MiB, and a message holds 1
+N = 600  # tokens; their q, k and v are 4.7 MiB, and a request holds 1
 
 
 @pytest.fixture
 def target(serve):
-    return serve(message_bytes_max=MIB).target
+    return serve(message_bytes_max=MIB, request_bytes_max=MIB).target
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_what_is_wrong_with_many_tokens_is_said_before_any_is_sent(client, spec,
 def test_queries_cannot_be_cut(client, spec, kv):
     with client.create_session(spec, kv.tokens) as session:
         session.update(0, *kv.pairs()[0])
-        with pytest.raises(errors.MessageTooLarge, match=r"q has 2,457,600 bytes; expected at most .*server\.message_bytes_max"):
+        with pytest.raises(errors.MessageTooLarge, match=r"q has 2,457,600 bytes; expected at most .*server\.request_bytes_max"):
             session.attention(0, kv.q[0])
         assert session.attention(0, kv.q[0][:, -100:]).shape == (16, 100, 64)
 
@@ -158,7 +158,7 @@ def test_a_prompt_of_too_many_tokens(client, spec):
 def test_one_token_that_is_too_large(serve):
     wide = kvdb.ModelSpec("wide", 1, 2048, 2048, 256, "float32")
     k = np.zeros((2048, 1, 256), np.float32)
-    with kvdb.connect(serve(message_bytes_max=MIB).target) as db:
+    with kvdb.connect(serve(message_bytes_max=MIB, request_bytes_max=MIB).target) as db:
         with db.create_session(wide, [1]) as session, pytest.raises(errors.MessageTooLarge, match="one token"):
             session.update(0, k, k)
         with pytest.raises(errors.MessageTooLarge, match="one token"):
