@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TITLES = {
     "retrieved": "retrieved\nshare of the searched tokens that a query needs",
-    "dense": "dense\nshare of queries left by the search",
+    "dense": "dense\nshare of queries that the search gave up",
     "sharpness": "sharpness\nsoftmax weight of the largest token",
     "window_hits": "window hits\nshare of queries whose largest token lies in the window",
 }
@@ -55,7 +55,7 @@ def draw(info: ContextInfo, statistics: ContextStatistics, measures: Sequence[st
     queries = max(int(segment.queries.max()) for segment in statistics.segments)
     values = [mean(statistics, measure) for measure in measures]
     grey = "\ngrey: no query" if np.isnan(values).any() else ""
-    title = f"{name}\n{info.tokens:,} tokens, up to {queries:,} queries observed a head{grey}"
+    title = f"{name}\n{info.tokens:,} tokens, up to {queries:,} queries observed for each head{grey}"
     figure.suptitle(title, fontsize=10, parse_math=False)
     for panel, measure, shown in zip(figure.subplots(down, across, squeeze=False).flat, measures, values, strict=True):
         _panel(panel, measure, shown)

@@ -25,7 +25,8 @@ class SessionCounters:
         self.rules[plan.rule] = self.rules.get(plan.rule, 0) + 1
 
     def stats(self, tokens: int, start: int, reused: int, tail_nbytes: int) -> SessionStats:
-        """The counters as statistics of a session. tokens: how many it holds, those from position `start` on in its tail."""
+        """The counters as statistics of a session. tokens: the number of its tokens; those from position `start` on lie in its
+        tail."""
         return SessionStats(
             tokens=tokens,
             reused=reused,
