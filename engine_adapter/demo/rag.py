@@ -84,7 +84,7 @@ def show(documents: int, together: int, questions: int, checked: int, recompute:
     heading, word = record.text.split()[1:]
     console.print(
         f"[bold]{documents} documents[/] of Python's documentation, {held.tokens:,} tokens. Records in them, such as "
-        f"“Vault same {word} {' '.join(record.code)}.”, mean nothing without their heading, here “Section {heading}.”, "
+        f'"Vault same {word} {" ".join(record.code)}.", mean nothing without their heading, here "Section {heading}.", '
         "which most often stands in an earlier chunk.\n"
     )
     with kvdb.connect() as db, RagEngine(model, tokenizer, db, chunk_tokens=CHUNK_TOKENS) as rag:

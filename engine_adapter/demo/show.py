@@ -96,7 +96,7 @@ def show(
     document = vault.document(tokenizer, tokens, facts, seed)
     chosen = random.Random(seed).sample(document.facts, min(questions, facts))
     console.print(
-        f"[bold]{len(document.ids):,} tokens[/] of prose with {facts} facts in it, such as “{chosen[0].sentence.strip()}”"
+        f'[bold]{len(document.ids):,} tokens[/] of prose with {facts} facts in it, such as "{chosen[0].sentence.strip()}"'
     )
     console.print(f"process {server.pid}: {server.ready_line}\n")
     with kvdb.connect(server.target) as db, engine_adapter.transformers.attach(model, db) as engine:
@@ -152,7 +152,7 @@ def _store(console: Console, engine: TransformersEngine, document: list[int]) ->
             input_ids=torch.tensor([document]),
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    console.print(f"stored as “{NAME}”: {context.info.nbytes / MIB:,.1f} MiB in the server's blocks\n")
+    console.print(f'stored as "{NAME}": {context.info.nbytes / MIB:,.1f} MiB in the server\'s blocks\n')
 
 
 def _index(console: Console, db: kvdb.Client, kind: str) -> None:
