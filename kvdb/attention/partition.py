@@ -49,7 +49,9 @@ class RunPartition:
     """The division of a run, which may grow behind the searched spans.
 
     whole: spans that are searched for some KV heads and read whole for others. device: answers the spans that the CPU leaves out,
-    None if there are none. sinks: blocks [first, last) of the run that hold sink tokens; they are part of the window.
+    None if there are none. sinks: blocks [first, last) of the run that hold sink tokens, which are part of the window. guards:
+    float32 `[kv_heads]`, the logarithm of the mass that a KV head may leave out, relative to the mass it reads; a head that is
+    estimated to miss more is read whole. None if there is no such limit.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class RunPartition:
         self.searched = tuple(searched)
         self.whole = tuple(whole)
         self.device = device
+        self.guards: Float32 | None = None
         parts: tuple[SearchedSpan | ExactSpan, ...] = (*searched, *whole)
         spans = {part.span for part in parts}
         elsewhere = () if device is None else device.spans

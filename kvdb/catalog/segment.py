@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import count
 from threading import Lock
 
+from kvdb.catalog.evidence import Evidence
 from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.statistics import Statistics
 from kvdb.catalog.usage import SegmentUsage
@@ -23,8 +24,8 @@ class Segment:
 
     tokens: int32 `[n]`, n >= 1. tables: one a layer, each n tokens long, which the segment owns. indexes: over its keys. base:
     the position of its first token when it was computed. standalone: whether nothing was before it then, so that it may stand
-    anywhere; otherwise it is exact only behind its parent. statistics: what its queries were like. usage: how often it was opened
-    and queried.
+    anywhere; otherwise it is exact only behind its parent. statistics: what its queries were like. evidence: how wrong they were
+    answered. usage: how often it was opened and queried.
 
     Its blocks are in main memory until it is offloaded, and as long as it is pinned. Afterwards the tables are empty, and `file`
     holds what they held; it is never written again, as a segment never changes. Whoever reads a layer pins the segment and waits
@@ -50,6 +51,7 @@ class Segment:
         self.tables = tables
         self.indexes = indexes or IndexSet()
         self.statistics = Statistics()
+        self.evidence = Evidence()
         self.usage = SegmentUsage()
         self._beside = beside
         self.file: SegmentFile | None = None
@@ -107,6 +109,7 @@ class Segment:
                     self._beside.release()
                 if self.file is not None and self._disk is not None:
                     self._disk.remove(self.file)
+                    self.file = None
 
     def pin(self, loader: Loader) -> None:
         """Keep the blocks in main memory until `unpin`. A segment on disk is loaded once for everybody who pins it, layer by

@@ -64,9 +64,9 @@ class Publisher:
     def store(self, session: StorableSession, name: str, tokens: Tokens | None, *, chunk: bool = False) -> ContextInfo:
         """Store a session's tokens as a context; the session goes on. Tokens that are stored already are shared.
 
-        chunk: store it as a chunk, which may stand anywhere; the session was opened on no tokens. Raises AlreadyExists,
-        InvalidArgument, PositionError or CapacityError, Unsupported for a chunk of a model whose keys cannot be moved, and then
-        nothing is stored.
+        chunk: store what stands behind the tokens that it was opened on as a chunk, which may stand anywhere. Raises
+        AlreadyExists, InvalidArgument, PositionError or CapacityError, Unsupported for a chunk of a model whose keys cannot be
+        moved, and then nothing is stored.
         """
         self._catalog.check_free(validate.name(name))
         ids = session.ids(tokens)
@@ -139,13 +139,14 @@ class Publisher:
         return context.info()
 
     def _store_chunk(self, session: StorableSession, name: str, ids: Tokens) -> ContextInfo:
-        if session.start:
-            raise InvalidArgument(
-                f"the session stands on {session.start} tokens; a chunk is computed alone, in a session opened on no tokens"
-            )
+        base = session.start
+        if base and session.snapshot.overlay is not None:
+            raise InvalidArgument("the session was laid out of parts; a chunk comes from a session opened on tokens, or on none")
+        if len(ids) == base:
+            raise InvalidArgument(f"the session holds nothing behind the {base} tokens that it was opened on; expected a chunk")
         inverse_frequencies(session.spec.rope, session.spec.head_dim)
-        tables = _tail_tables(session, 0)
-        return self.publish_chunk(session.spec, name, (), NewSegment(ids, tables, 0, self._queries_of(session)))
+        tables = _tail_tables(session, base)
+        return self.publish_chunk(session.spec, name, (), NewSegment(ids[base:], tables, base, self._queries_of(session)))
 
     def _store_laid_out(self, session: StorableSession, name: str, ids: Tokens) -> ContextInfo:
         """Store a blended session: its layout and overlay, and behind them its tail as a segment that is exact only there."""

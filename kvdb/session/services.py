@@ -1,5 +1,6 @@
 """The services of a database that its sessions use."""
 
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,8 +41,9 @@ class SessionPublisher(Protocol):
 @dataclass(frozen=True)
 class SessionServices(PlanningServices):
     """Everything that a session uses from its database. loader: brings segments back from disk. handles: the open sessions and
-    imports of the database. publisher: stores sessions."""
+    imports of the database. publisher: stores sessions. auditor: compares answers with exact attention, after they were given."""
 
     loader: Loader
     handles: OpenHandles
     publisher: SessionPublisher
+    auditor: Executor
