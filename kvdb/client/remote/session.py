@@ -250,8 +250,7 @@ class RemoteSession:
         return self._stream
 
     def _pieces(self, start: int | None, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], int | None]]:
-        """Pieces of the arrays, `[heads, n, head_dim]` each, cut along tokens so that each fits into a request, and where each
-        starts."""
+        """Pieces of the arrays, `[heads, n, head_dim]` each, that fit into a request, and the position where each starts."""
         first = _start(start)
         nbytes = sum(array.nbytes for array in arrays)
         if nbytes <= self.connection.stream_payload_bytes_max:
