@@ -42,7 +42,7 @@ def draw(info: ContextInfo, statistics: ContextStatistics, measures: Sequence[st
     values = [overall(statistics, measure) for measure in measures]
     grey = "\ngrey: not known" if np.isnan(values).any() else ""
     counted = [f"{count:,} {what}" for count, what in ((queries, "queries observed"), (audits, "audits")) if count]
-    title = f"{name}\n{info.tokens:,} tokens, up to {' and '.join(counted)} for each head{grey}"
+    title = f"{name}\n{info.tokens:,} tokens, up to {' and '.join(counted)} a head{grey}"
     figure.suptitle(title, fontsize=10, parse_math=False)
     panels = list(figure.subplots(down, across, squeeze=False).flat)
     for panel, measure, shown in zip(panels, measures, values, strict=False):
