@@ -1,7 +1,7 @@
 """A plan: a frozen tree, one merge over the access paths of all parts. `str(plan)` is EXPLAIN."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from indexes.errors import InvalidArgument
@@ -40,7 +40,8 @@ class Plan:
 
     retrieval_given: whether the caller named the retrieval. tokens_min, tokens_end: the plan is good for contexts of [tokens_min,
     tokens_end) tokens. wishes: pairs of a part's name and a kind of index that would be used if it were built. notes: lines that
-    the session adds to EXPLAIN. actual, outcome: what carrying the plan out took and missed, after EXPLAIN ANALYZE.
+    the session adds to EXPLAIN. actual, outcome: what carrying the plan out took and missed, after EXPLAIN ANALYZE. rule: the
+    name of the rule that decided on the most tokens and heads, found once because every query counts it.
     """
 
     layer: int
@@ -54,12 +55,11 @@ class Plan:
     notes: tuple[str, ...] = ()
     actual: Actual | None = None
     outcome: Outcome | None = None
+    rule: str = field(init=False)
 
-    @property
-    def rule(self) -> str:
-        """The name of the rule that decided on the most tokens and heads."""
+    def __post_init__(self) -> None:
         chosen = max(self.accesses, key=lambda access: access.tokens * len(access.heads), default=None)
-        return WINDOW if chosen is None else chosen.rule
+        object.__setattr__(self, "rule", WINDOW if chosen is None else chosen.rule)
 
     @property
     def searches(self) -> bool:
