@@ -51,8 +51,8 @@ def _check_types(settings: object, table: str) -> None:
 class StorageConfig:
     """Where blocks are kept, and how much of it there may be.
 
-    block_size: tokens of one block. cpu_bytes_max: bytes of main memory for blocks and for queries stored beside them, None for
-    no limit. arena_bytes: the most that is asked of the system at a time. disk_path: a folder for segments that are offloaded, ""
+    block_size: tokens of one block. cpu_bytes_max: bytes of main memory for blocks and what is kept beside them, None for no
+    limit. arena_bytes: the most that is asked of the system at a time. disk_path: a folder for segments that are offloaded, ""
     for none; several databases may share it. disk_bytes_max: bytes that this database may keep there, None for no limit.
     gpu_bytes_max: bytes of the GPU's memory for copies of blocks, 0 for no GPU; block tables and results need some more.
     gpu_device: "cuda", "cuda:1", or "interpreter" for tests without a GPU. gpu_format: "" for the model's dtype, "float8" or

@@ -1,6 +1,7 @@
 """One database in this process. `kvdb.connect` wraps it for users, `kvdb serve` offers it over gRPC."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
@@ -76,15 +77,18 @@ class Database:
         self._advisor = IndexAdvisor(self._builder, BuildPolicy(indexes.opened_often), indexes)
         self._publisher = Publisher(self._catalog, self._blocks.budget, self._advisor)
         self._handles = OpenHandles()
+        self._auditor = ThreadPoolExecutor(1, "kvdb-audit")
         self._services = SessionServices(
             config=self.config,
             optimizer=self.optimizer,
             machine=self.machine,
             gpu=self.gpu,
             advisor=self._advisor,
+            budget=self._blocks.budget,
             loader=self._blocks.loader,
             handles=self._handles,
             publisher=self._publisher,
+            auditor=self._auditor,
         )
 
     @_call
@@ -255,6 +259,7 @@ class Database:
         self._blocks.loader.close()  # so that nobody waits for a segment any more
         self._builder.close()  # nor for an index
         self._handles.close()
+        self._auditor.shutdown()
         if self.gpu is not None:
             self.gpu.close()
         self._blocks.close()

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from indexes.retrieval import Retrieval, retrieval_from_dict, retrieval_to_dict
+from query_optimizer.ways import Way
 
 WINDOW = "window"
 """The rule's name on accesses that are read whole because they are the window."""
@@ -76,6 +77,11 @@ class Access:
     @property
     def tokens(self) -> int:
         return self.end - self.begin
+
+    @property
+    def way(self) -> Way | None:
+        """The way in which the heads are answered, None where all is read."""
+        return None if self.index is None else Way(self.index, self.retrieval, self.estimate_tail)
 
     @property
     def all_heads(self) -> bool:

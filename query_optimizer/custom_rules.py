@@ -29,17 +29,20 @@ class CheckedRule:
     def name(self) -> str:
         return self.rule.name
 
-    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
+    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | tuple[Fired, ...] | Wish | str:
         verdict: object = self.rule.when(facts, part, heads)
         if isinstance(verdict, Wish | str):
             return verdict
-        if not isinstance(verdict, Fired):
-            return f"it answered {verdict!r}, which is no verdict"
-        if verdict.index is not None and verdict.index not in [index.kind for index in facts.affordable(part)]:
-            return f"it chose {verdict.index}, which may not be searched here"
-        if verdict.heads is not None and not (verdict.heads and set(verdict.heads) <= set(heads)):
-            return f"it chose the KV heads {verdict.heads}, of which some are not left"
-        return verdict
+        left = heads
+        for fired in verdict if isinstance(verdict, tuple) and verdict else (verdict,):
+            if not isinstance(fired, Fired):
+                return f"it answered {verdict!r}, which is no verdict"
+            if fired.index is not None and fired.index not in [index.kind for index in facts.affordable(part)]:
+                return f"it chose {fired.index}, which may not be searched here"
+            if fired.heads is not None and not (fired.heads and set(fired.heads) <= set(left)):
+                return f"it chose the KV heads {fired.heads}, of which some are not left"
+            left = tuple(head for head in left if fired.heads is not None and head not in fired.heads)
+        return verdict if isinstance(verdict, Fired | tuple) else f"it answered {verdict!r}, which is no verdict"
 
 
 def add_rules(base: Sequence[Rule], added: Sequence[PlacedRule]) -> tuple[Rule, ...]:

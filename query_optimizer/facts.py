@@ -5,6 +5,7 @@ from math import inf
 
 from indexes.retrieval import Exact, Retrieval, TopK
 from query_optimizer.query_options import NO_OPTIONS, Hints, QueryOptions
+from query_optimizer.ways import LayerBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ class Facts:
     token_nbytes: the bytes of one token's keys and values, of all KV heads. window_tokens: the number of tokens that are always
     attended. call_seconds: the time of a call that reads everything, without the reading. step_seconds: the time of a call that
     searches, without the searches and the reading. fast: memory that is faster than where the tokens lie, None where there is
-    none. options: what the caller asked for, as it was handed in.
+    none. options: what the caller asked for, as it was handed in. budget: the error that the answer may have, None where the
+    options say themselves what is read.
     """
 
     layer: int
@@ -116,6 +118,7 @@ class Facts:
     step_seconds: float
     fast: FastMemory | None = None
     options: QueryOptions = NO_OPTIONS
+    budget: LayerBudget | None = None
 
     @property
     def retrieval(self) -> Retrieval | None:

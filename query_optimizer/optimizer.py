@@ -87,12 +87,13 @@ class Optimizer:
         decisions: list[_Decision] = []
         for rule in self._rules:
             verdict = "switched off" if rule.name in off else rule.when(facts, part, heads)
-            if isinstance(verdict, Fired):
-                taken = heads if verdict.heads is None else verdict.heads
-                decisions.append((rule.name, verdict, taken, tuple(refusals)))
-                if verdict.wish:
-                    chosen.wishes.append((part.name, verdict.wish))
-                heads = tuple(head for head in heads if head not in taken)
+            if isinstance(verdict, Fired | tuple):
+                for fired in (verdict,) if isinstance(verdict, Fired) else verdict:
+                    taken = heads if fired.heads is None else fired.heads
+                    decisions.append((rule.name, fired, taken, tuple(refusals)))
+                    if fired.wish:
+                        chosen.wishes.append((part.name, fired.wish))
+                    heads = tuple(head for head in heads if head not in taken)
                 if not heads:
                     break
                 refusals.append(Refusal(rule.name, f"these {len(heads)} KV heads are not among those it took"))

@@ -101,8 +101,9 @@ class QueryOptions:
         return self.retrieval is None and self.max_missed_mass is None and not self.estimate_tail
 
     def with_default(self, error_max: float) -> "QueryOptions":
-        """These options with an error_max, where they are budgeted and name none; otherwise the same."""
-        if self.error_max is not None or not self.budgeted:
+        """These options with an error_max, where they leave it to a default; otherwise the same. A query that names an index, and
+        no error_max, is a search by that index for the default range."""
+        if self.error_max is not None or not self.budgeted or self.hints.index is not None:
             return self
         return replace(self, error_max=error_max)
 

@@ -39,12 +39,13 @@ class Wish:
 
 
 class Rule(Protocol):
-    """One reason to choose one access path. `when` returns a Fired, a Wish, or a string that says why the rule did not fire."""
+    """One reason to choose an access path. `when` returns a Fired, or several for different heads; a Wish; or a string that says
+    why the rule did not fire."""
 
     @property
     def name(self) -> str: ...
 
-    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str: ...
+    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | tuple[Fired, ...] | Wish | str: ...
 
 
 def cheapest(indexes: Iterable[IndexFacts]) -> IndexFacts | None:

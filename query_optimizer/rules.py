@@ -9,6 +9,7 @@ from math import isfinite
 
 from indexes.retrieval import Exact, TopK
 from query_optimizer.diffuse import DiffuseHead
+from query_optimizer.error_budget import ErrorBudget
 from query_optimizer.facts import Facts, IndexFacts, PartFacts
 from query_optimizer.rule import Fired, Heads, Rule, Wish, cheapest
 
@@ -217,6 +218,7 @@ def base_rules(short_context_tokens: int = 4096, wish: str = "flat") -> tuple[Ru
         ExactAsked(),
         ShortContext(short_context_tokens),
         FreshTail(),
+        ErrorBudget(tuple(dict.fromkeys((wish, "coarse-clusters"))) if wish else ()),
         Hinted(),
         BudgetFits(),
         DiffuseHead(),

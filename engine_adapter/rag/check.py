@@ -1,17 +1,24 @@
-"""How often answers from blended documents are those of a full prefill, for a model and prompts of one's own."""
+"""How near answers from blended documents are to those of a full prefill, for a model and prompts of one's own.
 
+Equal texts say little: where two words are about as likely, rounding decides, and everything behind the first that differs counts
+as lost. So the full prefill's answer is also fed to the blended prompt, token by token, and the distributions are compared.
+"""
+
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from statistics import median
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from engine_adapter.base import Progress
 from engine_adapter.rag.answers import Answer
+from engine_adapter.rag.forcing import divergence, surprise
 from engine_adapter.rag.prompts import Text
 from kvdb.errors import InvalidArgument
+from kvdb.types import Float32
 
-T = TypeVar("T")
 Expected = str | Callable[[str], bool]
 """A text that a right answer holds, whatever the spaces and capitals, or a function that says whether an answer is right."""
 
@@ -40,11 +47,36 @@ class CheckPrompt(NamedTuple):
 
 
 class FullAnswer(NamedTuple):
-    """The model's answer when it reads the whole prompt itself."""
+    """The model's answer when it reads the whole prompt itself. log_probabilities: of every token at each step, float32
+    `[tokens, vocabulary]`."""
 
     text: str
     tokens: tuple[int, ...]
     first_token_seconds: float
+    log_probabilities: Float32
+
+
+class Compared(NamedTuple):
+    """One blended answer beside that of a full prefill. leading, f1, kl, nll: as in `Checked`."""
+
+    answer: Answer
+    same: bool
+    leading: float
+    f1: float
+    kl: float
+    nll: float
+
+    @classmethod
+    def of(cls, answer: Answer, fed: Float32, whole: FullAnswer) -> "Compared":
+        """fed: log probabilities at each token of the full prefill's answer, behind the blended prompt."""
+        return cls(
+            answer=answer,
+            same=answer.tokens == whole.tokens,
+            leading=_leading(answer.tokens, whole.tokens),
+            f1=f1(answer.text, whole.text),
+            kl=divergence(whole.log_probabilities, fed),
+            nll=surprise(fed, whole.tokens),
+        )
 
 
 @dataclass(frozen=True)
@@ -52,13 +84,18 @@ class Checked:
     """Answers at one ratio, all of a sample. ratio: None for those of a full prefill, which the others are compared with.
 
     same: the share that equals the full prefill's, token for token. leading: the share of its tokens up to the first that
-    differs, a mean. right: the share that is as expected, of those where that was said, None without any.
-    first_token_seconds: the median. recomputed: tokens of the documents that were computed again, a mean. texts: the answers.
+    differs; f1: of words, see `f1`; both means. kl: how far the blended prompt's distributions are from the full prefill's while
+    its answer is fed, nats a token; nll: the negative log-likelihood of that answer, nats a token; means over answers. right: the
+    share that is as expected, of those where that was said, None without any. first_token_seconds: the median. recomputed: tokens
+    of the documents that were computed again, a mean. texts: the answers.
     """
 
     ratio: float | None
     same: float
     leading: float
+    f1: float
+    kl: float
+    nll: float
     right: float | None
     first_token_seconds: float
     recomputed: float
@@ -84,7 +121,10 @@ class Check:
 
     def __str__(self) -> str:
         lines = [_HEAD, *(_line(row, self.full) for row in (*self.rows, self.full))]
-        legend = f"{len(self.full.texts)} prompts; same, leading: answers and tokens that are those of a full prefill"
+        legend = (
+            f"{len(self.full.texts)} prompts; same, leading, f1: answers, tokens and words that are those of a full prefill;\n"
+            "KL, NLL: nats a token while a full prefill's answer is fed"
+        )
         return "\n".join([*lines, legend])
 
 
@@ -93,50 +133,70 @@ def check(
     ratios: Sequence[float],
     *,
     blended: Callable[[CheckPrompt, float], Answer],
+    fed: Callable[[CheckPrompt, float, Sequence[int]], Float32],
     full: Callable[[CheckPrompt], FullAnswer],
     progress: Progress | None = None,
 ) -> Check:
     """Ask every prompt by full prefill and at every ratio.
 
-    The first prompt is asked once more before all others, so that what is slow only the first time is not measured. progress:
-    called with the number of answers so far and of all answers. Raises InvalidArgument without a prompt or a ratio.
+    The first prompt is asked once more before all others, so that what is slow only the first time is not measured. fed: log
+    probabilities at each of some tokens that are fed as the answer, float32 `[tokens, vocabulary]`. progress: called with the
+    number of answers so far and of all answers. Raises InvalidArgument without a prompt or a ratio.
     """
     if not sample or not ratios:
         raise InvalidArgument(f"a check of {len(sample)} prompts at {len(ratios)} ratios; expected at least one of both")
     full(sample[0])
     blended(sample[0], ratios[0])
-    answered, total = count(1), len(sample) * (len(ratios) + 1)
+    counted, total = count(1), len(sample) * (len(ratios) + 1)
 
-    def each(answer: Callable[..., T], *given: float) -> list[T]:
-        answers = []
-        for prompt in sample:
-            answers.append(answer(prompt, *given))
-            if progress is not None:
-                progress(next(answered), total)
-        return answers
+    def answered() -> None:
+        if progress is not None:
+            progress(next(counted), total)
 
-    read = each(full)
-    rows = []
-    for ratio in ratios:
-        answers = each(blended, ratio)
-        pairs = list(zip(answers, read, strict=True))
-        rows.append(
-            Checked(
-                ratio=ratio,
-                same=_mean(answer.tokens == whole.tokens for answer, whole in pairs),
-                leading=_mean(_leading(answer.tokens, whole.tokens) for answer, whole in pairs),
-                right=_right(sample, [answer.text for answer in answers]),
-                first_token_seconds=median(answer.usage.first_token_seconds for answer in answers),
-                recomputed=_mean(answer.usage.recomputed for answer in answers),
-                texts=tuple(answer.text for answer in answers),
-            )
-        )
-    texts = tuple(whole.text for whole in read)
-    seconds = median(whole.first_token_seconds for whole in read)
-    return Check(tuple(rows), Checked(None, 1.0, 1.0, _right(sample, texts), seconds, 0.0, texts))
+    columns: list[list[Compared]] = [[] for _ in ratios]
+    texts, seconds, own = [], [], []
+    for prompt in sample:
+        whole = full(prompt)
+        answered()
+        for ratio, column in zip(ratios, columns, strict=True):
+            column.append(Compared.of(blended(prompt, ratio), fed(prompt, ratio, whole.tokens), whole))
+            answered()
+        texts.append(whole.text)
+        seconds.append(whole.first_token_seconds)
+        own.append(surprise(whole.log_probabilities, whole.tokens))
+    rows = tuple(_row(sample, ratio, column) for ratio, column in zip(ratios, columns, strict=True))
+    right = _right(sample, texts)
+    return Check(rows, Checked(None, 1.0, 1.0, 1.0, 0.0, _mean(own), right, median(seconds), 0.0, tuple(texts)))
 
 
-_HEAD = "       ratio    same  leading   right  recomputed  first token  faster"
+def f1(text: str, whole: str) -> float:
+    """The harmonic mean of two shares, 0 to 1: of the words of `text` that are in `whole`, and the other way round.
+
+    Capitals and punctuation do not count; a word counts as often as it is in both. 1 where neither has a word.
+    """
+    ours, theirs = (Counter(_WORD.findall(given.casefold())) for given in (text, whole))
+    total = ours.total() + theirs.total()
+    return 2 * (ours & theirs).total() / total if total else 1.0
+
+
+_WORD = re.compile(r"\w+")
+_HEAD = "       ratio    same  leading      f1       KL     NLL   right  recomputed  first token  faster"
+
+
+def _row(sample: Sequence[CheckPrompt], ratio: float, column: Sequence[Compared]) -> Checked:
+    texts = tuple(one.answer.text for one in column)
+    return Checked(
+        ratio=ratio,
+        same=_mean(one.same for one in column),
+        leading=_mean(one.leading for one in column),
+        f1=_mean(one.f1 for one in column),
+        kl=_mean(one.kl for one in column),
+        nll=_mean(one.nll for one in column),
+        right=_right(sample, texts),
+        first_token_seconds=median(one.answer.usage.first_token_seconds for one in column),
+        recomputed=_mean(one.answer.usage.recomputed for one in column),
+        texts=texts,
+    )
 
 
 def _line(row: Checked, full: Checked) -> str:
@@ -145,8 +205,8 @@ def _line(row: Checked, full: Checked) -> str:
     recomputed = "all" if row.ratio is None else f"{row.recomputed:,.0f}"
     faster = full.first_token_seconds / row.first_token_seconds
     return (
-        f"{ratio}  {row.same:6.1%}  {row.leading:7.1%}  {right:>6}  {recomputed:>10}  "
-        f"{row.first_token_seconds * 1000:8,.0f} ms  {faster:5.1f}x"
+        f"{ratio}  {row.same:6.1%}  {row.leading:7.1%}  {row.f1:6.1%}  {row.kl:7.4f}  {row.nll:6.3f}  {right:>6}  "
+        f"{recomputed:>10}  {row.first_token_seconds * 1000:8,.0f} ms  {faster:5.1f}x"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 import kvdb
 from engine_adapter.base import Progress, check_client
@@ -17,13 +17,15 @@ from engine_adapter.rag.answers import Answer, Pieces, Tokenizer, answer_of
 from engine_adapter.rag.check import Check, CheckPrompt, FullAnswer, check
 from engine_adapter.rag.chunks import CHUNK_TOKENS, cut
 from engine_adapter.rag.documents import Chunk, Clock, Document, DocumentInfo, Documents, check_id, check_ttl
+from engine_adapter.rag.forcing import Forced
 from engine_adapter.rag.plain import full_answer
 from engine_adapter.rag.prompts import QUESTION, Prompts, Text, digest
-from engine_adapter.rag.stream import AnswerStream
+from engine_adapter.rag.stream import AnswerStream, Stop
 from engine_adapter.rag.turns import Turns
 from engine_adapter.transformers import attach
 from kvdb.blend.strategies import DEFAULT_RATIO, Recompute
 from kvdb.errors import AlreadyExists, InvalidArgument, SessionClosed
+from kvdb.types import Float32
 
 RATIOS = (0.0, 0.05, DEFAULT_RATIO, 0.3, 1.0)
 PLAIN = frozenset({"max_new_tokens", "min_new_tokens", "eos_token_id", "pad_token_id", "repetition_penalty"})
@@ -33,9 +35,9 @@ PLAIN = frozenset({"max_new_tokens", "min_new_tokens", "eos_token_id", "pad_toke
 class RagEngine:
     """A model that answers from documents whose KV lies in a kvdb database.
 
-    Each document is cut into chunks, and each chunk is computed once, alone. A prompt is the instruction, the documents that a
-    question names, in its order, and the question; the documents' KV is taken from the database wherever it stands, and the
-    share of it that would be most wrong there is computed again (CacheBlend, arXiv 2405.16444).
+    Each document is cut into chunks, and each chunk is computed once, behind the instruction alone. A prompt is the instruction,
+    the documents that a question names, in its order, and the question; the documents' KV is taken from the database wherever it
+    stands, and the share of it that would be most wrong there is computed again (CacheBlend, arXiv 2405.16444).
 
     The model is attached from the beginning to `close`, or to the end of a `with`; documents stay in the database, and another
     engine of the same model and namespace finds them there. Thread-safe: what needs the model takes turns on it, in the order
@@ -72,13 +74,14 @@ class RagEngine:
         self._db = db
         self._prompts = Prompts(tokenizer, int(model.config.get_text_config(decoder=True).vocab_size), instruction, template)
         self._chunk_tokens = chunk_tokens
+        self._namespace = namespace
         self._documents = Documents(db, namespace, memory_bytes, clock, offload=offload)
         self._turns = Turns()
         self._closed = False
         with ExitStack() as stack:
             self._engine = stack.enter_context(attach(model, db))
             self._documents.adopt(self._engine.spec)
-            self._store_instruction(namespace)
+            self._store_instruction()
             self._resources = stack.pop_all()
 
     def add(
@@ -112,7 +115,9 @@ class RagEngine:
             for number, chunk in enumerate(chunks, 1):
                 name = self._documents.name(new, number, len(chunks))
                 with self._turn():
-                    new.chunks.append(Chunk(self._engine.store_chunk(name=name, input_ids=chunk), digest(chunk)))
+                    self._store_instruction()
+                    context = self._engine.store_chunk(name=name, input_ids=chunk, behind=self._prompts.instruction or None)
+                    new.chunks.append(Chunk(context, digest(chunk)))
                 done += len(chunk)
                 if progress is not None:
                     progress(done, len(ids))
@@ -178,6 +183,7 @@ class RagEngine:
             [CheckPrompt.of(prompt) for prompt in sample],
             [Recompute.of(ratio).share for ratio in ratios],
             blended=lambda prompt, ratio: self.answer(prompt.question, prompt.docs, recompute=ratio, **settings),
+            fed=lambda prompt, ratio, tokens: self._fed(prompt, ratio, tokens, settings),
             full=lambda prompt: self._full_answer(prompt, plain),
             progress=progress,
         )
@@ -225,7 +231,7 @@ class RagEngine:
         if stream is not None:
             options["streamer"] = Pieces(self._prompts.tokenizer, stream)
         if stop is not None:
-            options["stopping_criteria"] = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), _Stop(stop)])
+            options["stopping_criteria"] = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), Stop(stop)])
         with self._documents.read(docs) as documents:
             parts = self._parts(documents, question)
             with self._turn():
@@ -235,6 +241,14 @@ class RagEngine:
         sequence = (out if isinstance(out, torch.Tensor) else out.sequences)[0]
         prompt = len(sequence) - report.generated
         return answer_of(self._prompts.tokenizer, sequence[prompt:].tolist(), prompt, report, self._engine.spec.layers)
+
+    def _fed(self, prompt: CheckPrompt, ratio: float, tokens: Sequence[int], settings: dict[str, Any]) -> Float32:
+        """Log probabilities at each token of an answer that is fed, float32 `[tokens, vocabulary]`."""
+        forced = Forced(tokens)
+        processors = LogitsProcessorList([*settings.get("logits_processor", ()), forced])
+        fed = {**settings, "logits_processor": processors, "max_new_tokens": len(tokens)}
+        self.answer(prompt.question, prompt.docs, recompute=ratio, **fed)
+        return forced.log_probabilities
 
     def _full_answer(self, prompt: CheckPrompt, options: dict[str, Any]) -> FullAnswer:
         self._begin()
@@ -250,11 +264,12 @@ class RagEngine:
         chunks = [chunk.context for document in documents for chunk in document.chunks]
         return [*([self._prompts.instruction] if self._prompts.instruction else []), *chunks, self._prompts.question(question)]
 
-    def _store_instruction(self, namespace: str) -> None:
+    def _store_instruction(self) -> None:
+        """Documents are computed behind it, and prompts begin with it."""
         ids = self._prompts.instruction
         if ids:
-            with suppress(AlreadyExists):  # of an engine before this one
-                self._engine.store(name=f"{namespace}/instruction-{digest(ids)}", input_ids=ids)
+            with suppress(AlreadyExists):  # by an engine before this one, or earlier
+                self._engine.store(name=f"{self._namespace}/instruction-{digest(ids)}", input_ids=ids)
 
     def _begin(self) -> None:
         """Every call begins with it."""
@@ -271,16 +286,6 @@ class RagEngine:
     def _check_open(self) -> None:
         if self._closed:
             raise SessionClosed("the RAG engine was closed; make another, it finds the documents in the database")
-
-
-class _Stop(StoppingCriteria):
-    """Ends a generation when somebody says so."""
-
-    def __init__(self, stop: Event) -> None:
-        self._stop = stop
-
-    def __call__(self, input_ids: torch.Tensor, *_given: Any, **_named: Any) -> torch.Tensor:
-        return torch.full((input_ids.shape[0],), self._stop.is_set(), dtype=torch.bool, device=input_ids.device)
 
 
 def _listed(docs: Any) -> list[str]:

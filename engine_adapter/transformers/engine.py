@@ -120,26 +120,35 @@ class TransformersEngine:
             self.last = self._report(session, [Prompt(tokens)], (session.reused,), _Times(started, prefilled, None))
         return context
 
-    def store_chunk(self, *, name: str, input_ids: Any, progress: Progress | None = None) -> kvdb.Context:
-        """Compute one text alone, with nothing before it, and keep it as a chunk, which a prompt's `parts` may hold anywhere.
+    def store_chunk(self, *, name: str, input_ids: Any, behind: Any = None, progress: Progress | None = None) -> kvdb.Context:
+        """Compute one text, and keep it as a chunk, which a prompt's `parts` may hold anywhere.
 
-        The same text is stored once, and computed once: another name for it costs nothing. Arguments and errors as in `store`,
-        and Unsupported for a model whose keys cannot be moved.
+        behind: token ids `[m]` of what every prompt begins with, stored already, which the text reads and the chunk does not
+        hold; None for a text that is computed alone. Models give much of their attention to the first tokens of what they read,
+        and a chunk that was computed alone takes its own for these. The same text is stored once, and computed once, whatever it
+        was behind: another name for it costs nothing. Other arguments and errors as in `store`; progress counts the tokens of
+        behind= too. Raises InvalidArgument where these are not stored, and Unsupported for a model whose keys cannot be moved.
         """
         started = perf_counter()
         self._check_ready()
         tokens = as_row(input_ids)
-        check_positions(self._model, len(tokens))
+        before = tokens[:0] if behind is None else as_row(behind)
+        check_positions(self._model, len(before) + len(tokens))
         check_free(self._db, name)
         known = self._db.name_chunk(self.spec, tokens, name=name)
         if known is not None:
             if progress is not None:
                 progress(len(tokens), len(tokens))
             return known
-        with self._db.create_session(self.spec, tokens[:0]) as session:
-            prefill(self._model, session, tokens, self._piece_tokens, progress)
+        with self._db.create_session(self.spec, before) as session:
+            if session.start < len(before):
+                raise InvalidArgument(
+                    f"of the {len(before)} tokens of behind= {session.start} are stored; store all of them first"
+                )
+            everything = torch.cat([before, tokens])
+            prefill(self._model, session, everything, self._piece_tokens, progress)
             prefilled = perf_counter()
-            context = self._db.store(session, name=name, tokens=tokens, chunk=True)
+            context = self._db.store(session, name=name, tokens=everything, chunk=True)
             self.last = self._report(session, [Prompt(tokens)], (0,), _Times(started, prefilled, None))
         return context
 

@@ -47,7 +47,8 @@ class AttentionStats:
     many bytes were read. kernel_ns: the time of the call. missed, missed_bound: the share of the softmax mass that was left out,
     an estimate and what it cannot exceed, both means over the queries. missed_bound_max: the largest bound. searches: those that
     led to the answer. window, window_ns: the attention over what was read before them and its time, None without searches. lse:
-    float32 `[q_heads, n]`, over what was read, without estimates.
+    float32 `[q_heads, n]`, over what was read, without estimates. missed_log: float32 `[q_heads, n]`, the logarithm of the
+    estimated sum that was left out, -inf for none; None for an exact answer.
     """
 
     scanned: float
@@ -61,6 +62,7 @@ class AttentionStats:
     window: WindowAttention | None = None
     window_ns: int = 0
     lse: Float32 | None = None
+    missed_log: Float32 | None = None
 
 
 def exact(

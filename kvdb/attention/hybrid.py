@@ -16,7 +16,7 @@ from kvdb.attention.device import Answer, DeviceAttention, Pending
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.partition import RunPartition
 from kvdb.attention.search import AttentionQuery
-from kvdb.attention.sparse import MISSED_MAX, exact, sparse
+from kvdb.attention.sparse import exact, sparse
 from kvdb.attention.state import AttentionState, merge
 
 
@@ -41,7 +41,7 @@ def hybrid_attention(
     limit = query.options.max_missed_mass
     if limit is not None:
         answer = _read_on(device, query, retrieval, answer, limit)
-    elif query.limits_estimate and not _shares(answer.missed, answer.state.lse).max(initial=0.0) <= MISSED_MAX:
+    elif partition.guards is not None and not _guarded(answer, partition.guards):
         answer = device.launch(query.q, Exact()).result()
     state = merge([here, answer.state])
     out = state.out.astype(query.q.dtype, copy=False)
@@ -56,6 +56,12 @@ def _read_on(device: DeviceAttention, query: AttentionQuery, retrieval: Retrieva
             break
         answer = device.launch(query.q, attempt).result()
     return answer
+
+
+def _guarded(answer: Answer, guards: Float32) -> bool:
+    """Whether no query is estimated to miss more of the device's mass than the guards allow, float32 `[kv_heads]`."""
+    missed = (answer.missed - answer.state.lse).reshape(len(guards), -1)
+    return bool((missed <= guards[:, None]).all())
 
 
 def _joined(stats: AttentionStats, here: Float32, answer: Answer, lse: Float32) -> AttentionStats:
@@ -74,6 +80,7 @@ def _joined(stats: AttentionStats, here: Float32, answer: Answer, lse: Float32) 
         missed_bound=min(bound_max, stats.missed_bound + float(bound.mean())),
         missed_bound_max=bound_max,
         lse=lse,
+        missed_log=answer.missed if stats.missed_log is None else np.logaddexp(stats.missed_log, answer.missed),
     )
 
 

@@ -48,7 +48,9 @@ class RunPartition:
     """The division of a run that may grow behind what is searched.
 
     whole: spans that are searched for some KV heads and read whole for these. device: answers what the CPU leaves out, None for
-    nothing. sinks: blocks [first, last) of the run that hold sink tokens, which are part of the window.
+    nothing. sinks: blocks [first, last) of the run that hold sink tokens, which are part of the window. guards:
+    float32 `[kv_heads]`, the logarithm of what may be left out of a KV head's softmax mass, relative to what is read; a head that
+    is estimated to miss more is read whole. None where any estimate will do.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class RunPartition:
         self.searched = tuple(searched)
         self.whole = tuple(whole)
         self.device = device
+        self.guards: Float32 | None = None
         parts: tuple[SearchedSpan | ExactSpan, ...] = (*searched, *whole)
         spans = {part.span for part in parts}
         elsewhere = () if device is None else device.spans

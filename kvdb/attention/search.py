@@ -45,12 +45,6 @@ class AttentionQuery:
         """Whether a range begins at the largest score behind the sink tokens: where the caller names no retrieval."""
         return self.options.retrieval is None
 
-    @property
-    def limits_estimate(self) -> bool:
-        """Whether heads that are estimated to miss much are read whole: where the caller says nothing of what may be missed."""
-        options = self.options
-        return options.retrieval is None and options.max_missed_mass is None and not options.estimate_tail
-
 
 def search_parts(  # what all parts are searched for, and each
     query: AttentionQuery,
@@ -113,9 +107,15 @@ def give_up(search: IndexSearch, heads: HeadMask) -> IndexSearch:
     return replace(search, result=replace(search.result, dense=dense))
 
 
-def found_many(results: Sequence[SearchResult], q: Array, partition: RunPartition) -> bool:
-    """Whether so much was found that reading everything costs less than picking it."""
-    return bool(sum(len(result.ids) for result in results) > FOUND_SHARE_MAX * q.shape[0] * q.shape[1] * partition.tokens)
+def many_given_up(searches: list[IndexSearch], kv_heads: int, tokens: int) -> list[IndexSearch]:
+    """The searches as if the index had given up on KV heads for which so much was found that reading everything costs less than
+    picking it. tokens: how many are searched."""
+    most = FOUND_SHARE_MAX * tokens
+    if sum(len(search.result.ids) for search in searches) <= most:
+        return searches
+    found = np.sum([np.diff(search.result.offsets) for search in searches], axis=0)
+    many = np.asarray(found.reshape(kv_heads, -1).mean(axis=1) > most, np.bool_)
+    return [give_up(search, many) for search in searches] if many.any() else searches
 
 
 def _shared(retrieval: Retrieval, partition: RunPartition) -> Retrieval:

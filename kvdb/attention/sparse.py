@@ -19,30 +19,26 @@ from indexes.widen import widened
 from kvdb.attention.exact import AttentionStats, IndexSearch, WindowAttention
 from kvdb.attention.observation import largest, observation
 from kvdb.attention.partition import ExactSpan, HeadMask, RunPartition
-from kvdb.attention.search import WHOLE_SHARE_MAX, AttentionQuery, found_many, give_up, search_parts, split_results
+from kvdb.attention.search import WHOLE_SHARE_MAX, AttentionQuery, give_up, many_given_up, search_parts, split_results
 from kvdb.attention.state import AttentionState, check_finite, merge
 from kvdb.storage.block_layout import BlockLayout, bits
 from kvdb.types import Array
-
-MISSED_MAX = 0.01
-"""Where the caller says nothing of what may be missed, a KV head is read whole when one of its queries is estimated to miss a
-larger share of the softmax mass."""
 
 
 @dataclass(frozen=True)
 class SparseAnswer:
     """The state over what was read and found, and what was left out.
 
-    results: of each searched part. whole_share: the share of the searched tokens and KV heads that was read whole. missed,
-    bound: the estimated share of the softmax mass that was left out, and what it cannot exceed: means over the queries; with
-    `_max` the largest.
+    results: of each searched part. whole_share: the share of the searched tokens and KV heads that was read whole. missed, bound:
+    the estimated share of the softmax mass that was left out, and what it cannot exceed, means over the queries. bound_max: the
+    largest bound. missed_log: float32 `[q_heads, n]`, the logarithm of the estimated sum that was left out, -inf for none.
     """
 
     state: AttentionState
     results: list[SearchResult]
     whole_share: float
     missed: float
-    missed_max: float
+    missed_log: Float32
     bound: float
     bound_max: float
 
@@ -64,8 +60,8 @@ class ReadCounters:
 def sparse(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval) -> tuple[AttentionState, AttentionStats]:
     """Attention over what `retrieval` asks for, widened until the bound that the query wants holds.
 
-    retrieval: for the searched parts that name none of their own. Where the query names neither a retrieval nor a bound, KV heads
-    that are estimated to miss more than MISSED_MAX are read whole.
+    retrieval: for the searched parts that name none of their own. KV heads that are estimated to miss more than the partition's
+    guards allow are read whole.
     """
     started = perf_counter_ns()
     layout, q = query.layout, query.q
@@ -76,12 +72,12 @@ def sparse(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval)
     read = ReadCounters(int(partition.window(query.run).counts.sum()))
     for attempt, tight in widened(retrieval, partition.tokens):
         searches = search_parts(query, partition, q32, window, None if limit is None else attempt, attempt, tight)
+        searches = many_given_up(searches, layout.kv_heads, partition.tokens)
         read.add(layout, searches)
         # What a search left is known once everything is read.
         top = window.top.copy() if query.observed and attempt is retrieval and not tight else None
         answer = None if isinstance(attempt, Exact) else _attend(query, partition, window, searches, top)
-        if answer is not None and query.limits_estimate and not answer.missed_max <= MISSED_MAX:
-            heads = _missing_heads(answer, layout.kv_heads)
+        if answer is not None and (heads := _unguarded(answer, partition.guards)) is not None:
             searches = [give_up(search, heads) for search in searches]
             top = None if top is None else window.top.copy()
             answer = _attend(query, partition, window, searches, top)
@@ -111,6 +107,7 @@ def sparse(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval)
         window=window,
         window_ns=window_ns,
         lse=answer.state.lse,
+        missed_log=answer.missed_log,
     )
     return AttentionState(state.out.astype(q.dtype, copy=False), state.lse), stats
 
@@ -157,19 +154,19 @@ def _attend(
 
     top: float32 `[q_heads, 1]`, where given becomes the largest q.k that is known, +inf where an index gave up.
     """
-    layout, q = query.layout, query.q
-    whole, results = split_results(partition, searches, layout.kv_heads)
+    whole, results = split_results(partition, searches, query.layout.kv_heads)
     if top is not None:
         top[:] = largest(results, window.top)
     whole_share = sum(part.span.tokens * float(part.heads.mean()) for part in whole) / max(partition.tokens, 1)
-    if whole_share > WHOLE_SHARE_MAX or found_many(results, q, partition):
+    if whole_share > WHOLE_SHARE_MAX:
         return None
     state = _attend_retrieved(query, partition, window, results, merges=bool(whole))
     for part in whole:
         _read_whole(query, partition, part, state, top)
-    missed, missed_max = _share([result.missed for result in results], state.lse)
-    bound, bound_max = _share([result.missed_bound for result in results], state.lse)
-    return SparseAnswer(state, results, whole_share, missed, missed_max, bound, bound_max)
+    missed_log = _summed([result.missed for result in results], state.lse)
+    missed, _ = _native.share(missed_log, state.lse)
+    bound, bound_max = _native.share(_summed([result.missed_bound for result in results], state.lse), state.lse)
+    return SparseAnswer(state, results, whole_share, missed, missed_log, bound, bound_max)
 
 
 def _attend_retrieved(
@@ -204,13 +201,14 @@ def _read_whole(
         top[rows] = np.maximum(top[rows], span_top[rows])
 
 
-def _missing_heads(answer: SparseAnswer, kv_heads: int) -> HeadMask:
-    """The KV heads of which a query is estimated to miss more than MISSED_MAX, bool `[kv_heads]`."""
-    lse = answer.state.lse
-    missed = reduce(np.logaddexp, (result.missed.astype(np.float64) for result in answer.results))
-    # share = missed / (missed + read) <= MISSED_MAX; written so that what is no number counts as missed
-    small = missed - lse <= np.log(MISSED_MAX / (1 - MISSED_MAX))
-    return np.asarray(~small.reshape(kv_heads, -1).all(axis=1), np.bool_)
+def _unguarded(answer: SparseAnswer, guards: Float32 | None) -> HeadMask | None:
+    """The KV heads of which a query is estimated to miss more than its guard allows, bool `[kv_heads]`; None for none."""
+    if guards is None:
+        return None
+    # Written so that what is no number counts as too much.
+    missed = (answer.missed_log - answer.state.lse).reshape(len(guards), -1)
+    heads = np.asarray(~(missed <= guards[:, None]).all(axis=1), np.bool_)
+    return heads if heads.any() else None
 
 
 def _observe(query: AttentionQuery, searches: Sequence[IndexSearch], window: WindowAttention, top: Float32, lse: Float32) -> None:
@@ -223,13 +221,13 @@ def _observe(query: AttentionQuery, searches: Sequence[IndexSearch], window: Win
             part.observe(observation(*shown, top))
 
 
-def _share(missed: Sequence[Float32], lse: Float32) -> tuple[float, float]:
-    """The mean and the largest share of the softmax mass that was missed. missed: logarithms of missed sums, a part each; lse: of
-    what was read."""
+def _summed(missed: Sequence[Float32], lse: Float32) -> Float32:
+    """The logarithm of the sum of what several parts missed, given as logarithms; float32 as lse."""
+    if len(missed) == 1:
+        return missed[0]
     if not missed:
-        return 0.0, 0.0
-    total = missed[0] if len(missed) == 1 else np.logaddexp.reduce(np.stack(missed).astype(np.float64), axis=0)
-    return _native.share(np.asarray(total, np.float32), lse)
+        return np.full_like(lse, -np.inf)
+    return np.asarray(np.logaddexp.reduce(np.stack(missed).astype(np.float64), axis=0), np.float32)
 
 
 def _with_tail(query: AttentionQuery, answer: SparseAnswer) -> AttentionState:

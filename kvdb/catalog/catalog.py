@@ -12,18 +12,21 @@ from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.prefix_tree import PrefixTree
 from kvdb.catalog.segment import Segment, Views, release_views
 from kvdb.errors import AlreadyExists, NotFound
+from kvdb.storage.budget import Reservation
 from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 
 
 @dataclass(frozen=True)
 class Context:
-    """A named layout of segment views and the overlay of what was recomputed. tokens: the ids of all its positions, int32."""
+    """A named layout of segment views and the overlay of what was recomputed. tokens: the ids of all its positions, int32.
+    beside: what it takes of the budget beside blocks."""
 
     name: str
     spec: ModelSpec
     layout: Layout
     tokens: Tokens
     overlay: Overlay | None = None
+    beside: Reservation | None = None
 
     @property
     def views(self) -> Views:
@@ -58,6 +61,8 @@ class Context:
         release_views(self.views)
         if self.overlay is not None:
             self.overlay.release()
+        if self.beside is not None:
+            self.beside.release()
 
     def statistics(self) -> ContextStatistics:
         segments = [view.segment for view in self.views]
@@ -122,7 +127,7 @@ class Catalog:
             overlay = None if context.overlay is None else context.overlay.share()
             for view in context.views:
                 view.segment.retain()
-            return replace(context, overlay=overlay)
+            return replace(context, overlay=overlay, beside=None)
 
     @contextmanager
     def borrow(self, name: str) -> Iterator[Context]:
@@ -133,12 +138,10 @@ class Catalog:
         try:
             yield context
         finally:
-            context.release()
-            with self._lock:
-                self._borrowed = [other for other in self._borrowed if other is not context]
+            self._release(context)
 
     def alive(self) -> list[Context]:
-        """Every context that holds segments: those that are stored, and those that are borrowed."""
+        """Every context that holds segments: those that are stored, and those that are borrowed or being dropped."""
         with self._lock:
             return [*self._contexts.values(), *self._borrowed]
 
@@ -156,7 +159,14 @@ class Catalog:
                 self._trees[context.spec.digest].remove(context.views)
             if (segment := context.chunk) is not None:
                 self._unname(context.spec, segment)
+            self._borrowed.append(context)
+        self._release(context)
+
+    def _release(self, context: Context) -> None:
+        """Release a context that is borrowed, which counts as alive until then."""
         context.release()
+        with self._lock:
+            self._borrowed = [other for other in self._borrowed if other is not context]
 
     def _unname(self, spec: ModelSpec, segment: Segment) -> None:
         """Count one context less for a chunk; without any, its text is not found again."""

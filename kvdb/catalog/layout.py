@@ -62,7 +62,7 @@ class Layout:
                 continue
             if view.begin > at:
                 placed.append(Placed(at, view.begin, "tokens"))
-            chunk = view.segment.standalone and view.begin > 0
+            chunk = view.segment.standalone and (view.begin > 0 or view.shift != 0)
             placed.append(Placed(view.begin, view.end, "chunk" if chunk else "prefix"))
             at = view.end
         if at < self.length:

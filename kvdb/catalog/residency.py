@@ -1,11 +1,14 @@
 """Segments between main memory and disk: sessions pin what they read, and offloading evicts what nobody pins."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from kvdb.catalog.catalog import Context
 from kvdb.catalog.segment import Views
+from kvdb.catalog.snapshot import Snapshot
 from kvdb.errors import Unsupported
+from kvdb.storage.block_table import BlockTable
+from kvdb.storage.budget import CpuBudget, Reservation
 from kvdb.storage.loader import Loader
 from kvdb.storage.store import BlockStore
 
@@ -49,3 +52,17 @@ def offload(context: Context, blocks: BlockStore) -> int:
             "folder that it may use"
         )
     return sum(view.segment.offload(blocks.disk, context.spec.digest) for view in context.views)
+
+
+def pin_snapshot(snapshot: Snapshot, tails: Sequence[BlockTable], loader: Loader, budget: CpuBudget, beside: int) -> Reservation:
+    """Keep the segments of a session in main memory, and take `beside` bytes of the budget for it. Raises CapacityError or
+    Unavailable, when the snapshot and the tails are given back."""
+    with ExitStack() as undo:
+        undo.callback(snapshot.release)
+        for tail in tails:
+            undo.callback(tail.release)
+        reservation = Reservation(budget, beside)
+        undo.callback(reservation.release)
+        pin(snapshot.views, loader)
+        undo.pop_all()
+    return reservation

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from itertools import count
 from threading import Lock
 
+from kvdb.catalog.evidence import Evidence
 from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.statistics import Statistics
 from kvdb.catalog.usage import SegmentUsage
 from kvdb.storage.block_table import BlockTable
+from kvdb.storage.budget import Reservation
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.loader import Loader, Loading
 from kvdb.storage.segment_file import SegmentFile
@@ -22,8 +24,8 @@ class Segment:
 
     tokens: int32 `[n]`, n >= 1. tables: one a layer, each n tokens long, which the segment owns. indexes: over its keys. base:
     the position of its first token when it was computed. standalone: whether nothing was before it then, so that it may stand
-    anywhere; otherwise it is exact only behind its parent. statistics: what its queries were like. usage: how often it was opened
-    and queried.
+    anywhere; otherwise it is exact only behind its parent. statistics: what its queries were like. evidence: how wrong they were
+    answered. usage: how often it was opened and queried.
 
     Its blocks are in main memory until it is offloaded, and as long as it is pinned. Afterwards the tables are empty, and `file`
     holds what they held; it is never written again, as a segment never changes. Whoever reads a layer pins the segment and waits
@@ -38,7 +40,9 @@ class Segment:
         base: int = 0,
         *,
         standalone: bool = False,
+        beside: Reservation | None = None,
     ) -> None:
+        """beside: what it takes of the budget beside its blocks."""
         assert len(tokens) and all(table.length == len(tokens) for table in tables)
         self.base = base
         self.standalone = standalone
@@ -47,7 +51,9 @@ class Segment:
         self.tables = tables
         self.indexes = indexes or IndexSet()
         self.statistics = Statistics()
+        self.evidence = Evidence()
         self.usage = SegmentUsage()
+        self._beside = beside
         self.file: SegmentFile | None = None
         self._disk: SegmentFolder | None = None
         self._loading: Loading | None = None
@@ -99,8 +105,11 @@ class Segment:
                 assert not self._pins, "a pinned segment was freed"
                 self._free()
                 self.indexes.release()
+                if self._beside is not None:
+                    self._beside.release()
                 if self.file is not None and self._disk is not None:
                     self._disk.remove(self.file)
+                    self.file = None
 
     def pin(self, loader: Loader) -> None:
         """Keep the blocks in main memory until `unpin`. A segment on disk is loaded once for everybody who pins it, layer by

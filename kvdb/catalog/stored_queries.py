@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from indexes.base import Float32
 from kvdb.errors import CapacityError
-from kvdb.storage.cpu import CpuBudget
+from kvdb.storage.budget import CpuBudget
 
 
 class StoredQueries:

@@ -3,6 +3,7 @@
 import indexes.registry as registry
 from indexes.base import Index
 from kvdb.attention.device import TailSlots
+from kvdb.catalog.evidence import Evidence
 from kvdb.config import Config
 from kvdb.storage.block_table import BlockTable
 
@@ -14,7 +15,8 @@ KIND = "flat"
 class Tail:
     """The block table of a growing tail and, once it is long, an index over its sealed tokens [0, sealed).
 
-    seals: how often tokens were sealed. copy: the tail's slots on the GPU, None until a plan wants them there.
+    seals: how often tokens were sealed. evidence: how wrong queries of them were answered. copy: the tail's slots on the GPU,
+    None until a plan wants them there.
     """
 
     def __init__(self, config: Config, table: BlockTable) -> None:
@@ -22,6 +24,7 @@ class Tail:
         self.index: Index | None = None
         self.sealed = self.seals = 0
         self.copy: TailSlots | None = None
+        self.evidence = Evidence()
         size = table.layout.block_size
         self._step = -(-config.indexes.tail_tokens // size) * size
         self._recent = config.window.recent_tokens

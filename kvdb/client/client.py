@@ -53,11 +53,12 @@ class Client:
         base: int = 0,
         queries: Iterable[Any] | None = None,
     ) -> Context:
-        """Store the KV of n tokens that were computed alone, with nothing before them, so that they may be laid out anywhere.
+        """Store the KV of n tokens that were computed alone, or behind what every prompt begins with, to be laid out anywhere.
 
-        The same text of one model is stored once, however many names and bases it was imported with. base: the position of the
-        first token when it was computed. The other arguments are as in `import_context`. Raises what that raises, and
-        Unsupported for a model whose keys cannot be moved: one without RoPE, or with one whose frequencies depend on the length.
+        The same text of one model is stored once, however many names and bases it was imported with, and whatever was before it.
+        base: the position of the first token when it was computed. The other arguments are as in `import_context`. Raises what
+        that raises, and Unsupported for a model whose keys cannot be moved: one without RoPE, or with one whose frequencies
+        depend on the length.
         """
         return self._import(spec, tokens, name, validate.base(base), kv, queries)
 
@@ -140,11 +141,12 @@ class Client:
     def store(self, session: Session, *, name: str, tokens: Any = None, chunk: bool = False) -> Context:
         """Keep everything in a session as a context. The session goes on, and shares its blocks with what is stored.
 
-        tokens: the ids of everything in it, needed when it holds more than it was opened with. chunk: whether it is kept as a
-        chunk, see `import_chunk`; the session must have been opened on no tokens. A session that was laid out of parts becomes a
-        blended context: it is not exact, so it is never found by its tokens, but sessions may begin with it as a part. Raises
-        AlreadyExists, InvalidArgument, PositionError (layers of different lengths, or gaps that hold nothing), CapacityError,
-        Unsupported or SessionClosed, and then nothing is stored.
+        tokens: the ids of everything in it, needed when it holds more than it was opened with. chunk: keep only what stands
+        behind `session.start`, as a chunk, see `import_chunk`; it was computed alone, or behind the stored tokens that the
+        session was opened on. Otherwise a session that was laid out of parts becomes a blended context: it is not exact, so it is
+        never found by its tokens, but sessions may begin with it as a part. Raises AlreadyExists, InvalidArgument, PositionError
+        (layers of different lengths, or gaps that hold nothing), CapacityError, Unsupported or SessionClosed, and then nothing is
+        stored.
         """
         if not isinstance(session, Session):
             raise InvalidArgument(f"session is a {type(session).__name__}; expected what create_session returns")

@@ -1,17 +1,20 @@
 """An import under way: KV goes straight into blocks, and nothing is visible until it is whole."""
 
+from contextlib import ExitStack
 from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 
 import kvdb.validate as validate
+from kvdb.catalog.overhead import segment_nbytes
 from kvdb.catalog.segment import Views, release_views, visible_tokens
 from kvdb.catalog.stored_queries import StoredQueries
-from kvdb.errors import NonFiniteError, PositionError, SessionClosed, Unavailable
+from kvdb.errors import NonFiniteError, PositionError, SessionClosed
 from kvdb.ingest.publisher import NewSegment, Publisher
 from kvdb.session.open_handles import OpenHandles
 from kvdb.storage.block_table import BlockTable
+from kvdb.storage.budget import Reservation
 from kvdb.types import Array, ContextInfo, ModelSpec, Tokens
 
 
@@ -29,7 +32,7 @@ class ImportWriter:
 
     views: the stored prefix, and tables: empty, one a layer; the import takes both over. start: the first token to be written.
     Layers may come in any order and any pieces; the pieces of one layer come in the order of their tokens. Raises Unavailable for
-    a closed database, and then everything was given back.
+    a closed database, and CapacityError, and then everything was given back.
     """
 
     def __init__(
@@ -45,13 +48,14 @@ class ImportWriter:
         self._name = target.name
         self._base = target.base
         self._queries = StoredQueries(publisher.budget)
+        self._beside = Reservation(publisher.budget)
         self._lock = Lock()
         self._open = True
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._release)
+            self._beside.resize(segment_nbytes(target.spec.layers, len(target.tokens)))
             handles.add(self)
-        except Unavailable:
-            self._release()
-            raise
+            undo.pop_all()
 
     def own_tables(self) -> list[BlockTable]:
         """The tables that are being written."""
@@ -91,7 +95,7 @@ class ImportWriter:
                 self._queries.put(layer, q.astype(np.float32))
 
     def commit(self) -> ContextInfo:
-        """Publish the context. Raises PositionError while a layer is not whole, and AlreadyExists."""
+        """Publish the context. Raises PositionError while a layer is not whole, AlreadyExists and CapacityError."""
         with self._lock:
             self._check_open()
             new = len(self._tokens) - self.start
@@ -99,6 +103,7 @@ class ImportWriter:
                 if table.length != new:
                     raise PositionError(f"layer {layer} was given {table.length} of {new} tokens; write the rest, then commit")
             self._open = False
+            self._beside.release()
             try:
                 if self._base is None:
                     new_segment = NewSegment(self._tokens[self.start :], self.tables, self.start, self._queries)
@@ -121,6 +126,7 @@ class ImportWriter:
         self.abort()
 
     def _release(self) -> None:
+        self._beside.release()
         NewSegment(self._tokens, self.tables, self.start, self._queries).release()
         release_views(self.views)
 

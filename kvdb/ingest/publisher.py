@@ -1,5 +1,7 @@
 """Makes contexts of imports and of sessions that are stored."""
 
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import NamedTuple
 
 import kvdb.validate as validate
@@ -7,6 +9,7 @@ from kvdb.blend.rope import inverse_frequencies
 from kvdb.catalog.catalog import Catalog, Context
 from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.layout import Layout
+from kvdb.catalog.overhead import context_nbytes, segment_nbytes
 from kvdb.catalog.prefix_tree import concatenate
 from kvdb.catalog.segment import Segment, SegmentView, Views, release_views, visible_tokens
 from kvdb.catalog.stored_queries import StoredQueries
@@ -14,7 +17,7 @@ from kvdb.errors import CapacityError, InvalidArgument
 from kvdb.indexing.advisor import IndexAdvisor
 from kvdb.session.services import StorableSession
 from kvdb.storage.block_table import BlockTable
-from kvdb.storage.cpu import CpuBudget
+from kvdb.storage.budget import CpuBudget, Reservation
 from kvdb.types import ContextInfo, ModelSpec, Tokens
 
 
@@ -30,10 +33,15 @@ class NewSegment(NamedTuple):
     base: int
     queries: StoredQueries
 
-    def view(self, *, standalone: bool, shift: int = 0) -> SegmentView:
-        """All of the segment, which has taken everything over."""
-        segment = Segment(self.tokens, self.tables, IndexSet(self.queries), self.base, standalone=standalone)
-        return SegmentView(segment, len(self.tokens), shift)
+    def view(self, budget: CpuBudget, *, standalone: bool, shift: int = 0) -> SegmentView:
+        """All of the segment, which has taken everything over. Raises CapacityError, and then everything was given back."""
+        with ExitStack() as undo:
+            undo.callback(self.release)
+            beside = Reservation(budget, segment_nbytes(len(self.tables), len(self.tokens)))
+            undo.pop_all()
+        ids = self.tokens.copy()  # alone, where they are the end of a longer array
+        segment = Segment(ids, self.tables, IndexSet(self.queries), self.base, standalone=standalone, beside=beside)
+        return SegmentView(segment, len(ids), shift)
 
     def release(self) -> None:
         """Give everything back; no segment is made of it."""
@@ -56,9 +64,9 @@ class Publisher:
     def store(self, session: StorableSession, name: str, tokens: Tokens | None, *, chunk: bool = False) -> ContextInfo:
         """Store a session's tokens as a context; the session goes on. Tokens that are stored already are shared.
 
-        chunk: store it as a chunk, which may stand anywhere; the session was opened on no tokens. Raises AlreadyExists,
-        InvalidArgument, PositionError or CapacityError, Unsupported for a chunk of a model whose keys cannot be moved, and then
-        nothing is stored.
+        chunk: store what stands behind the tokens that it was opened on as a chunk, which may stand anywhere. Raises
+        AlreadyExists, InvalidArgument, PositionError or CapacityError, Unsupported for a chunk of a model whose keys cannot be
+        moved, and then nothing is stored.
         """
         self._catalog.check_free(validate.name(name))
         ids = session.ids(tokens)
@@ -81,10 +89,10 @@ class Publisher:
     def publish(self, spec: ModelSpec, name: str, views: Views, new: NewSegment) -> ContextInfo:
         """Make a context of the views and, behind them, a new segment, if it has any tokens.
 
-        Takes over the references to the views and the new segment, also when it raises AlreadyExists.
+        Takes over the references to the views and the new segment, also when it raises AlreadyExists or CapacityError.
         """
         if len(new.tokens):
-            views = (*views, new.view(standalone=not new.base))
+            views = self._extended(views, new, standalone=not new.base)
         else:
             new.release()
         return self._publish(Context(name, spec, Layout.contiguous(views), concatenate(views)))
@@ -94,14 +102,14 @@ class Publisher:
         another name for what is stored.
 
         Takes over the references to the views and the new segment, which is empty where views are given, also when it raises
-        AlreadyExists.
+        AlreadyExists or CapacityError.
         """
         tokens = views[0].segment.tokens if views else new.tokens
         views = views or self.chunk_views(spec, tokens)
         if views:
             new.release()
         else:
-            views = (new.view(standalone=True, shift=-new.base),)
+            views = (new.view(self.budget, standalone=True, shift=-new.base),)
         return self._publish(Context(name, spec, Layout.contiguous(views), tokens))
 
     def chunk_views(self, spec: ModelSpec, tokens: Tokens) -> Views:
@@ -109,10 +117,19 @@ class Publisher:
         segment = self._catalog.chunk(spec, tokens)
         return () if segment is None else (SegmentView(segment, len(tokens), -segment.base),)
 
+    def _extended(self, views: Views, new: NewSegment, *, standalone: bool) -> Views:
+        """The views and a new segment behind them. Raises CapacityError, and then everything was released."""
+        with ExitStack() as undo:
+            undo.callback(release_views, views)
+            extended = (*views, new.view(self.budget, standalone=standalone))
+            undo.pop_all()
+        return extended
+
     def _publish(self, context: Context) -> ContextInfo:
-        """Take over a context and have its indexes built. Raises AlreadyExists, and then the context is released."""
+        """Take over a context and have its indexes built. Raises AlreadyExists or CapacityError, and then it is released."""
         published = False
         try:
+            context = replace(context, beside=Reservation(self.budget, context_nbytes(len(context.tokens))))
             self._catalog.publish(context)
             published = True
         finally:
@@ -122,13 +139,14 @@ class Publisher:
         return context.info()
 
     def _store_chunk(self, session: StorableSession, name: str, ids: Tokens) -> ContextInfo:
-        if session.start:
-            raise InvalidArgument(
-                f"the session stands on {session.start} tokens; a chunk is computed alone, in a session opened on no tokens"
-            )
+        base = session.start
+        if base and session.snapshot.overlay is not None:
+            raise InvalidArgument("the session was laid out of parts; a chunk comes from a session opened on tokens, or on none")
+        if len(ids) == base:
+            raise InvalidArgument(f"the session holds nothing behind the {base} tokens that it was opened on; expected a chunk")
         inverse_frequencies(session.spec.rope, session.spec.head_dim)
-        tables = _tail_tables(session, 0)
-        return self.publish_chunk(session.spec, name, (), NewSegment(ids, tables, 0, self._queries_of(session)))
+        tables = _tail_tables(session, base)
+        return self.publish_chunk(session.spec, name, (), NewSegment(ids[base:], tables, base, self._queries_of(session)))
 
     def _store_laid_out(self, session: StorableSession, name: str, ids: Tokens) -> ContextInfo:
         """Store a blended session: its layout and overlay, and behind them its tail as a segment that is exact only there."""
@@ -137,7 +155,11 @@ class Publisher:
         views = snapshot.views
         if tables:
             new = NewSegment(ids[session.start :], tables, session.start, self._queries_of(session))
-            views = (*views, new.view(standalone=False))
+            with ExitStack() as undo:
+                if snapshot.overlay is not None:
+                    undo.callback(snapshot.overlay.release)
+                views = self._extended(views, new, standalone=False)
+                undo.pop_all()
         return self._publish(Context(name, session.spec, Layout(views, len(ids)), ids, snapshot.overlay))
 
     def _queries_of(self, session: StorableSession) -> StoredQueries:

@@ -1,19 +1,21 @@
 """Plans for one layer of a session: facts are gathered, the optimizer decides, and its plan is kept until the facts change."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from kvdb.attention.block_run import BlockRun
 from kvdb.attention.device import DeviceAttention
-from kvdb.attention.partition import RunPartition
+from kvdb.catalog.evidence import Evidence
 from kvdb.catalog.snapshot import Snapshot
-from kvdb.catalog.tail import NAME, Tail
+from kvdb.catalog.tail import Tail
 from kvdb.gpu.interface import DevicePart, GpuInterface, supports
+from kvdb.planning.budget import guards_of, layer_budget
 from kvdb.planning.facts import Call, Costs, gather
 from kvdb.planning.gpu_facts import exact_seconds
 from kvdb.planning.hints import check_hints
 from kvdb.planning.partition import MakeDeviceAttention, device_part, run_partition
 from kvdb.planning.parts import Part, parts_of
+from kvdb.planning.prepared import SERVED, Prepared, Variant, Version
 from kvdb.planning.services import PlanningServices
 from kvdb.types import ModelSpec
 from query_optimizer.access import Access
@@ -21,7 +23,7 @@ from query_optimizer.diffuse import DiffuseHead
 from query_optimizer.facts import Facts
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_HINTS, QueryOptions
-from query_optimizer.rules import FreshTail
+from query_optimizer.ways import HeadShare
 
 PREPARED_MAX = 64
 """How many plans of one layer are kept; a caller may ask for another alpha each time."""
@@ -31,34 +33,6 @@ RECHECK_QUERIES = 256
 """After so many queries of a layer, over all sessions, heads that are known to be diffuse are searched once more."""
 FIRST_USES, USES_MAX = 4, 256
 """A plan is made anew after so many queries, each time after twice as many, because what is known of the heads changes."""
-
-Version = tuple[int, ...]
-"""The versions of everything that a plan depends on beside the context's length."""
-
-
-class Prepared:
-    """A plan, how it divides the run, and what it was made for.
-
-    parts: by name. version: what the plan was made for. uses_left: how many more queries it is good for. indexes_tail: whether
-    old tokens of the tail are to be indexed, because they are searched or could be. knows_diffuse: whether heads are not searched
-    by range because earlier queries showed that they are diffuse. rechecks: whether such heads are searched all the same, to see
-    if they still are.
-    """
-
-    __slots__ = ("indexes_tail", "knows_diffuse", "partition", "parts", "plan", "rechecks", "uses_left", "version")
-
-    def __init__(
-        self, plan: Plan, parts: Mapping[str, Part], partition: RunPartition, version: Version, uses: int, rechecks: bool = False
-    ) -> None:
-        self.plan = plan
-        self.parts = parts
-        self.partition = partition
-        self.version = version
-        self.uses_left = uses
-        self.rechecks = rechecks
-        self.knows_diffuse = any(access.rule == DiffuseHead.name for access in plan.accesses)
-        tail = [access for access in plan.accesses if access.part == NAME and not parts[NAME].on_gpu]
-        self.indexes_tail = any(access.index is not None or access.rule == FreshTail.name for access in tail)
 
 
 class Planner:
@@ -73,8 +47,8 @@ class Planner:
         self._layer = layer
         self._run = run
         self._tail = tail
-        self._prepared: dict[tuple[QueryOptions, int], Prepared] = {}
-        self._next_uses: dict[tuple[QueryOptions, int], int] = {}
+        self._prepared: dict[tuple[QueryOptions, int, Variant], Prepared] = {}
+        self._next_uses: dict[tuple[QueryOptions, int, Variant], int] = {}
         self._costs: Costs = {}
         self._checked: set[QueryOptions] = set()
         self._failed_gpu_version: int | None = None
@@ -86,9 +60,9 @@ class Planner:
         """That of the database."""
         return self._services.gpu
 
-    def prepare(self, n: int, options: QueryOptions) -> Prepared:
+    def prepare(self, n: int, options: QueryOptions, variant: Variant = SERVED) -> Prepared:
         """The plan of a call of n queries. Raises UnknownRule."""
-        key = options, n.bit_length()
+        key = options, n.bit_length(), variant
         prepared = self._prepared.get(key)
         if prepared is not None:
             prepared.uses_left -= 1
@@ -100,7 +74,7 @@ class Planner:
             self._next_uses.clear()
         uses = self._next_uses.get(key, FIRST_USES)
         self._next_uses[key] = min(2 * uses, USES_MAX)
-        prepared = self._prepare(n, options, uses)
+        prepared = self._prepare(n, options, uses, variant=variant)
         if prepared.knows_diffuse and n == 1 and self._recheck_is_due():
             prepared = self._prepare(n, options, 1, rechecks=True)
         self._prepared[key] = prepared
@@ -122,7 +96,8 @@ class Planner:
 
     def plan(self, options: QueryOptions, n: int = 1) -> Plan:
         """The plan of n queries, made anew. Raises UnknownRule."""
-        return self._services.optimizer.plan(self._facts(n, options, self._parts(n, options)))
+        parts = self._parts(n, options)
+        return self._services.optimizer.plan(self._budgeted(self._facts(n, options, parts), parts, SERVED))
 
     def blocks_of(self, prepared: Prepared, access: Access) -> tuple[int, int]:
         """The blocks [first, last) of the run that hold the tokens of an access."""
@@ -179,11 +154,27 @@ class Planner:
         gpu, copy = self._services.gpu, self._tail.copy
         on_gpu = (0, 0) if gpu is None else (gpu.version, copy is not None and copy.full)
         indexes = [view.segment.indexes.version for view in self._snapshot.views]
-        return (self._tail.seals, self._run.version, *on_gpu, *indexes)
+        proofs = [view.segment.evidence.version for view in self._snapshot.views]
+        return (self._tail.seals, self._tail.evidence.version, self._run.version, *on_gpu, *indexes, *proofs)
 
-    def _prepare(self, n: int, options: QueryOptions, uses: int, rechecks: bool = False) -> Prepared:
+    def _evidence(self, parts: list[Part]) -> tuple[Evidence, ...]:
+        """What audits showed of each part that an index may search."""
+        owners = [self._tail if part.segment is None else part.segment for part in parts if part.span.tokens]
+        return tuple(dict.fromkeys(owner.evidence for owner in owners))
+
+    def _budgeted(self, facts: Facts, parts: list[Part], variant: Variant) -> Facts:
+        """The facts with the error budget of a query that names nothing."""
+        error_max = facts.options.error_max
+        if error_max is None:
+            return facts
+        evidence = [one.of(self._layer) for one in self._evidence(parts)]
+        budget = layer_budget(facts, evidence, error_max, variant.trial)
+        heads = tuple(HeadShare() if head in variant.whole else share for head, share in enumerate(budget.heads))
+        return replace(facts, budget=replace(budget, heads=heads))
+
+    def _prepare(self, n: int, options: QueryOptions, uses: int, rechecks: bool = False, variant: Variant = SERVED) -> Prepared:
         version, parts = self._version(), self._parts(n, options)
-        facts = self._facts(n, options, parts)
+        facts, evidence = self._budgeted(self._facts(n, options, parts), parts, variant), self._evidence(parts)
         if rechecks:
             hints = replace(facts.hints, rules_off=(*facts.hints.rules_off, DiffuseHead.name))
             facts = replace(facts, options=replace(options, hints=hints))
@@ -195,7 +186,9 @@ class Planner:
                 self._services.advisor.suggest(segment, kind)
         make_device, sinks = self._device_attention_maker(), self._services.config.window.sink_tokens
         partition = run_partition(plan, by_name, self._snapshot, self._run, self._block_size, make_device, sinks)
-        return Prepared(plan, by_name, partition, version, uses, rechecks)
+        if facts.budget is not None:
+            partition.guards = guards_of(facts.budget, [one.of(self._layer) for one in evidence])
+        return Prepared(plan, by_name, partition, version, uses, rechecks, facts.budget, evidence)
 
     def _device_attention_maker(self) -> MakeDeviceAttention | None:
         gpu = self._services.gpu

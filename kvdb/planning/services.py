@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from kvdb.config import Config
 from kvdb.gpu.interface import GpuInterface
 from kvdb.indexing.advisor import IndexAdvisor
+from kvdb.storage.budget import CpuBudget
 from query_optimizer.cost import Machine
 from query_optimizer.optimizer import Optimizer
 
@@ -14,7 +15,7 @@ class PlanningServices:
     """Everything a planner uses of its database.
 
     machine: the speeds that costs are computed with. gpu: None without one. advisor: hears which indexes plans would use, and how
-    often segments are queried.
+    often segments are queried. budget: of main memory, in which counts what sessions keep beside blocks.
     """
 
     config: Config
@@ -22,3 +23,4 @@ class PlanningServices:
     machine: Machine
     gpu: GpuInterface | None
     advisor: IndexAdvisor
+    budget: CpuBudget

@@ -76,7 +76,7 @@ class Streams:
     def session_ended(self, session: str) -> None:
         """Cancel what a session that is no more left open."""
         with self._lock:
-            ended = [stream for stream in self._open if stream.session == session]
+            ended = self._ended(stream for stream in self._open if stream.session == session)
         self._cancel(ended)
 
     def end_idle(self) -> None:
@@ -94,19 +94,20 @@ class Streams:
         self._cancel(waiting)
 
     def _check_room(self, client: str) -> None:
-        if len(self._open) >= self._streams_max:
+        clients = [stream.client for stream in self._open if not stream.ended]
+        if len(clients) >= self._streams_max:
             raise CapacityError(
                 f"the server carries {self._streams_max} streams, as many as server.workers lets it; "
                 "close sessions that decode no more, or raise server.workers"
             )
-        if sum(stream.client == client for stream in self._open) >= self._client_max:
+        if clients.count(client) >= self._client_max:
             raise CapacityError(
                 f"this client has {self._client_max} streams open, and the rest of server.workers is for others; "
                 "close sessions that decode no more, or raise server.workers"
             )
 
     def _ended(self, streams: Iterator[OpenStream]) -> list[OpenStream]:
-        """Mark them, so that a request that comes now is not read."""
+        """Mark them, so that a request that comes now is not read, and they take no other's room until their threads end."""
         marked = list(streams)
         for stream in marked:
             stream.ended = True

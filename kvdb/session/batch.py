@@ -14,7 +14,7 @@ import kvdb.validate as validate
 from kvdb.attention.device import DeviceFailed, Pending
 from kvdb.attention.shared_prefix import exact_together, sharing_of
 from kvdb.catalog.segment import SegmentView
-from kvdb.planning.planner import Prepared
+from kvdb.planning.prepared import Prepared
 from kvdb.session.layer import Layer
 from kvdb.session.state import SessionState
 from kvdb.types import Array, ModelSpec
@@ -113,7 +113,7 @@ def _answer(spec: ModelSpec, members: Sequence[Member], q: Array) -> Array:
         rows, all_stats = exact_together(layout, runs, sharing, q[together][:, :, 0], spec.softmax_scale)
         out[together] = rows[:, :, None]
         for i, stats in zip(together, all_stats, strict=True):
-            members[i].layer.count(stats, 1, members[i].options)
+            members[i].layer.answered_exactly(prepared[i], q[i], out[i], stats, members[i].options)
             members[i].session.counters.count(prepared[i].plan, stats)
     for i in sorted({*range(len(members))} - {*together}):
         out[i], stats = members[i].layer.answer_prepared(prepared[i], q[i], members[i].options, launched.get(i))

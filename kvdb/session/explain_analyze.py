@@ -11,7 +11,7 @@ from indexes.base import Float32
 from kvdb.attention.device import DeviceAttention, DeviceFailed
 from kvdb.attention.exact import AttentionStats, IndexSearch
 from kvdb.attention.state import AttentionState
-from kvdb.planning.planner import Prepared
+from kvdb.planning.prepared import Prepared
 from kvdb.session.layer import Layer
 from kvdb.types import Array, ModelSpec
 from query_optimizer.access import Access, Actual

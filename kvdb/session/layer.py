@@ -18,11 +18,14 @@ from kvdb.attention.state import AttentionState, check_finite
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.catalog.tail import Tail
 from kvdb.errors import NonFiniteError, PositionError
-from kvdb.planning.planner import Planner, Prepared
-from kvdb.planning.services import PlanningServices
+from kvdb.planning.planner import Planner
+from kvdb.planning.prepared import Prepared
+from kvdb.session.audits import Audits
 from kvdb.session.query_samples import QuerySamples
 from kvdb.session.segment_counters import SegmentCounters
+from kvdb.session.services import SessionServices
 from kvdb.storage.block_table import BlockTable
+from kvdb.storage.budget import Reservation
 from kvdb.types import Array, ModelSpec, Positions
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
@@ -39,13 +42,13 @@ class Layer:
     """The tail, the run that queries read, and the plans for them."""
 
     def __init__(
-        self, services: PlanningServices, spec: ModelSpec, snapshot: Snapshot, number: int, tail: BlockTable, error_max: float
+        self, services: SessionServices, spec: ModelSpec, snapshot: Snapshot, number: int, tail: BlockTable, error_max: float
     ) -> None:
         """error_max: of queries that leave it to a default."""
         self.tail = tail
         self.run = snapshot.run(number, tail)
         self.segment_counters = SegmentCounters(snapshot.views, services.advisor.count_queries)
-        self.query_samples = QuerySamples(services.config.indexes.sample_queries)
+        self.query_samples = QuerySamples(services.config.indexes.sample_queries, Reservation(services.budget))
         self.number = number
         self._waits = True
         self._short = services.config.optimizer.short_context_tokens
@@ -58,10 +61,12 @@ class Layer:
         self._error_max = error_max
         self._default_options = NO_OPTIONS.with_default(error_max)
         self.planner = Planner(services, spec, snapshot, number, self.run, self._tail)
+        self.audits = Audits(number, self.planner, services.auditor)
 
-    def wait_loaded(self) -> Self:
-        """Wait until everything that the layer reads is in main memory; returns the layer. Raises IntegrityError or
-        Unavailable."""
+    def ready(self) -> Self:
+        """Wait until nobody else uses the layer, and everything that it reads is in main memory; returns the layer. Raises
+        IntegrityError or Unavailable."""
+        self.audits.settle()
         if self._waits:
             self._snapshot.wait(self.number)
             self._waits = False
@@ -161,10 +166,19 @@ class Layer:
         # Where the caller names the index, giving up says more about the index than about the query.
         telling = q.shape[1] == 1 and options.hints.index is None
         observed = telling and (prepared.rechecks or self._observes())
-        state, stats = self.execute(prepared, q, options, observed, pending)
+        comparison = self.audits.due(prepared, q.shape[1], options, alone=pending is None)
+        served = prepared if comparison is None else comparison.served
+        state, stats = self.execute(served, q, options, observed, pending)
         check_finite(state.lse, self.tail.layout.finite(state.out))
         self.count(stats, q.shape[1], options)
+        self.audits.answered(prepared, comparison, q, state.out, stats, options, self.execute)
         return state.out, stats
+
+    def answered_exactly(self, prepared: Prepared, q: Array, out: Array, stats: AttentionStats, options: QueryOptions) -> None:
+        """Count an answer that was computed together with those of other sessions. q, out: `[q_heads, 1, head_dim]`."""
+        self.count(stats, 1, options)
+        comparison = self.audits.due(prepared, 1, options, alone=False)
+        self.audits.answered(prepared, comparison, q, out, stats, options, self.execute)
 
     def count(self, stats: AttentionStats, n: int, options: QueryOptions) -> None:
         """Count an answer to n queries for the segments, if it was a decode step that an index could have answered."""
@@ -199,7 +213,9 @@ class Layer:
 
     def close(self) -> None:
         """Tell the segments what was counted, and give everything back but the snapshot."""
+        self.audits.settle()
         self.segment_counters.flush()
+        self.query_samples.release()
         self._tail.release()
         self.tail.release()
 

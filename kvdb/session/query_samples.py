@@ -3,21 +3,25 @@
 import numpy as np
 
 from indexes.base import Float32
+from kvdb.errors import CapacityError
+from kvdb.storage.budget import Reservation
 from kvdb.types import Array
 
 
 class QuerySamples:
     """A sample of the queries of one layer, spread evenly over all of them, and the last query.
 
-    queries_max: how many are kept of each head; 0 keeps the last one only.
+    queries_max: how many are kept of each head; 0 keeps the last one only. reserved: what the sample takes of the budget; where
+    that has no room, fewer are kept.
     """
 
-    def __init__(self, queries_max: int) -> None:
+    def __init__(self, queries_max: int, reserved: Reservation) -> None:
         self.last: Array | None = None
         """`[q_heads, 1, head_dim]` in the spec's dtype; None before the first query."""
         self._max = queries_max
         self._step, self._seen, self._count = 1, 0, 0
         self._kept: list[Array] = []
+        self._reserved = reserved
 
     def add(self, q: Array) -> None:
         """Take queries `[q_heads, n, head_dim]`, of which some are kept."""
@@ -25,17 +29,35 @@ class QuerySamples:
         if not n:
             return
         self.last = q[:, -1:].copy()
-        first = -self._seen % self._step
-        self._seen += n
-        if not self._max or first >= n:
+        before, self._seen = self._seen, self._seen + n
+        if not self._max:
             return
-        picked = q[:, first :: self._step].copy()
+        while self._count + len(range(-before % self._step, n, self._step)) > self._max:
+            self._thin_out()
+        picked = q[:, -before % self._step :: self._step].copy()
+        if not picked.size:
+            return
+        try:
+            self._reserved.resize(self._reserved.nbytes + picked.nbytes)
+        except CapacityError:
+            self._thin_out()
+            return
         self._kept.append(picked)
         self._count += picked.shape[1]
-        while self._count > self._max:
-            whole = np.concatenate(self._kept, axis=1)[:, ::2]
-            self._kept, self._count, self._step = [whole.copy()], whole.shape[1], 2 * self._step
+
+    def release(self) -> None:
+        """Forget all of them; they count no more."""
+        self.last, self._kept, self._count = None, [], 0
+        self._reserved.release()
 
     def all(self) -> Float32 | None:
         """The sample, float32 `[q_heads, m, head_dim]`; None if there is none."""
         return np.concatenate(self._kept, axis=1).astype(np.float32) if self._kept else None
+
+    def _thin_out(self) -> None:
+        """Keep every second query, of those to come too."""
+        self._step *= 2
+        if self._kept:
+            whole = np.concatenate(self._kept, axis=1)[:, ::2].copy()
+            self._kept, self._count = [whole], whole.shape[1]
+            self._reserved.resize(whole.nbytes)

@@ -1,5 +1,6 @@
 """The services of a database that its sessions use."""
 
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,8 +41,9 @@ class SessionPublisher(Protocol):
 @dataclass(frozen=True)
 class SessionServices(PlanningServices):
     """Everything a session uses of its database. loader: brings segments back from disk. handles: what is open in the database.
-    publisher: stores sessions."""
+    publisher: stores sessions. auditor: runs comparisons behind answers."""
 
     loader: Loader
     handles: OpenHandles
     publisher: SessionPublisher
+    auditor: Executor

@@ -1,7 +1,6 @@
 """An open session: views of what is stored, a mutable tail for each layer, and the queries over both."""
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from threading import RLock
 
@@ -10,6 +9,7 @@ import kvdb.validate as validate
 from indexes.base import Float32
 from kvdb.blend.controller import Choice
 from kvdb.blend.strategies import DEFAULT_RATIO
+from kvdb.catalog.overhead import session_nbytes
 from kvdb.catalog.segment import Views
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.errors import InvalidArgument, SessionClosed, Unavailable
@@ -52,7 +52,8 @@ class SessionState:
         self.reused = self.start - len(snapshot.missing(0))
         self.services = services
         self._recomputing = Recomputing(spec, snapshot)
-        self._bring_in(tails)
+        nbytes = session_nbytes(spec, snapshot.views, len(tokens))
+        self._beside = residency.pin_snapshot(snapshot, tails, services.loader, services.budget, nbytes)
         self.error_max = services.config.optimizer.error_max if error_max is None else error_max
         self._layers = [Layer(services, spec, snapshot, number, tail, self.error_max) for number, tail in enumerate(tails)]
         self.counters = SessionCounters()
@@ -90,7 +91,7 @@ class SessionState:
         Unavailable."""
         self._check_open()
         validate.layer(self.spec, number)
-        return self._layers[number].wait_loaded()
+        return self._layers[number].ready()
 
     def append(self, layer: Layer, k: Array, v: Array) -> None:
         """Append keys and values that were checked to a layer. The caller holds `turns`. Raises NonFiniteError or
@@ -200,19 +201,19 @@ class SessionState:
     def fork(self) -> "SessionState":
         """Another session over the same tokens. Nothing is copied until one of the two writes."""
         with self.turns:
-            self._check_open()
+            self._settle()
             tails = [tail.share() for tail in self.tails]
             return SessionState(self.services, self.spec, self.snapshot.share(), tails, self.tokens, self.error_max)
 
     def store(self, name: str, tokens: Tokens | None = None, *, chunk: bool = False) -> ContextInfo:
         """Keep everything in the session as a context. tokens: the ids of all of it, when it outgrew those it was opened with.
-        chunk: as a chunk, for a session that was opened on nothing.
+        chunk: only what stands behind `start`, as a chunk.
 
         Raises AlreadyExists, InvalidArgument, PositionError (layers of different lengths, or gaps that hold nothing yet) or
         SessionClosed.
         """
         with self.turns:
-            self._check_open()
+            self._settle()
             for layer in self._layers:
                 layer.check_no_gaps()
             return self.services.publisher.store(self, name, tokens, chunk=chunk)
@@ -247,7 +248,7 @@ class SessionState:
     def stats(self) -> SessionStats:
         """What the session holds and has done. Raises SessionClosed."""
         with self.turns:
-            self._check_open()
+            self._settle()
             tail_nbytes = sum(tail.nbytes for tail in self.tails)
             return self.counters.stats(min(layer.run.tokens for layer in self._layers), self.start, self.reused, tail_nbytes)
 
@@ -259,24 +260,22 @@ class SessionState:
                 for layer in self._layers:
                     layer.close()
                 self._recomputing.forget()
-                self.services.handles.remove(self)
                 self._count_open(-1)
                 residency.unpin(self.views)
                 self.snapshot.release()
-
-    def _bring_in(self, tails: list[BlockTable]) -> None:
-        """Raises CapacityError or Unavailable, when everything is given back."""
-        with ExitStack() as undo:
-            undo.callback(self.snapshot.release)
-            for tail in tails:
-                undo.callback(tail.release)
-            residency.pin(self.views, self.services.loader)
-            undo.pop_all()
+                self._beside.release()
+                self.services.handles.remove(self)
 
     def _count_open(self, sessions: int) -> None:
         """Tell the segments that so many more sessions are open over them."""
         for view in self.views:
             view.segment.usage.count_open(sessions)
+
+    def _settle(self) -> None:
+        """Wait for audits under way, which read what all layers hold. Raises SessionClosed."""
+        self._check_open()
+        for layer in self._layers:
+            layer.audits.settle()
 
     def _check_open(self) -> None:
         if not self._open:

@@ -1,64 +1,16 @@
 """The CPU tier: blocks in main memory."""
 
-from collections.abc import Callable
-from threading import RLock
-
 import numpy as np
 
 from kvdb.errors import CapacityError
 from kvdb.storage.arena import HUGE_PAGE, Arena
+from kvdb.storage.budget import CpuBudget
 from kvdb.storage.ledger import CountedTier
 from kvdb.storage.tier import Blocks
 from kvdb.types import Addresses, TierStats
 
 SPARE_BYTES_MAX = 1 << 30
 """Bytes of unused arenas that a tier keeps; they count in the budget."""
-
-
-class CpuBudget:
-    """Bytes of main memory that the CPU tiers of one database, and what is stored beside their blocks, take together.
-
-    limit: None for no limit. lock: that of every tier under it, since a tier that lacks room takes back what others spare.
-    """
-
-    def __init__(self, limit: int | None) -> None:
-        self.limit = limit
-        self.lock = RLock()
-        self._taken = 0
-        self._trims: list[Callable[[], None]] = []
-
-    def register(self, trim: Callable[[], None]) -> None:
-        """trim: gives back what its owner holds of the budget and does not use; called with the lock held."""
-        with self.lock:
-            self._trims.append(trim)
-
-    @property
-    def left(self) -> int | None:
-        """Bytes that may still be taken; None for any number."""
-        return None if self.limit is None else self.limit - self._taken
-
-    def check(self, nbytes: int) -> None:
-        """Raises CapacityError unless `nbytes` more fit, if need be after everybody has given back what they do not use."""
-        with self.lock:
-            if self.limit is None or self._taken + nbytes <= self.limit:
-                return
-            for trim in self._trims:
-                trim()
-            if self._taken + nbytes > self.limit:
-                raise CapacityError(
-                    f"the CPU tier needs {nbytes:,} bytes more and holds {self._taken:,} of storage.cpu_bytes_max={self.limit}; "
-                    "drop contexts, close sessions or raise the budget"
-                )
-
-    def take(self, nbytes: int) -> None:
-        """Raises CapacityError as `check` does, and then takes nothing."""
-        with self.lock:
-            self.check(nbytes)
-            self._taken += nbytes
-
-    def give(self, nbytes: int) -> None:
-        with self.lock:
-            self._taken -= nbytes
 
 
 class CpuTier(CountedTier):

@@ -10,7 +10,8 @@ from kvdb.config import StorageConfig
 from kvdb.errors import IntegrityError
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
-from kvdb.storage.cpu import CpuBudget, CpuTier
+from kvdb.storage.budget import CpuBudget
+from kvdb.storage.cpu import CpuTier
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.loader import Loader
 from kvdb.storage.segment_file import SegmentFile

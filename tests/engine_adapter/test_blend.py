@@ -134,6 +134,39 @@ def test_the_first_chunk_of_all_is_exact(attached, chunks):
     assert attached.last.blend.recomputed == len(B)
 
 
+def test_a_chunk_right_behind_what_it_was_computed_behind_is_exact(attached, model):
+    attached.store(name="system", input_ids=SYSTEM)
+    a = attached.store_chunk(name="a", input_ids=A, behind=SYSTEM)
+    assert attached._db.get("a").tokens == len(A)
+    with torch.no_grad():
+        right = model(torch.cat([SYSTEM, A, QUESTION])[None]).logits[0, -1]
+    _, given = logits(attached, [SYSTEM, a, QUESTION], 0.0)
+    assert attached.last.blend.reused == len(SYSTEM) + len(A)
+    assert (given - right).abs().max() <= 1e-4 * right.abs().max().clamp(min=1)
+
+
+def test_a_chunk_that_read_other_tokens_is_no_prefix(attached, model):
+    """At the beginning, where what it was computed behind is not, it is recomputed like any other."""
+    attached.store(name="system", input_ids=SYSTEM)
+    a = attached.store_chunk(name="a", input_ids=A, behind=SYSTEM)
+    with torch.no_grad():
+        right = model(torch.cat([A, QUESTION])[None]).logits[0, -1]
+    _, given = logits(attached, [a, QUESTION], 1.0)
+    assert attached.last.blend.recomputed == len(A)
+    assert (given - right).abs().max() <= 1e-4 * right.abs().max().clamp(min=1)
+    with attached._db.create_session(attached.spec, A) as session:
+        assert session.start == 0
+
+
+def test_chunks_behind_what_is_not_stored_are_refused(attached):
+    for stored, known in (([], 0), (SYSTEM[:4], 4)):
+        if known:
+            attached.store(name="part", input_ids=stored)
+        with pytest.raises(InvalidArgument, match=f"of the 7 tokens of behind= {known} are stored; store all of them first"):
+            attached.store_chunk(name="a", input_ids=A, behind=SYSTEM)
+    assert not any(context.name == "a" for context in attached._db.contexts())
+
+
 def test_what_was_blended_goes_on_as_a_prefix(attached, model, chunks):
     first = attached.generate(parts=chunks, recompute=1.0, max_new_tokens=4, do_sample=False, keep="chat")
     more = prompts(1, 6, seed=9)[0]

@@ -1,10 +1,14 @@
 """Facts made by hand, and facts made up."""
 
+from math import inf
+
 from hypothesis import strategies as st
 
 from indexes.retrieval import Dipr, Exact, TopK, TopP
+from query_optimizer.error_budget import share_budget
 from query_optimizer.facts import Facts, FastMemory, HeadFacts, IndexFacts, PartFacts
 from query_optimizer.query_options import Hints, QueryOptions
+from query_optimizer.ways import LayerBudget, Way, WayFacts
 
 KV_HEADS, TOKEN_NBYTES, SINKS, RECENT = 4, 1024, 64, 256
 SECONDS = TOKEN_NBYTES / 25e9
@@ -80,20 +84,40 @@ def made_part(choose, name):
     )
 
 
+def proven(way, bound, audits=180, time_share=0.2, **changed):
+    """What is known of a way that errs by no more than `bound` on every KV head."""
+    made = {"audits": (audits,) * KV_HEADS, "bounds": (bound,) * KV_HEADS, "least": (bound / 2,) * KV_HEADS}
+    return WayFacts(
+        way, **{**made, "given_up": (0.0,) * KV_HEADS, "waits": (False,) * KV_HEADS, "time_share": time_share, **changed}
+    )
+
+
+def budget(error_max, *ways):
+    return LayerBudget(error_max, ways, share_budget(error_max, ways, KV_HEADS))
+
+
+def made_budget(choose):
+    """A budget with a few ways, each proven for some heads."""
+    ways = [Way(choose(KINDS), choose([Dipr(), TopK(64)]), choose([True, False])) for _ in range(choose([0, 1, 2]))]
+    bounds = [tuple(choose([0.0, 1e-3, 0.02, inf]) for _ in range(KV_HEADS)) for _ in ways]
+    known = [
+        proven(way, 0.0, bounds=bound, time_share=choose([None, 0.1, 0.5, 1.2])) for way, bound in zip(ways, bounds, strict=True)
+    ]
+    return budget(choose([0.0, 0.01, 0.05]), *known)
+
+
 def made_facts(choose):
     """Facts of up to three parts, of which the last may be a tail."""
     names = [f"segment {number}" for number in range(choose([0, 1, 1, 2]))] + ["tail"] * choose(SOME)
+    hints = Hints(choose([None, None, *KINDS]), (), choose([None, None, 1 << 19, 1 << 22, 1 << 30]))
+    options = QueryOptions(choose(RETRIEVALS), choose([0.01, None, None]), choose(SOME), hints)
     return facts(
         *[made_part(choose, name) for name in names],
         layer=choose([0, 1, 12]),
         new_tokens=choose([1, 1, 5, 100]),
         fast=choose([None, None, FastMemory("gpu", 0), FastMemory("gpu", 1 << 22), FastMemory("gpu", 1 << 33)]),
-        options=QueryOptions(
-            retrieval=choose(RETRIEVALS),
-            max_missed_mass=choose([0.01, None, None]),
-            estimate_tail=choose(SOME),
-            hints=Hints(choose([None, None, *KINDS]), (), choose([None, None, 1 << 19, 1 << 22, 1 << 30])),
-        ),
+        options=options,
+        budget=made_budget(choose) if options.budgeted and choose([True, False]) else None,
     )
 
 

@@ -27,7 +27,7 @@ N = 1500
 
 
 class QuietNights:
-    name, before = "quiet_nights", "hinted"
+    name, before = "quiet_nights", "error_budget"
 
     def when(self, facts, part, heads):
         if facts.layer % 2:
@@ -75,7 +75,7 @@ def test_a_rule_from_outside_decides_is_explained_and_can_be_switched_off(kv):
             assert step(session, kv, 0) <= 1e-5
             assert session.explain(0).rule == "quiet_nights"
             assert "quiet_nights   layer 1 is odd" in session.explain(1).explain(verbose=True)
-            assert session.explain(0, hints=kvdb.Hints(rules_off=("quiet_nights",))).rule == "first_layers"
+            assert session.explain(0, hints=kvdb.Hints(rules_off=("quiet_nights",))).rule == "error_budget"
 
 
 def test_a_kind_from_outside_is_built_searched_and_verified(kinds, kv):
@@ -89,7 +89,7 @@ def test_a_kind_from_outside_is_built_searched_and_verified(kinds, kv):
             before = Counting.asked
             assert step(session, kv, 1, hints=kvdb.Hints(index="counting")) <= 0.1
             assert Counting.asked > before
-            assert "Index Search using counting on" in str(session.explain(1))
+            assert "Index Search using counting on" in str(session.explain(1, hints=kvdb.Hints(index="counting")))
 
 
 @pytest.mark.parametrize("name", ["QuietNights", "Counting"])
@@ -100,7 +100,7 @@ def test_the_guide_shows_what_is_tested_and_it_is_short(name):
     assert len([line for line in code.splitlines() if line]) < 10
 
 
-def rule(name="mine", before="hinted", when=lambda facts, part, heads: "no"):
+def rule(name="mine", before="error_budget", when=lambda facts, part, heads: "no"):
     return type("Mine", (), {"name": name, "before": before, "when": staticmethod(when)})()
 
 
@@ -139,7 +139,7 @@ def test_a_verdict_that_cannot_be_is_a_refusal_and_the_query_is_answered(kv, ver
         db.build_index("doc", "flat")
         with db.create_session(kv.spec, kv.tokens[:N]) as session:
             assert step(session, kv, 0, retrieval=kvdb.Exact()) <= 1e-5
-            assert session.explain(0).rule == "first_layers"
+            assert session.explain(0).rule == "error_budget"
             assert re.search("mine +it (chose|answered)", session.explain(0).explain(verbose=True))
 
 

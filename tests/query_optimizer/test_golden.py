@@ -5,6 +5,7 @@
 
 import os
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,12 @@ from query_optimizer.optimizer import Optimizer
 from query_optimizer.plan import Outcome
 from query_optimizer.query_options import Hints, QueryOptions
 from query_optimizer.rules import base_rules
-from tests.query_optimizer.made import CALM, WILD, facts, part, tail
+from query_optimizer.ways import Way
+from tests.query_optimizer.made import CALM, WILD, budget, facts, part, proven, tail
 
 FILES = Path(__file__).parent / "explain"
 REWRITE = "KVDB_REWRITE_EXPLAIN"
+FLAT, TAIL = Way("flat", Dipr()), Way("coarse-clusters", TopK(64), estimate_tail=True)
 LONG = part("segment 3", 50_000, "flat")
 BOTH = part("segment 3", 400_000, "flat", "hnsw")
 WORLD = [part(f"segment {number}", 5000 + number, "flat") for number in range(3, 43)]
@@ -29,6 +32,9 @@ RULES = {
     "exact_asked": facts(LONG, tail(), options=QueryOptions(Exact())),
     "short_context": facts(part("segment 3", 3000, "flat"), tail()),
     "fresh_tail": facts(tail(6000)),
+    "error_budget": facts(
+        LONG, tail(), budget=budget(0.01, proven(FLAT, 0.0, bounds=(0.002, 0.004, 0.003, inf), least=(0.0, 0.0, 0.0, 0.08)))
+    ),
     "hinted": facts(LONG, tail(), options=QueryOptions(hints=Hints("flat"))),
     "budget_fits": facts(part("segment 3", 50_000, "coarse-clusters"), tail(), fast=FastMemory("gpu", 1 << 30)),
     "diffuse_head": facts(replace(LONG, heads=(WILD,) * 4), tail()),
@@ -40,6 +46,15 @@ RULES = {
 }
 MIXTURES = {
     "nothing": facts(),
+    "a budget of error, nothing proven": facts(
+        LONG, tail(), budget=budget(0.01, proven(FLAT, inf, audits=12), proven(TAIL, 0.07))
+    ),
+    "a budget of error, two ways": facts(
+        part("segment 3", 50_000, "flat", "coarse-clusters"),
+        tail(),
+        budget=budget(0.01, proven(FLAT, 0.0, bounds=(0.002, 0.004, inf, inf)), proven(TAIL, 0.003)),
+    ),
+    "no error at all": facts(LONG, tail(), budget=budget(0.0)),
     "a piece of a prompt": facts(LONG, part("tail", 9000, "flat", is_tail=True), new_tokens=100),
     "heads that differ": facts(MIXED, tail()),
     "heads of which most want much": facts(replace(BOTH, heads=(WILD, CALM, WILD, WILD)), tail()),

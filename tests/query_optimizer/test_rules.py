@@ -117,7 +117,10 @@ def check_abides(facts, plan):
         if facts.retrieval is not None:
             assert access.retrieval == facts.retrieval
         if access.estimate_tail:
-            assert facts.estimate_tail, "nothing is estimated unless the caller says so"
+            assert facts.estimate_tail or facts.budget, "nothing is estimated unless the caller says so, or it is proven"
+        if facts.budget is not None and access.rule == "error_budget":
+            ways = {facts.budget.heads[head].way for head in access.heads}
+            assert ways == {access.way}, "a head is answered by what is proven for it"
     assert plan.retrieval_given == (facts.retrieval is not None)
     assert facts.retrieval in {None, plan.retrieval}
 
@@ -161,7 +164,7 @@ def test_explain_names_every_way_and_only_rules_that_are_there(facts, verbose):
 @given(FACTS)
 def test_a_hint_is_followed_wherever_it_can_be(facts):
     bound = facts.options.max_missed_mass
-    facts = replace(facts, options=QueryOptions(Dipr(), bound, hints=Hints("flat", ("exact_asked",))), new_tokens=1)
+    facts = replace(facts, options=QueryOptions(Dipr(), bound, hints=Hints("flat", ("exact_asked",))), new_tokens=1, budget=None)
     for access in Optimizer(RULES).plan(facts).accesses:
         part = next(part for part in facts.parts if part.name == access.part)
         there = "flat" in [index.kind for index in part.indexes] and access.rule != WINDOW

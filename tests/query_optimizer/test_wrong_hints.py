@@ -83,7 +83,7 @@ def test_a_list_of_names_and_any_budget_will_do(document):
     hints = kvdb.Hints(rules_off=["first_layers", "cheapest_scan"], memory_budget=1 << 70)
     with document.open() as session:
         document.attend(session, 0, N, hints=hints)
-        assert session.explain(0, hints=hints).rule == "no_index"
+        assert session.explain(0, hints=hints, retrieval=kvdb.Dipr()).rule == "no_index"
 
 
 def test_a_kind_whose_library_is_missing(document, monkeypatch):

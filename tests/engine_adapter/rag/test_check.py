@@ -1,8 +1,10 @@
 """Blended answers against full prefill."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from engine_adapter.rag.check import Check, Checked, CheckPrompt, check
+from engine_adapter.rag.check import Check, Checked, CheckPrompt, check, f1
 from kvdb.errors import InvalidArgument, NotFound
 
 
@@ -24,18 +26,23 @@ def test_a_check_compares_with_the_models_own_answers(rag, write):
     assert found.full.right == 0.5
     assert found.rows[0].recomputed == 0 < found.rows[1].recomputed < found.rows[2].recomputed
     assert found.rows[0].leading <= 1
+    assert found.rows[-1].f1 == 1
+    assert found.rows[-1].kl < 1e-5 < found.rows[0].kl
+    assert found.rows[-1].nll == pytest.approx(found.full.nll, abs=1e-4)
+    assert (found.full.f1, found.full.kl) == (1, 0)
     lines = str(found).splitlines()
-    assert len({len(line) for line in lines[:-1]}) == 1
+    assert len({len(line) for line in lines[:-2]}) == 1
     assert lines[4].startswith("full prefill")
     assert "100.0%" in lines[3]
-    assert lines[-1].startswith("3 prompts")
+    assert lines[-2].startswith("3 prompts")
 
 
 def test_the_least_ratio_that_is_good_enough():
     rows = tuple(
-        Checked(ratio, same, same, None, 0.1, 0, ("",)) for ratio, same in ((0, 0.99), (0.1, 0.5), (0.3, 0.98), (1, 1.0))
+        Checked(ratio, same, same, same, 0, 1, None, 0.1, 0, ("",))
+        for ratio, same in ((0, 0.99), (0.1, 0.5), (0.3, 0.98), (1, 1.0))
     )
-    found = Check(rows, Checked(None, 1, 1, None, 0.2, 0, ("",)))
+    found = Check(rows, Checked(None, 1, 1, 1, 0, 1, None, 0.2, 0, ("",)))
     assert found.least_ratio() == 0.3
     assert found.least_ratio(0.5) == 0
     assert found.least_ratio(0.99) == 1
@@ -66,4 +73,15 @@ def test_samples_that_cannot_be(rag):
 
 def test_a_check_can_be_of_anything_that_answers():
     with pytest.raises(InvalidArgument, match="at least one of both"):
-        check([], [0.1], blended=lambda asked, ratio: None, full=lambda asked: None)
+        check([], [0.1], blended=lambda asked, ratio: None, fed=lambda asked, ratio, tokens: None, full=lambda asked: None)
+
+
+@given(*[st.lists(st.sampled_from(["red", "Blue", "green.", "4"]), max_size=6).map(" ".join)] * 2)
+def test_f1_is_of_the_words_that_both_have(text, whole):
+    """The oracle counts pairs of equal words one by one."""
+    ours, theirs = ([word.strip(".").lower() for word in each.split()] for each in (text, whole))
+    left = list(theirs)
+    common = sum(left.remove(word) is None for word in ours if word in left)
+    expected = 2 * common / (len(ours) + len(theirs)) if ours or theirs else 1
+    assert f1(text, whole) == pytest.approx(expected)
+    assert f1(text, whole) == f1(whole, text)

@@ -46,18 +46,25 @@ class Device:
 
 
 @pytest.mark.parametrize(
-    ("options", "exact"),
-    [(QueryOptions(), True), (QueryOptions(max_missed_mass=0.01), True), (QueryOptions(Dipr()), False)],
-    ids=["nothing", "a bound", "a range"],
+    ("options", "guard", "exact"),
+    [
+        (QueryOptions(), 0.01, True),
+        (QueryOptions(), 100.0, False),
+        (QueryOptions(max_missed_mass=0.01), None, True),
+        (QueryOptions(Dipr()), None, False),
+    ],
+    ids=["a guard", "a guard that holds", "a bound", "a range"],
 )
-def test_a_device_that_misses_much_reads_on_unless_the_caller_named_a_range(rng, options, exact):
+def test_a_device_that_misses_much_reads_on_unless_the_caller_named_a_range(rng, options, guard, exact):
     k, v, q = (rng.standard_normal((heads, n, 16)).astype(np.float32) for heads, n in ((1, TOKENS), (1, TOKENS), (2, 1)))
     store = BlockStore(StorageConfig(block_size=BLOCK, arena_bytes=1 << 20))
     stored, tail = store.tables(SPEC)[0], store.tables(SPEC)[0]
     stored.append(k, v)
     run, device = BlockRun([(stored, TOKENS)], tail), Device(k, v)
     query = AttentionQuery(stored.layout, run, q, SPEC.softmax_scale, options)
-    state, stats = hybrid_attention(query, RunPartition([], BLOCK, device=device), device, Dipr())
+    partition = RunPartition([], BLOCK, device=device)
+    partition.guards = None if guard is None else np.log(np.float32([guard]))
+    state, stats = hybrid_attention(query, partition, device, Dipr())
     right = attention(q, k, v, SPEC.softmax_scale)[0]
     assert (relative_error(state.out, right) < 1e-5) == exact
     assert (stats.missed == 0) == exact

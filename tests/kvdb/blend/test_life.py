@@ -163,8 +163,31 @@ def test_a_session_that_was_decoded_from_nothing_becomes_a_chunk(db, spec, store
     session.close()
 
 
-def test_a_session_that_stands_on_something_is_no_chunk(db, spec, stored):
-    with db.create_session(spec, parts=["b"]) as session, pytest.raises(errors.InvalidArgument, match="computed alone"):
+def test_what_stands_behind_a_prefix_becomes_a_chunk(db, spec, stored):
+    """Its keys are of the positions at which they were computed; it may stand anywhere, and is found by its own tokens alone."""
+    text, known = Text(spec, 90, seed=20, base=130), stored["a"][0].tokens
+    with db.create_session(spec, known) as session:
+        assert session.start == 130
+        for layer, (k, v) in enumerate(text.pairs):
+            session.update(layer, k, v)
+        info = db.store(session, name="new", tokens=[*known, *text.tokens], chunk=True).info
+    assert (info.chunk, info.blended, info.tokens) == (True, False, 90)
+    assert db.name_chunk(spec, text.tokens, name="again") is not None
+    with db.create_session(spec, text.tokens) as session:
+        assert session.start == 0
+    session, oracle = lay_out(db, spec, {**stored, "new": (text, 90)}, ["new", "b", "new"])
+    assert [part.kind for part in session.layout] == ["chunk"] * 3
+    decode(session, oracle)
+    session.close()
+
+
+def test_sessions_that_hold_no_chunk(db, spec, stored):
+    with db.create_session(spec, parts=["b"]) as session, pytest.raises(errors.InvalidArgument, match="laid out of parts"):
+        db.store(session, name="x", chunk=True)
+    with (
+        db.create_session(spec, stored["a"][0].tokens) as session,
+        pytest.raises(errors.InvalidArgument, match="nothing behind the 130 tokens"),
+    ):
         db.store(session, name="x", chunk=True)
     assert len(db.contexts()) == len(stored)
 

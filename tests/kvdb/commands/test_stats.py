@@ -1,6 +1,7 @@
 """`kvdb stats` on a server."""
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +34,12 @@ def segments(engine, make_kv):
     """Those of a context of 100 tokens, and of another that goes on for 30 after the first 60 of them."""
     kv = make_kv(SPEC, 130)
     kv.tokens[:] = np.arange(130)
-    with Client(engine) as db:
-        db.import_context(SPEC, kv.tokens[:100], kv.pairs(0, 100), name=NAME)
-        other = np.concatenate([kv.tokens[:60], kv.tokens[100:]])
-        db.import_context(SPEC, other, [(k[:, :90], v[:, :90]) for k, v in kv.pairs()], name="amendment.pdf")
-        yield [view.segment for view in engine._catalog.get("amendment.pdf").views]
+    db = Client(engine)
+    db.import_context(SPEC, kv.tokens[:100], kv.pairs(0, 100), name=NAME)
+    other = np.concatenate([kv.tokens[:60], kv.tokens[100:]])
+    db.import_context(SPEC, other, [(k[:, :90], v[:, :90]) for k, v in kv.pairs()], name="amendment.pdf")
+    with closing(engine.create_session(SPEC, other)) as session:
+        return [view.segment for view in session.views]
 
 
 @pytest.fixture

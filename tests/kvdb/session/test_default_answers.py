@@ -71,10 +71,11 @@ def test_heads_with_a_sink_are_searched_by_their_range_behind_it(engine, kind):
     document = Document(engine, kind)
     for _ in range(20):
         assert document.error(document.query(sink=2e4, few=30)) <= ERROR_MAX
+    forced = QueryOptions(hints=Hints(index=kind))
     if kind == "flat":  # the others read pages, or cannot be sure
-        stats = document.session.stats()
-        assert stats.rules.keys() == {"first_layers", "cheapest_scan"}
-        assert stats.tokens_retrieved < 0.5 * TOKENS * stats.queries
+        before = document.session.stats().tokens_retrieved
+        assert document.error(document.query(sink=2e4, few=30), forced) <= ERROR_MAX
+        assert document.session.stats().tokens_retrieved - before < 0.5 * TOKENS
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,22 +88,20 @@ def test_diffuse_heads_with_a_sink_are_read_whole(engine, kind, sink):
 
 
 @pytest.mark.parametrize("sink", [0, 1])
-def test_a_search_that_misses_much_reads_on(engine, sink):
+def test_a_search_that_would_miss_much_is_never_served(engine, sink):
     """One token weighs a hundred times as much as each other one, which together are most of the mass."""
     document = Document(engine, "flat", few=1)
-    for _ in range(20):
+    for _ in range(100):
         assert document.error(document.query(sink, few=200 / TOKENS, spread=0.1)) <= ERROR_MAX
     assert document.session.stats().missed_mass <= 0.01
-    assert document.session.explain(0).rule == "diffuse_head", "heads that read on are known to be diffuse"
 
 
-def test_what_is_searched_is_measured_and_not_every_head_reads_on(engine):
-    """The first KV head needs few tokens; the second finds as few, which are a third of its mass, and is read whole."""
+def test_a_head_that_finds_much_is_read_whole_and_the_others_are_not(engine):
+    """The first KV head needs few tokens; the second a third of all."""
     document = Document(engine, "flat")
     q = document.query(sink=0, few=1e4)
-    q[2:] = document.query(sink=0, few=200 / TOKENS, spread=0.1)[2:]
-    for _ in range(3):
-        assert document.error(q) <= ERROR_MAX
+    q[2:] = document.query(sink=0, few=0, spread=0.01)[2:]
+    assert document.error(q, QueryOptions(Dipr(0.012))) <= ERROR_MAX
     stats = document.session.stats()
     assert stats.tokens_retrieved < 0.8 * TOKENS * stats.queries
 
@@ -114,13 +113,11 @@ def test_a_named_range_stays_literal(engine):
 
 
 def test_estimates_are_made_only_where_the_caller_says_so(engine):
-    """Heads are known to be diffuse; then one query needs a single token."""
+    """The rest of a diffuse head can be estimated, and is not proven to be good enough."""
     document = Document(engine, "coarse-clusters", few=1)
     for _ in range(40):
         document.session.attention(0, document.query(sink=0, few=0, spread=0.3))
-    plan = document.session.explain(0)
-    assert plan.rule == "diffuse_head"
-    assert not any(access.estimate_tail for access in plan.accesses)
+    assert not any(access.estimate_tail for access in document.session.explain(0).accesses)
     assert document.error(document.query(sink=0, few=1)) <= ERROR_MAX
 
 

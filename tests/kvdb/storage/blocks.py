@@ -4,7 +4,8 @@ import numpy as np
 
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
-from kvdb.storage.cpu import CpuBudget, CpuTier
+from kvdb.storage.budget import CpuBudget
+from kvdb.storage.cpu import CpuTier
 from kvdb.storage.segment_file import Contents, SegmentFile
 from kvdb.types import DTYPES
 

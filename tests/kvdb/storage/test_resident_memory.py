@@ -1,6 +1,9 @@
 """What a database takes of main memory stays within its budget, whatever it stores and however it got there."""
 
+import gc
 import os
+import tracemalloc
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import kvdb
 from kvdb.config import Config, IndexConfig, StorageConfig
 from kvdb.database import Database
 from kvdb.errors import CapacityError
+from kvdb.storage import budget as budgets
 
 MIB = 1 << 20
 
@@ -112,3 +116,81 @@ def test_one_token_of_many_models_leaves_room_for_all(budgeted):
     engine = budgeted(64 * MIB)
     for head_dim in range(8, 136, 8):
         store(engine, model(head_dim, kv_heads=8, dtype="float32"), 1, f"model {head_dim}")
+
+
+TINY = 8
+"""A head dimension for which a block of one KV head takes 2 KiB, less than the objects beside it."""
+
+
+@pytest.fixture
+def counts_all(monkeypatch):
+    """What stands beside blocks counts from the first byte on, and not from what a process may take anyway."""
+    monkeypatch.setattr(budgets, "FREE_BYTES", 0)
+    monkeypatch.setattr(budgets, "FREE_SHARE", 1 << 60)
+
+
+@contextmanager
+def traced():
+    """`nbytes()` inside: what Python and numpy have allocated since, and still hold; blocks are not among it."""
+    gc.collect()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+
+    def nbytes():
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before
+
+    try:
+        yield nbytes
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("layers", [1, 16])
+def test_contexts_of_tiny_blocks_stay_within_the_budget(budgeted, counts_all, layers):
+    spec, budget = model(TINY, layers, kv_heads=1), MIB
+    engine, count = budgeted(budget), 0
+    stored(engine, spec, "warm", first=1 << 20)
+    engine.drop("warm")
+    with traced() as nbytes:
+        while stored(engine, spec, f"context {count}", first=count):
+            count += 1
+        (cpu,) = engine.tiers()
+        assert cpu.nbytes + nbytes() <= 1.05 * budget
+        assert cpu.blocks_used * cpu.block_nbytes + nbytes() > 0.6 * budget
+    for number in range(count):
+        engine.drop(f"context {number}")
+    store(engine, spec, 64 * (budget // cpu.block_nbytes // layers // 2), "one that takes half", first=1 << 20)
+
+
+@pytest.mark.parametrize(("tokens", "queries"), [(0, 0), (1, 1), (80, 80)])
+def test_sessions_of_tiny_blocks_stay_within_the_budget(budgeted, counts_all, tokens, queries):
+    """Also the plans that they make and the queries that they keep."""
+    spec, budget = model(TINY, 4, kv_heads=1), MIB
+    engine, sessions = budgeted(budget), []
+    kv = np.ones((1, tokens, TINY), spec.numpy_dtype)
+
+    def opened():
+        try:
+            sessions.append(engine.create_session(spec, np.zeros(0, np.int32)))
+            for layer in range(spec.layers):
+                if tokens:
+                    sessions[-1].update(layer, kv, kv)
+                if queries:
+                    sessions[-1].attention(layer, kv[:, :queries])
+        except CapacityError:
+            return False
+        return True
+
+    opened()
+    sessions.pop().close()
+    with traced() as nbytes:
+        while opened():
+            pass
+        assert sum(tier.nbytes for tier in engine.tiers()) + nbytes() <= 1.05 * budget
+    assert len(sessions) > 10
+    for session in sessions:
+        session.close()
+    again = engine.create_session(spec, np.zeros(0, np.int32))
+    assert grown(again, np.ones((1, 64 * (budget // (4 * 2048) - 20), TINY), spec.numpy_dtype))
+    again.close()

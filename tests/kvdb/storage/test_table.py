@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvdb.errors import NonFiniteError
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
-from kvdb.storage.cpu import CpuBudget, CpuTier
+from kvdb.storage.budget import CpuBudget
+from kvdb.storage.cpu import CpuTier
 from kvdb.types import DTYPES
 
 LAYOUT = BlockLayout("float32", kv_heads=2, head_dim=8, block_size=4)

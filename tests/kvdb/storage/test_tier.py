@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvdb.errors import CapacityError, IntegrityError
-from kvdb.storage.cpu import CpuBudget, CpuTier
+from kvdb.storage.budget import CpuBudget
+from kvdb.storage.cpu import CpuTier
 
 BLOCK = 4096
 

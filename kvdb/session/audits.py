@@ -1,0 +1,246 @@
+"""Audits of one layer of a session: exact answers, compared with what other ways of answering would have said.
+
+A way that is not proven runs in the shadow of answers that are exact anyway; a way in use is audited by reading some KV heads
+whole now and then. The comparison follows the answer: another thread makes it, until the layer is used again.
+"""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvdb.attention.device import DeviceFailed
+from kvdb.attention.exact import AttentionStats
+from kvdb.attention.state import AttentionState
+from kvdb.catalog.evidence import Audit, Bools
+from kvdb.errors import KvdbError
+from kvdb.planning.budget import refreshed
+from kvdb.planning.planner import Planner
+from kvdb.planning.prepared import Prepared, Variant
+from kvdb.types import Array, Float32
+from query_optimizer.error_budget import TIME_SHARE_GUESS, trial_of
+from query_optimizer.query_options import QueryOptions
+from query_optimizer.rule import piecewise_cost
+from query_optimizer.ways import LayerBudget
+
+log = logging.getLogger(__name__)
+Execute = Callable[[Prepared, Array, QueryOptions, bool], tuple[AttentionState, AttentionStats]]
+
+SHADOW_SHARE = 0.10
+"""What ways that are not proven may take, relative to the exact answers in whose shadow they run."""
+AUDIT_SHARE = 0.05
+"""What audits of ways in use may take, relative to all answers."""
+AUDITS_AT_FIRST = 2.0
+"""A session may audit so many queries from its first steps on, since they may ask for something new."""
+AUDIT_QUERIES = 32
+"""So many queries pass between two audits, if there is time for one; with more time, more heads are audited at once."""
+ERRORS_MAX = 1024
+"""So many errors are kept for the statistics of the session."""
+TIME_SHARE_MIN = 0.01
+"""No search is thought to take less of the time of an exact answer."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An answer that is to be compared with another.
+
+    served: the plan of the answer, which reads `heads` whole. shadow: the plan of the other. heads: the KV heads that are
+    compared. in_use: whether the other is how queries are served.
+    """
+
+    served: Prepared
+    shadow: Prepared
+    heads: tuple[int, ...]
+    in_use: bool
+
+
+class Audits:
+    """Decides which answers are compared, compares them, and tells the evidence.
+
+    errors: estimates of the layer's relative error from audits of ways in use, the last ERRORS_MAX. audited, largest: how many
+    there were, and the largest. ways: how many queries each way answered, for some head. The owner calls `settle` before each use
+    of the layer, because the executor compares in another thread.
+    """
+
+    def __init__(self, layer: int, planner: Planner, executor: Executor) -> None:
+        self.errors: deque[float] = deque(maxlen=ERRORS_MAX)
+        self.audited, self.largest = 0, 0.0
+        self.ways: Counter[str] = Counter()
+        self._layer = layer
+        self._planner = planner
+        self._executor = executor
+        self._running: Future[None] | None = None
+        self._exact_ns = 0.0
+        self._shadow_ns = 0.0
+        self._answer_ns = 0.0
+        self._audit_ns = 0.0
+        self._whole_ns = 0.0
+        self._since = AUDIT_QUERIES
+        self._suspects: tuple[int, ...] = ()
+        self._next_head = 0
+
+    def due(self, prepared: Prepared, n: int, options: QueryOptions, *, alone: bool = True) -> Comparison | None:
+        """What the answer to n queries is to be compared with, None for nothing. alone: whether the served plan may be another
+        than the prepared one."""
+        budget = prepared.budget
+        if budget is None or budget.error_max <= 0 or not prepared.evidence:
+            return None
+        for evidence in prepared.evidence:
+            evidence.count_queries(self._layer, n)
+        searched = tuple(head for head, share in enumerate(budget.heads) if share.way is not None)
+        heads = self._heads_due(searched, self._exact_call_ns(budget)) if alone and prepared.plan.searches else ()
+        if heads:
+            served = self._planner.prepare(n, options, Variant(whole=heads))
+            return Comparison(served, prepared, heads, in_use=True)
+        if len(searched) == len(budget.heads) or not self._may_try(budget, 0.0):
+            return None
+        facts = trial_of(refreshed(budget, prepared.evidence, self._layer))
+        if facts is None or not self._may_try(budget, TIME_SHARE_GUESS if facts.time_share is None else facts.time_share):
+            return None
+        shadow = self._planner.prepare(n, options, Variant(trial=facts.way))
+        open_heads = tuple(head for head in range(len(budget.heads)) if head not in searched)
+        return Comparison(prepared, shadow, open_heads, in_use=False) if shadow.plan.searches else None
+
+    def answered(
+        self,
+        prepared: Prepared,
+        comparison: Comparison | None,
+        q: Array,
+        out: Array,
+        stats: AttentionStats,
+        options: QueryOptions,
+        execute: Execute,
+    ) -> None:
+        """Count an answer `[q_heads, n, head_dim]` to queries q, and begin the comparison that was due. prepared: the plan by
+        which such queries are served. execute: answers queries of the layer by another plan."""
+        budget = prepared.budget
+        if budget is None:
+            return
+        served = prepared if comparison is None else comparison.served
+        self.ways.update(served.ways)
+        if served.plan.searches:
+            self._answer_ns += stats.kernel_ns
+            self._since += 1
+        else:
+            self._exact_ns += stats.kernel_ns
+            self._whole_ns = stats.kernel_ns
+        if comparison is None:
+            return
+        given = comparison, q.copy(), out.copy(), stats.kernel_ns, options, execute
+        if comparison.shadow.partition.device is not None:
+            self._compare(*given)  # a device answers one thread at a time
+        else:
+            self._running = self._executor.submit(self._compare, *given)
+
+    def settle(self) -> None:
+        """Wait for the comparison under way: it reads what the next call may change."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+    def _may_try(self, budget: LayerBudget, time_share: float) -> bool:
+        """Whether there is time for one more answer by a way that takes this share of an exact one; for the first there is."""
+        expected = time_share * self._exact_call_ns(budget)
+        return not self._shadow_ns or self._shadow_ns + expected <= SHADOW_SHARE * (self._exact_ns + self._answer_ns)
+
+    def _exact_call_ns(self, budget: LayerBudget) -> float:
+        """What an exact answer takes: the last one, or what is expected."""
+        return self._whole_ns or 1e9 * budget.read_seconds
+
+    def _heads_due(self, searched: tuple[int, ...], whole_ns: float) -> tuple[int, ...]:
+        """The KV heads in use that are to be read whole for an audit now."""
+        suspects = tuple(head for head in self._suspects if head in searched)
+        self._suspects = ()
+        if suspects:
+            return suspects
+        if self._since < AUDIT_QUERIES:
+            return ()
+        spendable = AUDIT_SHARE * self._answer_ns + AUDITS_AT_FIRST * whole_ns - self._audit_ns
+        count = len(searched)
+        while count and piecewise_cost(count / len(searched)) * whole_ns > spendable:
+            count -= 1
+        if not count:
+            return ()
+        self._since = 0
+        self._audit_ns += piecewise_cost(count / len(searched)) * whole_ns
+        first = self._next_head % len(searched)
+        self._next_head += count
+        turned = searched[first:] + searched[:first]
+        return tuple(sorted(turned[:count]))
+
+    def _compare(
+        self, comparison: Comparison, q: Array, exact: Array, exact_ns: int, options: QueryOptions, execute: Execute
+    ) -> None:
+        shadow = comparison.shadow
+        budget = shadow.budget
+        assert budget is not None
+        try:
+            state, stats = execute(shadow, q, options, q.shape[1] == 1)
+        except (KvdbError, DeviceFailed) as failure:
+            log.warning("an audit of layer %d failed: %s", self._layer, failure)
+            return
+        kv_heads = len(budget.heads)
+        errors = head_errors(state.out, exact, kv_heads)
+        missed = _missed(stats, errors.shape)
+        mask = np.zeros(kv_heads, np.bool_)
+        mask[list(comparison.heads)] = True
+        if not comparison.in_use:
+            self._shadow_ns += stats.kernel_ns
+        given_up = _given_up(stats, kv_heads)
+        timed = not comparison.in_use and not given_up.all()
+        limits = np.array([share.error_max for share in budget.heads])
+        ways = [budget.way_of(head) for head in range(kv_heads)]
+        suspects = np.zeros(kv_heads, np.bool_)
+        for way in {ways[head] for head in comparison.heads} - {None}:
+            assert way is not None
+            heads = mask & np.array([one == way for one in ways])
+            spent = max(time_share(stats.kernel_ns, exact_ns) - piecewise_cost(float(given_up.mean())), TIME_SHARE_MIN)
+            audit = Audit(errors, missed, heads, given_up, spent if timed else None)
+            for evidence in shadow.evidence:
+                suspects |= evidence.add(self._layer, way, audit, limits if comparison.in_use else None)
+        if comparison.in_use:
+            self._suspects = tuple(np.flatnonzero(suspects).tolist())
+            self._count(errors[mask], sum(share.way is not None for share in budget.heads))
+
+    def _count(self, errors: Float32, searched: int) -> None:
+        """Count audited answers. errors: float32 `[heads, n]`, of those that were audited of the searched ones."""
+        layer_errors = np.sqrt((errors.astype(np.float64) ** 2).mean(axis=0) * searched)
+        self.errors.extend(layer_errors.tolist())
+        self.audited += len(layer_errors)
+        self.largest = max(self.largest, float(layer_errors.max()))
+
+
+def head_errors(out: Array, exact: Array, kv_heads: int) -> Float32:
+    """The error of each KV head, float32 `[kv_heads, n]`: the L2 norm of its query heads' differences, relative to that of the
+    whole exact output. out, exact: `[q_heads, n, head_dim]`."""
+    right = exact.astype(np.float64)
+    squares = ((out.astype(np.float64) - right) ** 2).sum(axis=2).reshape(kv_heads, -1, out.shape[1]).sum(axis=1)
+    norms = (right**2).sum(axis=(0, 2))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        errors = np.sqrt(squares / norms)
+    return np.where(squares == 0, 0, errors).astype(np.float32)
+
+
+def time_share(shadow_ns: float, exact_ns: float) -> float:
+    """The time of an answer relative to that of the exact one."""
+    return shadow_ns / max(exact_ns, 1)
+
+
+def _given_up(stats: AttentionStats, kv_heads: int) -> Bools:
+    """The KV heads that were read whole because a search gave up on one of their queries, bool `[kv_heads]`."""
+    heads = np.full(kv_heads, stats.missed_log is None)
+    for search in stats.searches:
+        if search.result.dense is not None:
+            heads |= search.result.dense.reshape(kv_heads, -1).any(axis=1)
+    return heads
+
+
+def _missed(stats: AttentionStats, shape: tuple[int, ...]) -> Float32:
+    """The logarithm of what was left out relative to what was read, of the query head with the most: float32 of that shape."""
+    if stats.missed_log is None or stats.lse is None:
+        return np.full(shape, -np.inf, np.float32)
+    missed: Float32 = (stats.missed_log - stats.lse).reshape(shape[0], -1, shape[1]).max(axis=1)
+    return missed

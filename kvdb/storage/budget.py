@@ -1,0 +1,96 @@
+"""The budget of main memory."""
+
+from collections.abc import Callable
+from threading import RLock
+
+from kvdb.errors import CapacityError
+
+FREE_BYTES, FREE_SHARE = 32 << 20, 40
+"""The part for what stands beside blocks, of the 64 MiB and the twentieth that a process may take beyond its budget."""
+
+
+class CpuBudget:
+    """Bytes of main memory that the CPU tiers of one database, and what is stored beside their blocks, take together.
+
+    limit: None for no limit. lock: that of every tier under it, since a tier that lacks room takes back what others spare. What
+    is kept beside blocks, such as tables, ids and plans, counts from FREE_BYTES and 1 / FREE_SHARE of the limit on.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self.lock = RLock()
+        self._taken = 0
+        self._beside = 0
+        self._free_beside = 0 if limit is None else FREE_BYTES + limit // FREE_SHARE
+        self._trims: list[Callable[[], None]] = []
+
+    def register(self, trim: Callable[[], None]) -> None:
+        """trim: gives back what its owner holds of the budget and does not use; called with the lock held."""
+        with self.lock:
+            self._trims.append(trim)
+
+    @property
+    def left(self) -> int | None:
+        """Bytes that may still be taken; None for any number."""
+        return None if self.limit is None else self.limit - self._taken
+
+    def check(self, nbytes: int) -> None:
+        """Raises CapacityError unless `nbytes` more fit, if need be after everybody has given back what they do not use."""
+        with self.lock:
+            if self.limit is None or self._taken + nbytes <= self.limit:
+                return
+            for trim in self._trims:
+                trim()
+            if self._taken + nbytes > self.limit:
+                raise CapacityError(
+                    f"the CPU tier needs {nbytes:,} bytes more and holds {self._taken:,} of storage.cpu_bytes_max={self.limit}; "
+                    "drop contexts, close sessions or raise the budget"
+                )
+
+    def take(self, nbytes: int) -> None:
+        """Raises CapacityError as `check` does, and then takes nothing."""
+        with self.lock:
+            self.check(nbytes)
+            self._taken += nbytes
+
+    def give(self, nbytes: int) -> None:
+        with self.lock:
+            self._taken -= nbytes
+
+    def take_beside(self, nbytes: int) -> None:
+        """Take bytes beside blocks. Raises CapacityError as `check` does, and then takes nothing."""
+        with self.lock:
+            self.take(self._counted(self._beside + nbytes) - self._counted(self._beside))
+            self._beside += nbytes
+
+    def give_beside(self, nbytes: int) -> None:
+        with self.lock:
+            self.give(self._counted(self._beside) - self._counted(self._beside - nbytes))
+            self._beside -= nbytes
+
+    def _counted(self, beside: int) -> int:
+        """How many of so many bytes beside blocks count."""
+        return max(0, beside - self._free_beside)
+
+
+class Reservation:
+    """Bytes beside blocks that one owner has taken of a budget, until `release`. Not thread-safe."""
+
+    def __init__(self, budget: CpuBudget, nbytes: int = 0) -> None:
+        """Raises CapacityError."""
+        budget.take_beside(nbytes)
+        self._budget = budget
+        self.nbytes = nbytes
+
+    def resize(self, nbytes: int) -> None:
+        """Hold so many bytes from now on. Raises CapacityError, and then holds as many as before."""
+        more = nbytes - self.nbytes
+        if more > 0:
+            self._budget.take_beside(more)
+        else:
+            self._budget.give_beside(-more)
+        self.nbytes = nbytes
+
+    def release(self) -> None:
+        """Give everything back. Releasing twice does nothing."""
+        self.resize(0)

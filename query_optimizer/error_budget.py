@@ -1,0 +1,143 @@
+"""The error budget of a layer: nothing approximate is served that was not proven on the very heads that it serves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite, sqrt
+
+from query_optimizer.facts import Facts, PartFacts
+from query_optimizer.order_statistics import rank_of_bound, share_out
+from query_optimizer.rule import Fired, Heads, Wish, piecewise_cost
+from query_optimizer.ways import HeadShare, LayerBudget, Way, WayFacts
+
+TIME_SHARE_MAX = 0.9
+"""Heads are read whole where searching would take a larger share of the time."""
+TIME_SHARE_GUESS = 0.5
+"""The share of the time that a way is thought to take before it was timed."""
+AUDITS_MIN = next(n for n in range(1, 1000) if rank_of_bound(n) is not None)
+"""So many audits are the fewest that can prove a way."""
+AUDITS_MAX = 181
+"""A way that was not proven by so many audits is not tried on; then the fifth largest error is the bound."""
+SLOW_AUDITS = 8
+"""After so many audits a way that is no faster than reading everything is not tried on."""
+
+
+def share_budget(error_max: float, ways: Sequence[WayFacts], kv_heads: int) -> tuple[HeadShare, ...]:
+    """The way of each head, so that all together take the least time and the squares of the proven bounds sum to at most
+    error_max squared; exact for all heads where searching for some takes as long.
+
+    What is left of the budget goes to the searched heads in equal squares, so that an audit finds a head at fault when the layer
+    may be.
+    """
+    times = [[1.0, *(head_time(facts, head) for facts in ways)] for head in range(kv_heads)]
+    bounds = [[0.0, *(facts.bounds[head] for facts in ways)] for head in range(kv_heads)]
+    chosen = share_out(error_max, [list(zip(times[head], bounds[head], strict=True)) for head in range(kv_heads)]).tolist()
+    searched = [head for head in range(kv_heads) if chosen[head]]
+    whole = (kv_heads - len(searched)) / kv_heads
+    seconds = sum(times[head][chosen[head]] for head in searched) / kv_heads + piecewise_cost(whole)
+    if not searched or seconds > TIME_SHARE_MAX:
+        return (HeadShare(),) * kv_heads
+    left = (error_max**2 - sum(bounds[head][chosen[head]] ** 2 for head in searched)) / len(searched)
+
+    def share(head: int) -> HeadShare:
+        if not chosen[head]:
+            return HeadShare()
+        facts, bound = ways[chosen[head] - 1], bounds[head][chosen[head]]
+        return HeadShare(facts.way, bound, sqrt(bound**2 + max(left, 0.0)), facts.audits[head])
+
+    return tuple(map(share, range(kv_heads)))
+
+
+def head_time(facts: WayFacts, head: int) -> float:
+    """The time of answering a head, relative to reading it whole; a head that a search gives up on is read whole behind it."""
+    return (TIME_SHARE_GUESS if facts.time_share is None else facts.time_share) + facts.given_up[head]
+
+
+def trial_of(budget: LayerBudget) -> WayFacts | None:
+    """The way that is to be tried next: the first in order for which some head is open. None where nothing is to be learnt.
+
+    A head is open that is read whole, for a way that may still be proven: it does not wait, and is not known to miss the budget.
+    """
+    read_whole = [head for head, share in enumerate(budget.heads) if share.way is None]
+    for facts in budget.ways:
+        if any(is_open(budget, facts, head) for head in read_whole):
+            return facts
+    return None
+
+
+def is_open(budget: LayerBudget, facts: WayFacts, head: int) -> bool:
+    """Whether more audits of a way may prove it for a head that is read whole now."""
+    tried = facts.audits[head] >= (AUDITS_MAX if head_time(facts, head) <= TIME_SHARE_MAX else SLOW_AUDITS)
+    return not tried and not facts.waits[head] and facts.least[head] <= budget.error_max
+
+
+@dataclass(frozen=True)
+class ErrorBudget:
+    """A query that names nothing is answered by what audits proved: each KV head by the fastest ways that together keep the
+    budget of the layer, and exactly where none is proven.
+
+    wishes: the kinds of index to wish for, one after the other, as long as heads are read whole.
+    """
+
+    wishes: tuple[str, ...] = ("flat", "coarse-clusters")
+    name: str = "error_budget"
+
+    def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str | tuple[Fired, ...]:
+        budget = facts.budget
+        if budget is None:
+            return "the query says itself what it reads"
+        if not part.searchable:
+            return "nothing of it is searched"
+        kinds = {index.kind for index in facts.affordable(part)}
+        groups: dict[Way | None, Heads] = {}
+        for head in heads:
+            way = budget.way_of(head)
+            way = way if way is not None and way.kind in kinds else None
+            groups[way] = (*groups.get(way, ()), head)
+        if facts.in_fast_memory(part) and len(groups) > 1:  # the device answers all heads alike
+            groups = {None: heads}
+        return tuple(self._fired(facts, part, budget, way, group) for way, group in groups.items())
+
+    def _fired(self, facts: Facts, part: PartFacts, budget: LayerBudget, way: Way | None, heads: Heads) -> Fired:
+        if way is None:
+            return Fired(heads=heads, wish=self._wish(facts, part, budget), reason=_unproven(budget, heads))
+        if budget.trial is not None:
+            return Fired(way.kind, heads, way.retrieval, way.estimate_tail, reason="tried in the shadow of an exact answer")
+        shares = [budget.heads[head] for head in heads]
+        worst = max(shares, key=lambda share: share.bound)
+        told = f"{worst.bound:.2%} at p95 of {min(share.audits for share in shares)} audits, budget {budget.error_max:.2%}"
+        return Fired(way.kind, heads, way.retrieval, way.estimate_tail, reason=told)
+
+    def _wish(self, facts: Facts, part: PartFacts, budget: LayerBudget) -> str | None:
+        """The first kind that the part lacks, once the ways of those before it cannot be proven for all heads."""
+        if budget.error_max <= 0 or facts.hints.index is not None:
+            return facts.hints.index if budget.error_max > 0 else None
+        standing = {index.kind for index in part.indexes}
+        for kind in self.wishes:
+            if kind not in standing:
+                return kind
+            tried = [known for known in budget.ways if known.way.kind == kind]
+            if any(is_open(budget, known, head) for known in tried for head in range(facts.kv_heads)):
+                return None
+        return None
+
+
+def _unproven(budget: LayerBudget, heads: Heads) -> str:
+    """Why heads are read whole, for EXPLAIN: what is known of each way for the head that is nearest to a proof."""
+    if budget.error_max <= 0:
+        return "no error is allowed"
+    if not budget.ways:
+        return f"no index is there to be proven, budget {budget.error_max:.2%}"
+    return "not proven: " + "; ".join(_known(budget, facts, heads) for facts in budget.ways)
+
+
+def _known(budget: LayerBudget, facts: WayFacts, heads: Heads) -> str:
+    best = min(heads, key=lambda head: (facts.bounds[head], -facts.audits[head]))
+    if facts.given_up[best] > TIME_SHARE_MAX:
+        return f"{facts.way} is given up"
+    if isfinite(facts.bounds[best]):
+        return f"{facts.way} {facts.bounds[best]:.2%} at p95 of {facts.audits[best]} audits"
+    if facts.waits[best]:
+        return f"{facts.way} was withdrawn"
+    if facts.least[best] > budget.error_max:
+        return f"{facts.way} over {facts.least[best]:.2%} at p95 of {facts.audits[best]} audits"
+    return f"{facts.way} {facts.audits[best]} of {AUDITS_MIN} audits"

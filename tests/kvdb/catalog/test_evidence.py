@@ -1,0 +1,160 @@
+"""Evidence of how wrong ways of answering are: what is proven, what is withdrawn, and when it is forgotten."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexes.retrieval import Dipr, TopK
+from kvdb.catalog.evidence import (
+    SAMPLES_MAX,
+    STALE_QUERIES,
+    WITHDRAWN_QUERIES,
+    Audit,
+    Evidence,
+)
+from query_optimizer.error_budget import AUDITS_MIN
+from query_optimizer.order_statistics import lower_bound, upper_bound
+from query_optimizer.ways import Way
+
+WAY, OTHER = Way("flat", Dipr()), Way("coarse-clusters", TopK(64), estimate_tail=True)
+HEADS = 3
+
+
+def audit(errors, missed=-9.0, heads=None, time_share=0.2):
+    """An audit of one query. errors: one for each KV head, or for all."""
+    errors = np.broadcast_to(np.float32(errors), HEADS).reshape(HEADS, 1).copy()
+    mask = np.ones(HEADS, np.bool_) if heads is None else np.isin(np.arange(HEADS), heads)
+    return Audit(
+        errors, np.broadcast_to(np.float32(missed), HEADS).reshape(HEADS, 1).copy(), mask, np.zeros(HEADS, np.bool_), time_share
+    )
+
+
+def prove(evidence, error=0.001, way=WAY, **changed):
+    for _ in range(AUDITS_MIN):
+        evidence.add(0, way, audit(error, **changed))
+
+
+def test_nothing_is_proven_before_there_are_audits_enough():
+    evidence = Evidence()
+    for number in range(AUDITS_MIN):
+        assert evidence.version == 0
+        assert WAY not in evidence.of(0) or not np.isfinite(evidence.of(0)[WAY].bounds).any()
+        evidence.add(0, WAY, audit([0.001, 0.002, number / 1000]))
+    known = evidence.of(0)[WAY]
+    assert np.allclose(known.bounds, [0.001, 0.002, (AUDITS_MIN - 1) / 1000])
+    assert (known.audits == AUDITS_MIN).all()
+    assert evidence.version == 1
+    assert evidence.of(1) == {}
+    assert OTHER not in evidence.of(0)
+    assert evidence.layers() == [0]
+
+
+@given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=400), st.integers(1, 4))
+def test_bounds_are_those_of_the_last_audits(errors, at_once):
+    evidence = Evidence()
+    for begin in range(0, len(errors), at_once):
+        piece = np.broadcast_to(np.float32(errors[begin : begin + at_once]), (HEADS, len(errors[begin : begin + at_once])))
+        evidence.add(0, WAY, Audit(piece.copy(), -piece, np.ones(HEADS, np.bool_), np.zeros(HEADS, np.bool_)))
+    last = np.float32(errors[-SAMPLES_MAX:])
+    known = evidence.of(0)[WAY]
+    assert (known.bounds == upper_bound(last)).all()
+    assert (known.least == lower_bound(last)).all()
+    assert np.allclose(known.median, np.median(last))
+    assert (known.largest == last.max()).all()
+    assert (known.guards == -last.min()).all()
+    assert known.time_share is None
+
+
+def test_an_audit_of_some_heads_counts_for_these():
+    evidence = Evidence()
+    prove(evidence)
+    for _ in range(5):
+        evidence.add(0, WAY, audit(0.5, missed=-1, heads=[1], time_share=None))
+    known = evidence.of(0)[WAY]
+    assert known.audits.tolist() == [AUDITS_MIN, AUDITS_MIN + 5, AUDITS_MIN]
+    assert known.largest.tolist() == pytest.approx([0.001, 0.5, 0.001])
+    assert known.guards.tolist() == [-9, -1, -9]
+    assert known.time_share == pytest.approx(0.2)
+
+
+def test_a_head_that_breaks_its_share_is_withdrawn_at_once_where_the_proof_breaks_with_it():
+    evidence = Evidence()
+    prove(evidence)
+    version = evidence.version
+    suspects = evidence.add(0, WAY, audit([0.001, 0.02, 0.001]), limits=np.full(HEADS, 0.01))
+    assert not suspects.any()
+    known = evidence.of(0)[WAY]
+    assert np.isfinite(known.bounds).tolist() == [True, False, True]
+    assert known.waits.tolist() == [False, True, False]
+    assert known.audits.tolist() == [AUDITS_MIN + 1, 0, AUDITS_MIN + 1]
+    assert evidence.version > version
+
+
+def test_one_fault_of_many_audits_makes_a_suspect_and_two_of_the_last_few_withdraw():
+    evidence = Evidence()
+    for _ in range(4):
+        prove(evidence)
+    limits = np.full(HEADS, 0.01)
+    assert evidence.add(0, WAY, audit([0.001, 0.001, 0.02]), limits).tolist() == [False, False, True]
+    assert np.isfinite(evidence.of(0)[WAY].bounds).all()
+    assert not evidence.add(0, WAY, audit(0.001), limits).any()
+    assert not evidence.add(0, WAY, audit([0.001, 0.001, 0.02]), limits).any()
+    assert evidence.of(0)[WAY].waits.tolist() == [False, False, True]
+
+
+def test_what_is_withdrawn_waits_each_time_for_twice_as_many_queries():
+    evidence, limits = Evidence(), np.full(HEADS, 0.01)
+    for waits in (WITHDRAWN_QUERIES, 2 * WITHDRAWN_QUERIES, 4 * WITHDRAWN_QUERIES):
+        prove(evidence)
+        evidence.add(0, WAY, audit(0.5), limits)
+        evidence.count_queries(0, waits - 1)
+        assert evidence.of(0)[WAY].waits.all()
+        evidence.count_queries(1, 1)
+        assert evidence.of(0)[WAY].waits.all(), "queries of another layer do not count"
+        evidence.count_queries(0, 1)
+        assert not evidence.of(0)[WAY].waits.any()
+
+
+def test_audits_are_forgotten_without_others():
+    evidence = Evidence()
+    for stale in (STALE_QUERIES, 2 * STALE_QUERIES):
+        prove(evidence)
+        evidence.count_queries(0, stale)
+        evidence.add(0, WAY, audit(0.001, heads=[0]))
+        assert np.isfinite(evidence.of(0)[WAY].bounds).all()
+        evidence.count_queries(0, 1)
+        assert np.isfinite(evidence.of(0)[WAY].bounds).tolist() == [True, False, False]
+        evidence.count_queries(0, 2 * stale)
+        assert not np.isfinite(evidence.of(0)[WAY].bounds).any()
+
+
+@pytest.mark.parametrize("error", [np.nan, np.inf])
+def test_an_answer_that_cannot_be_compared_proves_nothing(error):
+    evidence = Evidence()
+    prove(evidence, error)
+    assert not np.isfinite(evidence.of(0)[WAY].bounds).any()
+
+
+def test_it_is_told_and_asked_by_several_threads():
+    evidence, failures = Evidence(), []
+
+    def tell(way):
+        try:
+            for number in range(200):
+                evidence.add(number % 3, way, audit(0.001), np.full(HEADS, 0.01))
+                evidence.count_queries(number % 3, 1)
+                for layer in evidence.layers():
+                    evidence.of(layer)
+        except RuntimeError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=tell, args=(way,)) for way in (WAY, OTHER)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert evidence.of(0)[WAY].audits.tolist() == [67] * HEADS
