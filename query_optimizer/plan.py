@@ -40,8 +40,7 @@ class Plan:
 
     retrieval_given: whether the caller named the retrieval. tokens_min, tokens_end: the plan is good for contexts of [tokens_min,
     tokens_end) tokens. wishes: pairs of a part's name and a kind of index that would be used if it were built. notes: lines that
-    the session adds to EXPLAIN. actual, outcome: what carrying the plan out took and missed, after EXPLAIN ANALYZE. rule: the
-    name of the rule that decided on the most tokens and heads, found once because every query counts it.
+    the session adds to EXPLAIN. actual, outcome: what carrying the plan out took and missed, after EXPLAIN ANALYZE.
     """
 
     layer: int
@@ -55,11 +54,16 @@ class Plan:
     notes: tuple[str, ...] = ()
     actual: Actual | None = None
     outcome: Outcome | None = None
-    rule: str = field(init=False)
+    _rule: str = field(init=False, repr=False, compare=False)  # found once, because every query counts it
 
     def __post_init__(self) -> None:
         chosen = max(self.accesses, key=lambda access: access.tokens * len(access.heads), default=None)
-        object.__setattr__(self, "rule", WINDOW if chosen is None else chosen.rule)
+        object.__setattr__(self, "_rule", WINDOW if chosen is None else chosen.rule)
+
+    @property
+    def rule(self) -> str:
+        """The name of the rule that decided on the most tokens and heads."""
+        return self._rule
 
     @property
     def searches(self) -> bool:
@@ -77,7 +81,9 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain values for machines, which `from_dict` takes."""
-        return asdict(replace(self, accesses=())) | {
+        values = asdict(replace(self, accesses=()))
+        del values["_rule"]
+        return values | {
             "retrieval": retrieval_to_dict(self.retrieval),
             "rule": self.rule,
             "accesses": [access.to_dict() for access in self.accesses],
