@@ -17,6 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 import engine_adapter.transformers
 import kvdb
 from engine_adapter.base import DecodeStats
+from engine_adapter.demo.audits import audit
 from engine_adapter.demo.plain import PlainReader
 from engine_adapter.demo.server import ServerProcess
 from engine_adapter.models import vault
@@ -123,6 +124,9 @@ def show(
     plans = answers[-1].plans
     shown = f"The last question's last query, explained and analyzed:\n{plan_table(plans)}\n\n{plans[-1]}\n"
     console.print(shown, markup=False, soft_wrap=True)
+    if retrieval is None:
+        with kvdb.connect(server.target) as db, engine_adapter.transformers.attach(model, db) as engine:
+            audit(console, db, engine, tokenizer, document, NAME, [answer.decode for answer in answers])
     return _verdict_of_search(console, answers, equal, plain_right) if searches else _verdict(console, answers, equal)
 
 

@@ -67,7 +67,7 @@ class Context:
     def statistics(self) -> ContextStatistics:
         segments = [view.segment for view in self.views]
         shape = self.spec.layers, self.spec.q_heads
-        return ContextStatistics(self.name, tuple(s.statistics.of_segment(s.number, len(s), shape) for s in segments))
+        return ContextStatistics(self.name, tuple(s.statistics.of_segment(s.number, len(s), shape, s.evidence) for s in segments))
 
 
 class Catalog:

@@ -250,7 +250,9 @@ class SessionState:
         with self.turns:
             self._settle()
             tail_nbytes = sum(tail.nbytes for tail in self.tails)
-            return self.counters.stats(min(layer.run.tokens for layer in self._layers), self.start, self.reused, tail_nbytes)
+            tokens = min(layer.run.tokens for layer in self._layers)
+            audits = [layer.audits for layer in self._layers]
+            return self.counters.stats(tokens, self.start, self.reused, tail_nbytes, audits)
 
     def close(self) -> None:
         """Give every block back. Closing twice does nothing."""
