@@ -1,7 +1,7 @@
 """A session on a server."""
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from threading import RLock
 from time import monotonic
 from typing import Protocol
@@ -228,14 +228,12 @@ class RemoteSession:
         stream = self._open_stream()
         if len(data) <= self.connection.message_bytes_max:
             return stream.exchange(data)
-        reply, done = pb.DecodeReply(), False
-        try:
+        reply = pb.DecodeReply()
+        with ExitStack() as unfinished:
+            unfinished.callback(stream.cancel)  # also after an interrupt: the next request must not follow a piece
             for part in cut(data, self.connection.message_bytes_max):
                 reply = stream.exchange(pb.DecodeRequest(part=part).SerializeToString())
-            done = True
-        finally:
-            if not done:
-                stream.cancel()  # also after an interrupt: the next request must not follow a piece
+            unfinished.pop_all()
         return reply
 
     def _open_stream(self) -> Decode:
