@@ -102,8 +102,8 @@ class QueryOptions:
 
     def with_default(self, error_max: float) -> "QueryOptions":
         """These options with an error_max, where they leave it to a default; otherwise the same. A query that names an index, and
-        no error_max, is a search by that index for the default range."""
-        if self.error_max is not None or not self.budgeted or self.hints.index is not None:
+        no error_max, is a search by that index for the default range, unless the default is exact."""
+        if self.error_max is not None or not self.budgeted or (self.hints.index is not None and error_max > 0):
             return self
         return replace(self, error_max=error_max)
 

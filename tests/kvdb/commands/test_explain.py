@@ -50,10 +50,10 @@ def command(spec, make_kv, capsys, monkeypatch):
 
 
 def test_one_line_for_each_layer(command):
-    status, said = command()
+    status, said = command("--retrieval", "dipr")
     assert status == 0
     head, titles, *layers, total = said.splitlines()
-    assert head == "1,200 tokens, 2 KV heads, dipr(0.012) chosen by the optimizer"
+    assert head == "1,200 tokens, 2 KV heads, dipr(0.012) asked for"
     assert titles.split() == ["layer", "way", "rule", "cost", "ms", "bytes", "MiB"]
     assert [line.split()[:3] for line in layers] == [["0", "flat", "first_layers"], ["1", "flat", "cheapest_scan"]]
     assert total.split()[0] == "all"
@@ -83,14 +83,16 @@ def test_the_tree_of_a_layer(command):
     assert said.startswith("Merge on layer 1  (cost=")
     assert "  Retrieve: dipr(0.1), asked for\n" in said
     assert "Rules Before" not in said
-    status, said = command("--layer", "1", "--verbose")
+    status, said = command("--layer", "1", "--verbose", "--retrieval", "dipr")
     assert "Rules Before cheapest_scan on segment " in said
 
 
 def test_hints_go_along(command):
     assert "Rule: hinted" in command("--layer", "1", "--index", "flat")[1]
-    assert "Rule: no_index" in command("--layer", "0", "--rules-off", "first_layers, cheapest_scan")[1]
-    assert "Rule: no_index" in command("--layer", "1", "--memory-budget", "21000")[1]
+    dipr = "--retrieval", "dipr"
+    assert "Rule: no_index" in command("--layer", "0", "--rules-off", "first_layers, cheapest_scan", *dipr)[1]
+    assert "Rule: no_index" in command("--layer", "1", "--memory-budget", "21000", *dipr)[1]
+    assert "Rule: error_budget" in command("--layer", "1")[1]
     assert "Rule: exact_asked" in command("--layer", "1", "--retrieval", "exact")[1]
 
 
