@@ -1,7 +1,8 @@
 """The interface of every adapter: generation over contexts that live in kvdb, and a report of it."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import kvdb
@@ -16,10 +17,14 @@ Inspect = Callable[[Sequence[kvdb.Session]], None]
 
 @dataclass(frozen=True)
 class DecodeStats:
-    """How much the attention of decode steps read, summed over layers and steps, beside what exact attention would have read.
+    """How much the attention of decode steps read, summed over layers and steps, beside what exact attention would have read, and
+    how far answers within an error_max were from it.
 
     tokens: read by exact attention. scanned: looked at in any form, such as an index's codes. attended: tokens that went into
     the output. nbytes: bytes read, indexes included. nbytes_exact: bytes of the keys and values of all tokens.
+
+    error_audits: how many answers were compared with exact ones. error_median, error_p95, error_max_seen: how far they were from
+    these, as in `kvdb.SessionStats`; of several sessions the largest. ways: how many queries of a layer were answered each way.
     """
 
     tokens: int
@@ -27,6 +32,11 @@ class DecodeStats:
     attended: int
     nbytes: int
     nbytes_exact: int
+    error_audits: int = 0
+    error_median: float = 0.0
+    error_p95: float = 0.0
+    error_max_seen: float = 0.0
+    ways: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def attended_share(self) -> float:
@@ -37,7 +47,18 @@ class DecodeStats:
         return self.nbytes / max(self.nbytes_exact, 1)
 
     def __add__(self, other: "DecodeStats") -> "DecodeStats":
-        return DecodeStats(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+        return DecodeStats(
+            tokens=self.tokens + other.tokens,
+            scanned=self.scanned + other.scanned,
+            attended=self.attended + other.attended,
+            nbytes=self.nbytes + other.nbytes,
+            nbytes_exact=self.nbytes_exact + other.nbytes_exact,
+            error_audits=self.error_audits + other.error_audits,
+            error_median=max(self.error_median, other.error_median),
+            error_p95=max(self.error_p95, other.error_p95),
+            error_max_seen=max(self.error_max_seen, other.error_max_seen),
+            ways=dict(Counter(self.ways) + Counter(other.ways)),
+        )
 
 
 @dataclass(frozen=True)

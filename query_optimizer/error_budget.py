@@ -78,7 +78,7 @@ class ErrorBudget:
     wishes: the kinds of index to wish for, one after the other, as long as heads are read whole.
     """
 
-    wishes: tuple[str, ...] = ("flat", "coarse-clusters")
+    wishes: tuple[str, ...] = ("flat", "quantized", "coarse-clusters")
     name: str = "error_budget"
 
     def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str | tuple[Fired, ...]:

@@ -2,10 +2,11 @@
 
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 import engine_adapter.transformers
 import kvdb
 from engine_adapter.base import DecodeStats
+from engine_adapter.demo.audits import audit
 from engine_adapter.demo.plain import PlainReader
 from engine_adapter.demo.server import ServerProcess
 from engine_adapter.models import vault
@@ -123,6 +125,9 @@ def show(
     plans = answers[-1].plans
     shown = f"The last question's last query, explained and analyzed:\n{plan_table(plans)}\n\n{plans[-1]}\n"
     console.print(shown, markup=False, soft_wrap=True)
+    if retrieval is None:
+        with kvdb.connect(server.target) as db, engine_adapter.transformers.attach(model, db) as engine:
+            audit(console, db, engine, tokenizer, document, NAME, [answer.decode for answer in answers])
     return _verdict_of_search(console, answers, equal, plain_right) if searches else _verdict(console, answers, equal)
 
 
@@ -156,14 +161,15 @@ def _store(console: Console, engine: TransformersEngine, document: list[int]) ->
 
 def _index(console: Console, db: kvdb.Client, kind: str) -> None:
     started = perf_counter()
-    with Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(f"building an index, {kind}", total=1.0)
-        under_way = db.build_index(NAME, kind, wait=False)
-        while any(info.state in {"waiting", "building"} for info in under_way):
-            bar.update(task, completed=sum(info.progress for info in under_way) / len(under_way))
-            sleep(LOOK_SECONDS)
-            under_way = [info for info in db.indexes(NAME) if info.kind == kind]
-    built = db.build_index(NAME, kind)  # raises what the build raised
+    with (
+        ThreadPoolExecutor(1) as pool,
+        Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), console=console, transient=True) as bar,
+    ):
+        task, building = bar.add_task(f"building an index, {kind}", total=1.0), pool.submit(db.build_index, NAME, kind)
+        while not wait([building], LOOK_SECONDS).done:
+            under_way = [info.progress for info in db.indexes(NAME) if info.kind == kind]
+            bar.update(task, completed=sum(under_way) / max(len(under_way), 1))
+    built = building.result()
     seconds = perf_counter() - started
     if not built:
         console.print("the document is too short for an index, so everything is read\n")

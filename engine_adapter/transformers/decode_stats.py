@@ -1,5 +1,6 @@
 """How much the decode steps of a generation read, from the counters of its sessions."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import kvdb
@@ -32,5 +33,10 @@ def decode_stats(before: Counted, rows: Sequence[Row], spec: kvdb.ModelSpec) -> 
             attended=now.tokens_retrieved - then.tokens_retrieved,
             nbytes=now.bytes_read - then.bytes_read,
             nbytes_exact=tokens * spec.token_nbytes,
+            error_audits=now.error_audits - then.error_audits,
+            error_median=now.error_median,
+            error_p95=now.error_p95,
+            error_max_seen=now.error_max_seen,
+            ways=Counter(now.ways) - Counter(then.ways),
         )
     return total

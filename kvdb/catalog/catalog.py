@@ -67,7 +67,7 @@ class Context:
     def statistics(self) -> ContextStatistics:
         segments = [view.segment for view in self.views]
         shape = self.spec.layers, self.spec.q_heads
-        return ContextStatistics(self.name, tuple(s.statistics.of_segment(s.number, len(s), shape) for s in segments))
+        return ContextStatistics(self.name, tuple(s.statistics.of_segment(s.number, len(s), shape, s.evidence) for s in segments))
 
 
 class Catalog:
@@ -138,12 +138,10 @@ class Catalog:
         try:
             yield context
         finally:
-            context.release()
-            with self._lock:
-                self._borrowed = [other for other in self._borrowed if other is not context]
+            self._release(context)
 
     def alive(self) -> list[Context]:
-        """Every context that holds segments: those that are stored, and those that are borrowed."""
+        """Every context that holds segments: those that are stored, and those that are borrowed or being dropped."""
         with self._lock:
             return [*self._contexts.values(), *self._borrowed]
 
@@ -161,7 +159,14 @@ class Catalog:
                 self._trees[context.spec.digest].remove(context.views)
             if (segment := context.chunk) is not None:
                 self._unname(context.spec, segment)
+            self._borrowed.append(context)
+        self._release(context)
+
+    def _release(self, context: Context) -> None:
+        """Release a context that is borrowed, which counts as alive until then."""
         context.release()
+        with self._lock:
+            self._borrowed = [other for other in self._borrowed if other is not context]
 
     def _unname(self, spec: ModelSpec, segment: Segment) -> None:
         """Count one context less for a chunk; without any, its text is not found again."""

@@ -109,6 +109,7 @@ class Segment:
                     self._beside.release()
                 if self.file is not None and self._disk is not None:
                     self._disk.remove(self.file)
+                    self.file = None
 
     def pin(self, loader: Loader) -> None:
         """Keep the blocks in main memory until `unpin`. A segment on disk is loaded once for everybody who pins it, layer by

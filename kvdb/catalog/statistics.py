@@ -7,6 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdb.attention.observation import Observation
+from kvdb.catalog.audited_errors import audited_errors
+from kvdb.catalog.evidence import Evidence
 from kvdb.types import MEASURES, Float32, SegmentStatistics
 
 MEMORY = 16
@@ -83,8 +85,9 @@ class Statistics:
         """How often the segment had been queried when the layer was last probed."""
         return self._probed.get(layer, 0)
 
-    def of_segment(self, number: int, tokens: int, shape: tuple[int, int]) -> SegmentStatistics:
-        """Every layer as it is now, for the segment of that number and length. shape: layers and q_heads."""
+    def of_segment(self, number: int, tokens: int, shape: tuple[int, int], evidence: Evidence | None = None) -> SegmentStatistics:
+        """Every layer as it is now, for the segment of that number and length. shape: layers and q_heads. evidence: of the
+        segment, None for none."""
         queries = np.zeros(shape, np.int64)
         averages = np.zeros((len(MEASURES), *shape), np.float32)
         with self._lock:
@@ -92,4 +95,5 @@ class Statistics:
         for layer, state in layers.items():
             queries[layer], averages[:, layer] = state.counts[0], state.averages
         queries.flags.writeable = averages.flags.writeable = False
-        return SegmentStatistics(number, tokens, queries, *averages)
+        audited = audited_errors(evidence or Evidence(), shape)
+        return SegmentStatistics(number, tokens, queries, *(*averages, *audited))

@@ -177,8 +177,9 @@ class Client:
     def build_index(self, name: str, kind: str = "flat", *, wait: bool = True) -> list[IndexInfo]:
         """Build an index over a context's keys, which queries may search from then on. Returns the indexes that there are then.
 
-        kind: "flat", "coarse-bounds", "coarse-means", "coarse-clusters" or "hnsw". wait: whether to return when it is ready;
-        otherwise it is built in the background. Segments shorter than indexes.segment_tokens_min are read whole and get none.
+        kind: "flat", "quantized", "coarse-bounds", "coarse-means", "coarse-clusters" or "hnsw". wait: whether to return when it
+        is ready; otherwise it is built in the background. Segments shorter than indexes.segment_tokens_min are read whole and
+        get none.
         Raises NotFound, InvalidArgument for another kind, CapacityError where all indexes together would take more than
         indexes.bytes_max, Unsupported for a kind whose library is missing.
         """

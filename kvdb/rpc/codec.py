@@ -15,6 +15,7 @@ import numpy as np
 from kvdb.errors import DtypeError, InvalidArgument, ShapeError, SpecError
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.types import (
+    ERROR,
     MEASURES,
     SCALING_LENGTH_MAX,
     Array,
@@ -33,6 +34,7 @@ from kvdb.types import (
 )
 
 DIMENSIONS_MAX = 8
+SEGMENT_ARRAYS = ("queries", *MEASURES, "audits", ERROR)
 TOKEN_DTYPE = np.dtype("<i4")
 POSITION_DTYPE = np.dtype("<i8")
 
@@ -211,39 +213,12 @@ def from_index_info(message: pb.IndexInfo) -> IndexInfo:
 
 
 def to_stats(stats: SessionStats) -> pb.StatsReply:
-    return pb.StatsReply(
-        tokens=stats.tokens,
-        reused=stats.reused,
-        tail_tokens=stats.tail_tokens,
-        tail_nbytes=stats.tail_nbytes,
-        queries=stats.queries,
-        tokens_scanned=stats.tokens_scanned,
-        tokens_retrieved=stats.tokens_retrieved,
-        bytes_read=stats.bytes_read,
-        kernel_seconds=stats.kernel_seconds,
-        missed_mass=stats.missed_mass,
-        missed_mass_bound=stats.missed_mass_bound,
-        missed_mass_bound_max=stats.missed_mass_bound_max,
-        rules=stats.rules,
-    )
+    return pb.StatsReply(**vars(stats))
 
 
 def from_stats(message: pb.StatsReply) -> SessionStats:
-    return SessionStats(
-        tokens=message.tokens,
-        reused=message.reused,
-        tail_tokens=message.tail_tokens,
-        tail_nbytes=message.tail_nbytes,
-        queries=message.queries,
-        tokens_scanned=message.tokens_scanned,
-        tokens_retrieved=message.tokens_retrieved,
-        bytes_read=message.bytes_read,
-        kernel_seconds=message.kernel_seconds,
-        missed_mass=message.missed_mass,
-        missed_mass_bound=message.missed_mass_bound,
-        missed_mass_bound_max=message.missed_mass_bound_max,
-        rules=dict(message.rules),
-    )
+    values = {field.name: getattr(message, field.name) for field in fields(SessionStats)}
+    return SessionStats(**values | {"rules": dict(message.rules), "ways": dict(message.ways)})
 
 
 def to_tier(stats: TierStats) -> pb.TierStats:
@@ -264,12 +239,12 @@ def from_statistics(name: str, message: pb.ContextStatisticsReply) -> ContextSta
 
 
 def _to_segment(segment: SegmentStatistics) -> pb.SegmentStatistics:
-    arrays = {name: to_array(getattr(segment, name)) for name in ("queries", *MEASURES)}
+    arrays = {name: to_array(getattr(segment, name)) for name in SEGMENT_ARRAYS}
     return pb.SegmentStatistics(segment=segment.segment, tokens=segment.tokens, **arrays)
 
 
 def _from_segment(message: pb.SegmentStatistics) -> SegmentStatistics:
-    arrays = {name: from_array(getattr(message, name)) for name in ("queries", *MEASURES)}
+    arrays = {name: from_array(getattr(message, name)) for name in SEGMENT_ARRAYS}
     return SegmentStatistics(segment=message.segment, tokens=message.tokens, **arrays)
 
 

@@ -79,7 +79,8 @@ class OpenHandles:
                 segments.update(view.segment for view in handle.views)
                 tables += handle.own_tables()
         tables += [table for segment in segments for table in segment.tables]
-        return tables, [segment.file for segment in segments if segment.file is not None]
+        once = {id(table): table for table in tables}  # an import has its tables still while they are a segment's already
+        return list(once.values()), [file for segment in segments if (file := segment.file) is not None]
 
     def close(self) -> None:
         """Close everything that is open, and wait for calls under way. After `refuse`."""

@@ -250,7 +250,9 @@ class SessionState:
         with self.turns:
             self._settle()
             tail_nbytes = sum(tail.nbytes for tail in self.tails)
-            return self.counters.stats(min(layer.run.tokens for layer in self._layers), self.start, self.reused, tail_nbytes)
+            tokens = min(layer.run.tokens for layer in self._layers)
+            audits = [layer.audits for layer in self._layers]
+            return self.counters.stats(tokens, self.start, self.reused, tail_nbytes, audits)
 
     def close(self) -> None:
         """Give every block back. Closing twice does nothing."""
@@ -260,11 +262,11 @@ class SessionState:
                 for layer in self._layers:
                     layer.close()
                 self._recomputing.forget()
-                self.services.handles.remove(self)
                 self._count_open(-1)
                 residency.unpin(self.views)
                 self.snapshot.release()
                 self._beside.release()
+                self.services.handles.remove(self)
 
     def _count_open(self, sessions: int) -> None:
         """Tell the segments that so many more sessions are open over them."""
