@@ -35,6 +35,7 @@ from engine_adapter.transformers.cache import Row
 from engine_adapter.transformers.decode_stats import counters_of, decode_stats
 from kvdb import _native
 from kvdb.config import Config, IndexConfig
+from kvdb.types import SessionStats
 
 TOKENS = (2048, 4096, 8192)
 STEPS, PROOF, ROWS = 256, 768, 12
@@ -159,28 +160,31 @@ def decode(subject: Subject, databases: Databases, batch: list[Way], prose: Pass
         logits = logits_of(subject, databases.spec, sessions, each, prose.ahead[:-1])
         measured = compare(logits, prose.ahead, batch)
         read = [decode_stats(before, [Row(session)], databases.spec) for session in sessions]
-        rules = [Counter(session.stats().rules) for session in sessions]
+        counted = [session.stats() for session in sessions]
     exact_s = statistics.median(each.seconds[0])
     lines = []
     for i, way in enumerate(batch):
         attention_s = statistics.median(each.seconds[i])
         errors = np.sort(each.errors[i]) if each.errors[i] else np.zeros(1)
-        line = line_of(way, measured[i], read[i], rules[i])
+        line = line_of(way, measured[i], read[i], counted[i])
         line |= {"error_median": float(np.median(errors)), "error_p95": float(np.quantile(errors, 0.95))}
         lines.append(line | {"ms": 1e3 * attention_s, "faster": exact_s / attention_s})
     return lines
 
 
-def line_of(way: Way, measured: Measured, read: DecodeStats | None, rules: Counter[str]) -> Line:
-    """What is said of one way. attended, read: shares of what exact attention attends and reads."""
+def line_of(way: Way, measured: Measured, read: DecodeStats | None, counted: SessionStats) -> Line:
+    """What is said of one way. attended, read: shares of what exact attention attends and reads. ways, audits: what was
+    proven."""
     assert read is not None
+    proven: Line = {"ways": dict(counted.ways), "audits": counted.error_audits, "audited_p95": counted.error_p95}
     return {
         "way": way.name,
         "family": way.family,
         **measured.summary(),
         "attended": read.attended_share,
         "read": read.nbytes_share,
-        "rules": dict(rules),
+        "rules": dict(counted.rules),
+        **(proven if way.learns else {}),
     }
 
 
