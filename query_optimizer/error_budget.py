@@ -1,8 +1,8 @@
-"""The error budget of a layer: nothing approximate is served that was not proven on the very heads that it serves."""
+"""The error budget of a layer: a head is answered approximately only in ways that were proven on that very head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 
 from query_optimizer.facts import Facts, PartFacts
 from query_optimizer.order_statistics import rank_of_bound, share_out
@@ -12,13 +12,13 @@ from query_optimizer.ways import HeadShare, LayerBudget, Way, WayFacts
 TIME_SHARE_MAX = 0.9
 """Heads are read whole where searching would take a larger share of the time."""
 TIME_SHARE_GUESS = 0.5
-"""The share of the time that a way is thought to take before it was timed."""
+"""The share of the time that a way is assumed to take before it was timed."""
 AUDITS_MIN = next(n for n in range(1, 1000) if rank_of_bound(n) is not None)
-"""So many audits are the fewest that can prove a way."""
+"""The fewest audits that can prove a way."""
 AUDITS_MAX = 181
-"""A way that was not proven by so many audits is not tried on; then the fifth largest error is the bound."""
+"""A way that is not proven after this many audits is no longer tried; the fifth largest error is the bound then."""
 SLOW_AUDITS = 8
-"""After so many audits a way that is no faster than reading everything is not tried on."""
+"""After this many audits, a way that is not faster than reading everything is no longer tried."""
 
 
 def share_budget(error_max: float, ways: Sequence[WayFacts], kv_heads: int) -> tuple[HeadShare, ...]:
@@ -29,7 +29,7 @@ def share_budget(error_max: float, ways: Sequence[WayFacts], kv_heads: int) -> t
     may be.
     """
     times = [[1.0, *(head_time(facts, head) for facts in ways)] for head in range(kv_heads)]
-    bounds = [[0.0, *(facts.bounds[head] for facts in ways)] for head in range(kv_heads)]
+    bounds = [[0.0, *(inf if facts.waits[head] else facts.bounds[head] for facts in ways)] for head in range(kv_heads)]
     chosen = share_out(error_max, [list(zip(times[head], bounds[head], strict=True)) for head in range(kv_heads)]).tolist()
     searched = [head for head in range(kv_heads) if chosen[head]]
     whole = (kv_heads - len(searched)) / kv_heads

@@ -19,7 +19,7 @@ from indexes.blocks import Blocks
 from indexes.quantized.codes import Codes, chunks_of
 from indexes.retrieval import Retrieval, kernel_parameter
 
-FORMAT = 1
+FORMAT = 2
 """Version of what a file holds."""
 MARGIN = 0.35
 """The share of the bound on a code's error that a token is given, where what is not found is left out; with 1 nothing is

@@ -60,10 +60,13 @@ void store_key(const Codes& chunk, int slot, const std::uint8_t* codes) {
 }
 
 void store_value(const Codes& chunk, int slot, const std::uint8_t* codes) {
-    const int d = chunk.head_dim, unit = slot % kUnit;
-    std::uint8_t* to = chunk.values + slot / kUnit * (Codes::value_dims(d) * 4) + unit % 4;
+    const int d = chunk.head_dim, dims = Codes::value_dims(d), unit = slot % kUnit;
+    std::uint8_t* run = chunk.values + slot / kRun * (kRun * dims / 2);
     for (int i = 0; i < d; ++i) {
-        to[4 * i] |= static_cast<std::uint8_t>(codes[i] << (unit < 4 ? 0 : 4));
+        const int slice = i / kSliceDims * kSliceDims, width = std::min(kSliceDims, dims - slice);
+        std::uint8_t& to =
+            run[slice * kRun / 2 + slot % kRun / kUnit * width * 4 + (i - slice) * 4 + unit % 4];
+        to |= static_cast<std::uint8_t>(codes[i] << (unit < 4 ? 0 : 4));
     }
 }
 

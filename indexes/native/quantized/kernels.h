@@ -21,9 +21,10 @@ inline constexpr int kGroup = 16;                         // strata of a block
 inline constexpr int kBlock = 256;                        // tokens whose strata lie together
 inline constexpr int kStrata = kChunk / kBlock * kGroup;  // of a chunk, 16 tokens each
 inline constexpr int kUnit = 8;                           // tokens whose value codes lie together
-inline constexpr int kRowsMax = 4;                        // query rows that share a read
-inline constexpr float kCodeMiddle = 7.5f;                // codes are 0 to 15
-inline constexpr int kWeightMax = 127;  // weights of values are rounded to 0 to this
+inline constexpr int kSliceDims = 64;       // dimensions of a run's values that lie together
+inline constexpr int kRowsMax = 4;          // query rows that share a read
+inline constexpr float kCodeMiddle = 7.5f;  // codes are 0 to 15
+inline constexpr int kWeightMax = 127;      // weights of values are rounded to 0 to this
 
 // What is kept of the chunks; [chunks][kv_heads][...].
 struct Codes {
@@ -32,8 +33,8 @@ struct Codes {
     std::uint16_t* scales;  // [2][kChunk] bfloat16
     std::uint8_t* keys;    // [kRuns][head_dim / 8][kRun][4]: dimensions d and d + 4 of eight in one
                            // byte
-    std::uint8_t* values;  // [kChunk / kUnit][value_dims][4]: tokens t and t + 4 of eight in one
-                           // byte
+    std::uint8_t* values;  // [kRuns][slices of value_dims][kRun / kUnit][dimensions of a slice][4]:
+                           // tokens t and t + 4 of eight in one byte
     float* bounds;         // [2][kRuns]: the largest length of what a code leaves of a key, and of
                            // what the codes stand for
 

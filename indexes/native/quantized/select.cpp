@@ -73,8 +73,21 @@ std::vector<std::int32_t> Select::candidates() const {
             if (largest_[s] >= least) add_of_stratum(s, threshold, tokens);
         }
     }
+    keep_best(tokens);
     std::sort(tokens.begin(), tokens.end());
     return tokens;
+}
+
+// Of the k largest, where no margin is given, no more than k by the scores that codes give.
+void Select::keep_best(std::vector<std::int32_t>& tokens) const {
+    const auto k = static_cast<std::size_t>(tile_.options.parameter);
+    const bool ranked = tile_.options.retrieval == Options::Retrieval::top_k;
+    if (!ranked || tile_.options.margin > 0 || tile_.exact || tokens.size() <= k) return;
+    const auto better = [&](std::int32_t a, std::int32_t b) {
+        return scores_[a] > scores_[b] || (scores_[a] == scores_[b] && a < b);
+    };
+    std::nth_element(tokens.begin(), tokens.begin() + std::int64_t(k), tokens.end(), better);
+    tokens.resize(k);
 }
 
 // The tokens of a stratum that may reach the threshold.
@@ -177,10 +190,12 @@ void Select::keep(const std::vector<std::int32_t>& candidates) {
         least -= static_cast<float>(options.parameter);
     } else if (options.retrieval == Options::Retrieval::top_k) {
         const auto k = static_cast<std::size_t>(options.parameter);
-        std::vector<float> values = exact;
-        least = kth(values, k);
-        equal = k;
-        for (const float score : exact) equal -= score > least && least > kNone;
+        if (exact.size() > k) {
+            std::vector<float> values = exact;
+            least = kth(values, k);
+            equal = k;
+            for (const float score : exact) equal -= score > least;
+        }
     } else if (options.retrieval == Options::Retrieval::top_p && !exact.empty()) {
         const float top = *std::max_element(exact.begin(), exact.end());
         least = cut(exact, rest_mass(candidates, top));

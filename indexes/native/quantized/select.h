@@ -23,6 +23,7 @@ class Select {
         return tile_.options.margin > 0 ? tile_.options.margin * slack_[run] : 0;
     }
     float block_reach(std::int64_t block) const;
+    void keep_best(std::vector<std::int32_t>& tokens) const;
     void add_of_stratum(std::int64_t s, float threshold, std::vector<std::int32_t>& tokens) const;
     float within_threshold() const;
     float rank_threshold() const;

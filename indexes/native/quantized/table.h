@@ -131,11 +131,13 @@ struct QuantizedTable {
     KVDB_INLINE static void add_slice(const SumItem& item, int run, int first,
                                       const std::int8_t (*bytes)[kRun], const float* unit,
                                       const float* sum) {
+        const int slice = first / kSliceDims * kSliceDims;  // that it lies in
         const int dims = Codes::value_dims(item.codes.head_dim);
+        const int width = dims - slice < kSliceDims ? dims - slice : kSliceDims;
         i32 sums[rows][vectors] = {};
-        const std::uint8_t* at =
-            item.codes.values + (std::int64_t{run} * (kRun / kUnit) * dims + first) * 4;
-        for (int u = 0; u < kRun; u += kUnit, at += std::int64_t{dims} * 4) {
+        const std::uint8_t* at = item.codes.values + std::int64_t{run} * kRun / 2 * dims +
+                                 slice * kRun / 2 + (first - slice) * 4;
+        for (int u = 0; u < kRun; u += kUnit, at += width * 4) {
             i32 first_four[rows], last_four[rows];
             KVDB_UNROLL
             for (int r = 0; r < rows; ++r) {
