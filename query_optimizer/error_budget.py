@@ -1,11 +1,14 @@
 """The error budget of a layer: a head is answered approximately only in ways that were proven on that very head."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 
+import numpy as np
+import numpy.typing as npt
+
 from query_optimizer.facts import Facts, PartFacts
-from query_optimizer.order_statistics import rank_of_bound, share_out
+from query_optimizer.order_statistics import joint_bound, rank_of_bound, share_out
 from query_optimizer.rule import Fired, Heads, Wish, piecewise_cost
 from query_optimizer.ways import HeadShare, LayerBudget, Way, WayFacts
 
@@ -21,21 +24,37 @@ SLOW_AUDITS = 8
 """After this many audits, a way that is not faster than reading everything is no longer tried."""
 
 
-def share_budget(error_max: float, ways: Sequence[WayFacts], kv_heads: int) -> tuple[HeadShare, ...]:
-    """The way of each head, so that all together take the least time and the squares of the proven bounds sum to at most
-    error_max squared; exact for all heads where searching for some takes as long.
+Rows = Mapping[Way, npt.NDArray[np.float32]]
+"""For each way the errors of the KV heads in audits of all of them, `[n, kv_heads]`, a row for each query; NaN is unknown."""
 
-    What is left of the budget goes to the searched heads in equal squares, so that an audit finds a head at fault when the layer
-    may be.
+
+def share_budget(error_max: float, ways: Sequence[WayFacts], kv_heads: int, rows: Sequence[Rows] = ()) -> tuple[HeadShare, ...]:
+    """The way of each head: of each single way for some heads, and of all ways together, what takes the least time.
+
+    The squares of the proven bounds of single heads sum to at most error_max squared, and what the heads in use err together in
+    one query is proven to keep it too, by the rows of each part. Exact for all heads where searching for some takes as long.
     """
+    proven = [facts for facts in ways if any(map(isfinite, facts.bounds))]
+    choices = [_choice(error_max, [facts], kv_heads, rows) for facts in proven]
+    if len(proven) > 1:
+        choices.append(_choice(error_max, proven, kv_heads, rows))
+    seconds, heads = min(choices, key=lambda choice: choice[0], default=(inf, ()))
+    return heads if seconds <= TIME_SHARE_MAX else (HeadShare(),) * kv_heads
+
+
+def _choice(
+    error_max: float, ways: Sequence[WayFacts], kv_heads: int, rows: Sequence[Rows]
+) -> tuple[float, tuple[HeadShare, ...]]:
+    """How these ways share the budget, and the time that takes, relative to reading everything."""
     times = [[1.0, *(head_time(facts, head) for facts in ways)] for head in range(kv_heads)]
     bounds = [[0.0, *(inf if facts.waits[head] else facts.bounds[head] for facts in ways)] for head in range(kv_heads)]
     chosen = share_out(error_max, [list(zip(times[head], bounds[head], strict=True)) for head in range(kv_heads)]).tolist()
+    for one in rows:
+        _keep_together(error_max, ways, chosen, one)
     searched = [head for head in range(kv_heads) if chosen[head]]
-    whole = (kv_heads - len(searched)) / kv_heads
-    seconds = sum(times[head][chosen[head]] for head in searched) / kv_heads + piecewise_cost(whole)
-    if not searched or seconds > TIME_SHARE_MAX:
-        return (HeadShare(),) * kv_heads
+    if not searched:
+        return inf, ()
+    seconds = sum(times[head][chosen[head]] for head in searched) / kv_heads + piecewise_cost(1 - len(searched) / kv_heads)
     left = (error_max**2 - sum(bounds[head][chosen[head]] ** 2 for head in searched)) / len(searched)
 
     def share(head: int) -> HeadShare:
@@ -44,7 +63,31 @@ def share_budget(error_max: float, ways: Sequence[WayFacts], kv_heads: int) -> t
         facts, bound = ways[chosen[head] - 1], bounds[head][chosen[head]]
         return HeadShare(facts.way, bound, sqrt(bound**2 + max(left, 0.0)), facts.audits[head])
 
-    return tuple(map(share, range(kv_heads)))
+    return seconds, tuple(map(share, range(kv_heads)))
+
+
+def _keep_together(error_max: float, ways: Sequence[WayFacts], chosen: list[int], rows: Rows) -> None:
+    """Read heads whole, one after the other, until the others are proven to keep the budget together: each time the head that
+    errs most in the queries that break it. Heads may err rarely, and each in other queries."""
+    while any(chosen):
+        groups = []
+        for number, facts in enumerate(ways, 1):
+            heads = [head for head, choice in enumerate(chosen) if choice == number]
+            if heads:
+                known = rows.get(facts.way, np.zeros((0, len(chosen)), np.float32))[:, heads]
+                groups.append((heads, known[~np.isnan(known).any(axis=1)]))
+        if joint_bound([known for _, known in groups]) <= error_max:
+            return
+        worst = max((_at_fault(heads, known, error_max) for heads, known in groups), key=lambda fault: fault[0])
+        chosen[worst[1]] = 0
+
+
+def _at_fault(heads: Sequence[int], known: npt.NDArray[np.float32], error_max: float) -> tuple[float, int]:
+    """The head with the largest squared errors in rows that break the budget, and how large they are."""
+    squares = known.astype(np.float64) ** 2
+    over = squares[squares.sum(axis=1) > error_max**2]
+    faults = over.sum(axis=0) if len(over) else squares.sum(axis=0)
+    return float(faults.max(initial=0.0)), heads[int(faults.argmax())]
 
 
 def head_time(facts: WayFacts, head: int) -> float:

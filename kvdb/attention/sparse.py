@@ -71,25 +71,25 @@ def sparse(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval)
     limit = query.options.max_missed_mass
     read = ReadCounters(int(partition.window(query.run).counts.sum()))
     for attempt, tight in widened(retrieval, partition.tokens):
-        searches = search_parts(query, partition, q32, window, None if limit is None else attempt, attempt, tight)
-        searches = many_given_up(searches, layout.kv_heads, partition.tokens)
+        shown = search_parts(query, partition, q32, window, None if limit is None else attempt, attempt, tight)
+        searches = many_given_up(shown, layout.kv_heads, partition.tokens)
         read.add(layout, searches)
         # What a search left is known once everything is read.
         top = window.top.copy() if query.observed and attempt is retrieval and not tight else None
         answer = None if isinstance(attempt, Exact) else _attend(query, partition, window, searches, top)
         if answer is not None and (heads := _unguarded(answer, partition.guards)) is not None:
-            searches = [give_up(search, heads) for search in searches]
+            shown, searches = ([give_up(search, heads) for search in given] for given in (shown, searches))
             top = None if top is None else window.top.copy()
             answer = _attend(query, partition, window, searches, top)
         if answer is None:
             state, stats = exact(query, partition, top)
             if top is not None:
-                _observe(query, searches, window, top, state.lse)
+                _observe(query, shown, window, top, state.lse)
             spent = perf_counter_ns() - started
             return state, replace(stats, nbytes=stats.nbytes + read.nbytes, kernel_ns=spent, searches=tuple(searches))
         if top is not None:
             lse = reduce(np.logaddexp, (result.missed for result in answer.results), answer.state.lse)
-            _observe(query, searches, window, top, lse)
+            _observe(query, shown, window, top, lse)
         if limit is None or answer.bound_max <= limit:
             break
     assert answer is not None

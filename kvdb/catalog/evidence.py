@@ -36,7 +36,8 @@ class Audit:
     errors: float32, the L2 norm of the difference, relative to that of the layer's exact output. missed: float32, the logarithm
     of the softmax mass that is estimated to be left out, relative to what was read, for the query head with the most. heads: bool
     `[kv_heads]`, those that count. given_up: bool `[kv_heads]`, those that the search gave up on, so that they were read whole.
-    time_share: the time of the search relative to that of the exact answer, None where it is not known.
+    time_share: the time of the search relative to that of the exact answer, None where it is not known. complete: whether all
+    heads that the way answers were compared, so that the audit says what their errors are together.
     """
 
     errors: Float32
@@ -44,6 +45,7 @@ class Audit:
     heads: Bools
     given_up: Bools
     time_share: float | None = None
+    complete: bool = True
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class WayEvidence:
     audits: int64, how many count. bounds, least: float64, what the 95th percentile of the error is at most and at least, each
     with a confidence of 95 %. guards: float32, the largest `missed` of any audit. median, largest: float64, of the errors.
     given_up: float64, the share of audits in which the head was read whole. waits: bool, whether the way was withdrawn and is not
-    to be tried. time_share: the median, None before any was timed.
+    to be tried. time_share: the median, None before any was timed. rows: float32 `[n, kv_heads]`, the errors of the last complete
+    audits, a row for each query; NaN where a head was not compared.
     """
 
     audits: Int64
@@ -65,6 +68,7 @@ class WayEvidence:
     given_up: Float64
     waits: Bools
     time_share: float | None
+    rows: Float32
 
 
 class Evidence:
@@ -99,7 +103,8 @@ class Evidence:
             suspects = np.zeros(len(audit.heads), np.bool_)
             if limits is not None:
                 suspects = record.judge(audit, limits, now)
-            self.version += bool((np.isfinite(record.summary(now).bounds) != proven).any())
+            changed = (np.isfinite(record.summary(now).bounds) != proven).any()
+            self.version += bool(changed or (limits is not None and audit.complete and _over(audit, limits)))
             return suspects
 
     def of(self, layer: int) -> Mapping[Way, WayEvidence]:
@@ -114,6 +119,12 @@ class Evidence:
             return sorted(self._records)
 
 
+def _over(audit: Audit, limits: Float64) -> bool:
+    """Whether the heads together broke their budget, so that a plan is made anew."""
+    squares = np.where(audit.heads[:, None], audit.errors.astype(np.float64) ** 2, 0).sum(axis=0)
+    return not bool((squares <= (limits[audit.heads] ** 2).sum()).all())
+
+
 class _Record:
     """The audits of one way in one layer; the evidence's lock is held."""
 
@@ -122,6 +133,7 @@ class _Record:
         self._errors = np.zeros((kv_heads, SAMPLES_MIN), np.float32)
         self._missed = np.zeros((kv_heads, SAMPLES_MIN), np.float32)
         self._given_up = np.zeros(kv_heads)
+        self._rows = np.zeros((0, kv_heads), np.float32)
         self._times: deque[float] = deque(maxlen=TIMES_MAX)
         self._faults = np.zeros((kv_heads, RECENT_AUDITS), np.bool_)
         self._last = np.zeros(kv_heads, np.int64)
@@ -143,6 +155,9 @@ class _Record:
                 self.counts[head] += 1
             self._given_up[head] += (audit.given_up[head] - self._given_up[head]) / min(self.counts[head], SAMPLES_MAX)
             self._last[head] = now
+        if audit.complete:
+            rows = np.where(audit.heads, audit.errors.T, np.float32(np.nan))
+            self._rows = np.concatenate([self._rows, rows])[-SAMPLES_MAX:]
         if audit.time_share is not None:
             self._times.append(audit.time_share)
 
@@ -180,10 +195,11 @@ class _Record:
             median[head], largest[head] = float(np.median(errors)), float(errors.max())
             guards[head] = self._missed[head, : counts[head]].max()
         time_share = float(np.median(self._times)) if self._times else None
-        return WayEvidence(counts, bounds, least, guards, median, largest, self._given_up.copy(), waits, time_share)
+        return WayEvidence(counts, bounds, least, guards, median, largest, self._given_up.copy(), waits, time_share, self._rows)
 
     def _forget(self, heads: Bools) -> None:
         self.counts[heads] = 0
         self._faults[heads] = False
         self._given_up[heads] = 0
+        self._rows = np.where(heads, np.float32(np.nan), self._rows)
         self._summary = None

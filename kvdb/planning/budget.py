@@ -24,7 +24,9 @@ def layer_budget(facts: Facts, evidence: Sequence[Mapping[Way, WayEvidence]], er
     if facts.new_tokens > QUERIES_MAX:
         error_max = 0.0
     ways = () if error_max <= 0 else tuple(_way_facts(way, evidence, kv_heads) for way in _ways(facts))
-    return LayerBudget(error_max, ways, share_budget(error_max, ways, kv_heads), facts.read_seconds, trial)
+    rows = [{way: known.rows for way, known in one.items()} for one in evidence]
+    heads = share_budget(error_max, ways, kv_heads, rows)
+    return LayerBudget(error_max, ways, heads, facts.read_seconds, trial)
 
 
 def refreshed(budget: LayerBudget, evidence: Sequence[Evidence], layer: int) -> LayerBudget:

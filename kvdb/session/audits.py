@@ -198,7 +198,8 @@ class Audits:
             assert way is not None
             heads = mask & np.array([one == way for one in ways])
             spent = max(time_share(stats.kernel_ns, exact_ns) - piecewise_cost(float(given_up.mean())), TIME_SHARE_MIN)
-            audit = Audit(errors, missed, heads, given_up, spent if timed else None)
+            complete = not comparison.in_use or bool(heads[[one == way for one in ways]].all())
+            audit = Audit(errors, missed, heads, given_up, spent if timed else None, complete)
             for evidence in shadow.evidence:
                 suspects |= evidence.add(self._layer, way, audit, limits if comparison.in_use else None)
         if comparison.in_use:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import inf, sqrt
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,6 +60,33 @@ def test_the_squares_of_the_shares_sum_to_the_budget_and_the_bounds_to_no_more(w
 def test_no_error_means_exact_unless_a_way_makes_none(ways):
     for number, head in enumerate(share_budget(0.0, ways, KV_HEADS)):
         assert head.way is None or next(facts for facts in ways if facts.way == head.way).bounds[number] == 0
+
+
+def test_heads_that_err_in_different_queries_do_not_break_the_budget_together():
+    """Each errs in one query of 16, so its 95th percentile is proven to be small; together they err in every fourth."""
+    rows = np.zeros((160, KV_HEADS), np.float32)
+    for head in range(KV_HEADS):
+        rows[head :: 4 * KV_HEADS, head] = 0.5
+    known = proven(FLAT, 0.001)
+    together = share_budget(0.01, [known], KV_HEADS, [{FLAT: rows}])
+    assert all(head.way is None for head in together)
+    rows[:, 1:] = 0.001
+    rows[5:, 0] = 0.001
+    assert all(head.way == FLAT for head in share_budget(0.01, [known], KV_HEADS, [{FLAT: rows}]))
+    rows[:, 0] = 0.5
+    one = share_budget(0.01, [known], KV_HEADS, [{FLAT: rows}])
+    assert [head.way for head in one] == [None, FLAT, FLAT, FLAT]
+
+
+def test_without_rows_enough_nothing_is_proven_together():
+    known = proven(FLAT, 0.001)
+    for rows in ({}, {FLAT: np.zeros((AUDITS_MIN - 1, KV_HEADS), np.float32)}, {TAIL: np.zeros((99, KV_HEADS), np.float32)}):
+        assert all(head.way is None for head in share_budget(0.01, [known], KV_HEADS, [rows]))
+    unknown = np.full((99, KV_HEADS), np.nan, np.float32)
+    unknown[:, 0] = 0
+    assert [head.way for head in share_budget(0.01, [replace(known, time_share=0.01)], KV_HEADS, [{FLAT: unknown}])][1:] == [
+        None
+    ] * 3
 
 
 def test_the_first_way_that_may_still_be_proven_is_tried():

@@ -1,6 +1,7 @@
 """Evidence of how wrong ways of answering are: what is proven, what is withdrawn, and when it is forgotten."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,6 +67,21 @@ def test_bounds_are_those_of_the_last_audits(errors, at_once):
     assert (known.largest == last.max()).all()
     assert (known.guards == -last.min()).all()
     assert known.time_share is None
+
+
+def test_rows_are_those_of_complete_audits():
+    evidence = Evidence()
+    evidence.add(0, WAY, audit([0.1, 0.2, 0.3]))
+    evidence.add(0, WAY, audit(0.5, heads=[1]))
+    evidence.add(0, WAY, replace(audit(0.7, heads=[2]), complete=False))
+    expected = np.float32([[0.1, 0.2, 0.3], [np.nan, 0.5, np.nan]])
+    assert np.array_equal(evidence.of(0)[WAY].rows, expected, equal_nan=True)
+    for _ in range(SAMPLES_MAX):
+        evidence.add(0, WAY, audit(0.1))
+    assert evidence.of(0)[WAY].rows.shape == (SAMPLES_MAX, HEADS)
+    evidence.add(0, WAY, audit([0.1, 0.1, 5]), np.full(HEADS, 0.2))
+    evidence.add(0, WAY, audit([0.1, 0.1, 5]), np.full(HEADS, 0.2))
+    assert np.isnan(evidence.of(0)[WAY].rows).any(axis=0).tolist() == [False, False, True], "what is withdrawn is forgotten"
 
 
 def test_an_audit_of_some_heads_counts_for_these():
