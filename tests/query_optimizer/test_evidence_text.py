@@ -36,7 +36,7 @@ def test_a_head_that_is_searched_names_its_own_figures_and_the_ways_before_it(ma
 
 
 def test_several_heads_are_as_good_as_the_worst():
-    made = budget(0.01, proven(FLAT, 0.0, bounds=(0.002, 0.004, 0.003, inf), audits=(180, 70, 180, 180)))
+    made = budget(0.01, replace(proven(FLAT, 0.0, bounds=(0.002, 0.004, 0.003, inf)), audits=(180, 70, 180, 180)))
     assert evidence(made, FLAT, (0, 1, 2)) == "flat: up to 0.40% at p95 of 70 audits, budget 1.00%"
 
 
