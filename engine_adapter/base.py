@@ -12,7 +12,7 @@ Progress = Callable[[int, int], None]
 """Called as (done, total) tokens while a prompt is prefilled; the first call counts what was stored already."""
 
 Inspect = Callable[[Sequence[kvdb.Session]], None]
-"""Called with the sessions of a generation, one a row, after its last token and before they are closed."""
+"""Called with the sessions of a generation, one for each row, after its last token and before they are closed."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class DecodeStats:
 
 @dataclass(frozen=True)
 class Blend:
-    """How a prompt was blended of parts.
+    """How a prompt was blended from parts.
 
-    reused: tokens whose stored keys and values stayed. recomputed: tokens of chunks that were computed anew, the mean over the
-    layers behind the first, whose stored ones are right anyway. fresh: tokens of which nothing was stored. choice: the ratio that
-    the caller or the controller chose, and why. seconds: laying out and recomputing took so long.
+    reused: tokens whose stored keys and values stayed. recomputed: tokens of chunks that were computed anew, a mean over the
+    layers behind the first, whose stored KV is always right. fresh: tokens whose KV was not stored. choice: the ratio that the
+    caller or the controller chose, and why. seconds: the time of laying out and recomputing.
     """
 
     reused: float
@@ -85,11 +85,12 @@ class Blend:
 class Report:
     """A summary of the last `generate` or `store`.
 
-    reused: prompt tokens found in the database, one number a row of the batch as it was given. prefilled: prompt tokens that
-    were computed. generated: new tokens of each returned sequence, padding included. prefill_seconds: until every prompt was in
-    the database. first_token_seconds: from the call to the first new token, None for a call that made none. seconds: the whole
-    call. explain: the plan of the first row's next query in the last layer. decode: how much the steps behind the prompts read,
-    None where there were none or it cannot be told, as with beam search. blend: how a prompt of parts was blended.
+    reused: prompt tokens found in the database, one number for each row of the given batch. prefilled: prompt tokens that were
+    computed. generated: new tokens of each returned sequence, padding included. prefill_seconds: the time until every prompt was
+    in the database. first_token_seconds: the time from the call to the first new token, None for a call without new tokens.
+    seconds: the time of the whole call. explain: the plan of the first row's next query in the last layer. decode: how much the
+    steps behind the prompts read, None where there were none, or where it is unknown, as with beam search. blend: how a prompt of
+    parts was blended.
     """
 
     reused: tuple[int, ...]
@@ -104,7 +105,7 @@ class Report:
 
 
 def check_client(db: Any) -> None:
-    """Raises InvalidArgument for what is no open database, such as its address."""
+    """Raises InvalidArgument for anything but an open database, such as its address."""
     if not hasattr(db, "create_session"):
         target = repr(db) if isinstance(db, str) else '"kvdb://host:port"'
         raise InvalidArgument(f"db is {db!r}; expected what kvdb.connect({target}) returns")
@@ -117,9 +118,9 @@ class InferenceEngine(Protocol):
     last: Report | None
 
     def generate(self, input_ids: Any, **options: Any) -> Any:
-        """Takes and returns what the engine's own generation does."""
+        """Takes the same arguments as the engine's own generation, and returns the same."""
         ...
 
     def store(self, *, name: str, input_ids: Any, progress: Progress | None = None) -> kvdb.Context:
-        """Prefill what is not stored of the tokens, and keep them under a name."""
+        """Prefill the tokens that are not stored, and store all of them under a name."""
         ...

@@ -17,7 +17,8 @@ def counters_of(sessions: Sequence[kvdb.Session]) -> Counted:
 
 
 def decode_stats(before: Counted, rows: Sequence[Row], spec: kvdb.ModelSpec) -> DecodeStats | None:
-    """How much the rows' sessions read since `before`, one token a step; None for other sessions, as after a beam search."""
+    """How much the rows' sessions read since `before`, with one token for each step; None if the sessions changed, as after a
+    beam search."""
     if any(id(row.session) not in before for row in rows):
         return None
     total = DecodeStats(0, 0, 0, 0, 0)

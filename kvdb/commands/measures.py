@@ -12,7 +12,7 @@ Values = npt.NDArray[np.float64]
 DRAWN: Sequence[str] = (*MEASURES, ERROR)
 TITLES = {
     "retrieved": "retrieved\nshare of the searched tokens that a query needs",
-    "dense": "dense\nshare of queries left by the search",
+    "dense": "dense\nshare of queries that the search gave up",
     "sharpness": "sharpness\nsoftmax weight of the largest token",
     "window_hits": "window hits\nshare of queries whose largest token lies in the window",
     ERROR: "error\nbound on its 95th percentile, by audits",

@@ -54,7 +54,7 @@ def _run(given: argparse.Namespace) -> int:
         unseen = f"query that searches {given.name!r} was observed"
         if given.measure == ERROR:
             unseen = f"way of answering queries over {given.name!r} was compared with exact answers"
-        print(f"no {unseen} yet; build an index with kvdb index, and ask one token at a time what needs no exact answer")
+        print(f"no {unseen} yet; build an index with kvdb index: statistics come from queries of one token that search one")
         return 1 if given.png else 0
     if given.measure:
         print(f"{_head(info)}\n\n{text_map(given.measure, overall(statistics, given.measure))}")

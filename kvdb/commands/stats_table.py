@@ -78,7 +78,7 @@ def tiers(stats: Sequence[TierStats]) -> str:
 
 
 def _spread(values: Values) -> tuple[float, float, float]:
-    """Median, smallest and largest of the known ones; NaN where there are none."""
+    """Median, minimum and maximum of the known values; NaN where there are none."""
     there = values[np.isfinite(values)]
     return (float(np.median(there)), float(there.min()), float(there.max())) if len(there) else (np.nan,) * 3
 

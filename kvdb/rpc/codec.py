@@ -1,6 +1,6 @@
 """Values of `kvdb.types` as messages of the wire, and back.
 
-`kvdb.rpc.import_chunk` has the message whose arrays are not copied, `kvdb.rpc.query_options` what a query asks for.
+`kvdb.rpc.import_chunk` has the message whose arrays are not copied, and `kvdb.rpc.query_options` the options of a query.
 """
 
 import json
@@ -45,12 +45,12 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def wire_dtype(name: str) -> np.dtype[Any] | None:
-    """The dtype of this name, None for one that does not travel."""
+    """The dtype of this name, None for one that the wire does not carry."""
     return _DTYPES.get(name)
 
 
 def put_head(message: pb.Array | pb.ImportChunk, array: Array) -> None:
-    """Write dtype and shape of an array into its message. Raises DtypeError for a dtype that does not travel."""
+    """Write dtype and shape of an array into its message. Raises DtypeError for a dtype that the wire does not carry."""
     name = _NAMES.get(array.dtype)
     if name is None:
         raise DtypeError(f"an array has the dtype {array.dtype}; expected float32, float16 or bfloat16, as the model's spec says")
@@ -59,14 +59,14 @@ def put_head(message: pb.Array | pb.ImportChunk, array: Array) -> None:
 
 
 def to_array(array: Array) -> pb.Array:
-    """The message of an array of numbers, of any shape. Whether it suits a model, the database checks. Raises DtypeError."""
+    """The message of an array of numbers, of any shape; the database checks whether it suits the model. Raises DtypeError."""
     message = pb.Array()
     put_array(message, array)
     return message
 
 
 def put_array(message: pb.Array, array: Array) -> None:
-    """Write an array into a message that is part of another, which saves a copy. Raises DtypeError."""
+    """Write an array into a message inside of another, which saves a copy. Raises DtypeError."""
     put_head(message, array)
     message.data = array.tobytes()
 
@@ -77,7 +77,7 @@ def from_array(message: pb.Array) -> Array:
 
 
 def build_array(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> Array:
-    """An array over `data`, without a copy. Raises DtypeError or ShapeError when the three do not fit together."""
+    """An array over `data`, without a copy. Raises DtypeError or ShapeError if data, dtype and shape do not fit together."""
     kind = wire_dtype(dtype)
     if kind is None:
         raise DtypeError(f"an array has the dtype {dtype!r:.100}; expected one of {', '.join(_DTYPES)}")

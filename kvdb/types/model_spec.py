@@ -20,7 +20,7 @@ HEADS_MAX = 4096
 HEADS_TOTAL_MAX = 1 << 18  # query heads of all layers
 TEXT_LENGTH_MAX = 1024  # of a model's name or fingerprint
 SCALING_LENGTH_MAX = 1 << 16  # of a RoPE's scaling parameters as JSON
-"""Limits of a spec are several times what any model has; with them an empty session costs little."""
+"""These limits of a spec are several times what any model has; they keep an empty session small."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Rope:
 class ModelSpec:
     """What fixes a cache's meaning. KV of one spec never answers a query of another.
 
-    name: the model's name, for people. layers, q_heads, kv_heads, head_dim: the attention's shape; query head h reads
-    KV head h // (q_heads // kv_heads). head_dim: a multiple of 8 from 8 to 256. dtype: "float32", "float16" or "bfloat16",
-    of keys, values, queries and outputs. rope: how keys were rotated, None for a model without RoPE. fingerprint: tells
-    weights apart that share a name. scale: what the softmax multiplies q.k with, None for 1/sqrt(head_dim).
+    name: the model's name, for people. layers, q_heads, kv_heads, head_dim: the attention's shape; query head h reads KV head h
+    // (q_heads // kv_heads). head_dim: a multiple of 8 from 8 to 256. dtype: "float32", "float16" or "bfloat16", of keys, values,
+    queries and outputs. rope: how keys were rotated, None for a model without RoPE. fingerprint: distinguishes weights of the
+    same name. scale: the factor by which the softmax multiplies q.k, None for 1/sqrt(head_dim).
 
     Raises SpecError for a spec that cannot exist.
     """

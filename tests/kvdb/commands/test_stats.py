@@ -131,7 +131,7 @@ def test_where_nothing_was_observed_it_says_what_to_do(command, tmp_path):
     for arguments, expected in (([], 0), (png, 1), (["--measure", "dense"], 0)):
         status, said = command(NAME, *arguments)
         assert status == expected
-        assert said.startswith("no query that searches 'contract.pdf' was observed yet; build an index with kvdb index")
+        assert said.startswith("no query that searches 'contract.pdf' was observed yet; build an index with kvdb index: ")
         assert said.count("\n") == 1
     for arguments, expected in ((["--measure", "error"], 0), (["--measure", "error", *png], 1)):
         status, said = command(NAME, *arguments)
