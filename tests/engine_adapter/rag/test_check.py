@@ -19,7 +19,7 @@ def test_a_check_compares_with_the_models_own_answers(rag, write):
         max_new_tokens=6,
         progress=lambda done, total: told.append((done, total)),
     )
-    assert told == [(done, 12) for done in range(1, 13)], "three prompts, at three ratios and by a full prefill"
+    assert told == [(done, 15) for done in range(1, 16)], "three prompts, at four ratios and by a full prefill"
     assert [row.ratio for row in found.rows[:3]] == [0, 0.5, 1]
     assert (found.rows[2].same, found.rows[2].leading, found.rows[2].right) == (1, 1, 0.5)
     assert found.rows[2].texts == found.full.texts
