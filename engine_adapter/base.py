@@ -46,7 +46,8 @@ class Blend:
 
     reused: tokens whose stored keys and values stayed. recomputed: tokens of chunks that were computed anew, the mean over the
     layers behind the first, whose stored ones are right anyway. fresh: tokens of which nothing was stored. choice: the ratio that
-    the caller or the controller chose, and why. seconds: laying out and recomputing took so long.
+    the caller or the controller chose, and why. seconds: laying out and recomputing took so long. deviation: how far the chunks'
+    tokens in the check layer were from what the model makes of them here, a mean; 0 where nothing moved, None if not measured.
     """
 
     reused: float
@@ -54,6 +55,7 @@ class Blend:
     fresh: int
     choice: kvdb.Choice
     seconds: float
+    deviation: float | None = None
 
     @property
     def ratio(self) -> float:
