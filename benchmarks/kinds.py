@@ -18,11 +18,13 @@ from indexes.coarse.clusters import Clusters
 from indexes.coarse.means import Means
 from indexes.flat import Flat
 from indexes.hnsw import Hnsw
+from indexes.quantized import Quantized
 
 Builder = Callable[[Blocks, Workload], Index]
 
 KINDS: dict[str, tuple[Any, Builder]] = {
     "flat": (Flat, lambda blocks, _: Flat.build(blocks)),
+    "quantized": (Quantized, lambda blocks, _: Quantized.build(blocks)),
     "bounds": (Bounds, lambda blocks, _: Bounds.build(blocks)),
     "means": (Means, lambda blocks, _: Means.build(blocks)),
     "clusters": (Clusters, lambda blocks, _: Clusters.build(blocks)),

@@ -71,13 +71,19 @@ def _error_over_bytes(rows: list[Row], path: Path) -> None:
             axes.plot([x[i] for i in usual], [y[i] for i in usual], "o", ms=13, mfc="none", mec=_style(kind)[0], mew=1.2)
         axes.axvline(100, color="black", lw=1, ls=":")
         axes.axhline(1, color="grey", lw=1, ls="--")
-        axes.annotate("1 % error", (0.02, 1.12), xycoords=("axes fraction", "data"), fontsize=9, color="grey")
+        axes.annotate("1 % error", (0.62, 1.12), xycoords=("axes fraction", "data"), fontsize=9, color="grey")
         axes.set_title(f"{workload} heads, {mine[0]['tokens'] // 1024}K tokens", fontsize=11)
         axes.set_xlabel("bytes read, % of all keys and values")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
     panels[0].set_ylabel("relative error of the output, %")
-    figure.text(0.5, 0.005, f"points: alpha from 0.2 (left) to 0.0005; ringed: {Dipr().alpha}", ha="center", fontsize=9)
+    figure.text(
+        0.5,
+        0.005,
+        f"points: alpha from 0.2 (top) to 0.0005; ringed: {Dipr().alpha}; dotted: everything is read",
+        ha="center",
+        fontsize=9,
+    )
     _finish(figure, panels, path, bottom=0.05)
 
 

@@ -1,7 +1,8 @@
 """The interface of every adapter: generation over contexts that live in kvdb, and a report of it."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import kvdb
@@ -11,15 +12,19 @@ Progress = Callable[[int, int], None]
 """Called as (done, total) tokens while a prompt is prefilled; the first call counts what was stored already."""
 
 Inspect = Callable[[Sequence[kvdb.Session]], None]
-"""Called with the sessions of a generation, one a row, after its last token and before they are closed."""
+"""Called with the sessions of a generation, one for each row, after its last token and before they are closed."""
 
 
 @dataclass(frozen=True)
 class DecodeStats:
-    """How much the attention of decode steps read, summed over layers and steps, beside what exact attention would have read.
+    """How much the attention of decode steps read, summed over layers and steps, beside what exact attention would have read, and
+    how far answers within an error_max were from it.
 
     tokens: read by exact attention. scanned: looked at in any form, such as an index's codes. attended: tokens that went into
     the output. nbytes: bytes read, indexes included. nbytes_exact: bytes of the keys and values of all tokens.
+
+    error_audits: how many answers were compared with exact ones. error_median, error_p95, error_max_seen: how far they were from
+    these, as in `kvdb.SessionStats`; of several sessions the largest. ways: how many queries of a layer were answered each way.
     """
 
     tokens: int
@@ -27,6 +32,11 @@ class DecodeStats:
     attended: int
     nbytes: int
     nbytes_exact: int
+    error_audits: int = 0
+    error_median: float = 0.0
+    error_p95: float = 0.0
+    error_max_seen: float = 0.0
+    ways: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def attended_share(self) -> float:
@@ -37,17 +47,28 @@ class DecodeStats:
         return self.nbytes / max(self.nbytes_exact, 1)
 
     def __add__(self, other: "DecodeStats") -> "DecodeStats":
-        return DecodeStats(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+        return DecodeStats(
+            tokens=self.tokens + other.tokens,
+            scanned=self.scanned + other.scanned,
+            attended=self.attended + other.attended,
+            nbytes=self.nbytes + other.nbytes,
+            nbytes_exact=self.nbytes_exact + other.nbytes_exact,
+            error_audits=self.error_audits + other.error_audits,
+            error_median=max(self.error_median, other.error_median),
+            error_p95=max(self.error_p95, other.error_p95),
+            error_max_seen=max(self.error_max_seen, other.error_max_seen),
+            ways=dict(Counter(self.ways) + Counter(other.ways)),
+        )
 
 
 @dataclass(frozen=True)
 class Blend:
-    """How a prompt was blended of parts.
+    """How a prompt was blended from parts.
 
-    reused: tokens whose stored keys and values stayed. recomputed: tokens of chunks that were computed anew, the mean over the
-    layers behind the first, whose stored ones are right anyway. fresh: tokens of which nothing was stored. choice: the ratio that
-    the caller or the controller chose, and why. seconds: laying out and recomputing took so long. deviation: how far the chunks'
-    tokens in the check layer were from what the model makes of them here, a mean; 0 where nothing moved, None if not measured.
+    reused: tokens whose stored keys and values stayed. recomputed: tokens of chunks that were computed anew, a mean over the
+    layers behind the first, whose stored KV is always right. fresh: tokens whose KV was not stored. choice: the ratio that the
+    caller or the controller chose, and why. seconds: the time of laying out and recomputing. deviation: how far the stored KV of
+    the chunks' tokens was from fresh KV in the check layer, a mean; 0 where nothing moved, None if it was not measured.
     """
 
     reused: float
@@ -66,11 +87,12 @@ class Blend:
 class Report:
     """A summary of the last `generate` or `store`.
 
-    reused: prompt tokens found in the database, one number a row of the batch as it was given. prefilled: prompt tokens that
-    were computed. generated: new tokens of each returned sequence, padding included. prefill_seconds: until every prompt was in
-    the database. first_token_seconds: from the call to the first new token, None for a call that made none. seconds: the whole
-    call. explain: the plan of the first row's next query in the last layer. decode: how much the steps behind the prompts read,
-    None where there were none or it cannot be told, as with beam search. blend: how a prompt of parts was blended.
+    reused: prompt tokens found in the database, one number for each row of the given batch. prefilled: prompt tokens that were
+    computed. generated: new tokens of each returned sequence, padding included. prefill_seconds: the time until every prompt was
+    in the database. first_token_seconds: the time from the call to the first new token, None for a call without new tokens.
+    seconds: the time of the whole call. explain: the plan of the first row's next query in the last layer. decode: how much the
+    steps behind the prompts read, None where there were none, or where it is unknown, as with beam search. blend: how a prompt of
+    parts was blended.
     """
 
     reused: tuple[int, ...]
@@ -85,7 +107,7 @@ class Report:
 
 
 def check_client(db: Any) -> None:
-    """Raises InvalidArgument for what is no open database, such as its address."""
+    """Raises InvalidArgument for anything but an open database, such as its address."""
     if not hasattr(db, "create_session"):
         target = repr(db) if isinstance(db, str) else '"kvdb://host:port"'
         raise InvalidArgument(f"db is {db!r}; expected what kvdb.connect({target}) returns")
@@ -98,9 +120,9 @@ class InferenceEngine(Protocol):
     last: Report | None
 
     def generate(self, input_ids: Any, **options: Any) -> Any:
-        """Takes and returns what the engine's own generation does."""
+        """Takes the same arguments as the engine's own generation, and returns the same."""
         ...
 
     def store(self, *, name: str, input_ids: Any, progress: Progress | None = None) -> kvdb.Context:
-        """Prefill what is not stored of the tokens, and keep them under a name."""
+        """Prefill the tokens that are not stored, and store all of them under a name."""
         ...

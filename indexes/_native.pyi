@@ -68,6 +68,36 @@ class Flat:
 
 FLAT_CHUNK: int
 
+class Quantized:
+    """Four-bit codes of chunks of QUANTIZED_CHUNK keys and values, in arrays of the caller's: centres float32 [chunks, kv_heads,
+    2 * head_dim], scales uint16 [chunks, kv_heads, 2 * QUANTIZED_CHUNK], keys uint8 [chunks, kv_heads, QUANTIZED_CHUNK * head_dim
+    / 2], values the same with head_dim rounded up to 16, bounds float32 [chunks, kv_heads, 2 * QUANTIZED_RUNS]; keys first."""
+
+    def __init__(self, centres: Any, scales: Any, keys: Any, values: Any, bounds: Any) -> None: ...
+    def encode(self, blocks: Blocks, coded: int) -> None:
+        """Codes the tokens from the chunk on that holds token `coded`."""
+
+    def verify(self, blocks: Blocks) -> int:
+        """How many chunks of a KV head are not what their keys and values make of them."""
+
+    def search(
+        self,
+        blocks: Blocks,
+        queries: Queries,
+        retrieval: int,
+        parameter: float,
+        scale: float,
+        margin: float,
+        outside: Any,
+        tail: bool,
+        tight: bool,
+        give_up: bool,
+    ) -> tuple[Any, ...]:
+        """Returns what `coarse_search` does. margin: the share of the bound on a code's error that a token is given."""
+
+QUANTIZED_CHUNK: int
+QUANTIZED_RUNS: int
+
 class CoarsePages:
     """Pages of segments of equal length, in arrays that the caller owns; `indexes/coarse/layout.py` lists them.
 

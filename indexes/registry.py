@@ -14,6 +14,7 @@ from indexes.coarse.clusters import Clusters
 from indexes.coarse.means import Means
 from indexes.flat import Flat
 from indexes.hnsw import Hnsw
+from indexes.quantized import Quantized
 
 
 class UnknownKind(ValueError):
@@ -96,7 +97,7 @@ class Kinds(Mapping[str, Kind]):
             return known is kind
 
 
-KINDS = Kinds((Flat, Bounds, Means, Clusters, Hnsw))
+KINDS = Kinds((Flat, Quantized, Bounds, Means, Clusters, Hnsw))
 """The kinds by name. The cheapest to build comes first; kinds registered from outside come last."""
 
 

@@ -87,6 +87,19 @@ def retrieval_from_dict(values: Mapping[str, Any]) -> Retrieval:
     return made
 
 
+def kernel_parameter(retrieval: Retrieval, scale: float, tokens: int) -> tuple[int, float]:
+    """The number by which kernels know a retrieval among `tokens` tokens, and its parameter in their units."""
+    match retrieval:
+        case Exact():
+            return 0, 0.0
+        case Dipr():
+            return 1, retrieval.beta(scale)
+        case TopK():
+            return 2, float(min(retrieval.k, max(tokens, 1)))
+        case TopP():
+            return 3, retrieval.p
+
+
 def is_share(given: Any) -> bool:
     """Whether a value is a number in (0, 1]."""
     number = not isinstance(given, bool) and isinstance(given, Real)

@@ -22,7 +22,7 @@ ENTRY_POINTS = "kvdb.commands"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status. An error that kvdb raises on purpose, and output that cannot be written, are one line on
+    """Run one command; its exit status. An error that kvdb raises on purpose, and output that cannot be written, give one line on
     stderr and status 1."""
     output.escape_characters()
     try:

@@ -1,3 +1,3 @@
-"""Stands in where the compiled kernels are missing: the extension module of this name is found before it."""
+"""Explains that the compiled kernels are missing. Where they are there, Python finds the extension module of this name first."""
 
 raise ImportError("kvdb's kernels are not compiled; run make test, or pip install .")

@@ -35,7 +35,7 @@ _TYPES: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     str: ("text", lambda value: isinstance(value, str)),
     tuple[str, ...]: ("a tuple of text", lambda value: isinstance(value, tuple) and all(isinstance(one, str) for one in value)),
 }
-"""For each annotation below: what a message calls it, and whether a value is one."""
+"""For each annotation below: its name in messages, and the check of a value."""
 
 
 def _check_types(settings: object, table: str) -> None:
@@ -115,8 +115,8 @@ class OptimizerConfig:
 class WindowConfig:
     """The tokens that every query attends exactly.
 
-    sink_tokens: how many of the first. recent_tokens: how many of the last that are stored; the tokens of the session itself are
-    all read until they are many.
+    sink_tokens: the number of first tokens. recent_tokens: the number of last tokens of what is stored; the session's own tokens
+    are all read until there are many.
     """
 
     sink_tokens: int = 64
@@ -138,8 +138,8 @@ class IndexConfig:
     for a retrieval that no index can answer yet, "" for none. segment_tokens_min: segments shorter than this get no index.
     tail_tokens: how many new tokens of a session are indexed at a time, 0 for none. threads: how many indexes are built at once.
     sample_queries: how many queries of each layer and head a session keeps, from which the indexes of what it stores learn.
-    automatic: whether indexes are built when queries show that they will pay. opened_often: a segment that so many sessions have
-    opened is expected to be queried as much again. bytes_max: bytes of memory for all indexes, None for no limit.
+    automatic: whether indexes are built when queries show that they will pay. opened_often: a segment that this many sessions
+    have opened is expected to be queried as much again. bytes_max: bytes of memory for all indexes, None for no limit.
     """
 
     at_store: tuple[str, ...] = ()
@@ -172,8 +172,7 @@ class ServerConfig:
     host: an address, or unix:/path. port: 0 picks a free one. token: what clients must send, "" for no check. workers: how many
     Decode streams and imports may be open at once; one client may have three quarters of them. message_bytes_max: the largest
     gRPC message in bytes. request_bytes_max: the largest request of a stream, which comes in several messages.
-    inflight_bytes_max: how many bytes all requests together may have that wait to be answered; one client may have three quarters
-    of them.
+    inflight_bytes_max: the total bytes of requests that may wait to be answered; one client may have three quarters of them.
     session_idle_seconds: how long a session may go unused before it is closed. stream_idle_seconds: how long a Decode stream or
     an import may say nothing before it is ended; sessions stay. drain_seconds: how long SIGTERM waits for calls under way.
     reflection: whether the server describes its own methods over gRPC.

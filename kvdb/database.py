@@ -95,8 +95,9 @@ class Database:
     def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None) -> ImportWriter:
         """Start storing a context. Only the tokens behind the longest stored prefix, [import.start, n), are to be written.
 
-        base: of a chunk, the position at which its first token was computed; of its text all or nothing is stored. Raises
-        AlreadyExists, InvalidArgument, or Unsupported for a chunk of a model whose keys cannot be moved.
+        base: for a chunk, the position at which its first token was computed, None for a prefix. A chunk is stored whole or, if
+        its text is stored already, not at all. Raises AlreadyExists, InvalidArgument, or Unsupported for a chunk of a model whose
+        keys cannot be moved.
         """
         self._catalog.check_free(validate.name(name))
         ids = validate.token_ids(tokens)
@@ -130,7 +131,7 @@ class Database:
     ) -> SessionState:
         """A session over several parts, in their order: contexts by name, chunks anywhere, and token ids.
 
-        Token ids before the last context are gaps, whose KV comes with `overlay`; those behind it are not laid out. error_max: as
+        Token ids before the last context are gaps, whose KV comes with `overlay`; ids behind it are not laid out. error_max: as
         in `create_session`. Raises NotFound, SpecMismatch, PositionError, InvalidArgument, ShapeError, DtypeError, or Unsupported
         where keys cannot be moved.
         """
@@ -159,9 +160,9 @@ class Database:
     def build_index(
         self, name: str, kind: str, wait: bool = True, is_wanted: Callable[[], bool] = lambda: True
     ) -> list[IndexInfo]:
-        """Build that kind of index over the segments of a context that are long enough; the indexes there are then.
+        """Build that kind of index over the segments of a context that are long enough. Returns the indexes over the context.
 
-        wait: until it stands, or `is_wanted` says no; otherwise it is built in the background. Raises NotFound,
+        wait: whether to wait until it is built, or `is_wanted` says no; otherwise it is built in the background. Raises NotFound,
         InvalidArgument for a kind that does not exist, CapacityError where the indexes would keep more than indexes.bytes_max,
         Unsupported for a kind whose library is not installed, Unavailable, and what the build itself raised.
         """
@@ -182,7 +183,7 @@ class Database:
 
     @_call
     def verify(self, name: str) -> int:
-        """Check every index of a context against its keys; how many were checked. Raises NotFound or IntegrityError."""
+        """Check every index of a context against its keys. Returns how many were checked. Raises NotFound or IntegrityError."""
         with self._catalog.borrow(name) as context:
             views = context.views
             indexed = tuple(view for view in views if view.segment.indexes.built())
@@ -191,8 +192,8 @@ class Database:
 
     @_call
     def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]:
-        """The plans of a query of one token behind a context, for one layer or for each. analyze: carry them out, for queries
-        that were kept when the context was stored. Raises NotFound, LayerError or InvalidArgument."""
+        """The plans of a query by one more token behind a context, for one layer or for each. analyze: whether to carry them out,
+        with queries that were kept when the context was stored. Raises NotFound, LayerError or InvalidArgument."""
         context = self._catalog.acquire(name)
         if context.plain:
             snapshot = Snapshot.prefix(context.views)
@@ -224,7 +225,7 @@ class Database:
 
     @_call
     def drop(self, name: str) -> None:
-        """Forget a context. Open sessions over it go on; what nobody holds is freed. Raises NotFound."""
+        """Forget a context. Open sessions over it go on; segments that nobody holds any more are freed. Raises NotFound."""
         self._catalog.drop(name)
 
     @_call
@@ -246,7 +247,8 @@ class Database:
         self._blocks.check_integrity(self._owners)
 
     def wait_for_builds(self, timeout: float | None = None) -> bool:
-        """Wait until no index is being built, nor waits for it; whether that came within `timeout` seconds, None for any time."""
+        """Wait until no index is being built or waits to be built. Returns False if that takes more than `timeout` seconds; None
+        waits for any time."""
         return self._builder.wait(timeout)
 
     def close(self) -> None:

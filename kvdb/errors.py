@@ -30,7 +30,7 @@ import indexes.errors as root
 
 KvdbError = root.KvdbError
 InvalidArgument = root.InvalidArgument
-"""These two stand below, because retrievals and indexes refuse values too."""
+"""These two are defined in `indexes`, because retrievals and indexes refuse values too."""
 
 
 class ShapeError(InvalidArgument):
@@ -62,7 +62,7 @@ class PositionError(KvdbError):
 
 
 class SpecMismatch(KvdbError):
-    """KV of one model was offered to, or asked of, another's."""
+    """KV of one model was mixed with that of another."""
 
 
 class SessionClosed(KvdbError):
@@ -94,7 +94,7 @@ class Unsupported(KvdbError):
 
 
 class Unavailable(KvdbError, ConnectionError):
-    """The server does not answer; nothing is known of the call's effect."""
+    """The server does not answer; the call may or may not have had its effect."""
 
 
 class GpuLost(KvdbError):

@@ -14,7 +14,7 @@ from kvdb.types import Array, ModelSpec, PromptPart, Tokens
 
 NAME_LENGTH_MAX = 1024
 POSITION_MAX = 1 << 53
-"""The last position that float64, in which the angles of a move are computed, tells from the next."""
+"""The last position that float64 distinguishes from the next; the angles of a move are computed in float64."""
 
 
 def layer(spec: ModelSpec, number: Any) -> None:
@@ -24,13 +24,13 @@ def layer(spec: ModelSpec, number: Any) -> None:
 
 
 def queries(spec: ModelSpec, q: Array) -> int:
-    """How many tokens q holds. Raises ShapeError or DtypeError."""
+    """The number of tokens in q. Raises ShapeError or DtypeError."""
     _array(spec, "q", q, spec.q_heads)
     return int(q.shape[1])
 
 
 def keys_values(spec: ModelSpec, k: Array, v: Array) -> int:
-    """How many tokens k and v hold. Raises ShapeError or DtypeError."""
+    """The number of tokens in k and v. Raises ShapeError or DtypeError."""
     _array(spec, "k", k, spec.kv_heads)
     _array(spec, "v", v, spec.kv_heads)
     if k.shape[1] != v.shape[1]:
@@ -56,8 +56,8 @@ def start(given: int | None, length: int, layer_number: int) -> None:
 
 
 def together(sessions: Sequence[object], own: Sequence[object]) -> None:
-    """Raises InvalidArgument unless one call can take these sessions: at least one, each once. own: those of them that are the
-    database's own, which must be all."""
+    """Raises InvalidArgument unless one call can take these sessions: at least one, and each once. own: the sessions among them
+    that belong to the database, which must be all."""
     if len(own) < len(sessions):
         raise InvalidArgument("a session is another database's; expected sessions that were opened in this one")
     if not len(sessions):
@@ -87,14 +87,14 @@ def starts(given: Any, sessions: int) -> None:
 
 
 def same_spec(spec: ModelSpec, first: ModelSpec) -> None:
-    """Raises SpecMismatch unless a session is of the same model as the first of its call."""
+    """Raises SpecMismatch unless a session has the same model as the first one of its call."""
     if spec != first:
         raise SpecMismatch(f"it is of {spec}, and sessions[0] of {first}; expected sessions of one model")
 
 
 @contextmanager
 def numbered(session: int) -> Iterator[None]:
-    """Let an error of one session of several say which session it is."""
+    """Make an error about one of several sessions say which session it is."""
     try:
         yield
     except KvdbError as error:
@@ -102,7 +102,7 @@ def numbered(session: int) -> Iterator[None]:
 
 
 def base(given: Any) -> int:
-    """Raises InvalidArgument unless it is a position."""
+    """Raises InvalidArgument unless the value is a position."""
     if not is_whole(given) or not 0 <= given <= POSITION_MAX:
         raise InvalidArgument(f"base is {given!r}; expected the position of the chunk's first token, 0 to {POSITION_MAX}")
     return int(given)
@@ -153,7 +153,7 @@ def as_array(what: str, given: Any) -> Array:
 
 
 def iterable(what: str, given: Iterable[Any], expected: str) -> Iterator[Any]:
-    """Its iterator. Raises InvalidArgument for what has none."""
+    """The iterator of a value. Raises InvalidArgument for a value that has none."""
     try:
         return iter(given)
     except TypeError:
@@ -161,42 +161,42 @@ def iterable(what: str, given: Iterable[Any], expected: str) -> Iterator[Any]:
 
 
 def flag(what: str, given: Any) -> bool:
-    """Raises InvalidArgument unless it is true or false."""
+    """Raises InvalidArgument unless the value is true or false."""
     if not isinstance(given, bool | int | np.bool_):
         raise InvalidArgument(f"{what} is {given!r}; expected True or False")
     return bool(given)
 
 
 def spec(given: Any) -> ModelSpec:
-    """Raises SpecError unless it is a ModelSpec."""
+    """Raises SpecError unless the value is a ModelSpec."""
     if not isinstance(given, ModelSpec):
         raise SpecError(f"spec is a {type(given).__name__}; expected a kvdb.ModelSpec")
     return given
 
 
 def number(what: str, given: Any) -> float:
-    """Raises InvalidArgument unless it is a real number."""
+    """Raises InvalidArgument unless the value is a real number."""
     if isinstance(given, bool) or not isinstance(given, Real):
         raise InvalidArgument(f"{what} is {given!r}; expected a number")
     return float(given)
 
 
 def kind(given: Any) -> str:
-    """Raises InvalidArgument unless it is a kind of index."""
+    """Raises InvalidArgument unless the value is the name of a kind of index."""
     if not isinstance(given, str) or given not in registry.KINDS:
         raise InvalidArgument(f"no kind of index is named {given!r}; expected one of {', '.join(registry.KINDS)}")
     return given
 
 
 def name(given: Any) -> str:
-    """Raises InvalidArgument unless it is a printable string of some length."""
+    """Raises InvalidArgument unless the value is a printable string of acceptable length."""
     if not isinstance(given, str) or not given or len(given) > NAME_LENGTH_MAX or not given.isprintable():
         raise InvalidArgument(f"a context's name is {given!r}; expected 1 to {NAME_LENGTH_MAX} printable characters")
     return given
 
 
 def is_whole(given: Any) -> bool:
-    """Whether it is an integer, and no truth value."""
+    """Whether the value is an integer, and not a bool."""
     return isinstance(given, int | np.integer) and not isinstance(given, bool)
 
 

@@ -1,4 +1,4 @@
-"""The error budget of a layer: nothing approximate is served that was not proven on the very heads that it serves."""
+"""The error budget of a layer: a head is answered approximately only in ways that were proven on that very head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from query_optimizer.ways import HeadShare, LayerBudget, Way, WayFacts
 TIME_SHARE_MAX = 0.9
 """Heads are read whole where searching would take a larger share of the time."""
 TIME_SHARE_GUESS = 0.5
-"""The share of the time that a way is thought to take before it was timed."""
+"""The share of the time that a way is assumed to take before it was timed."""
 AUDITS_MIN = next(n for n in range(1, 1000) if rank_of_bound(n) is not None)
-"""So many audits are the fewest that can prove a way."""
+"""The fewest audits that can prove a way."""
 AUDITS_MAX = 181
-"""A way that was not proven by so many audits is not tried on; then the fifth largest error is the bound."""
+"""A way that is not proven after this many audits is no longer tried; the fifth largest error is the bound then."""
 SLOW_AUDITS = 8
-"""After so many audits a way that is no faster than reading everything is not tried on."""
+"""After this many audits, a way that is not faster than reading everything is no longer tried."""
 
 
 def share_budget(error_max: float, ways: Sequence[WayFacts], kv_heads: int) -> tuple[HeadShare, ...]:
@@ -78,7 +78,7 @@ class ErrorBudget:
     wishes: the kinds of index to wish for, one after the other, as long as heads are read whole.
     """
 
-    wishes: tuple[str, ...] = ("flat", "coarse-clusters")
+    wishes: tuple[str, ...] = ("flat", "quantized", "coarse-clusters")
     name: str = "error_budget"
 
     def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str | tuple[Fired, ...]:

@@ -1,7 +1,7 @@
 """A plan: a frozen tree, one merge over the access paths of all parts. `str(plan)` is EXPLAIN."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from indexes.errors import InvalidArgument
@@ -54,12 +54,16 @@ class Plan:
     notes: tuple[str, ...] = ()
     actual: Actual | None = None
     outcome: Outcome | None = None
+    _rule: str = field(init=False, repr=False, compare=False)  # found once, because every query counts it
+
+    def __post_init__(self) -> None:
+        chosen = max(self.accesses, key=lambda access: access.tokens * len(access.heads), default=None)
+        object.__setattr__(self, "_rule", WINDOW if chosen is None else chosen.rule)
 
     @property
     def rule(self) -> str:
         """The name of the rule that decided on the most tokens and heads."""
-        chosen = max(self.accesses, key=lambda access: access.tokens * len(access.heads), default=None)
-        return WINDOW if chosen is None else chosen.rule
+        return self._rule
 
     @property
     def searches(self) -> bool:
@@ -77,7 +81,9 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain values for machines, which `from_dict` takes."""
-        return asdict(replace(self, accesses=())) | {
+        values = asdict(replace(self, accesses=()))
+        del values["_rule"]
+        return values | {
             "retrieval": retrieval_to_dict(self.retrieval),
             "rule": self.rule,
             "accesses": [access.to_dict() for access in self.accesses],

@@ -218,7 +218,7 @@ def base_rules(short_context_tokens: int = 4096, wish: str = "flat") -> tuple[Ru
         ExactAsked(),
         ShortContext(short_context_tokens),
         FreshTail(),
-        ErrorBudget(tuple(dict.fromkeys((wish, "coarse-clusters"))) if wish else ()),
+        ErrorBudget(tuple(dict.fromkeys((wish, "quantized", "coarse-clusters"))) if wish else ()),
         Hinted(),
         BudgetFits(),
         DiffuseHead(),

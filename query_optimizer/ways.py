@@ -1,4 +1,4 @@
-"""Ways of answering a KV head without reading everything, and what is known of each before it may be used."""
+"""Ways of answering a KV head without reading everything, and what is known about each before it may be used."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,20 +10,20 @@ from indexes.retrieval import Dipr, Retrieval, TopK, retrieval_from_dict, retrie
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of answering. kind: of the index that is searched. retrieval: what it is searched for. estimate_tail: whether what is
-    not retrieved is estimated."""
+    """A way of answering. kind: the kind of index that is searched. retrieval: the retrieval of that search. estimate_tail:
+    whether the attention over all other tokens is estimated."""
 
     kind: str
     retrieval: Retrieval
     estimate_tail: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; `from_dict` takes them back."""
+        """The way as plain values, which `from_dict` takes."""
         return asdict(self) | {"retrieval": retrieval_to_dict(self.retrieval)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Way":
-        """What `to_dict` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        """The way that `to_dict` wrote. Raises KeyError, TypeError or ValueError for anything else."""
         return cls(**(values | {"retrieval": retrieval_from_dict(values["retrieval"])}))
 
     def __str__(self) -> str:

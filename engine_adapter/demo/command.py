@@ -61,7 +61,7 @@ def _run_rag(given: argparse.Namespace) -> int:
 
 @contextmanager
 def _what_it_needs() -> Iterator[None]:
-    """Raises Unsupported for libraries that are not installed."""
+    """Turns an import error of a library that is not installed into Unsupported."""
     try:
         yield
     except ModuleNotFoundError as error:

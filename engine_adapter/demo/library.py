@@ -62,9 +62,9 @@ def library(tokenizer: "PreTrainedTokenizerBase", documents: int, seed: int) -> 
 
 
 def prompts(held: Library, questions: int, documents: int, seed: int) -> list[Prompt]:
-    """Different questions, each with the document that answers it among others, in an order by chance.
+    """Different questions, each with the document that answers it among others, in random order.
 
-    Documents that hold the second word of the question too come along first, as a search for its words would find them.
+    Documents that also hold the second word of the question are preferred, as a search for its words would find them.
 
     Raises InvalidArgument for more questions or documents than there are.
     """
@@ -86,7 +86,7 @@ def prompts(held: Library, questions: int, documents: int, seed: int) -> list[Pr
 
 
 def _headings(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> dict[int, str]:
-    """The word of each heading by the place where it begins, in their order."""
+    """The word of each heading by the position where it begins, in ascending order."""
     sentences = {tuple(tokenizer.encode(f" Section {word}.", add_special_tokens=False)): word for word in sections.HEADINGS}
     begins: dict[int, str] = {}
     for length in {len(sentence) for sentence in sentences}:

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 ANSWER_TOKENS = CODE_DIGITS
 CHUNK_TOKENS = 128
-"""Short, so that a document has several chunks, for which the demo is made."""
+"""Short, so that each document has several chunks, which the demo is about."""
 FEWER_MAX = 0.2
-"""The share of a full prefill's right answers that may be missed: a dozen questions say no more; see the check."""
+"""How many of a full prefill's right answers may be missed, as a share: a dozen questions cannot show more. The check asks
+more."""
 HEAD = "vault            answer       reused  recomputed  first token   prefill  faster"
 LEGEND = """
 reused, recomputed: stored tokens of the prompt, taken as they are or computed
@@ -70,7 +71,8 @@ class Comparison:
 def show(documents: int, together: int, questions: int, checked: int, recompute: float, seed: int) -> int:
     """Run the demo; its exit status: 0 unless blended documents give clearly fewer right answers than a full prefill.
 
-    documents: in the library. together: of them in each prompt. questions: that are shown. checked: prompts of the check.
+    documents: the number of documents in the library. together: the number in each prompt. questions: the number of questions
+    shown. checked: the number of prompts that the check compares.
     """
     console = Console(highlight=False)
     disable_progress_bar()  # of loading a model this small
@@ -82,7 +84,7 @@ def show(documents: int, together: int, questions: int, checked: int, recompute:
     heading, word = record.text.split()[1:]
     console.print(
         f"[bold]{documents} documents[/] of Python's documentation, {held.tokens:,} tokens. Records in them, such as "
-        f"“Vault same {word} {' '.join(record.code)}.”, mean nothing without their heading, here “Section {heading}.”, "
+        f'"Vault same {word} {" ".join(record.code)}.", mean nothing without their heading, here "Section {heading}.", '
         "which most often stands in an earlier chunk.\n"
     )
     with kvdb.connect() as db, RagEngine(model, tokenizer, db, chunk_tokens=CHUNK_TOKENS) as rag:

@@ -2,10 +2,11 @@
 
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 import engine_adapter.transformers
 import kvdb
 from engine_adapter.base import DecodeStats
+from engine_adapter.demo.audits import audit
 from engine_adapter.demo.plain import PlainReader
 from engine_adapter.demo.server import ServerProcess
 from engine_adapter.models import vault
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 NAME = "handbook"
 FIRST_TOKENS = 2048
-"""A document of at least twice as many tokens answers a first question when these are there."""
+"""A document of at least twice as many tokens answers a first question once this many are stored."""
 LOOK_SECONDS = 0.05
 BAR = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.completed:,.0f} tokens"))
 LEGEND = """
@@ -43,8 +45,8 @@ ANSWER_TOKENS = vault.CODE_DIGITS + 1  # and the full stop behind them
 
 @dataclass(frozen=True)
 class Answer:
-    """One question: what the model went on with over kvdb, how many prompt tokens were reused, seconds to the
-    first token, how much its steps read, and EXPLAIN ANALYZE of its last query in each layer."""
+    """The answer to one question over kvdb: its tokens, the number of reused prompt tokens, seconds to the first token, how much
+    its steps read, and EXPLAIN ANALYZE of its last query in each layer."""
 
     fact: vault.Fact
     question: list[int]
@@ -61,7 +63,7 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """The code that it names, and whether that is right, with rich's colours."""
+        """The code in the answer, and whether it is right, with rich's colours."""
         code = self.text.replace(" ", "").rstrip(".")
         return f"{code} [green]right[/]" if self.right else f"{code} [red]wrong[/]"
 
@@ -96,7 +98,7 @@ def show(
     document = vault.document(tokenizer, tokens, facts, seed)
     chosen = random.Random(seed).sample(document.facts, min(questions, facts))
     console.print(
-        f"[bold]{len(document.ids):,} tokens[/] of prose with {facts} facts in it, such as “{chosen[0].sentence.strip()}”"
+        f'[bold]{len(document.ids):,} tokens[/] of prose with {facts} facts in it, such as "{chosen[0].sentence.strip()}"'
     )
     console.print(f"process {server.pid}: {server.ready_line}\n")
     with kvdb.connect(server.target) as db, engine_adapter.transformers.attach(model, db) as engine:
@@ -123,6 +125,9 @@ def show(
     plans = answers[-1].plans
     shown = f"The last question's last query, explained and analyzed:\n{plan_table(plans)}\n\n{plans[-1]}\n"
     console.print(shown, markup=False, soft_wrap=True)
+    if retrieval is None:
+        with kvdb.connect(server.target) as db, engine_adapter.transformers.attach(model, db) as engine:
+            audit(console, db, engine, tokenizer, document, NAME, [answer.decode for answer in answers])
     return _verdict_of_search(console, answers, equal, plain_right) if searches else _verdict(console, answers, equal)
 
 
@@ -133,7 +138,8 @@ def _first_pages(
     tokenizer: "PreTrainedTokenizerBase",
     document: vault.Document,
 ) -> None:
-    """An answer as early as can be, from the beginning of a long document; it is dropped, so that the whole is one segment."""
+    """Answer a question as early as possible, from the beginning of a long document. The beginning is dropped again, so that the
+    whole document is one segment."""
     pages, fact = document.ids[:FIRST_TOKENS], document.facts[0]
     if len(document.ids) < 2 * FIRST_TOKENS or fact.sentence not in str(tokenizer.decode(pages)):
         return
@@ -151,19 +157,20 @@ def _store(console: Console, engine: TransformersEngine, document: list[int]) ->
             input_ids=torch.tensor([document]),
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    console.print(f"stored as “{NAME}”: {context.info.nbytes / MIB:,.1f} MiB in the server's blocks\n")
+    console.print(f'stored as "{NAME}": {context.info.nbytes / MIB:,.1f} MiB in the server\'s blocks\n')
 
 
 def _index(console: Console, db: kvdb.Client, kind: str) -> None:
     started = perf_counter()
-    with Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(f"building an index, {kind}", total=1.0)
-        under_way = db.build_index(NAME, kind, wait=False)
-        while any(info.state in {"waiting", "building"} for info in under_way):
-            bar.update(task, completed=sum(info.progress for info in under_way) / len(under_way))
-            sleep(LOOK_SECONDS)
-            under_way = [info for info in db.indexes(NAME) if info.kind == kind]
-    built = db.build_index(NAME, kind)  # raises what the build raised
+    with (
+        ThreadPoolExecutor(1) as pool,
+        Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), console=console, transient=True) as bar,
+    ):
+        task, building = bar.add_task(f"building an index, {kind}", total=1.0), pool.submit(db.build_index, NAME, kind)
+        while not wait([building], LOOK_SECONDS).done:
+            under_way = [info.progress for info in db.indexes(NAME) if info.kind == kind]
+            bar.update(task, completed=sum(under_way) / max(len(under_way), 1))
+    built = building.result()
     seconds = perf_counter() - started
     if not built:
         console.print("the document is too short for an index, so everything is read\n")
@@ -187,7 +194,7 @@ def _ask(
     plans: list[kvdb.Plan] = []
 
     def inspect(sessions: Sequence[kvdb.Session]) -> None:
-        """After the answer, so that its times do not count it."""
+        """Explain the last query of each layer; called after the answer, so that its times do not include it."""
         for layer in range(engine.spec.layers):
             plans.append(sessions[0].explain(layer, analyze=True, retrieval=retrieval, hints=hints))
 
@@ -239,7 +246,7 @@ def _verdict(console: Console, answers: list[Answer], equal: list[bool]) -> int:
 
 
 def _verdict_of_search(console: Console, answers: list[Answer], equal: list[bool], plain_right: int) -> int:
-    """Judges by right answers: with tokens left out, others than plain transformers' may be as good."""
+    """Judge by right answers: with tokens left out, an answer may differ from plain transformers' and still be right."""
     right = sum(answer.right for answer in answers)
     read = reduce(add, [answer.decode for answer in answers])
     console.print(

@@ -1,9 +1,9 @@
 """The sections model: a small decoder, trained for this project, that reads records under the heading that governs them.
 
-Besides facts as in `vault.py`, the text has headings such as " Section amber." and, below them, records such as
-" Vault same anchor 4 8 2 1 3.": asked " Vault amber anchor", the model goes on with the five digits. The same second word
-stands under several headings, so a record alone answers nothing. That is what blending is for: a chunk of the text that was
-computed alone has not seen its heading. The card, `vault-sections/README.md`, says how often the model is right.
+Besides facts as in `vault.py`, the text has headings such as " Section amber." and, below them, records such as " Vault same
+anchor 4 8 2 1 3.": asked " Vault amber anchor", the model goes on with the five digits. The same second word stands under several
+headings, so a record alone answers nothing. That is why chunks have to be blended: a chunk of the text that was computed alone
+has not seen its heading. The card, `vault-sections/README.md`, says how often the model is right.
 """
 
 import random
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "vault-sections"
 HEADINGS = tuple((Path(__file__).parent / "headings.txt").read_text().split())
-"""Words that stand in headings alone; the names of facts and records are made of the others."""
+"""Words that stand only in headings; the names of facts and records are made of other words."""
 NAMES = tuple(word for word in WORDS if word not in HEADINGS)
 FEWEST, MOST = 3, 4
-"""In how many sections a record's second word stands, at least and at most."""
+"""The least and the largest number of sections in which a record's second word stands."""
 SHORTEST = 32
 """The least tokens of a section."""
 SPREAD = 3
-"""Records take at most one in so many of a section's tokens."""
+"""Records take at most one in this many of a section's tokens."""
 
 Kind = Literal["chunk", "border", "heading"]
 """A fact within one chunk, a fact across the border of two, a record whose heading stands in an earlier chunk."""
@@ -88,7 +88,7 @@ def document(
 
 
 class _Draft:
-    """Sentences at their places in a document that is not yet filled with prose."""
+    """A document with sentences at their places that is not yet filled with prose."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", tokens: int, chunk: int, chance: random.Random) -> None:
         self.tokenizer, self.tokens, self.chunk, self.chance = tokenizer, tokens, chunk, chance
@@ -137,7 +137,7 @@ class _Draft:
         return "".join(self.chance.choices("0123456789", k=CODE_DIGITS))
 
     def _place(self, sentence: str, begin: int, end: int, kind: Kind = "heading") -> int:
-        """Puts it at a random free place from `begin` to `end`, as its kind demands."""
+        """Put a sentence at a random free place from `begin` to `end` that suits its kind."""
         ids = self._encode(sentence)
         for _ in range(1000):
             place = self.chance.randrange(begin, max(begin, end - len(ids)) + 1)
@@ -153,13 +153,13 @@ class _Draft:
         return ids
 
     def _put(self, begin: int, ids: list[int]) -> int:
-        """The place behind it."""
+        """Put a sentence at a place; returns the place behind it."""
         self.placed[begin] = ids
         self.taken[begin : begin + len(ids)] = [True] * len(ids)
         return begin + len(ids)
 
     def _fill(self) -> list[int]:
-        """Everything in its place, and from random places of the prose what lies between."""
+        """The tokens of the whole document, with prose from random places between the sentences."""
         text, ids = prose_ids(self.tokenizer), list[int]()
         for begin in [*sorted(self.placed), self.tokens]:
             gap = begin - len(ids)

@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent / "vault-2m"
 WORDS = tuple((Path(__file__).parent / "words.txt").read_text().split())
 CODE_DIGITS = 5
 FACT_TOKENS = 10
-"""Tokens of one fact and some prose before it."""
+"""The number of tokens of one fact and some prose before it."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def load_from(folder: Path) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase
 def document(tokenizer: "PreTrainedTokenizerBase", tokens: int, facts: int, seed: int) -> Document:
     """`tokens` tokens of prose (Python's own documentation) with `facts` facts at even distances; the same for a seed.
 
-    Raises InvalidArgument for fewer than one fact, or more than have names or room.
+    Raises InvalidArgument for less than one fact, or more than there are names or room for.
     """
     if not 1 <= facts <= len(WORDS) ** 2 or tokens < facts * FACT_TOKENS:
         raise InvalidArgument(

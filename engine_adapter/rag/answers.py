@@ -1,4 +1,4 @@
-"""An answer, and how its text comes out of tokens piece by piece."""
+"""An answer, and how tokens become its text piece by piece."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,11 +23,12 @@ class Tokenizer(Protocol):
 class Usage:
     """How many tokens and seconds an answer took.
 
-    prompt: tokens of instruction, documents and question, which are reused, recomputed or fresh. reused: taken as they were
-    stored. recomputed: stored, and computed again because of what stands before them now, a mean over the layers. fresh:
-    computed for the first time, such as the question. generated: new tokens. read: tokens that a step behind the first attended
-    in a layer, on average, None where there was no such step; context: how many there were. first_token_seconds: from the
-    call's turn on the model to the first new token; seconds: to the last one.
+    prompt: tokens of instruction, documents and question, which are reused, recomputed or fresh. reused: tokens whose stored KV
+    was taken. recomputed: stored tokens that were computed again because of what stands before them now, a mean over the layers.
+    fresh: tokens computed for the first time, such as the question. generated: new tokens. read: the mean number of tokens that a
+    step behind the first attended in a layer, None where there was no such step. context: the mean number of tokens that there
+    were. first_token_seconds: the time from the call's turn on the model to the first new token. seconds: the time to the last
+    one.
     """
 
     prompt: int
@@ -73,8 +74,8 @@ class Answer:
 class Pieces(BaseStreamer):
     """A streamer of `generate` that hands on each new piece of text as soon as its characters are whole.
 
-    Only a few tokens are decoded at a time: from the beginning of the piece before, which decides whether the next begins with
-    a space.
+    Only a few tokens are decoded at a time, beginning with those of the piece before, which decide whether the next piece begins
+    with a space.
     """
 
     def __init__(self, tokenizer: Tokenizer, give: Callable[[str], Any]) -> None:
@@ -99,14 +100,14 @@ class Pieces(BaseStreamer):
             self._before, self._given = self._given, len(self._ids)
 
     def end(self) -> None:
-        """Hands on what is left, half characters too."""
+        """Hands on the rest, half characters too."""
         text, length = self._text()
         if len(text) > length:
             self._give(text[length:])
         self._before = self._given = len(self._ids)
 
     def _text(self) -> tuple[str, int]:
-        """The text since the piece before, and how much of it was that piece."""
+        """The text from the piece before on, and the length of that piece."""
         ids = self._ids[self._before :]
         known = ids[: self._given - self._before]
         text, before = (str(self._tokenizer.decode(some, skip_special_tokens=True)) for some in (ids, known))
@@ -123,7 +124,7 @@ def text_of(tokenizer: Tokenizer, tokens: list[int]) -> str:
 
 
 def answer_of(tokenizer: Tokenizer, tokens: list[int], prompt: int, report: Report, layers: int) -> Answer:
-    """prompt: how many tokens it had. report: of the engine's call, which laid parts out."""
+    """The answer of an engine's call. prompt: the number of its tokens. report: the report of the call, which laid parts out."""
     blend, decode = report.blend, report.decode
     assert blend is not None
     assert report.first_token_seconds is not None

@@ -1,4 +1,4 @@
-"""How near answers from blended documents are to those of a full prefill, for a model and prompts of one's own.
+"""Measures how near answers from blended documents are to those of a full prefill, for the user's own model and prompts.
 
 Equal texts say little: where two words are about as likely, rounding decides, and everything behind the first that differs counts
 as lost. So the full prefill's answer is also fed to the blended prompt, token by token, and the distributions are compared.
@@ -20,11 +20,11 @@ from kvdb.errors import InvalidArgument
 from kvdb.types import Float32
 
 Expected = str | Callable[[str], bool]
-"""A text that a right answer holds, whatever the spaces and capitals, or a function that says whether an answer is right."""
+"""A text that a right answer contains, ignoring spaces and capitals, or a function that says whether an answer is right."""
 
 
 class CheckPrompt(NamedTuple):
-    """One prompt of a check: a question, the ids of the documents that it is put to, and what a right answer holds."""
+    """One prompt of a check: a question, the ids of the documents that it is asked about, and what a right answer contains."""
 
     question: Text
     docs: Sequence[str]
@@ -38,7 +38,7 @@ class CheckPrompt(NamedTuple):
         return cls(*given)
 
     def right(self, text: str) -> bool | None:
-        """Whether an answer is right; None where nobody said what is."""
+        """Whether an answer is right; None if no expected answer was given."""
         if self.expected is None:
             return None
         if callable(self.expected):
@@ -81,14 +81,15 @@ class Compared(NamedTuple):
 
 @dataclass(frozen=True)
 class Checked:
-    """Answers at one ratio, all of a sample. ratio: None for those of a full prefill, which the others are compared with; a mean
-    where the controller chose it.
+    """The answers to all prompts of a sample at one ratio. ratio: None for a full prefill, with which the others are compared; a
+    mean where the controller chose it.
 
-    same: the share that equals the full prefill's, token for token. leading: the share of its tokens up to the first that
-    differs; f1: of words, see `f1`; both means. kl: how far the blended prompt's distributions are from the full prefill's while
-    its answer is fed, nats a token; nll: the negative log-likelihood of that answer, nats a token; means over answers. right: the
-    share that is as expected, of those where that was said, None without any. first_token_seconds: the median. recomputed: tokens
-    of the documents that were computed again, a mean. texts: the answers. chosen: whether the controller chose the ratio.
+    same: the share of answers that equal the full prefill's, token for token. leading: the mean share of tokens before the first
+    that differs. f1: the mean F1 of words, see `f1`. kl: how far the blended prompt's distributions are from the full prefill's
+    while its answer is fed, nats per token; nll: the negative log-likelihood of that answer, nats per token; both are means over
+    answers. right: the share of right answers among prompts with an expected answer, None without any. first_token_seconds: the
+    median. recomputed: the mean number of document tokens that were computed again. texts: the answers. chosen: whether the
+    controller chose the ratio.
     """
 
     ratio: float | None
@@ -113,8 +114,8 @@ class Check:
     full: Checked
 
     def least_ratio(self, same: float = 0.98) -> float | None:
-        """The least ratio of the caller's from which on at least this share of the answers is that of a full prefill; None if
-        there is none."""
+        """The least ratio of the caller's from which on at least this share of the answers equals those of a full prefill; None
+        if there is none."""
         good: float | None = None
         for row in sorted((row for row in self.rows if not row.chosen), key=lambda row: row.ratio or 0.0, reverse=True):
             if row.same < same:

@@ -1,4 +1,4 @@
-"""Where a document is cut into chunks."""
+"""Cuts a document into chunks."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -6,24 +6,24 @@ from collections.abc import Callable, Sequence
 from kvdb.errors import InvalidArgument
 
 CHUNK_TOKENS = 512
-"""Whatever is cut off from what it depends on has to be recomputed, so longer chunks answer better; shorter are shared more."""
+"""Longer chunks answer better, because tokens that are cut off from what they depend on must be recomputed; shorter ones are
+shared more."""
 
 LineEnd = re.compile(r"\n")
 SentenceEnd = re.compile(r"[.!?][\"')\]]*\s|[\u3002\uff01\uff1f]")  # the latter end Chinese and Japanese ones
 CHARACTER_TOKENS = 4
-"""The most tokens of one character: as many as the longest have bytes in UTF-8."""
+"""The most tokens of one character: the most bytes of a character in UTF-8."""
 
 HalfCharacter = "\N{REPLACEMENT CHARACTER}"
 """The text that tokenizers make of a token that holds only some bytes of a character."""
 
 
 def cut(ids: Sequence[int], size: int, text_of: Callable[[list[int]], str]) -> list[list[int]]:
-    """The chunks of a document's token ids, in order; one behind the other they are the document.
+    """The chunks of a document's token ids, in order; joined they are the document.
 
-    A chunk has at most `size` tokens. It ends, if it can within its last quarter, at the end of a line, or else of a sentence,
-    and never in the middle of a character that several tokens make, unless there is no other place. What remains for the last
-    two chunks is shared between them, so that none is a few tokens. text_of: the text of some tokens.
-    Raises InvalidArgument for a size below 1.
+    A chunk has at most `size` tokens. It ends at the end of a line or else of a sentence, if there is one within its last
+    quarter, and never in the middle of a character of several tokens, unless there is no other place. The last two chunks share
+    what remains, so that neither is very short. text_of: the text of some tokens. Raises InvalidArgument for a size below 1.
     """
     if isinstance(size, bool) or size < 1:
         raise InvalidArgument(f"chunk_tokens is {size!r}; expected at least 1, such as {CHUNK_TOKENS}")

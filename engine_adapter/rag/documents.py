@@ -1,4 +1,4 @@
-"""The documents that a RAG engine holds, and which of them go when: those that expire, those that there is no room for."""
+"""The documents that a RAG engine holds. They go when they expire, or when there is no room for them."""
 
 import math
 import re
@@ -28,8 +28,9 @@ class Chunk:
 
 @dataclass(eq=False)
 class Document:
-    """added, expires: by the clock, expires None for never. revision: how many had this id before, and may still be there.
-    used: in how many answers. readers: answers under way that hold it, so that its chunks stay. resident: it is in memory."""
+    """A document with its chunks. added, expires: times of the clock; expires is None for never. revision: the number of
+    documents that had this id before, and may still be there. used: the number of answers that used it. readers: the number of
+    answers under way that hold it, so that its chunks stay. resident: whether it is in memory."""
 
     id: str
     pinned: bool = False
@@ -44,8 +45,9 @@ class Document:
 
 @dataclass(frozen=True)
 class DocumentInfo:
-    """A description of a document. nbytes: its chunks' blocks, those shared with other documents counted in full.
-    age_seconds: since it was added. expires_seconds: until it is dropped, None for never. used: in how many answers."""
+    """A description of a document. nbytes: the bytes of its chunks' blocks; blocks shared with other documents count in full.
+    age_seconds: the time since it was added. expires_seconds: the time until it is dropped, None for never. used: the number of
+    answers that used it."""
 
     id: str
     tokens: int
@@ -62,10 +64,10 @@ class Documents:
     """The documents by their ids. Thread-safe. Their chunks are contexts of the database, named "<namespace>/<id>/1of3" and so
     on.
 
-    memory_bytes: the most that all of them may take, text that several share counted once, None for no bound. Where that is too
-    little, the document that was not used for the longest time goes first, unless it is pinned: it is dropped, or, with
-    `offload`, written to disk, from where the next answer that names it brings it back. A document that an answer holds can no
-    longer be named once it was dropped, and its memory is free when the answer ends.
+    memory_bytes: the most bytes that all of them may take, where shared text counts once; None for no limit. When that is too
+    little, the least recently used document that is not pinned goes first: it is dropped or, with `offload`, written to disk,
+    from where the next answer that names it brings it back. A dropped document that an answer holds can no longer be named, and
+    its memory is freed when the answer ends.
     """
 
     def __init__(self, db: kvdb.Client, namespace: str, memory_bytes: int | None, clock: Clock, *, offload: bool = False) -> None:
@@ -83,7 +85,8 @@ class Documents:
         self._left_over: dict[str, list[str]] = {}
 
     def adopt(self, spec: kvdb.ModelSpec) -> None:
-        """Find what an earlier engine of the same model has left in the database; nothing of it expires or is pinned."""
+        """Find the documents that an earlier engine of the same model has left in the database; none of them expires or is
+        pinned."""
         stored: dict[tuple[str, int, int], list[tuple[int, kvdb.Context]]] = {}
         for context in self._db.contexts():
             name = CHUNK_NAME.fullmatch(context.name.removeprefix(f"{self._namespace}/"))
@@ -130,12 +133,12 @@ class Documents:
                 self._coming.discard(new.id)
 
     def name(self, new: Document, number: int, total: int) -> str:
-        """The name for the context of one of its chunks."""
+        """The name of the context of one of its chunks."""
         revision = f".r{new.revision}" if new.revision else ""
         return f"{self._namespace}/{new.id}/{number}of{total}{revision}"
 
     def put(self, new: Document, ttl: float | None) -> DocumentInfo:
-        """Hold a document that is whole; the one that had its id before goes. Raises CapacityError where there is no room."""
+        """Hold a complete document; the document that had its id before goes. Raises CapacityError where there is no room."""
         with self._lock:
             self._check_room(new.id, _sizes([new]))
             self._make_room({new.id}, _sizes([new]))
@@ -188,7 +191,7 @@ class Documents:
             self._get(doc_id).pinned = pinned
 
     def expire(self) -> None:
-        """Let go of every document whose time is over, pinned ones too."""
+        """Drop every document whose time is over, also pinned ones."""
         with self._lock:
             now = self._clock()
             for document in [d for d in self._held.values() if d.expires is not None and d.expires <= now]:
@@ -217,7 +220,8 @@ class Documents:
             )
 
     def _make_room(self, staying: Collection[str], nbytes: Mapping[str, int]) -> None:
-        """Let others go until texts of these sizes fit, or nothing else can go: an answer's documents are there at once."""
+        """Drop other documents until texts of these sizes fit, or nothing else can go; the documents of an answer have to be in
+        memory together."""
         if self._memory_bytes is None:
             return
         others = [document for document in self._held.values() if document.resident and document.id not in staying]
@@ -253,19 +257,19 @@ class Documents:
 
 
 def check_id(doc_id: Any) -> None:
-    """Raises InvalidArgument for what is no document's id."""
+    """Raises InvalidArgument unless the value can be a document's id."""
     if not isinstance(doc_id, str) or not doc_id:
         raise InvalidArgument(f"a document's id is {doc_id!r}; expected a string that is not empty")
 
 
 def check_ttl(ttl: float | None) -> None:
-    """Raises InvalidArgument for what is no time to live."""
+    """Raises InvalidArgument unless the value can be a time to live."""
     if ttl is not None and (isinstance(ttl, bool) or not math.isfinite(ttl) or ttl <= 0):
         raise InvalidArgument(f"ttl is {ttl!r}; expected seconds above 0, or None for a document that stays")
 
 
 def _sizes(documents: Iterable[Document]) -> dict[str, int]:
-    """Bytes of each text in them."""
+    """The bytes of each text in these documents."""
     return {chunk.text: chunk.context.info.nbytes for document in documents for chunk in document.chunks}
 
 

@@ -29,19 +29,20 @@ from kvdb.types import Float32
 
 RATIOS = (0.0, 0.05, 0.15, 0.3, 1.0, None)
 PLAIN = frozenset({"max_new_tokens", "min_new_tokens", "eos_token_id", "pad_token_id", "repetition_penalty"})
-"""Options of an answer that a full prefill can do too."""
+"""The options of an answer that a full prefill takes too."""
 
 
 class RagEngine:
     """A model that answers from documents whose KV lies in a kvdb database.
 
     Each document is cut into chunks, and each chunk is computed once, behind the instruction alone. A prompt is the instruction,
-    the documents that a question names, in its order, and the question; the documents' KV is taken from the database wherever it
-    stands, and the share of it that would be most wrong there is computed again (CacheBlend, arXiv 2405.16444).
+    the documents that a question names, in the order it names them, and the question. The documents' KV is taken from the
+    database, at any position, and the share of it that would be most wrong there is computed again (CacheBlend, arXiv
+    2405.16444).
 
-    The model is attached from the beginning to `close`, or to the end of a `with`; documents stay in the database, and another
-    engine of the same model and namespace finds them there. Thread-safe: what needs the model takes turns on it, in the order
-    of the calls, and an answer need not wait for more than one chunk of a document that is being added.
+    The model is attached until `close`, or the end of a `with`. Documents stay in the database, and another engine of the same
+    model and namespace finds them there. Thread-safe: calls that need the model take turns, in their order, and an answer waits
+    for at most one chunk of a document that is being added.
     """
 
     def __init__(  # noqa: PLR0913  # three things that work together, and the settings of the whole
@@ -58,11 +59,11 @@ class RagEngine:
         namespace: str = "rag",
         clock: Clock = time.monotonic,
     ) -> None:
-        """instruction: what every prompt begins with; the tokens that the tokenizer puts before a text come first. template: what
-        stands behind the documents, with {question} in it, such as the turns of a chat. chunk_tokens: of a chunk, at most.
-        memory_bytes: what all documents may take, None for no bound of its own; see `Documents`. offload: to disk goes what
-        there is no room for, instead of being dropped; see `kvdb.Client.offload`. namespace: what the names of its contexts in
-        the database begin with. clock: seconds, for times to live.
+        """instruction: the text with which every prompt begins, behind the tokens that the tokenizer puts before a text.
+        template: the text behind the documents, with {question} in it, such as the turns of a chat. chunk_tokens: the most tokens
+        of a chunk. memory_bytes: the most bytes of all documents, None for no limit of its own; see `Documents`. offload: whether
+        documents without room go to disk instead of being dropped; see `kvdb.Client.offload`. namespace: the beginning of the
+        names of its contexts in the database. clock: seconds, for times to live.
 
         Raises InvalidArgument, and Unsupported for a model that kvdb cannot serve.
         """
@@ -196,7 +197,8 @@ class RagEngine:
         self._documents.delete(doc_id)
 
     def pin(self, doc_id: str, pinned: bool = True) -> None:
-        """Never drop a document for room, or, with pinned=False, do so again. It expires all the same. Raises NotFound."""
+        """Never drop a document for room or, with pinned=False, allow it again. A pinned document still expires. Raises
+        NotFound."""
         self._begin()
         check_id(doc_id)
         self._documents.pin(doc_id, pinned=bool(pinned))
@@ -207,7 +209,7 @@ class RagEngine:
         return self._documents.infos()
 
     def close(self) -> None:
-        """Wait for what is under way, and leave the model as it was. Documents stay in the database. Twice does nothing."""
+        """Wait for calls under way, and restore the model. Documents stay in the database. Closing twice does nothing."""
         with self._turns.mine():
             self._closed = True
             self._resources.close()
@@ -261,7 +263,8 @@ class RagEngine:
             return full_answer(self._model, self._prompts.tokenizer, ids, **options)
 
     def _parts(self, documents: Iterable[Document], question: Text) -> list[Any]:
-        """A prompt. The instruction goes as token ids, because a stored beginning of a prompt is looked up by its ids."""
+        """The parts of a prompt. The instruction is given as token ids, because the stored beginning of a prompt is found by its
+        ids."""
         chunks = [chunk.context for document in documents for chunk in document.chunks]
         return [*([self._prompts.instruction] if self._prompts.instruction else []), *chunks, self._prompts.question(question)]
 
@@ -273,13 +276,13 @@ class RagEngine:
                 self._engine.store(name=f"{self._namespace}/instruction-{digest(ids)}", input_ids=ids)
 
     def _begin(self) -> None:
-        """Every call begins with it."""
+        """Begin a call; every call does so."""
         self._check_open()
         self._documents.expire()
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """The model is the caller's alone for the time of the `with`."""
+        """Only the caller uses the model for the time of the `with`."""
         with self._turns.mine():
             self._check_open()
             yield
@@ -290,7 +293,7 @@ class RagEngine:
 
 
 def _listed(docs: Any) -> list[str]:
-    """Raises InvalidArgument for what are no ids of documents."""
+    """Raises InvalidArgument unless the values can be ids of documents."""
     ids = list(docs) if isinstance(docs, Iterable) and not isinstance(docs, str) else None
     if ids is None or not all(isinstance(doc_id, str) and doc_id for doc_id in ids):
         raise InvalidArgument(f"docs is {docs!r}; expected a list of documents' ids, each a string that is not empty")

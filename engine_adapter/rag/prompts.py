@@ -16,7 +16,7 @@ QUESTION = "{question}"
 class Prompts:
     """A prompt is the instruction, documents, and the template with the question in it.
 
-    vocabulary: how many tokens the model knows. Raises InvalidArgument for a template without {question}.
+    vocabulary: the number of tokens that the model knows. Raises InvalidArgument for a template without {question}.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int, instruction: Text, template: str) -> None:
@@ -59,7 +59,7 @@ class Prompts:
 
 
 def digest(ids: Sequence[int]) -> str:
-    """Equal for equal token ids."""
+    """A digest of token ids, equal for equal ids."""
     return sha256(np.asarray(ids, np.int32).tobytes()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""An answer's text, piece by piece as it comes."""
+"""The text of an answer, piece by piece as it comes."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,16 +14,16 @@ from kvdb.errors import InvalidArgument
 
 
 class Ask(Protocol):
-    """Answers, handing on each piece of text; ends early, with what there is, once `stop` is set."""
+    """Answers, and hands on each piece of text; ends early, with the text so far, once `stop` is set."""
 
     def __call__(self, stream: Callable[[str], object], stop: Event) -> Answer: ...
 
 
 class AnswerStream:
-    """Iterate over it once for the text in pieces; then `answer`, `text` and `usage` say what there was.
+    """An iterator over the pieces of a text, to be used once; afterwards `answer`, `text` and `usage` have the whole.
 
-    The model works in a thread of its own, which begins with the iteration and has ended when the iteration ends, however it
-    does: behind the last piece, with a `break`, or with an error, which is raised from the iteration.
+    The model works in a thread of its own, which starts with the iteration and has ended when the iteration ends: after the last
+    piece, by a `break`, or by an error, which the iteration raises.
     """
 
     def __init__(self, ask: Ask) -> None:

@@ -1,4 +1,4 @@
-"""Who comes first is served first."""
+"""A lock whose waiters are served in their order."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class Turns:
             gate.acquire()
             self._waiting.append(gate)
         try:
-            gate.acquire()  # opened by whoever hands on to this one
+            gate.acquire()  # opened by the holder that hands the lock on
         except BaseException:  # an interrupt; the turn that may have come in the meantime goes to the next
             with self._guard:
                 came = gate not in self._waiting

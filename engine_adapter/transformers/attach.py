@@ -18,7 +18,7 @@ PIECE_TOKENS = 1024
 
 @contextmanager
 def attach(model: PreTrainedModel, db: kvdb.Client, *, piece_tokens: int = PIECE_TOKENS) -> Iterator[TransformersEngine]:
-    """Let the model's KV cache live in the database, for the time of the `with`; then the model is as it was.
+    """Let the model's KV cache live in the database for the time of the `with`; afterwards the model is as it was before.
 
     Calls of the model itself go on as before; `engine.generate` is the one that uses the database. piece_tokens: how many prompt
     tokens go through the model at once. The weights are fingerprinted here, so change them before or after. Raises Unsupported
@@ -36,7 +36,7 @@ def attach(model: PreTrainedModel, db: kvdb.Client, *, piece_tokens: int = PIECE
     engine = TransformersEngine(model, db, spec, piece_tokens)
     register()
     name.models.add(id(model))
-    config._attn_implementation_internal = name  # of this config alone; the public setter also changes those below it
+    config._attn_implementation_internal = name  # only this config; the public setter also changes the configs inside of it
     try:
         yield engine
     finally:

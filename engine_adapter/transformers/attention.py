@@ -1,7 +1,7 @@
 """The attention function and the mask function that transformers calls by the name `kvdb`.
 
-Both serve any number of attached models and hold nothing: what belongs to kvdb is told by the key tensor and by the type of the
-length, and everything else goes to what the model used before, whose name the implementation's own name carries.
+Both serve any number of attached models and hold no state: they recognise calls that belong to kvdb by the key tensor and by the
+type of the length, and pass all others on to the implementation that the model used before, whose name is part of their own.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ EXTRAS = {
 
 
 class Attached(str):
-    """The name `kvdb` as an attached model's config holds it.
+    """The name `kvdb` in the config of an attached model.
 
     before: the implementation it stands in for. models: ids of the attached models; several can share one config.
     """
@@ -83,7 +83,7 @@ def attention(
 
 
 def mask(*, config: Any, kv_length: int, **given: Any) -> Any:
-    """No mask where the keys lie in kvdb, which masks by position itself; otherwise the mask of the implementation before."""
+    """No mask if the keys lie in kvdb, which masks by position itself; otherwise the mask of the implementation before."""
     if isinstance(kv_length, StoredLength):
         return None
     before = getattr(config._attn_implementation, "before", "sdpa")
@@ -93,8 +93,8 @@ def mask(*, config: Any, kv_length: int, **given: Any) -> Any:
 
 
 def _function_before(module: Any) -> Callable[..., Any]:
-    """The function that the module calls when it is not attached. Eager attention stands beside the module's class,
-    unregistered."""
+    """The function that the module calls when it is not attached. Eager attention is not registered; it stands in the file of the
+    module's class."""
     before = getattr(module.config._attn_implementation, "before", "sdpa")
     eager: Any = beside(module, "eager_attention_forward")
     function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(before, eager)

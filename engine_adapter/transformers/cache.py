@@ -1,4 +1,4 @@
-"""A transformers `Cache` whose keys and values lie in kvdb sessions, one a row of the batch.
+"""A transformers `Cache` whose keys and values lie in kvdb sessions, one for each row of the batch.
 
 A layer's `update` keeps nothing: it ties itself to the key tensor and hands it back, so that the attention function, which gets
 nothing else of the cache, finds the sessions by the tensor (`layer_of`). There is no table of sessions to look anything up in.
@@ -22,15 +22,16 @@ _LAYER = "_kvdb_layer"
 
 
 class StoredLength(int):
-    """A length of keys that lie in kvdb. The mask function sees nothing else of the cache, and knows by the type to make none."""
+    """A length of keys that lie in kvdb. The mask function sees nothing else of the cache; by this type it knows to make no
+    mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One sequence of a batch.
 
-    padding: how many columns of its prompt hold no token of it. unstored: the column, if any, whose query is answered though its
-    key is not stored: the last one of a prompt that ends in padding.
+    padding: the number of columns of its prompt without a token. unstored: the column, if any, whose query is answered although
+    its key is not stored: the last one of a prompt that ends in padding.
     """
 
     session: kvdb.Session
@@ -41,8 +42,8 @@ class Row:
 class Batch:
     """The state that the layers of one cache share.
 
-    options: which tokens are read. db: answers all rows in one call; None, as for a single row: each by itself. waiting: the
-    layer whose new keys have not come to the attention function yet.
+    options: which tokens are read. db: answers all rows in one call; None to answer each row by itself, as for a single row.
+    waiting: the layer whose new keys have not reached the attention function yet.
     """
 
     def __init__(self, spec: kvdb.ModelSpec, rows: list[Row], options: kvdb.QueryOptions, db: kvdb.Client | None = None) -> None:
@@ -62,7 +63,7 @@ class Batch:
 
 
 class SessionLayer(CacheLayerMixin):
-    """One layer of the cache. length: columns of the batch that it holds, padding included."""
+    """One layer of the cache. length: the number of the batch's columns that it holds, padding included."""
 
     is_sliding = False
     supports_early_init = False
@@ -164,7 +165,7 @@ class SessionCache(Cache):
 
     @property
     def sessions(self) -> list[kvdb.Session]:
-        """One a row, in the batch's present order."""
+        """The sessions of the rows, in the batch's present order."""
         return [row.session for row in self._batch.rows]
 
     def check_answered(self) -> None:
@@ -172,20 +173,20 @@ class SessionCache(Cache):
         self._batch.check_answered()
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Let row i go on from row `beam_idx[i]`: a row that several go on from is forked, one that none does is closed."""
+        """Make row i continue row `beam_idx[i]`: a row that several continue is forked, and one that none continues is closed."""
         self._select(beam_idx.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Fork each row, so that `repeats` rows in a row go on from it."""
+        """Fork each row, so that `repeats` adjacent rows continue it."""
         self._select([row for row in range(len(self._batch.rows)) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: Any) -> None:
-        """Keep these rows, in this order. indices: whatever picks rows of a tensor, such as numbers or a mask."""
+        """Keep these rows, in this order. indices: anything that selects rows of a tensor, such as numbers or a mask."""
         picked = np.asarray(indices.cpu() if isinstance(indices, torch.Tensor) else indices)
         self._select(np.arange(len(self._batch.rows))[picked].ravel().tolist())
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Raises Unsupported: what a session holds is not taken back."""
+        """Raises Unsupported, because tokens are not taken back from a session."""
         if tokens_to_remove:
             raise Unsupported(
                 f"{abs(tokens_to_remove)} tokens are to be taken back, which a session cannot do; "

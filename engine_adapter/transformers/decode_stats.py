@@ -1,5 +1,6 @@
 """How much the decode steps of a generation read, from the counters of its sessions."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import kvdb
@@ -16,7 +17,8 @@ def counters_of(sessions: Sequence[kvdb.Session]) -> Counted:
 
 
 def decode_stats(before: Counted, rows: Sequence[Row], spec: kvdb.ModelSpec) -> DecodeStats | None:
-    """How much the rows' sessions read since `before`, one token a step; None for other sessions, as after a beam search."""
+    """How much the rows' sessions read since `before`, with one token for each step; None if the sessions changed, as after a
+    beam search."""
     if any(id(row.session) not in before for row in rows):
         return None
     total = DecodeStats(0, 0, 0, 0, 0)
@@ -32,5 +34,10 @@ def decode_stats(before: Counted, rows: Sequence[Row], spec: kvdb.ModelSpec) -> 
             attended=now.tokens_retrieved - then.tokens_retrieved,
             nbytes=now.bytes_read - then.bytes_read,
             nbytes_exact=tokens * spec.token_nbytes,
+            error_audits=now.error_audits - then.error_audits,
+            error_median=now.error_median,
+            error_p95=now.error_p95,
+            error_max_seen=now.error_max_seen,
+            ways=Counter(now.ways) - Counter(then.ways),
         )
     return total

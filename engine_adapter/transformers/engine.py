@@ -30,7 +30,7 @@ from query_optimizer.query_options import NO_OPTIONS
 class TransformersEngine:
     """A transformers model whose KV cache lives in a kvdb database. Made by `attach`.
 
-    spec: what its cache means. last: what the last call did.
+    spec: the spec of its cache. last: the report of the last call.
     """
 
     def __init__(self, model: PreTrainedModel, db: kvdb.Client, spec: kvdb.ModelSpec, piece_tokens: int) -> None:
@@ -53,18 +53,18 @@ class TransformersEngine:
         recompute: float | Recompute | None = None,
         **generation: Any,
     ) -> Any:
-        """The result of `model.generate` for the same arguments; only what is not stored of the prompts is computed.
+        """The result of `model.generate` for the same arguments; only those tokens of the prompts are computed that are not
+        stored.
 
         input_ids: `[rows, columns]`, None to begin with the model's bos_token_id; attention_mask: 0 on padding, wherever it is.
-        Each row is a session of its own.
-        The sessions are closed at the end, so a returned `past_key_values` can be looked at but not gone on with; a chat goes on
-        by `keep`: the name under which prompt and answer are stored (all but the last token, which the model has not read yet),
-        or a list of them, one a returned sequence, None for those to forget. inspect: sees the sessions before they are closed.
-        options, or the keywords retrieval, max_missed_mass, estimate_tail, error_max and hints in its place: which tokens a
-        question and the steps behind it read, and how, see `kvdb.Session.attention`; a long text that is not stored reads
-        everything. parts: in place of input_ids one prompt of chunks and token ids, see `kvdb.Client.create_session`; the last
-        part is token ids. recompute: the share of the chunks' tokens that is computed anew, or a `kvdb.Recompute` that says more.
-        generation: all else that `model.generate` takes.
+        Each row is a session of its own. The sessions are closed at the end, so a returned `past_key_values` can be looked at but
+        not gone on with; a chat goes on by `keep`: the name under which prompt and answer are stored (all but the last token,
+        which the model has not read yet), or a list of them, one a returned sequence, None for those to forget. inspect: is
+        called with the sessions before they are closed. options, or the keywords retrieval, max_missed_mass, estimate_tail,
+        error_max and hints in its place: which tokens a question and the steps behind it read, and how, see
+        `kvdb.Session.attention`; a long text that is not stored reads everything. parts: in place of input_ids one prompt of
+        chunks and token ids, see `kvdb.Client.create_session`; the last part is token ids. recompute: the share of the chunks'
+        tokens that is computed anew, or a `kvdb.Recompute` that says more. generation: all else that `model.generate` takes.
 
         Raises Unsupported for what kvdb cannot do (other inputs than token ids, modes that take tokens back), InvalidArgument,
         also for a prompt longer than the model's positions, AlreadyExists for a name in `keep` that is taken, IntegrityError for
@@ -103,7 +103,7 @@ class TransformersEngine:
         return answer
 
     def store(self, *, name: str, input_ids: Any, progress: Progress | None = None) -> kvdb.Context:
-        """Prefill what is not stored of one sequence, and keep all of it under a name.
+        """Prefill the tokens of one sequence that are not stored, and store all of it under a name.
 
         input_ids: `[n]` or `[1, n]`. progress: called as (done, n) after each piece. Raises AlreadyExists for a name that is
         taken, ShapeError, DtypeError, InvalidArgument, Unsupported and what the database raises; nothing is stored then.
@@ -121,7 +121,7 @@ class TransformersEngine:
         return context
 
     def store_chunk(self, *, name: str, input_ids: Any, behind: Any = None, progress: Progress | None = None) -> kvdb.Context:
-        """Compute one text, and keep it as a chunk, which a prompt's `parts` may hold anywhere.
+        """Compute one text, and store it as a chunk, which may stand anywhere in a prompt's `parts`.
 
         behind: token ids `[m]` of what every prompt begins with, stored already, which the text reads and the chunk does not
         hold; None for a text that is computed alone. Models give much of their attention to the first tokens of what they read,
@@ -204,7 +204,8 @@ class TransformersEngine:
 
 
 def _one_of(input_ids: Any, parts: Iterable[Any] | None, recompute: float | Recompute | None) -> Any:
-    """Whichever of input_ids and parts was given. Raises InvalidArgument for both, or for what goes with the other."""
+    """The one of input_ids and parts that was given. Raises InvalidArgument for both, or for arguments that belong to the
+    other."""
     if input_ids is not None and parts is not None:
         raise InvalidArgument("generate was given input_ids and parts=; expected one of the two")
     if parts is None and recompute is not None:
@@ -221,14 +222,14 @@ class _Times(NamedTuple):
 
 
 class _FirstToken(StoppingCriteria):
-    """Stops nothing; notes when the first new token was there."""
+    """A stopping criterion that never stops; it notes when the first new token was there."""
 
     def __init__(self) -> None:
         self.first: float | None = None
 
     @classmethod
     def among(cls, options: dict[str, Any]) -> "_FirstToken":
-        """One that joins the criteria in these options."""
+        """A _FirstToken that is added to the criteria in these options."""
         clock = cls()
         options["stopping_criteria"] = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), clock])
         return clock

@@ -13,11 +13,11 @@ from engine_adapter.transformers.prompts import Prompts, end_tokens
 from kvdb.errors import AlreadyExists, InvalidArgument, NotFound, Unsupported
 
 Names = Sequence[str | None]
-"""One a returned sequence; None for those to forget."""
+"""A name for each returned sequence; None for those that are not stored."""
 
 
 def names_of(db: kvdb.Client, keep: str | Names | None, rows: int, settings: GenerationConfig) -> Names:
-    """The names for what a generation of so many prompts returns, checked to be free; none where nothing is kept.
+    """The names for the sequences that a generation of `prompts` prompts returns, checked to be free; none if nothing is kept.
 
     Raises InvalidArgument, AlreadyExists or Unsupported.
     """
@@ -72,7 +72,7 @@ def keep_answers(
 
 
 def answer_length(answer: torch.Tensor, settings: GenerationConfig) -> int:
-    """How many of a row's new tokens count: up to the first that ends a text, and no padding behind."""
+    """The number of a row's new tokens that count: those up to the first that ends a text, without padding behind it."""
     ends = torch.isin(answer, torch.tensor(end_tokens(settings), dtype=answer.dtype, device=answer.device)).nonzero()
     if len(ends):
         return int(ends[0]) + 1

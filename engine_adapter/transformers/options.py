@@ -49,5 +49,5 @@ def settings_of(model: PreTrainedModel, options: Mapping[str, Any]) -> Generatio
 
 
 def beams_of(settings: GenerationConfig) -> int:
-    """How many rows of the model's batch each prompt becomes."""
+    """The number of rows of the model's batch that each prompt becomes."""
     return max(settings.num_beams or 1, settings.num_return_sequences or 1)

@@ -1,4 +1,4 @@
-"""Bring a prompt into a session: what the database has not stored of it goes through the model, in pieces."""
+"""Brings a prompt into a session: its tokens that the database has not stored go through the model, in pieces."""
 
 import torch
 from transformers import PreTrainedModel
@@ -8,8 +8,8 @@ from engine_adapter.base import Progress
 from engine_adapter.transformers.cache import Row, SessionCache
 
 QUESTION_TOKENS_MAX = 256
-"""More tokens than these behind what is stored are a text of their own, and read everything: what they leave in the database has
-to be what the model makes of it."""
+"""A longer run of tokens behind the stored ones is a text of its own, and reads everything, because the KV that it leaves in the
+database has to be exact."""
 
 EXACT = kvdb.QueryOptions(kvdb.Exact())
 
@@ -26,7 +26,8 @@ def prefill(
 
     tokens: int64 `[n]`, all of the prompt. progress: called as (done, n), first with what was stored already. options: which
     tokens a question reads, one of up to QUESTION_TOKENS_MAX tokens; more are a text, which reads everything. Only the decoder
-    runs; nobody asks for the head's logits. Raises Unsupported and what `Session.attend` raises; the session is then unfinished.
+    runs, because the head's logits are not needed. Raises Unsupported and what `Session.attend` raises; the session is then
+    unfinished.
     """
     decoder = model.get_decoder()
     n = len(tokens)

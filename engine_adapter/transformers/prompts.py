@@ -1,4 +1,4 @@
-"""The rows of a batch as kvdb sees them: real tokens only, one session each."""
+"""The rows of a batch as kvdb sees them: only real tokens, one session for each row."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,8 +11,8 @@ from kvdb.errors import DtypeError, InvalidArgument, ShapeError
 
 @dataclass(frozen=True)
 class Prompt:
-    """One row. tokens: int64 `[n]`, without padding; padding: how many columns hold none of them. ends_in_padding: the last
-    column is one of those, so that its query is what the first new token comes from."""
+    """One row. tokens: int64 `[n]`, without padding; padding: the number of columns without a token. ends_in_padding: whether the
+    last column is one of these, so that the first new token comes from its query."""
 
     tokens: torch.Tensor
     padding: int = 0
@@ -33,7 +33,7 @@ class Prompts(NamedTuple):
 
 
 def prompts_of(input_ids: Any, attention_mask: Any, settings: GenerationConfig) -> Prompts:
-    """A batch as `generate` is given it; where no ids are given, each row begins with the token that begins a text.
+    """The prompts of the batch that `generate` is given; if no ids are given, each row begins with the token that begins a text.
 
     Raises what `as_batch` and `rows_of` raise, and InvalidArgument where there is nothing to begin with.
     """
@@ -50,7 +50,7 @@ def prompts_of(input_ids: Any, attention_mask: Any, settings: GenerationConfig) 
 
 
 def as_batch(input_ids: Any) -> torch.Tensor:
-    """Token ids as int64 `[rows, columns]`. Raises ShapeError, DtypeError or InvalidArgument for what is none."""
+    """Token ids as int64 `[rows, columns]`. Raises ShapeError, DtypeError or InvalidArgument for anything else."""
     ids = _tensor(input_ids)
     if ids.ndim != 2:
         raise ShapeError(f"input_ids have the shape {tuple(ids.shape)}; expected (rows, tokens)")
@@ -70,7 +70,8 @@ def as_row(input_ids: Any) -> torch.Tensor:
 
 
 def inferred_mask(ids: torch.Tensor, settings: GenerationConfig) -> torch.Tensor | None:
-    """The mask that `generate` makes up when none is given: padding is where the pad token is, unless that token also ends texts.
+    """The mask that `generate` infers when none is given: padding is where the pad token stands, unless that token also ends
+    texts.
 
     ids: `[rows, columns]`; so is the mask, int64, 0 on padding. None where there is no padding.
     """

@@ -28,17 +28,17 @@ from kvdb.types import Float32, Positions
 from query_optimizer.query_options import NO_OPTIONS
 
 PROBED_TOKENS = 64
-"""How many tokens of the first layer are compared; their stored keys must be those that the model computes."""
+"""The number of tokens whose stored keys in the first layer are compared with those that the model computes."""
 FIRST_LAYER_DEVIATION_MAX = 0.1
-"""The largest relative deviation of such a token: rounding in 16 bits comes to less than 0.02, another text to about 2."""
+"""The largest relative deviation of such a token: rounding to 16 bits gives less than 0.02, another text about 2."""
 
 
 @dataclass(frozen=True)
 class Recomputed:
     """The result of a recompute. reused: tokens whose stored KV stayed. recomputed: tokens of chunks that were computed anew, the
-    mean over the layers behind the first. fresh: tokens of which nothing was stored. choice: the ratio, and why. deviation: the
-    mean of the chunks' tokens in the check layer, before any was recomputed; None where it was not measured. token_layers: how
-    often a token went through a layer. seconds: the whole recompute."""
+    mean over the layers behind the first. fresh: tokens whose KV was not stored. choice: the ratio, and why. deviation: the mean
+    of the chunks' tokens in the check layer, before any was recomputed; None where it was not measured. token_layers: the number
+    of times that a token went through a layer. seconds: the time of the whole recompute."""
 
     reused: float
     recomputed: float
@@ -50,14 +50,14 @@ class Recomputed:
 
     @property
     def token_seconds(self) -> float | None:
-        """Seconds of one token in one layer; None where nothing was computed."""
+        """The seconds of one token in one layer; None where nothing was computed."""
         return self.seconds / self.token_layers if self.token_layers else None
 
 
 def recompute(
     model: PreTrainedModel, session: kvdb.Session, options: Recompute, token_seconds: float | None = None
 ) -> Recomputed:
-    """Fill the gaps of a session that was laid out of parts, and recompute what the options say of its chunks.
+    """Fill the gaps of a session that was laid out from parts, and recompute the tokens of its chunks that the options choose.
 
     The model is attached. token_seconds: what one token took in one layer when it was last measured. Raises Unsupported for a
     model whose layers cannot be run on some tokens only, IntegrityError for chunks that this model did not compute, and what
@@ -112,11 +112,11 @@ class _Selection:
 
 
 class _Done(Exception):
-    """The last layer's keys and values are in the session; nobody needs what it would put out."""
+    """Ends the model's forward pass: the last layer's keys and values are in the session, and its output is not needed."""
 
 
 class _Probed(Exception):
-    """A layer's keys and values were computed, `[1, kv_heads, n, head_dim]`, and nothing behind them."""
+    """Ends a layer once its keys and values, `[1, kv_heads, n, head_dim]`, are computed."""
 
     def __init__(self, k: torch.Tensor, v: torch.Tensor) -> None:
         super().__init__()
@@ -185,7 +185,8 @@ class _Run:
         return out
 
     def _first_layer(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """KV of the first layer depends on the token alone: only gaps need it, and stored KV that differs is not this model's."""
+        """The first layer's KV depends on the token alone: only gaps need it, and stored KV that differs comes from another
+        model."""
         gaps = np.flatnonzero(self._selection.gaps[self._positions])
         if len(gaps):
             self._session.overlay(0, self._positions[gaps], k[:, gaps], v[:, gaps])
@@ -203,7 +204,7 @@ class _Run:
             )
 
     def _before(self, number: int) -> Any:
-        """A hook in front of a layer: its tokens are those that have come so far, and that go on from here."""
+        """A hook in front of a layer, which lets only those tokens through that go on from here."""
 
         def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
             hidden, *rest = args
@@ -215,7 +216,7 @@ class _Run:
             scores = self._session.deviation(number, self._positions, probed.k[0], probed.v[0]).cpu().numpy()
             self._selection.measured(scores)
             going = np.flatnonzero(self._selection.strategy.goes_on(number, self._positions, scores))
-            if not len(going):  # the layers behind take nothing anew
+            if not len(going):  # no later layer computes any token
                 self._next = self._session.spec.layers
                 raise _Done
             before = len(self._positions)
@@ -226,7 +227,7 @@ class _Run:
         return hook
 
     def _probe(self, number: int, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Probed:
-        """A layer's keys and values of all its tokens."""
+        """The keys and values of a layer for all its tokens."""
         self.probing = True
         try:
             module.forward(*args, **kwargs)
@@ -238,8 +239,8 @@ class _Run:
 
 
 def _selected(tokens: npt.NDArray[np.int64], total: int, given: Any) -> Any:
-    """A copy of `given` with some tokens only in each tensor that holds `total`, in the first dimension or behind a batch of
-    1."""
+    """A copy of `given` where each tensor over `total` tokens, in its first dimension or behind a batch of 1, has only some
+    tokens."""
     if isinstance(given, torch.Tensor):
         index = torch.from_numpy(tokens).to(given.device)
         if given.ndim >= 2 and given.shape[:2] == (1, total):

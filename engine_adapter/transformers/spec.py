@@ -1,4 +1,4 @@
-"""`spec_of`: what fixes the meaning of a transformers model's KV cache."""
+"""`spec_of`: the spec of a transformers model, which fixes the meaning of its KV cache."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from kvdb.errors import Unsupported
 from kvdb.types import DTYPES
 
 SAMPLES = 1024
-"""Values of each parameter that go into the fingerprint."""
+"""The number of values of each parameter that go into the fingerprint."""
 
 NO_MATTER = frozenset(
     {
@@ -26,7 +26,7 @@ NO_MATTER = frozenset(
         "return_dict", "tie_word_embeddings", "transformers_version", "use_cache",
     }
 )  # fmt: skip
-"""Fields of a config that change no key and no value, or that the spec holds by itself."""
+"""Fields of a config that change neither keys nor values, or that the spec has as fields of its own."""
 
 
 def spec_of(model: PreTrainedModel) -> kvdb.ModelSpec:
@@ -94,10 +94,10 @@ def _rope(model: PreTrainedModel, config: Any, dim: int) -> kvdb.Rope | None:
 
 
 def _own_frequencies(model: PreTrainedModel, rope: kvdb.Rope, dim: int) -> tuple[float, ...] | None:
-    """Radians a position for each pair, where the model's are others than its parameters give, None where they are those.
+    """The radians per position of each pair, if the model's differ from those that its parameters give; None if they do not.
 
-    `model.to(torch.bfloat16)` rounds them with everything else; such a model turns by whole radians more or less at a few
-    thousand positions, and its keys can only be moved as it does. Loading with `dtype=torch.bfloat16` rounds nothing.
+    `model.to(torch.bfloat16)` rounds them with everything else; at positions of a few thousand such a model's angles are wrong by
+    whole radians, and its keys can only be moved by the same angles. Loading with `dtype=torch.bfloat16` rounds nothing.
     """
     tensors = [
         module.inv_freq for module in model.get_decoder().modules() if isinstance(getattr(module, "inv_freq", None), Tensor)
@@ -113,7 +113,7 @@ def _own_frequencies(model: PreTrainedModel, rope: kvdb.Rope, dim: int) -> tuple
 
 
 def _layout(model: PreTrainedModel, config: Any) -> str:
-    """Which dimensions a model pairs, seen from what its own `rotate_half` does to the numbers 0 to 7."""
+    """Which dimensions a model pairs, found by applying its own `rotate_half` to the numbers 0 to 7."""
     rotate = beside(attention_modules(model)[0], "rotate_half")
     if rotate is not None:
         turned = rotate(torch.arange(8.0)).tolist()
@@ -125,6 +125,6 @@ def _layout(model: PreTrainedModel, config: Any) -> str:
 
 
 def _scale(model: PreTrainedModel, dim: int) -> float | None:
-    """None for the usual 1/sqrt(head_dim). Layers that scale otherwise than the first are refused when they are called."""
+    """None for the usual 1/sqrt(head_dim). Layers with another scale than the first are refused when they are called."""
     scaling = getattr(attention_modules(model)[0], "scaling", None)
     return None if scaling is None or scaling == dim**-0.5 else float(scaling)

@@ -1,4 +1,5 @@
-"""Which models kvdb can serve, told before anything is computed. What only shows in a call is refused in `attention`."""
+"""Checks whether kvdb can serve a model before anything is computed. Features that only show in a call are refused in
+`attention`."""
 
 import sys
 from typing import Any
@@ -20,7 +21,7 @@ def text_config(model: PreTrainedModel) -> Any:
 
 
 def head_dim(config: Any) -> int:
-    """Dimensions of one head, which older configs leave to be worked out."""
+    """The dimensions of one head, which older configs do not state."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
@@ -40,7 +41,7 @@ def decoder_layers(model: PreTrainedModel) -> list[Any]:
 
 
 def beside(module: torch.nn.Module, name: str) -> Any:
-    """The object of this name in the file that defines the module's class, or a class that it extends; None for nothing."""
+    """The object of this name in the file that defines the module's class, or a class that it extends; None if there is none."""
     homes = (sys.modules.get(kind.__module__) for kind in type(module).__mro__)
     return next((getattr(home, name) for home in homes if hasattr(home, name)), None)
 
@@ -59,7 +60,7 @@ def check_model(model: PreTrainedModel) -> None:
 
 
 def positions_max(model: PreTrainedModel) -> int | None:
-    """How many positions a prompt may have, where the config says so. A RoPE that stretches positions multiplies them."""
+    """The most positions of a prompt, if the config states them. A RoPE that stretches positions multiplies them."""
     config = text_config(model)
     positions = getattr(config, "max_position_embeddings", None)
     if not positions:
@@ -70,7 +71,7 @@ def positions_max(model: PreTrainedModel) -> int | None:
 
 
 def check_positions(model: PreTrainedModel, tokens: int) -> None:
-    """Raises InvalidArgument for a prompt with more tokens than the model has positions: it would answer from noise."""
+    """Raises InvalidArgument for a prompt with more tokens than the model has positions, because its answer would be noise."""
     most = positions_max(model)
     if most is not None and tokens > most:
         raise InvalidArgument(
@@ -80,7 +81,7 @@ def check_positions(model: PreTrainedModel, tokens: int) -> None:
 
 
 def check_dropout(model: PreTrainedModel) -> None:
-    """Raises Unsupported for a model in training mode that drops something: its keys would be noise, and stored."""
+    """Raises Unsupported for a model in training mode with dropout, because noisy keys would be stored."""
     if not model.training:
         return
     dropped = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout) and module.p]

@@ -15,7 +15,7 @@ from indexes.base import Cost, IndexCorrupt, Queries, SearchResult
 from indexes.blocks import Blocks
 from indexes.coarse.cost import PageCost
 from indexes.coarse.layout import Batch, Layout, build_batches, insert_batches, shapes
-from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
+from indexes.retrieval import Retrieval, kernel_parameter
 
 
 class PagedIndex(ABC):
@@ -65,7 +65,7 @@ class PagedIndex(ABC):
             raise ValueError(f"scale is {queries.scale}; expected a positive number")
         if np.isnan(queries.outside).any() or np.isposinf(queries.outside).any():
             raise ValueError("outside holds NaN or infinity; expected finite numbers, or -inf for none")
-        want, parameter = _native_retrieval(retrieval, queries.scale, self.blocks.tokens)
+        want, parameter = kernel_parameter(retrieval, queries.scale, self.blocks.tokens)
         tail = estimate_tail and self.layout.values
         offsets, ids, scores, scanned, nbytes, missed, bound, tails, dense = _native.coarse_search(
             self.blocks.native,
@@ -131,19 +131,6 @@ class PagedIndex(ABC):
         """See `Index.cost`, and `PageCost.of` for the formula."""
         active = self.blocks.kv_heads if heads is None else heads
         return self.page_cost.of(self.layout, self.blocks, (tokens, rows, active), retrieval, expected_tokens)
-
-
-def _native_retrieval(retrieval: Retrieval, scale: float, tokens: int) -> tuple[int, float]:
-    """The number by which the kernels know a retrieval, and its parameter in their units."""
-    match retrieval:
-        case Exact():
-            return 0, 0.0
-        case Dipr():
-            return 1, retrieval.beta(scale)
-        case TopK():
-            return 2, float(min(retrieval.k, max(tokens, 1)))
-        case TopP():
-            return 3, retrieval.p
 
 
 def _read_batch(

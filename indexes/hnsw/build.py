@@ -107,5 +107,5 @@ def _hnswlib() -> Any:
     try:
         import hnswlib  # heavy, and only building needs it
     except ImportError as error:
-        raise HnswlibMissing("building a graph index needs hnswlib: pip install kvdb[hnsw]") from error
+        raise HnswlibMissing("building a graph index needs hnswlib: pip install kvdb[hnsw]", name="hnswlib") from error
     return hnswlib

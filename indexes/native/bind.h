@@ -53,5 +53,8 @@ void bind(nb::module_& m);
 namespace graph {
 void bind(nb::module_& m);
 }
+namespace quantized {
+void bind(nb::module_& m);
+}
 
 }  // namespace kvdb::indexes

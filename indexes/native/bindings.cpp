@@ -208,5 +208,6 @@ NB_MODULE(_native, m) {
     flat::bind(m);
     coarse::bind(m);
     graph::bind(m);
+    quantized::bind(m);
     bind_settings(m);
 }

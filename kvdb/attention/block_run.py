@@ -19,8 +19,8 @@ WORD = 64
 
 
 class Span(NamedTuple):
-    """Tokens [begin, end) of one segment or tail. Both are multiples of the block size, except for the end of what is visible.
-    first_block: the number of the segment's or the tail's first block in the run."""
+    """Tokens [begin, end) of one segment or tail. Both are multiples of the block size, except where `end` is the last visible
+    token. first_block: the number of the segment's or the tail's first block in the run."""
 
     begin: int
     end: int
@@ -40,9 +40,9 @@ class BlockReads(NamedTuple):
 
 
 class BlendedViews(NamedTuple):
-    """How the views of a blended session stand.
+    """Where the views of a blended session stand.
 
-    begins: the position of each view's first token. length: positions before the tail. overlay: of this layer.
+    begins: the position of each view's first token. length: the number of positions before the tail. overlay: the overlay.
     """
 
     begins: Sequence[int]
@@ -54,8 +54,9 @@ class BlendedViews(NamedTuple):
 class BlockRun:
     """Block addresses, and how many tokens of each block count, updated as the tail grows.
 
-    parts: the block tables of the segment views with the tokens visible of each, fixed. tail: grows. blended: None where the
-    views are a prefix, each where it was computed. version: changes when the blocks before the tail do.
+    parts: the block table of each segment view and the number of its visible tokens; they never change. tail: the session's own
+    tokens, which grow. blended: None where the views are a prefix, each at the positions it was computed at. version: changes
+    when the blocks before the tail do.
     """
 
     def __init__(self, parts: list[tuple[BlockTable, int]], tail: BlockTable, blended: BlendedViews | None = None) -> None:
@@ -95,7 +96,7 @@ class BlockRun:
 
     @property
     def read_tokens(self) -> int:
-        """How many tokens its blocks hold, those of an overlay and the ones that they hide counted both."""
+        """The number of tokens in its blocks, where the tokens of an overlay and those that they hide count both."""
         return self._base_read + self._tail.length
 
     @property
@@ -161,7 +162,7 @@ class BlockRun:
         self._counts[self.blocks - 1] = self._tail.length - (len(tail) - 1) * self._block_size
 
     def _place(self, blended: BlendedViews) -> None:
-        """Note the rotation and the hidden tokens of each block. Blocks behind those of the views were not moved."""
+        """Set the rotation and the hidden tokens of each block. Blocks behind those of the views were not moved."""
         blocks = [-(-visible // self._block_size) for _, visible in self._parts]
         self._view = np.repeat(blended.moves.of_view, blocks).astype(np.int32)
         self._hidden = None
@@ -175,7 +176,7 @@ class BlockRun:
         """The placement of some blocks of the run."""
         assert self._blended is not None
         moves, fixed = self._blended.moves, len(self._view)
-        kept = blocks[blocks < fixed]  # those behind are not moved, and come last
+        kept = blocks[blocks < fixed]  # blocks behind these are not moved, and come last
         view = self._view[kept]
         hidden = None if self._hidden is None else self._hidden[kept]
         if (view < 0).all() and (hidden is None or not hidden.any()):

@@ -11,11 +11,11 @@ from kvdb.types import Array, Float32
 
 
 class DeviceFailed(Exception):
-    """The device brings no answer. The blocks are in main memory too, so the CPU can answer the query."""
+    """The device gives no answer. The blocks are in main memory too, so the CPU can answer the query."""
 
 
 class TailHasNoRoom(DeviceFailed):
-    """The device has no room for the tail; a plan that leaves the tail on the CPU will do."""
+    """The device has no room for the tail, so the plan has to leave it on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Answer:
     """The answer of a device.
 
     state: in float32. missed: float32 `[q_heads, n]`, an estimate of the log of the sum of exp(scale * q.k) over what was not
-    attended, -inf for none. missed_bound: the same, never below the truth. scanned, retrieved: how many tokens were looked at and
-    attended, means over the queries. nbytes: how many bytes the device read.
+    attended, -inf for none. missed_bound: an upper bound of the true value. scanned, retrieved: the numbers of tokens looked at
+    and attended, means over the queries. nbytes: the bytes that the device read.
     """
 
     state: AttentionState
@@ -44,7 +44,7 @@ class Pending(Protocol):
 
 
 class DeviceAttention(Protocol):
-    """Some spans of one layer's run, and perhaps its tail, which the CPU then leaves out.
+    """Attention on a device over some spans of one layer's run, and perhaps its tail; the CPU leaves these out.
 
     tail: whether the tail is among them.
     """
@@ -53,17 +53,17 @@ class DeviceAttention(Protocol):
     def tail(self) -> bool: ...
 
     def takes(self, n: int) -> bool:
-        """Whether it can answer n queries at once: one always, several only if it has the tail that they belong to."""
+        """Whether it can answer n queries at once: always for n = 1, otherwise only if it has the tail to which they belong."""
         ...
 
     @property
     def spans(self) -> Sequence[Span]:
-        """The spans of segment views that it answers; the tail, which grows, is none of them."""
+        """The spans of segment views that it answers, without the tail, which grows."""
         ...
 
     def launch(self, q: Array, retrieval: Retrieval | None) -> Pending:
-        """Begin to answer queries `[q_heads, n, head_dim]` of the last n tokens, where it `takes` n; for several everything is
-        read. retrieval: in place of what was planned, None to keep to it. Raises DeviceFailed."""
+        """Begin to answer queries `[q_heads, n, head_dim]` of the last n tokens, where it `takes` n; several queries read
+        everything. retrieval: replaces the planned one, None keeps it. Raises DeviceFailed."""
         ...
 
 
@@ -74,7 +74,7 @@ class TailSlots(Protocol):
     full: bool
 
     def truncated(self) -> None:
-        """Tokens were taken from the end of the tail; others may follow."""
+        """Forget the tokens that were taken from the end of the tail; others may follow."""
         ...
 
     def release(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Exact attention over blocks, and what an attention call took."""
+"""Exact attention over blocks, and the statistics of an attention call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from kvdb.types import Array
 class WindowAttention:
     """The state over blocks that are read whole.
 
-    top: float32 `[q_heads, n]`, the largest q.k, -inf for none. floor: float32 `[q_heads, n]`, the largest q.k that a range
-    begins at; less than `top` where the sink tokens do not count.
+    top: float32 `[q_heads, n]`, the largest q.k, -inf for none. floor: float32 `[q_heads, n]`, the largest q.k from which a range
+    is measured; it is less than `top` where the sink tokens do not count.
     """
 
     state: AttentionState
@@ -31,7 +31,7 @@ class WindowAttention:
 
 @dataclass(frozen=True)
 class IndexSearch:
-    """One search of one index: what was searched for, what was found, and how many nanoseconds it took."""
+    """One search of one index: the retrieval, the result, and the nanoseconds it took."""
 
     part: SearchedSpan
     retrieval: Retrieval
@@ -41,14 +41,14 @@ class IndexSearch:
 
 @dataclass(frozen=True)
 class AttentionStats:
-    """What one call took. Tokens count once for the group of query heads that shared the read.
+    """The statistics of one call. A token counts once for each group of query heads that shared its read.
 
-    scanned: how many tokens were looked at in any form. retrieved: how many were attended, the mean over the queries. nbytes: how
-    many bytes were read. kernel_ns: the time of the call. missed, missed_bound: the share of the softmax mass that was left out,
-    an estimate and what it cannot exceed, both means over the queries. missed_bound_max: the largest bound. searches: those that
-    led to the answer. window, window_ns: the attention over what was read before them and its time, None without searches. lse:
-    float32 `[q_heads, n]`, over what was read, without estimates. missed_log: float32 `[q_heads, n]`, the logarithm of the
-    estimated sum that was left out, -inf for none; None for an exact answer.
+    scanned: the number of tokens looked at in any form. retrieved: the number of tokens attended, the mean over the queries.
+    nbytes: the number of bytes read. kernel_ns: the time of the call. missed, missed_bound: the share of the softmax mass that
+    was left out, as an estimate and as a bound, both means over the queries. missed_bound_max: the largest bound. searches: the
+    searches that led to the answer. window, window_ns: the attention over the blocks that were read before the searches, and its
+    time; None without searches. lse: float32 `[q_heads, n]`, over the tokens read, without estimates. missed_log: float32
+    `[q_heads, n]`, the logarithm of the estimated sum that was left out, -inf for none; None for an exact answer.
     """
 
     scanned: float
@@ -70,9 +70,9 @@ def exact(
 ) -> tuple[AttentionState, AttentionStats]:
     """Attention over every token of a run, by the native kernel: one launch for all parts that lie in main memory.
 
-    q: `[q_heads, n, head_dim]` in the layout's dtype. new: 0 when every query sees the whole run, or n when the queries are
-    those of its last n tokens and attend causally. top: float32 `[q_heads, n]`, where given takes the largest q.k. Returns the
-    state, its output in q's dtype.
+    q: `[q_heads, n, head_dim]` in the layout's dtype. new: 0 when every query sees the whole run, or n when the queries are those
+    of its last n tokens and attend causally. top: float32 `[q_heads, n]`, if given, receives the largest q.k. Returns the state,
+    with its output in q's dtype.
     """
     state, spent = _attended(layout, run.all_blocks, q, new, scale, top)
     return state, AttentionStats(run.tokens, run.tokens, run.read_tokens * layout.token_nbytes, spent)
@@ -120,7 +120,7 @@ def attend_heads(  # noqa: PLR0913, PLR0917  # the kernel's
 ) -> None:
     """Attention of some KV heads, ascending, over chosen blocks that every query sees; the rows of others are left as they are.
 
-    out: float32 as q, lse: float32 `[q_heads, n]`. top: the same, where given takes the largest q.k.
+    out: float32 in the shape of q, lse: float32 `[q_heads, n]`. top: if given, receives the largest q.k, in the shape of lse.
     """
     addresses, counts, placement = reads
     begin = 0

@@ -27,11 +27,11 @@ def hybrid_attention(
     retrieval: Retrieval,
     pending: Pending | None = None,
 ) -> tuple[AttentionState, AttentionStats]:
-    """Attention over the whole run. device: answers the spans that the CPU leaves out. pending: the device's answer, where it was
+    """Attention over the whole run. device: answers the spans that the CPU leaves out. pending: the device's answer, if it was
     launched already.
 
     Both devices start at once, so neither knows the other's largest score. Each retrieves by its own largest score, which finds
-    at least as much as the largest of all. Raises DeviceFailed.
+    at least as much as the largest score of all would. Raises DeviceFailed.
     """
     started = perf_counter_ns()
     pending = pending or device.launch(query.q, None)
@@ -65,8 +65,8 @@ def _guarded(answer: Answer, guards: Float32) -> bool:
 
 
 def _joined(stats: AttentionStats, here: Float32, answer: Answer, lse: Float32) -> AttentionStats:
-    """What both devices read and missed. The sum of their bounds is a bound for both, because a device's share of the whole mass
-    is at most its share of its own."""
+    """The joined statistics of both devices. The sum of their bounds bounds the whole, because the share of the whole mass that a
+    device missed is at most the share of its own mass."""
     missed, bound = (_shares(log, answer.state.lse) for log in (answer.missed, answer.missed_bound))
     weight = np.exp(np.where(np.isfinite(here), here - lse, -np.inf))
     mine = stats.missed * float(weight.mean()) + float((missed * (1 - weight)).mean())

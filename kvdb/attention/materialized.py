@@ -1,7 +1,7 @@
 """The keys of one layer of a blended session, rotated to their true positions, for the attention of recomputed tokens.
 
-Decoding turns the query of each moved view instead, and copies nothing. But thousands of queries in a row read every key often
-enough that turning each key once, into memory that the next layer uses again, costs less than a per cent of reading them.
+Decoding turns the query of each moved view instead, and copies nothing. But thousands of queries read every key so often that
+turning each key once costs less than a per cent of reading them; the next layer uses the same memory again.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Cutting the results of several searches down to what counts once all parts are known."""
+"""Cuts the results of several searches down to the tokens that count once all parts are known."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,7 +43,7 @@ def trimmed(result: SearchResult, cut: Float32, scale: float) -> SearchResult:
 
 
 def _kth(results: Sequence[SearchResult], k: int) -> Float32:
-    """The k-th largest score of each row over all parts, -inf for rows of fewer."""
+    """The k-th largest score of each row over all parts, -inf for rows with fewer scores."""
     rows = len(results[0].offsets) - 1
     kth = np.full(rows, -np.inf, np.float32)
     for row in range(rows):
@@ -63,7 +63,7 @@ def largest_of(result: SearchResult, shape: tuple[int, ...]) -> Float32:
 
 
 def emptied(result: SearchResult, rows: npt.NDArray[np.bool_]) -> SearchResult:
-    """The result without these rows, bool `[rows]`. They are read whole, so nothing of them counts as missed."""
+    """The result without these rows, bool `[rows]`. They are read whole, so they miss nothing."""
     counts = np.diff(result.offsets)
     nothing, where = np.float32(-np.inf), rows.reshape(result.missed.shape)
     keep = np.repeat(~rows, counts)

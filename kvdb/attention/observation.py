@@ -15,9 +15,10 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Observation:
-    """What one query of one layer showed of a segment that was searched for it.
+    """What the search of a segment showed about one query of one layer.
 
-    values: float32 `[4, q_heads]`, one row for each of MEASURES. seen: bool `[4, q_heads]`, which of them count; None for all.
+    values: float32 `[4, q_heads]`, one row for each of MEASURES. seen: bool `[4, q_heads]`, which of the values are known; None
+    for all.
     """
 
     values: Float32
@@ -36,11 +37,11 @@ def observation(  # noqa: PLR0913, PLR0917  # what a search has at hand is in no
 ) -> Observation:
     """What the search of one part showed about a call of one query, n = 1.
 
-    tokens: how many were searched, at least 1. active_heads: bool `[kv_heads]`, those that were; None for all. window_top:
-    float32 `[q_heads, 1]`, the largest q.k outside of all that was searched. lse: float32 `[q_heads, 1]`, the log of the sum of
-    exp(scale * q.k) over everything; given that over what was read, sharpness comes out too large by the share that was missed.
-    top: float32 `[q_heads, 1]`, the largest q.k over everything, not finite where it is not known; None for what the window and
-    this part show, which says nothing of queries that the search left.
+    tokens: the number of searched tokens, at least 1. active_heads: bool `[kv_heads]`, the heads that were searched; None for
+    all. window_top: float32 `[q_heads, 1]`, the largest q.k outside of all searched parts. lse: float32 `[q_heads, 1]`, the log
+    of the sum of exp(scale * q.k) over everything; if it is the sum over the tokens read, sharpness comes out too large by the
+    share that was missed. top: float32 `[q_heads, 1]`, the largest q.k over everything, not finite where it is unknown; None to
+    take it from the window and this part, which is impossible for queries that the search gave up.
     """
     if top is None:
         top = largest([result], window_top)
@@ -52,8 +53,8 @@ def observation(  # noqa: PLR0913, PLR0917  # what a search has at hand is in no
 
 
 def largest(results: Sequence[SearchResult], window_top: Float32) -> Float32:
-    """The largest q.k of each query over the window and what was found of each part, float32 as `window_top`; +inf where it is
-    not known, because a search left the query."""
+    """The largest q.k of each query over the window and the tokens found, float32 in the shape of `window_top`; +inf where it is
+    unknown, because a search gave up the query."""
     top = window_top.copy()
     for result in results:
         _native.raise_top(result.offsets, result.scores, result.dense, top)

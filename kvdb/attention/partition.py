@@ -19,11 +19,12 @@ HeadMask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class SearchedSpan:
-    """A span that an index searches. retrieval: None for that of the query. active_heads: bool `[kv_heads]`, the KV heads that it
-    searches for, None for all.
+    """A span that an index searches. retrieval: None for the query's own. active_heads: bool `[kv_heads]`, the KV heads for which
+    it is searched, None for all.
 
-    estimate_tail: whether what is not retrieved is estimated. observe: takes what the search for an observed query shows.
-    turn: rotates queries for keys that were moved. hidden: a bit for each token of the segment, set if no query sees it.
+    estimate_tail: whether the attention over tokens that are not retrieved is estimated. observe: receives the observation of an
+    observed query. turn: rotates queries for keys that were moved. hidden: a bit for each token of the segment, set if no query
+    sees it.
     """
 
     index: Index
@@ -45,12 +46,12 @@ class ExactSpan:
 
 
 class RunPartition:
-    """The division of a run that may grow behind what is searched.
+    """The division of a run, which may grow behind the searched spans.
 
-    whole: spans that are searched for some KV heads and read whole for these. device: answers what the CPU leaves out, None for
-    nothing. sinks: blocks [first, last) of the run that hold sink tokens, which are part of the window. guards:
-    float32 `[kv_heads]`, the logarithm of what may be left out of a KV head's softmax mass, relative to what is read; a head that
-    is estimated to miss more is read whole. None where any estimate will do.
+    whole: spans that are searched for some KV heads and read whole for others. device: answers the spans that the CPU leaves out,
+    None if there are none. sinks: blocks [first, last) of the run that hold sink tokens, which are part of the window. guards:
+    float32 `[kv_heads]`, the logarithm of the mass that a KV head may leave out, relative to the mass it reads; a head that is
+    estimated to miss more is read whole. None if there is no such limit.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class RunPartition:
         self._until: int | None = None
 
     def window(self, run: BlockRun) -> BlockReads:
-        """The blocks that are read whole on the CPU. run: always the same one, with the same overlay."""
+        """The blocks that are read whole on the CPU. run: must be the same one, with the same overlay, at each call."""
         return self._window.of(run)
 
     def window_behind_sinks(self, run: BlockRun) -> BlockReads:
@@ -98,11 +99,11 @@ class RunPartition:
         return self._cpu.of(run)
 
     def causal(self, n: int) -> int:
-        """How many of n queries need a causal mask, because the tokens that ask are among those that the CPU reads: n or 0."""
-        return n if n > 1 and self._grows else 0  # one query sees all, also where its own token is searched
+        """How many of n queries need a causal mask: n if their own tokens are among those that the CPU reads, otherwise 0."""
+        return n if n > 1 and self._grows else 0  # one query sees everything, also if its own token is searched
 
     def behind(self, run: BlockRun) -> int:
-        """How many tokens follow everything that is searched: queries of so many last tokens see all of it."""
+        """The number of tokens behind all searched spans: queries of this many last tokens see all of these spans."""
         if self._until is None:
             self._until = int(run.counts[: self._window.until].sum())
         return run.read_tokens - self._until
@@ -136,8 +137,8 @@ class _Outside:
         self._base = 0
 
     def of(self, run: BlockRun) -> BlockReads:
-        """run: always the same one, with the same overlay."""
-        if self._before is None:  # all that does not grow
+        """run: must be the same one, with the same overlay, at each call."""
+        if self._before is None:  # the blocks that never change
             self._base = max(self.until, run.base_blocks)
             self._before = run.part(*self._edges, slice(self.until, self._base))
         if not self._grows:

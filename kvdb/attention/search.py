@@ -1,4 +1,4 @@
-"""Searching the parts of one call one after the other, and what of them is read whole because an index gave up."""
+"""Searches the parts of one call, one after the other, and finds the KV heads that are read whole because an index gave up."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,16 +17,16 @@ from kvdb.types import Array
 from query_optimizer.query_options import QueryOptions
 
 FOUND_SHARE_MAX = 0.04
-"""The share of the searched tokens above which reading all of them costs less than picking those that were found."""
+"""If more than this share of the searched tokens was found, reading all of them costs less than picking the found ones."""
 WHOLE_SHARE_MAX = 0.5
-"""The share of KV heads to be read whole above which all are, because a page holds the tokens of all heads."""
+"""If more than this share of the KV heads is to be read whole, all are, because a page holds the tokens of all heads."""
 
 
 @dataclass(frozen=True)
 class AttentionQuery:
-    """One call: queries q, `[q_heads, n, head_dim]` in the layout's dtype, of the run's last n tokens.
+    """One call: queries q, `[q_heads, n, head_dim]` in the layout's dtype, which belong to the run's last n tokens.
 
-    observed: whether the parts that are searched are told what the search showed; n is 1 then.
+    observed: whether the searched parts receive an observation; n is 1 then.
     """
 
     layout: BlockLayout
@@ -37,7 +37,8 @@ class AttentionQuery:
     observed: bool = False
 
     def searches(self, partition: RunPartition) -> bool:
-        """Whether indexes can answer: a query of an earlier token sees less than the searched parts hold."""
+        """Whether indexes can answer. They cannot if a query belongs to an earlier token, which sees less than the searched parts
+        hold."""
         return bool(partition.searched) and self.q.shape[1] <= partition.behind(self.run)
 
     @property
@@ -46,7 +47,7 @@ class AttentionQuery:
         return self.options.retrieval is None
 
 
-def search_parts(  # what all parts are searched for, and each
+def search_parts(  # the query, and how each part is searched
     query: AttentionQuery,
     partition: RunPartition,
     q: Float32,
@@ -57,7 +58,7 @@ def search_parts(  # what all parts are searched for, and each
 ) -> list[IndexSearch]:
     """Search each part in turn. The largest score so far goes from part to part.
 
-    widened_to: replaces the retrievals of the parts, once a bound is to hold. default: for parts that name no retrieval.
+    widened_to: replaces the retrievals of the parts where a bound has to hold. default: the retrieval of parts that name none.
     """
     if isinstance(default, Exact):
         return []
@@ -82,9 +83,9 @@ def search_parts(  # what all parts are searched for, and each
 def split_results(
     partition: RunPartition, searches: Sequence[IndexSearch], kv_heads: int
 ) -> tuple[list[ExactSpan], list[SearchResult]]:
-    """The searched spans that are read whole for some KV heads, and what was found for the other heads.
+    """The searched spans that are read whole for some KV heads, and the results of the other heads.
 
-    The plan names such heads, and an index gives up on others.
+    The plan names some of these heads, and an index gives up others.
     """
     whole, results = list(partition.whole), []
     for search in searches:
@@ -98,7 +99,7 @@ def split_results(
 
 
 def give_up(search: IndexSearch, heads: HeadMask) -> IndexSearch:
-    """The search as if the index had given up on these KV heads, bool `[kv_heads]`."""
+    """The search as if the index had given up these KV heads, bool `[kv_heads]`."""
     active = heads if search.part.active_heads is None else heads & search.part.active_heads
     shape = search.result.missed.shape
     dense = np.repeat(active, shape[0] // len(heads))[:, None].repeat(shape[1], axis=1)
@@ -108,8 +109,8 @@ def give_up(search: IndexSearch, heads: HeadMask) -> IndexSearch:
 
 
 def many_given_up(searches: list[IndexSearch], kv_heads: int, tokens: int) -> list[IndexSearch]:
-    """The searches as if the index had given up on KV heads for which so much was found that reading everything costs less than
-    picking it. tokens: how many are searched."""
+    """The searches as if the index had given up KV heads for which so many tokens were found that reading everything costs less
+    than picking them. tokens: the number of searched tokens."""
     most = FOUND_SHARE_MAX * tokens
     if sum(len(search.result.ids) for search in searches) <= most:
         return searches
@@ -123,14 +124,14 @@ def _shared(retrieval: Retrieval, partition: RunPartition) -> Retrieval:
     if isinstance(retrieval, TopK):
         return TopK(min(retrieval.k, partition.tokens))  # the caller may ask for any number
     if isinstance(retrieval, TopP) and len(partition.searched) > 1:
-        return TopP(1 - (1 - retrieval.p) / len(partition.searched))  # each part may miss its share of what all may
+        return TopP(1 - (1 - retrieval.p) / len(partition.searched))  # each part may miss an equal share of what all may miss
     return retrieval
 
 
 def _trimmed(searches: list[IndexSearch], floor: Float32, query: AttentionQuery) -> list[IndexSearch]:
     """The searches without tokens that no longer count, now that every part is known.
 
-    Where a tail is estimated they stay, because what was found is better than an estimate of it.
+    Where a tail is estimated they stay, because a found token is better than its estimate.
     """
     for retrieval in {search.retrieval for search in searches}:
         alike = [i for i, search in enumerate(searches) if search.retrieval == retrieval and search.result.tail is None]

@@ -1,4 +1,4 @@
-"""Prefix-shared decoding: what several sessions have in common is read once."""
+"""Prefix-shared decoding: views that several sessions have in common are read once."""
 
 from collections.abc import Callable, Hashable, Sequence
 from time import perf_counter_ns
@@ -17,8 +17,8 @@ View = TypeVar("View", bound=Hashable)
 
 
 class Group(NamedTuple):
-    """Views that the same sessions read. views: their numbers among those of the first member. members: the numbers of two or
-    more sessions, ascending."""
+    """Views that the same sessions read. views: their numbers in the first member. members: the numbers of two or more sessions,
+    ascending."""
 
     views: tuple[int, ...]
     members: tuple[int, ...]
@@ -33,7 +33,7 @@ class Sharing(NamedTuple):
 
 def sharing_of(sessions: Sequence[Sequence[View]], worth: Callable[[View], bool]) -> Sharing:
     """Which sessions share which views. sessions: the views of each session, each once; equal views hold the same keys and values
-    for the same query. worth: whether sharing a view pays."""
+    for the same query. worth: tells whether sharing a view pays."""
     readers: dict[View, list[int]] = {}
     for session, views in enumerate(sessions):
         for view in views:
@@ -52,9 +52,10 @@ def exact_together(
 ) -> tuple[Array, list[AttentionStats]]:
     """Attention of one query of each session over all of its run.
 
-    q: `[sessions, q_heads, head_dim]` in the layout's dtype; the result: float32 of the same shape. runs: of each session,
-    without overlays. sharing: among the views of the runs. The statistics of a session count the tokens that it attended,
-    and its part of the bytes and the time of what was shared. Raises NonFiniteError where float32 cannot hold an answer.
+    q: `[sessions, q_heads, head_dim]` in the layout's dtype; the result: float32 of the same shape. runs: the run of each
+    session, without overlays. sharing: how the sessions share the views of the runs. The statistics of a session count the tokens
+    that it attended, and its part of the bytes and time of shared reads. Raises NonFiniteError where float32 cannot hold an
+    answer.
     """
     rows = bits(q).swapaxes(0, 1)
     out, lse = np.empty(q.shape, np.float32).swapaxes(0, 1), np.empty((*q.shape[:2], 1), np.float32)
@@ -79,7 +80,7 @@ def exact_together(
 
 
 def _attend(layout: BlockLayout, reads: BlockReads, q: Array, scale: float, out: Float32, lse: Float32) -> int:
-    """Attend to all of these blocks and write the state to out and lse; the nanoseconds that it took."""
+    """Attend to all of these blocks and write the state to out and lse. Returns the nanoseconds that it took."""
     started = perf_counter_ns()
     addresses, counts, placement = reads
     _native.attend(layout.native, q, addresses, counts, 0, scale, out, lse, placement=placement)

@@ -1,4 +1,4 @@
-"""Every place that holds tokens answers a query with a state, and there is one merge."""
+"""The state with which every place that holds tokens answers a query, and the one merge of states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How much to recompute: what quality needs, and where chunks are kept so that loading hides it (CacheBlend, arXiv 2405.16444).
+"""Chooses how much to recompute: what quality needs, and what loading hides (CacheBlend, arXiv 2405.16444, section 5).
 
 What quality needs is measured on the prompt's own check layer: the tokens that deviate most, until what deviates of the others
 is within a budget. While layer i is recomputed, layer i + 1 is loaded: up to the point where both take as long, more recompute
@@ -17,7 +17,7 @@ from kvdb.errors import InvalidArgument
 from kvdb.types import Float32
 
 TIE = 1 + 1e-9
-"""Two times that differ by less are equal: a ratio is computed from one of them."""
+"""Two times are equal if they differ by less than this factor: a ratio is computed from one of them."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Rates:
     bytes_per_second: Mapping[str, float] = field(default_factory=dict)
 
     def load_seconds(self, tier: str, nbytes: float) -> float | None:
-        """The seconds to load so many bytes from a tier, None where that was not measured."""
+        """The seconds to load `nbytes` bytes from a tier, None where that was not measured."""
         rate = self.bytes_per_second.get(tier)
         return nbytes / rate if rate is not None and rate > 0 else None
 
     @property
     def token_seconds(self) -> float | None:
-        """recompute_seconds, or None where it is no positive finite number."""
+        """recompute_seconds, or None where it is not a positive finite number."""
         seconds = self.recompute_seconds
         return seconds if seconds is not None and 0 < seconds < math.inf else None
 
@@ -47,8 +47,8 @@ class Rates:
 class Chunks:
     """The chunks that a prompt reuses.
 
-    tokens: how many, by the tier where they lie now. token_nbytes: K and V of one token in one layer. fresh: tokens
-    that are computed whatever the ratio.
+    tokens: the number of tokens by the tier where they lie now. token_nbytes: the bytes of one token's K and V in one layer.
+    fresh: the number of tokens that are computed whatever the ratio is.
     """
 
     tokens: Mapping[str, int]
@@ -70,10 +70,10 @@ class Chunks:
 class Choice:
     """The ratio that the controller chose, with its reason. `str(choice)` is a line of EXPLAIN.
 
-    ratio: the share of the chunks' tokens to recompute. tier: where such chunks are best kept, the slowest that recompute
-    hides; None where that is not known. load_seconds, recompute_seconds: of one layer, seconds: of all layers, pipelined; None
-    where not known. hidden: whether loading a layer takes no longer than recomputing one. floor: the least ratio; by_caller:
-    whether the caller named the ratio. reason: what speaks for it.
+    ratio: the share of the chunks' tokens to recompute. tier: where such chunks are best kept, which is the slowest tier that
+    recompute hides; None where that is not known. load_seconds, recompute_seconds: the time of one layer. seconds: the time of
+    all layers, pipelined. All three are None where not known. hidden: whether loading a layer takes no longer than recomputing
+    one. floor: the least ratio. by_caller: whether the caller named the ratio. reason: why it was chosen.
     """
 
     ratio: float
@@ -87,7 +87,7 @@ class Choice:
     reason: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for machines; `from_dict` takes them back."""
+        """The choice as plain values for machines, which `from_dict` takes."""
         return asdict(self)
 
     @classmethod
@@ -107,10 +107,10 @@ class Choice:
 def choose(rates: Rates, chunks: Chunks, floor: float = DEFAULT_RATIO, ratio: float | None = None) -> Choice:
     """The ratio and the tier for a prompt.
 
-    The ratio is the largest whose recompute takes no longer than loading, from `floor` up to 1; `ratio`, one of the caller's,
-    is kept as it is. The floor is taken where a rate is not known. The tier is the slowest that is hidden by the recompute that
-    quality needs, of the caller's ratio or the floor: a ratio that was raised because a tier is slow does not speak for that
-    tier. Raises InvalidArgument for ratios outside [0, 1].
+    The ratio is the largest whose recompute takes no longer than loading, from `floor` up to 1; a `ratio` from the caller is kept
+    as it is. The floor is taken where a rate is not known. The tier is the slowest that the recompute for quality hides, at the
+    caller's ratio or the floor: a ratio that was raised only because a tier is slow must not justify that tier. Raises
+    InvalidArgument for ratios outside [0, 1].
     """
     for what, share in (("floor", floor), ("ratio", ratio)):
         if share is not None and not 0 <= share <= 1:
@@ -151,7 +151,8 @@ def ratio_within(scores: Float32, error_max: float) -> float:
 
 
 def pipelined_seconds(loads: Sequence[float], computes: Sequence[float]) -> float:
-    """The seconds of all layers, each loaded while the one before is computed: the first load, then the slower of each pair.
+    """The seconds of all layers, where each is loaded while the one before is computed: the first load, then the slower one of
+    each pair.
 
     loads, computes: seconds of each layer.
     """
@@ -172,7 +173,7 @@ def _load_seconds(rates: Rates, chunks: Chunks) -> float | None:
 
 
 def _cheapest(rates: Rates, chunks: Chunks, compute: float) -> str | None:
-    """The slowest tier that loads a layer in the time, or the fastest if none does; None where there is nothing to keep."""
+    """The slowest tier that loads a layer in that time, or the fastest if none does; None where there is nothing to keep."""
     loads: list[tuple[float, str]] = []
     for tier in rates.bytes_per_second:
         seconds = rates.load_seconds(tier, chunks.total * chunks.token_nbytes)

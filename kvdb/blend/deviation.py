@@ -1,7 +1,7 @@
-"""How far fresh keys and values of a token are from its stored ones.
+"""Measures how far the fresh keys and values of a token are from its stored ones.
 
-A chunk computed alone knows nothing of what now stands before it; the tokens whose KV would differ most are those that read most
-of it (CacheBlend, arXiv 2405.16444, section 4). Each score is one function.
+A chunk computed alone knows nothing of what now stands before it; the tokens whose KV would differ most are those that attend to
+it most (CacheBlend, arXiv 2405.16444, section 4). Each score is one function.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,11 +16,11 @@ from kvdb.types import Array, Float32
 
 
 def deviation(k: Array, v: Array, stored_k: Array, stored_v: Array, score: str | None = None) -> Float32:
-    """One score a token, float32 `[n]`, the larger the farther; 0 for equal KV.
+    """One score for each token, float32 `[n]`: 0 for equal KV, larger the farther they are apart.
 
-    k, v: fresh; stored_k, stored_v: of the same tokens, moved to where these stand; all `[kv_heads, n, head_dim]`. score: a name
-    of SCORES, None for DEFAULT_SCORE. A token with NaN or infinity in anything that its score looks at has the score +inf, for
-    nothing is known of it. Raises InvalidArgument for an unknown score.
+    k, v: the fresh ones. stored_k, stored_v: those of the same tokens, moved to the same positions. All are `[kv_heads, n,
+    head_dim]`. score: a name of SCORES, None for DEFAULT_SCORE. If anything that a token's score depends on is NaN or infinite,
+    the score is +inf. Raises InvalidArgument for an unknown score.
     """
     measured = SCORES[score_name(score)]
     with np.errstate(all="ignore"):
@@ -51,7 +51,7 @@ class Moved:
 
     @property
     def relative(self) -> Float32:
-        """The difference over all heads in parts of the larger of both sizes, 0 to 2, and 0 where both are 0; `[n]`."""
+        """The difference over all heads, relative to the larger of both sizes: 0 to 2, and 0 where both are 0; `[n]`."""
         difference, fresh, stored = (_over_heads(norms) for norms in self.norms)
         size = np.maximum(fresh, stored)
         share = np.where(difference == 0, 0, difference / size) * np.where(np.isfinite(size), 1, np.nan)  # NaN stays NaN
@@ -63,11 +63,11 @@ Score: TypeAlias = Callable[[Moved, Moved], Float32]
 
 
 def weighted(keys: Moved, values: Moved) -> Float32:
-    """How far keys moved, each head's weighted by the length of the value that they let in, fresh or stored; in parts of what the
-    mean token's keys are, weighted alike.
+    """How far the keys moved, where each head is weighted by the length of the value behind the key, fresh or stored; in parts of
+    the mean size of the keys, weighted alike.
 
-    Tokens that bring little into any output do not count, however far they moved. Of all that were measured this one tells best
-    which tokens to recompute (benchmarks/README.md, "Blending: quality"). The mean over tokens is 0 where nothing moved, and
+    Tokens that add little to any output hardly count, however far they moved. Of all scores that were measured, this one chooses
+    best which tokens to recompute (benchmarks/README.md, "Blending: quality"). The mean over tokens is 0 where nothing moved, and
     about 1 where all keys are of another text.
     """
     (moved, *keys_sizes), (_, *values_sizes) = keys.norms, values.norms
@@ -79,7 +79,7 @@ def weighted(keys: Moved, values: Moved) -> Float32:
 
 
 def relative(keys: Moved, values: Moved) -> Float32:
-    """How far keys and values moved in parts of their size, added: 0 for the same token, about 2 for another text."""
+    """How far keys and values moved, each relative to its size, added up: 0 for the same token, about 2 for another text."""
     return keys.relative + values.relative
 
 

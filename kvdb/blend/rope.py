@@ -1,8 +1,8 @@
 """The frequencies that a model rotates its keys with, and the angles that move such keys.
 
-Only a RoPE whose frequencies depend on nothing but the model can be moved: a key computed at position p and turned by the angles
-of `shift` is then the key of position p + shift (RoFormer, arXiv 2104.09864, equation 16). A factor that a model's cosines and
-sines are multiplied with, as YaRN's attention factor, is in the keys already and no part of the move.
+Keys can be moved only if the frequencies of their RoPE depend on nothing but the model: a key computed at position p and turned
+by the angles of `shift` is then the key of position p + shift (RoFormer, arXiv 2104.09864, equation 16). A factor by which a
+model multiplies cosines and sines, such as YaRN's attention factor, is in the keys already and no part of the move.
 """
 
 import math
@@ -25,15 +25,16 @@ SERVED = (
 
 
 OWN_FREQUENCIES = "inv_freq"
-"""The name in Rope.scaling of frequencies that a model states itself, because its parameters give others."""
+"""The name in Rope.scaling of frequencies that the model itself states, because its parameters would give other ones."""
 
 
 def inverse_frequencies(rope: Rope | None, head_dim: int) -> Float64:
-    """Radians a position for each rotated pair, float64 `[pairs]`, as transformers.modeling_rope_utils computes them.
+    """The radians per position of each rotated pair, float64 `[pairs]`, as transformers.modeling_rope_utils computes them.
 
-    pairs is half of rotary_dims, or of head_dim where that is None. RoPE of type "proportional" pairs all of head_dim whatever
-    its rotary_dims; pairs behind those have the frequency 0. Raises Unsupported where keys cannot be moved: no RoPE, frequencies
-    that depend on the length (dynamic, longrope), layers that do not rotate, or a type or parameters that kvdb does not know.
+    pairs is half of rotary_dims, or of head_dim where that is None. RoPE of type "proportional" pairs all of head_dim, whatever
+    rotary_dims is; pairs behind rotary_dims have the frequency 0. Raises Unsupported where keys cannot be moved: no RoPE,
+    frequencies that depend on the length (dynamic, longrope), layers that do not rotate, or a type or parameters that kvdb does
+    not know.
     """
     if rope is None:
         raise Unsupported("the model rotates no keys (ModelSpec.rope is None); a chunk can only be moved where keys are rotated")
@@ -66,7 +67,7 @@ def angles(frequencies: Float64, shift: int | npt.NDArray[np.int64]) -> tuple[Fl
 
 
 def _own(frequencies: Any, head_dim: int) -> Float64:
-    """The frequencies that a model states itself. Raises Unsupported for what are none."""
+    """The frequencies that a model itself states. Raises Unsupported for values that cannot be frequencies."""
     own = np.asarray(frequencies, np.float64)
     if own.ndim != 1 or not 0 < len(own) <= head_dim // 2 or not np.isfinite(own).all():
         raise Unsupported(
@@ -105,14 +106,14 @@ def _linear(given: _Given) -> Float64:
 
 
 def _proportional(given: _Given) -> Float64:
-    """The first pairs turn as they would if all of head_dim did, the others not at all."""
+    """The first pairs turn as they would if all of head_dim turned; the others do not turn."""
     frequencies = rotation.inverse_frequencies(given.theta, given.head_dim)
     frequencies[given.dims // 2 :] = 0
     return frequencies / given.number("factor", 1.0)
 
 
 def _llama3(given: _Given) -> Float64:
-    """Long wavelengths are stretched by `factor`, short ones stay, those between are mixed (Llama 3.1)."""
+    """Long wavelengths are stretched by `factor`, short ones stay, and those between are interpolated (Llama 3.1)."""
     factor, trained = given.number("factor"), given.number("original_max_position_embeddings")
     low, high = given.number("low_freq_factor"), given.number("high_freq_factor")
     frequencies = given.unscaled
@@ -124,7 +125,7 @@ def _llama3(given: _Given) -> Float64:
 
 
 def _yarn(given: _Given) -> Float64:
-    """Pairs that turn often within the trained length stay, those that turn seldom are stretched, between them lies a ramp.
+    """Pairs that turn often within the trained length stay, those that turn seldom are stretched, and between them lies a ramp.
 
     YaRN, arXiv 2309.00071, section 3.2.
     """
@@ -133,7 +134,7 @@ def _yarn(given: _Given) -> Float64:
         raise Unsupported(f"RoPE of type 'yarn' has theta 1, with which all pairs turn alike; expected another. {SERVED}")
 
     def pair(turns: float) -> float:
-        """The number of the pair that turns so often within the trained length, a fraction."""
+        """The number of the pair that makes `turns` turns within the trained length, a fraction."""
         return given.dims * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(given.theta))
 
     begin, end = pair(given.number("beta_fast", 32.0)), pair(given.number("beta_slow", 1.0))

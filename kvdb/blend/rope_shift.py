@@ -1,4 +1,5 @@
-"""Views that stand elsewhere than where they were computed: queries are turned back for them, and stored keys stay as they are.
+"""Shifts of views that stand at other positions than they were computed at: queries are turned back, and stored keys stay as they
+are.
 
 RoPE is a rotation R, so q . R(shift) k = R(-shift) q . k (RoFormer, arXiv 2104.09864, equation 16).
 """
@@ -14,10 +15,11 @@ from kvdb.types import Float32, ModelSpec
 
 
 class RopeShifts:
-    """The shift of each view of a session, and what a shift does to a vector.
+    """The shift of each view of a session, and the rotation of vectors by it.
 
-    of_view: int32 `[views]`, the row of `cos` and `sin` of each, -1 for a view that was not moved. cos, sin: float32
-    `[shifts, pairs]`, of the angles by which keys would be turned. interleaved: which dimensions are pairs, as in `Rope.layout`.
+    of_view: int32 `[views]`, the row of `cos` and `sin` for each view, -1 for a view that was not moved. cos, sin: float32
+    `[shifts, pairs]`, for the angles by which keys would be turned. interleaved: whether pairs are neighbours, as in
+    `Rope.layout`.
     """
 
     def __init__(self, spec: ModelSpec, shifts: Sequence[int]) -> None:
@@ -33,12 +35,12 @@ class RopeShifts:
             self.cos, self.sin = (np.ascontiguousarray(np.stack(part), np.float32) for part in zip(*pairs, strict=True))
 
     def angles_of(self, view: int) -> tuple[Float32, Float32] | None:
-        """cos and sin, `[pairs]`, of one view; None where it was not moved."""
+        """The cos and sin of one view, `[pairs]` each; None if it was not moved."""
         row = int(self.of_view[view])
         return None if row < 0 else (self.cos[row], self.sin[row])
 
     def turned_back(self, q: Float32, view: int) -> Float32:
-        """Queries for the keys of a view as they are stored, from q `[q_heads, n, head_dim]`."""
+        """The queries q, `[q_heads, n, head_dim]`, turned back for the keys of a view as they are stored."""
         turn = self.angles_of(view)
         if turn is None:
             return q

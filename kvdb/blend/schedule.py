@@ -1,4 +1,4 @@
-"""How many tokens go on from each layer, and which."""
+"""Computes how many tokens go on from each layer, and which."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +10,9 @@ Float64 = npt.NDArray[np.float64]
 
 
 def keep(scores: Float32, count: int) -> Flags:
-    """Which scores `[n]` are the `count` largest, as bool `[n]`; among equal ones those that come first.
+    """A mask, bool `[n]`, of the `count` largest scores `[n]`; among equal ones, those that come first.
 
-    Scores of +inf, or NaN, are kept always, beyond count if need be.
+    Scores of +inf and NaN are always kept, even if they are more than `count`.
     """
     n = len(scores)
     if count >= n:
@@ -27,16 +27,16 @@ def keep(scores: Float32, count: int) -> Flags:
 
 
 STEPS = 3
-"""In how many steps the shares fall. Each step costs the keys and values of one layer, by which the tokens are chosen."""
+"""The number of steps in which the shares fall. Each step costs the keys and values of one layer, which choose the tokens."""
 
 
 def gradual(layers: int, ratio: float, first: int = 1, steepness: float = 0.0) -> Float64:
     """The share of tokens that each layer recomputes, float64 `[layers]`.
 
-    Layers before `first` choose nobody: 0. From there on the shares fall by STEPS steps around a straight line from ratio *
-    (1 + steepness) to ratio * (1 - steepness), for tokens that deviate much in one layer do so in the next (CacheBlend, arXiv
-    2405.16444, section 4.3, gradual filtering). Their mean is `ratio`; near 1 the steps are lower, so that none is above 1.
-    steepness: 0 to 1.
+    Layers before `first` choose no tokens, and have the share 0. From there on, the shares fall in STEPS steps around a straight
+    line from ratio * (1 + steepness) to ratio * (1 - steepness), because tokens that deviate much in one layer do so in the next
+    (CacheBlend, arXiv 2405.16444, section 4.3, gradual filtering). Their mean is `ratio`; near 1 the steps are lower, so that
+    none is above 1. steepness: 0 to 1.
     """
     count = max(layers - first, 0)
     slope = min(steepness, 1 / ratio - 1) if ratio > 0 else 0.0
@@ -47,10 +47,9 @@ def gradual(layers: int, ratio: float, first: int = 1, steepness: float = 0.0) -
 
 
 def counts(ratios: Float64, tokens: int) -> npt.NDArray[np.int64]:
-    """Tokens for each share of `ratios`, int64; their sum is that of the shares to within one token.
+    """The number of tokens for each share of `ratios`, int64; their sum equals the sum of the shares to within one token.
 
-    Each is within one token of its own share. Behind the largest share, the first of them if there are several, none is above
-    the one before.
+    Each is within one token of its own share. After the largest share (the first one, if there are several), numbers never rise.
     """
     until = np.rint(np.concatenate([[0], np.cumsum(ratios * tokens)])).astype(np.int64)
     rounded: npt.NDArray[np.int64] = np.diff(until)

@@ -1,4 +1,4 @@
-"""Which tokens of the chunks are computed anew.
+"""Strategies, which choose the tokens of chunks that are computed anew.
 
 The adapter asks a strategy like this, layer after layer:
 
@@ -27,8 +27,8 @@ Positions: TypeAlias = npt.NDArray[np.int64]
 Spans: TypeAlias = Sequence[tuple[int, int]]
 
 DEFAULT_RATIO = 0.15
-"""For engines that do not measure: CacheBlend (arXiv 2405.16444, section 5) found quality hardly below a full prefill's with so
-many tokens recomputed."""
+"""For engines that do not measure: with this share of the tokens recomputed, CacheBlend (arXiv 2405.16444, section 5) found
+quality hardly below that of a full prefill."""
 DEFAULT_ERROR_MAX = 0.006
 """On SmolLM2-135M-Instruct about 0.01 nats a token from a full prefill (benchmarks/README.md, "Blending: a pretrained model")."""
 DEFAULT_STEEPNESS = 0.3
@@ -36,7 +36,7 @@ DEFAULT_STEEPNESS = 0.3
 
 
 class Strategy(Protocol):
-    """Says for each layer which tokens of the chunks are computed. One is made for one prompt."""
+    """Says for each layer which tokens of the chunks are computed. A strategy is made for one prompt."""
 
     def start(self) -> Flags:
         """The tokens that enter layer 0: bool `[total]`, a copy."""
@@ -48,7 +48,7 @@ class Strategy(Protocol):
         """Which of the tokens that entered a layer that checks go through it and on: bool `[n]`.
 
         positions: int64 `[n]`, strictly ascending. scores: float32 `[n]`, the deviation of their KV in this layer; tokens without
-        stored KV have +inf and go on always, beside the share that the options name.
+        stored KV have +inf and always go on, in addition to the share that the options name.
         """
 
 
@@ -56,13 +56,13 @@ class Strategy(Protocol):
 class Recompute:
     """How much of the chunks is computed anew, and which tokens.
 
-    ratio: the share of their tokens, the mean over layers, 0 to 1; None lets the controller choose: the least with which what
-    deviates of the others in the check layer is within `error_max`, never under `floor`, and more where loading hides it.
-    error_max: the mean deviation ("weighted", over all tokens) that may be left, 0 to 1; 0 recomputes everything. A strategy of
-    one's own chooses before anything is measured, so beside it `ratio` and `floor` count alone. steepness: how much more tokens
-    the first layers take than the last ones, 0 for alike to 1. check_layer: the first layer whose fresh KV is looked at; all
-    tokens go through those before. strategy: what chooses the tokens, None for those that deviate most; else called as (options,
-    spans, total, layers), as `make` is. Raises InvalidArgument.
+    ratio: the share of their tokens, a mean over the layers, 0 to 1; None lets the controller choose: the least with which the
+    deviation that is left in the check layer is within `error_max`, at least `floor`, and more where loading hides it. error_max:
+    the mean deviation ("weighted", over all tokens) that may be left, 0 to 1; 0 recomputes everything. A strategy of one's own
+    chooses before anything is measured, so beside it `ratio` and `floor` count alone. steepness: how many more tokens the first
+    layers take than the last ones, from 0 for equally many to 1. check_layer: the first layer whose fresh KV is compared; all
+    tokens go through the layers before it. strategy: makes the strategy, called as (options, spans, total, layers) like `make`;
+    None for the tokens that deviate most. Raises InvalidArgument.
     """
 
     ratio: float | None = None
@@ -87,12 +87,12 @@ class Recompute:
 
     @classmethod
     def of(cls, given: "float | Recompute | None") -> "Recompute":
-        """A ratio stands for itself with the defaults beside it, None for all defaults. Raises InvalidArgument."""
+        """Takes a Recompute, a ratio, which leaves the other defaults, or None for all defaults. Raises InvalidArgument."""
         return given if isinstance(given, Recompute) else cls(ratio=given)
 
     @property
     def share(self) -> float:
-        """The ratio, or the floor as long as none is chosen."""
+        """The ratio, or the floor until one is chosen."""
         return self.floor if self.ratio is None else self.ratio
 
 
@@ -110,7 +110,7 @@ def make(options: Recompute, spans: Spans, total: int, layers: int) -> Strategy:
 
 
 def inside(spans: Spans, total: int) -> Flags:
-    """The positions that lie in a chunk: bool `[total]`."""
+    """A mask of the positions that lie in a chunk: bool `[total]`."""
     flags = np.zeros(total, np.bool_)
     for begin, end in spans:
         flags[begin:end] = True
@@ -120,10 +120,11 @@ def inside(spans: Spans, total: int) -> Flags:
 class ByDeviation:
     """The tokens whose fresh KV is farthest from their stored one (CacheBlend, arXiv 2405.16444, section 4).
 
-    All enter; from the check layer on those go on that deviate most, fewer in each layer. A model that ends before its check
-    layer is checked at its last. None enter where the ratio is 0, or there is but layer 0, whose KV depends on the token alone.
-    counts: int64 `[layers]`, tokens of chunks that go on from each layer; 0 before the check layer, where all do. settled:
-    whether the ratio is known; without one in the options it is settled between the check layer's scores and `goes_on`.
+    All tokens enter; from the check layer on, those that deviate most go on, fewer in each layer. A model that ends before its
+    check layer is checked at its last layer. No token enters if the ratio is 0, or if the only layer is layer 0, whose KV depends
+    on the token alone. counts: int64 `[layers]`, the number of tokens of chunks that go on from each layer; 0 for layers before
+    the check layer, from which all go on. settled: whether the ratio is known; where the options have none, `settle` is called
+    between the check layer's scores and `goes_on`.
     """
 
     def __init__(self, options: Recompute, spans: Spans, total: int, layers: int) -> None:

@@ -18,8 +18,8 @@ from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 
 @dataclass(frozen=True)
 class Context:
-    """A named layout of segment views and the overlay of what was recomputed. tokens: the ids of all its positions, int32.
-    beside: what it takes of the budget beside blocks."""
+    """A named layout of segment views, with an overlay of recomputed tokens. tokens: the ids of all its positions, int32. beside:
+    the bytes of the budget that it takes beside its blocks."""
 
     name: str
     spec: ModelSpec
@@ -53,11 +53,11 @@ class Context:
 
     @property
     def plain(self) -> bool:
-        """Whether it is exact for its tokens, so that it may be found by them."""
+        """Whether the context is exact for its tokens, so that it may be found by them."""
         return self.overlay is None and self.layout.plain
 
     def release(self) -> None:
-        """Give back what `Catalog.acquire` gave, or what was to be published."""
+        """Release the references of a context from `Catalog.acquire`, or of one that was not published."""
         release_views(self.views)
         if self.overlay is not None:
             self.overlay.release()
@@ -67,7 +67,7 @@ class Context:
     def statistics(self) -> ContextStatistics:
         segments = [view.segment for view in self.views]
         shape = self.spec.layers, self.spec.q_heads
-        return ContextStatistics(self.name, tuple(s.statistics.of_segment(s.number, len(s), shape) for s in segments))
+        return ContextStatistics(self.name, tuple(s.statistics.of_segment(s.number, len(s), shape, s.evidence) for s in segments))
 
 
 class Catalog:
@@ -120,7 +120,7 @@ class Catalog:
             return self._find(name)
 
     def acquire(self, name: str) -> Context:
-        """A context for the caller, who owns a reference to each view's segment and a share of the overlay until he calls
+        """A context for the caller, who owns a reference to each view's segment, and a share of the overlay, until
         `Context.release`. Raises NotFound."""
         with self._lock:
             context = self._find(name)
@@ -138,12 +138,10 @@ class Catalog:
         try:
             yield context
         finally:
-            context.release()
-            with self._lock:
-                self._borrowed = [other for other in self._borrowed if other is not context]
+            self._release(context)
 
     def alive(self) -> list[Context]:
-        """Every context that holds segments: those that are stored, and those that are borrowed."""
+        """Every context that holds segments: those that are stored, and those that are borrowed or being dropped."""
         with self._lock:
             return [*self._contexts.values(), *self._borrowed]
 
@@ -161,10 +159,17 @@ class Catalog:
                 self._trees[context.spec.digest].remove(context.views)
             if (segment := context.chunk) is not None:
                 self._unname(context.spec, segment)
+            self._borrowed.append(context)
+        self._release(context)
+
+    def _release(self, context: Context) -> None:
+        """Release a context that is borrowed, which counts as alive until then."""
         context.release()
+        with self._lock:
+            self._borrowed = [other for other in self._borrowed if other is not context]
 
     def _unname(self, spec: ModelSpec, segment: Segment) -> None:
-        """Count one context less for a chunk; without any, its text is not found again."""
+        """Count one context less for a chunk. When none is left, its text is no longer found."""
         self._chunk_names[segment] -= 1
         if not self._chunk_names[segment]:
             del self._chunk_names[segment]
@@ -175,7 +180,8 @@ class Catalog:
     def _find(self, name: str) -> Context:
         if name not in self._contexts:
             known = ", ".join(repr(n) for n in sorted(self._contexts)[:5]) or "none"
-            raise NotFound(f"no context is named {name!r}; {len(self._contexts)} are stored ({known}), see db.contexts()")
+            more = f" and {len(self._contexts) - 5:,} more" if len(self._contexts) > 5 else ""
+            raise NotFound(f"no context is named {name!r}; stored are {known}{more} (see db.contexts())")
         return self._contexts[name]
 
     def _check_free(self, name: str) -> None:

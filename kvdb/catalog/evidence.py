@@ -17,14 +17,16 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 SAMPLES_MIN, SAMPLES_MAX = 64, 256
-"""Memory for so many audits of each head is taken at first, and so many of the last count."""
+"""The number of audits of each head for which memory is taken at first, and the number of last audits that count."""
 TIMES_MAX = 32
 RECENT_AUDITS, RECENT_FAULTS = 4, 2
-"""A way is withdrawn for a head that broke its share in so many of its last audits."""
+"""A way is withdrawn for a head that broke its share in RECENT_FAULTS of its last RECENT_AUDITS audits."""
 WITHDRAWN_QUERIES, WITHDRAWN_QUERIES_MAX = 256, 1 << 16
-"""A way that was withdrawn is not tried for so many queries of the layer, each time for twice as many."""
+"""A way that was withdrawn is not tried for this number of queries of the layer; the number doubles each time, up to the
+maximum."""
 STALE_QUERIES, STALE_QUERIES_MAX = 1 << 13, 1 << 20
-"""Audits of a head are forgotten after so many queries of the layer without another one, each time after twice as many."""
+"""Audits of a head are forgotten after this number of queries of the layer without another audit; the number doubles each time,
+up to the maximum."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class Evidence:
         self._lock = Lock()
 
     def count_queries(self, layer: int, queries: int) -> None:
-        """Count queries of a layer, audited or not: what is old and what has waited is told by their number."""
+        """Count queries of a layer, audited or not. Their number tells which audits are old, and which ways have waited long
+        enough."""
         with self._lock:
             self._queries[layer] = self._queries.get(layer, 0) + queries
 
@@ -100,13 +103,13 @@ class Evidence:
             return suspects
 
     def of(self, layer: int) -> Mapping[Way, WayEvidence]:
-        """What is known of each way in one layer, now."""
+        """What is known about each way in one layer now."""
         with self._lock:
             now = self._queries.get(layer, 0)
             return {way: record.summary(now) for way, record in self._records.get(layer, {}).items()}
 
     def layers(self) -> list[int]:
-        """The layers of which anything is known."""
+        """The layers with any evidence."""
         with self._lock:
             return sorted(self._records)
 

@@ -10,10 +10,10 @@ from kvdb.catalog.stored_queries import StoredQueries
 
 @dataclass(frozen=True)
 class Progress:
-    """How far one kind of index is over a segment.
+    """The progress of one kind of index over a segment.
 
-    state: "waiting", "building", "ready" or "failed". share: how much of all layers is done, 0 to 1. seconds: spent so far, of
-    seconds_expected in all. error: why it failed.
+    state: "waiting", "building", "ready" or "failed". share: the share of all layers that is done, 0 to 1. seconds: the time
+    spent so far. seconds_expected: the time expected in all. error: why it failed.
     """
 
     state: str
@@ -30,7 +30,7 @@ class IndexSet:
     """
 
     def __init__(self, queries: StoredQueries | None = None) -> None:
-        """queries: some that were asked of these keys; the set takes them over."""
+        """queries: some queries of these keys; the set takes them over."""
         self._queries = queries
         self.version = 0
         self._progress: dict[str, Progress] = {}
@@ -48,13 +48,13 @@ class IndexSet:
         return self._progress
 
     def report(self, kind: str, progress: Progress | None) -> None:
-        """Say how far a kind is; None for one that is no longer requested."""
+        """Set the progress of a kind; None for one that is no longer requested."""
         with self._lock:
             others = {other: known for other, known in self._progress.items() if other != kind}
             self._progress = others if progress is None else {**others, kind: progress}
 
     def release(self) -> None:
-        """Forget every index and the queries; the segment is freed."""
+        """Forget every index and the queries, because the segment is freed."""
         self.clear()
         if self._queries is not None:
             self._queries.release()
@@ -70,19 +70,19 @@ class IndexSet:
             self.version += 1
 
     def clear(self) -> None:
-        """Forget every index: the blocks that they were built over go now."""
+        """Forget every index, because the blocks that they were built over are freed now."""
         with self._lock:
             self._layers = {}
             self._progress = {kind: progress for kind, progress in self._progress.items() if progress.state == "failed"}
             self.version += 1
 
     def in_progress(self) -> tuple[str, ...]:
-        """Kinds that are being built, or wait for it."""
+        """The kinds that are being built, or wait to be built."""
         return tuple(kind for kind, progress in self.progress.items() if progress.state in {"waiting", "building"})
 
     @property
     def nbytes(self) -> int:
-        """The bytes that all of them keep."""
+        """The memory of all indexes in bytes."""
         return sum(index.nbytes for indexes in self.built().values() for index in indexes)
 
     def built(self) -> Mapping[str, list[Index]]:

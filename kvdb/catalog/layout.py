@@ -35,12 +35,12 @@ class Layout:
 
     @property
     def moved(self) -> bool:
-        """Whether any view stands elsewhere than where it was computed."""
+        """Whether any view stands at another position than the one it was computed at."""
         return any(view.shift for view in self.views)
 
     @cached_property
     def plain(self) -> bool:
-        """Whether it is a prefix: every view exact where it stands, and no gaps."""
+        """Whether the layout is a prefix: every view is exact where it stands, and there are no gaps."""
         behind = all(not view.segment.standalone or view.begin == 0 for view in self.views)
         return behind and not self.moved and visible_tokens(self.views) == self.length
 

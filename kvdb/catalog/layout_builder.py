@@ -1,4 +1,4 @@
-"""Makes of the parts of a prompt a layout: which stored tokens stand at which positions."""
+"""Turns the parts of a prompt into a layout, which says which stored tokens stand at which positions."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,8 +18,8 @@ from kvdb.types import ModelSpec, PromptPart, Tokens
 class PromptLayout(NamedTuple):
     """The layout of a prompt, and its tokens.
 
-    layout: up to the end of the last stored part. tokens: the ids of all parts, those behind the layout included. overlay: what
-    was recomputed of a blended context at the beginning, None without one.
+    layout: the positions up to the end of the last stored part. tokens: the ids of all parts, also of those behind the layout.
+    overlay: the recomputed tokens of a blended context at the beginning, None without one.
     """
 
     layout: Layout
@@ -90,7 +90,7 @@ class _LayoutBuilder:
             )
 
     def _add_tokens(self, ids: Tokens) -> None:
-        if not self._views and not self._end:  # at the beginning, what is stored of them is exact
+        if not self._views and not self._end:  # at the beginning, their stored prefix is exact
             self._views = self._catalog.match(self._spec, ids)
             self._stored_end = visible_tokens(self._views)
         self._tokens.append(ids)
@@ -118,7 +118,7 @@ class _LayoutBuilder:
 
 
 def _visible(number: int, part: PromptPart, length: int) -> int:
-    """How many of a part's `length` tokens count. Raises InvalidArgument."""
+    """The number of a part's `length` tokens that count. Raises InvalidArgument."""
     visible: Any = part.visible
     if visible is None:
         return length

@@ -10,8 +10,8 @@ from kvdb.types import Array
 class Overlay:
     """One block table a layer, whose row i is the token at `positions[layer][i]`, its key rotated to that position.
 
-    It owns its tables. `share` gives another overlay over the same blocks; a block is copied by whoever writes it first. version:
-    how often rows were added.
+    It owns its tables. `share` gives another overlay over the same blocks; a shared block is copied before it is written.
+    version: how often rows were added.
     """
 
     def __init__(self, tables: list[BlockTable]) -> None:

@@ -1,6 +1,6 @@
 """The prefix tree over token ids: which stored segments a prompt begins with.
 
-A node is a segment. Its children hang at the token where they leave it, in its middle or at its end, so nothing is ever
+A node is a segment. Its children hang at the token where they diverge from it, in its middle or at its end, so no segment is ever
 split: a prompt that shares the first m tokens of a segment holds the view `visible=m`.
 """
 
@@ -16,7 +16,7 @@ Branch = tuple[int, int, int]  # parent segment's number (0: none), how many of 
 
 
 class PrefixTree:
-    """Segments of one spec that stored contexts name. Not thread-safe: the catalogue locks."""
+    """The segments of one spec that stored contexts name. Not thread-safe: the catalogue locks."""
 
     def __init__(self) -> None:
         self._children: dict[Branch, dict[Segment, Counter[int]]] = {}  # how many contexts see how many tokens of each child
@@ -40,7 +40,8 @@ class PrefixTree:
     def match(self, tokens: Tokens) -> Views:
         """The path that holds the longest stored prefix of `tokens`, int32 `[n]`; empty when none does.
 
-        Several segments may begin alike (one was stored while the other was not in the tree), so every candidate is tried.
+        Several segments may begin with the same tokens (one was stored while the other was not in the tree), so every candidate
+        is tried.
         """
         best: tuple[int, Views] = (0, ())
         paths: list[tuple[int, Views]] = [best]

@@ -1,4 +1,5 @@
-"""Segments between main memory and disk: sessions pin what they read, and offloading evicts what nobody pins."""
+"""Moves segments between main memory and disk: sessions pin the segments they read, and offloading evicts those that nobody
+pins."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,8 +15,8 @@ from kvdb.storage.store import BlockStore
 
 
 def pin(views: Views, loader: Loader) -> None:
-    """Keep these segments in main memory until `unpin`. Those on disk are being loaded when this returns; `Segment.wait` waits
-    for one layer of them. Raises CapacityError or Unavailable, and then nothing is pinned."""
+    """Keep these segments in main memory until `unpin`. Segments on disk are still being loaded when this returns; `Segment.wait`
+    waits for one layer of one. Raises CapacityError or Unavailable, and then nothing is pinned."""
     with ExitStack() as undo:
         for view in views:
             view.segment.pin(loader)
@@ -40,7 +41,7 @@ def pinned(views: Views, loader: Loader) -> Iterator[None]:
 
 
 def offload(context: Context, blocks: BlockStore) -> int:
-    """Write a context's segments to disk, where they are not yet, and free their blocks: at once where nobody pins them,
+    """Write a context's segments to disk, if they are not there yet, and free their blocks: at once if nobody pins them,
     otherwise with the last pin. Returns the bytes of main memory that were freed at once. The caller holds the context.
 
     Raises Unsupported without a folder for them, and CapacityError or Unavailable where they cannot be written; segments that

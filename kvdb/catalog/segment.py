@@ -22,14 +22,14 @@ _numbers = count(1)
 class Segment:
     """Tokens with one block table a layer. It lives as long as somebody holds a reference.
 
-    tokens: int32 `[n]`, n >= 1. tables: one a layer, each n tokens long, which the segment owns. indexes: over its keys. base:
-    the position of its first token when it was computed. standalone: whether nothing was before it then, so that it may stand
-    anywhere; otherwise it is exact only behind its parent. statistics: what its queries were like. evidence: how wrong they were
-    answered. usage: how often it was opened and queried.
+    tokens: int32 `[n]`, n >= 1. tables: one for each layer, each n tokens long; the segment owns them. indexes: the indexes over
+    its keys. base: the position of its first token when it was computed. standalone: whether nothing was before it then, so that
+    it may stand anywhere; otherwise it is exact only behind its parent. statistics: averages over its queries. evidence: the
+    measured errors of its answers. usage: how often it was opened and queried.
 
     Its blocks are in main memory until it is offloaded, and as long as it is pinned. Afterwards the tables are empty, and `file`
-    holds what they held; it is never written again, as a segment never changes. Whoever reads a layer pins the segment and waits
-    for that layer first.
+    holds their contents; it is never written again, because a segment never changes. Before a layer is read, the segment has to
+    be pinned and the layer waited for.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Segment:
             self._references += 1
 
     def try_retain(self) -> bool:
-        """Take a reference for somebody who has none; False when the segment is freed already."""
+        """Take a first reference for a new owner. Returns False if the segment is freed already."""
         with self._lock:
             self._references += self._references > 0
             return self._references > 0
@@ -109,10 +109,11 @@ class Segment:
                     self._beside.release()
                 if self.file is not None and self._disk is not None:
                     self._disk.remove(self.file)
+                    self.file = None
 
     def pin(self, loader: Loader) -> None:
-        """Keep the blocks in main memory until `unpin`. A segment on disk is loaded once for everybody who pins it, layer by
-        layer, see `wait`; after a loading that failed, the missing layers are tried again.
+        """Keep the blocks in main memory until `unpin`. A segment on disk is loaded once for all who pin it, layer by layer (see
+        `wait`); after a failed loading, the missing layers are tried again.
 
         Raises CapacityError without room for them, and Unavailable once the database is closed; then it is not pinned.
         """
@@ -140,9 +141,9 @@ class Segment:
                 self._evict()
 
     def offload(self, disk: SegmentFolder, spec: str) -> int:
-        """Write it to disk, if it is not there yet, and free its blocks and indexes: at once, or with the last pin, unless it is
-        pinned anew before that. Returns the bytes of blocks that were freed at once. spec: the digest of its model's spec. The
-        caller holds a reference.
+        """Write the segment to disk, if it is not there yet, and free its blocks and indexes: at once, or with the last pin,
+        unless it is pinned again before that. Returns the bytes of blocks that were freed at once. spec: the digest of its
+        model's spec. The caller holds a reference.
 
         Raises CapacityError or Unavailable where it cannot be written, and then it is as it was.
         """
@@ -167,7 +168,8 @@ class Segment:
             undo.pop_all()
 
     def _evict(self) -> int:
-        """Free the blocks and the indexes over them, of a segment that is on disk; the bytes of blocks. With the lock held."""
+        """Free the blocks of a segment that is on disk, and the indexes over them. Returns the bytes of the blocks. Called with
+        the lock held."""
         nbytes = sum(table.nbytes for table in self.tables)
         self._evict_when_unpinned = False
         self.indexes.clear()
@@ -175,7 +177,7 @@ class Segment:
         return nbytes
 
     def _free(self) -> None:
-        """Free the blocks, and stop what loads them; with the lock held."""
+        """Free the blocks, and stop loading them; called with the lock held."""
         if self._loading is not None:
             self._loading.loader.cancel(self._loading)
             self._loading = None
@@ -185,7 +187,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class SegmentView:
-    """A segment as one context sees it: only its first `visible` tokens count, `shift` positions from where it was computed."""
+    """A segment as one context sees it: only its first `visible` tokens, moved by `shift` positions from where it was
+    computed."""
 
     segment: Segment
     visible: int
@@ -209,11 +212,11 @@ Views = tuple[SegmentView, ...]
 
 
 def release_views(views: Views) -> None:
-    """Give back one reference to each view's segment."""
+    """Release one reference to each view's segment."""
     for view in views:
         view.segment.release()
 
 
 def visible_tokens(views: Views) -> int:
-    """How many tokens the views show."""
+    """The number of tokens that the views show."""
     return sum(view.visible for view in views)

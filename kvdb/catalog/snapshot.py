@@ -1,4 +1,4 @@
-"""The stored tokens that a session stands on: their layout, how far each was moved, and what was recomputed of them."""
+"""The stored tokens below a session: their layout, how far each was moved, and which were recomputed."""
 
 from collections import Counter
 from contextlib import ExitStack
@@ -17,9 +17,9 @@ from kvdb.types import ModelSpec, Positions
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything before a session's tail. Owns one reference to each view's segment, and the overlay.
+    """Everything before a session's tail. It owns one reference to each view's segment, and the overlay.
 
-    moves, overlay: the rotations of moved views and what was recomputed; None for a prefix, whose views are exact where they
+    moves, overlay: the rotations of moved views, and the recomputed tokens; None for a prefix, whose views are exact where they
     stand.
     """
 
@@ -68,7 +68,7 @@ class Snapshot:
         return dict(tokens)
 
     def describe(self, number: int) -> str:
-        """What the blended layout holds in one layer, for EXPLAIN."""
+        """Lines of EXPLAIN that describe the blended layout of one layer."""
         kinds = Counter[str]()
         for part in self.layout.placed:
             kinds[part.kind] += part.tokens

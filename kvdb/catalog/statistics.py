@@ -7,10 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdb.attention.observation import Observation
+from kvdb.catalog.audited_errors import audited_errors
+from kvdb.catalog.evidence import Evidence
 from kvdb.types import MEASURES, Float32, SegmentStatistics
 
 MEMORY = 16
-"""An observation counts for 1/16 of an average, or for 1/n where it is the n-th of fewer."""
+"""The weight of an observation in an average is 1/16, or 1/n while there are n < 16."""
 
 Int64 = npt.NDArray[np.int64]
 
@@ -21,7 +23,7 @@ _WEIGHTS = np.array([0, *(1 / n for n in range(1, MEMORY + 1))], np.float32)
 class LayerStatistics:
     """One layer of a segment as it was at some moment. Arrays are `[q_heads]`, read-only, and never change.
 
-    queries: int64, how many were observed. retrieved, dense: float32 averages, as in `kvdb.types.SegmentStatistics`.
+    queries: int64, the number of observed queries. retrieved, dense: float32 averages, as in `kvdb.types.SegmentStatistics`.
     """
 
     queries: Int64
@@ -53,7 +55,7 @@ class Statistics:
         self._lock = Lock()
 
     def observe(self, layer: int, one: Observation) -> None:
-        """Take in what one query of a layer showed."""
+        """Add the observation of one query of a layer."""
         with self._lock:
             state = self._layers.get(layer)
             if state is None:
@@ -76,15 +78,17 @@ class Statistics:
         return LayerStatistics(state.counts[0], retrieved, dense)
 
     def mark_probed(self, layer: int, queries: int) -> None:
-        """Remember that a layer was probed for what its queries retrieve, when the segment had been queried `queries` times."""
+        """Remember that a layer was probed, to see what its queries retrieve now, when the segment had been queried `queries`
+        times."""
         self._probed[layer] = queries
 
     def probed_at(self, layer: int) -> int:
         """How often the segment had been queried when the layer was last probed."""
         return self._probed.get(layer, 0)
 
-    def of_segment(self, number: int, tokens: int, shape: tuple[int, int]) -> SegmentStatistics:
-        """Every layer as it is now, for the segment of that number and length. shape: layers and q_heads."""
+    def of_segment(self, number: int, tokens: int, shape: tuple[int, int], evidence: Evidence | None = None) -> SegmentStatistics:
+        """Every layer as it is now, for the segment of that number and length. shape: layers and q_heads. evidence: of the
+        segment, None for none."""
         queries = np.zeros(shape, np.int64)
         averages = np.zeros((len(MEASURES), *shape), np.float32)
         with self._lock:
@@ -92,4 +96,5 @@ class Statistics:
         for layer, state in layers.items():
             queries[layer], averages[:, layer] = state.counts[0], state.averages
         queries.flags.writeable = averages.flags.writeable = False
-        return SegmentStatistics(number, tokens, queries, *averages)
+        audited = audited_errors(evidence or Evidence(), shape)
+        return SegmentStatistics(number, tokens, queries, *(*averages, *audited))

@@ -1,4 +1,4 @@
-"""Queries that are kept beside a segment, for kinds of index that learn from some."""
+"""Queries that are kept beside a segment, for kinds of index that learn from them."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from kvdb.storage.budget import CpuBudget
 
 
 class StoredQueries:
-    """Queries by layer, float32 `[q_heads, m, head_dim]`, whose bytes are taken of the budget until `release`.
+    """Queries by layer, float32 `[q_heads, m, head_dim]`, whose bytes count in the budget until `release`.
 
     Not thread-safe: one import or one segment owns them.
     """
@@ -19,7 +19,7 @@ class StoredQueries:
 
     @classmethod
     def as_far_as_they_fit(cls, budget: CpuBudget, queries: Mapping[int, Float32]) -> "StoredQueries":
-        """Keep the queries of as many layers as the budget has room for."""
+        """Queries of as many layers as the budget has room for."""
         kept = cls(budget)
         for layer, array in queries.items():
             try:
@@ -37,6 +37,6 @@ class StoredQueries:
             self._budget.give(before.nbytes)
 
     def release(self) -> None:
-        """Forget them all; they count no more. Releasing twice does nothing."""
+        """Forget all queries; they no longer count in the budget. Releasing twice does nothing."""
         gone, self.by_layer = self.by_layer, {}
         self._budget.give(sum(queries.nbytes for queries in gone.values()))

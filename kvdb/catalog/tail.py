@@ -36,7 +36,7 @@ class Tail:
             self.copy = None
 
     def truncated(self) -> None:
-        """Tokens were taken from the end of the table: forget what was made of them."""
+        """Forget the codes and copies of tokens that were taken from the end of the table."""
         if self.sealed > self.table.length:
             self.index, self.sealed = None, 0
             self.seals += 1

@@ -1,4 +1,4 @@
-"""How often a segment is opened and queried, from which it follows whether an index over it would pay."""
+"""How often a segment is opened and queried; from this the policy decides whether an index over it would pay."""
 
 from dataclasses import dataclass
 from threading import Lock
@@ -6,10 +6,10 @@ from threading import Lock
 
 @dataclass(frozen=True)
 class QueryCounts:
-    """Queries of one segment, each a call on one layer, and the seconds that the segment's share of them took.
+    """Counts of the queries of one segment, each a call on one layer, and the seconds of the segment's share of these calls.
 
-    searches: how many of them an index answered; attended: the shares of the tokens that those attended, summed. exact_seconds,
-    exact_tokens: the seconds and tokens of those that read everything.
+    searches: the number of queries that an index answered. attended: the sum of the shares of the tokens that these attended.
+    exact_seconds, exact_tokens: the seconds and tokens of the queries that read everything.
     """
 
     queries: int = 0
@@ -34,8 +34,8 @@ class SegmentUsage:
     """Counts of the sessions and queries of one segment since it was stored. Thread-safe.
 
     opened: how many sessions were opened over it; sessions: how many are open. recent: the queries since its indexes last
-    changed. queries_in_all: the number of queries since it was stored. exact_token_seconds: what reading one token of a layer
-    takes, by the last queries that read everything; None before any did.
+    changed. queries_in_all: the number of queries since it was stored. exact_token_seconds: the seconds to read one token of a
+    layer, from the last queries that read everything; None before any did.
     """
 
     def __init__(self) -> None:
@@ -46,21 +46,21 @@ class SegmentUsage:
         self._lock = Lock()
 
     def count_session(self) -> int:
-        """Count a session that is opened; how many there were with it."""
+        """Count a session that is opened. Returns how many sessions were opened so far."""
         with self._lock:
             self.opened += 1
             return self.opened
 
     def count_open(self, more: int) -> None:
-        """`more` sessions are open than before, or fewer where it is negative."""
+        """Add `more` to the number of open sessions; it may be negative."""
         with self._lock:
             self.sessions += more
 
     def count_queries(self, counts: QueryCounts, version: int, every: int) -> bool:
-        """Count queries that were answered with that version of the indexes; whether the segment is due for a review of its
-        indexes, which it is after `every` queries, and never before a sixteenth more than there were at the last review."""
+        """Count queries that were answered with that version of the indexes. Returns whether the indexes are due for a review: it
+        takes `every` queries, and at least a sixteenth more queries than at the last review."""
         with self._lock:
-            if version != self._version:  # what queries took before says nothing of what an index would save now
+            if version != self._version:  # the cost of earlier queries says nothing about what an index would save now
                 self._version, self.recent = version, QueryCounts()
             self.recent += counts
             self.queries_in_all += counts.queries

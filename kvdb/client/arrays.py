@@ -1,6 +1,6 @@
-"""The caller's arrays: numpy (with ml_dtypes.bfloat16) or torch. Answers are of the library that the question came in.
+"""The caller's arrays: numpy (with ml_dtypes.bfloat16) or torch. Answers are arrays of the same library as the question.
 
-torch is never imported here: who hands in a tensor has imported it.
+torch is never imported here: a caller with a tensor has imported it.
 """
 
 import sys
@@ -15,7 +15,7 @@ _BFLOAT16 = DTYPES["bfloat16"]
 
 
 def to_numpy(array: Any) -> Array:
-    """The array as numpy, without a copy if it lies in main memory. Raises DtypeError for what is neither numpy nor torch."""
+    """The array as numpy, without a copy if it lies in main memory. Raises DtypeError for anything but numpy or torch."""
     if isinstance(array, np.ndarray):
         return array
     torch = sys.modules.get("torch")

@@ -55,7 +55,7 @@ class Client:
     ) -> Context:
         """Store the KV of n tokens that were computed alone, or behind what every prompt begins with, to be laid out anywhere.
 
-        The same text of one model is stored once, however many names and bases it was imported with, and whatever was before it.
+        The same text of one model is stored once, whatever names and bases it was imported with, and whatever stood before it.
         base: the position of the first token when it was computed. The other arguments are as in `import_context`. Raises what
         that raises, and Unsupported for a model whose keys cannot be moved: one without RoPE, or with one whose frequencies
         depend on the length.
@@ -161,7 +161,7 @@ class Client:
         return Context(self._transport, self._transport.get(validate.name(name)))
 
     def drop(self, name: str) -> None:
-        """Forget a context. Open sessions over it go on; what nobody holds is freed. Raises NotFound."""
+        """Forget a context. Open sessions over it go on; segments that nobody holds any more are freed. Raises NotFound."""
         self._transport.drop(validate.name(name))
 
     def offload(self, name: str) -> int:
@@ -177,8 +177,9 @@ class Client:
     def build_index(self, name: str, kind: str = "flat", *, wait: bool = True) -> list[IndexInfo]:
         """Build an index over a context's keys, which queries may search from then on. Returns the indexes that there are then.
 
-        kind: "flat", "coarse-bounds", "coarse-means", "coarse-clusters" or "hnsw". wait: whether to return when it is ready;
-        otherwise it is built in the background. Segments shorter than indexes.segment_tokens_min are read whole and get none.
+        kind: "flat", "quantized", "coarse-bounds", "coarse-means", "coarse-clusters" or "hnsw". wait: whether to return when it
+        is ready; otherwise it is built in the background. Segments shorter than indexes.segment_tokens_min are read whole and
+        get none.
         Raises NotFound, InvalidArgument for another kind, CapacityError where all indexes together would take more than
         indexes.bytes_max, Unsupported for a kind whose library is missing.
         """
@@ -201,7 +202,7 @@ class Client:
         options: QueryOptions | None = None,
         **keywords: Unpack[QueryKeywords],
     ) -> list[Plan]:
-        """The plans of a query of one token behind a context, one for each layer, or for the given layer alone.
+        """The plans of a query by one more token behind a context, one for each layer, or only for the given layer.
 
         analyze: carry the plans out, for queries that were kept when the context was stored. options, keywords: what the query
         asks for, as in `Session.attention`. Raises NotFound, LayerError, or InvalidArgument (also for an analysis where no query
@@ -218,7 +219,7 @@ class Client:
         return self._transport.tiers()
 
     def statistics(self, name: str) -> ContextStatistics:
-        """What the queries were like that searched a context's segments, by layer and head: which share of the tokens they
+        """Statistics of the queries that searched a context's segments, by layer and head: the share of the tokens they
         retrieved, how sharp they were, how often the window held their largest token. They are averages over a sample of the
         queries, in which the latest count most. Raises NotFound."""
         return self._transport.statistics(validate.name(name))

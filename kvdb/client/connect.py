@@ -13,7 +13,7 @@ from query_optimizer.custom_rules import PlacedRule
 
 REMOTE = ("kvdb://", "kvdb+unix://")
 ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
-"""What looks like a server's address without kvdb:// before it."""
+"""Matches a server's address that lacks kvdb:// before it."""
 
 
 def connect(

@@ -31,7 +31,7 @@ class Context:
 
     @property
     def tokens(self) -> int:
-        """How many tokens it holds."""
+        """The number of its tokens."""
         return self.info.tokens
 
     def create_session(self, tokens: Any, *, spec: ModelSpec | None = None, error_max: float | None = None) -> Session:

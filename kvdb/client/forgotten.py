@@ -18,13 +18,13 @@ END_SECONDS_MAX = 1.0
 
 
 class Closable(Protocol):
-    """What is closed in the end, twice without harm."""
+    """An object that can be closed, more than once without harm."""
 
     def close(self) -> None: ...
 
 
 class Closer:
-    """One thread, which is started when there is first something to look after. Thread-safe."""
+    """Closes forgotten sessions in one thread, which is started with the first session. Thread-safe."""
 
     def __init__(self) -> None:
         self._forgotten: SimpleQueue[Closable | None] = SimpleQueue()  # whose `put` may interrupt itself; None ends the thread
@@ -33,7 +33,7 @@ class Closer:
         self._ending = False
 
     def close_with(self, handle: object, closable: Closable) -> "finalize[[Closable], object]":
-        """Close it when nobody holds the handle any more. Call `detach` of what is returned once it is closed."""
+        """Close the session when nobody holds the handle any more. Call `detach` of the result once it is closed otherwise."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():  # as in the child of a fork
                 self._thread = Thread(target=self._run, name="kvdb-client-closer", daemon=True)

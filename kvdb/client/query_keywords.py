@@ -8,7 +8,7 @@ from query_optimizer.query_options import NO_OPTIONS, Hints, QueryOptions
 
 
 class QueryKeywords(TypedDict, total=False):
-    """What every query takes in place of `options`; the fields of `kvdb.QueryOptions`."""
+    """The keywords that every query takes in place of `options`: the fields of `kvdb.QueryOptions`."""
 
     retrieval: Retrieval | None
     max_missed_mass: float | None
@@ -33,6 +33,6 @@ def query_options(options: QueryOptions | None, **keywords: Unpack[QueryKeywords
 
 
 def keywords_in(given: dict[str, Any]) -> QueryKeywords:
-    """Take the keywords of a query out of others, which stay."""
+    """Remove the keywords of a query from others, which stay."""
     taken: Any = {name: given.pop(name) for name in QueryKeywords.__annotations__ if name in given}
     return cast(QueryKeywords, taken)

@@ -13,7 +13,8 @@ SERVER = "kvdb://127.0.0.1:7700"
 
 
 def add_context(parser: argparse.ArgumentParser, *, without: str = "") -> None:
-    """Add a context's name, and the server that stores it. without: what happens without a name, "" where one must be given."""
+    """Add the arguments for a context's name and its server. without: the help text for what happens without a name, "" where a
+    name is required."""
     named = f"the context's name (default: {without})" if without else "the context's name"
     parser.add_argument("name", metavar="NAME", type=_text, nargs="?" if without else None, help=named)
     parser.add_argument("--server", default=SERVER, help=f"where it is stored (default {SERVER})")
@@ -32,7 +33,7 @@ def add_index(parser: argparse.ArgumentParser, flag: str, what: str, default: st
 
 
 def add_retrieval(parser: argparse.ArgumentParser, default: str) -> None:
-    """Add the flags that say which tokens are read. default: what happens without them."""
+    """Add the flags that say which tokens are read. default: the help text for what happens without them."""
     parser.add_argument(
         "--retrieval", choices=RETRIEVALS, type=_with_underscores, help=f"which tokens are read (default: {default})"
     )

@@ -28,7 +28,7 @@ SHOWN = (
     ("step_s", "step by an index, without its searches", 1e-6, "us"),
     ("search_s", "shortest search", 1e-6, "us"),
 )
-"""A field of Machine, what it is, and the unit it is shown in."""
+"""The fields of Machine that are shown: name, description, and unit."""
 GPU_SHOWN = (
     ("stream_bytes_s", "memory of the GPU", 1e9, "GB/s"),
     ("gather_bytes_s", "tokens at scattered places", 1e9, "GB/s"),
@@ -39,12 +39,12 @@ GPU_SHOWN = (
 )
 """The same for GpuMachine."""
 BUSY_LOAD = 0.5
-"""Load for each CPU above which a machine is too busy to be measured."""
+"""A machine with a higher load for each CPU is too busy to be measured."""
 Shown = tuple[tuple[str, str, float, str], ...]
 
 
 def add(commands: "Subparsers") -> None:
-    """Add it to the `kvdb` command."""
+    """Add `calibrate` to the `kvdb` command."""
     what = "measure this machine for the optimizer"
     parser = commands.add_parser(
         "calibrate", help=what, description=f"{what.capitalize()}. Takes less than a second, and some more with a GPU."
@@ -90,7 +90,7 @@ def _calibrate(given: argparse.Namespace) -> int:
 
 
 def _load() -> float:
-    """How many processes wanted each CPU in the last minute; 0 where the system does not tell."""
+    """The number of processes that wanted each CPU in the last minute; 0 where the system does not tell."""
     return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
 
 

@@ -1,4 +1,4 @@
-"""`kvdb doctor`: what this machine has, and what kvdb will use of it."""
+"""`kvdb doctor`: what this machine has, and which of it kvdb will use."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ Row = tuple[str, str]
 
 
 def add(commands: "Subparsers") -> None:
-    """Add it to the `kvdb` command."""
+    """Add `doctor` to the `kvdb` command."""
     what = "say what this machine has and what kvdb will use of it"
     parser = commands.add_parser("doctor", help=what, description=f"{what.capitalize()}. Changes nothing.")
     parser.add_argument("--config", metavar="FILE", help="a TOML file of settings")

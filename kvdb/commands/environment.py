@@ -1,4 +1,4 @@
-"""What this machine has that kvdb can use, and what of it a configuration will use, without loading anything heavy."""
+"""Finds what this machine has that kvdb can use, and which of it a configuration will use, without loading anything heavy."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ Section = dict[str, Any]
 INTERPRETER = "interpreter"
 MEMORY = Path("/proc/meminfo")
 DISTRIBUTIONS = {"triton": ("triton",), "faiss": ("faiss-gpu", "faiss-gpu-cu12", "faiss-cpu"), "hnswlib": ("hnswlib",)}
-"""A library, and the distributions that bring it, the better first."""
+"""The distributions that provide each library, the preferred one first."""
 
 
 def describe(config: Config) -> Section:
@@ -87,7 +87,8 @@ def _disk(path: str) -> Section | None:
 
 
 def _direct(path: str) -> bool | None:
-    """Whether files can be read past the page cache, None for unknown. Tried with a file that has no name and is gone at once."""
+    """Whether files can be read past the page cache, None for unknown. This is tried with a nameless file, which is gone at
+    once."""
     flags = getattr(os, "O_TMPFILE", 0), getattr(os, "O_DIRECT", 0)
     if not all(flags):
         return None
@@ -131,8 +132,8 @@ def _gpu(config: StorageConfig, driver: probe.Driver | None) -> Section:
 
 
 def _refusal(config: StorageConfig, cards: Sequence[probe.Card]) -> str:
-    """Why kvdb.connect will refuse these settings, "" where it will not. `kvdb.gpu` finds the same when it opens the device, and
-    takes longer."""
+    """Why kvdb.connect will refuse these settings, "" where it will not. `kvdb.gpu` finds the same when it opens the device,
+    which takes longer."""
     interpreting = os.environ.get("TRITON_INTERPRET", "0") not in {"", "0"}
     if config.gpu_device == INTERPRETER:
         return "" if interpreting else "storage.gpu_device is interpreter, without TRITON_INTERPRET=1 in the environment"

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 TEXTS = {"retrieval", "way", "rule"}
-"""Columns that begin at the left."""
+"""The columns that are aligned to the left."""
 
 
 def add(commands: "Subparsers") -> None:
-    """Add it to the `kvdb` command."""
+    """Add `explain` to the `kvdb` command."""
     what = "say how a query behind a context is answered, and by which rule"
     parser = commands.add_parser("explain", help=what, description=f"{what.capitalize()}.")
     parser.set_defaults(run=_explain)
@@ -59,8 +59,9 @@ def _hints(given: argparse.Namespace) -> Hints:
 def table(plans: Sequence[Plan]) -> str:
     """A line for each plan, and one for all of them.
 
-    way: what reads most of the tokens, with the number of KV heads where heads differ. scanned: the share of all tokens that was
-    looked at in any form. read: the share that was attended. A retrieval that all plans share stands above the table.
+    way: how most of the tokens are read, with the number of KV heads where heads differ. scanned: the share of all tokens that
+    was looked at in any form. read: the share of all tokens that was attended. A retrieval that all plans share stands above the
+    table.
     """
     analyzed = all(plan.actual is not None and plan.outcome is not None for plan in plans)
     retrievals = {str(plan.retrieval) for plan in plans}
@@ -117,7 +118,7 @@ def _total(plans: Sequence[Plan], analyzed: bool) -> dict[str, str]:
 
 
 def _way(plan: Plan) -> str:
-    """What reads most tokens of each KV head, counted where heads differ."""
+    """How most tokens of each KV head are read, with counts where heads differ."""
     if not plan.accesses:
         return "nothing"
     heads = range(plan.accesses[0].kv_heads)

@@ -8,33 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvdb.commands.stats_table import observed
+from kvdb.commands.measures import FORMS, LOGARITHMIC, LOWEST, TITLES, overall
 from kvdb.errors import InvalidArgument, Unsupported
 from kvdb.types import ContextInfo, ContextStatistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-TITLES = {
-    "retrieved": "retrieved\nshare of the searched tokens that a query needs",
-    "dense": "dense\nshare of queries left by the search",
-    "sharpness": "sharpness\nsoftmax weight of the largest token",
-    "window_hits": "window hits\nshare of queries whose largest token lies in the window",
-}
 CELL_INCHES = 0.16
 PANEL_INCHES = (3.6, 8.0)  # the least and the most that a side of a panel measures
 LABELLED_CELLS_MAX = 64
 NAME_LENGTH_MAX = 40
-RETRIEVED_MIN = 1e-4  # where the logarithmic colours begin
 DPI = 130
-
-
-def mean(statistics: ContextStatistics, measure: str) -> npt.NDArray[np.float64]:
-    """The mean of a measure over all segments, weighted by their queries: float64 `[layers, q_heads]`, NaN without any query."""
-    values = np.stack([observed(segment, measure) for segment in statistics.segments])
-    weights = np.where(np.isfinite(values), [segment.queries for segment in statistics.segments], 0)
-    total = weights.sum(axis=0)
-    return np.where(total > 0, (np.nan_to_num(values) * weights).sum(axis=0) / np.maximum(total, 1), np.nan)
 
 
 def draw(info: ContextInfo, statistics: ContextStatistics, measures: Sequence[str], path: Path) -> None:
@@ -53,12 +38,17 @@ def draw(info: ContextInfo, statistics: ContextStatistics, measures: Sequence[st
     figure = Figure(figsize=(across * (width + 1.2), down * (height + 0.9) + 0.6), dpi=DPI, layout="constrained")
     name = info.name if len(info.name) <= NAME_LENGTH_MAX else f"{info.name[:NAME_LENGTH_MAX]}…"
     queries = max(int(segment.queries.max()) for segment in statistics.segments)
-    values = [mean(statistics, measure) for measure in measures]
-    grey = "\ngrey: no query" if np.isnan(values).any() else ""
-    title = f"{name}\n{info.tokens:,} tokens, up to {queries:,} queries observed a head{grey}"
+    audits = max(int(segment.audits.max()) for segment in statistics.segments)
+    values = [overall(statistics, measure) for measure in measures]
+    grey = "\ngrey: not known" if np.isnan(values).any() else ""
+    counted = [f"{count:,} {what}" for count, what in ((queries, "queries observed"), (audits, "audits")) if count]
+    title = f"{name}\n{info.tokens:,} tokens, up to {' and '.join(counted)} a head{grey}"
     figure.suptitle(title, fontsize=10, parse_math=False)
-    for panel, measure, shown in zip(figure.subplots(down, across, squeeze=False).flat, measures, values, strict=True):
+    panels = list(figure.subplots(down, across, squeeze=False).flat)
+    for panel, measure, shown in zip(panels, measures, values, strict=False):
         _panel(panel, measure, shown)
+    for panel in panels[len(measures) :]:
+        panel.set_axis_off()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # a name may hold characters that no font has
@@ -71,9 +61,8 @@ def _panel(panel: "Axes", measure: str, values: npt.NDArray[np.float64]) -> None
     from matplotlib.colors import LogNorm, Normalize
     from matplotlib.ticker import MaxNLocator
 
-    logarithmic = measure == "retrieved"
-    norm = LogNorm(RETRIEVED_MIN, 1, clip=True) if logarithmic else Normalize(0, 1)
-    panel.set_facecolor("0.85")  # where no query was observed
+    norm = LogNorm(LOWEST, 1, clip=True) if measure in LOGARITHMIC else Normalize(0, 1)
+    panel.set_facecolor("0.85")  # where nothing is known
     image = panel.imshow(values, norm=norm, cmap="viridis", aspect="auto", interpolation="nearest")
     panel.set_title(TITLES[measure], fontsize=9)
     panel.set_xlabel("query head")
@@ -84,6 +73,6 @@ def _panel(panel: "Axes", measure: str, values: npt.NDArray[np.float64]) -> None
     panel.figure.colorbar(image, ax=panel, format=lambda value, _: f"{100 * value:g}%")
     if values.size <= LABELLED_CELLS_MAX:
         for (layer, head), value in np.ndenumerate(values):
-            text = "" if np.isnan(value) else f"{value:.2%}" if logarithmic else f"{value:.0%}"
+            text = "" if np.isnan(value) else FORMS[measure].format(value)
             dark = np.isnan(value) or float(norm(value)) > 0.5
             panel.text(head, layer, text, ha="center", va="center", fontsize=8, color="black" if dark else "white")

@@ -51,7 +51,7 @@ def _list(given: argparse.Namespace) -> int:
 
 
 def _watch(db: Client, name: str, spec: ModelSpec) -> None:
-    """Draw the table over itself in a terminal; elsewhere print a line for each build that went on, and the table at the end."""
+    """Redraw the table in a terminal; elsewhere print a line for each build that made progress, and the table at the end."""
     terminal, printed, height = sys.stdout.isatty(), set[str](), 0
     while True:
         infos = db.indexes(name)
@@ -87,7 +87,7 @@ def _build(given: argparse.Namespace) -> int:
 def _verify(given: argparse.Namespace) -> int:
     with open_server(given) as db:
         count = db.verify(given.name)
-        print(f"{count} indexes of {given.name!r} fit their keys, counted by layer and segment")
+        print(f"{count} indexes of {given.name!r} fit their keys (one for each layer, segment and kind)")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""stdout, whatever it is: an encoding without our characters, a pipe whose reader went away, a full disk."""
+"""Writing to any stdout: one whose encoding lacks our characters, a pipe whose reader went away, a full disk."""
 
 import io
 import os
@@ -7,13 +7,14 @@ from contextlib import suppress
 
 
 def escape_characters() -> None:
-    """Escape what the encoding of stdout lacks, as stderr does by itself: no name of a context may end a command."""
+    """Escape characters that the encoding of stdout lacks, as stderr does by itself, so that no context's name can end a command
+    with an error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def drawn(characters: str, plain: str) -> str:
-    """`characters` where stdout has them, else `plain`."""
+    """`characters` if the encoding of stdout has them, else `plain`."""
     try:
         characters.encode(getattr(sys.stdout, "encoding", None) or "ascii")
     except UnicodeEncodeError:
@@ -28,7 +29,7 @@ def flush() -> None:
 
 
 def drop_unwritable() -> None:
-    """Where stdout cannot be written, lead it to nowhere: the interpreter would fail at it once more when it ends."""
+    """Redirect stdout to nowhere if it cannot be written, because the interpreter would fail at it once more when it ends."""
     try:
         flush()
     except OSError:

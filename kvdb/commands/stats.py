@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import kvdb.commands.heat_map as heat_map
 import kvdb.validate as validate
 from kvdb.commands.arguments import add_context, open_server
-from kvdb.commands.stats_table import heads_of_layer, summary, tiers
+from kvdb.commands.measures import DRAWN, is_known, overall
+from kvdb.commands.stats_table import audited, heads_of_layer, summary, tiers
+from kvdb.commands.text_map import text_map
 from kvdb.errors import InvalidArgument
-from kvdb.types import MEASURES, ContextInfo, ContextStatistics
+from kvdb.types import ERROR, ContextInfo, ContextStatistics
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -30,18 +32,16 @@ def add(commands: "Subparsers") -> None:
         "--by", choices=("layer", "head"), default="layer", help="what each row of the table stands for (default layer)"
     )
     shown.add_argument("--layer", type=int, metavar="N", help="show each head of this layer instead")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="draw a heat map of layers and heads too")
-    parser.add_argument("--measure", choices=MEASURES, help="draw this one (default all)")
+    parser.add_argument("--measure", choices=DRAWN, help="show a map of this one, layers down and heads across, instead")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw it, or all, as a heat map too")
     parser.set_defaults(run=_run)
     add_context(parser, without="what each tier of memory holds")
 
 
 def _run(given: argparse.Namespace) -> int:
-    if given.measure and not given.png:
-        raise InvalidArgument(f"--measure {given.measure} names what is drawn; expected --png FILE beside it")
     if given.name is None:
-        if given.png or given.layer is not None:
-            raise InvalidArgument("--png and --layer are of a context; expected its name")
+        if given.png or given.measure or given.layer is not None:
+            raise InvalidArgument("--png, --measure and --layer are of a context; expected its name")
         with open_server(given) as db:
             print(tiers(db.tiers()))
         return 0
@@ -49,30 +49,40 @@ def _run(given: argparse.Namespace) -> int:
         info, statistics = db.get(given.name).info, db.statistics(given.name)
     if given.layer is not None:
         validate.layer(info.spec, given.layer)
-    if not any(segment.queries.any() for segment in statistics.segments):
-        print(
-            f"no query that searches {given.name!r} was observed yet; "
-            "build an index with kvdb index, and ask one token at a time what needs no exact answer"
-        )
+    measures = [given.measure] if given.measure else [measure for measure in DRAWN if is_known(statistics, measure)]
+    if not measures or not is_known(statistics, measures[0]):
+        unseen = f"query that searches {given.name!r} was observed"
+        if given.measure == ERROR:
+            unseen = f"way of answering queries over {given.name!r} was compared with exact answers"
+        print(f"no {unseen} yet; build an index with kvdb index: statistics come from queries of one token that search one")
         return 1 if given.png else 0
-    print(_text(info, statistics, given.by, given.layer))
+    if given.measure:
+        print(f"{_head(info)}\n\n{text_map(given.measure, overall(statistics, given.measure))}")
+    else:
+        print(_text(info, statistics, given.by, given.layer))
     if given.png:
-        heat_map.draw(info, statistics, [given.measure] if given.measure else list(MEASURES), given.png)
+        heat_map.draw(info, statistics, measures, given.png)
         print(f"\nheat map: {given.png}")
     return 0
 
 
-def _text(info: ContextInfo, statistics: ContextStatistics, by: str, layer: int | None) -> str:
-    segments = [segment for segment in statistics.segments if segment.queries.any()]
+def _head(info: ContextInfo) -> str:
     spec = info.spec
     shape = f"{spec.layers} layers, {spec.q_heads} query heads on {spec.kv_heads} KV heads"
-    texts = [f"{info.name}: {info.tokens:,} tokens, {shape}"]
+    return f"{info.name}: {info.tokens:,} tokens, {shape}"
+
+
+def _text(info: ContextInfo, statistics: ContextStatistics, by: str, layer: int | None) -> str:
+    segments = [segment for segment in statistics.segments if segment.queries.any()]
+    texts = [_head(info)]
     for segment in segments:
         where = f"segment {segment.segment}, {segment.tokens:,} tokens"
         if layer is None:
             texts.append(f"{where}\n{summary(segment, by)}")
         else:
-            texts.append(f"{where}, layer {layer}\n{heads_of_layer(segment, layer, spec.kv_heads)}")
+            texts.append(f"{where}, layer {layer}\n{heads_of_layer(segment, layer, info.spec.kv_heads)}")
     if len(segments) < len(statistics.segments):
         texts.append(f"segments of which no search was observed: {len(statistics.segments) - len(segments)}")
+    if is_known(statistics, ERROR):
+        texts.append(audited(overall(statistics, ERROR)))
     return "\n\n".join([*texts, LEGEND])

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kvdb.commands.measures import known
 from kvdb.commands.output import drawn
 from kvdb.types import SegmentStatistics, TierStats
 
@@ -16,15 +17,10 @@ UNKNOWN = "-"
 GAP = "  "
 
 
-def observed(segment: SegmentStatistics, measure: str) -> Values:
-    """A measure as float64 `[layers, q_heads]`, NaN where no query was observed."""
-    return np.where(segment.queries > 0, getattr(segment, measure).astype(np.float64), np.nan)
-
-
 def summary(segment: SegmentStatistics, by: str) -> str:
     """A row for each layer, over its heads, or for each head, over the layers. by: "layer" or "head"."""
     over = "heads" if by == "layer" else "layers"
-    columns = {name: observed(segment, name) for name in (*SHARES, "dense")}
+    columns = {name: known(segment, name) for name in (*SHARES, "dense")}
     queries = segment.queries
     if by == "head":
         columns, queries = {name: values.T for name, values in columns.items()}, queries.T
@@ -51,13 +47,23 @@ def heads_of_layer(segment: SegmentStatistics, layer: int, kv_heads: int) -> str
     """A row for each query head of one layer."""
     rows = [["head", "KV head", "queries", *(name.replace("_", " ") for name in SHARES), "dense"]]
     forms = {**SHARES, "dense": "{:.0%}"}
-    columns = {name: observed(segment, name)[layer] for name in forms}
+    columns = {name: known(segment, name)[layer] for name in forms}
     q_heads = segment.queries.shape[1]
     for head in range(q_heads):
         values = {name: column[head] for name, column in columns.items()}
         cells = [forms[name].format(value) if np.isfinite(value) else UNKNOWN for name, value in values.items()]
         rows.append([str(head), str(head * kv_heads // q_heads), f"{segment.queries[layer, head]:,}", *cells])
     return "\n".join(_aligned(rows, [max(map(len, column)) for column in zip(*rows, strict=True)]))
+
+
+def audited(errors: Values) -> str:
+    """A line about audits. errors: float64 `[layers, q_heads]`, NaN where they are too few."""
+    there = errors[np.isfinite(errors)]
+    known_of = f"known of {there.size} of {errors.size} heads"
+    if not there.size:
+        return f"audited error: {known_of}"
+    median, largest = float(np.median(there)), float(there.max())
+    return f"audited error at p95: median {median:.2%}, largest {largest:.2%} of a layer's output, {known_of}"
 
 
 def tiers(stats: Sequence[TierStats]) -> str:
@@ -72,7 +78,7 @@ def tiers(stats: Sequence[TierStats]) -> str:
 
 
 def _spread(values: Values) -> tuple[float, float, float]:
-    """Median, smallest and largest of the known ones; NaN where there are none."""
+    """Median, minimum and maximum of the known values; NaN where there are none."""
     there = values[np.isfinite(values)]
     return (float(np.median(there)), float(there.min()), float(there.max())) if len(there) else (np.nan,) * 3
 

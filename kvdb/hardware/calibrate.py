@@ -1,6 +1,6 @@
-"""Measure how fast this machine is, in less than a second: the numbers that turn costs into time.
+"""Measures in less than a second how fast this machine is: the numbers that turn costs into seconds.
 
-Each number is the lower quartile of a few samples, because whatever else the machine does only makes a sample longer.
+Each number is the lower quartile of a few samples, because other work on the machine can only make a sample longer.
 """
 
 import gc
@@ -32,14 +32,15 @@ CACHED_TOKENS = 4096
 PIECE = 1024
 SAMPLES, SAMPLES_MIN, SAMPLES_LATE = 9, 3, 2
 BUDGET_S, ALL_S = 0.06, 0.9
-"""Seconds of one measurement after which SAMPLES_MIN suffice, and of all together after which SAMPLES_LATE do."""
+"""After BUDGET_S seconds of one measurement, SAMPLES_MIN samples suffice; after ALL_S seconds of all together, SAMPLES_LATE
+do."""
 ROWS = 16
-"""Queries of each head, so many that multiplying takes longer than reading."""
+"""The number of queries of each head, enough that multiplying takes longer than reading."""
 CACHE_BYTES_MIN = float(1 << 20)
 STEP_SHARE_MIN = 0.2
-"""The least share of a step that is not its search; less is noise."""
+"""The least share of a step's time outside of its search; a smaller one is noise."""
 LEAST = 1e-7
-"""Seconds; whatever was measured as less is noise."""
+"""The least time in seconds; a smaller measurement is noise."""
 
 
 def calibrate() -> Machine:
@@ -124,7 +125,8 @@ class _Measuring:
         return len(ids) * self._layout.token_nbytes / (2 * SPEC.kv_heads) / spent
 
     def _step(self) -> tuple[float, float, float]:
-        """Three times in seconds: reading a window; a step whose index has next to nothing to search; that search alone."""
+        """Three times in seconds: that of reading a window, of a step whose index has next to nothing to search, and of that
+        search alone."""
         size = self._layout.block_size
         window, index = 8 * size, registry.build("flat", self._table.keys(size))
         queries = Queries.of(self._random(SPEC.q_heads, 1), SPEC.kv_heads, SPEC.softmax_scale, size)
@@ -163,7 +165,7 @@ class _Measuring:
                 return max(sorted(samples)[len(samples) // 4], LEAST)
 
     def _picked(self, rows: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Random tokens for each row, rising: ids int32 `[rows * count]` and offsets int64 `[rows + 1]`."""
+        """Random tokens for each row, ascending: ids int32 `[rows * count]` and offsets int64 `[rows + 1]`."""
         drawn = np.sort([self._rng.choice(TOKENS, count, replace=False, shuffle=False) for _ in range(rows)], axis=1)
         return drawn.astype(np.int32).reshape(-1), np.arange(rows + 1, dtype=np.int64) * count
 
@@ -172,8 +174,8 @@ class _Measuring:
 
 
 def _cache_bytes(nbytes: float, seconds: float, stream: float, cached: float) -> float:
-    """How many of `nbytes` must have come out of caches for them to be read in `seconds`; at most half. stream, cached: bytes a
-    second out of memory and out of caches."""
+    """How many of `nbytes` bytes must have come out of caches if they were read in `seconds`; at most half. stream, cached: bytes
+    per second out of memory and out of caches."""
     saved = nbytes / stream - seconds
     rate = 1 / stream - 1 / cached
     held = saved / rate if rate > 0 else 0.0

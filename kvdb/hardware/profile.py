@@ -1,7 +1,7 @@
-"""What was measured of this machine, kept in a small JSON file.
+"""The measured numbers of this machine, kept in a small JSON file.
 
 One file holds an entry for each setting under which a machine was measured: processor, threads in use and instruction set. So a
-measurement with other threads, or on a machine that shares a home folder, stands beside the others and not in their place.
+measurement with other threads, or on a machine that shares the home folder, does not replace the others.
 """
 
 import json
@@ -20,13 +20,13 @@ from query_optimizer.cost import GpuMachine, Machine, WrongMachine
 
 FORMAT = 2
 ENTRIES_MAX = 16
-"""Entries that a file keeps; the oldest go first."""
+"""The number of entries that a file keeps; the oldest are dropped first."""
 
 
 @dataclass(frozen=True)
 class MachineProfile:
-    """The numbers in use for this machine. measured: whether they were measured here, or are the defaults. source: the file they
-    come from, or why they are the defaults."""
+    """The numbers in use for this machine. measured: whether they were measured here; otherwise they are the defaults. source:
+    the file they come from, or why they are the defaults."""
 
     machine: Machine
     measured: bool
@@ -35,7 +35,7 @@ class MachineProfile:
 
 @dataclass(frozen=True)
 class GpuProfile:
-    """The numbers in use for a card. measured: whether they were measured on that card, or are the defaults."""
+    """The numbers in use for a card. measured: whether they were measured on that card; otherwise they are the defaults."""
 
     machine: GpuMachine
     measured: bool
@@ -53,8 +53,8 @@ def path_of(setting: str) -> Path | None:
 
 
 def load(setting: str) -> MachineProfile:
-    """What was measured before, or the defaults where nothing was or the file is damaged. Never raises: the numbers only estimate
-    speed, and a database works without them."""
+    """The numbers measured before, or the defaults if there are none or the file is damaged. Never raises: the numbers only
+    estimate speed, and a database works without them."""
     path = path_of(setting)
     if path is None:
         return MachineProfile(Machine(), False, "defaults: no file is set")
@@ -67,7 +67,7 @@ def load(setting: str) -> MachineProfile:
 
 
 def load_gpu(setting: str, card: str) -> GpuProfile:
-    """What was measured of the card of this name before, or the defaults where `load` would give those."""
+    """The numbers measured before on the card of this name, or the defaults if there are none or the file is damaged."""
     path = path_of(setting)
     try:
         gpus = {} if path is None else read_gpus(path)
@@ -77,8 +77,8 @@ def load_gpu(setting: str, card: str) -> GpuProfile:
 
 
 def read(path: Path) -> Machine:
-    """What `write` kept of this machine. Raises ConfigError for a file that is damaged or has no entry of this machine, OSError
-    for one that cannot be read."""
+    """The numbers of this machine that `write` kept. Raises ConfigError for a file that is damaged or has no entry of this
+    machine, OSError for one that cannot be read."""
     try:
         return Machine.from_dict(_mapping(_own_entry(path).get("machine")))
     except WrongMachine as error:
@@ -86,7 +86,7 @@ def read(path: Path) -> Machine:
 
 
 def read_gpus(path: Path) -> dict[str, GpuMachine]:
-    """What `write` kept of this machine's cards, by their names. Raises as `read` does."""
+    """The numbers of this machine's cards that `write` kept, by their names. Raises as `read` does."""
     try:
         gpus = _mapping(_own_entry(path).get("gpus", {}))
         return {card: GpuMachine.from_dict(_mapping(numbers)) for card, numbers in gpus.items()}
@@ -95,7 +95,7 @@ def read_gpus(path: Path) -> dict[str, GpuMachine]:
 
 
 def _own_entry(path: Path) -> Mapping[str, Any]:
-    """The entry measured as this process runs. Raises ConfigError, OSError."""
+    """The entry with the processor, threads and instruction set of this process. Raises ConfigError, OSError."""
     own, entries = identity(), _entries(path)
     for entry in entries:
         if entry.get("of") == own:
@@ -151,7 +151,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def identity() -> dict[str, Any]:
-    """What the numbers depend on: processor, threads in use, instruction set."""
+    """The key of an entry: processor, threads in use, instruction set."""
     return {"processor": _processor(), "threads": _native.threads(), "isa": _native.isa()}
 
 

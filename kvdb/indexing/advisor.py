@@ -1,4 +1,4 @@
-"""Which indexes will pay: what queries took so far, and what builds would take and save."""
+"""Decides which indexes will pay, from what queries took so far, and what builds would take and save."""
 
 import logging
 
@@ -11,17 +11,17 @@ from query_optimizer.build_policy import BuildPolicy, Decision, KindFacts, Segme
 
 log = logging.getLogger(__name__)
 REVIEW_QUERIES = 64
-"""After so many queries of each layer the indexes of a segment are reviewed again."""
+"""After this many queries of each layer, the indexes of a segment are reviewed again."""
 STEP_SECONDS = 5e-4
 """Seconds that a query takes beside the search of an index: for the window, the values found, and Python."""
 BYTE_SECONDS = 1 / 30e9
-"""Seconds to read a byte, before a query that read everything was measured; from benchmarks/README.md."""
+"""Seconds to read a byte, assumed until a query that reads everything is measured; from benchmarks/README.md."""
 
 
 class IndexAdvisor:
     """Has indexes built when they will pay: when queries have taken as long as an index would have saved, or are expected to.
 
-    config: shorter segments than its `segment_tokens_min` are only counted, and without `automatic` all are.
+    config: segments shorter than its `segment_tokens_min` are only counted; without `automatic`, all segments are only counted.
     """
 
     def __init__(self, builder: IndexBuilder, policy: BuildPolicy, config: IndexConfig) -> None:
@@ -87,8 +87,9 @@ def segment_facts(segment: Segment, builder: IndexBuilder) -> SegmentFacts:
 
 
 def _kind_facts(segment: Segment, kind: str, counts: QueryCounts, builder: IndexBuilder) -> KindFacts:
-    """The cost of a kind and what it saves: the seconds that queries took of late (`counts`), less those expected with the index.
-    A query with it takes the kind's share of reading everything, and reads the tokens that it attends, as queries of late did."""
+    """The cost of a kind and what it saves: the seconds that recent queries took (`counts`), minus the seconds expected with the
+    index. A query with it takes the kind's share of the time of reading everything, and the time to read as many tokens as recent
+    queries attended."""
     cost, layers = builder.costs.of(kind, segment), len(segment.tables)
     missing = sum(kind not in segment.indexes.of(layer) for layer in range(layers))
     progress = segment.indexes.progress.get(kind)

@@ -1,4 +1,4 @@
-"""One build of a kind of index over one segment: its steps, and the segment that it holds meanwhile."""
+"""One build of a kind of index over one segment: its steps, and its hold on the segment meanwhile."""
 
 from collections import deque
 from collections.abc import Generator
@@ -14,11 +14,12 @@ from kvdb.storage.loader import Loader
 
 
 class Build:
-    """One kind of index over one segment, on the way. It holds the segment, and its blocks in main memory, from its first step
-    on; a build that waits for its first keeps nothing alive.
+    """The build of one kind of index over one segment. It holds the segment, and its blocks in main memory, from its first step
+    on; a build that waits for its first step keeps nothing alive.
 
-    layers: those without an index, the first of which is being built. requested: somebody asked for it, which comes before what
-    would merely pay. seconds: spent on finished layers; layer_seconds: on the one under way, of which `share` is done.
+    layers: the layers without an index, the first of which is being built. requested: whether somebody asked for it; such builds
+    come before those that would merely pay. seconds: the time spent on finished layers. layer_seconds: the time spent on the
+    layer under way, of which `share` is done.
     """
 
     def __init__(self, segment: Segment, kind: str, *, requested: bool) -> None:
@@ -47,10 +48,10 @@ class Build:
             self.segment.release()
             raise Unavailable(f"an index cannot be built over a segment that cannot come in from disk: {error}") from None
         self.holds_segment = True
-        self.layers = deque(missing_layers(self.segment, self.kind))  # those that were there may have left with the blocks
+        self.layers = deque(missing_layers(self.segment, self.kind))  # indexes that were there may have gone with the blocks
 
     def release(self) -> None:
-        """Give the segment back, and drop what was built of the layer under way."""
+        """Release the segment, and drop the unfinished layer."""
         if self.steps is not None:
             self.steps.close()
         if self.holds_segment:
@@ -59,7 +60,8 @@ class Build:
             self.segment.release()
 
     def step(self, accelerator: Accelerator | None) -> Index | None:
-        """Go on with the first layer; its index, once it stands. Raises Unsupported, and whatever the kind's build does."""
+        """Go on with the first layer. Returns its index once it is built, None before. Raises Unsupported, and whatever the
+        kind's build does."""
         layer, started = self.layers[0], perf_counter()
         if self.steps is None:
             self.segment.wait(layer)

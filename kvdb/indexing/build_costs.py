@@ -9,14 +9,13 @@ from kvdb.catalog.segment import Segment
 WEIGHT = 0.3
 """The weight of the last build in the average."""
 FACTOR_MAX = 16.0
-"""The largest factor between a measured build and its kind's estimate: beyond it, something else was measured."""
+"""The largest factor between a measured build and its kind's estimate; a larger one means that something else was measured."""
 UNKNOWN_KEY_SECONDS = 1e-6
-"""Seconds for a key of a kind without an estimate, before one was built: a guess, as much as a flat index takes."""
+"""Seconds for each key of a kind without an estimate, until one was built: a guess, as long as a flat index takes."""
 
 
 class BuildCosts:
-    """One factor for each kind, by which its estimates are corrected. Thread-safe without a lock: a float is replaced at a
-    time."""
+    """One factor for each kind, which corrects its estimates. Thread-safe without a lock: floats are replaced one at a time."""
 
     def __init__(self) -> None:
         self._factors: dict[str, float] = {}
@@ -28,7 +27,7 @@ class BuildCosts:
         return replace(expected, seconds=expected.seconds * self._factors.get(kind, 1.0))
 
     def learn(self, kind: str, segment: Segment, seconds: float) -> None:
-        """Take in how many seconds the build of one layer took."""
+        """Learn from the seconds that the build of one layer took."""
         factor = seconds / max(_expected(kind, segment).seconds, 1e-9)
         factor = min(max(factor, 1 / FACTOR_MAX), FACTOR_MAX)
         before = self._factors.get(kind, factor)

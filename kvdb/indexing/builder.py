@@ -1,4 +1,4 @@
-"""The threads that build indexes while sessions go on: what somebody waits for first, then the cheapest, step by step."""
+"""The threads that build indexes while sessions go on, step by step: first those that somebody waits for, then the cheapest."""
 
 import logging
 import os
@@ -23,11 +23,11 @@ from kvdb.storage.loader import Loader
 
 log = logging.getLogger(__name__)
 NICE = 10
-"""How much nicer than their process the threads that build are, on Linux."""
+"""The nice value that building threads add to that of their process, on Linux."""
 
 
 class Ending(NamedTuple):
-    """A build that is over. error: why it was not finished, None for one that was."""
+    """A build that is over. error: why it was not finished, None if it was."""
 
     build: Build
     error: BaseException | None
@@ -43,13 +43,13 @@ class Due(NamedTuple):
 class IndexBuilder:
     """Builds indexes layer by layer, and offers each as soon as it is built. Thread-safe.
 
-    After each step, the next is that of the build that comes first: one that was requested before one that will merely pay, then
-    the one with the least to do. A build whose segment nobody else holds any more is given up: waiting builds keep no dropped
-    context alive, and the one under way does only until its step ends. A build that raises is logged, shows in its `Progress`,
-    and begins anew only when it is requested.
+    After each step, the build that comes first goes on: requested builds come before those that will merely pay, and then the one
+    with the least to do. A build is given up when nobody else holds its segment: a waiting build keeps no dropped context alive,
+    and the one under way does so only until its step ends. A build that raises is logged, shows in its `Progress`, and begins
+    anew only when it is requested.
 
-    threads: how many builds go on at once. nbytes_max: what the indexes of all segments may keep, None for no limit. loader:
-    brings segments in from disk. accelerator: a device that takes part in builds, None for none.
+    threads: how many builds run at once. nbytes_max: the memory that the indexes of all segments may take, None for no limit.
+    loader: brings segments in from disk. accelerator: a device that takes part in builds, None for none.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class IndexBuilder:
         self._accelerator = accelerator
         self._executor = ThreadPoolExecutor(threads, "kvdb-index", initializer=_lower_priority)
         self._builds: dict[tuple[int, str], Build] = {}
-        self._ending: list[Build] = []  # over, but for what `_end` gives back
+        self._ending: list[Build] = []  # over, but `_end` has not yet released what they hold
         self._indexed: WeakSet[Segment] = WeakSet()
         self._stopping = False
         self._changed = Condition()
@@ -70,9 +70,9 @@ class IndexBuilder:
     def request(self, segments: Sequence[Segment], kind: str) -> list[Future[None]]:
         """Build that kind over each of the segments where it is missing: futures of these builds.
 
-        Raises InvalidArgument for a kind that does not exist, CapacityError before anything is begun where the indexes would keep
-        more than they may, Unavailable. A future raises what the build raised: Unsupported where the kind's library is missing,
-        Unavailable when the database was closed, or the segment was freed or cannot come in from disk.
+        Raises InvalidArgument for a kind that does not exist, CapacityError, before anything is begun, where the indexes would
+        take more memory than they may, and Unavailable. A future raises what the build raised: Unsupported where the kind's
+        library is missing, Unavailable when the database was closed, or the segment was freed or cannot come in from disk.
         """
         validate.kind(kind)
         with self._changed:
@@ -85,7 +85,7 @@ class IndexBuilder:
         return futures
 
     def schedule(self, segment: Segment, kind: str) -> None:
-        """Build that kind when nothing that was requested is to be done, if there is room for it and it did not fail before."""
+        """Build that kind when no requested build is left, if there is room for it and it did not fail before."""
         with self._changed:
             known = segment.indexes.progress.get(kind)
             failed = known is not None and known.state == "failed"
@@ -96,7 +96,7 @@ class IndexBuilder:
         self._carry_out(due)
 
     def nbytes(self) -> int:
-        """The bytes that all indexes keep, unfinished ones counted as if they were done."""
+        """The memory of all indexes in bytes; unfinished ones count as finished."""
         with self._changed:
             kept = sum(segment.indexes.nbytes for segment in self._indexed)
             return kept + sum(self._missing_nbytes(build.segment, build.kind) for build in self._builds.values())
@@ -107,7 +107,7 @@ class IndexBuilder:
             return [build.segment for build in (*self._builds.values(), *self._ending) if build.holds_segment]
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is being built, nor waits for it; whether that came within `timeout` seconds."""
+        """Wait until nothing is being built or waits to be built. Returns whether that came within `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._builds and not self._ending, timeout)
 
@@ -121,7 +121,7 @@ class IndexBuilder:
         self._executor.shutdown()
 
     def _add(self, segment: Segment, kind: str, *, requested: bool) -> Future[None]:
-        """The future of a build that exists already, or is added; with the lock held."""
+        """The future of a build, which is added unless there is one already; called with the lock held."""
         build = self._builds.get((segment.number, kind))
         if build is None:
             build = Build(segment, kind, requested=requested)
@@ -135,7 +135,8 @@ class IndexBuilder:
         return build.future
 
     def _dispatch(self) -> Due:
-        """Give up builds over segments that nobody else holds, and give the free threads their next steps; with the lock held."""
+        """Give up builds over segments that nobody else holds, and give the free threads their next steps; called with the lock
+        held."""
         idle = [build for build in self._builds.values() if not build.running]
         due = Due([], [self._finish(build, abandoned()) for build in idle if self._is_abandoned(build.segment)])
         while not self._stopping and sum(build.running for build in self._builds.values()) < self._threads:
@@ -145,13 +146,13 @@ class IndexBuilder:
             build = min(waiting, key=lambda build: (not build.requested, self._seconds_left(build)))
             try:
                 due.steps.append((build, self._executor.submit(self._run_step, build)))
-            except RuntimeError:  # the interpreter ends, and nobody will wait for this
+            except RuntimeError:  # the interpreter is ending, and nobody will wait for this
                 break
             build.running = True
         return due
 
     def _carry_out(self, due: Due) -> None:
-        """Follow steps and end builds, which may take other locks and call back; without the lock."""
+        """Follow steps and end builds; called without the lock, because both may take other locks and call back."""
         for build, step in due.steps:
             step.add_done_callback(partial(self._step_done, build))
         for ending in due.endings:
@@ -166,7 +167,7 @@ class IndexBuilder:
                 build.future.set_exception(ending.error)
 
     def _run_step(self, build: Build) -> None:
-        """One step, in a thread of the executor, whose future keeps what it raises."""
+        """One step, in a thread of the executor; its future keeps what the step raises."""
         build.acquire(self._loader)
         self._report(build, "building")
         layer = build.layers[0]
@@ -191,12 +192,12 @@ class IndexBuilder:
         self._carry_out(Due(due.steps, endings + due.endings))
 
     def _finish(self, build: Build, error: BaseException | None) -> Ending:
-        """Take a build off the list; `_carry_out` gives back what it holds. With the lock held."""
+        """Take a build off the list; called with the lock held. `_carry_out` releases what it holds."""
         del self._builds[build.key]
         self._ending.append(build)
         if error is None:
             self._report(build, "ready")
-        elif isinstance(error, Unavailable):  # given up, which is no failure of the kind
+        elif isinstance(error, Unavailable):  # given up, which is not a failure of the kind
             build.segment.indexes.report(build.kind, None)
         else:
             self._report(build, "failed", str(error) if isinstance(error, KvdbError) else f"{type(error).__name__}: {error}")
@@ -239,8 +240,8 @@ def _closed() -> Unavailable:
 
 
 def _lower_priority() -> None:
-    """Make this thread, and those that it starts, give way to all others, where the system lets one do so."""
+    """Lower the priority of this thread and those that it starts, where the system allows it."""
     _native.work_in_background()
-    if sys.platform == "linux":  # elsewhere a priority is that of the process
+    if sys.platform == "linux":  # elsewhere, a priority belongs to the whole process
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICE)

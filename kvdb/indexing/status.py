@@ -1,4 +1,4 @@
-"""The state of the indexes over a context: what is there, what is being built, and whether it fits the keys."""
+"""The state of the indexes over a context: which exist, which are being built, and whether they fit the keys."""
 
 from collections.abc import Callable
 from concurrent import futures
@@ -15,7 +15,7 @@ POLL_SECONDS = 0.2
 
 
 def wait(builds: list[Future[None]], is_wanted: Callable[[], bool]) -> None:
-    """Wait until all builds are done. Raises what the first that failed raised, and Unavailable once `is_wanted` says no."""
+    """Wait until all builds are done. Raises the error of the first that failed, and Unavailable once `is_wanted` says no."""
     while pending := futures.wait(builds, POLL_SECONDS).not_done:
         if not is_wanted():
             raise Unavailable(f"nobody waits any more for {len(pending)} builds of indexes; they go on in the background")

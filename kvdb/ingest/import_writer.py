@@ -1,4 +1,4 @@
-"""An import under way: KV goes straight into blocks, and nothing is visible until it is whole."""
+"""An import under way: KV goes straight into blocks, and nothing is visible until the import is complete."""
 
 from contextlib import ExitStack
 from threading import Lock
@@ -19,7 +19,7 @@ from kvdb.types import Array, ContextInfo, ModelSpec, Tokens
 
 
 class ImportTarget(NamedTuple):
-    """The context that an import is to become. base: the position of a chunk's first token; None where it is no chunk."""
+    """The context that an import will become. base: the position of a chunk's first token; None for a prefix."""
 
     spec: ModelSpec
     tokens: Tokens
@@ -31,8 +31,8 @@ class ImportWriter:
     """An import that is being written. It stands among the database's open `handles` until it ends.
 
     views: the stored prefix, and tables: empty, one a layer; the import takes both over. start: the first token to be written.
-    Layers may come in any order and any pieces; the pieces of one layer come in the order of their tokens. Raises Unavailable for
-    a closed database, and CapacityError, and then everything was given back.
+    Layers may come in any order and in pieces of any size; the pieces of one layer come in the order of their tokens. Raises
+    Unavailable for a closed database, and CapacityError; both release everything.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class ImportWriter:
             table.append(k, v)
 
     def sample(self, layer: int, q: Array) -> None:
-        """Queries of one layer, `[q_heads, m, head_dim]` after RoPE, from which its indexes may learn. The last sample of a
-        layer replaces those before it; one without queries is ignored. They are kept as float32, and count in the budget of the
-        CPU tier, as long as the segment lives.
+        """Queries of one layer, `[q_heads, m, head_dim]` after RoPE, from which its indexes may learn. The last sample of a layer
+        replaces those before it; one without queries is ignored. They are kept as float32 and count in the budget of the CPU tier
+        as long as the segment lives.
 
         Raises LayerError, ShapeError, DtypeError, NonFiniteError or CapacityError.
         """
@@ -122,7 +122,7 @@ class ImportWriter:
                 self._handles.remove(self)
 
     def close(self) -> None:
-        """Abort it, where it has not ended."""
+        """Abort the import, if it has not ended."""
         self.abort()
 
     def _release(self) -> None:

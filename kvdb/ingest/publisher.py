@@ -1,4 +1,4 @@
-"""Makes contexts of imports and of sessions that are stored."""
+"""Makes contexts out of imports, and out of sessions that are stored."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,7 +25,7 @@ class NewSegment(NamedTuple):
     """The contents of a segment that does not exist yet. It owns the tables and the queries.
 
     tokens: int32 `[n]`. tables: one a layer, of n tokens. base: the position of its first token when it was computed. queries:
-    some that were asked of it.
+    some queries that were asked of it.
     """
 
     tokens: Tokens
@@ -39,21 +39,21 @@ class NewSegment(NamedTuple):
             undo.callback(self.release)
             beside = Reservation(budget, segment_nbytes(len(self.tables), len(self.tokens)))
             undo.pop_all()
-        ids = self.tokens.copy()  # alone, where they are the end of a longer array
+        ids = self.tokens.copy()  # a copy, because they may be the end of a longer array
         segment = Segment(ids, self.tables, IndexSet(self.queries), self.base, standalone=standalone, beside=beside)
         return SegmentView(segment, len(ids), shift)
 
     def release(self) -> None:
-        """Give everything back; no segment is made of it."""
+        """Release everything, because no segment is made."""
         self.queries.release()
         for table in self.tables:
             table.release()
 
 
 class Publisher:
-    """Makes contexts of tokens and blocks. The catalogue hears of one last, so that what fails before is invisible.
+    """Makes contexts of tokens and blocks. The catalogue is told last, so that a failure before leaves nothing visible.
 
-    budget: of main memory, in which the queries count that are kept. advisor: told of each new context.
+    budget: the budget of main memory, in which stored queries count. advisor: told about each new context.
     """
 
     def __init__(self, catalog: Catalog, budget: CpuBudget, advisor: IndexAdvisor) -> None:
@@ -163,7 +163,7 @@ class Publisher:
         return self._publish(Context(name, session.spec, Layout(views, len(ids)), ids, snapshot.overlay))
 
     def _queries_of(self, session: StorableSession) -> StoredQueries:
-        """Some queries of the session, as far as there is room for them: they help indexes, the tokens are what must be kept."""
+        """Some queries of the session, if there is room for them: they help indexes, but only the tokens must be kept."""
         return StoredQueries.as_far_as_they_fit(self.budget, session.query_samples())
 
 

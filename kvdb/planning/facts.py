@@ -21,7 +21,8 @@ from query_optimizer.query_options import QueryOptions
 from query_optimizer.rule import DEFAULT
 
 DENSE_SHARE_MAX = 0.5
-"""A KV head of which a larger share of the queries was given up is not searched, so it says nothing of what a search finds."""
+"""If the search gave up a larger share of a KV head's queries, the head is read whole, so its numbers say nothing about a
+search."""
 
 
 COSTS_MAX = 256
@@ -35,8 +36,8 @@ Costs = dict[tuple[Any, ...], tuple[Cost, float, int]]
 
 @dataclass(frozen=True)
 class Call:
-    """A call of `new` queries in one layer. costs: the costs of earlier calls of the layer, which this one adds to. gpu: what the
-    GPU does in a second, None without one. fast: what is free of its memory, None without one."""
+    """A call of `new` queries in one layer. costs: the costs of earlier calls of the layer, to which this one adds. gpu: the
+    speeds of the GPU, None without one. fast: its free memory, None without one."""
 
     spec: ModelSpec
     machine: Machine
@@ -50,14 +51,14 @@ class Call:
 
     @property
     def rows(self) -> int:
-        """How many queries one KV head answers."""
+        """The number of queries that one KV head answers."""
         return self.spec.q_heads // self.spec.kv_heads * self.new
 
 
 def gather(call: Call, parts: list[Part]) -> Facts:
     """The facts of a call over these parts."""
     spec, machine = call.spec, call.machine
-    read = sum(part.visible for part in parts) * spec.token_nbytes * spec.layers  # before this layer is read again
+    read = sum(part.visible for part in parts) * spec.token_nbytes * spec.layers  # bytes read between two reads of this layer
     working_set = 2.0 ** read.bit_length()
     searches_cpu = any(part.kinds for part in parts) or not any(part.slots is not None for part in parts)
     return Facts(
@@ -70,7 +71,7 @@ def gather(call: Call, parts: list[Part]) -> Facts:
         token_nbytes=spec.token_nbytes,
         window_tokens=call.window.sink_tokens + call.window.recent_tokens,
         call_seconds=machine.exact_call_s,
-        step_seconds=machine.step_seconds(working_set) if searches_cpu else 0.0,  # a step of the GPU is in its searches
+        step_seconds=machine.step_seconds(working_set) if searches_cpu else 0.0,  # the searches of a GPU include its step
         fast=call.fast,
         options=call.options,
     )
@@ -108,7 +109,7 @@ def _part_facts(call: Call, part: Part, working_set: float) -> PartFacts:
 def _index_facts(
     call: Call, part: Part, index: Index, heads: tuple[HeadFacts, ...], whole_seconds: float, working_set: float
 ) -> IndexFacts:
-    """The facts of an index. heads: what is known of the KV heads. whole_seconds: the time to read the part."""
+    """The facts of an index. heads: what is known about the KV heads. whole_seconds: the time to read the whole part."""
     tokens = part.span.tokens
 
     def seconds_of(retrieval: Retrieval, expected_tokens: float | None = None) -> tuple[Cost, float, int]:
@@ -138,8 +139,8 @@ def _cost(  # what a cost depends on
     expected_tokens: float | None,
     working_set: float,
 ) -> tuple[Cost, float, int]:
-    """The cost of a search, its seconds without what follows where it gives up, and the bytes that the index keeps. Remembered
-    for later calls."""
+    """The cost of a search, its seconds without the full read that follows where it gives up, and the memory of the index. All
+    are remembered for later calls."""
     key = part, index.kind, tokens, call.rows, retrieval, expected_tokens, working_set
     known = call.costs.get(key)
     if known is None:
@@ -160,7 +161,7 @@ def _rounded(tokens: float) -> float:
 
 
 def _heads(call: Call, part: Part) -> tuple[HeadFacts, ...]:
-    """What is known of each KV head: the largest of what is known of its query heads."""
+    """What is known about each KV head: the largest numbers of its query heads."""
     known = None if part.segment is None else part.segment.statistics.of(call.layer)
     if known is None:
         return ()

@@ -11,23 +11,25 @@ from query_optimizer.facts import IndexFacts
 from query_optimizer.query_options import QueryOptions
 
 CANDIDATES = 4.0
-"""How many tokens pass the codes for each one that is in range: a guess, until it is measured on a card."""
+"""The number of tokens that pass the codes for each token that is in range: a guess until it is measured on a card."""
 COARSE_SHARE = 0.02
 """The share of the tokens that coarse pages are picked for where no number is named, the same as of the rule `budget_fits`."""
 
 
 def exact_seconds(spec: ModelSpec, gpu: GpuMachine, tokens: int, new: int) -> float:
-    """Seconds of a call of `new` queries that reads so many tokens of one layer."""
+    """Seconds of a call of `new` queries that reads `tokens` tokens of one layer."""
     return gpu.exact_seconds(tokens * spec.token_nbytes, 2.0 * tokens * spec.q_heads * new * spec.head_dim)
 
 
 def indexes(spec: ModelSpec, gpu: GpuMachine, options: QueryOptions, part: Part, new: int) -> tuple[IndexFacts, ...]:
-    """The indexes of a part, which come with its copies. None for a part with overlaid tokens, or for several queries."""
+    """The indexes of a part, which come with its copies. There are none for a part with overlaid tokens, or for several
+    queries."""
     if new > 1 or part.overlaid or not part.span.tokens:
         return ()
     tokens = part.span.tokens
     k = min(options.retrieval.k, tokens) if isinstance(options.retrieval, TopK) else COARSE_SHARE * tokens
-    # A code has half a byte for each dimension and two factors; a page the smallest and largest of each channel, in 16 bits.
+    # A code has half a byte for each dimension, and two factors; a page has the smallest and largest value of each channel, in 16
+    # bits.
     code_nbytes = tokens * spec.kv_heads * (spec.head_dim / 2 + 4)
     bound_nbytes = tokens / BOUND_TOKENS * spec.kv_heads * 4 * spec.head_dim
     read = {FLAT: (code_nbytes, CANDIDATES * GUESS), COARSE: (bound_nbytes, k)}

@@ -14,7 +14,7 @@ from query_optimizer.rules import Hinted
 
 def check_hints(config: Config, optimizer: Optimizer, spec: ModelSpec, parts: list[Part], options: QueryOptions) -> None:
     """Raises InvalidArgument for hints that name no rule or kind of index, contradict what is asked for or leave no room for the
-    window, and Unsupported for a kind whose library is missing. parts: of the layer that is asked."""
+    window, and Unsupported for a kind whose library is missing. parts: the parts of the queried layer."""
     hints = options.hints
     try:
         optimizer.check(hints.rules_off)

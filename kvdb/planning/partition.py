@@ -1,4 +1,5 @@
-"""How a plan divides the blocks of one layer: what is searched, what is read whole, and what the GPU answers."""
+"""How a plan divides the blocks of one layer into those that are searched, those that are read whole, and those that the GPU
+answers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -28,8 +29,8 @@ def run_partition(
     make_device: MakeDeviceAttention | None = None,
     sink_tokens: int = 0,
 ) -> RunPartition:
-    """How a plan divides the run. make_device: makes what answers the parts on the GPU; None without one. sink_tokens: the first
-    tokens of the session, which do not count where a range begins at the largest score behind them."""
+    """How a plan divides the run. make_device: makes the object that answers the parts on the GPU; None without one. sink_tokens:
+    the number of first tokens that are left out where a range begins at the largest score behind them."""
     searched: list[SearchedSpan] = []
     whole: list[ExactSpan] = []
     device_parts: list[DevicePart] = []
@@ -63,8 +64,8 @@ def device_part(access: Access, part: Part, snapshot: Snapshot, run: BlockRun, b
 
 
 def _sink_blocks(snapshot: Snapshot, run: BlockRun, block_size: int, sink_tokens: int) -> list[tuple[int, int]]:
-    """The blocks [first, last) of the run that hold tokens at positions below sink_tokens. With them go the other tokens of the
-    same blocks."""
+    """The blocks [first, last) of the run that hold tokens at positions below sink_tokens. The other tokens of the same blocks go
+    with them."""
     found = []
     for view, blocks in zip(snapshot.views, run.views, strict=True):
         last = min(blocks.start + leading_blocks(sink_tokens - view.begin, block_size), blocks.stop)
@@ -82,7 +83,7 @@ def _searched_span(
 ) -> SearchedSpan:
     assert access.index is not None
     segment, moves = part.segment, snapshot.moves
-    observed = segment is not None and isinstance(access.retrieval, Dipr)  # only a range tells how much a head needs
+    observed = segment is not None and isinstance(access.retrieval, Dipr)  # only a range shows how much a head needs
     return SearchedSpan(
         index=part.kinds[access.index],
         span=Span(access.begin, access.end, part.span.first_block),

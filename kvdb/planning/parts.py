@@ -24,10 +24,10 @@ CPU = "cpu"
 class Part(NamedTuple):
     """A place that holds tokens: a segment's view, the overlay or the tail. A plan may search its `span` with one of `kinds`.
 
-    visible: how many of its `stored` tokens count. segment: None for the overlay and the tail. shift: how many positions the view
-    was moved. overlaid: how many of its tokens the overlay replaces. view: its number among the session's views. tier: where it
-    is read. slots: int64, where the copies of its blocks lie on the GPU; None on the CPU, and for a tail on the GPU, which takes
-    its slots as it grows.
+    visible: the number of its `stored` tokens that the session sees. segment: None for the overlay and the tail. shift: by how
+    many positions the view was moved. overlaid: the number of its tokens that the overlay replaces. view: its number among the
+    session's views. tier: where it is read. slots: int64, where the copies of its blocks lie on the GPU; None on the CPU, and for
+    a tail on the GPU, which takes its slots as it grows.
     """
 
     name: str
@@ -52,7 +52,7 @@ def parts_of(
 ) -> list[Part]:
     """Every part of a layer, with the span of it that lies outside of the window, so that an index may search it.
 
-    gpu: answers for the blocks that have copies there; a view of which only some have is two parts.
+    gpu: it answers the blocks that have copies there; a view with copies of only some blocks becomes two parts.
     """
     size = tail.table.layout.block_size
     parts: list[Part] = []
@@ -81,17 +81,17 @@ def parts_of(
 
 
 def leading_blocks(tokens: int, block_size: int) -> int:
-    """How many blocks hold so many tokens; 0 for a negative number."""
+    """The number of blocks that hold `tokens` tokens; 0 for a negative number."""
     return max(0, -(-tokens // block_size))
 
 
 def part_name(view: SegmentView, *, again: bool = False) -> str:
-    """How a view is called in plans. again: whether an earlier view is of the same segment."""
+    """The name of a view in plans. again: whether an earlier view shows the same segment."""
     return f"segment {view.segment.number}" + (f" at {view.begin}" if again else "")
 
 
 def _tail_part(config: Config, run: BlockRun, tail: Tail, first_block: int, gpu: GpuInterface | None) -> Part:
-    """The tail; where the GPU has a copy, all of it is read there."""
+    """The tail; if the GPU has a copy, all of it is read there."""
     length, size = tail.table.length, tail.table.layout.block_size
     if gpu is not None and tail.copy is not None and not tail.copy.full:
         return Part(NAME, length, length, Span(0, 0, first_block), _tail_kinds(tail), None, tier=GPU)
@@ -104,7 +104,7 @@ def _tail_kinds(tail: Tail) -> Mapping[str, Index]:
 
 
 def _split(part: Part, mirror: Mirror, layer: int, block_size: int, tokens_min: int) -> list[Part]:
-    """A view that the GPU has copies of, as the part without copies and the part with them. tokens_min: fewer are not
+    """A view with copies on the GPU, as the part without copies and the part with them. tokens_min: shorter parts are not
     searched."""
     cut, span = mirror.first_token, part.span
     if cut >= part.visible:

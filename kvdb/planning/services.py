@@ -12,10 +12,11 @@ from query_optimizer.optimizer import Optimizer
 
 @dataclass(frozen=True)
 class PlanningServices:
-    """Everything a planner uses of its database.
+    """Everything that a planner uses from its database.
 
-    machine: the speeds that costs are computed with. gpu: None without one. advisor: hears which indexes plans would use, and how
-    often segments are queried. budget: of main memory, in which counts what sessions keep beside blocks.
+    machine: the speeds that costs are computed with. gpu: None without one. advisor: is told which indexes plans would use, and
+    how often segments are queried. budget: the budget of main memory, in which everything counts that sessions keep beside
+    blocks.
     """
 
     config: Config

@@ -1,6 +1,6 @@
 """Values of `kvdb.types` as messages of the wire, and back.
 
-`kvdb.rpc.import_chunk` has the message whose arrays are not copied, `kvdb.rpc.query_options` what a query asks for.
+`kvdb.rpc.import_chunk` has the message whose arrays are not copied, and `kvdb.rpc.query_options` the options of a query.
 """
 
 import json
@@ -15,6 +15,7 @@ import numpy as np
 from kvdb.errors import DtypeError, InvalidArgument, ShapeError, SpecError
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.types import (
+    ERROR,
     MEASURES,
     SCALING_LENGTH_MAX,
     Array,
@@ -33,6 +34,7 @@ from kvdb.types import (
 )
 
 DIMENSIONS_MAX = 8
+SEGMENT_ARRAYS = ("queries", *MEASURES, "audits", ERROR)
 TOKEN_DTYPE = np.dtype("<i4")
 POSITION_DTYPE = np.dtype("<i8")
 
@@ -43,12 +45,12 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def wire_dtype(name: str) -> np.dtype[Any] | None:
-    """The dtype of this name, None for one that does not travel."""
+    """The dtype of this name, None for one that the wire does not carry."""
     return _DTYPES.get(name)
 
 
 def put_head(message: pb.Array | pb.ImportChunk, array: Array) -> None:
-    """Write dtype and shape of an array into its message. Raises DtypeError for a dtype that does not travel."""
+    """Write dtype and shape of an array into its message. Raises DtypeError for a dtype that the wire does not carry."""
     name = _NAMES.get(array.dtype)
     if name is None:
         raise DtypeError(f"an array has the dtype {array.dtype}; expected float32, float16 or bfloat16, as the model's spec says")
@@ -57,14 +59,14 @@ def put_head(message: pb.Array | pb.ImportChunk, array: Array) -> None:
 
 
 def to_array(array: Array) -> pb.Array:
-    """The message of an array of numbers, of any shape. Whether it suits a model, the database checks. Raises DtypeError."""
+    """The message of an array of numbers, of any shape; the database checks whether it suits the model. Raises DtypeError."""
     message = pb.Array()
     put_array(message, array)
     return message
 
 
 def put_array(message: pb.Array, array: Array) -> None:
-    """Write an array into a message that is part of another, which saves a copy. Raises DtypeError."""
+    """Write an array into a message inside of another, which saves a copy. Raises DtypeError."""
     put_head(message, array)
     message.data = array.tobytes()
 
@@ -75,7 +77,7 @@ def from_array(message: pb.Array) -> Array:
 
 
 def build_array(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> Array:
-    """An array over `data`, without a copy. Raises DtypeError or ShapeError when the three do not fit together."""
+    """An array over `data`, without a copy. Raises DtypeError or ShapeError if data, dtype and shape do not fit together."""
     kind = wire_dtype(dtype)
     if kind is None:
         raise DtypeError(f"an array has the dtype {dtype!r:.100}; expected one of {', '.join(_DTYPES)}")
@@ -211,39 +213,12 @@ def from_index_info(message: pb.IndexInfo) -> IndexInfo:
 
 
 def to_stats(stats: SessionStats) -> pb.StatsReply:
-    return pb.StatsReply(
-        tokens=stats.tokens,
-        reused=stats.reused,
-        tail_tokens=stats.tail_tokens,
-        tail_nbytes=stats.tail_nbytes,
-        queries=stats.queries,
-        tokens_scanned=stats.tokens_scanned,
-        tokens_retrieved=stats.tokens_retrieved,
-        bytes_read=stats.bytes_read,
-        kernel_seconds=stats.kernel_seconds,
-        missed_mass=stats.missed_mass,
-        missed_mass_bound=stats.missed_mass_bound,
-        missed_mass_bound_max=stats.missed_mass_bound_max,
-        rules=stats.rules,
-    )
+    return pb.StatsReply(**vars(stats))
 
 
 def from_stats(message: pb.StatsReply) -> SessionStats:
-    return SessionStats(
-        tokens=message.tokens,
-        reused=message.reused,
-        tail_tokens=message.tail_tokens,
-        tail_nbytes=message.tail_nbytes,
-        queries=message.queries,
-        tokens_scanned=message.tokens_scanned,
-        tokens_retrieved=message.tokens_retrieved,
-        bytes_read=message.bytes_read,
-        kernel_seconds=message.kernel_seconds,
-        missed_mass=message.missed_mass,
-        missed_mass_bound=message.missed_mass_bound,
-        missed_mass_bound_max=message.missed_mass_bound_max,
-        rules=dict(message.rules),
-    )
+    values = {field.name: getattr(message, field.name) for field in fields(SessionStats)}
+    return SessionStats(**values | {"rules": dict(message.rules), "ways": dict(message.ways)})
 
 
 def to_tier(stats: TierStats) -> pb.TierStats:
@@ -264,12 +239,12 @@ def from_statistics(name: str, message: pb.ContextStatisticsReply) -> ContextSta
 
 
 def _to_segment(segment: SegmentStatistics) -> pb.SegmentStatistics:
-    arrays = {name: to_array(getattr(segment, name)) for name in ("queries", *MEASURES)}
+    arrays = {name: to_array(getattr(segment, name)) for name in SEGMENT_ARRAYS}
     return pb.SegmentStatistics(segment=segment.segment, tokens=segment.tokens, **arrays)
 
 
 def _from_segment(message: pb.SegmentStatistics) -> SegmentStatistics:
-    arrays = {name: from_array(getattr(message, name)) for name in ("queries", *MEASURES)}
+    arrays = {name: from_array(getattr(message, name)) for name in SEGMENT_ARRAYS}
     return SegmentStatistics(segment=message.segment, tokens=message.tokens, **arrays)
 
 

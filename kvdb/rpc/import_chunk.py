@@ -1,9 +1,9 @@
 """Import chunks on the wire: a generated header, and the raw bytes of the arrays behind it.
 
-An import is memory traffic, and protobuf's Python classes copy the data of a message three times on each side. Here it is
-gathered from the caller's arrays straight into the message, once, and read from it in place. What is written is an
-`ImportRequest` as https://protobuf.dev/programming-guides/encoding has it: the header, then the field `data`. A request that is
-written in another way is left to the generated class.
+An import is memory traffic, and protobuf's Python classes copy the data of a message three times on each side. Here the data is
+copied once, from the caller's arrays straight into the message, and read in place. The bytes are those of an `ImportRequest` as
+https://protobuf.dev/programming-guides/encoding defines them: the header, then the field `data`. A request that is written in
+another way is parsed by the generated class.
 """
 
 import math
@@ -32,7 +32,7 @@ class Chunk:
 
 
 def serialize(request: "Chunk | pb.ImportRequest") -> bytes:
-    """The bytes of an `ImportRequest`. Raises DtypeError for a chunk whose dtype does not travel."""
+    """The bytes of an `ImportRequest`. Raises DtypeError for a chunk whose dtype the wire does not carry."""
     if isinstance(request, pb.ImportRequest):
         return request.SerializeToString()
     k, v = request.k, request.v
@@ -43,7 +43,7 @@ def serialize(request: "Chunk | pb.ImportRequest") -> bytes:
 
 
 def deserialize(data: bytes) -> "Chunk | pb.ImportRequest":
-    """A chunk over `data`, or whatever else an import sends. Raises InvalidArgument, DtypeError or ShapeError."""
+    """The chunk, over the bytes of `data`, or another message of an import. Raises InvalidArgument, DtypeError or ShapeError."""
     try:
         chunk = _in_place(data)
         if chunk is not None:
@@ -55,7 +55,7 @@ def deserialize(data: bytes) -> "Chunk | pb.ImportRequest":
 
 
 def _in_place(data: bytes) -> Chunk | None:
-    """The chunk, where it is written as `serialize` writes it. Raises DecodeError for a header that is none."""
+    """The chunk, if it is written as `serialize` writes it. Raises DecodeError for a broken header."""
     if len(data) < 2 or data[0] != _CHUNK_TAG or data[1] > 127:  # a header is shorter, and its length one byte
         return None
     end = 2 + data[1]
@@ -78,7 +78,7 @@ def _chunk(head: pb.ImportChunk, data: memoryview) -> Chunk:
 
 
 def _data_begin(nbytes: int) -> bytes:
-    """What stands before the bytes of the field `data`: its tag, and its length as a varint."""
+    """The bytes before those of the field `data`: its tag, and its length as a varint."""
     out = bytearray([_DATA_TAG])
     while nbytes > 0x7F:
         out.append(nbytes & 0x7F | 0x80)

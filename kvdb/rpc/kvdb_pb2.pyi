@@ -349,7 +349,7 @@ class ContextStatisticsReply(_message.Message):
     def __init__(self, segments: _Optional[_Iterable[_Union[SegmentStatistics, _Mapping]]] = ...) -> None: ...
 
 class SegmentStatistics(_message.Message):
-    __slots__ = ("segment", "tokens", "queries", "retrieved", "dense", "sharpness", "window_hits")
+    __slots__ = ("segment", "tokens", "queries", "retrieved", "dense", "sharpness", "window_hits", "audits", "error")
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUERIES_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +357,8 @@ class SegmentStatistics(_message.Message):
     DENSE_FIELD_NUMBER: _ClassVar[int]
     SHARPNESS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_HITS_FIELD_NUMBER: _ClassVar[int]
+    AUDITS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     segment: int
     tokens: int
     queries: Array
@@ -364,7 +366,9 @@ class SegmentStatistics(_message.Message):
     dense: Array
     sharpness: Array
     window_hits: Array
-    def __init__(self, segment: _Optional[int] = ..., tokens: _Optional[int] = ..., queries: _Optional[_Union[Array, _Mapping]] = ..., retrieved: _Optional[_Union[Array, _Mapping]] = ..., dense: _Optional[_Union[Array, _Mapping]] = ..., sharpness: _Optional[_Union[Array, _Mapping]] = ..., window_hits: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+    audits: Array
+    error: Array
+    def __init__(self, segment: _Optional[int] = ..., tokens: _Optional[int] = ..., queries: _Optional[_Union[Array, _Mapping]] = ..., retrieved: _Optional[_Union[Array, _Mapping]] = ..., dense: _Optional[_Union[Array, _Mapping]] = ..., sharpness: _Optional[_Union[Array, _Mapping]] = ..., window_hits: _Optional[_Union[Array, _Mapping]] = ..., audits: _Optional[_Union[Array, _Mapping]] = ..., error: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
     __slots__ = ("spec", "tokens", "parts", "error_max")
@@ -651,8 +655,15 @@ class StatsRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("tokens", "reused", "tail_tokens", "tail_nbytes", "queries", "tokens_scanned", "bytes_read", "kernel_seconds", "rules", "tokens_retrieved", "missed_mass", "missed_mass_bound", "missed_mass_bound_max")
+    __slots__ = ("tokens", "reused", "tail_tokens", "tail_nbytes", "queries", "tokens_scanned", "bytes_read", "kernel_seconds", "rules", "tokens_retrieved", "missed_mass", "missed_mass_bound", "missed_mass_bound_max", "error_audits", "error_median", "error_p95", "error_max_seen", "ways")
     class RulesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class WaysEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -672,6 +683,11 @@ class StatsReply(_message.Message):
     MISSED_MASS_FIELD_NUMBER: _ClassVar[int]
     MISSED_MASS_BOUND_FIELD_NUMBER: _ClassVar[int]
     MISSED_MASS_BOUND_MAX_FIELD_NUMBER: _ClassVar[int]
+    ERROR_AUDITS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MEDIAN_FIELD_NUMBER: _ClassVar[int]
+    ERROR_P95_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MAX_SEEN_FIELD_NUMBER: _ClassVar[int]
+    WAYS_FIELD_NUMBER: _ClassVar[int]
     tokens: int
     reused: int
     tail_tokens: int
@@ -685,7 +701,12 @@ class StatsReply(_message.Message):
     missed_mass: float
     missed_mass_bound: float
     missed_mass_bound_max: float
-    def __init__(self, tokens: _Optional[int] = ..., reused: _Optional[int] = ..., tail_tokens: _Optional[int] = ..., tail_nbytes: _Optional[int] = ..., queries: _Optional[int] = ..., tokens_scanned: _Optional[int] = ..., bytes_read: _Optional[int] = ..., kernel_seconds: _Optional[float] = ..., rules: _Optional[_Mapping[str, int]] = ..., tokens_retrieved: _Optional[int] = ..., missed_mass: _Optional[float] = ..., missed_mass_bound: _Optional[float] = ..., missed_mass_bound_max: _Optional[float] = ...) -> None: ...
+    error_audits: int
+    error_median: float
+    error_p95: float
+    error_max_seen: float
+    ways: _containers.ScalarMap[str, int]
+    def __init__(self, tokens: _Optional[int] = ..., reused: _Optional[int] = ..., tail_tokens: _Optional[int] = ..., tail_nbytes: _Optional[int] = ..., queries: _Optional[int] = ..., tokens_scanned: _Optional[int] = ..., bytes_read: _Optional[int] = ..., kernel_seconds: _Optional[float] = ..., rules: _Optional[_Mapping[str, int]] = ..., tokens_retrieved: _Optional[int] = ..., missed_mass: _Optional[float] = ..., missed_mass_bound: _Optional[float] = ..., missed_mass_bound_max: _Optional[float] = ..., error_audits: _Optional[int] = ..., error_median: _Optional[float] = ..., error_p95: _Optional[float] = ..., error_max_seen: _Optional[float] = ..., ways: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class CloseSessionRequest(_message.Message):
     __slots__ = ("session_id",)

@@ -7,7 +7,7 @@ Options = list[tuple[str, int]]
 METADATA_BYTES_MAX = 64 << 10
 KEEPALIVE_SECONDS = 10
 KEEPALIVE_TIMEOUT_SECONDS = 10
-"""A peer that hangs, or whose machine vanished, is found out after both."""
+"""A peer that hangs, or whose machine vanished, is detected after the sum of both."""
 
 _SHARED: Options = [
     ("grpc.max_metadata_size", METADATA_BYTES_MAX),  # an error's text travels as metadata
@@ -24,8 +24,7 @@ _SHARED: Options = [
 
 def server_options(message_bytes_max: int, calls_max: int, connections_max: int) -> Options:
     """Options of a server. message_bytes_max: the largest message that a client may send; answers have no limit of their own.
-    calls_max: how many calls of one connection there may be at a time, more wait at the client. connections_max: how many
-    connections there may be."""
+    calls_max: the most calls of one connection at a time; more wait at the client. connections_max: the most connections."""
     return [
         *_SHARED,
         ("grpc.max_receive_message_length", message_bytes_max),

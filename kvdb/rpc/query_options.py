@@ -17,22 +17,22 @@ Request = (
 )
 
 K_MAX = (1 << 64) - 1
-"""The most that the wire carries; no context has more tokens."""
+"""The largest number that the wire carries; no context has more tokens."""
 KEPT_MAX, KEPT_BYTES_MAX = 256, 1024
-"""How many options are kept beside their messages, and how long a message may be for that."""
+"""The number of options that are kept with their messages, and the most bytes of such a message."""
 BUDGET_MAX = K_MAX
 """No machine has more bytes."""
 
 
 def put_query_options(request: Request, options: QueryOptions) -> None:
-    """Write the options into a request; those that ask for nothing take no bytes."""
+    """Write the options into a request; options that ask for nothing take no bytes."""
     if options is not NO_OPTIONS and options != NO_OPTIONS:
         request.options.CopyFrom(_message(options))
 
 
 @lru_cache(KEPT_MAX)
 def _message(options: QueryOptions) -> pb.QueryOptions:
-    """The options' message, which is kept: the next step asks for the same. It is not to be written."""
+    """The message of the options. It is kept, because the next step asks for the same, and must not be changed."""
     message = pb.QueryOptions()
     if options.retrieval is not None:
         _put_retrieval(message.retrieval, options.retrieval)
@@ -51,7 +51,7 @@ def _message(options: QueryOptions) -> pb.QueryOptions:
 
 
 def to_query_options(request: Request) -> QueryOptions:
-    """The options in a request. Raises InvalidArgument for values that cannot be, Unsupported for a newer client's retrieval."""
+    """The options in a request. Raises InvalidArgument for invalid values, Unsupported for a newer client's retrieval."""
     if not request.HasField("options"):
         return NO_OPTIONS
     data = request.options.SerializeToString()

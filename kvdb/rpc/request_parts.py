@@ -1,11 +1,11 @@
-"""Requests of streams that are larger than a message: the pieces in which they are sent."""
+"""Cuts requests of streams that are larger than a message into pieces."""
 
 from collections.abc import Iterator
 
 from kvdb.rpc import kvdb_pb2 as pb
 
 PART_HEAD_BYTES_MAX = 64
-"""What a message has beside a piece's data."""
+"""The most bytes of a message beside its piece of data."""
 
 
 def cut(data: bytes, message_bytes_max: int) -> Iterator[pb.RequestPart]:

@@ -1,7 +1,7 @@
 """The one table between the errors of `kvdb.errors` and gRPC statuses, and how an error passes from server to client.
 
-A status tells less than a class, so the class's name travels beside it in the trailing metadata `kvdb-error`, and the client
-raises the very class the engine raised, with its message. A status without it came from gRPC itself.
+Several classes share a status, so the class's name travels beside it in the trailing metadata `kvdb-error`, and the client raises
+the class that the engine raised, with its message. A status without it came from gRPC itself.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ _CLASSES = {kind.__name__: kind for kind in STATUS}
 
 
 def set_status(context: grpc.ServicerContext, error: KvdbError) -> None:
-    """Give a call on the server the error's status, with which it ends when it ends."""
+    """Set the error's status on a call on the server; the call ends with it."""
     code, text = _status_of(context, error)
     context.set_code(code)
     context.set_details(text)
@@ -64,7 +64,7 @@ def _status_of(context: grpc.ServicerContext, error: KvdbError) -> tuple[grpc.St
 
 
 def to_error(failure: grpc.RpcError, target: str) -> KvdbError:
-    """The error that ended a call, on the client: the server's own, or what a status of gRPC's means for a kvdb user.
+    """The error that ended a call, on the client: the server's own error, or the one that stands for a status of gRPC.
 
     target: the server's address, for the message. `failure` is one that a call raised, so it carries a status.
     """

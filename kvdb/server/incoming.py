@@ -1,4 +1,4 @@
-"""The requests of one stream as they come: counted while they are answered, and put together where they come in pieces."""
+"""The incoming requests of one stream: they are counted until they are answered, and put together if they come in pieces."""
 
 from kvdb.errors import InvalidArgument, MessageTooLarge
 from kvdb.rpc import kvdb_pb2 as pb
@@ -6,7 +6,7 @@ from kvdb.server.inflight import InflightBytes
 
 
 class Incoming:
-    """What one stream has of the bytes in flight. Not thread-safe.
+    """The bytes in flight of one stream. Not thread-safe.
 
     client: whose stream it is. nbytes_max: the most that a request may have. Where there is no room for a request, the stream
     waits, and its client with it. A request in pieces has all its room from the first of them, so that no two wait for each other
@@ -50,7 +50,7 @@ class Incoming:
         return whole
 
     def answered(self) -> None:
-        """Give the room of a request back; one whose pieces still come keeps it."""
+        """Release the bytes of a request; a request whose pieces are still coming keeps them."""
         if not self._nbytes:
             self.close()
 

@@ -9,7 +9,7 @@ SMALL_BYTES = 64 << 10
 
 
 def client_share(bytes_max: int) -> int:
-    """How many of so many bytes one client may have: all but a quarter, so that it cannot keep the others out."""
+    """The number of `nbytes` bytes that one client may have: all but a quarter, so that it cannot keep the others out."""
     return bytes_max - bytes_max // 4
 
 
@@ -43,7 +43,7 @@ class InflightBytes:
     def wait(self, client: str, nbytes: int) -> int:
         """Count a request of a stream until `give_back`. Where there is no room, the stream waits, and its client with it.
 
-        Returns how many bytes were counted: 0 for a small request.
+        Returns the number of counted bytes: 0 for a small request.
         """
         if nbytes < SMALL_BYTES:
             return 0
@@ -55,7 +55,7 @@ class InflightBytes:
         return nbytes
 
     def give_back(self, client: str, nbytes: int) -> None:
-        """A client's request of which so many bytes were counted is no more."""
+        """Release the counted bytes of a client's request."""
         if nbytes:
             with self._changed:
                 self._count(client, -nbytes)

@@ -1,4 +1,4 @@
-"""The edge of the service: messages come in as bytes, whatever a call raises becomes a status, and the token is checked."""
+"""The edge of the service: messages come in as bytes, every error of a call becomes a status, and the token is checked."""
 
 import hmac
 import logging
@@ -136,7 +136,7 @@ def _end(context: grpc.ServicerContext, send: Send, error: KvdbError) -> None:
 
 
 def _sessions_in(kind: type[Message]) -> Callable[[Any], frozenset[str]]:
-    """What takes the ids of sessions from a request of this kind."""
+    """The function that finds the ids of sessions in a request of this kind."""
     fields = kind.DESCRIPTOR.fields_by_name
     if "session_ids" in fields:
         return lambda request: frozenset(request.session_ids)

@@ -16,7 +16,7 @@ except ImportError:
     private = None  # type: ignore[assignment]
 
 FAILURES = (AttributeError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a private part raises that is not as it was."""
+"""The errors that a private part raises when it has changed."""
 
 
 class Replies:

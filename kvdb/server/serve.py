@@ -1,4 +1,4 @@
-"""A server: built, started, drained."""
+"""Builds, starts and drains a server."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ from kvdb.version import __version__
 SHORT_CALL_THREADS = 16
 """Threads beside those of the streams, so that streams that wait leave some to everything else."""
 CLIENT_CALLS_MAX = SHORT_CALL_THREADS // 2
-"""How many unary calls of one client are answered at a time; more wait, and take no thread."""
+"""The number of unary calls of one client that are answered at a time; more wait, and take no thread."""
 CLIENT_WAITING_MAX = 256
 CLIENT_BURST_MAX = 1024
 """Calls of one connection beside its streams. What waits above CLIENT_WAITING_MAX is refused; what is above this is not sent."""
@@ -45,13 +45,13 @@ only when this one wakes."""
 
 
 class Server:
-    """The service over a database, which stays the caller's.
+    """The service over a database, which the caller keeps.
 
     target: where clients find it, `kvdb://host:port` or `kvdb+unix:///path`.
     """
 
     def __init__(self, database: Database, config: ServerConfig) -> None:
-        """Takes the port. Raises ConfigError when it is taken already or cannot be."""
+        """Takes the port. Raises ConfigError if it is taken already or invalid."""
         self._threads = ThreadPoolExecutor(config.workers + SHORT_CALL_THREADS, thread_name_prefix="kvdb-server")
         self._streams = Streams(config.workers, config.stream_idle_seconds)
         self._sessions = Sessions(config.session_idle_seconds, self._streams.session_ended)
@@ -155,7 +155,8 @@ def end_within(seconds: float) -> None:
 
 
 def _calibrate(setting: str) -> None:
-    """Measure the machine where its numbers are wanted and missing; what cannot be kept is measured at the next start again."""
+    """Measure the machine if its numbers are wanted and missing; numbers that cannot be stored are measured again at the next
+    start."""
     path = profile.path_of(setting)
     if path is None or profile.load(setting).measured:
         return

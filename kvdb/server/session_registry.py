@@ -93,7 +93,9 @@ class Sessions:
             self._end(name, entry)
 
     def close_all(self) -> None:
-        for name in list(self._entries):
+        with self._lock:
+            names = list(self._entries)
+        for name in names:
             self.close(name)
 
     def _end(self, name: str, entry: _Entry) -> None:

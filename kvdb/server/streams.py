@@ -1,4 +1,4 @@
-"""The calls that hold a thread for as long as they are open: how many there may be, and how they end early."""
+"""The calls that hold a thread as long as they are open: their number is limited, and they can be ended early."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,7 +74,7 @@ class Streams:
             return not self._draining or stream.finishes
 
     def session_ended(self, session: str) -> None:
-        """Cancel what a session that is no more left open."""
+        """Cancel the stream of a session that has ended."""
         with self._lock:
             ended = self._ended(stream for stream in self._open if stream.session == session)
         self._cancel(ended)

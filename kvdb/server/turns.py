@@ -1,4 +1,4 @@
-"""Turns: the calls of one session go one after the other, and each client has only so many under way.
+"""Turns: the calls of one session follow one another, and each client has a limited number under way.
 
 A call that waits for its turn takes no thread: it is kept here, and told when the calls before it have ended.
 """
@@ -12,7 +12,8 @@ from kvdb.errors import CapacityError
 
 
 class Turn(NamedTuple):
-    """What a call uses. client: whose calls it counts among, "" for those of nobody. sessions: ids, which it has to itself."""
+    """What a call uses. client: the client among whose calls it counts, "" for none. sessions: the ids of the sessions that it
+    uses alone."""
 
     client: str
     sessions: frozenset[str]

@@ -1,11 +1,11 @@
-"""A thread that looks around every now and then."""
+"""A thread that calls functions regularly."""
 
 from collections.abc import Callable, Sequence
 from threading import Event, Thread
 
 
 class Watch:
-    """Calls each of `looks` every so many seconds, from `start` to `stop`."""
+    """Calls each of `looks` every `seconds` seconds, from `start` to `stop`."""
 
     def __init__(self, seconds: float, looks: Sequence[Callable[[], None]]) -> None:
         self._seconds = seconds

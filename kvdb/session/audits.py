@@ -1,4 +1,4 @@
-"""Audits of one layer of a session: exact answers, compared with what other ways of answering would have said.
+"""Audits of one layer of a session: exact answers, compared with the answers of other ways.
 
 A way that is not proven runs in the shadow of answers that are exact anyway; a way in use is audited by reading some KV heads
 whole now and then. The comparison follows the answer: another thread makes it, until the layer is used again.
@@ -30,17 +30,17 @@ log = logging.getLogger(__name__)
 Execute = Callable[[Prepared, Array, QueryOptions, bool], tuple[AttentionState, AttentionStats]]
 
 SHADOW_SHARE = 0.10
-"""What ways that are not proven may take, relative to the exact answers in whose shadow they run."""
+"""The share of time that ways without proof may take, relative to the exact answers in whose shadow they run."""
 AUDIT_SHARE = 0.05
-"""What audits of ways in use may take, relative to all answers."""
+"""The share of time that audits of ways in use may take, relative to all answers."""
 AUDITS_AT_FIRST = 2.0
-"""A session may audit so many queries from its first steps on, since they may ask for something new."""
+"""A session may audit this many queries from its first steps on, because they may ask for something new."""
 AUDIT_QUERIES = 32
-"""So many queries pass between two audits, if there is time for one; with more time, more heads are audited at once."""
+"""The number of queries between two audits, if there is time for one; with more time, more heads are audited at once."""
 ERRORS_MAX = 1024
-"""So many errors are kept for the statistics of the session."""
+"""The number of errors that are kept for the statistics of the session."""
 TIME_SHARE_MIN = 0.01
-"""No search is thought to take less of the time of an exact answer."""
+"""The least assumed time of a search, relative to an exact answer."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One call on several sessions of one model: all of them take part or none, and what they share is read once.
+"""One call on several sessions of one model: all of them take part or none, and views that they share are read once.
 
 Sessions whose plans read everything share the views that they have in common (`kvdb.attention.shared_prefix`). Sessions that
 search are answered one after the other. So are calls of several tokens, which use what they read many times over.
@@ -76,7 +76,7 @@ def _members(sessions: Sequence[SessionState], layer: int, options: QueryOptions
     """Take the turns of all sessions while the body runs. Raises SpecMismatch, and what `SessionState.layer` and `Layer.resolve`
     raise."""
     with ExitStack() as turns:
-        for session in sorted(sessions, key=id):  # in one order wherever several are taken, so that no two calls wait in a ring
+        for session in sorted(sessions, key=id):  # always in the same order, so that no two calls wait for each other
             turns.enter_context(session.turns)
         members = []
         for i, session in enumerate(sessions):
@@ -89,8 +89,8 @@ def _members(sessions: Sequence[SessionState], layer: int, options: QueryOptions
 
 @contextmanager
 def _appended(members: Sequence[Member], k: Array, v: Array) -> Iterator[None]:
-    """Append the tokens of all sessions; of none where one session's are refused, or the body raises. Raises NonFiniteError or
-    CapacityError."""
+    """Append the tokens of all sessions, or of none if one session's tokens are refused or the body raises. Raises NonFiniteError
+    or CapacityError."""
     with ExitStack() as undo:
         for i, (session, layer, _) in enumerate(members):
             with validate.numbered(i):
@@ -129,7 +129,7 @@ def _launched(members: Sequence[Member], prepared: Sequence[Prepared], q: Array)
         return {}
     try:
         return dict(zip(by_device, gpu.launch(list(by_device.values()), q[list(by_device)][:, :, 0]), strict=True))
-    except DeviceFailed:  # each session tries by itself, and says what was wrong
+    except DeviceFailed:  # each session tries by itself, and logs what was wrong
         return {}
 
 

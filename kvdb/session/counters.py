@@ -1,6 +1,14 @@
 """Counters of one session."""
 
+from collections import Counter
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
+
+import numpy as np
+
 from kvdb.attention.exact import AttentionStats
+from kvdb.session.audits import Audits
 from kvdb.types import SessionStats
 from query_optimizer.plan import Plan
 
@@ -24,8 +32,11 @@ class SessionCounters:
         self.missed_bound_max = max(self.missed_bound_max, stats.missed_bound_max)
         self.rules[plan.rule] = self.rules.get(plan.rule, 0) + 1
 
-    def stats(self, tokens: int, start: int, reused: int, tail_nbytes: int) -> SessionStats:
-        """The counters as statistics of a session. tokens: how many it holds, those from position `start` on in its tail."""
+    def stats(self, tokens: int, start: int, reused: int, tail_nbytes: int, audits: Sequence[Audits]) -> SessionStats:
+        """The counters as statistics of a session. tokens: how many it holds, those from position `start` on in its tail. audits:
+        of each layer, none under way."""
+        errors = np.array([error for layer in audits for error in layer.errors])
+        ways = reduce(add, [layer.ways for layer in audits], Counter[str]())
         return SessionStats(
             tokens=tokens,
             reused=reused,
@@ -40,4 +51,9 @@ class SessionCounters:
             missed_mass_bound_max=self.missed_bound_max,
             kernel_seconds=self.kernel_ns / 1e9,
             rules=dict(self.rules),
+            error_audits=sum(layer.audited for layer in audits),
+            error_median=float(np.median(errors)) if errors.size else 0.0,
+            error_p95=float(np.quantile(errors, 0.95, method="higher")) if errors.size else 0.0,
+            error_max_seen=max(layer.largest for layer in audits),
+            ways=dict(ways),
         )

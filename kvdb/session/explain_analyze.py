@@ -20,10 +20,10 @@ from query_optimizer.query_options import QueryOptions
 
 
 def analyze_plan(layer: Layer, spec: ModelSpec, options: QueryOptions, q: Array) -> Plan:
-    """The plan of query q of the last token, `[q_heads, 1, head_dim]`, with what carrying it out took.
+    """The plan of query q of the last token, `[q_heads, 1, head_dim]`, with its measured costs.
 
-    Nodes that are read whole are read once more, each by itself, to be measured; usually one launch reads them together. The
-    total is that of the plan as it is usually carried out.
+    Nodes that are read whole are read once more, each by itself, to be measured; usually one launch reads them all. The total is
+    measured on the plan as it is usually carried out.
     """
     started = perf_counter()
     prepared = layer.planner.prepare_once(1, options)
@@ -63,8 +63,8 @@ def _measured(
 
 
 def _of_gpu(device: DeviceAttention, q: Array) -> Actual | None:
-    """What one access took on the GPU; None where the GPU fails. It is measured the second time, because the first time makes
-    what it needs on the device."""
+    """The cost of one access on the GPU; None where the GPU fails. The second run is measured, because the first one allocates
+    memory on the device."""
     try:
         device.launch(q, None).result()
         started = perf_counter()

@@ -1,4 +1,4 @@
-"""The token ids of what a session holds."""
+"""The token ids of a session's tokens."""
 
 from collections.abc import Collection
 
@@ -13,9 +13,9 @@ from kvdb.types import Tokens
 def ids_of(lengths: Collection[int], known: Tokens, given: Tokens | None) -> Tokens:
     """The ids of everything in a session, int32 `[n]`.
 
-    lengths: how many tokens its layers hold. known: the ids it was opened with. given: all ids, as the caller says, or None.
-    Raises PositionError for layers of different lengths, and InvalidArgument for ids that are missing, too many, or not those
-    that are known.
+    lengths: the number of tokens in each layer. known: the ids it was opened with. given: all ids according to the caller, or
+    None. Raises PositionError for layers of different lengths, and InvalidArgument for ids that are missing, too many, or not
+    those that are known.
     """
     if len(lengths) > 1:
         raise PositionError(

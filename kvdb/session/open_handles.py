@@ -42,7 +42,7 @@ class OpenHandles:
         return len(self._handles)
 
     def add(self, handle: Handle) -> None:
-        """Raises Unavailable once the database is closed; then the caller gives back what the handle holds."""
+        """Add a handle. Raises Unavailable once the database is closed; then the caller has to release the handle."""
         with self._changed:
             self._check_open()
             self._handles.add(handle)
@@ -71,7 +71,7 @@ class OpenHandles:
             return first
 
     def owners(self, contexts: Sequence[Context], held: Iterable[Segment]) -> tuple[list[BlockTable], list[SegmentFile]]:
-        """Every table that holds blocks, and every file, of what is open, of these contexts, and of segments that others hold."""
+        """Every table that holds blocks, and every file, of open handles, of these contexts, and of segments that others hold."""
         segments = {*held, *(view.segment for context in contexts for view in context.views)}
         tables = [table for context in contexts if context.overlay is not None for table in context.overlay.tables]
         with self._changed:
@@ -79,7 +79,8 @@ class OpenHandles:
                 segments.update(view.segment for view in handle.views)
                 tables += handle.own_tables()
         tables += [table for segment in segments for table in segment.tables]
-        return tables, [segment.file for segment in segments if segment.file is not None]
+        once = {id(table): table for table in tables}  # an import has its tables still while they are a segment's already
+        return list(once.values()), [file for segment in segments if (file := segment.file) is not None]
 
     def close(self) -> None:
         """Close everything that is open, and wait for calls under way. After `refuse`."""

@@ -11,8 +11,8 @@ from kvdb.types import Array
 class QuerySamples:
     """A sample of the queries of one layer, spread evenly over all of them, and the last query.
 
-    queries_max: how many are kept of each head; 0 keeps the last one only. reserved: what the sample takes of the budget; where
-    that has no room, fewer are kept.
+    queries_max: the number of queries kept for each head; 0 keeps only the last one. reserved: the bytes of the budget that the
+    sample takes; fewer queries are kept if the budget has no room.
     """
 
     def __init__(self, queries_max: int, reserved: Reservation) -> None:
@@ -46,7 +46,7 @@ class QuerySamples:
         self._count += picked.shape[1]
 
     def release(self) -> None:
-        """Forget all of them; they count no more."""
+        """Forget all queries; they no longer count in the budget."""
         self.last, self._kept, self._count = None, [], 0
         self._reserved.release()
 
@@ -55,7 +55,7 @@ class QuerySamples:
         return np.concatenate(self._kept, axis=1).astype(np.float32) if self._kept else None
 
     def _thin_out(self) -> None:
-        """Keep every second query, of those to come too."""
+        """Keep every second query, also of those to come."""
         self._step *= 2
         if self._kept:
             whole = np.concatenate(self._kept, axis=1)[:, ::2].copy()

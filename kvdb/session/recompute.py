@@ -1,4 +1,4 @@
-"""Recomputing tokens of what a session stands on: CacheBlend's partial recompute (arXiv 2405.16444), layer by layer."""
+"""Recomputes tokens of the chunks below a session: CacheBlend's partial recompute (arXiv 2405.16444), layer by layer."""
 
 from math import inf
 
@@ -16,10 +16,10 @@ from kvdb.types import Array, ModelSpec, Positions
 
 
 class Recomputing:
-    """Recomputed tokens of one session: their overlays, and the attention of their queries."""
+    """The recomputed tokens of one session: their overlays, and the attention of their queries."""
 
     def __init__(self, spec: ModelSpec, snapshot: Snapshot) -> None:
-        """Make it before segments are loaded from disk, because it notes where they lie."""
+        """It has to be made before segments are loaded from disk, because it notes where they lie."""
         self._spec = spec
         self._snapshot = snapshot
         self._materialized = MaterializedLayer(snapshot)
@@ -57,16 +57,16 @@ class Recomputing:
         return layer.recompute(self._materialized.of(layer.number, layer.tail), q, positions)
 
     def deviation(self, layer: Layer, positions: Positions, k: Array, v: Array, score: str | None) -> Float32:
-        """How far fresh KV is from what the layer holds, float32 `[n]`, infinite for gaps. Raises InvalidArgument."""
+        """How far fresh KV is from the layer's stored KV, float32 `[n]`, infinite for gaps. Raises InvalidArgument."""
         self._check_laid_out()
         score_name(score)
         stored = self._materialized.of(layer.number, layer.tail).read(positions)
         for array in stored:
-            array[:, np.isin(positions, layer.missing())] = np.nan  # what a gap's memory holds says nothing
+            array[:, np.isin(positions, layer.missing())] = np.nan  # the memory of a gap holds nothing meaningful
         return deviation(k, v, *stored, score)
 
     def forget(self) -> None:
-        """Give back the memory that only recomputing needs."""
+        """Free the memory that only recomputing needs."""
         self._materialized.forget()
 
     def _check_laid_out(self) -> None:

@@ -6,11 +6,11 @@ from kvdb.catalog.segment import Segment, Views
 from kvdb.catalog.usage import QueryCounts
 
 FLUSH_QUERIES = 64
-"""After so many queries the segments are told of them."""
+"""After this many queries, their counts are handed to the segments."""
 
 
 class SegmentCounters:
-    """Counts queries, and now and then tells each segment of its share. tell: takes a segment and the counts of its queries."""
+    """Counts queries, and regularly hands each segment its share. tell: receives a segment and the counts of its queries."""
 
     def __init__(self, views: Views, tell: Callable[[Segment, QueryCounts], None]) -> None:
         self._views = views
@@ -32,7 +32,7 @@ class SegmentCounters:
             self.flush()
 
     def flush(self) -> None:
-        """Tell the segments of all queries that were counted since the last time."""
+        """Hand the segments the counts of all queries since the last time."""
         if self._queries:
             for view in self._views:
                 share = view.visible / self._tokens / 1e9

@@ -14,8 +14,8 @@ from kvdb.types import ContextInfo, ModelSpec, Tokens
 
 
 class StorableSession(Protocol):
-    """What a session shows of itself to be stored. start: the position of the first token of its tails. reused: how many tokens
-    before that were stored when it was opened."""
+    """The parts of a session that are needed to store it. start: the position of the first token of its tails. reused: the number
+    of tokens before it that were stored when it was opened."""
 
     spec: ModelSpec
     snapshot: Snapshot
@@ -40,8 +40,8 @@ class SessionPublisher(Protocol):
 
 @dataclass(frozen=True)
 class SessionServices(PlanningServices):
-    """Everything a session uses of its database. loader: brings segments back from disk. handles: what is open in the database.
-    publisher: stores sessions. auditor: runs comparisons behind answers."""
+    """Everything that a session uses from its database. loader: brings segments back from disk. handles: the open sessions and
+    imports of the database. publisher: stores sessions. auditor: compares answers with exact attention, after they were given."""
 
     loader: Loader
     handles: OpenHandles

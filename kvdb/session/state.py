@@ -26,12 +26,12 @@ from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 
 
 class SessionState:
-    """One open session. Takes over the `snapshot` and the `tails`, one a layer; `close` gives them back.
+    """One open session. It takes over the `snapshot` and the `tails`, one for each layer; `close` releases them.
 
-    tokens: the ids known of it, int32; at least those before the tail. start: the position of the tail's first token. reused: how
-    many tokens before it were stored when it was opened. error_max: of queries that name nothing, None for the configuration's.
-    Thread-safe: calls on one session take turns. A call that raises leaves
-    the session as it was. A layer on its way from disk is waited for, and may raise IntegrityError or Unavailable.
+    tokens: its known token ids, int32; at least those before the tail. start: the position of the tail's first token. reused: the
+    number of tokens before it that were stored when it was opened. error_max: of queries that name nothing, None for the
+    configuration's. Thread-safe: calls on one session take turns. A call that raises leaves the session as it was. Calls wait for
+    a layer that is still being loaded from disk, which may raise IntegrityError or Unavailable.
 
     Raises Unavailable for a closed database, and CapacityError, and then everything was given back.
     """
@@ -73,7 +73,7 @@ class SessionState:
 
     @property
     def views(self) -> Views:
-        """The stored segments that it stands on."""
+        """The views of stored segments below the session."""
         return self.snapshot.views
 
     def own_tables(self) -> list[BlockTable]:
@@ -83,7 +83,7 @@ class SessionState:
 
     @property
     def layout(self) -> tuple[Placed, ...]:
-        """What stands at which positions before the tail."""
+        """The layout of the positions before the tail."""
         return self.snapshot.layout.placed
 
     def layer(self, number: int) -> Layer:
@@ -94,9 +94,9 @@ class SessionState:
         return self._layers[number].ready()
 
     def append(self, layer: Layer, k: Array, v: Array) -> None:
-        """Append keys and values that were checked to a layer. The caller holds `turns`. Raises NonFiniteError or
+        """Append keys and values, which were checked before, to a layer. The caller holds `turns`. Raises NonFiniteError or
         CapacityError."""
-        self._recomputing.forget()  # who appends is done with recomputing
+        self._recomputing.forget()  # recomputing ends where appending begins
         layer.append(k, v)
 
     def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None:
@@ -152,8 +152,8 @@ class SessionState:
     def plan_recompute(self, seconds: float | None = None, floor: float = DEFAULT_RATIO, ratio: float | None = None) -> Choice:
         """How much to recompute of what was laid out, from measured rates; EXPLAIN shows it from now on.
 
-        seconds: what recomputing one token takes in one layer, None where the caller does not know. floor: the least ratio that
-        quality needs. ratio: one that is asked for, which is kept. Raises InvalidArgument or SessionClosed.
+        seconds: the time to recompute one token in one layer, None where the caller does not know. floor: the least ratio that
+        quality needs. ratio: the ratio that the caller asks for, which is kept. Raises InvalidArgument or SessionClosed.
         """
         with self.turns:
             self._check_open()
@@ -162,9 +162,9 @@ class SessionState:
     def overlay(self, layer: int, positions: Positions, k: Array, v: Array) -> None:
         """Recomputed KV of tokens before the tail, of one layer: k (after RoPE there) and v, `[kv_heads, n, head_dim]`.
 
-        They stand for what is stored, which stays as it is. positions: int64 `[n]`, ascending, of tokens without an overlay in
-        this layer. Raises LayerError, ShapeError, DtypeError, NonFiniteError, PositionError, InvalidArgument, CapacityError or
-        SessionClosed.
+        They replace the stored KV for this session; what is stored stays as it is. positions: int64 `[n]`, ascending, of tokens
+        without an overlay in this layer. Raises LayerError, ShapeError, DtypeError, NonFiniteError, PositionError,
+        InvalidArgument, CapacityError or SessionClosed.
         """
         with self.turns:
             state = self.layer(layer)
@@ -187,7 +187,7 @@ class SessionState:
             return self._recomputing.attention(state, q, positions)
 
     def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
-        """How far fresh KV is from what the session holds at these positions, float32 `[n]`; infinite where nothing is stored.
+        """How far fresh KV is from the session's KV at these positions, float32 `[n]`; infinite where nothing is stored.
 
         k, v: as for `overlay`. score: one of kvdb.blend.deviation.SCORES, None for its default. Raises LayerError, ShapeError,
         DtypeError, PositionError, InvalidArgument for another score, or SessionClosed.
@@ -206,8 +206,8 @@ class SessionState:
             return SessionState(self.services, self.spec, self.snapshot.share(), tails, self.tokens, self.error_max)
 
     def store(self, name: str, tokens: Tokens | None = None, *, chunk: bool = False) -> ContextInfo:
-        """Keep everything in the session as a context. tokens: the ids of all of it, when it outgrew those it was opened with.
-        chunk: only what stands behind `start`, as a chunk.
+        """Keep everything in the session as a context. tokens: the ids of all its tokens, if it has more than it was opened with.
+        chunk: whether to store only the tokens behind `start`, as a chunk.
 
         Raises AlreadyExists, InvalidArgument, PositionError (layers of different lengths, or gaps that hold nothing yet) or
         SessionClosed.
@@ -219,12 +219,12 @@ class SessionState:
             return self.services.publisher.store(self, name, tokens, chunk=chunk)
 
     def ids(self, tokens: Tokens | None) -> Tokens:
-        """The ids of everything in it, of which `tokens` are all, where given. Raises PositionError or InvalidArgument."""
+        """The ids of all its tokens; `tokens`, if given, are all of them. Raises PositionError or InvalidArgument."""
         return ids_of({self.start + tail.length for tail in self.tails}, self.tokens, tokens)
 
     def explain(self, layer: int, options: QueryOptions = NO_OPTIONS, analyze: bool = False) -> Plan:
-        """`plan`; analyze: with what it takes to carry it out for the layer's last query. Raises LayerError, SessionClosed, and
-        InvalidArgument for hints that cannot be, or an analysis before the first query."""
+        """The plan of a query. analyze: whether to carry it out for the layer's last query, and add its measured costs. Raises
+        LayerError, SessionClosed, and InvalidArgument for hints that cannot be, or an analysis before the first query."""
         with self.turns:
             state = self.layer(layer)
             options = state.resolve(options)
@@ -236,12 +236,12 @@ class SessionState:
             return replace(plan, notes=self._recomputing.notes(layer))
 
     def set_last_queries(self, queries_by_layer: Mapping[int, Float32]) -> None:
-        """Act as if the last of these queries, float32 `[q_heads, m, head_dim]` by layer, had been the last of the session."""
+        """Treat the last of these queries, float32 `[q_heads, m, head_dim]` by layer, as the session's last query."""
         for number, queries in queries_by_layer.items():
             self._layers[number].query_samples.last = queries[:, -1:].astype(self.spec.numpy_dtype)
 
     def query_samples(self) -> dict[int, Float32]:
-        """A sample of the queries of each layer that had any, float32 `[q_heads, m, head_dim]`."""
+        """A sample of the queries of each layer that had queries, float32 `[q_heads, m, head_dim]`."""
         kept = {number: layer.query_samples.all() for number, layer in enumerate(self._layers)}
         return {number: queries for number, queries in kept.items() if queries is not None}
 
@@ -250,7 +250,9 @@ class SessionState:
         with self.turns:
             self._settle()
             tail_nbytes = sum(tail.nbytes for tail in self.tails)
-            return self.counters.stats(min(layer.run.tokens for layer in self._layers), self.start, self.reused, tail_nbytes)
+            tokens = min(layer.run.tokens for layer in self._layers)
+            audits = [layer.audits for layer in self._layers]
+            return self.counters.stats(tokens, self.start, self.reused, tail_nbytes, audits)
 
     def close(self) -> None:
         """Give every block back. Closing twice does nothing."""
@@ -260,14 +262,14 @@ class SessionState:
                 for layer in self._layers:
                     layer.close()
                 self._recomputing.forget()
-                self.services.handles.remove(self)
                 self._count_open(-1)
                 residency.unpin(self.views)
                 self.snapshot.release()
                 self._beside.release()
+                self.services.handles.remove(self)
 
     def _count_open(self, sessions: int) -> None:
-        """Tell the segments that so many more sessions are open over them."""
+        """Tell the segments that `more` more sessions are open over them."""
         for view in self.views:
             view.segment.usage.count_open(sessions)
 

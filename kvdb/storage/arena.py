@@ -10,9 +10,9 @@ HUGE_PAGE = 2 << 20
 class Arena:
     """`nbytes` of zeroed private memory, which takes physical memory as it is first written, and never more than `nbytes`.
 
-    From one huge page on it is aligned to them, and its whole huge pages are advised to be such; what is left at its end, and
-    smaller arenas, are plain pages, so that writing a few bytes never takes a huge page that nobody counts. huge: whether the
-    system took the advice; None for an arena without a whole huge page.
+    An arena of at least one huge page is aligned to huge pages, and the system is advised to use them for all of it but an
+    incomplete one at its end. That end, and smaller arenas, are plain pages, so that writing a few bytes never takes a huge page
+    that nobody counts. huge: whether the system took the advice; None for an arena without a whole huge page.
     """
 
     def __init__(self, nbytes: int) -> None:

@@ -53,7 +53,8 @@ class BlockLayout:
         return -(-tokens // self.block_size)
 
     def write(self, addresses: Addresses, start: int, k: Array, v: Array) -> NonFinite | None:
-        """Write k and v, `[kv_heads, n, head_dim]`, at tokens [start, start + n) of a run; the first value that is not finite."""
+        """Write k and v, `[kv_heads, n, head_dim]`, at tokens [start, start + n) of a run. Returns the first value that is not
+        finite, if any."""
         bad = _native.append(self.native, addresses, start, bits(k), bits(v))
         return None if bad is None else NonFinite(*bad)
 
@@ -77,7 +78,7 @@ class BlockLayout:
 
 
 def bits(array: Array) -> Array:
-    """The array as native code takes it: 16-bit floats as uint16, float32 as it is, the last dimension contiguous.
+    """The array in the form that native code takes: 16-bit floats as uint16, float32 as it is, the last dimension contiguous.
 
     It is copied only where that dimension is not.
     """

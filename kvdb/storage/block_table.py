@@ -15,7 +15,7 @@ NO_ADDRESSES: Addresses = np.zeros(0, np.uint64)
 class BlockTable:
     """The blocks of one layer of one segment or tail, `length` tokens long; the last block may be partly filled.
 
-    It takes blocks as tokens come, so that it wastes at most one, and owns a reference to each. A block that it shares with
+    It takes blocks as tokens come, so that it wastes at most one block, and owns a reference to each. A block that it shares with
     another table is copied before it is written.
     """
 
@@ -65,7 +65,7 @@ class BlockTable:
         self.length = length
 
     def reserve(self, n: int) -> None:
-        """Take the blocks of n tokens, which the caller will write; the table is empty before. Raises CapacityError."""
+        """Take blocks for n tokens, which the caller will write; the table has to be empty. Raises CapacityError."""
         assert not self.length
         self._allocate(self.layout.blocks_for(n))
         self.length = n

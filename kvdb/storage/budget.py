@@ -12,8 +12,8 @@ FREE_BYTES, FREE_SHARE = 32 << 20, 40
 class CpuBudget:
     """Bytes of main memory that the CPU tiers of one database, and what is stored beside their blocks, take together.
 
-    limit: None for no limit. lock: that of every tier under it, since a tier that lacks room takes back what others spare. What
-    is kept beside blocks, such as tables, ids and plans, counts from FREE_BYTES and 1 / FREE_SHARE of the limit on.
+    limit: None for no limit. lock: the lock of every tier under it, because a tier that lacks room takes back what others spare.
+    Bytes beside blocks, such as tables, ids and plans, count only above FREE_BYTES plus 1 / FREE_SHARE of the limit.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -25,7 +25,7 @@ class CpuBudget:
         self._trims: list[Callable[[], None]] = []
 
     def register(self, trim: Callable[[], None]) -> None:
-        """trim: gives back what its owner holds of the budget and does not use; called with the lock held."""
+        """trim: releases the part of the budget that its owner holds but does not use; called with the lock held."""
         with self.lock:
             self._trims.append(trim)
 
@@ -35,7 +35,7 @@ class CpuBudget:
         return None if self.limit is None else self.limit - self._taken
 
     def check(self, nbytes: int) -> None:
-        """Raises CapacityError unless `nbytes` more fit, if need be after everybody has given back what they do not use."""
+        """Raises CapacityError unless `nbytes` more fit, if necessary after all owners have released what they do not use."""
         with self.lock:
             if self.limit is None or self._taken + nbytes <= self.limit:
                 return
@@ -69,7 +69,7 @@ class CpuBudget:
             self._beside -= nbytes
 
     def _counted(self, beside: int) -> int:
-        """How many of so many bytes beside blocks count."""
+        """The number of bytes beside blocks that count in the budget."""
         return max(0, beside - self._free_beside)
 
 
@@ -83,7 +83,7 @@ class Reservation:
         self.nbytes = nbytes
 
     def resize(self, nbytes: int) -> None:
-        """Hold so many bytes from now on. Raises CapacityError, and then holds as many as before."""
+        """Hold `nbytes` bytes from now on. Raises CapacityError, and then holds as many as before."""
         more = nbytes - self.nbytes
         if more > 0:
             self._budget.take_beside(more)

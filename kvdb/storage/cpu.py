@@ -17,9 +17,9 @@ class CpuTier(CountedTier):
     """A `Tier` over arenas of main memory, which never moves a block. Thread-safe.
 
     The first arena is a huge page, each further one as large as all before it, `arena_bytes` at most; near the budget's end they
-    become smaller, so that other tiers find room too. Arenas that nobody uses are kept for the next who needs them, because
-    fresh memory costs several times what writing to it does; what is more than SPARE_BYTES_MAX of them goes back to the system,
-    and so do all of them when the budget has no room left for another tier.
+    become smaller, so that other tiers find room too. Unused arenas are kept for later allocations, because fresh memory costs
+    several times as much as writing to it. Those beyond SPARE_BYTES_MAX go back to the system, and all of them do when the budget
+    has no room left for another tier.
     """
 
     name = "cpu"
@@ -38,7 +38,7 @@ class CpuTier(CountedTier):
     def allocate(self, count: int) -> Blocks:
         with self._lock:
             missing = 0
-            while missing < count - self._ledger.free:  # again, where the check has given back what was free
+            while missing < count - self._ledger.free:  # again, because the check may have released free arenas
                 missing = count - self._ledger.free
                 self._budget.check(missing * self.block_nbytes)
             try:
@@ -74,7 +74,7 @@ class CpuTier(CountedTier):
             self._arenas, self._empty, self._closed = {}, set(), True
 
     def _grow(self, missing: int) -> None:
-        """One more arena, of no more blocks than are missing where the budget is nearly spent. Raises CapacityError."""
+        """Add an arena, with only the missing blocks where the budget is nearly spent. Raises CapacityError."""
         nbytes = min(max(HUGE_PAGE, self._ledger.total * self.block_nbytes), self._arena_bytes)
         if self._budget.left is not None:
             nbytes = min(nbytes, self._budget.left // 2)

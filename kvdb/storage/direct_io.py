@@ -1,4 +1,4 @@
-"""Files that are read straight into blocks of memory and written from them, past the page cache where that can be."""
+"""Files that are read straight into blocks of memory and written from them, past the page cache where possible."""
 
 import ctypes
 import errno
@@ -22,8 +22,8 @@ Buffer = ctypes.Array[ctypes.c_char]
 
 @contextmanager
 def open_file(path: Path, flags: int, *, direct: bool) -> Iterator[int]:
-    """Open a file and yield its descriptor. direct: read and write it past the page cache, for memory, lengths and offsets that
-    are multiples of PAGE; where the file system cannot do that, it is opened as any other file. Raises OSError."""
+    """Open a file and yield its descriptor. direct: bypass the page cache, for memory, lengths and offsets that are multiples of
+    PAGE; if the file system cannot do that, the file is opened like any other. Raises OSError."""
     file = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         if direct and DIRECT:

@@ -1,4 +1,4 @@
-"""The disk tier: the folder of one database, with a file of each segment that was offloaded."""
+"""The disk tier: the folder of one database, with a file for each segment that was offloaded."""
 
 import fcntl
 import os
@@ -27,8 +27,8 @@ class SegmentFolder:
     """Segment files in a folder below `path` that belongs to one database and is removed with it. Thread-safe.
 
     The folder has a file with MARKER that is locked as long as its process lives. The files of dead processes are removed from
-    folders with that marker; nothing else below `path` is touched. bytes_max: of all files together, None for no limit.
-    changes: how often files came or went.
+    folders with that marker; nothing else below `path` is touched. bytes_max: the most bytes of all files together, None for no
+    limit. changes: the number of times that a file came or went.
     """
 
     def __init__(self, path: Path, bytes_max: int | None) -> None:
@@ -52,7 +52,7 @@ class SegmentFolder:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all files, those included that are being written."""
+        """The bytes of all files, including those that are being written."""
         return self._reserved
 
     def write(self, spec: str, layout: BlockLayout, tokens: int, tables: Sequence[BlockTable]) -> SegmentFile:
@@ -71,7 +71,7 @@ class SegmentFolder:
             with self._lock:
                 if file is None:
                     self._reserved -= contents.nbytes
-                    (self.path / name).unlink(missing_ok=True)  # one that was written, and cannot be read
+                    (self.path / name).unlink(missing_ok=True)  # a file that was written but cannot be read
                 else:
                     self._files[name] = file
                     self.changes += 1
@@ -98,8 +98,8 @@ class SegmentFolder:
         return stats
 
     def check_integrity(self, owned: Sequence[SegmentFile]) -> None:
-        """Raises IntegrityError unless `owned` are exactly the files in the folder, each of its length; not once it is closed.
-        Files that are being written are no one's yet."""
+        """Raises IntegrityError unless `owned` are exactly the files in the folder, each of the right length. Files that are
+        being written have no owner yet, and nothing is checked once the folder is closed."""
         with self._lock:
             if self._closed:
                 return
@@ -135,7 +135,7 @@ def _own_folder(path: Path) -> tuple[Path, int]:
     """A new folder below `path` and its lock file, which stays locked; clears the folders of dead processes first."""
     cleaning = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(cleaning, fcntl.LOCK_EX)  # so that no other takes a folder for a dead one's before it is locked
+        fcntl.flock(cleaning, fcntl.LOCK_EX)  # so that nobody removes a new folder before it is locked
         for folder in path.glob(f"*{SUFFIX}"):
             _remove_dead(folder)
         own = path / f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"
@@ -149,10 +149,10 @@ def _own_folder(path: Path) -> tuple[Path, int]:
 
 
 def _remove_dead(folder: Path) -> None:
-    """Clear a folder that has the marker, and no process that locks it."""
+    """Clear a folder that has the marker and that no process has locked."""
     try:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # no folder of a database, or another user's
+    except OSError:  # not a folder of a database, or another user's
         return
     try:
         if folder.is_symlink() or os.pread(lock, len(MARKER) + 1, 0) != MARKER:
@@ -166,7 +166,7 @@ def _remove_dead(folder: Path) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove the files that databases write, the marker last, and the folder unless somebody keeps files of his own in it."""
+    """Remove the files that databases write, the marker last, and the folder unless it holds other files."""
     for file in (*folder.glob(f"*{FILE_SUFFIX}"), folder / LOCK):
         file.unlink(missing_ok=True)
     with suppress(OSError):

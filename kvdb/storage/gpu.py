@@ -60,8 +60,8 @@ class GpuTier(CountedTier):
         return self._ledger.free
 
     def allocate(self, count: int) -> Blocks:
-        """Take slots for copies. The copy stream waits for queries that may still read what was in them. Raises CapacityError or
-        GpuLost, and then takes none."""
+        """Take slots for copies. The copy stream waits for queries that may still read their old contents. Raises CapacityError
+        or GpuLost, and then takes none."""
         with self._lock:
             if self._ledger.free < count:
                 raise CapacityError(
@@ -76,7 +76,7 @@ class GpuTier(CountedTier):
         return blocks
 
     def release(self, blocks: Blocks) -> None:
-        """Give slots back. Queries that were launched already may still read them, see `allocate`; later ones must not."""
+        """Give slots back. Queries that were launched already may still read them (see `allocate`); later ones must not."""
         super().release(blocks)
 
     def addresses(self, blocks: Blocks) -> Addresses:

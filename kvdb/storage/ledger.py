@@ -14,7 +14,7 @@ Int32 = npt.NDArray[np.int32]
 
 
 class FreeList:
-    """The free slots of one extent [first, first + total), as a stack of which the last is taken next."""
+    """The free slots of one extent [first, first + total), as a stack whose last slot is taken next."""
 
     def __init__(self, first: int, total: int) -> None:
         self.first = first
@@ -27,7 +27,7 @@ class FreeList:
         return self._stack[: self.free]
 
     def take(self, count: int) -> Blocks:
-        """`count` slots, in ascending order where none was ever given back."""
+        """Take `count` slots, in ascending order if none was ever given back."""
         self.free -= count
         return self._stack[self.free : self.free + count][::-1].copy()
 
@@ -39,8 +39,8 @@ class FreeList:
 class Ledger:
     """Which slots are free, and how many owners the others have. Not thread-safe: its tier locks.
 
-    Slots are numbers that come and go by extents, which are ranges of them. The first extents with free slots are taken from, so
-    that later ones become empty. total: the slots of all extents; free: those without an owner.
+    Slots are numbers, which come and go in ranges called extents. Slots are taken from the first extents that have free ones, so
+    that later extents become empty. total: the slots of all extents; free: those without an owner.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Ledger:
         return self.total - self.free
 
     def add(self, count: int) -> int:
-        """Add an extent of `count` free slots; the first of them. Numbers of extents that were removed are used again."""
+        """Add an extent of `count` free slots. Returns its first slot. Numbers of removed extents are used again."""
         first = self._unused(count)
         self._extents[first] = FreeList(first, count)
         self._extent_of[first : first + count] = first
@@ -79,7 +79,7 @@ class Ledger:
         return self._extents[first].free == self._extents[first].total
 
     def take(self, count: int) -> Blocks:
-        """`count` slots, of which so many are free, with one reference each."""
+        """Take `count` slots, with one reference each; at least as many must be free."""
         assert count <= self.free
         taken: list[Blocks] = []
         missing = count
@@ -99,7 +99,7 @@ class Ledger:
         self._references[slots] += 1
 
     def release(self, slots: Blocks) -> list[int]:
-        """Drop one reference to each; the extents that became empty, by their first slots."""
+        """Drop one reference to each slot. Returns the first slots of the extents that became empty."""
         left = self._references[slots] - 1
         assert (left >= 0).all(), "a free block was released"
         self._references[slots] = left
@@ -116,7 +116,7 @@ class Ledger:
     def check_integrity(self, owned: Sequence[Blocks] | None = None) -> None:
         """Raises IntegrityError unless free and used slots are disjoint, complete and rightly counted.
 
-        owned: the slots of every owner; then each slot must have as many references as owners.
+        owned: the slots of every owner; if given, each slot must have as many references as owners.
         """
         free = np.concatenate([np.zeros(0, np.int64), *(extent.slots for extent in self._extents.values())])
         if len(np.unique(free)) != len(free):
@@ -140,7 +140,7 @@ class Ledger:
                 raise IntegrityError(f"block {wrong[0]} and {len(wrong) - 1} others have not as many references as owners")
 
     def _give(self, first: int, slots: Blocks) -> list[int]:
-        """Put slots of one extent on its free list; that extent, if it became empty."""
+        """Put slots of one extent on its free list. Returns the extent if it became empty."""
         extent = self._extents[first]
         if not extent.free:
             insort(self._with_room, first)
@@ -171,11 +171,11 @@ class Ledger:
 class CountedTier:
     """The reference counts of a tier, behind its lock; see `kvdb.storage.tier.Tier`. Thread-safe.
 
-    changes: how often references were taken or given back.
+    changes: the number of times that references were taken or released.
     """
 
     def __init__(self, lock: "RLock | None" = None) -> None:
-        """lock: the one that the tier shares with others whose room it may need; None for one of its own."""
+        """lock: the lock that the tier shares with other tiers whose room it may need; None for a lock of its own."""
         self._lock = lock or RLock()
         self._ledger = Ledger()
         self.changes = 0
@@ -200,9 +200,9 @@ class CountedTier:
             self._ledger.check_integrity(owned)
 
     def _take(self, count: int) -> Blocks:
-        """Take `count` blocks, at most as many as are free; with the lock held."""
+        """Take `count` blocks, at most as many as are free; called with the lock held."""
         self.changes += 1
         return self._ledger.take(count)
 
     def _emptied(self, extent: int) -> None:
-        """Called when no slot of the extent that begins there is used any more; with the lock held."""
+        """Called, with the lock held, when no slot of the extent that begins there is used any more."""

@@ -1,4 +1,4 @@
-"""The thread that loads segments from disk, layer by layer, while the layers that have arrived are computed with."""
+"""The thread that loads segments from disk, layer by layer, while the model computes with the layers that have arrived."""
 
 import logging
 from collections.abc import Sequence
@@ -12,13 +12,14 @@ from kvdb.storage.segment_file import SegmentFile
 
 log = logging.getLogger(__name__)
 REMEMBERED_BYTES = 256 << 20
-"""About how many of the last bytes the measured rate is an average of."""
+"""The measured rate is an average over about this many of the last bytes."""
 
 
 class Loading:
     """One segment that is being loaded into the blocks of `tables`, one a layer. Made by `Loader.load`.
 
-    ready: how many layers have arrived; they come in order. error: why no more will come. waiters: how many threads wait for one.
+    ready: the number of layers that have arrived, in order. error: why no more will come. waiters: the number of threads that
+    wait for a layer.
     """
 
     def __init__(self, loader: "Loader", file: SegmentFile, tables: Sequence[BlockTable], ready: int, changed: Condition) -> None:
@@ -36,7 +37,7 @@ class Loading:
         return self.error is not None or self.ready == len(self.tables)
 
     def wait(self, layer: int) -> None:
-        """Wait until that layer is in its blocks. Raises IntegrityError or Unavailable where it will not be."""
+        """Wait until that layer is in its blocks. Raises IntegrityError or Unavailable if it will never be."""
         if self.ready > layer:
             return
         with self._changed:
@@ -67,12 +68,13 @@ class Loader:
 
     @property
     def rate(self) -> float | None:
-        """Bytes a second of late, read, checked and in their blocks; None before any were."""
+        """The recent rate in bytes per second, for reading, checking and filling blocks; None before the first."""
         with self._changed:
             return self._nbytes / self._seconds if self._seconds else None
 
     def load(self, file: SegmentFile, tables: Sequence[BlockTable], ready: int = 0) -> Loading:
-        """Begin to fill these tables, which hold as many blocks as were written. ready: how many layers are there already.
+        """Begin to fill these tables, which hold as many blocks as were written. ready: the number of layers that are there
+        already.
 
         Nobody may read a layer's blocks before `Loading.wait` returns, or free any before the loading has ended. Raises
         Unavailable once closed.
@@ -104,7 +106,7 @@ class Loader:
         self._executor.shutdown()
 
     def _start(self) -> Future[None] | None:
-        """Start the thread's loop; None where the interpreter ends. With the lock held."""
+        """Start the thread's loop; None if the interpreter is ending. Called with the lock held."""
         try:
             loop = self._executor.submit(self._load_all)
         except RuntimeError:  # the interpreter ends
@@ -153,7 +155,8 @@ class Loader:
         self._changed.notify_all()
 
     def _loop_ended(self, loop: Future[None]) -> None:
-        """Called when the loop ends: there is nothing to load, or a bug of ours ended it, which those who wait must hear of."""
+        """Called when the loop ends, because there is nothing to load or because of a bug of ours, which waiting threads must
+        learn of."""
         error = loop.exception()
         if error is not None:
             log.error("the loading of segments has died", exc_info=error)

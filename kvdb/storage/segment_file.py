@@ -2,14 +2,14 @@
 
 Layout, little-endian: magic, 8 bytes; length of the head that follows, uint32; its CRC-32C, uint32; the head: the length of a
 text, uint32, the text, JSON in UTF-8 with the fields of `Contents` and the version, and the CRC-32C of every block, uint32
-`[layers, blocks]`. Then, from the next multiple of 4 KiB on, an extent for each layer: its blocks one behind the other, as they
-lie in memory, filled up to a multiple of 4 KiB. The last block is written with zeros behind the last token, since tokens of
-another segment may be left there.
+`[layers, blocks]`. Then, from the next multiple of 4 KiB on, an extent for each layer: its blocks in order, as they lie in
+memory, padded to a multiple of 4 KiB. The last block is written with zeros behind the last token, because tokens of another
+segment may be left there.
 
-CRC-32C has an instruction of its own: `_native.crc32c` sums as fast as memory is read (21 to 26 GB/s
-where zlib.crc32 makes 2.9), so that checking takes next to nothing of the CPU that the loading is to be hidden behind. For the
-same reason a file is read and written past the page cache (O_DIRECT) where its blocks are pages; what is offloaded then takes no
-memory as cache. A file is written under another name, brought to the disk and renamed: a name is never half a file.
+Processors have an instruction for CRC-32C: `_native.crc32c` sums as fast as memory is read (21 to 26 GB/s, zlib.crc32 only 2.9),
+so checking takes hardly any time from the computation that hides the loading. For the same reason a file is read and written past
+the page cache (O_DIRECT) where its blocks are pages; what is offloaded then takes no memory as cache. A file is written under
+another name, synced to the disk and renamed, so a file of its own name is always whole.
 """
 
 import errno
@@ -45,8 +45,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of a file. key: names this very file, so that it cannot be taken for another. spec: the digest of the model's
-    spec."""
+    """The contents of a file. key: identifies this very file, so that it cannot be mistaken for another. spec: the digest of the
+    model's spec."""
 
     key: str
     spec: str
@@ -87,7 +87,7 @@ class Contents:
 
 
 class SegmentFile:
-    """A finished file at `path`, whose head was read and found good. It is not written again."""
+    """A finished file at `path`, whose head was read and checked. It is never written again."""
 
     def __init__(self, path: Path, expected: Contents) -> None:
         """Raises IntegrityError for a file whose head is not that of `expected`, Unavailable for one that cannot be read."""
@@ -98,7 +98,7 @@ class SegmentFile:
 
     @classmethod
     def write(cls, path: Path, contents: Contents, tables: Sequence[BlockTable]) -> "SegmentFile":
-        """Write these tables, one a layer and each whole, to a new file, which is on the disk when this returns.
+        """Write these tables, one a layer and each whole, to a new file, which has reached the disk when this returns.
 
         Raises CapacityError where the disk is full and Unavailable where it cannot be written; then there is no file.
         """
@@ -149,7 +149,7 @@ def _pages(nbytes: int) -> int:
 
 
 def _pieces(contents: Contents) -> Iterator[slice]:
-    """Ranges of a layer's blocks, each of which is moved in one call."""
+    """The ranges of a layer's blocks that are each moved in one call."""
     count = min(PIECE_BLOCKS, max(1, PIECE_BYTES // contents.layout.nbytes))
     for first in range(0, contents.blocks, count):
         yield slice(first, min(first + count, contents.blocks))

@@ -43,8 +43,8 @@ class Slabs:
             return self._tiers[slot]
 
     def stats(self) -> list[TierStats]:
-        """An entry for each slab, and one named "gpu tables" for all other memory of the device, with the main memory that is
-        pinned for copies. Their nbytes add up to all memory of the device that this database uses."""
+        """An entry for each slab, and one named "gpu tables" for all other memory of the device and the main memory that is
+        pinned for copies. Their nbytes add up to all device memory that this database uses."""
         with self._lock:
             slabs = [tier.stats() for tier in self._tiers.values() if tier is not None]
         beside = self._memory.tracked_nbytes - sum(slab.nbytes for slab in slabs)
@@ -52,7 +52,7 @@ class Slabs:
 
     @property
     def changes(self) -> int:
-        """How often references to slots were taken or given back."""
+        """The number of times that references to slots were taken or released."""
         with self._lock:
             return sum(tier.changes for tier in self._tiers.values() if tier is not None)
 

@@ -15,15 +15,14 @@ BOUND_TOKENS = 32
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """The areas of a slot, one behind the other, each aligned. `*_at` are their offsets in bytes.
+    """The areas of a slot, in this order, each aligned. `*_at` are their offsets in bytes.
 
     keys, values: `[kv_heads, block_size, head_dim]` in `format`. scales: float32 `[2, kv_heads, block_size]` of keys and values,
     only where the format is quantised; otherwise the area is empty. codes: uint8 `[kv_heads, block_size, head_dim / 2]`, four
-    bits a dimension of a key less its block's centre, dimension i in the low half of byte i and i + head_dim / 2 in the high.
-    factors: bfloat16 `[2, kv_heads, block_size]`, what a code's step is worth, and the length of what the code leaves of the
-    key, rounded up. centres: bfloat16 `[kv_heads, head_dim]`.
-    bounds: bfloat16 `[kv_heads, pages, 2, head_dim]`, the least and the largest of each channel of a page of keys, rounded
-    outwards.
+    bits for each dimension of a key minus its block's centre, with dimension i in the low half of byte i and dimension i +
+    head_dim / 2 in the high half. factors: bfloat16 `[2, kv_heads, block_size]`, the size of a code's step, and the length of the
+    code's residual, rounded up. centres: bfloat16 `[kv_heads, head_dim]`. bounds: bfloat16 `[kv_heads, pages, 2, head_dim]`, the
+    least and the largest of each channel of a page of keys, rounded outwards.
     """
 
     format: str
@@ -33,7 +32,7 @@ class SlotLayout:
 
     @classmethod
     def of(cls, layout: BlockLayout, format: str | None = None) -> "SlotLayout":  # noqa: A002  # the field's name
-        """The slot for blocks of that layout. format: of keys and values, None for the blocks' own."""
+        """The slot for blocks of that layout. format: the format of keys and values, None for the blocks' own dtype."""
         return cls(format or layout.dtype, layout.kv_heads, layout.head_dim, layout.block_size)
 
     @property

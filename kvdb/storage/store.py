@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CHECKS = 3
 CHECKS_MAX = 100
 CHECK_SECONDS = 0.01
-"""An error counts when CHECKS checks in a row show it, of CHECKS_MAX in all, CHECK_SECONDS apart."""
+"""An error counts if CHECKS checks in a row show it. There are at most CHECKS_MAX checks, CHECK_SECONDS apart."""
 
 
 class Owners(NamedTuple):
@@ -39,10 +39,10 @@ class Owners(NamedTuple):
 
 
 class BlockStore:
-    """Gives out block tables; specs whose blocks are of one size share a pool. Thread-safe.
+    """Makes block tables; specs whose blocks have the same size share a pool. Thread-safe.
 
-    disk: the folder of segments that were offloaded, None without one; loader: loads them again. slabs: the tiers of the GPU,
-    None without one. budget: of main memory, for the CPU tiers and for what is stored beside their blocks.
+    disk: the folder of offloaded segments, None without one. loader: loads them again. slabs: the tiers of the GPU, None without
+    one. budget: the budget of main memory, for the CPU tiers and everything stored beside their blocks.
     """
 
     def __init__(self, config: StorageConfig, gpu: "DeviceMemory | None" = None) -> None:
@@ -66,7 +66,7 @@ class BlockStore:
         return [BlockTable(tier, layout) for _ in range(spec.layers)]
 
     def gpu_tier(self, spec: ModelSpec) -> "GpuTier | None":
-        """The tier for copies of a model's blocks, opened at the first call; None where no GPU takes them."""
+        """The tier for copies of a model's blocks, opened at the first call; None without a GPU that can hold them."""
         return None if self.slabs is None else self.slabs.tier(BlockLayout.of(spec, self._config.block_size))
 
     def stats(self) -> list[TierStats]:
@@ -75,10 +75,10 @@ class BlockStore:
         return on_gpu + [tier.stats() for tier in self._cpu_tiers()] + on_disk
 
     def check_integrity(self, find_owners: Callable[[], Owners]) -> None:
-        """Raises IntegrityError unless what `find_owners` returns are exactly the owners of all that is used.
+        """Raises IntegrityError unless `find_owners` returns exactly the owners of everything that is used.
 
-        Owners may come and go meanwhile, some of them between giving up their place and giving back what they held there. So they
-        are looked for again as long as anything changes, and an error counts when it is seen CHECKS times in a row.
+        Owners may come and go meanwhile, and an owner may already be gone from its place while it still holds blocks. So the
+        check is repeated as long as anything changes, and an error counts when it is seen CHECKS times in a row.
         """
         seen = 0
         for _ in range(CHECKS_MAX):

@@ -17,6 +17,7 @@ def test_the_demo_answers_right_and_says_so(capsys):
     assert "(actual time=" in plan[0]
     assert plan[3].startswith("  ->  Exact Scan on segment ")
     assert any(line.startswith("Missed: 0.00% of the softmax mass") for line in plan)
+    assert "Nothing was searched or compared: reading this much takes no longer than a search." in said
 
 
 def test_a_demo_that_searches_shows_what_the_search_took(capsys):

@@ -11,10 +11,11 @@ from indexes.coarse.clusters import Clusters
 from indexes.coarse.means import Means
 from indexes.flat import Flat
 from indexes.hnsw import Hnsw
+from indexes.quantized import Quantized
 from indexes.retrieval import Dipr, Exact, TopK, TopP
 from tests.indexes.flat_data import some_blocks
 
-KINDS = (Flat, Bounds, Means, Clusters, Hnsw)
+KINDS = (Flat, Bounds, Means, Clusters, Hnsw, Quantized)
 HEADS, GROUP, N = 4, 2, 2
 RETRIEVALS = (Exact(), Dipr(0.02), TopK(40), TopP(0.6), TopP(0.97))
 

@@ -15,12 +15,13 @@ from indexes.coarse.clusters import Clusters
 from indexes.coarse.means import Means
 from indexes.flat import Flat
 from indexes.hnsw import Hnsw
+from indexes.quantized import Quantized
 from indexes.retrieval import Dipr, TopK, TopP
 from tests.indexes.coarse_data import log_sum, logits, pack, rows
 
 HEAD_DIM, KV_HEADS, GROUP = 32, 2, 2
 SCALE = HEAD_DIM**-0.5
-KINDS = [Flat, Bounds, Means, Clusters, Hnsw]
+KINDS = [Flat, Bounds, Means, Clusters, Hnsw, Quantized]
 SHARE_KINDS = [Flat, Bounds, Clusters]
 """Those that find the share of the mass that is asked for. The others go by estimates, and say so."""
 

@@ -205,8 +205,9 @@ def test_cost_hardly_grows_with_the_tokens():
 
 def test_building_without_hnswlib_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "hnswlib", None)
-    with pytest.raises(HnswlibMissing, match=r"pip install kvdb\[hnsw\]"):
+    with pytest.raises(HnswlibMissing, match=r"pip install kvdb\[hnsw\]") as raised:
         Hnsw.build(layer()[0])
+    assert raised.value.name == "hnswlib", "messages about it name the library"
 
 
 def test_keys_far_from_all_others_keep_their_order():

@@ -107,16 +107,17 @@ def test_closing_waits_for_calls_in_flight(engine, gate, spec, name):
 
 def test_a_session_that_is_opened_while_the_database_closes_is_refused_and_leaves_nothing(engine, spec):
     session = engine.create_session(spec, engine.kv.tokens)
-    engine._handles.refuse()
+    (segment,) = [view.segment for view in session.views]
+    assert session.services.handles.refuse(), "as closing begins"
     with pytest.raises(Unavailable, match="closed"):
         session.fork()
     with pytest.raises(Unavailable, match="closed"):
         engine.create_session(spec, engine.kv.tokens)
     with pytest.raises(Unavailable, match="closed"):
         engine.begin_import(spec, engine.kv.tokens, "another")
-    assert engine._catalog.get("doc").views[0].segment.references == 2, "the context and the session"
+    assert segment.references == 2, "the context and the session"
     session.close()
-    assert engine._catalog.get("doc").views[0].segment.usage.sessions == 0
+    assert (segment.references, segment.usage.sessions) == (1, 0)
 
 
 def test_everything_of_a_closed_database_raises(engine, spec):

@@ -74,7 +74,7 @@ Recompute(ratio=None, error_max=0.006, floor=0.0, steepness=0.3, check_layer=1, 
 Recompute.of(given)
 Recompute.share
 Rope(theta=10000.0, rotary_dims=None, layout='half', scaling=())
-SegmentStatistics(segment, tokens, queries, retrieved, dense, sharpness, window_hits)
+SegmentStatistics(segment, tokens, queries, retrieved, dense, sharpness, window_hits, audits, error)
 Session(transport)
 Session.spec
 Session.reused
@@ -93,7 +93,7 @@ Session.store(name, tokens=None, *, chunk=False)
 Session.explain(layer, *, analyze=False, options=None, **keywords)
 Session.stats()
 Session.close()
-SessionStats(tokens, reused, tail_tokens, tail_nbytes, queries, tokens_scanned, tokens_retrieved, bytes_read, kernel_seconds, missed_mass, missed_mass_bound, missed_mass_bound_max, rules=<factory>)
+SessionStats(tokens, reused, tail_tokens, tail_nbytes, queries, tokens_scanned, tokens_retrieved, bytes_read, kernel_seconds, missed_mass, missed_mass_bound, missed_mass_bound_max, rules=<factory>, error_audits=0, error_median=0.0, error_p95=0.0, error_max_seen=0.0, ways=<factory>)
 TierStats(name, blocks_used, blocks_total, block_nbytes, nbytes, huge, pinned_nbytes=0)
 TopK(k)
 TopP(p)

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../rotate.h"
 #include "flat.h"
-#include "rotate.h"
 #include "thread_pool.h"
 
 namespace kvdb::indexes::flat {

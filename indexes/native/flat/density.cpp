@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "rotate.h"
+#include "../rotate.h"
 
 namespace kvdb::indexes::flat {
 namespace {

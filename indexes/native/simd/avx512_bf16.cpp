@@ -3,6 +3,7 @@
 #include "../coarse/table.h"
 #include "../flat/table.h"
 #include "../graph/table.h"
+#include "../quantized/table.h"
 #include "../score/table.h"
 
 namespace kvdb::indexes {
@@ -12,5 +13,7 @@ const flat::FlatKernels flat::flat_avx512_bf16 = flat::FlatTable<simd::Avx512Bf1
 const coarse::CoarseKernels coarse::coarse_avx512_bf16 =
     coarse::CoarseTable<simd::Avx512Bf16>::kernels;
 const graph::GraphKernels graph::graph_avx512_bf16 = graph::GraphTable<simd::Avx512Bf16>::kernels;
+const quantized::QuantizedKernels quantized::quantized_avx512_bf16 =
+    quantized::QuantizedTable<simd::Avx512Bf16>::kernels;
 
 }  // namespace kvdb::indexes

@@ -10,7 +10,7 @@ import torch
 
 from kvdb.storage.slot import SlotLayout
 
-ROWS = (16, 64, 128)
+TILE_ROWS = (16, 64, 128)
 """Query rows of a tile. One program answers at most as many as the last."""
 NARROW_PROGRAMS = 3
 """Programs with the narrowest tile that fit on a multiprocessor at once, by shared memory and registers
@@ -115,8 +115,8 @@ class Batch:
 
         Raises ValueError where pieces hold more tokens than their slots, or have a rotation without angles.
         """
-        if not 1 <= group <= ROWS[-1]:
-            raise ValueError(f"{group} query heads of a KV head; expected 1 to {ROWS[-1]}")
+        if not 1 <= group <= TILE_ROWS[-1]:
+            raise ValueError(f"{group} query heads of a KV head; expected 1 to {TILE_ROWS[-1]}")
         self.layout, self.group, self.device, self.sequences = layout, group, device, len(sequences)
         self.interleaved = interleaved
         self.pairs = 0 if angles is None else int(angles[0].shape[1])
@@ -232,14 +232,14 @@ def _check(piece: Piece, layout: SlotLayout, rotations: int) -> None:
 
 def _divide(tokens: list[int], readers: list[list[int]], sequences: int, group: int, split_tokens: SplitTokens) -> Division:
     """Divide pieces among programs. tokens: of every piece. readers: the sequences of every piece."""
-    widest = ROWS[-1] // group
+    widest = TILE_ROWS[-1] // group
     items = [(p, who[i : i + widest]) for p, who in enumerate(readers) for i in range(0, len(who), widest)]
     used = [0] * sequences
     launches: list[Launch] = []
     programs: list[tuple[int, ...]] = []
     members: list[tuple[int, int]] = []
     least = 0
-    for rows in ROWS:
+    for rows in TILE_ROWS:
         # The longest first: what is left at the end is short.
         alike = sorted((item for item in items if least < len(item[1]) * group <= rows), key=lambda item: -tokens[item[0]])
         least = rows
@@ -273,8 +273,8 @@ def even_splits(kv_heads: int, processors: int) -> SplitTokens:
     time."""
 
     def each(rows: int, tokens: list[int]) -> int:
-        programs = max(len(tokens), processors * (NARROW_PROGRAMS if rows == ROWS[0] else 1) // kv_heads)
-        longest = SPLIT_TOKENS_MAX if rows == ROWS[0] else max(tokens, default=1)
+        programs = max(len(tokens), processors * (NARROW_PROGRAMS if rows == TILE_ROWS[0] else 1) // kv_heads)
+        longest = SPLIT_TOKENS_MAX if rows == TILE_ROWS[0] else max(tokens, default=1)
         split = SPLIT_TOKENS_MIN
         while split < longest and sum(max(1, -(-n // split)) for n in tokens) > programs:
             split += max(64, split // 32 // 64 * 64)

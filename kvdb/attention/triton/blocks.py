@@ -21,8 +21,8 @@ COPY_WORDS = 4096
 @triton.jit
 def _store_kernel(
     k, v, slab, scales, slots, start_at, start, n, k_head, k_token, v_head, v_token,
-    HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, STRIDE: tl.constexpr,
-    VALUES: tl.constexpr, SCALES: tl.constexpr, SCALE_STRIDE: tl.constexpr, LARGEST: tl.constexpr, ROUNDS: tl.constexpr,
+    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, STRIDE: tl.constexpr,
+    VALUES_AT: tl.constexpr, SCALES_AT: tl.constexpr, SCALES_STRIDE: tl.constexpr, LARGEST: tl.constexpr, ROUNDS: tl.constexpr,
     CUTS: tl.constexpr, ON_DEVICE: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
@@ -30,17 +30,17 @@ def _store_kernel(
     row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     dim = tl.arange(0, DIMS)
     inside = row < n
-    mask = inside[:, None] & (dim < DIM)[None, :]
+    mask = inside[:, None] & (dim < HEAD_DIM)[None, :]
     first = start
     if ON_DEVICE:
         first = tl.load(start_at)
     token = first + row
-    slot = tl.load(slots + token // BLOCK, mask=inside, other=0).to(tl.int64)
+    slot = tl.load(slots + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
     if is_v:
         x = tl.load(v + head * v_head + row[:, None] * v_token + dim[None, :], mask=mask, other=0.0).to(tl.float32)
     else:
         x = tl.load(k + head * k_head + row[:, None] * k_token + dim[None, :], mask=mask, other=0.0).to(tl.float32)
-    place = head * BLOCK + token % BLOCK
+    place = head * BLOCK_SIZE + token % BLOCK_SIZE
     if LARGEST > 0:
         largest = tl.max(tl.abs(x), 1)
         some = largest > 1e-30
@@ -48,14 +48,14 @@ def _store_kernel(
         if ROUNDS:
             x = tl.floor(x + 0.5)
         scale = tl.where(some, largest / LARGEST, 0.0)
-        tl.store(scales + slot * SCALE_STRIDE + SCALES + is_v * (HEADS * BLOCK) + place, scale, mask=inside)
+        tl.store(scales + slot * SCALES_STRIDE + SCALES_AT + is_v * (KV_HEADS * BLOCK_SIZE) + place, scale, mask=inside)
     if CUTS > 0:  # rounded to a float of fewer bits, to even
         small = tl.floor(x * 512 + 0.5) * (1 / 512)  # what float8 has below its normal numbers
         bits = x.to(tl.int32, bitcast=True)
         bits = (bits + ((1 << (CUTS - 1)) - 1) + ((bits >> CUTS) & 1)) & -(1 << CUTS)
         normal = bits.to(tl.float32, bitcast=True)
         x = tl.where((CUTS == 20) & (tl.abs(x) < 0.015625), small, normal)
-    at = slab + slot[:, None] * STRIDE + is_v * VALUES + place[:, None] * DIM + dim[None, :]
+    at = slab + slot[:, None] * STRIDE + is_v * VALUES_AT + place[:, None] * HEAD_DIM + dim[None, :]
     if CUTS == 20:
         half = (x * (1 / 256)).to(tl.float16).to(tl.int16, bitcast=True)  # as `tile.widen`, the other way round
         tl.store(at, (((half >> 7) & 0x7F) | ((half >> 8) & 0x80)).to(tl.uint8), mask=mask)
@@ -66,8 +66,8 @@ def _store_kernel(
 @triton.jit
 def _load_kernel(
     k, v, slab, scales, slots, start, n,
-    HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, STRIDE: tl.constexpr,
-    VALUES: tl.constexpr, SCALES: tl.constexpr, SCALE_STRIDE: tl.constexpr, QUANTISED: tl.constexpr, FLOAT8: tl.constexpr,
+    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, STRIDE: tl.constexpr,
+    VALUES_AT: tl.constexpr, SCALES_AT: tl.constexpr, SCALES_STRIDE: tl.constexpr, QUANTISED: tl.constexpr, FLOAT8: tl.constexpr,
     TOKENS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
@@ -75,14 +75,14 @@ def _load_kernel(
     row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     dim = tl.arange(0, DIMS)
     inside = row < n
-    mask = inside[:, None] & (dim < DIM)[None, :]
+    mask = inside[:, None] & (dim < HEAD_DIM)[None, :]
     token = start + row
-    slot = tl.load(slots + token // BLOCK, mask=inside, other=0).to(tl.int64)
-    place = head * BLOCK + token % BLOCK
-    at = slab + slot * STRIDE + is_v * VALUES + place * DIM
-    scale_at = scales + slot * SCALE_STRIDE + SCALES + is_v * (HEADS * BLOCK) + place
-    x = load_rows(at, scale_at, inside, dim, dim < DIM, QUANTISED, FLOAT8)
-    to = (head.to(tl.int64) * n + row[:, None]) * DIM + dim[None, :]
+    slot = tl.load(slots + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+    place = head * BLOCK_SIZE + token % BLOCK_SIZE
+    at = slab + slot * STRIDE + is_v * VALUES_AT + place * HEAD_DIM
+    scale_at = scales + slot * SCALES_STRIDE + SCALES_AT + is_v * (KV_HEADS * BLOCK_SIZE) + place
+    x = load_rows(at, scale_at, inside, dim, dim < HEAD_DIM, QUANTISED, FLOAT8)
+    to = (head.to(tl.int64) * n + row[:, None]) * HEAD_DIM + dim[None, :]
     if is_v:
         tl.store(v + to, x, mask=mask)
     else:
@@ -171,14 +171,14 @@ def copy(pages: Pages, sources: torch.Tensor, targets: torch.Tensor) -> None:
 def _shape(pages: Pages) -> dict[str, int]:
     layout = pages.layout
     return {
-        "HEADS": layout.kv_heads,
-        "BLOCK": layout.block_size,
-        "DIM": layout.head_dim,
+        "KV_HEADS": layout.kv_heads,
+        "BLOCK_SIZE": layout.block_size,
+        "HEAD_DIM": layout.head_dim,
         "DIMS": triton.next_power_of_2(layout.head_dim),
         "STRIDE": pages.elements.shape[1],
-        "VALUES": layout.values_at // pages.elements.element_size(),
-        "SCALES": layout.scales_at // 4,
-        "SCALE_STRIDE": layout.nbytes // 4,
+        "VALUES_AT": layout.values_at // pages.elements.element_size(),
+        "SCALES_AT": layout.scales_at // 4,
+        "SCALES_STRIDE": layout.nbytes // 4,
     }
 
 

@@ -14,15 +14,15 @@ from kvdb.attention.triton.tile import load_rows, padded, stored, up
 from kvdb.attention.triton.workspace import Partials, Selection
 from kvdb.storage.slot import BOUND_TOKENS, SlotLayout
 
-PAGES = 64
-"""Pages that one program scores."""
+SCORED = 64
+"""The number of pages that one program scores."""
 
 
 @triton.jit
 def _bounds_kernel(
     elements, floats, halves, slots, counts,
-    BLOCK: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, STRIDE: tl.constexpr, SCALES: tl.constexpr,
-    SCALE_STRIDE: tl.constexpr, QUANTISED: tl.constexpr, FLOAT8: tl.constexpr, BOUNDS: tl.constexpr, PAGES: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, STRIDE: tl.constexpr, SCALES_AT: tl.constexpr,
+    SCALES_STRIDE: tl.constexpr, QUANTISED: tl.constexpr, FLOAT8: tl.constexpr, BOUNDS_AT: tl.constexpr, PAGES: tl.constexpr,
     TOKENS: tl.constexpr,
 ):  # fmt: skip
     slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
@@ -31,49 +31,49 @@ def _bounds_kernel(
     page = tl.program_id(2)
     dim = tl.arange(0, DIMS)
     token = page * TOKENS + tl.arange(0, TOKENS)
-    inside = (token < count) & (token < BLOCK)
-    row = head * BLOCK + token
-    scales = floats + slot * SCALE_STRIDE + SCALES + row
-    x = load_rows(elements + slot * STRIDE + row * DIM, scales, inside, dim, dim < DIM, QUANTISED, FLOAT8)
+    inside = (token < count) & (token < BLOCK_SIZE)
+    row = head * BLOCK_SIZE + token
+    scales = floats + slot * SCALES_STRIDE + SCALES_AT + row
+    x = load_rows(elements + slot * STRIDE + row * HEAD_DIM, scales, inside, dim, dim < HEAD_DIM, QUANTISED, FLOAT8)
     some = page * TOKENS < count
     most = tl.where(some, tl.max(tl.where(inside[:, None], x, float("-inf")), 0), 0.0)
     least = tl.where(some, tl.min(tl.where(inside[:, None], x, float("inf")), 0), 0.0)
-    to = halves + slot * (SCALE_STRIDE * 2) + BOUNDS + (head * PAGES + page) * (2 * DIM) + dim
-    tl.store(to, (-up(-least)).to(tl.bfloat16), mask=dim < DIM)
-    tl.store(to + DIM, up(most).to(tl.bfloat16), mask=dim < DIM)
+    to = halves + slot * (SCALES_STRIDE * 2) + BOUNDS_AT + (head * PAGES + page) * (2 * HEAD_DIM) + dim
+    tl.store(to, (-up(-least)).to(tl.bfloat16), mask=dim < HEAD_DIM)
+    tl.store(to + HEAD_DIM, up(most).to(tl.bfloat16), mask=dim < HEAD_DIM)
 
 
 @triton.jit
-def _rows(q, group, GROUP: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr):
+def _rows(q, group, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr):
     """The query rows of a group, float32 `[ROWS, DIMS]`."""
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, DIMS)
-    mask = (row < GROUP)[:, None] & (dim < DIM)[None, :]
-    return tl.load(q + (group * GROUP + row)[:, None] * DIM + dim[None, :], mask=mask, other=0.0).to(tl.float32)
+    mask = (row < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    return tl.load(q + (group * GROUP + row)[:, None] * HEAD_DIM + dim[None, :], mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _score_bounds_kernel(
     q, halves, table, begin, tokens, out, pages_max,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr,
-    STRIDE: tl.constexpr, BOUNDS: tl.constexpr, PAGES: tl.constexpr, TOKENS: tl.constexpr, N: tl.constexpr, MATH: tl.constexpr,
-    LOSES: tl.constexpr,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
+    ROWS: tl.constexpr, STRIDE: tl.constexpr, BOUNDS_AT: tl.constexpr, PAGES: tl.constexpr, TOKENS: tl.constexpr,
+    SCORED: tl.constexpr, MATH: tl.constexpr, LOSES: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     sequence = tl.program_id(2)
-    group = sequence * HEADS + head
-    page = tl.program_id(0) * N + tl.arange(0, N)
+    group = sequence * KV_HEADS + head
+    page = tl.program_id(0) * SCORED + tl.arange(0, SCORED)
     length = tl.load(tokens + sequence)
     within = page % PAGES
-    inside = page // PAGES * BLOCK + within * TOKENS < length
+    inside = page // PAGES * BLOCK_SIZE + within * TOKENS < length
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, DIMS)
     slot = tl.load(table + tl.load(begin + sequence) + page // PAGES, mask=inside, other=0).to(tl.int64)
-    at = halves + slot[:, None] * STRIDE + (BOUNDS + (head * PAGES + within) * (2 * DIM))[:, None] + dim[None, :]
-    mask = inside[:, None] & (dim < DIM)[None, :]
+    at = halves + slot[:, None] * STRIDE + (BOUNDS_AT + (head * PAGES + within) * (2 * HEAD_DIM))[:, None] + dim[None, :]
+    mask = inside[:, None] & (dim < HEAD_DIM)[None, :]
     least = tl.load(at, mask=mask, other=0.0).to(MATH)
-    most = tl.load(at + DIM, mask=mask, other=0.0).to(MATH)
-    queries = _rows(q, group, GROUP, DIM, DIMS, ROWS)
+    most = tl.load(at + HEAD_DIM, mask=mask, other=0.0).to(MATH)
+    queries = _rows(q, group, GROUP, HEAD_DIM, DIMS, ROWS)
     score = tl.dot(tl.maximum(queries, 0.0).to(MATH), tl.trans(most), input_precision="ieee")
     score = tl.dot(tl.minimum(queries, 0.0).to(MATH), tl.trans(least), score, input_precision="ieee")
     if LOSES:  # what MATH takes from a query, at its worst
@@ -94,10 +94,10 @@ def bounds(pages: Pages, slots: torch.Tensor, counts: torch.Tensor) -> None:
     if len(slots):
         _bounds_kernel[(len(slots), layout.kv_heads, layout.pages)](
             stored(pages), pages.floats, pages.halves, slots, counts,
-            BLOCK=layout.block_size, DIM=layout.head_dim, DIMS=padded(layout.head_dim),
-            STRIDE=layout.nbytes // pages.elements.element_size(), SCALES=layout.scales_at // 4, SCALE_STRIDE=layout.nbytes // 4,
-            QUANTISED=layout.quantised, FLOAT8=layout.format == "float8", BOUNDS=layout.bounds_at // 2, PAGES=layout.pages,
-            TOKENS=BOUND_TOKENS,
+            BLOCK_SIZE=layout.block_size, HEAD_DIM=layout.head_dim, DIMS=padded(layout.head_dim),
+            STRIDE=layout.nbytes // pages.elements.element_size(), SCALES_AT=layout.scales_at // 4,
+            SCALES_STRIDE=layout.nbytes // 4, QUANTISED=layout.quantised, FLOAT8=layout.format == "float8",
+            BOUNDS_AT=layout.bounds_at // 2, PAGES=layout.pages, TOKENS=BOUND_TOKENS,
         )  # fmt: skip
 
 
@@ -112,11 +112,11 @@ def score_bounds(q: torch.Tensor, pages: Pages, runs: Runs, out: torch.Tensor) -
     if len(q) != runs.sequences:
         raise ValueError(f"q has {len(q)} sequences; expected {runs.sequences}")
     if out.numel():
-        _score_bounds_kernel[(triton.cdiv(out.shape[2], PAGES), layout.kv_heads, len(q))](
+        _score_bounds_kernel[(triton.cdiv(out.shape[2], SCORED), layout.kv_heads, len(q))](
             q, pages.halves, runs.table, runs.begin, runs.tokens, out, out.shape[2],
-            GROUP=group, HEADS=layout.kv_heads, BLOCK=layout.block_size, DIM=layout.head_dim, DIMS=padded(layout.head_dim),
-            ROWS=max(16, triton.next_power_of_2(group)), STRIDE=layout.nbytes // 2, BOUNDS=layout.bounds_at // 2,
-            PAGES=layout.pages, TOKENS=BOUND_TOKENS, N=PAGES, MATH=pages.math,
+            GROUP=group, KV_HEADS=layout.kv_heads, BLOCK_SIZE=layout.block_size, HEAD_DIM=layout.head_dim,
+            DIMS=padded(layout.head_dim), ROWS=max(16, triton.next_power_of_2(group)), STRIDE=layout.nbytes // 2,
+            BOUNDS_AT=layout.bounds_at // 2, PAGES=layout.pages, TOKENS=BOUND_TOKENS, SCORED=SCORED, MATH=pages.math,
             LOSES=q.dtype == torch.float32 and pages.math != tl.float32,
         )  # fmt: skip
 

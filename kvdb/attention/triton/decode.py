@@ -4,10 +4,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kvdb.attention.triton.batch import PROGRAM_INTS, ROWS, Batch
+from kvdb.attention.triton.batch import PROGRAM_INTS, TILE_ROWS, Batch
 from kvdb.attention.triton.pages import Pages
 from kvdb.attention.triton.tile import (
-    LOG2E,
+    LOG2_E,
     attend,
     constants,
     load_queries,
@@ -44,7 +44,7 @@ def decode(
     """
     _check(q, pages, batch, scale, out, lse, top)
     for launch in batch.launches:
-        narrow = launch.rows == ROWS[0]
+        narrow = launch.rows == TILE_ROWS[0]
         merged = triton.next_power_of_2(batch.group) if narrow else 16
         # Narrow rows and narrow elements leave more registers to the merge, which then waits less often.
         held = 64 if narrow and FORMATS[pages.layout.format] <= 2 else 32
@@ -68,7 +68,7 @@ def decode(
             batch.partial,
             batch.tops,
             batch.totals,
-            scale * LOG2E,
+            scale * LOG2_E.value,
             **shape(pages, batch, launch.rows, merged, held),
             TOP=top is not None,
             PROGRAM=PROGRAM_INTS,
@@ -86,11 +86,11 @@ def shape(pages: Pages, batch: Batch, rows: int, merged: int = 16, held: int = 3
         "PAIRS": batch.pairs,
         "INTERLEAVED": batch.interleaved,
         "HIDDEN": batch.any_hidden,
-        "M": rows,
-        "N": tile_tokens(pages),
-        "D": columns,
-        "R": merged,
-        "S": max(1, held * 32 * warps // (merged * columns)),
+        "ROWS": rows,
+        "TOKENS": tile_tokens(pages),
+        "DIMS": columns,
+        "MERGED": merged,
+        "STATES": max(1, held * 32 * warps // (merged * columns)),
         "LANES": 32 * warps,
         "num_warps": warps,
         "num_stages": 4 if element == 1 else 3,
@@ -147,11 +147,11 @@ def _decode_kernel(
     INTERLEAVED: tl.constexpr,
     HIDDEN: tl.constexpr,
     TOP: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    R: tl.constexpr,
-    S: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    DIMS: tl.constexpr,
+    MERGED: tl.constexpr,
+    STATES: tl.constexpr,
     LANES: tl.constexpr,
     PROGRAM: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -174,31 +174,31 @@ def _decode_kernel(
 
     # Tokens [begin, end) of the piece. Its length is known on the device alone; a split may be empty.
     tokens = tl.load(lengths + piece)
-    each = tl.cdiv(tl.cdiv(tokens, splits), N) * N
+    each = tl.cdiv(tl.cdiv(tokens, splits), TOKENS) * TOKENS
     begin = split * each
     end = tl.minimum(begin + each, tokens)
     slots = table + tl.load(pieces + piece * 4)
     words = tl.load(pieces + piece * 4 + 2)
 
-    rows = tl.arange(0, M)
+    rows = tl.arange(0, ROWS)
     valid = rows < member_count * GROUP
     member = members + 2 * (first_member + rows // GROUP)
     sequence = tl.load(member, mask=valid, other=0)
     query = (sequence * KV_HEADS + head) * GROUP + rows % GROUP
     rotation = tl.load(pieces + piece * 4 + 1)
-    x = load_queries(q, query, valid, cos, sin, rotation, PAIRS, INTERLEAVED, HEAD_DIM, D).to(MATH)
+    x = load_queries(q, query, valid, cos, sin, rotation, PAIRS, INTERLEAVED, HEAD_DIM, DIMS).to(MATH)
 
-    acc = tl.zeros([M, D], tl.float32)
-    best = tl.full([M], float("-inf"), tl.float32)
-    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([ROWS, DIMS], tl.float32)
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
     acc, best, total = attend(
-        x, slab, floats, slots, begin, end, head, hidden, words, rows, acc, best, total, scale2, HIDDEN, False, N, D,
+        x, slab, floats, slots, begin, end, head, hidden, words, rows, acc, best, total, scale2, HIDDEN, False, TOKENS, DIMS,
         KV_HEADS, HEAD_DIM, BLOCK_SIZE, STRIDE, VALUES_AT, SCALES_AT, SCALES_STRIDE, FLOAT8, MATH,
     )  # fmt: skip
 
     state = tl.load(member + 1, mask=valid, other=0) + split
     row = (state * KV_HEADS + head) * GROUP + rows % GROUP
-    store_partial(partial, tops, totals, row, valid, acc, best, total, HEAD_DIM, D)
+    store_partial(partial, tops, totals, row, valid, acc, best, total, HEAD_DIM, DIMS)
 
     # Everything above is written before a thread says so: the barrier orders the threads, acq_rel the processors. One lane a
     # thread, so that no two threads share what the addition returns.
@@ -213,8 +213,8 @@ def _decode_kernel(
     if tl.max(last, 0) > 0:
         # For the next launch.
         tl.store(counter, 0, mask=last > 0)
-        for row_begin in tl.range(0, member_count * GROUP, R, num_stages=1):
-            r = row_begin + tl.arange(0, R)
+        for row_begin in tl.range(0, member_count * GROUP, MERGED, num_stages=1):
+            r = row_begin + tl.arange(0, MERGED)
             own = r // GROUP
             done = tl.max(tl.where(own[:, None] == lane[None, :], last[None, :], 0), 1) > 0
             if tl.max(done.to(tl.int32), 0) > 0:
@@ -223,9 +223,9 @@ def _decode_kernel(
                 parts = tl.load(states + 2 * done_by + 1, mask=done, other=0)
                 base = (first * KV_HEADS + head) * GROUP + r % GROUP
                 whole, high, weight = merge_partials(
-                    partial, tops, totals, base, parts, KV_HEADS * GROUP, scale2, HEAD_DIM, D, R, S
+                    partial, tops, totals, base, parts, KV_HEADS * GROUP, scale2, HEAD_DIM, DIMS, MERGED, STATES
                 )
                 target = (done_by * KV_HEADS + head) * GROUP + r % GROUP
-                store_state(out, lse, target, done, whole, high, weight, scale2, HEAD_DIM, D)
+                store_state(out, lse, target, done, whole, high, weight, scale2, HEAD_DIM, DIMS)
                 if TOP:
                     tl.store(largest + target, high, mask=done)

@@ -10,7 +10,7 @@ import triton.language as tl
 from kvdb.attention.triton.flat import estimate, half_of, queries, reach_of
 from kvdb.attention.triton.gather import gather, logarithm
 from kvdb.attention.triton.pages import INTERPRETED, Pages, Runs
-from kvdb.attention.triton.tile import padded
+from kvdb.attention.triton.tile import LOG2_E, padded
 from kvdb.attention.triton.workspace import DiprWorkspace, Selection, tile_of, tiles_of_block
 
 CHUNK = 16
@@ -24,20 +24,19 @@ SCANS = 16 if INTERPRETED else 6336
 small part. The interpreter runs one after the other."""
 WARPS = 1
 """Warps of a program of a scan. One alone needs no shared memory to sum over a tile."""
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def _begin_kernel(
     q, halves, table, begin, tokens, floor, best, bases, sums, counts, blocks_max, rows_all,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr,
-    BYTES: tl.constexpr, CENTRES: tl.constexpr, MATH: tl.constexpr, N: tl.constexpr,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
+    ROWS: tl.constexpr, BYTES: tl.constexpr, CENTRES_AT: tl.constexpr, MATH: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Write q.centre of every block, and start values to what the passes change. q is taken in two parts, as MATH may not hold
     it."""
     head = tl.program_id(1)
     sequence = tl.program_id(2)
-    group = sequence * HEADS + head
+    group = sequence * KV_HEADS + head
     row = tl.arange(0, ROWS)
     mine = row < GROUP
     if tl.program_id(0) == 0:
@@ -46,15 +45,15 @@ def _begin_kernel(
         tl.store(sums + own, tl.zeros([ROWS], tl.float32), mask=mine)
         tl.store(sums + rows_all + own, tl.zeros([ROWS], tl.float32), mask=mine)
         tl.store(counts + group, 0)
-    block = tl.program_id(0) * N + tl.arange(0, N)
+    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     dim = tl.arange(0, DIMS)
-    inside = block * BLOCK < tl.load(tokens + sequence)
+    inside = block * BLOCK_SIZE < tl.load(tokens + sequence)
     slot = tl.load(table + tl.load(begin + sequence) + block, mask=inside, other=0).to(tl.int64)
-    mask = inside[:, None] & (dim < DIM)[None, :]
-    at = halves + (slot * (BYTES // 2) + CENTRES + head * DIM)[:, None] + dim[None, :]
+    mask = inside[:, None] & (dim < HEAD_DIM)[None, :]
+    at = halves + (slot * (BYTES // 2) + CENTRES_AT + head * HEAD_DIM)[:, None] + dim[None, :]
     centre = tl.load(at, mask=mask, other=0.0).to(MATH)
-    mask = mine[:, None] & (dim < DIM)[None, :]
-    x = tl.load(q + (group * GROUP + row)[:, None] * DIM + dim[None, :], mask=mask, other=0.0).to(tl.float32)
+    mask = mine[:, None] & (dim < HEAD_DIM)[None, :]
+    x = tl.load(q + (group * GROUP + row)[:, None] * HEAD_DIM + dim[None, :], mask=mask, other=0.0).to(tl.float32)
     first = x.to(MATH)
     base = tl.dot(centre, tl.trans(first), input_precision="ieee")
     base = tl.dot(centre, tl.trans((x - first.to(tl.float32)).to(MATH)), base, input_precision="ieee")
@@ -63,28 +62,28 @@ def _begin_kernel(
 
 
 @triton.jit
-def _tiles(tokens, BLOCK: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr):
+def _tiles(tokens, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr):
     """How many tiles hold so many tokens."""
-    return tokens // BLOCK * TILES + (tokens % BLOCK + TILE - 1) // TILE
+    return tokens // BLOCK_SIZE * TILES + (tokens % BLOCK_SIZE + TILE - 1) // TILE
 
 
 @triton.jit
 def _scan_kernel(
     q, slab, halves, table, begin, tokens, best, bases, records, scale, tiles_max, tiles_each,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
-    BYTES: tl.constexpr, CODES: tl.constexpr, FACTORS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
-    EXTRA: tl.constexpr, MATH: tl.constexpr, STAGES: tl.constexpr,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
+    ROWS: tl.constexpr, BYTES: tl.constexpr, CODES_AT: tl.constexpr, FACTORS_AT: tl.constexpr, TILE: tl.constexpr,
+    TILES: tl.constexpr, EXTRA: tl.constexpr, MATH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     sequence = tl.program_id(2)
-    group = sequence * HEADS + head
+    group = sequence * KV_HEADS + head
     length_all = tl.load(tokens + sequence)
     first = tl.program_id(0) * tiles_each
-    last = tl.minimum(first + tiles_each, _tiles(length_all, BLOCK, TILE, TILES))
+    last = tl.minimum(first + tiles_each, _tiles(length_all, BLOCK_SIZE, TILE, TILES))
     if first >= last:
         return
     table += tl.load(begin + sequence)
-    low_math, high_math, middle, length, unit = queries(q, group, GROUP, DIM, HALF, ROWS, MATH)
+    low_math, high_math, middle, length, unit = queries(q, group, GROUP, HEAD_DIM, HALF, ROWS, MATH)
     row = tl.arange(0, ROWS)
     lowest = tl.full([TILE, ROWS], float("-inf"), tl.float32)
     record = records + group.to(tl.int64) * tiles_max * (3 * GROUP) + row
@@ -94,12 +93,12 @@ def _scan_kernel(
     for tile in tl.range(first, last, num_stages=STAGES):
         block = tile // TILES
         place = tile % TILES * TILE + tl.arange(0, TILE)
-        inside = (place < BLOCK) & (block * BLOCK + place < length_all)
+        inside = (place < BLOCK_SIZE) & (block * BLOCK_SIZE + place < length_all)
         slot = tl.load(table + block).to(tl.int64)
         base = tl.load(base_at + block * GROUP, mask=row < GROUP, other=0.0) * inverse
         near, left = estimate(
             slab, halves, slot, head, place, base, low_math, high_math, middle,
-            HEADS, BLOCK, DIM, HALF, BYTES, CODES, FACTORS, TILE, EXTRA, MATH,
+            KV_HEADS, BLOCK_SIZE, HEAD_DIM, HALF, BYTES, CODES_AT, FACTORS_AT, TILE, EXTRA, MATH,
         )  # fmt: skip
         near += tl.where(inside, 0.0, float("-inf"))[:, None]
         wrong = length[None, :] * left[:, None]
@@ -119,15 +118,15 @@ def _scan_kernel(
 def _pick_kernel(
     q, slab, halves, table, begin, tokens, best, bases, records, sums, done, ids, counts, missed, missed_bound, scale, beta,
     tiles_max, capacity, rows_all,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
-    BYTES: tl.constexpr, CODES: tl.constexpr, FACTORS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
-    EXTRA: tl.constexpr, MATH: tl.constexpr, CHUNK: tl.constexpr,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
+    ROWS: tl.constexpr, BYTES: tl.constexpr, CODES_AT: tl.constexpr, FACTORS_AT: tl.constexpr, TILE: tl.constexpr,
+    TILES: tl.constexpr, EXTRA: tl.constexpr, MATH: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     sequence = tl.program_id(2)
-    group = sequence * HEADS + head
+    group = sequence * KV_HEADS + head
     length_all = tl.load(tokens + sequence)
-    tiles = _tiles(length_all, BLOCK, TILE, TILES)
+    tiles = _tiles(length_all, BLOCK_SIZE, TILE, TILES)
     programs = tl.maximum((tiles + CHUNK - 1) // CHUNK, 1)
     if tl.program_id(0) >= programs:
         return
@@ -150,7 +149,7 @@ def _pick_kernel(
     mass_sum = tl.sum(tl.exp2(mass * LOG2_E - shift[None, :]), 0)
     bound_sum = tl.sum(tl.exp2(bound * LOG2_E - shift[None, :]), 0)
     if bits != 0:
-        low_math, high_math, middle, length, unit = queries(q, group, GROUP, DIM, HALF, ROWS, MATH)
+        low_math, high_math, middle, length, unit = queries(q, group, GROUP, HEAD_DIM, HALF, ROWS, MATH)
         table += tl.load(begin + sequence)
         base_at = bases + group.to(tl.int64) * (tiles_max // TILES * GROUP) + row
         for i in range(CHUNK):
@@ -158,12 +157,12 @@ def _pick_kernel(
                 this = tl.program_id(0) * CHUNK + i
                 block = this // TILES
                 place = this % TILES * TILE + tl.arange(0, TILE)
-                token = block * BLOCK + place
-                inside = (place < BLOCK) & (token < length_all)
+                token = block * BLOCK_SIZE + place
+                inside = (place < BLOCK_SIZE) & (token < length_all)
                 base = tl.load(base_at + block * GROUP, mask=mine, other=0.0) / unit
                 near, left = estimate(
                     slab, halves, tl.load(table + block).to(tl.int64), head, place, base, low_math, high_math, middle,
-                    HEADS, BLOCK, DIM, HALF, BYTES, CODES, FACTORS, TILE, EXTRA, MATH,
+                    KV_HEADS, BLOCK_SIZE, HEAD_DIM, HALF, BYTES, CODES_AT, FACTORS_AT, TILE, EXTRA, MATH,
                 )  # fmt: skip
                 near *= unit[None, :]
                 upper = near + (length * unit)[None, :] * left[:, None]
@@ -212,20 +211,20 @@ def scan(
     heads, rows = sequences * layout.kv_heads, sequences * q_heads
     shape: dict[str, Any] = {
         "GROUP": group,
-        "HEADS": layout.kv_heads,
-        "BLOCK": layout.block_size,
-        "DIM": layout.head_dim,
+        "KV_HEADS": layout.kv_heads,
+        "BLOCK_SIZE": layout.block_size,
+        "HEAD_DIM": layout.head_dim,
         "BYTES": layout.nbytes,
     }
     read = (q, pages.slab, pages.halves, runs.table, runs.begin, runs.tokens, workspace.best, workspace.bases, workspace.records)
     _begin_kernel[(triton.cdiv(tiles // tiles_of, BASES), layout.kv_heads, sequences)](
         q, *read[2:6], floor, *read[6:8], workspace.sums, selection.counts, tiles_max // tiles_of, rows, **shape,
-        DIMS=padded(layout.head_dim), ROWS=max(16, triton.next_power_of_2(group)), CENTRES=layout.centres_at // 2,
-        MATH=tl.float32 if INTERPRETED else tl.bfloat16, N=BASES, num_warps=4,
+        DIMS=padded(layout.head_dim), ROWS=max(16, triton.next_power_of_2(group)), CENTRES_AT=layout.centres_at // 2,
+        MATH=tl.float32 if INTERPRETED else tl.bfloat16, BLOCKS=BASES, num_warps=4,
     )  # fmt: skip
     shape |= {
-        "HALF": half_of(layout), "ROWS": max(ROWS, triton.next_power_of_2(group)), "CODES": layout.codes_at,
-        "FACTORS": layout.factors_at // 2, "TILE": tile, "TILES": tiles_of, "MATH": tl.float32 if INTERPRETED else tl.float16,
+        "HALF": half_of(layout), "ROWS": max(ROWS, triton.next_power_of_2(group)), "CODES_AT": layout.codes_at,
+        "FACTORS_AT": layout.factors_at // 2, "TILE": tile, "TILES": tiles_of, "MATH": tl.float32 if INTERPRETED else tl.float16,
         "EXTRA": reach_of(layout) / 2048 if q.dtype == torch.float32 else 0.0, "num_warps": WARPS,
     }  # fmt: skip
     each = max(4, triton.cdiv(tiles * heads, SCANS))

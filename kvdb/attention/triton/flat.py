@@ -17,53 +17,53 @@ from kvdb.storage.slot import SlotLayout
 
 @triton.jit
 def _keys(
-    slab, floats, slot, head, token, inside, dim, BLOCK: tl.constexpr, DIM: tl.constexpr,
-    STRIDE: tl.constexpr, SCALES: tl.constexpr, SCALE_STRIDE: tl.constexpr, QUANTISED: tl.constexpr, FLOAT8: tl.constexpr,
+    slab, floats, slot, head, token, inside, dim, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    STRIDE: tl.constexpr, SCALES_AT: tl.constexpr, SCALES_STRIDE: tl.constexpr, QUANTISED: tl.constexpr, FLOAT8: tl.constexpr,
 ):  # fmt: skip
     """Both halves of the dimensions of some keys, float32 `[tokens, HALF]`, zero where there is none."""
-    row = head * BLOCK + token
-    at = slab + slot * STRIDE + row * DIM
-    scales = floats + slot * SCALE_STRIDE + SCALES + row
-    real = dim < DIM // 2
+    row = head * BLOCK_SIZE + token
+    at = slab + slot * STRIDE + row * HEAD_DIM
+    scales = floats + slot * SCALES_STRIDE + SCALES_AT + row
+    real = dim < HEAD_DIM // 2
     low = load_rows(at, scales, inside, dim, real, QUANTISED, FLOAT8)
-    return low, load_rows(at, scales, inside, dim + DIM // 2, real, QUANTISED, FLOAT8)
+    return low, load_rows(at, scales, inside, dim + HEAD_DIM // 2, real, QUANTISED, FLOAT8)
 
 
 @triton.jit
 def _encode_kernel(
     slab, elements, floats, halves, slots, counts,
-    HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, STRIDE: tl.constexpr,
-    SCALES: tl.constexpr, SCALE_STRIDE: tl.constexpr, QUANTISED: tl.constexpr, FLOAT8: tl.constexpr, BYTES: tl.constexpr,
-    CODES: tl.constexpr,
-    FACTORS: tl.constexpr, CENTRES: tl.constexpr, REACH: tl.constexpr, TOKENS: tl.constexpr,
+    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, STRIDE: tl.constexpr,
+    SCALES_AT: tl.constexpr, SCALES_STRIDE: tl.constexpr, QUANTISED: tl.constexpr, FLOAT8: tl.constexpr, BYTES: tl.constexpr,
+    CODES_AT: tl.constexpr,
+    FACTORS_AT: tl.constexpr, CENTRES_AT: tl.constexpr, REACH: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
     count = tl.load(counts + tl.program_id(0))
     head = tl.program_id(1)
     dim = tl.arange(0, HALF)
-    real = dim < DIM // 2
+    real = dim < HEAD_DIM // 2
     low_sum = tl.zeros([HALF], tl.float32)
     high_sum = tl.zeros([HALF], tl.float32)
     for first in range(0, count, TOKENS):
         token = first + tl.arange(0, TOKENS)
-        low, high = _keys(elements, floats, slot, head, token, token < count, dim, BLOCK, DIM, STRIDE, SCALES, SCALE_STRIDE,
-                          QUANTISED, FLOAT8)  # fmt: skip
+        low, high = _keys(elements, floats, slot, head, token, token < count, dim, BLOCK_SIZE, HEAD_DIM, STRIDE, SCALES_AT,
+                          SCALES_STRIDE, QUANTISED, FLOAT8)  # fmt: skip
         low_sum += tl.sum(low, 0)
         high_sum += tl.sum(high, 0)
     many = tl.maximum(count, 1).to(tl.float32)
     low_centre = (low_sum / many).to(tl.bfloat16)
     high_centre = (high_sum / many).to(tl.bfloat16)
-    at = halves + slot * (BYTES // 2) + CENTRES + head * DIM + dim
+    at = halves + slot * (BYTES // 2) + CENTRES_AT + head * HEAD_DIM + dim
     tl.store(at, low_centre, mask=real)
-    tl.store(at + DIM // 2, high_centre, mask=real)
+    tl.store(at + HEAD_DIM // 2, high_centre, mask=real)
     low_centre = low_centre.to(tl.float32)
     high_centre = high_centre.to(tl.float32)
     length = tl.sqrt(tl.sum(low_centre * low_centre, 0) + tl.sum(high_centre * high_centre, 0))
-    for first in range(0, BLOCK, TOKENS):
+    for first in range(0, BLOCK_SIZE, TOKENS):
         token = first + tl.arange(0, TOKENS)
         inside = token < count
-        low, high = _keys(elements, floats, slot, head, token, token < count, dim, BLOCK, DIM, STRIDE, SCALES, SCALE_STRIDE,
-                          QUANTISED, FLOAT8)  # fmt: skip
+        low, high = _keys(elements, floats, slot, head, token, token < count, dim, BLOCK_SIZE, HEAD_DIM, STRIDE, SCALES_AT,
+                          SCALES_STRIDE, QUANTISED, FLOAT8)  # fmt: skip
         low = tl.where(real[None, :], low - low_centre[None, :], 0.0)
         high = tl.where(real[None, :], high - high_centre[None, :], 0.0)
         step = up(tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1)) * (1 / 7.5))
@@ -75,23 +75,23 @@ def _encode_kernel(
         # What rounding in float32 adds when q.k is estimated, of q's length, is added to what the code leaves.
         left = tl.sqrt(tl.sum(low * low, 1) + tl.sum(high * high, 1)) * 1.001 + (length + REACH * step) * (1 / 65536)
         packed = low_code.to(tl.int32) | (high_code.to(tl.int32) << 4)
-        to = slab + slot * BYTES + CODES + (head * BLOCK + token)[:, None] * (DIM // 2) + dim[None, :]
+        to = slab + slot * BYTES + CODES_AT + (head * BLOCK_SIZE + token)[:, None] * (HEAD_DIM // 2) + dim[None, :]
         tl.store(to, packed.to(tl.uint8), mask=inside[:, None] & real[None, :])
-        to = halves + slot * (BYTES // 2) + FACTORS + head * BLOCK + token
-        tl.store(to, tl.where(inside, step, 0.0).to(tl.bfloat16), mask=token < BLOCK)
-        tl.store(to + HEADS * BLOCK, tl.where(inside, up(left), 0.0).to(tl.bfloat16), mask=token < BLOCK)
+        to = halves + slot * (BYTES // 2) + FACTORS_AT + head * BLOCK_SIZE + token
+        tl.store(to, tl.where(inside, step, 0.0).to(tl.bfloat16), mask=token < BLOCK_SIZE)
+        tl.store(to + KV_HEADS * BLOCK_SIZE, tl.where(inside, up(left), 0.0).to(tl.bfloat16), mask=token < BLOCK_SIZE)
 
 
 @triton.jit
-def queries(q, group, GROUP: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, MATH: tl.constexpr):
+def queries(q, group, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, MATH: tl.constexpr):
     """The query rows of a group, each over a power of two: both halves of their dimensions in MATH, `[HALF, ROWS]`, the lower one
     16 times as large; 7.5 times the sum of each; their lengths; and those powers."""
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, HALF)
-    mask = (row < GROUP)[:, None] & (dim < DIM // 2)[None, :]
-    at = q + (group * GROUP + row)[:, None] * DIM + dim[None, :]
+    mask = (row < GROUP)[:, None] & (dim < HEAD_DIM // 2)[None, :]
+    at = q + (group * GROUP + row)[:, None] * HEAD_DIM + dim[None, :]
     low = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    high = tl.load(at + DIM // 2, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(at + HEAD_DIM // 2, mask=mask, other=0.0).to(tl.float32)
     largest = tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1))
     unit = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
     unit = tl.where(unit > 1e-30, unit, 1.0)
@@ -136,8 +136,8 @@ def _nibbles(codes, MATH: tl.constexpr):
 @triton.jit
 def estimate(
     slab, halves, slot, head, place, base, low_math, high_math, middle,
-    HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, BYTES: tl.constexpr, CODES: tl.constexpr,
-    FACTORS: tl.constexpr, TILE: tl.constexpr, EXTRA: tl.constexpr, MATH: tl.constexpr,
+    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BYTES: tl.constexpr,
+    CODES_AT: tl.constexpr, FACTORS_AT: tl.constexpr, TILE: tl.constexpr, EXTRA: tl.constexpr, MATH: tl.constexpr,
 ):  # fmt: skip
     """Estimates of q.k by code, `[TILE, ROWS]`, and, of a query's length, how wrong they are at most, `[TILE]`.
 
@@ -145,16 +145,16 @@ def estimate(
     query, of a code's step.
     """
     dim = tl.arange(0, HALF)
-    at = slab + slot * BYTES + CODES + (head * BLOCK + place)[:, None] * (DIM // 2) + dim[None, :]
-    factor = halves + slot * (BYTES // 2) + FACTORS + head * BLOCK + place
-    if BLOCK % TILE == 0 and HALF == DIM // 2:
+    at = slab + slot * BYTES + CODES_AT + (head * BLOCK_SIZE + place)[:, None] * (HEAD_DIM // 2) + dim[None, :]
+    factor = halves + slot * (BYTES // 2) + FACTORS_AT + head * BLOCK_SIZE + place
+    if BLOCK_SIZE % TILE == 0 and HALF == HEAD_DIM // 2:
         codes = tl.load(at)
         step = tl.load(factor).to(tl.float32)
-        left = tl.load(factor + HEADS * BLOCK).to(tl.float32)
+        left = tl.load(factor + KV_HEADS * BLOCK_SIZE).to(tl.float32)
     else:
-        codes = tl.load(at, mask=(place < BLOCK)[:, None] & (dim < DIM // 2)[None, :], other=0)
-        step = tl.load(factor, mask=place < BLOCK, other=0.0).to(tl.float32)
-        left = tl.load(factor + HEADS * BLOCK, mask=place < BLOCK, other=0.0).to(tl.float32)
+        codes = tl.load(at, mask=(place < BLOCK_SIZE)[:, None] & (dim < HEAD_DIM // 2)[None, :], other=0)
+        step = tl.load(factor, mask=place < BLOCK_SIZE, other=0.0).to(tl.float32)
+        left = tl.load(factor + KV_HEADS * BLOCK_SIZE, mask=place < BLOCK_SIZE, other=0.0).to(tl.float32)
     left += EXTRA * step
     low, high = _nibbles(codes, MATH)
     near = tl.dot(low, low_math, input_precision="ieee")
@@ -179,11 +179,11 @@ def encode(pages: Pages, slots: torch.Tensor, counts: torch.Tensor) -> None:
         element = pages.elements.element_size()
         _encode_kernel[(len(slots), layout.kv_heads)](
             pages.slab, stored(pages), pages.floats, pages.halves, slots, counts,
-            HEADS=layout.kv_heads, BLOCK=layout.block_size, DIM=layout.head_dim, HALF=half_of(layout),
-            STRIDE=layout.nbytes // element, SCALES=layout.scales_at // 4, SCALE_STRIDE=layout.nbytes // 4,
-            QUANTISED=layout.quantised, FLOAT8=layout.format == "float8", BYTES=layout.nbytes, CODES=layout.codes_at,
-            FACTORS=layout.factors_at // 2,
-            CENTRES=layout.centres_at // 2, REACH=reach_of(layout), TOKENS=min(32, triton.next_power_of_2(layout.block_size)),
+            KV_HEADS=layout.kv_heads, BLOCK_SIZE=layout.block_size, HEAD_DIM=layout.head_dim, HALF=half_of(layout),
+            STRIDE=layout.nbytes // element, SCALES_AT=layout.scales_at // 4, SCALES_STRIDE=layout.nbytes // 4,
+            QUANTISED=layout.quantised, FLOAT8=layout.format == "float8", BYTES=layout.nbytes, CODES_AT=layout.codes_at,
+            FACTORS_AT=layout.factors_at // 2,
+            CENTRES_AT=layout.centres_at // 2, REACH=reach_of(layout), TOKENS=min(32, triton.next_power_of_2(layout.block_size)),
         )  # fmt: skip
 
 

@@ -5,11 +5,8 @@ import triton
 import triton.language as tl
 
 from kvdb.attention.triton.pages import Pages, Runs
-from kvdb.attention.triton.tile import stored, widen
+from kvdb.attention.triton.tile import LN_2, LOG2_E, stored, widen
 from kvdb.attention.triton.workspace import Partials
-
-LOG2_E = tl.constexpr(1.4426950408889634)
-LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -20,7 +17,7 @@ def logarithm(x):
 
 @triton.jit
 def _merge(out, lse, top, part_out, part_lse, part_top, group, parts, SPLITS: tl.constexpr, GROUP: tl.constexpr,
-           DIM: tl.constexpr, DIMS: tl.constexpr, CHUNK: tl.constexpr, TOP: tl.constexpr):  # fmt: skip
+           HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, CHUNK: tl.constexpr, TOP: tl.constexpr):  # fmt: skip
     """Merge the states of a group's parts (FlashAttention's rescaling, arXiv 2205.14135)."""
     dim = tl.arange(0, DIMS)
     for row in range(GROUP):
@@ -37,11 +34,11 @@ def _merge(out, lse, top, part_out, part_lse, part_top, group, parts, SPLITS: tl
             inside = part < parts
             log = tl.load(part_lse + at * SPLITS + part, mask=inside, other=float("-inf"), volatile=True)
             share = tl.exp2((log - tl.where(some, whole, 0.0)) * LOG2_E)
-            mask = inside[:, None] & (dim < DIM)[None, :]
-            x = tl.load(part_out + (at * SPLITS + part[:, None]).to(tl.int64) * DIM + dim[None, :], mask=mask, other=0.0,
+            mask = inside[:, None] & (dim < HEAD_DIM)[None, :]
+            x = tl.load(part_out + (at * SPLITS + part[:, None]).to(tl.int64) * HEAD_DIM + dim[None, :], mask=mask, other=0.0,
                         cache_modifier=".cg")  # fmt: skip
             sums += tl.sum(x * share[:, None], 0)
-        tl.store(out + at * DIM + dim, sums.to(out.dtype.element_ty), mask=dim < DIM)
+        tl.store(out + at * HEAD_DIM + dim, sums.to(out.dtype.element_ty), mask=dim < HEAD_DIM)
         tl.store(lse + at, whole)
         if TOP:
             tops = tl.load(part_top + at * SPLITS + all_parts, mask=all_parts < parts, other=float("-inf"), volatile=True)
@@ -52,16 +49,16 @@ def _merge(out, lse, top, part_out, part_lse, part_top, group, parts, SPLITS: tl
 # size: one pass over the tokens and the merge of its parts
 def _gather_kernel(
     q, elements, floats, table, begin, tokens, ids, counts, part_out, part_lse, part_top, done, out, lse, top, scale, capacity,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr,
-    STRIDE: tl.constexpr, VALUES: tl.constexpr, SCALES: tl.constexpr, SCALE_STRIDE: tl.constexpr, QUANTISED: tl.constexpr,
-    FLOAT8: tl.constexpr,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
+    ROWS: tl.constexpr, STRIDE: tl.constexpr, VALUES_AT: tl.constexpr, SCALES_AT: tl.constexpr, SCALES_STRIDE: tl.constexpr,
+    QUANTISED: tl.constexpr, FLOAT8: tl.constexpr,
     UNIT: tl.constexpr, UNITS: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, TOP: tl.constexpr, MATH: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(0)
     head = tl.program_id(1)
     sequence = tl.program_id(2)
-    group = sequence * HEADS + head
+    group = sequence * KV_HEADS + head
     length = tl.load(tokens + sequence)
     count = tl.load(counts + group)
     whole = count > capacity
@@ -77,7 +74,7 @@ def _gather_kernel(
     dim = tl.arange(0, DIMS)
     mine = row < GROUP
     queries = tl.load(
-        q + (group * GROUP + row)[:, None] * DIM + dim[None, :], mask=mine[:, None] & (dim < DIM)[None, :], other=0.0
+        q + (group * GROUP + row)[:, None] * HEAD_DIM + dim[None, :], mask=mine[:, None] & (dim < HEAD_DIM)[None, :], other=0.0
     )
     queries = queries.to(MATH)
     largest = tl.full([ROWS], float("-inf"), tl.float32)
@@ -88,17 +85,17 @@ def _gather_kernel(
         page = tl.load(ids + item // UNIT, mask=(item < items) & (item < listed), other=0)
         # The last page of a block may be cut, and so may the last block.
         within = page % UNITS * UNIT + item % UNIT
-        token = tl.where(whole, item, page // UNITS * BLOCK + within)
-        inside = (item < items) & (token < length) & (tl.where(whole, 0, within) < BLOCK)
-        slot = tl.load(table + token // BLOCK, mask=inside, other=0).to(tl.int64)
-        place = head * BLOCK + token % BLOCK
-        at = elements + (slot * STRIDE + place * DIM)[:, None] + dim[None, :]
-        mask = inside[:, None] & (dim < DIM)[None, :]
+        token = tl.where(whole, item, page // UNITS * BLOCK_SIZE + within)
+        inside = (item < items) & (token < length) & (tl.where(whole, 0, within) < BLOCK_SIZE)
+        slot = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+        place = head * BLOCK_SIZE + token % BLOCK_SIZE
+        at = elements + (slot * STRIDE + place * HEAD_DIM)[:, None] + dim[None, :]
+        mask = inside[:, None] & (dim < HEAD_DIM)[None, :]
         k = widen(tl.load(at, mask=mask, other=0), FLOAT8, MATH)
-        v = widen(tl.load(at + VALUES, mask=mask, other=0), FLOAT8, MATH)
+        v = widen(tl.load(at + VALUES_AT, mask=mask, other=0), FLOAT8, MATH)
         score = tl.dot(queries, tl.trans(k), input_precision="ieee")
         if QUANTISED:
-            scales = floats + slot * SCALE_STRIDE + SCALES + place
+            scales = floats + slot * SCALES_STRIDE + SCALES_AT + place
             score *= tl.load(scales, mask=inside, other=0.0)[None, :]
         score = tl.where(inside[None, :], score, float("-inf"))
         larger = tl.maximum(largest, tl.max(score, 1))
@@ -107,19 +104,19 @@ def _gather_kernel(
         keep = tl.exp2((largest - base) * (scale * LOG2_E))
         total = total * keep + tl.sum(weight, 1)
         if QUANTISED:
-            weight *= tl.load(scales + HEADS * BLOCK, mask=inside, other=0.0)[None, :]
+            weight *= tl.load(scales + KV_HEADS * BLOCK_SIZE, mask=inside, other=0.0)[None, :]
         sums = tl.dot(weight.to(MATH), v, sums * keep[:, None], input_precision="ieee")
         largest = larger
     some = total > 0
     at = (group * GROUP + row) * SPLITS + split
-    tl.store(part_out + at.to(tl.int64)[:, None] * DIM + dim[None, :], sums / tl.where(some, total, 1.0)[:, None],
-             mask=mine[:, None] & (dim < DIM)[None, :])  # fmt: skip
+    tl.store(part_out + at.to(tl.int64)[:, None] * HEAD_DIM + dim[None, :], sums / tl.where(some, total, 1.0)[:, None],
+             mask=mine[:, None] & (dim < HEAD_DIM)[None, :])  # fmt: skip
     tl.store(part_lse + at, logarithm(total) + tl.where(some, largest, 0.0) * scale, mask=mine)
     tl.store(part_top + at, largest, mask=mine)
     tl.debug_barrier()
     if tl.atomic_add(done + group, 1) == parts - 1:
         tl.store(done + group, 0)
-        _merge(out, lse, top, part_out, part_lse, part_top, group, parts, SPLITS, GROUP, DIM, DIMS, min(SPLITS, 16), TOP)
+        _merge(out, lse, top, part_out, part_lse, part_top, group, parts, SPLITS, GROUP, HEAD_DIM, DIMS, min(SPLITS, 16), TOP)
 
 
 def gather(
@@ -152,10 +149,10 @@ def gather(
     _gather_kernel[(partials.splits, layout.kv_heads, sequences)](
         q, stored(pages), pages.floats, runs.table, runs.begin, runs.tokens, ids, counts, partials.out, partials.lse,
         partials.top, partials.done, out, lse, lse if top is None else top, scale, ids.shape[2],
-        GROUP=group, HEADS=layout.kv_heads, BLOCK=layout.block_size, DIM=dim, DIMS=max(16, triton.next_power_of_2(dim)),
-        ROWS=max(16, triton.next_power_of_2(group)), STRIDE=layout.nbytes // element, VALUES=layout.values_at // element,
-        SCALES=layout.scales_at // 4, SCALE_STRIDE=layout.nbytes // 4, QUANTISED=layout.quantised,
-        FLOAT8=layout.format == "float8", UNIT=unit,
+        GROUP=group, KV_HEADS=layout.kv_heads, BLOCK_SIZE=layout.block_size, HEAD_DIM=dim, DIMS=max(16,
+        triton.next_power_of_2(dim)), ROWS=max(16, triton.next_power_of_2(group)), STRIDE=layout.nbytes // element,
+        VALUES_AT=layout.values_at // element, SCALES_AT=layout.scales_at // 4, SCALES_STRIDE=layout.nbytes // 4,
+        QUANTISED=layout.quantised, FLOAT8=layout.format == "float8", UNIT=unit,
         UNITS=-(-layout.block_size // unit), SPLITS=partials.splits, TOKENS=32, TOP=top is not None, MATH=pages.math, STAGES=3,
         num_warps=4,
     )  # fmt: skip

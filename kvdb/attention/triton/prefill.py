@@ -4,11 +4,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kvdb.attention.triton.batch import NARROW_PROGRAMS, ROWS, SPLIT_TOKENS_MIN, Batch, multiprocessors
+from kvdb.attention.triton.batch import NARROW_PROGRAMS, SPLIT_TOKENS_MIN, TILE_ROWS, Batch, multiprocessors
 from kvdb.attention.triton.decode import shape
 from kvdb.attention.triton.pages import Pages
 from kvdb.attention.triton.tile import (
-    LOG2E,
+    LOG2_E,
     attend,
     constants,
     load_queries,
@@ -38,7 +38,7 @@ def prefill(
     n, layout = int(q.shape[1]), pages.layout
     if n == 0:
         return
-    rows = next((size for size in ROWS if n * batch.group <= size), ROWS[-1])
+    rows = next((size for size in TILE_ROWS if n * batch.group <= size), TILE_ROWS[-1])
     tiles = triton.cdiv(n * batch.group, rows)
     splits = splits or _splits(tiles * layout.kv_heads, rows, batch)
     partial_rows = tiles * layout.kv_heads * splits * rows if splits > 1 else 1
@@ -66,7 +66,7 @@ def prefill(
         n,
         int(batch.pieces.shape[0]),
         splits,
-        scale * LOG2E,
+        scale * LOG2_E.value,
         SPLIT=splits > 1,
         **tile,
         **constants(pages),
@@ -75,7 +75,7 @@ def prefill(
 
 def _splits(programs: int, rows: int, batch: Batch) -> int:
     """Splits that give each multiprocessor as many programs as it has room for, if there are tokens enough."""
-    room = multiprocessors(batch.device) * (NARROW_PROGRAMS if rows == ROWS[0] else 1)
+    room = multiprocessors(batch.device) * (NARROW_PROGRAMS if rows == TILE_ROWS[0] else 1)
     return max(1, min(room // programs, -(-batch.tokens_max // SPLIT_TOKENS_MIN)))
 
 
@@ -128,11 +128,11 @@ def _prefill_kernel(
     PAIRS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     HIDDEN: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    R: tl.constexpr,
-    S: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    DIMS: tl.constexpr,
+    MERGED: tl.constexpr,
+    STATES: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -147,7 +147,7 @@ def _prefill_kernel(
     split = tl.program_id(0) // KV_HEADS % splits
     # The last tile sees most, and begins first.
     tile = tl.num_programs(0) // (KV_HEADS * splits) - 1 - tl.program_id(0) // (KV_HEADS * splits)
-    rows = tile * M + tl.arange(0, M)
+    rows = tile * ROWS + tl.arange(0, ROWS)
     valid = rows < n * GROUP
     token = rows // GROUP
     query = (head * GROUP + rows % GROUP) * n + token
@@ -155,49 +155,49 @@ def _prefill_kernel(
     # Whole tiles of all pieces, one behind the other, are cut into splits.
     whole = 0
     for piece in tl.range(0, piece_count, num_stages=1):
-        whole += tl.cdiv(tl.load(lengths + piece), N)
-    each = tl.cdiv(whole, splits) * N
+        whole += tl.cdiv(tl.load(lengths + piece), TOKENS)
+    each = tl.cdiv(whole, splits) * TOKENS
     ahead = 0
 
-    acc = tl.zeros([M, D], tl.float32)
-    best = tl.full([M], float("-inf"), tl.float32)
-    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([ROWS, DIMS], tl.float32)
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
     for piece in tl.range(0, piece_count, num_stages=1):
         tokens = tl.load(lengths + piece)
         begin = tl.maximum(0, split * each - ahead)
         end = tl.minimum(tokens, split * each + each - ahead)
-        ahead += tl.cdiv(tokens, N) * N
+        ahead += tl.cdiv(tokens, TOKENS) * TOKENS
         # The last piece comes first, and ends in the n tokens themselves.
         sees = tl.where(piece == 0, tokens - n, tokens)
-        end = tl.minimum(end, sees + tl.where(piece == 0, tl.minimum(n, (tile * M + M - 1) // GROUP + 1), 0))
+        end = tl.minimum(end, sees + tl.where(piece == 0, tl.minimum(n, (tile * ROWS + ROWS - 1) // GROUP + 1), 0))
         sees += tl.where(piece == 0, token, 0)
 
         slots = table + tl.load(pieces + piece * 4)
         rotation = tl.load(pieces + piece * 4 + 1)
         words = tl.load(pieces + piece * 4 + 2)
-        x = load_queries(q, query, valid, cos, sin, rotation, PAIRS, INTERLEAVED, HEAD_DIM, D).to(MATH)
+        x = load_queries(q, query, valid, cos, sin, rotation, PAIRS, INTERLEAVED, HEAD_DIM, DIMS).to(MATH)
         acc, best, total = attend(
-            x, slab, floats, slots, begin, end, head, hidden, words, sees, acc, best, total, scale2, HIDDEN, True, N, D,
+            x, slab, floats, slots, begin, end, head, hidden, words, sees, acc, best, total, scale2, HIDDEN, True, TOKENS, DIMS,
             KV_HEADS, HEAD_DIM, BLOCK_SIZE, STRIDE, VALUES_AT, SCALES_AT, SCALES_STRIDE, FLOAT8, MATH,
         )  # fmt: skip
 
     if SPLIT:
-        base = ((tile * KV_HEADS + head) * splits) * M
-        row = base + split * M + tl.arange(0, M)
-        store_partial(partial, tops, totals, row, valid, acc, best, total, HEAD_DIM, D)
+        base = ((tile * KV_HEADS + head) * splits) * ROWS
+        row = base + split * ROWS + tl.arange(0, ROWS)
+        store_partial(partial, tops, totals, row, valid, acc, best, total, HEAD_DIM, DIMS)
         # As in decode: the barrier orders the threads, acq_rel the processors.
         tl.debug_barrier()
         before = tl.atomic_add(counters + tile * KV_HEADS + head, 1, sem="acq_rel")
         tl.debug_barrier()
         if before == splits - 1:
-            for row_begin in tl.range(0, M, R, num_stages=1):
-                r = row_begin + tl.arange(0, R)
-                own = tile * M + r
+            for row_begin in tl.range(0, ROWS, MERGED, num_stages=1):
+                r = row_begin + tl.arange(0, MERGED)
+                own = tile * ROWS + r
                 done = own < n * GROUP
                 merged, high, weight = merge_partials(
-                    partial, tops, totals, base + r, tl.where(done, splits, 0), M, scale2, HEAD_DIM, D, R, S
+                    partial, tops, totals, base + r, tl.where(done, splits, 0), ROWS, scale2, HEAD_DIM, DIMS, MERGED, STATES
                 )
                 target = (head * GROUP + own % GROUP) * n + own // GROUP
-                store_state(out, lse, target, done, merged, high, weight, scale2, HEAD_DIM, D)
+                store_state(out, lse, target, done, merged, high, weight, scale2, HEAD_DIM, DIMS)
     else:
-        store_state(out, lse, query, valid, acc, best, total, scale2, HEAD_DIM, D)
+        store_state(out, lse, query, valid, acc, best, total, scale2, HEAD_DIM, DIMS)

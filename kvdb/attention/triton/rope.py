@@ -35,7 +35,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: b
     columns, rest = triton.next_power_of_2(max(1, pairs)), head_dim - 2 * pairs
     tile = max(1, TILE_FLOATS // max(2 * columns, triton.next_power_of_2(max(1, rest))))
     _rotate_kernel[(triton.cdiv(rows, tile),)](
-        x, cos, sin, out, rows, n, PAIRS=pairs, HEAD_DIM=head_dim, INTERLEAVED=interleaved, R=tile, P=columns,
+        x, cos, sin, out, rows, n, PAIRS=pairs, HEAD_DIM=head_dim, INTERLEAVED=interleaved, ROWS=tile, PAIR_COLUMNS=columns,
         REST=triton.next_power_of_2(rest) if rest else 0,
     )  # fmt: skip
 
@@ -51,13 +51,13 @@ def _rotate_kernel(
     PAIRS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
-    R: tl.constexpr,
-    P: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAIR_COLUMNS: tl.constexpr,
     REST: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     there = row < rows
-    pair = tl.arange(0, P)
+    pair = tl.arange(0, PAIR_COLUMNS)
     mask = there[:, None] & (pair < PAIRS)[None, :]
     # A thread reads both of a pair before it writes either, so that out may be x.
     step: tl.constexpr = 2 if INTERLEAVED else 1

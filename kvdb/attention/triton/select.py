@@ -5,12 +5,12 @@ import triton
 import triton.language as tl
 
 from kvdb.attention.triton.gather import logarithm
+from kvdb.attention.triton.tile import LOG2_E
 
 CHUNK = 512
 """Scores that a program looks at together."""
 BITS = 4
 """Bits of the k-th score that one pass over the scores finds."""
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit

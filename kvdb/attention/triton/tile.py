@@ -13,7 +13,8 @@ import triton.language as tl
 from kvdb.attention.triton.pages import Pages
 from kvdb.storage.slot import FORMATS
 
-LOG2E = 1.4426950408889634
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
 
 
 def stored(pages: Pages) -> torch.Tensor:
@@ -81,13 +82,13 @@ def up(x):
 
 @triton.jit
 def load_queries(
-    q, rows, valid, cos, sin, rotation, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr
+    q, rows, valid, cos, sin, rotation, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr
 ):
-    """float32 `[rows, D]` of these rows of q `[..., HEAD_DIM]`, turned back by row `rotation` of the angles, which may be -1.
+    """float32 `[rows, DIMS]` of these rows of q `[..., HEAD_DIM]`, turned back by row `rotation` of the angles, which may be -1.
 
     PAIRS: dimensions that turn, halved; 0 where none ever does.
     """
-    d = tl.arange(0, D)
+    d = tl.arange(0, DIMS)
     there = valid[:, None] & (d < HEAD_DIM)[None, :]
     at = q + rows.to(tl.int64)[:, None] * HEAD_DIM
     x = tl.load(at + d[None, :], mask=there, other=0.0).to(tl.float32)
@@ -109,16 +110,17 @@ def load_queries(
 
 
 @triton.jit
-def load_slots(table, begin, end, BLOCK_SIZE: tl.constexpr, N: tl.constexpr):
-    """The slots of tokens begin, begin + 1, ...: one, where a block holds whole tiles, or else `[N]`. begin: a multiple of N.
+def load_slots(table, begin, end, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr):
+    """The slots of tokens begin, begin + 1, ...: one slot where a block holds whole tiles, else `[TOKENS]`. begin: a multiple of
+    TOKENS.
 
     Loops load them one tile ahead: the pipeliner counts copies that wait for other copies in order, and would keep only one tile
     on its way if it had to fetch the slots as well.
     """
-    if BLOCK_SIZE % N == 0:
+    if BLOCK_SIZE % TOKENS == 0:
         return tl.load(table + begin // BLOCK_SIZE, mask=begin < end, other=0)
     else:  # noqa: RET505  # Triton compiles one branch, and wants both
-        t = begin + tl.arange(0, N)
+        t = begin + tl.arange(0, TOKENS)
         return tl.load(table + t // BLOCK_SIZE, mask=t < end, other=0)
 
 
@@ -137,15 +139,15 @@ def load_tile(
     VALUES_AT: tl.constexpr,
     SCALES_AT: tl.constexpr,
     SCALES_STRIDE: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
+    TOKENS: tl.constexpr,
+    DIMS: tl.constexpr,
 ):
-    """Keys and values `[N, D]` as stored, and their scales `[N]`, of tokens begin, begin + 1, ... of one KV head, in the slots
-    that `load_slots` gave for them."""
-    n = tl.arange(0, N)
-    d = tl.arange(0, D)
+    """Keys and values `[TOKENS, DIMS]` as stored, and their scales `[TOKENS]`, of tokens begin, begin + 1, ... of one KV head, in
+    the slots that `load_slots` gave for them."""
+    n = tl.arange(0, TOKENS)
+    d = tl.arange(0, DIMS)
     inside = there[:, None] & (d < HEAD_DIM)[None, :]
-    if BLOCK_SIZE % N == 0:
+    if BLOCK_SIZE % TOKENS == 0:
         row = head * BLOCK_SIZE + begin % BLOCK_SIZE
         at = slab + slot.to(tl.int64) * STRIDE + row * HEAD_DIM + (n[:, None] * HEAD_DIM + d[None, :])
         scales = floats + slot.to(tl.int64) * SCALES_STRIDE + SCALES_AT + row + n
@@ -155,7 +157,7 @@ def load_tile(
         scales = floats + slot.to(tl.int64) * SCALES_STRIDE + SCALES_AT + row
     k = tl.load(at, mask=inside, other=0)
     v = tl.load(at + VALUES_AT, mask=inside, other=0)
-    k_scale = tl.full([N], 1.0, tl.float32)
+    k_scale = tl.full([TOKENS], 1.0, tl.float32)
     v_scale = k_scale
     if SCALES_AT >= 0:
         k_scale = tl.load(scales, mask=there, other=0.0)
@@ -178,7 +180,7 @@ def shown(hidden, begin, t, there, BLOCK_SIZE: tl.constexpr):
 def absorb(
     acc, top, total, q, k, v, k_scale, v_scale, seen, scale2, FLOAT8: tl.constexpr, SCALED: tl.constexpr, MATH: tl.constexpr
 ):
-    """The state after one tile more; seen: broadcasts to `[rows, N]`. FlashAttention-2's online softmax, arXiv 2307.08691."""
+    """The state after one more tile (FlashAttention-2's online softmax, arXiv 2307.08691). seen: fits `[rows, TOKENS]`."""
     score = tl.dot(q, tl.trans(widen(k, FLOAT8, MATH)), input_precision="ieee")
     if SCALED:
         score = score * k_scale[None, :]
@@ -197,15 +199,15 @@ def absorb(
 @triton.jit
 def attend(
     x, slab, floats, slots, begin, end, head, hidden, words, sees, acc, top, total, scale2, HIDDEN: tl.constexpr,
-    CAUSAL: tl.constexpr, N: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    CAUSAL: tl.constexpr, TOKENS: tl.constexpr, DIMS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, STRIDE: tl.constexpr, VALUES_AT: tl.constexpr, SCALES_AT: tl.constexpr,
     SCALES_STRIDE: tl.constexpr, FLOAT8: tl.constexpr, MATH: tl.constexpr,
 ):  # fmt: skip
     """The state of query rows x after tokens [begin, end) of a piece more. sees: the last token that each row sees, if CAUSAL."""
-    slot = load_slots(slots, begin, end, BLOCK_SIZE, N)
-    for at in range(begin, end, N):
-        ahead = load_slots(slots, at + N, end, BLOCK_SIZE, N)
-        t = at + tl.arange(0, N)
+    slot = load_slots(slots, begin, end, BLOCK_SIZE, TOKENS)
+    for at in range(begin, end, TOKENS):
+        ahead = load_slots(slots, at + TOKENS, end, BLOCK_SIZE, TOKENS)
+        t = at + tl.arange(0, TOKENS)
         there = t < end
         seen = there
         if HIDDEN:
@@ -215,7 +217,7 @@ def attend(
             seen = seen & (t[None, :] <= sees[:, None])
         k, v, k_scale, v_scale = load_tile(
             slab, floats, slot, at, there, head,
-            KV_HEADS, HEAD_DIM, BLOCK_SIZE, STRIDE, VALUES_AT, SCALES_AT, SCALES_STRIDE, N, D,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, STRIDE, VALUES_AT, SCALES_AT, SCALES_STRIDE, TOKENS, DIMS,
         )  # fmt: skip
         acc, top, total = absorb(acc, top, total, x, k, v, k_scale, v_scale, seen, scale2, FLOAT8, SCALES_AT >= 0, MATH)
         slot = ahead
@@ -223,11 +225,11 @@ def attend(
 
 
 @triton.jit
-def store_partial(partial, tops, totals, row, valid, acc, top, total, HEAD_DIM: tl.constexpr, D: tl.constexpr):
+def store_partial(partial, tops, totals, row, valid, acc, top, total, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr):
     """Store partial states to these rows, past L1, for the program that merges them. A state of no tokens has no values."""
     tl.store(tops + row, top, mask=valid, cache_modifier=".cg")
     tl.store(totals + row, total, mask=valid, cache_modifier=".cg")
-    d = tl.arange(0, D)
+    d = tl.arange(0, DIMS)
     some = valid & (top > float("-inf"))
     at = partial + row.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
     tl.store(at, acc, mask=some[:, None] & (d < HEAD_DIM)[None, :], cache_modifier=".cg")
@@ -243,17 +245,17 @@ def merge_partials(
     step,
     scale2,
     HEAD_DIM: tl.constexpr,
-    D: tl.constexpr,
-    R: tl.constexpr,
-    S: tl.constexpr,
+    DIMS: tl.constexpr,
+    MERGED: tl.constexpr,
+    STATES: tl.constexpr,
 ):
-    """The state of R rows, of `count` partial states each at rows first, first + step, ... of `partial` `[..., HEAD_DIM]`.
+    """The state of MERGED rows, of `count` partial states each at rows first, first + step, ... of `partial` `[..., HEAD_DIM]`.
 
-    S of them are read at once. They were written by other programs of the launch, so L1 is passed by.
+    STATES of them are read at once. They were written by other programs of the launch, so L1 is passed by.
     """
     LOOKED: tl.constexpr = 64
     most = tl.max(count, 0)
-    top = tl.full([R], float("-inf"), tl.float32)
+    top = tl.full([MERGED], float("-inf"), tl.float32)
     for begin in tl.range(0, most, LOOKED, num_stages=1):
         s = begin + tl.arange(0, LOOKED)
         part = tl.load(
@@ -264,11 +266,11 @@ def merge_partials(
         )
         top = tl.maximum(top, tl.max(part, 1))
     base = tl.where(top == float("-inf"), 0.0, top) * scale2
-    d = tl.arange(0, D)
-    acc = tl.zeros([R, D], tl.float32)
-    total = tl.zeros([R], tl.float32)
-    for begin in tl.range(0, most, S, num_stages=1):
-        s = begin + tl.arange(0, S)
+    d = tl.arange(0, DIMS)
+    acc = tl.zeros([MERGED, DIMS], tl.float32)
+    total = tl.zeros([MERGED], tl.float32)
+    for begin in tl.range(0, most, STATES, num_stages=1):
+        s = begin + tl.arange(0, STATES)
         row = first[:, None] + s[None, :] * step
         part = tl.load(tops + row, mask=s[None, :] < count[:, None], other=float("-inf"), cache_modifier=".cg")
         # A partial state of nothing wrote no values.
@@ -286,12 +288,12 @@ def merge_partials(
 
 
 @triton.jit
-def store_state(out, lse, rows, valid, acc, top, total, scale2, HEAD_DIM: tl.constexpr, D: tl.constexpr):
+def store_state(out, lse, rows, valid, acc, top, total, scale2, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr):
     """Store the output of a state, and the natural logarithm of its sum, to these rows of out `[..., HEAD_DIM]` and lse."""
-    d = tl.arange(0, D)
+    d = tl.arange(0, DIMS)
     some = total > 0
     whole = tl.where(some, total, 1.0)
-    natural = (tl.where(some, top, 0.0) * scale2 + tl.log2(whole)) * 0.6931471805599453
+    natural = (tl.where(some, top, 0.0) * scale2 + tl.log2(whole)) * LN_2
     tl.store(lse + rows, tl.where(some, natural, float("-inf")), mask=valid)
     at = out + rows.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
     tl.store(at, (acc / whole[:, None]).to(out.dtype.element_ty), mask=valid[:, None] & (d < HEAD_DIM)[None, :])

@@ -1,4 +1,4 @@
-"""One channel to one server. Whatever fails on it becomes an error of kvdb's."""
+"""One channel to one server. Every failure on it becomes an error of kvdb."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from kvdb.rpc.status import to_error
 PORT = 7700
 CONNECT_SECONDS = 10.0
 ENVELOPE_BYTES_MAX = 64 << 10
-"""Room in a message for what it holds beside arrays and tokens: names, shapes, a spec."""
+"""Room in a message for everything beside arrays and tokens: names, shapes, a spec."""
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -32,7 +32,7 @@ class Connection:
     """
 
     def __init__(self, target: str, token: str) -> None:
-        """Raises InvalidArgument for a target or token that cannot be, Unavailable or Unauthenticated."""
+        """Raises InvalidArgument for an invalid target or token, Unavailable or Unauthenticated."""
         self.target = target
         self.metadata = _metadata(token)
         self.direct = True

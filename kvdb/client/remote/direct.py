@@ -22,7 +22,7 @@ except ImportError:
     cygrpc = None
 
 FAILURES = (AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a private part raises that is not as it was."""
+"""The errors that a private part raises when it has changed."""
 _BEGUN, _REPLIED, _ENDED = "begun", "replied", "ended"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -55,7 +55,7 @@ class DirectDecode:
 
     @classmethod
     def open(cls, connection: Connection) -> "DirectDecode | None":
-        """None where the private parts fail."""
+        """Open a call; None if the private parts fail."""
         try:
             return cls(connection)
         except FAILURES:
@@ -131,14 +131,14 @@ class DirectDecode:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Use the private parts no more."""
+        """Stop using the private parts."""
         self._connection.direct = False
         self._due.clear()
         with suppress(*FAILURES):
             self._call.cancel(grpc.StatusCode.CANCELLED.value[0], "ended by the client")
 
     def _next(self) -> tuple[bytes] | None:
-        """Wait for one thing to happen; the reply, when it is one. A tuple, because a reply may be empty."""
+        """Wait for one event. Returns the reply, if it is one, in a tuple, because a reply may be empty."""
         waited = False
         try:
             event = self._call.next_event()

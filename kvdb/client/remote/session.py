@@ -1,7 +1,7 @@
 """A session on a server."""
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from threading import RLock
 from time import monotonic
 from typing import Protocol
@@ -228,14 +228,12 @@ class RemoteSession:
         stream = self._open_stream()
         if len(data) <= self.connection.message_bytes_max:
             return stream.exchange(data)
-        reply, done = pb.DecodeReply(), False
-        try:
+        reply = pb.DecodeReply()
+        with ExitStack() as unfinished:
+            unfinished.callback(stream.cancel)  # also after an interrupt: the next request must not follow a piece
             for part in cut(data, self.connection.message_bytes_max):
                 reply = stream.exchange(pb.DecodeRequest(part=part).SerializeToString())
-            done = True
-        finally:
-            if not done:
-                stream.cancel()  # also after an interrupt: the next request must not follow a piece
+            unfinished.pop_all()
         return reply
 
     def _open_stream(self) -> Decode:
@@ -250,8 +248,7 @@ class RemoteSession:
         return self._stream
 
     def _pieces(self, start: int | None, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], int | None]]:
-        """Pieces of the arrays, `[heads, n, head_dim]` each, cut along tokens so that each fits into a request, and where each
-        starts."""
+        """Pieces of the arrays, `[heads, n, head_dim]` each, that fit into a request, and the position where each starts."""
         first = _start(start)
         nbytes = sum(array.nbytes for array in arrays)
         if nbytes <= self.connection.stream_payload_bytes_max:

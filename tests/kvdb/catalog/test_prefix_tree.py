@@ -1,5 +1,8 @@
 """The prefix tree finds the longest stored prefix, whatever was stored and dropped before."""
 
+import gc
+import weakref
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,10 +41,16 @@ def test_the_match_is_the_longest_prefix_of_what_is_stored(contexts, dropped, pr
 
 @given(st.lists(sequences, max_size=12))
 def test_nothing_is_left_when_every_context_is_dropped(contexts):
+    """Neither is anything found, nor does the tree keep a segment."""
     tree = PrefixTree()
+    kept = []
     for views in [stored(tree, tokens) for tokens in contexts]:
+        kept += [weakref.ref(view.segment) for view in views]
         tree.remove(views)
-    assert tree._children == {}
+        del views
+    assert all(not tree.match(tokens) for tokens in contexts)
+    gc.collect()
+    assert not any(segment() for segment in kept)
 
 
 @given(st.lists(sequences, max_size=12))

@@ -51,7 +51,7 @@ def command(engine, spec, make_kv, capsys):
 def test_an_index_is_built_listed_and_verified(command, engine, spec):
     status, said = command("indexes", NAME)
     assert (status, said) == (0, "no index over 'handbook'; segments that are long enough get one by kvdb index\n")
-    assert command("verify", NAME) == (0, "0 indexes of 'handbook' fit their keys, counted by layer and segment\n")
+    assert command("verify", NAME) == (0, "0 indexes of 'handbook' fit their keys (one for each layer, segment and kind)\n")
     status, said = command("index", NAME)
     assert status == 0
     assert command("indexes", NAME) == (0, said)
@@ -60,7 +60,7 @@ def test_an_index_is_built_listed_and_verified(command, engine, spec):
     kind, _, *figures = row.split()
     share = 2 * 130 / (130 * 2 * spec.token_nbytes)
     assert (kind, *figures) == ("flat", "130", "2", "of", "2", "0.0", f"{share:.1%}", "ready")
-    assert command("verify", NAME) == (0, "2 indexes of 'handbook' fit their keys, counted by layer and segment\n")
+    assert command("verify", NAME) == (0, "2 indexes of 'handbook' fit their keys (one for each layer, segment and kind)\n")
 
 
 def test_a_short_context_gets_none(command):

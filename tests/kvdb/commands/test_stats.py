@@ -1,6 +1,7 @@
 """`kvdb stats` on a server."""
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,14 @@ from kvdb.__main__ import main
 from kvdb.attention.observation import Observation
 from kvdb.client.client import Client
 from kvdb.commands import heat_map
+from kvdb.commands.measures import DRAWN, FORMS, overall
+from kvdb.commands.stats_table import audited
+from kvdb.commands.text_map import text_map
 from kvdb.config import Config, ServerConfig, StorageConfig
 from kvdb.database import Database
 from kvdb.errors import InvalidArgument
 from kvdb.server.serve import Server
-from kvdb.types import MEASURES, ContextInfo, ContextStatistics, SegmentStatistics
+from kvdb.types import ContextInfo, ContextStatistics, SegmentStatistics
 
 NAME = "contract.pdf"
 SPEC = kvdb.ModelSpec("model", layers=3, q_heads=4, kv_heads=2, head_dim=8, dtype="float32")
@@ -33,11 +37,12 @@ def segments(engine, make_kv):
     """Those of a context of 100 tokens, and of another that goes on for 30 after the first 60 of them."""
     kv = make_kv(SPEC, 130)
     kv.tokens[:] = np.arange(130)
-    with Client(engine) as db:
-        db.import_context(SPEC, kv.tokens[:100], kv.pairs(0, 100), name=NAME)
-        other = np.concatenate([kv.tokens[:60], kv.tokens[100:]])
-        db.import_context(SPEC, other, [(k[:, :90], v[:, :90]) for k, v in kv.pairs()], name="amendment.pdf")
-        yield [view.segment for view in engine._catalog.get("amendment.pdf").views]
+    db = Client(engine)
+    db.import_context(SPEC, kv.tokens[:100], kv.pairs(0, 100), name=NAME)
+    other = np.concatenate([kv.tokens[:60], kv.tokens[100:]])
+    db.import_context(SPEC, other, [(k[:, :90], v[:, :90]) for k, v in kv.pairs()], name="amendment.pdf")
+    with closing(engine.create_session(SPEC, other)) as session:
+        return [view.segment for view in session.views]
 
 
 @pytest.fixture
@@ -68,7 +73,7 @@ def test_without_a_name_it_shows_what_memory_holds(engine, command):
     assert tier.blocks_used == 3 * 3  # blocks of 64: 100 tokens, and 30 of the other, in each of three layers
 
 
-@pytest.mark.parametrize("flags", [["--layer", "0"], ["--png", "heat.png"]])
+@pytest.mark.parametrize("flags", [["--layer", "0"], ["--png", "heat.png"], ["--measure", "error"]])
 def test_what_is_of_a_context_wants_its_name(command, flags):
     status, text = command(*flags)
     assert status == 1
@@ -122,11 +127,16 @@ def test_a_large_model_fits_in_a_hundred_columns():
 
 
 def test_where_nothing_was_observed_it_says_what_to_do(command, tmp_path):
-    for arguments, expected in (([], 0), (["--png", str(tmp_path / "map.png")], 1)):
+    png = ["--png", str(tmp_path / "map.png")]
+    for arguments, expected in (([], 0), (png, 1), (["--measure", "dense"], 0)):
         status, said = command(NAME, *arguments)
         assert status == expected
-        assert said.startswith("no query that searches 'contract.pdf' was observed yet; build an index with kvdb index")
+        assert said.startswith("no query that searches 'contract.pdf' was observed yet; build an index with kvdb index: ")
         assert said.count("\n") == 1
+    for arguments, expected in ((["--measure", "error"], 0), (["--measure", "error", *png], 1)):
+        status, said = command(NAME, *arguments)
+        assert status == expected
+        assert said.startswith("no way of answering queries over 'contract.pdf' was compared with exact answers yet; build")
     assert not list(tmp_path.iterdir())
 
 
@@ -136,7 +146,6 @@ def test_where_nothing_was_observed_it_says_what_to_do(command, tmp_path):
         (["none"], "no context is named 'none'"),
         ([NAME, "--layer", "3"], "layer is 3"),
         ([NAME, "--layer", "-1"], "layer is -1"),
-        ([NAME, "--measure", "dense"], "expected --png FILE"),
     ],
     ids=str,
 )
@@ -158,7 +167,8 @@ def test_without_matplotlib_a_picture_is_refused_and_the_table_is_not(command, o
 
 
 def made(layers, heads, number=1):
-    """Statistics of a segment, seeded by their shape, in which the first head is dense and a few were not observed."""
+    """Statistics of a segment, seeded by their shape, in which the first head is dense, a few were not observed, and of every
+    fourth audits are too few."""
     rng = np.random.default_rng(layers * heads + number)
     queries = np.full((layers, heads), 100)
     if layers > 2:
@@ -167,10 +177,13 @@ def made(layers, heads, number=1):
     shares[1] = 0
     if heads > 1:
         shares[:2, 0, 0] = 1
-    return SegmentStatistics(number, 50_000, queries, *np.where(queries, shares, 0))
+    audits = np.full((layers, heads), 181)
+    error = (10.0 ** -rng.uniform(0.5, 4, (layers, heads))).astype(np.float32)
+    audits[:, 3::4], error[:, 3::4] = 12, np.inf
+    return SegmentStatistics(number, 50_000, queries, *np.where(queries, shares, 0), audits, error)
 
 
-def picture(path, layers, heads, measures=MEASURES, name=NAME):
+def picture(path, layers, heads, measures=DRAWN, name=NAME):
     """The pixels drawn, float32 `[height, width, 4]`."""
     image = pytest.importorskip("matplotlib.image")
     info = ContextInfo(name, kvdb.ModelSpec("m", layers, heads, 1, 8), 50_000, 1, 0)
@@ -181,7 +194,7 @@ def picture(path, layers, heads, measures=MEASURES, name=NAME):
 
 @pytest.mark.parametrize(
     ("layers", "heads", "measures"),
-    [(1, 1, MEASURES), (3, 4, MEASURES), (32, 32, MEASURES), (3, 4, ["sharpness"]), (126, 128, ["sharpness"])],
+    [(1, 1, DRAWN), (3, 4, DRAWN), (32, 32, DRAWN), (3, 4, ["sharpness"]), (126, 128, ["error"])],
     ids=str,
 )
 def test_a_picture_has_a_panel_for_each_measure(tmp_path, layers, heads, measures):
@@ -189,7 +202,8 @@ def test_a_picture_has_a_panel_for_each_measure(tmp_path, layers, heads, measure
     height, width, _ = pixels.shape
     across = min(len(measures), 2)
     assert 450 * across <= width <= 1250 * across
-    assert 400 * across <= height <= 1300 * across
+    down = -(-len(measures) // across)
+    assert 400 * down <= height <= 1300 * down
     colours = np.rint(pixels[..., :3] * 255).astype(np.uint32) @ np.array([1, 256, 65536], np.uint32)
     assert len(np.unique(colours)) > 100  # the colour bar alone has so many; a blank page has one
     edges = np.concatenate([pixels[:2].ravel(), pixels[-2:].ravel(), pixels[:, :2].ravel(), pixels[:, -2:].ravel()])
@@ -210,10 +224,15 @@ def test_cells_have_the_colour_of_their_value(tmp_path):
 def test_several_segments_are_one_picture_each_by_its_queries():
     one, other = made(3, 4), made(3, 4, number=2)
     other.queries[:] = 300
-    mean = heat_map.mean(ContextStatistics(NAME, (one, other)), "retrieved")
+    both = ContextStatistics(NAME, (one, other))
+    mean = overall(both, "retrieved")
     assert mean[1] == pytest.approx((one.retrieved[1] + 3 * other.retrieved[1]) / 4)
     assert mean[2, 1:] == pytest.approx(other.retrieved[2, 1:])
-    assert np.isnan(heat_map.mean(ContextStatistics(NAME, (one,)), "sharpness")[2, 1:]).all()
+    assert np.isnan(overall(ContextStatistics(NAME, (one,)), "sharpness")[2, 1:]).all()
+    one.error[0, 3] = 0.5
+    assert overall(both, "error")[:, :3] == pytest.approx(np.maximum(one.error, other.error)[:, :3])
+    assert overall(both, "error")[0, 3] == 0.5, "one segment knows"
+    assert np.isnan(overall(both, "error")[1:, 3]).all()
 
 
 def test_any_name_can_be_drawn(tmp_path):
@@ -231,8 +250,48 @@ def test_the_command_draws_what_was_asked_for(command, observed, tmp_path):
     status, said = command(NAME, "--png", str(four))
     assert status == 0
     assert said.endswith(f"\n\nheat map: {four}\n")
-    assert command(NAME, "--png", str(one), "--measure", "window_hits")[0] == 0
+    status, said = command(NAME, "--png", str(one), "--measure", "window_hits")
+    assert status == 0
+    assert said.endswith(f"\n\nheat map: {one}\n")
     assert 0 < one.stat().st_size < four.stat().st_size
+
+
+def test_a_measure_is_a_map_in_the_terminal_too(command, observed):
+    status, said = command(NAME, "--measure", "retrieved")
+    assert (status, said) == (0, (GOLDEN / "stats_measure.txt").read_text())
+    assert max(map(len, said.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(3, 4), (12, 16), (30, 64), (126, 90)])
+@pytest.mark.parametrize("measure", DRAWN)
+def test_a_map_has_a_row_for_each_layer_and_a_cell_for_each_head(measure, layers, heads):
+    values = overall(ContextStatistics(NAME, (made(layers, heads),)), measure)
+    title, *rows = text_map(measure, values).splitlines()
+    assert title.startswith(measure.replace("_", " "))
+    assert max(map(len, rows)) <= 100
+    if heads == 4:
+        assert rows[0].split() == ["layer", "0", "1", "2", "3"]
+        shown = [row.split() for row in rows[1:]]
+        assert [row[0] for row in shown] == ["0", "1", "2"]
+        for row, expected in zip(shown, values, strict=True):
+            assert row[1:] == ["-" if np.isnan(value) else FORMS[measure].format(value) for value in expected]
+    elif heads > 16:
+        *rows, key = rows
+        assert [len(row) for row in rows] == [len(str(layers - 1)) + 1 + heads] * layers
+        shades = np.array([list(row.split()[1]) for row in rows])
+        assert ((shades == "-") == np.isnan(values)).all()
+        for low, high in zip("·░▒▓", "░▒▓█", strict=True):
+            assert max(values[shades == low], default=0) <= min(values[shades == high], default=1)
+        assert ("- unknown" in key) == np.isnan(values).any()
+
+
+def test_audits_stand_below_the_table():
+    segment = made(3, 4)
+    segment.error[:, :3] = [[0.001, 0.002, 0.003], [0.004, 0.005, 0.006], [0.007, 0.008, 0.012]]
+    said = audited(overall(ContextStatistics(NAME, (segment,)), "error"))
+    assert said == "audited error at p95: median 0.50%, largest 1.20% of a layer's output, known of 9 of 12 heads"
+    segment.error[:] = np.inf
+    assert audited(overall(ContextStatistics(NAME, (segment,)), "error")) == "audited error: known of 0 of 12 heads"
 
 
 def test_a_measure_that_does_not_exist_is_a_usage_error(capsys):

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 import kvdb
+from kvdb.client.client import Client
 from kvdb.config import Config, StorageConfig
 from kvdb.database import Database
 from kvdb.errors import AlreadyExists, CapacityError
+from kvdb.indexing.advisor import IndexAdvisor
+from kvdb.storage.block_table import BlockTable
 from tests.reference import attention, relative_error
 
 MIB = 1 << 20
@@ -64,6 +67,38 @@ def test_a_chunk_that_was_dropped_and_stored_anew_meanwhile_has_both(db, engine,
         db.drop(name)
         engine.check_integrity()
     assert sum(tier.blocks_used for tier in engine.tiers()) == 0
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    """`checked(engine, owner, name)`: the books are proven right in the middle of each call of that method, in its thread."""
+    times = []
+
+    def check_in(engine, owner, name):
+        method = getattr(owner, name)
+
+        def checking(*args, **named):
+            engine.check_integrity()
+            times.append(name)
+            result = method(*args, **named)
+            engine.check_integrity()
+            return result
+
+        monkeypatch.setattr(owner, name, checking)
+        return times
+
+    return check_in
+
+
+def test_the_books_are_right_while_an_import_becomes_a_context_and_while_that_is_dropped(engine, spec, make_kv, checked):
+    """The blocks have one owner the whole time, whoever that is."""
+    kv = make_kv(spec, 100)
+    checked(engine, IndexAdvisor, "published")
+    times = checked(engine, BlockTable, "release")
+    db = Client(engine)
+    db.import_context(spec, kv.tokens, kv.pairs(), name="doc")
+    db.drop("doc")
+    assert times == ["published", *["release"] * spec.layers]
 
 
 def test_two_imports_of_one_chunk_store_it_once(db, engine, movable, make_kv):

@@ -13,6 +13,7 @@ from kvdb.errors import DtypeError, InvalidArgument, ShapeError, SpecError
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.types import (
+    ERROR,
     HEADS_TOTAL_MAX,
     LAYERS_MAX,
     MEASURES,
@@ -124,22 +125,27 @@ def test_index_infos(count, text, seconds):
     assert codec.from_index_info(sent(codec.to_index_info(info))) == info
 
 
-@given(COUNTS, FINITE, st.dictionaries(st.text(string.ascii_letters), st.integers(0, 2**63)))
-def test_stats(count, seconds, rules):
-    stats = SessionStats(count, 1, 2, 3, 4, 5, 6, 7, seconds, 0.25, 0.5, 0.75, rules)
+COUNTERS = st.dictionaries(st.text(string.ascii_letters), st.integers(0, 2**63))
+
+
+@given(COUNTS, FINITE, COUNTERS, COUNTERS)
+def test_stats(count, seconds, rules, ways):
+    stats = SessionStats(count, 1, 2, 3, 4, 5, 6, 7, seconds, 0.25, 0.5, 0.75, rules, count, 0.1, seconds, 0.3, ways)
     assert codec.from_stats(sent(codec.to_stats(stats))) == stats
 
 
-@given(COUNTS, hnp.arrays(np.int64, (2, 3)), hnp.arrays(np.float32, (4, 2, 3)))
-def test_statistics(count, queries, averages):
-    segment = SegmentStatistics(count, count + 1, queries, *averages)
+@given(COUNTS, hnp.arrays(np.int64, (2, 2, 3)), hnp.arrays(np.float32, (5, 2, 3)))
+def test_statistics(count, counted, measured):
+    *averages, error = measured
+    queries, audits = counted
+    segment = SegmentStatistics(count, count + 1, queries, *averages, audits, error)
     statistics = ContextStatistics("doc", (segment, segment))
     back = codec.from_statistics("doc", sent(codec.to_statistics(statistics)))
     assert back.name == "doc"
     assert len(back.segments) == 2
     for one in back.segments:
         assert (one.segment, one.tokens) == (count, count + 1)
-        for name in ("queries", *MEASURES):
+        for name in ("queries", *MEASURES, "audits", ERROR):
             array, expected = getattr(one, name), getattr(segment, name)
             assert (array.dtype, array.shape, array.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from indexes.retrieval import Dipr, Exact, TopK, TopP
 from kvdb.errors import InvalidArgument, Unsupported
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.query_options import BUDGET_MAX, K_MAX, put_query_options, to_query_options
+from kvdb.rpc.query_options import BUDGET_MAX, K_MAX, KEPT_BYTES_MAX, put_query_options, to_query_options
 from query_optimizer.query_options import Hints, QueryOptions
 
 SHARES = st.floats(0, 1, exclude_min=True)
@@ -38,6 +38,21 @@ def test_both_ways(request_class, options):
     message = request_class()
     put_query_options(message, options)
     assert to_query_options(request_class.FromString(message.SerializeToString())) == options
+
+
+def test_options_too_long_to_be_kept():
+    options = QueryOptions(hints=Hints(rules_off=tuple(f"rule {number}" for number in range(KEPT_BYTES_MAX))))
+    for _ in range(2):
+        message = pb.AttendRequest()
+        put_query_options(message, options)
+        assert to_query_options(message) == options
+
+
+def test_what_is_refused_is_refused_again():
+    message = pb.AttendRequest(options=pb.QueryOptions(max_missed_mass=2))
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="max_missed_mass"):
+            to_query_options(message)
 
 
 def test_nothing_asked_for_takes_no_bytes():

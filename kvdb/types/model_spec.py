@@ -1,30 +1,18 @@
-"""Values that all rooms of kvdb share: what a model's cache is, and what the database says of itself."""
+"""What a model's cache is: the shape of its attention, its dtype, and how it rotates."""
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import inf
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
 from kvdb.errors import SpecError
+from kvdb.types.arrays import DTYPES
 
-Array = npt.NDArray[Any]
-Tokens = npt.NDArray[np.int32]
-Addresses = npt.NDArray[np.uint64]
-Float32 = npt.NDArray[np.float32]
-Positions = npt.NDArray[np.int64]
-
-DTYPES: Mapping[str, np.dtype[Any]] = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-}
 ROPE_LAYOUTS = ("half", "interleaved")
 HEAD_DIM_MAX = 256
 LAYERS_MAX = 1024
@@ -32,7 +20,7 @@ HEADS_MAX = 4096
 HEADS_TOTAL_MAX = 1 << 18  # query heads of all layers
 TEXT_LENGTH_MAX = 1024  # of a model's name or fingerprint
 SCALING_LENGTH_MAX = 1 << 16  # of a RoPE's scaling parameters as JSON
-"""Limits of a spec are several times what any model has; with them an empty session costs little."""
+"""These limits of a spec are several times what any model has; they keep an empty session small."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +52,10 @@ class Rope:
 class ModelSpec:
     """What fixes a cache's meaning. KV of one spec never answers a query of another.
 
-    name: the model's name, for people. layers, q_heads, kv_heads, head_dim: the attention's shape; query head h reads
-    KV head h // (q_heads // kv_heads). head_dim: a multiple of 8 from 8 to 256. dtype: "float32", "float16" or "bfloat16",
-    of keys, values, queries and outputs. rope: how keys were rotated, None for a model without RoPE. fingerprint: tells
-    weights apart that share a name. scale: what the softmax multiplies q.k with, None for 1/sqrt(head_dim).
+    name: the model's name, for people. layers, q_heads, kv_heads, head_dim: the attention's shape; query head h reads KV head h
+    // (q_heads // kv_heads). head_dim: a multiple of 8 from 8 to 256. dtype: "float32", "float16" or "bfloat16", of keys, values,
+    queries and outputs. rope: how keys were rotated, None for a model without RoPE. fingerprint: distinguishes weights of the
+    same name. scale: the factor by which the softmax multiplies q.k, None for 1/sqrt(head_dim).
 
     Raises SpecError for a spec that cannot exist.
     """
@@ -144,132 +132,6 @@ class ModelSpec:
     def __str__(self) -> str:
         heads = f"{self.q_heads} query heads on {self.kv_heads} KV heads"
         return f"{self.name} ({self.layers} layers, {heads}, head_dim {self.head_dim}, {self.dtype}, {self.digest[:8]})"
-
-
-@dataclass(frozen=True)
-class ContextInfo:
-    """What is known of a stored context. nbytes: of the blocks it names, shared ones counted in full.
-
-    chunk: whether it was computed alone, so that a session may lay it out anywhere. blended: whether it was laid out of chunks;
-    then it is reused as a part of a session (`create_session(parts=)`), never found by its tokens."""
-
-    name: str
-    spec: ModelSpec
-    tokens: int
-    segments: int
-    nbytes: int
-    chunk: bool = False
-    blended: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class PromptPart:
-    """One part of a session that is laid out of several, in their order.
-
-    source: a `Context`, its name, or token ids. visible: how many of its first tokens count, None for all. at: the position at
-    which the caller believes that it begins, to be checked."""
-
-    source: Any
-    visible: int | None = None
-    at: int | None = None
-
-
-@dataclass(frozen=True)
-class Placed:
-    """What stands at positions [begin, end) of a session. kind: "prefix", "chunk", or "tokens" of which nothing was stored."""
-
-    begin: int
-    end: int
-    kind: str
-
-    @property
-    def tokens(self) -> int:
-        return self.end - self.begin
-
-
-@dataclass(frozen=True)
-class IndexInfo:
-    """One kind of index over one segment of a context. layers: how many have it, of layers_total. nbytes: its size in memory.
-    state: "ready", "building", "waiting" to be built, or "failed". progress: the share of all layers that is done, 0 to 1.
-    seconds: spent on it so far, of seconds_expected in all. error: why it failed, "" otherwise."""
-
-    segment: int
-    tokens: int
-    kind: str
-    layers: int
-    layers_total: int
-    nbytes: int
-    state: str = "ready"
-    progress: float = 1.0
-    seconds: float = 0.0
-    seconds_expected: float = 0.0
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class SessionStats:
-    """What a session holds and has done. A token counts once for each call and each group of query heads that read it.
-
-    tokens_scanned: looked at in whatever form; tokens_retrieved: attended. missed_mass: the share of the softmax mass that a call
-    left out, an estimate; missed_mass_bound: what that cannot exceed; both are means over the calls. missed_mass_bound_max: the
-    largest bound of any query."""
-
-    tokens: int
-    reused: int
-    tail_tokens: int
-    tail_nbytes: int
-    queries: int
-    tokens_scanned: int
-    tokens_retrieved: int
-    bytes_read: int
-    kernel_seconds: float
-    missed_mass: float
-    missed_mass_bound: float
-    missed_mass_bound_max: float
-    rules: Mapping[str, int] = field(default_factory=dict)
-
-
-MEASURES = ("retrieved", "dense", "sharpness", "window_hits")  # of a query, by the names in SegmentStatistics
-
-
-@dataclass(frozen=True, eq=False)
-class SegmentStatistics:
-    """What the queries were like that searched one segment of a context. Arrays are `[layers, q_heads]` and read-only.
-
-    tokens: how many the segment has. queries: int64, how many were observed, a sample of all. The others are float32 averages in
-    which the latest queries count most, 0 where none was observed. retrieved: the share of the searched tokens that a query
-    needed, 1 where it needed so many that the search gave up. dense: the share of such queries. sharpness: the softmax weight of
-    the largest token. window_hits: the share of queries whose largest token lies in the window, outside of what was searched."""
-
-    segment: int
-    tokens: int
-    queries: npt.NDArray[np.int64]
-    retrieved: Float32
-    dense: Float32
-    sharpness: Float32
-    window_hits: Float32
-
-
-@dataclass(frozen=True)
-class ContextStatistics:
-    """Statistics of every segment of a context, in their order."""
-
-    name: str
-    segments: tuple[SegmentStatistics, ...]
-
-
-@dataclass(frozen=True)
-class TierStats:
-    """What one tier holds in blocks of one size. nbytes: the memory it takes of its own kind; huge: whether in huge pages.
-    pinned_nbytes: main memory that a GPU tier takes beside that, to copy from and to."""
-
-    name: str
-    blocks_used: int
-    blocks_total: int
-    block_nbytes: int
-    nbytes: int
-    huge: bool
-    pinned_nbytes: int = 0
 
 
 def _scaling(given: Any) -> tuple[tuple[str, Any], ...]:

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace kvdb::indexes::flat {
+namespace kvdb::indexes {
 
 // Flips signs, and applies a Walsh-Hadamard transform to the first and to the last 2^n dimensions.
 inline void rotate(float* x, int head_dim) {
@@ -30,6 +30,29 @@ inline void rotate(float* x, int head_dim) {
     }
 }
 
+// Takes a rotation back.
+inline void unrotate(float* x, int head_dim) {
+    int width = 8;
+    while (2 * width <= head_dim) width *= 2;
+    const float length = 1 / std::sqrt(static_cast<float>(width));
+    for (float* at = x + head_dim - width; at; at = at == x ? nullptr : x) {
+        for (int half = 1; half < width; half *= 2) {
+            for (int i = 0; i < width; i += 2 * half) {
+                for (int j = i; j < i + half; ++j) {
+                    const float a = at[j], b = at[j + half];
+                    at[j] = a + b;
+                    at[j + half] = a - b;
+                }
+            }
+        }
+        std::uint32_t bits = 0x9e3779b9u;
+        for (int i = 0; i < width; ++i) {
+            bits = bits * 1664525u + 1013904223u;
+            at[i] *= bits >> 31 ? -length : length;
+        }
+    }
+}
+
 // The smallest bfloat16 that is at least x >= 0, as its bits.
 inline std::uint16_t bfloat16_up(float x) {
     std::uint32_t bits;
@@ -44,4 +67,4 @@ inline float from_bfloat16(std::uint16_t half) {
     return x;
 }
 
-}  // namespace kvdb::indexes::flat
+}  // namespace kvdb::indexes

@@ -1,0 +1,10 @@
+#include "kernels.h"
+
+namespace kvdb::indexes::quantized {
+
+const QuantizedKernels& quantized_kernels() {
+    static constexpr PerIsa<QuantizedKernels> kernels{KVDB_PER_ISA(quantized)};
+    return kernels.current();
+}
+
+}  // namespace kvdb::indexes::quantized

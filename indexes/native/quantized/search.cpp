@@ -1,0 +1,116 @@
+#include "search.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "rest.h"
+#include "select.h"
+#include "thread_pool.h"
+#include "tile.h"
+
+namespace kvdb::indexes::quantized {
+namespace {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr std::int64_t kRowsTogether = 16;  // of a KV head, whose reads are shared
+// A KV head of which a row wants a larger share of the tokens is given up, unless there are few.
+constexpr double kWorth = 0.25;
+constexpr std::int64_t kLeast = 4096;
+
+// Retrieves what the rows ask for. Returns how many keys were read.
+std::int64_t retrieve(Tile& tile) {
+    std::atomic<std::int64_t> read{0};
+    ThreadPool& pool = ThreadPool::instance();
+    const auto heads = static_cast<std::int64_t>(tile.heads.size());
+    const bool give_up = tile.options.give_up && tile.blocks.tokens >= kLeast;
+    std::vector<std::vector<std::int32_t>> candidates(tile.rows.size());
+    const auto rows = static_cast<std::int64_t>(tile.rows.size());
+    const int threads = tile.blocks.tokens * rows < 16384 ? 1 : pool.threads();
+    pool.run(rows, threads, [&](std::int64_t i, int) {
+        candidates[i] = Select(tile, i / tile.each, static_cast<int>(i % tile.each)).candidates();
+        const auto count = static_cast<std::int64_t>(candidates[i].size());
+        tile.rows[i].dense =
+            give_up && double(count) > kWorth * double(tile.visible(tile.rows[i].i));
+    });
+    for (std::int64_t head = 0; head < heads; ++head) {
+        bool dense = false;
+        for (int r = 0; r < tile.each; ++r) dense = dense || tile.row(head, r).dense;
+        for (int r = 0; r < tile.each; ++r) tile.row(head, r).dense = dense;
+    }
+    pool.run(rows, threads, [&](std::int64_t i, int) {
+        if (tile.rows[i].dense) return;
+        Select(tile, i / tile.each, static_cast<int>(i % tile.each)).keep(candidates[i]);
+        read += static_cast<std::int64_t>(candidates[i].size());
+    });
+    return read;
+}
+
+void gather(const std::vector<Row>& rows, std::int64_t count, Result& out) {
+    std::vector<const Row*> by_number(count);
+    for (const Row& row : rows) by_number[row.number] = &row;
+    out.retrieved.offsets.assign(1, 0);
+    for (const Row* row : by_number) {
+        if (row) {
+            out.retrieved.ids.insert(out.retrieved.ids.end(), row->ids.begin(), row->ids.end());
+            out.retrieved.scores.insert(out.retrieved.scores.end(), row->scores.begin(),
+                                        row->scores.end());
+        }
+        out.retrieved.offsets.push_back(static_cast<std::int64_t>(out.retrieved.ids.size()));
+    }
+}
+
+// The sums over what a tile's rows did not retrieve.
+void finish(Tile& tile, Result& out) {
+    Rest rest(tile);
+    rest.run();
+    const int d = tile.codes.head_dim;
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(tile.rows.size()); ++i) {
+        const Row& row = tile.rows[i];
+        const std::int64_t head = i / tile.each;
+        const int r = static_cast<int>(i % tile.each);
+        double bound = rest.bound(head, r);
+        // Rounded up by more than float32 may have rounded down.
+        if (bound > kNone) bound += 1e-5 + 1e-6 * std::fabs(bound);
+        const auto missed = static_cast<float>(rest.missed(head, r));
+        const float least = static_cast<float>(bound);
+        // Where the estimate is beyond what numbers hold, the bound is the best there is.
+        out.missed[row.number] = missed == kNone && least > kNone ? least : std::min(missed, least);
+        out.bound[row.number] = least;
+        out.dense[row.number] = row.dense;
+        if (tile.options.tail) rest.tail(head, r, out.tail.data() + row.number * d);
+    }
+}
+
+}  // namespace
+
+Result search(const Blocks& blocks, const Codes& codes, const QueryRows& queries,
+              const Options& options) {
+    const std::int64_t count = queries.rows() * blocks.geometry.kv_heads;
+    const int d = codes.head_dim;
+    Result out;
+    out.missed.assign(count, kNone);
+    out.bound.assign(count, kNone);
+    out.dense.assign(count, 0);
+    if (options.tail) out.tail.assign(count * d, 0);
+    std::vector<Row> rows;
+    const std::int64_t each = std::max<std::int64_t>(1, kRowsTogether / queries.group);
+    for (std::int64_t i = 0; i < queries.n; i += each) {
+        Tile tile(blocks, codes, queries, options, i, std::min(each, queries.n - i));
+        tile.scan();
+        const std::int64_t read = retrieve(tile);
+        finish(tile, out);
+        const auto scanned = static_cast<std::int64_t>(tile.heads.size()) * blocks.tokens;
+        const auto key_bytes = static_cast<std::int64_t>(blocks.geometry.row_bytes());
+        const std::int64_t coded = d / 2 + 2 + (options.tail ? Codes::value_dims(d) / 2 + 2 : 0);
+        out.scanned += scanned;
+        out.nbytes += scanned * (tile.exact ? key_bytes + coded - d / 2 - 2 : coded);
+        out.nbytes += tile.exact ? 0 : read * key_bytes;
+        for (Row& row : tile.rows) rows.push_back(std::move(row));
+    }
+    gather(rows, count, out);
+    return out;
+}
+
+}  // namespace kvdb::indexes::quantized

@@ -1,0 +1,214 @@
+// Reading codes of keys and values, in one instruction set.
+#pragma once
+
+#include "kernels.h"
+#include "simd/generic.h"
+
+namespace kvdb::indexes::quantized {
+
+template <class Isa>
+struct QuantizedTable {
+    using f32 = typename Isa::f32;
+    using i32 = typename Isa::i32;
+    using u32 = typename Isa::u32;
+    using i8 = typename simd::Vector<std::int8_t, Isa::width>::type;
+    static constexpr int kVectors = kGroup / Isa::width;            // of strata
+    static constexpr int kRunVectors = kRun / Isa::width;           // of a run's tokens
+    static constexpr int kTogether = Isa::registers >= 32 ? 4 : 2;  // of these
+    static constexpr int kAhead = 4096;  // bytes of codes that are on their way
+    static constexpr int kSlice = Isa::registers >= 32 ? 4 : 2;  // vectors of dimensions at a time
+
+    // Scores of kTogether vectors of a run's tokens, from `part` on.
+    template <int rows>
+    KVDB_INLINE static void scan_part(const ScanItem& item, int run, int part) {
+        const int d = item.codes.head_dim;
+        i32 sums[rows][kTogether] = {};
+        const std::uint8_t* at =
+            item.codes.keys + std::int64_t{run} * d * kRun / 2 + part * Isa::width * 4;
+        for (int i = 0; i < d / 4; i += 2, at += 4 * kRun) {
+            i32 first[rows], second[rows];
+            KVDB_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                first[r] = i32{} + item.query[r]->packed[i];
+                second[r] = i32{} + item.query[r]->packed[i + 1];
+            }
+            KVDB_UNROLL
+            for (int v = 0; v < kTogether; ++v) {
+                __builtin_prefetch(at + v * Isa::width * 4 + kAhead);
+                const u32 both = Isa::template load<u32>(at + v * Isa::width * 4);
+                const u32 low = both & 0x0f0f0f0fu, high = (both >> 4) & 0x0f0f0f0fu;
+                KVDB_UNROLL
+                for (int r = 0; r < rows; ++r) {
+                    const i32 next = Isa::dot_nibbles(low, first[r], sums[r][v]);
+                    sums[r][v] = Isa::dot_nibbles(high, second[r], next);
+                }
+            }
+        }
+        KVDB_UNROLL
+        for (int v = 0; v < kTogether; ++v) {
+            const int t = run * kRun + (part + v) * Isa::width;
+            const f32 scale = Isa::widen(reinterpret_cast<const BFloat16*>(item.codes.scales) + t);
+            KVDB_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                const ByteQuery& query = *item.query[r];
+                const f32 middle = Isa::splat(kCodeMiddle * query.sum);
+                const f32 dot = __builtin_convertvector(sums[r][v], f32) - middle;
+                Isa::store(item.scores[r] + t,
+                           Isa::fma(dot * Isa::splat(query.step), scale, Isa::splat(item.base[r])));
+            }
+        }
+    }
+
+    template <int rows>
+    static void scan_rows(const ScanItem& item) {
+        for (int run = 0; run < item.runs; ++run) {
+            for (int part = 0; part < kRunVectors; part += kTogether) {
+                scan_part<rows>(item, run, part);
+            }
+        }
+    }
+
+    static void scan(const ScanItem& item) {
+        switch (item.rows) {
+            case 1: return scan_rows<1>(item);
+            case 2: return scan_rows<2>(item);
+            case 3: return scan_rows<3>(item);
+            default: return scan_rows<4>(item);
+        }
+    }
+
+    // Token j of stratum s of a block of tokens is token s + kGroup * j.
+    static void largest(const float* scores, float* out) {
+        for (int block = 0; block < kChunk / kBlock; ++block, scores += kBlock, out += kGroup) {
+            KVDB_UNROLL
+            for (int v = 0; v < kVectors; ++v) {
+                f32 most = Isa::widen(scores + v * Isa::width);
+                for (int j = 1; j < kBlock / kGroup; ++j) {
+                    most = Isa::max(most, Isa::widen(scores + j * kGroup + v * Isa::width));
+                }
+                Isa::store(out + v * Isa::width, most);
+            }
+        }
+    }
+
+    // The weights of a run as bytes, token after token. Returns what one stands for, and in `sum`
+    // their sum. Rounding adds what differs from lane to lane, so that small weights beside a large
+    // one are kept on average.
+    KVDB_INLINE static float weigh(const SumItem& item, int r, int run, std::int8_t* bytes,
+                                   float& sum, f32& mass) {
+        f32 weights[kRunVectors], most{};
+        const f32 reference = Isa::splat(item.reference[r]), factor = Isa::splat(item.factor);
+        const std::uint16_t* scales = item.codes.scales + kChunk + run * kRun;
+        KVDB_UNROLL
+        for (int v = 0; v < kRunVectors; ++v) {
+            const float* scores = item.scores[r] + run * kRun + v * Isa::width;
+            const f32 x = simd::exp2<Isa>((Isa::widen(scores) - reference) * factor);
+            mass += x;
+            weights[v] = x * Isa::widen(reinterpret_cast<const BFloat16*>(scales) + v * Isa::width);
+            most = Isa::max(most, weights[v]);
+        }
+        const float largest = simd::max_of_group<Isa, Isa::width>(most)[0];
+        if (!item.values[r] || !(largest > 1e-30f) || !(largest < 1e30f)) return 0;
+        const f32 inverse = Isa::splat(kWeightMax / largest);
+        f32 dither;
+        KVDB_UNROLL
+        for (int i = 0; i < Isa::width; ++i) {
+            dither[i] = (static_cast<float>(i * 5 % Isa::width) + 0.5f) / Isa::width;
+        }
+        i32 total{};
+        KVDB_UNROLL
+        for (int v = 0; v < kRunVectors; ++v) {
+            const i32 rounded = __builtin_convertvector(Isa::fma(weights[v], inverse, dither), i32);
+            total += rounded;
+            Isa::store(bytes + v * Isa::width, __builtin_convertvector(rounded, i8));
+        }
+        sum = simd::sum_of_group<Isa, Isa::width>(__builtin_convertvector(total, f32))[0];
+        return largest / kWeightMax;
+    }
+
+    // Adds the values of a run, `vectors` of dimensions from `first` on.
+    template <int rows, int vectors>
+    KVDB_INLINE static void add_slice(const SumItem& item, int run, int first,
+                                      const std::int8_t (*bytes)[kRun], const float* unit,
+                                      const float* sum) {
+        const int slice = first / kSliceDims * kSliceDims;  // that it lies in
+        const int dims = Codes::value_dims(item.codes.head_dim);
+        const int width = dims - slice < kSliceDims ? dims - slice : kSliceDims;
+        i32 sums[rows][vectors] = {};
+        const std::uint8_t* at = item.codes.values + std::int64_t{run} * kRun / 2 * dims +
+                                 slice * kRun / 2 + (first - slice) * 4;
+        for (int u = 0; u < kRun; u += kUnit, at += width * 4) {
+            i32 first_four[rows], last_four[rows];
+            KVDB_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                std::int32_t four;
+                __builtin_memcpy(&four, bytes[r] + u, 4);
+                first_four[r] = i32{} + four;
+                __builtin_memcpy(&four, bytes[r] + u + 4, 4);
+                last_four[r] = i32{} + four;
+            }
+            KVDB_UNROLL
+            for (int v = 0; v < vectors; ++v) {
+                __builtin_prefetch(at + v * Isa::width * 4 + kAhead);
+                const u32 both = Isa::template load<u32>(at + v * Isa::width * 4);
+                const u32 low = both & 0x0f0f0f0fu, high = (both >> 4) & 0x0f0f0f0fu;
+                KVDB_UNROLL
+                for (int r = 0; r < rows; ++r) {
+                    const i32 next = Isa::dot_nibbles(low, first_four[r], sums[r][v]);
+                    sums[r][v] = Isa::dot_nibbles(high, last_four[r], next);
+                }
+            }
+        }
+        KVDB_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            if (unit[r] == 0) continue;
+            const f32 middle = Isa::splat(kCodeMiddle * sum[r]), scale = Isa::splat(unit[r]);
+            KVDB_UNROLL
+            for (int v = 0; v < vectors; ++v) {
+                float* to = item.values[r] + first + v * Isa::width;
+                const f32 value = __builtin_convertvector(sums[r][v], f32) - middle;
+                Isa::store(to, Isa::fma(value, scale, Isa::widen(to)));
+            }
+        }
+    }
+
+    template <int rows>
+    static void sum_rows(SumItem& item) {
+        const int dims = Codes::value_dims(item.codes.head_dim);
+        f32 mass[rows] = {};
+        for (int run = 0; run < item.runs; ++run) {
+            std::int8_t bytes[rows][kRun];
+            float unit[rows], sum[rows], most = 0;
+            for (int r = 0; r < rows; ++r) {
+                sum[r] = 0;
+                unit[r] = weigh(item, r, run, bytes[r], sum[r], mass[r]);
+                if (unit[r] == 0) __builtin_memset(bytes[r], 0, kRun);
+                most += unit[r];
+            }
+            if (most == 0) continue;
+            int first = 0;
+            for (; first + kSlice * Isa::width <= dims; first += kSlice * Isa::width) {
+                add_slice<rows, kSlice>(item, run, first, bytes, unit, sum);
+            }
+            for (; first < dims; first += Isa::width) {
+                add_slice<rows, 1>(item, run, first, bytes, unit, sum);
+            }
+        }
+        for (int r = 0; r < rows; ++r) {
+            item.mass[r] = simd::sum_of_group<Isa, Isa::width>(mass[r])[0];
+        }
+    }
+
+    static void sum(SumItem& item) {
+        switch (item.rows) {
+            case 1: return sum_rows<1>(item);
+            case 2: return sum_rows<2>(item);
+            case 3: return sum_rows<3>(item);
+            default: return sum_rows<4>(item);
+        }
+    }
+
+    static constexpr QuantizedKernels kernels{scan, largest, sum};
+};
+
+}  // namespace kvdb::indexes::quantized

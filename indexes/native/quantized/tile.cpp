@@ -1,0 +1,173 @@
+#include "tile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "../rotate.h"
+#include "../score/kernels.h"
+#include "thread_pool.h"
+
+namespace kvdb::indexes::quantized {
+namespace {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+// What float32 sums may be wrong by, relative to the lengths of query and key.
+constexpr float kRounding = 1e-5f;
+
+float length(const float* x, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; ++i) sum += double{x[i]} * x[i];
+    return static_cast<float>(std::sqrt(sum) * 1.000001);
+}
+
+Row make_row(const float* q, int d, std::int64_t number, std::int64_t i) {
+    Row row{number, i, q, length(q, d), 0, {}, {}, {}};
+    float x[kHeadDimMax];
+    std::copy_n(q, d, x);
+    rotate(x, d);
+    float most = 0;
+    for (int j = 0; j < d; ++j) most = std::max(most, std::fabs(x[j]));
+    row.query.step = most / 127;
+    const float inverse = row.query.step > 0 ? 1 / row.query.step : 0;
+    std::int8_t bytes[kHeadDimMax];
+    row.query.sum = 0;
+    for (int j = 0; j < d; ++j) {
+        float code = std::nearbyintf(x[j] * inverse);
+        code = code == code ? std::clamp(code, -127.0f, 127.0f) : 0;
+        bytes[j] = static_cast<std::int8_t>(code);
+        row.query.sum += code;
+        x[j] -= code * row.query.step;
+    }
+    std::copy_n(bytes, d, reinterpret_cast<std::int8_t*>(row.query.packed));
+    row.error = length(x, d) + kRounding * row.norm;
+    return row;
+}
+
+}  // namespace
+
+Tile::Tile(const Blocks& blocks, const Codes& codes, const QueryRows& queries,
+           const Options& options, std::int64_t first, std::int64_t count)
+    : blocks(blocks),
+      codes(codes),
+      queries(queries),
+      options(options),
+      exact(options.tight || options.retrieval == Options::Retrieval::everything),
+      chunks((blocks.tokens + kChunk - 1) / kChunk),
+      each(static_cast<int>(queries.group * count)),
+      heads(queries.heads(blocks.geometry.kv_heads)) {
+    const int d = blocks.geometry.head_dim;
+    rows.reserve(heads.size() * each);
+    for (const int head : heads) {
+        for (int r = 0; r < each; ++r) {
+            const std::int64_t i = first + r % count;
+            const std::int64_t number =
+                (std::int64_t{head} * queries.group + r / count) * queries.n + i;
+            rows.push_back(make_row(queries.q + number * d, d, number, i));
+        }
+    }
+    const auto all = static_cast<std::int64_t>(rows.size()) * chunks;
+    thread_local Scratch scratch;
+    scores_ = scratch.reserve(std::size_t(all) * (kChunk + kStrata + kRuns));
+    largest_ = scores_ + all * kChunk;
+    slack_ = largest_ + all * kStrata;
+}
+
+bool Tile::is_raw(std::int64_t chunk, int kv_head, int run) const {
+    return std::isinf(codes.at(chunk, kv_head).bounds[run]);
+}
+
+void Tile::scan() {
+    ThreadPool& pool = ThreadPool::instance();
+    const auto items = static_cast<std::int64_t>(heads.size()) * chunks;
+    const int threads = items * each < 16 ? 1 : pool.threads();
+    pool.run(items, threads, [&](std::int64_t i, int) { scan_chunk(i / chunks, i % chunks); });
+}
+
+void Tile::scan_chunk(std::int64_t head, std::int64_t chunk) {
+    const Codes at = codes.at(chunk, heads[head]);
+    const int d = codes.head_dim;
+    const std::int64_t tokens = std::min<std::int64_t>(kChunk, blocks.tokens - chunk * kChunk);
+    const float centre = length(at.centres, d);
+    for (int first = 0; first < each; first += kRowsMax) {
+        ScanItem item{at,
+                      static_cast<int>((tokens + kRun - 1) / kRun),
+                      std::min(kRowsMax, each - first),
+                      {},
+                      {},
+                      {}};
+        for (int r = 0; r < item.rows; ++r) {
+            const Row& row = this->row(head, first + r);
+            double base = 0;
+            for (int j = 0; j < d; ++j) base += double{row.q[j]} * at.centres[j];
+            item.query[r] = &row.query;
+            item.base[r] = static_cast<float>(base);
+            item.scores[r] = scores(head, first + r) + chunk * kChunk;
+            float* slack = slack_ + this->at(head, first + r) * kRuns + chunk * kRuns;
+            for (int run = 0; run < kRuns; ++run) {
+                slack[run] = bound(row, at, run, centre);
+            }
+        }
+        if (!exact) quantized_kernels().scan(item);
+    }
+    for (int run = 0; run * kRun < tokens; ++run) {
+        if (exact || is_raw(chunk, heads[head], run)) score_run(head, chunk, run);
+    }
+    for (int r = 0; r < each; ++r) {
+        float* scores = this->scores(head, r) + chunk * kChunk;
+        std::fill(scores + tokens, scores + kChunk, kNone);
+        hide(row(head, r), chunk, scores);
+        quantized_kernels().largest(scores, largest_ + (this->at(head, r) + chunk) * kStrata);
+    }
+}
+
+// How far a score of a run may be from the truth.
+float Tile::bound(const Row& row, const Codes& chunk, int run, float centre) const {
+    const float error = chunk.bounds[run], reach = chunk.bounds[kRuns + run];
+    const bool raw = std::isinf(error);
+    float slack = kRounding * row.norm * (reach + (raw ? 0 : centre + error));
+    if (!exact && !raw) slack += row.norm * error + row.error * reach;
+    return slack == slack ? slack : std::numeric_limits<float>::infinity();
+}
+
+void Tile::score_run(std::int64_t head, std::int64_t chunk, int run) {
+    const std::int64_t begin = chunk * kChunk + run * kRun;
+    std::vector<std::int32_t> tokens;
+    for (std::int64_t t = begin; t < std::min(begin + kRun, blocks.tokens); ++t) {
+        tokens.push_back(static_cast<std::int32_t>(t));
+    }
+    score(head, 0, each, tokens, scores(head, 0) + begin, chunks * kChunk);
+}
+
+void Tile::score(std::int64_t head, int r, int count, const std::vector<std::int32_t>& tokens,
+                 float* out, std::int64_t stride) const {
+    const int d = blocks.geometry.head_dim;
+    std::vector<float> q(std::size_t(count) * d);
+    for (int j = 0; j < count; ++j) {
+        std::copy_n(row(head, r + j).q, d, q.begin() + std::int64_t{j} * d);
+    }
+    score_kernels().score[static_cast<int>(blocks.geometry.dtype)](
+        {blocks, heads[head], q.data(), count, tokens.data(),
+         static_cast<std::int64_t>(tokens.size()), out, stride});
+}
+
+void Tile::hide(const Row& row, std::int64_t chunk, float* scores) const {
+    const std::int64_t first = chunk * kChunk;
+    const std::int64_t begin = std::clamp<std::int64_t>(queries.begin[row.i] - first, 0, kChunk);
+    const std::int64_t end = std::clamp<std::int64_t>(queries.end[row.i] - first, begin, kChunk);
+    std::fill(scores, scores + begin, kNone);
+    std::fill(scores + end, scores + kChunk, kNone);
+    if (!queries.hidden) return;
+    for (std::int64_t t = begin; t < end; ++t) {
+        if (queries.is_hidden(first + t)) scores[t] = kNone;
+    }
+}
+
+std::int64_t Tile::visible(std::int64_t i) const {
+    std::int64_t count = std::max<std::int64_t>(queries.end[i] - queries.begin[i], 0);
+    if (!queries.hidden) return count;
+    for (std::int64_t t = queries.begin[i]; t < queries.end[i]; ++t) count -= queries.is_hidden(t);
+    return count;
+}
+
+}  // namespace kvdb::indexes::quantized

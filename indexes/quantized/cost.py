@@ -1,0 +1,47 @@
+"""The expected cost of a search of the quantized index: a scan of all codes, and a read of what weighs most.
+
+Operations are multiplications of the attention kernel, as in `indexes.flat.cost`; a tile is TILE rows of one KV head, which share
+what they read. Whether codes of values are read as well is not known beforehand: they are counted.
+"""
+
+from math import ceil
+
+import indexes._native as _native
+from indexes.base import Cost
+from indexes.blocks import Blocks
+from indexes.quantized.codes import token_nbytes
+from indexes.retrieval import Exact, Retrieval, TopP
+from indexes.selectivity import Selectivity, rising
+
+TILE = 4
+"""Rows that share a read."""
+TILE_OPERATIONS, ROW_OPERATIONS = 60.0, 80.0
+"""Operations of each token and tile of rows, and again of each row, at a head_dim of 128."""
+SORTED_OPERATIONS = 2000.0
+"""Operations of each token and row where the tokens that have a share of the mass are asked for: all are sorted."""
+FOUND_JUMPS = 1.4
+"""Jumps of each key that a row finds."""
+CANDIDATES = 1.5
+"""Keys that are read for each that is retrieved."""
+WORTH, WORTH_POWER = 0.25, 4.0
+"""Rows that want a larger share of the tokens give their KV head up (`native/quantized/search.cpp`). The power says how
+sharply."""
+
+
+def of(blocks: Blocks, tokens: int, rows: int, heads: int, retrieval: Retrieval, expected_tokens: float | None) -> Cost:
+    """The cost of one search by `rows` queries of each of `heads` KV heads. expected_tokens: as `Index.cost` takes it."""
+    d, tiles = blocks.head_dim, ceil(rows / TILE)
+    if isinstance(retrieval, Exact):
+        keys = float(tokens * heads)
+        return Cost(keys * blocks.token_nbytes / 2, 2 * keys * rows * d)
+    selectivity = Selectivity.of(retrieval, tokens, expected_tokens)
+    each = (TILE_OPERATIONS * tiles + ROW_OPERATIONS * rows) * d / 128
+    if isinstance(retrieval, TopP):
+        each += SORTED_OPERATIONS * rows
+    found = CANDIDATES * rows * min(selectivity.expected_tokens, float(tokens))
+    return Cost(
+        nbytes=heads * tokens * token_nbytes(d, values=True) * tiles,
+        operations=heads * tokens * each,
+        jumps=heads * found * FOUND_JUMPS / _native.threads(),
+        given_up=rising(CANDIDATES * selectivity.expected_tokens, WORTH * tokens, WORTH_POWER),
+    )

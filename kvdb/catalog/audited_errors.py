@@ -1,0 +1,38 @@
+"""How wrong the answers over one segment are, by layer and query head, as its evidence says."""
+
+from collections.abc import Collection
+
+import numpy as np
+import numpy.typing as npt
+
+from kvdb.catalog.evidence import Evidence, WayEvidence
+from kvdb.types import Float32
+
+Int64 = npt.NDArray[np.int64]
+
+
+def audited_errors(evidence: Evidence, shape: tuple[int, int]) -> tuple[Int64, Float32]:
+    """How many answers were audited, int64, and what the 95th percentile of their error does not exceed, float32, infinite where
+    the audits are too few to say; both `[layers, q_heads]` and read-only.
+
+    shape: layers and query heads. A query head has the numbers of its KV head, which are of the way that errs least of those that
+    were tried; the faster ones were tried before it, the slower ones only where it is not good enough.
+    """
+    audits, errors = np.zeros(shape, np.int64), np.full(shape, np.inf, np.float32)
+    for layer in evidence.layers():
+        ways = evidence.of(layer).values()
+        if ways:
+            counts, bounds = _least(ways)
+            group = shape[1] // len(counts)
+            audits[layer], errors[layer] = np.repeat(counts, group), np.repeat(bounds, group)
+    audits.flags.writeable = errors.flags.writeable = False
+    return audits, errors
+
+
+def _least(ways: Collection[WayEvidence]) -> tuple[Int64, npt.NDArray[np.float64]]:
+    """The audits and the bound of the way with the least bound, `[kv_heads]` each; where none has any, the most audits."""
+    bounds = np.stack([way.bounds for way in ways])
+    audits = np.stack([way.audits for way in ways])
+    best = np.lexsort((-audits, bounds), axis=0)[0]
+    heads = np.arange(len(best))
+    return audits[best, heads], bounds[best, heads]

@@ -1,0 +1,20 @@
+"""Arrays and dtypes by the names that all rooms use."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Tokens = npt.NDArray[np.int32]
+Addresses = npt.NDArray[np.uint64]
+Float32 = npt.NDArray[np.float32]
+Positions = npt.NDArray[np.int64]
+
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}

@@ -1,0 +1,66 @@
+"""What the database says of contexts and sessions: what they hold, and where it stands."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvdb.types.model_spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class ContextInfo:
+    """What is known of a stored context. nbytes: of the blocks it names, shared ones counted in full.
+
+    chunk: whether it was computed alone, so that a session may lay it out anywhere. blended: whether it was laid out of chunks;
+    then it is reused as a part of a session (`create_session(parts=)`), never found by its tokens."""
+
+    name: str
+    spec: ModelSpec
+    tokens: int
+    segments: int
+    nbytes: int
+    chunk: bool = False
+    blended: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class PromptPart:
+    """One part of a session that is laid out of several, in their order.
+
+    source: a `Context`, its name, or token ids. visible: how many of its first tokens count, None for all. at: the position at
+    which the caller believes that it begins, to be checked."""
+
+    source: Any
+    visible: int | None = None
+    at: int | None = None
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What stands at positions [begin, end) of a session. kind: "prefix", "chunk", or "tokens" of which nothing was stored."""
+
+    begin: int
+    end: int
+    kind: str
+
+    @property
+    def tokens(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class IndexInfo:
+    """One kind of index over one segment of a context. layers: how many have it, of layers_total. nbytes: its size in memory.
+    state: "ready", "building", "waiting" to be built, or "failed". progress: the share of all layers that is done, 0 to 1.
+    seconds: spent on it so far, of seconds_expected in all. error: why it failed, "" otherwise."""
+
+    segment: int
+    tokens: int
+    kind: str
+    layers: int
+    layers_total: int
+    nbytes: int
+    state: str = "ready"
+    progress: float = 1.0
+    seconds: float = 0.0
+    seconds_expected: float = 0.0
+    error: str = ""
