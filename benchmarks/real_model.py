@@ -5,10 +5,10 @@
 
 A context of prose with ten planted facts is stored; then the text goes on, teacher-forced, in one session for each way of
 answering, all over the same stored context: exact attention, which is the reference, `error_max`, DIPR on each kind of index,
-top-k, top-p, a bound on the missed mass. Compared are the logits of each step. Ways that stand on evidence first answer
-`--proof` steps over other text, in a session that is closed. At the end each way is asked for the ten facts. One JSON line for
-each way, one table, one picture. `--cache` keeps the KV of contexts; `--also` takes the lines of earlier runs and runs only what
-they do not hold.
+top-k, top-p, a bound on the missed mass, and noise of a known size. Compared are the logits of each step. Ways that stand on
+evidence first answer `--proof` steps over other text, in a session that is closed. At the end each way is asked for the ten
+facts. One JSON line for each way, one table, one picture. `--cache` keeps the KV of contexts; `--also` takes the lines of earlier
+runs and runs only what they do not hold.
 """
 
 from __future__ import annotations
@@ -35,9 +35,12 @@ from engine_adapter.transformers.cache import Row
 from engine_adapter.transformers.decode_stats import counters_of, decode_stats
 from kvdb import _native
 from kvdb.config import Config, IndexConfig
+from kvdb.types import SessionStats
 
 TOKENS = (2048, 4096, 8192)
 STEPS, PROOF, ROWS = 256, 768, 12
+ERROR_STEPS = 8
+"""Every so many steps the error of each layer's output is measured too."""
 CONFIG = Config(indexes=IndexConfig(segment_tokens_min=1024))
 """So that contexts of 2,048 tokens are searched too; otherwise kvdb's own settings."""
 Line = dict[str, object]
@@ -50,7 +53,7 @@ def main() -> None:
     lines: list[Line] = [line for line in known if line["benchmark"] == "real_model"]
     for name in given.models:
         for tokens in given.tokens:
-            subject = load(name, tokens if tokens in TOKENS else tokens + max(given.steps, given.proof) + 1)
+            subject = load(name, tokens)
             if subject is None:
                 say(REASON)
                 continue
@@ -143,7 +146,7 @@ def prove(subject: Subject, databases: Databases, batch: list[Way], ids: list[in
     learning = [way for way in batch if way.learns]
     if learning and len(ids) > 1:
         with databases.sessions([EXACT, *learning]) as sessions:
-            each = EachItsOwn([way.options for way in [EXACT, *learning]])
+            each = EachItsOwn([EXACT, *learning])
             for step, _ in enumerate(logits_of(subject, databases.spec, sessions, each, ids[:-1])):
                 if step % 64 == 63:
                     say(f"proof: {step + 1} of {len(ids) - 1} steps")
@@ -152,30 +155,36 @@ def prove(subject: Subject, databases: Databases, batch: list[Way], ids: list[in
 def decode(subject: Subject, databases: Databases, batch: list[Way], prose: Passage) -> list[Line]:
     """The steps that are measured."""
     with databases.sessions(batch) as sessions:
-        each = EachItsOwn([way.options for way in batch])
+        each = EachItsOwn(batch, ERROR_STEPS)
         before = counters_of(sessions)
         logits = logits_of(subject, databases.spec, sessions, each, prose.ahead[:-1])
-        measured = compare(logits, prose.ahead, len(batch))
+        measured = compare(logits, prose.ahead, batch)
         read = [decode_stats(before, [Row(session)], databases.spec) for session in sessions]
-        rules = [Counter(session.stats().rules) for session in sessions]
+        counted = [session.stats() for session in sessions]
     exact_s = statistics.median(each.seconds[0])
     lines = []
     for i, way in enumerate(batch):
         attention_s = statistics.median(each.seconds[i])
-        lines.append(line_of(way, measured[i], read[i], rules[i]) | {"ms": 1e3 * attention_s, "faster": exact_s / attention_s})
+        errors = np.sort(each.errors[i]) if each.errors[i] else np.zeros(1)
+        line = line_of(way, measured[i], read[i], counted[i])
+        line |= {"error_median": float(np.median(errors)), "error_p95": float(np.quantile(errors, 0.95))}
+        lines.append(line | {"ms": 1e3 * attention_s, "faster": exact_s / attention_s})
     return lines
 
 
-def line_of(way: Way, measured: Measured, read: DecodeStats | None, rules: Counter[str]) -> Line:
-    """What is said of one way. attended, read: shares of what exact attention attends and reads."""
+def line_of(way: Way, measured: Measured, read: DecodeStats | None, counted: SessionStats) -> Line:
+    """What is said of one way. attended, read: shares of what exact attention attends and reads. ways, audits: what was
+    proven."""
     assert read is not None
+    proven: Line = {"ways": dict(counted.ways), "audits": counted.error_audits, "audited_p95": counted.error_p95}
     return {
         "way": way.name,
         "family": way.family,
         **measured.summary(),
         "attended": read.attended_share,
         "read": read.nbytes_share,
-        "rules": dict(rules),
+        "rules": dict(counted.rules),
+        **(proven if way.learns else {}),
     }
 
 
@@ -184,7 +193,7 @@ def recall(subject: Subject, databases: Databases, batch: list[Way], prose: Pass
     right: Counter[str] = Counter({way.name: 0 for way in batch})
     for question in prose.questions:
         with databases.sessions(batch) as sessions:
-            each = EachItsOwn([way.options for way in batch])
+            each = EachItsOwn(batch)
             ids = question.asked + question.answer[:-1]
             told = answered(logits_of(subject, databases.spec, sessions, each, ids), question)
         right.update(way.name for way, good in zip(batch, told, strict=True) if good)

@@ -21,7 +21,7 @@ KINDS = {
     "coarse-clusters": "#E69F00",
     "hnsw": "#D55E00",
 }
-MARKS = {"exact": "s", "error_max": "*", "Dipr": "o", "TopK": "^", "TopP": "v", "max_missed_mass": "D"}
+MARKS = {"exact": "s", "noise": "x", "error_max": "*", "Dipr": "o", "TopK": "^", "TopP": "v", "max_missed_mass": "D"}
 LEAST = 1e-7
 """What is nearer to exact attention than this is drawn here."""
 GOAL = 1e-3

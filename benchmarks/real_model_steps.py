@@ -17,17 +17,28 @@ import numpy as np
 import torch
 
 import kvdb
+from benchmarks.real_model_contexts import say
 from benchmarks.real_model_texts import Question, Subject
+from benchmarks.real_model_ways import EXACT, Way
 from engine_adapter.transformers.cache import Row, SessionCache
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 
+SAY_STEPS = 16
+
 
 class EachItsOwn:
-    """Answers the rows of a batch, each with options of its own. seconds: of each row's attention, one value a step."""
+    """Answers the rows of a batch, each its own way.
 
-    def __init__(self, options: Sequence[QueryOptions]) -> None:
-        self.options = list(options)
-        self.seconds: list[list[float]] = [[] for _ in self.options]
+    seconds: of each row's attention, one value a step. errors: the relative error of its layers' outputs, Frobenius norm over all
+    query heads, beside exact attention to the same query; one value a layer of every `error_steps`-th step, 0 for none.
+    """
+
+    def __init__(self, ways: Sequence[Way], error_steps: int = 0) -> None:
+        self.ways = list(ways)
+        self.seconds: list[list[float]] = [[] for _ in self.ways]
+        self.errors: list[list[float]] = [[] for _ in self.ways]
+        self._chance = torch.Generator().manual_seed(0)
+        self._error_steps = error_steps
         self._turn = 0
 
     def next_step(self) -> None:
@@ -44,7 +55,7 @@ class EachItsOwn:
         v: torch.Tensor,
         *,
         starts: Sequence[int],
-        options: QueryOptions,  # noqa: ARG002  # the cache's, in place of which each row has its own
+        options: QueryOptions,  # noqa: ARG002  # the cache's, in place of which each way has its own
     ) -> torch.Tensor:
         """What `Client.attend` returns: float `[rows, q_heads, 1, head_dim]`."""
         self._turn += 1
@@ -52,9 +63,21 @@ class EachItsOwn:
         for turn in range(len(sessions)):
             i = (turn + self._turn) % len(sessions)
             begin = perf_counter()
-            outs[i] = sessions[i].attend(layer, q[i], k[i], v[i], start=starts[i], options=self.options[i])
+            out = sessions[i].attend(layer, q[i], k[i], v[i], start=starts[i], options=self.ways[i].options)
             self.seconds[i][-1] += perf_counter() - begin
+            outs[i] = self._disturbed(out, self.ways[i].noise)
+            if self._error_steps and len(self.seconds[i]) % self._error_steps == 0:
+                with sessions[i].fork() as twin:  # so that the session's own counters stay as they are
+                    exact = twin.attention(layer, q[i], options=EXACT.options)
+                self.errors[i].append(float((outs[i] - exact).norm() / exact.norm()))
         return torch.stack([outs[i] for i in range(len(sessions))])
+
+    def _disturbed(self, out: torch.Tensor, error: float) -> torch.Tensor:
+        """An output with a relative error in a random direction."""
+        if not error:
+            return out
+        noise = torch.randn(out.shape, generator=self._chance)
+        return out + error * noise * (out.norm() / noise.norm())
 
 
 def logits_of(
@@ -100,10 +123,13 @@ class Measured:
         }
 
 
-def compare(logits: Iterator[torch.Tensor], ids: Sequence[int], rows: int) -> list[Measured]:
+def compare(logits: Iterator[torch.Tensor], ids: Sequence[int], ways: Sequence[Way]) -> list[Measured]:
     """Each row against the first, which is exact. ids: those that were read, and the one behind them."""
-    measured = [Measured() for _ in range(rows)]
+    measured = [Measured() for _ in ways]
     for step, batch in enumerate(logits):
+        if step % SAY_STEPS == SAY_STEPS - 1:
+            so_far = ", ".join(f"{way.name} {statistics.mean(mine.kl):.2g}" for way, mine in zip(ways, measured, strict=True))
+            say(f"{step:,} of {len(ids) - 1:,} steps, KL so far: {so_far}")
         told = torch.log_softmax(batch.double(), -1)
         for row, mine in enumerate(measured):
             mine.add(told[row], told[0], ids[step + 1])

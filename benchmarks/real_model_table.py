@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TextIO
 
-COLUMNS = ("way", "steps", "KL", "KL, largest", "equal tops", "NLL", "attended", "read", "ms", "faster", "facts")
+COLUMNS = ("way", "steps", "KL", "KL, largest", "equal tops", "NLL", "error", "p95", "attended", "read", "ms", "faster", "facts")
 
 
 def show(lines: list[dict[str, Any]], out: TextIO) -> None:
@@ -18,7 +18,8 @@ def show(lines: list[dict[str, Any]], out: TextIO) -> None:
 
 
 def cells(line: dict[str, Any]) -> list[str]:
-    """What a row says. KL in nats a token; attended and read: shares of all tokens, and of their bytes."""
+    """What a row says. KL in nats a token; error: of a layer's output, median and 95th percentile; attended and read: shares of
+    all tokens, and of their bytes."""
     return [
         line["way"],
         f"{line['steps']:,}",
@@ -26,6 +27,8 @@ def cells(line: dict[str, Any]) -> list[str]:
         f"{line['kl_max']:.2g}",
         f"{100 * line['same_top']:.1f} %",
         f"{line['nll']:.4f}",
+        f"{100 * line['error_median']:.2f} %",
+        f"{100 * line['error_p95']:.2f} %",
         f"{100 * line['attended']:.1f} %",
         f"{100 * line['read']:.1f} %",
         f"{line['ms']:.1f}",

@@ -24,6 +24,7 @@ class Way:
     family: str
     options: QueryOptions
     learns: bool = False
+    noise: float = 0.0
 
 
 EXACT = Way("exact", "exact", QueryOptions(Exact()))
@@ -33,6 +34,7 @@ def ways(quick: bool) -> list[Way]:
     """All of them, the reference first. quick: one or two of each family."""
     errors = ERRORS[1::3] if quick else ERRORS
     found = [EXACT, *(Way(f"error_max {error:g}", "error_max", QueryOptions(error_max=error), True) for error in errors)]
+    found += [Way(f"noise {error:g}", "noise", EXACT.options, noise=error) for error in errors]
     for kind in RANKED if quick else KINDS:
         hints = Hints(index=kind)
         for alpha in ALPHAS[1:2] if quick else ALPHAS:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 
 from query_optimizer.facts import Facts, PartFacts
 from query_optimizer.order_statistics import rank_of_bound, share_out
@@ -29,7 +29,7 @@ def share_budget(error_max: float, ways: Sequence[WayFacts], kv_heads: int) -> t
     may be.
     """
     times = [[1.0, *(head_time(facts, head) for facts in ways)] for head in range(kv_heads)]
-    bounds = [[0.0, *(facts.bounds[head] for facts in ways)] for head in range(kv_heads)]
+    bounds = [[0.0, *(inf if facts.waits[head] else facts.bounds[head] for facts in ways)] for head in range(kv_heads)]
     chosen = share_out(error_max, [list(zip(times[head], bounds[head], strict=True)) for head in range(kv_heads)]).tolist()
     searched = [head for head in range(kv_heads) if chosen[head]]
     whole = (kv_heads - len(searched)) / kv_heads

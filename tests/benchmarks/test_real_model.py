@@ -22,12 +22,14 @@ from query_optimizer.query_options import Hints, QueryOptions
 
 CACHE = pretrained.cache_folder()  # before the tests have one of their own
 FETCHED = pretrained.real_model_folder() is not None
-TOKENS, STEPS = 288, 4
+TOKENS, STEPS = 288, real_model.ERROR_STEPS
 CONFIG = Config(indexes=IndexConfig(segment_tokens_min=64), window=WindowConfig(sink_tokens=4, recent_tokens=32))
 FLAT = Hints(index="flat")
 NARROW = Way("narrow", "Dipr, flat", QueryOptions(Dipr(0.2), hints=FLAT))
 WIDE = Way("wide", "Dipr, flat", QueryOptions(Dipr(1e-30), hints=FLAT))
 NO_ERROR = Way("error_max 0", "error_max", QueryOptions(error_max=0.0), learns=True)
+
+NOISE = Way("noise 0.05", "noise", EXACT.options, noise=0.05)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -65,9 +67,9 @@ def test_exact_is_the_plain_model_and_narrow_ranges_are_further_from_it_than_wid
         logits = subject.model(torch.tensor([prose.ahead[:-1]]), past_key_values=cache).logits[0].double()
     plain = torch.nn.functional.cross_entropy(logits, torch.tensor(prose.ahead[1:])).item()
 
-    batch = [EXACT, NARROW, WIDE, NO_ERROR]
+    batch = [EXACT, NARROW, WIDE, NO_ERROR, NOISE]
     lines = real_model.measure(subject, prose, batch, kv, 4, facts=False, config=CONFIG)
-    exact, narrow, wide, no_error = lines
+    exact, narrow, wide, no_error, noise = lines
     assert [line["way"] for line in lines] == [way.name for way in batch]
     assert exact["kl"] == 0
     assert exact["same_top"] == 1
@@ -75,6 +77,9 @@ def test_exact_is_the_plain_model_and_narrow_ranges_are_further_from_it_than_wid
     assert exact["nll"] == pytest.approx(plain, rel=1e-3)
     assert no_error["kl"] < 1e-6
     assert wide["kl"] < 1e-6 < narrow["kl"]
+    assert noise["error_median"] == pytest.approx(0.05, rel=1e-3)
+    assert exact["error_p95"] == 0
+    assert wide["error_p95"] < 1e-5 < narrow["error_median"]
     assert narrow["attended"] < 0.9 < wide["attended"] == pytest.approx(1)
 
 

@@ -28,6 +28,8 @@ from tests.indexes.accelerator import Plain
 REFUSALS = (ValueError, TypeError, OverflowError, MemoryError)
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 KEPT_MAX = 400  # calls that are remembered
+MAPS = Path("/proc/self/maps")
+BASE = "libkvdb_base"
 
 
 class Recorder:
@@ -70,6 +72,20 @@ def load(directory: Path, package: str) -> Recorder:
 
         sys.modules["indexes._native"] = indexes._native = recorder  # type: ignore[assignment,attr-defined]
     return recorder
+
+
+def check_base(directory: Path) -> None:
+    """Fail unless the shared library under the modules is that of the directory.
+
+    The installed one has the same SONAME, and whichever a process loads first serves all modules: with the installed one first,
+    the sanitizers would see nothing of what is in it.
+    """
+    if not MAPS.exists():  # not Linux
+        return
+    mapped = {line.split(maxsplit=5)[5] for line in MAPS.read_text().splitlines() if BASE in line}
+    expected = directory.resolve() / "indexes"
+    if not mapped or any(Path(path).parent != expected for path in mapped):
+        raise SystemExit(f"the modules stand on {', '.join(sorted(mapped)) or 'no ' + BASE}; expected the one in {expected}")
 
 
 def use(rng: np.random.Generator, kinds: list[str]) -> list[Any]:
@@ -175,6 +191,7 @@ def main() -> int:
     given = parser.parse_args()
     np.seterr(all="ignore")  # wrong numbers are what this is about
     recorder = load(given.directory, given.package)
+    check_base(given.directory)
     made = refused = uses = 0
     end = time.monotonic() + given.seconds
     while time.monotonic() < end:
@@ -200,6 +217,7 @@ def main() -> int:
             except REFUSALS:
                 refused += 1
         del alive
+    check_base(given.directory)
     sys.stdout.write(f"{given.package} used {uses} times, {made} calls with wrong arguments, {refused} of them refused\n")
     return 0 if uses and made > refused > 0 else 1
 

@@ -1,0 +1,100 @@
+"""How a layer's budget of error is spent, and which way is tried next."""
+
+from dataclasses import replace
+from math import inf, sqrt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexes.retrieval import Dipr, TopK
+from query_optimizer.error_budget import (
+    AUDITS_MAX,
+    AUDITS_MIN,
+    SLOW_AUDITS,
+    TIME_SHARE_MAX,
+    head_time,
+    share_budget,
+    trial_of,
+)
+from query_optimizer.rule import piecewise_cost
+from query_optimizer.ways import Way, WayFacts, candidates
+from tests.query_optimizer.made import KV_HEADS, budget, proven
+
+FLAT, TAIL = Way("flat", Dipr()), Way("coarse-clusters", TopK(64), estimate_tail=True)
+BOUNDS = st.sampled_from([0.0, 1e-4, 1e-3, 5e-3, 0.02, 0.3, inf])
+SHARES = st.sampled_from([None, 0.01, 0.1, 0.5, 0.95, 3.0])
+
+
+@st.composite
+def any_ways(draw):
+    def way(number):
+        bounds = tuple(draw(BOUNDS) for _ in range(KV_HEADS))
+        given_up = tuple(draw(st.sampled_from([0.0, 0.0, 1.0])) for _ in range(KV_HEADS))
+        waits = tuple(draw(st.sampled_from([False, False, True])) for _ in range(KV_HEADS))
+        return proven(Way(f"kind{number}", Dipr()), 0.0, bounds=bounds, given_up=given_up, waits=waits, time_share=draw(SHARES))
+
+    return tuple(way(number) for number in range(draw(st.integers(0, 4))))
+
+
+@given(any_ways(), st.sampled_from([0.0, 1e-4, 0.01, 0.1, 1.0]))
+def test_the_squares_of_the_shares_sum_to_the_budget_and_the_bounds_to_no_more(ways, error_max):
+    heads = share_budget(error_max, ways, KV_HEADS)
+    assert len(heads) == KV_HEADS
+    assert sqrt(sum(head.bound**2 for head in heads)) <= error_max * (1 + 1e-9)
+    known = {facts.way: facts for facts in ways}
+    searched = [(number, head) for number, head in enumerate(heads) if head.way is not None]
+    for number, head in searched:
+        facts = known[head.way]
+        assert head.bound == facts.bounds[number] <= head.error_max
+        assert not facts.waits[number], "a way that was withdrawn is not used"
+        assert head.audits == facts.audits[number]
+    if searched:
+        assert sum(head.error_max**2 for _, head in searched) == pytest.approx(error_max**2)
+        seconds = sum(head_time(known[head.way], number) for number, head in searched) / KV_HEADS
+        assert seconds + piecewise_cost(1 - len(searched) / KV_HEADS) <= TIME_SHARE_MAX
+
+
+@given(any_ways())
+def test_no_error_means_exact_unless_a_way_makes_none(ways):
+    for number, head in enumerate(share_budget(0.0, ways, KV_HEADS)):
+        assert head.way is None or next(facts for facts in ways if facts.way == head.way).bounds[number] == 0
+
+
+def test_the_first_way_that_may_still_be_proven_is_tried():
+    unknown = WayFacts.unknown(FLAT, KV_HEADS), WayFacts.unknown(TAIL, KV_HEADS)
+    assert trial_of(budget(0.01, *unknown)) is unknown[0]
+    missing = replace(unknown[0], least=(0.02,) * KV_HEADS)
+    assert trial_of(budget(0.01, missing, unknown[1])) is unknown[1]
+    assert trial_of(budget(0.05, missing, unknown[1])) is missing, "a larger budget may be kept"
+    waiting = replace(unknown[1], waits=(True,) * KV_HEADS)
+    assert trial_of(budget(0.01, missing, waiting)) is None
+    assert trial_of(budget(0.01)) is None
+
+
+def test_heads_that_are_served_are_not_tried_for():
+    served = proven(FLAT, 0.0, bounds=(1e-3, 1e-3, 1e-3, inf), audits=AUDITS_MIN)
+    some = replace(served, least=(0.0, 0.0, 0.0, 0.5))
+    assert trial_of(budget(0.01, served)) is served
+    assert trial_of(budget(0.01, some)) is None
+    assert trial_of(budget(0.01, some, WayFacts.unknown(TAIL, KV_HEADS))).way == TAIL
+
+
+def test_a_way_is_not_tried_for_ever():
+    near = proven(FLAT, 0.011, audits=AUDITS_MAX - 1)
+    assert trial_of(budget(0.01, near)) is near
+    assert trial_of(budget(0.01, replace(near, audits=(AUDITS_MAX,) * KV_HEADS))) is None
+    slow = proven(FLAT, inf, audits=SLOW_AUDITS, time_share=1.5)
+    assert trial_of(budget(0.01, slow)) is None
+    given_up = proven(FLAT, inf, audits=SLOW_AUDITS, given_up=(1.0,) * KV_HEADS)
+    assert trial_of(budget(0.01, given_up)) is None
+
+
+def test_candidates_are_in_the_order_of_the_ladder():
+    ways = candidates([("coarse-clusters", True, False), ("flat", False, False), ("coarse-means", False, True)])
+    assert ways[0] == FLAT
+    assert TAIL in ways
+    assert all(isinstance(way.retrieval, TopK) for way in ways if way.kind == "coarse-means")
+    assert not [way for way in ways if way.kind == "coarse-means" and way.estimate_tail]
+    assert len(set(ways)) == len(ways)
+    assert all(Way.from_dict(way.to_dict()) == way for way in ways)
