@@ -37,7 +37,8 @@ class Actual:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A rule that was tried before the one that fired, and why it did not fire."""
+    """A rule that was tried before the one that fired, and why it did not fire; or a way of answering that this one passed
+    over, and why."""
 
     rule: str
     reason: str

@@ -2,13 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, sqrt
+from math import inf, sqrt
 
+<<<<<<< HEAD
 import numpy as np
 import numpy.typing as npt
 
 from query_optimizer.facts import Facts, PartFacts
 from query_optimizer.order_statistics import joint_bound, rank_of_bound, share_out
+=======
+from query_optimizer.evidence_text import evidence, no_proof, passed_over
+from query_optimizer.facts import Facts, PartFacts
+from query_optimizer.order_statistics import share_out
+>>>>>>> main
 from query_optimizer.rule import Fired, Heads, Wish, piecewise_cost
 from query_optimizer.ways import HeadShare, LayerBudget, Way, WayFacts
 
@@ -16,8 +22,6 @@ TIME_SHARE_MAX = 0.9
 """Heads are read whole where searching would take a larger share of the time."""
 TIME_SHARE_GUESS = 0.5
 """The share of the time that a way is assumed to take before it was timed."""
-AUDITS_MIN = next(n for n in range(1, 1000) if rank_of_bound(n) is not None)
-"""The fewest audits that can prove a way."""
 AUDITS_MAX = 181
 """A way that is not proven after this many audits is no longer tried; the fifth largest error is the bound then."""
 SLOW_AUDITS = 8
@@ -142,13 +146,12 @@ class ErrorBudget:
 
     def _fired(self, facts: Facts, part: PartFacts, budget: LayerBudget, way: Way | None, heads: Heads) -> Fired:
         if way is None:
-            return Fired(heads=heads, wish=self._wish(facts, part, budget), reason=_unproven(budget, heads))
+            wish, reason = self._wish(facts, part, budget), no_proof(budget, heads)
+            return Fired(heads=heads, wish=wish, reason=reason, refusals=passed_over(budget, None, heads))
         if budget.trial is not None:
             return Fired(way.kind, heads, way.retrieval, way.estimate_tail, reason="tried in the shadow of an exact answer")
-        shares = [budget.heads[head] for head in heads]
-        worst = max(shares, key=lambda share: share.bound)
-        told = f"{worst.bound:.2%} at p95 of {min(share.audits for share in shares)} audits, budget {budget.error_max:.2%}"
-        return Fired(way.kind, heads, way.retrieval, way.estimate_tail, reason=told)
+        told, refusals = evidence(budget, way, heads), passed_over(budget, way, heads)
+        return Fired(way.kind, heads, way.retrieval, way.estimate_tail, reason=told, refusals=refusals)
 
     def _wish(self, facts: Facts, part: PartFacts, budget: LayerBudget) -> str | None:
         """The first kind that the part lacks, once the ways of those before it cannot be proven for all heads."""
@@ -162,25 +165,3 @@ class ErrorBudget:
             if any(is_open(budget, known, head) for known in tried for head in range(facts.kv_heads)):
                 return None
         return None
-
-
-def _unproven(budget: LayerBudget, heads: Heads) -> str:
-    """Why heads are read whole, for EXPLAIN: what is known of each way for the head that is nearest to a proof."""
-    if budget.error_max <= 0:
-        return "no error is allowed"
-    if not budget.ways:
-        return f"no index is there to be proven, budget {budget.error_max:.2%}"
-    return "not proven: " + "; ".join(_known(budget, facts, heads) for facts in budget.ways)
-
-
-def _known(budget: LayerBudget, facts: WayFacts, heads: Heads) -> str:
-    best = min(heads, key=lambda head: (facts.bounds[head], -facts.audits[head]))
-    if facts.given_up[best] > TIME_SHARE_MAX:
-        return f"{facts.way} is given up"
-    if isfinite(facts.bounds[best]):
-        return f"{facts.way} {facts.bounds[best]:.2%} at p95 of {facts.audits[best]} audits"
-    if facts.waits[best]:
-        return f"{facts.way} was withdrawn"
-    if facts.least[best] > budget.error_max:
-        return f"{facts.way} over {facts.least[best]:.2%} at p95 of {facts.audits[best]} audits"
-    return f"{facts.way} {facts.audits[best]} of {AUDITS_MIN} audits"

@@ -37,17 +37,18 @@ def wished(wishes: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def passed_over(accesses: Sequence[Access]) -> Iterator[str]:
-    """The rules that were tried before the ones that fired, and why they did not fire. Nodes with the same reasons share their
-    lines."""
+    """The rules that were tried before the ones that fired and the ways of answering that these passed over, and why. Nodes with
+    the same reasons share their lines."""
     reasons: dict[object, list[Access]] = {}
     for access in accesses:
         if access.refusals:
             story = tuple((refusal.rule, FIGURE.sub("0", refusal.reason)) for refusal in access.refusals)
-            reasons.setdefault((access.rule, story), []).append(access)
+            reasons.setdefault((access.rule, access.heads, story), []).append(access)
     for group in reasons.values():
         first = group[0]
         figures = f" (figures of {first.part})" if any(access.refusals != first.refusals for access in group) else ""
-        yield f"Rules Before {first.rule} on {_named([access.part for access in group])}{figures}:"
+        heads = "" if first.all_heads else f", KV heads {ranges(first.heads)} of {first.kv_heads}"
+        yield f"Tried Before {first.rule} on {_named([access.part for access in group])}{heads}{figures}:"
         width = max(len(refusal.rule) for refusal in first.refusals)
         yield from (f"  {refusal.rule:{width}}  {refusal.reason}" for refusal in first.refusals)
 

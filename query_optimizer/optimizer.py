@@ -90,7 +90,7 @@ class Optimizer:
             if isinstance(verdict, Fired | tuple):
                 for fired in (verdict,) if isinstance(verdict, Fired) else verdict:
                     taken = heads if fired.heads is None else fired.heads
-                    decisions.append((rule.name, fired, taken, tuple(refusals)))
+                    decisions.append((rule.name, fired, taken, (*refusals, *fired.refusals)))
                     if fired.wish:
                         chosen.wishes.append((part.name, fired.wish))
                     heads = tuple(head for head in heads if head not in taken)

@@ -160,3 +160,7 @@ def _binomial(n: int, r: int, p: float) -> float:
 def _check(quantile: float, confidence: float) -> None:
     if not (0 < quantile < 1 and 0 < confidence < 1):
         raise ValueError(f"quantile is {quantile!r} and confidence is {confidence!r}; expected both between 0 and 1")
+
+
+AUDITS_MIN = next(n for n in range(1, 1000) if rank_of_bound(n) is not None)
+"""So many audits are the fewest that can prove anything."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from indexes.retrieval import Dipr, Retrieval
+from query_optimizer.access import Refusal
 from query_optimizer.facts import Facts, IndexFacts, PartFacts
 
 Heads = tuple[int, ...]
@@ -18,7 +19,8 @@ class Fired:
 
     index: the kind to search, None to read everything. heads: the KV heads it decides on, None for all that are left. retrieval:
     the retrieval to use where the caller named none, None for the default. kept_in: the tier to keep the part's pages in. wish: a
-    kind of index that would be better if it were built. reason: why the rule fired, for EXPLAIN.
+    kind of index that would be better if it were built. reason: why the rule fired, for EXPLAIN. refusals: what the rule itself
+    tried before.
     """
 
     index: str | None = None
@@ -28,6 +30,7 @@ class Fired:
     kept_in: str | None = None
     wish: str | None = None
     reason: str = ""
+    refusals: tuple[Refusal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

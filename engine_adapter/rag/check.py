@@ -81,13 +81,15 @@ class Compared(NamedTuple):
 
 @dataclass(frozen=True)
 class Checked:
-    """The answers to all prompts of a sample at one ratio. ratio: None for a full prefill, with which the others are compared.
+    """The answers to all prompts of a sample at one ratio. ratio: None for a full prefill, with which the others are compared; a
+    mean where the controller chose it.
 
     same: the share of answers that equal the full prefill's, token for token. leading: the mean share of tokens before the first
     that differs. f1: the mean F1 of words, see `f1`. kl: how far the blended prompt's distributions are from the full prefill's
     while its answer is fed, nats per token; nll: the negative log-likelihood of that answer, nats per token; both are means over
     answers. right: the share of right answers among prompts with an expected answer, None without any. first_token_seconds: the
-    median. recomputed: the mean number of document tokens that were computed again. texts: the answers.
+    median. recomputed: the mean number of document tokens that were computed again. texts: the answers. chosen: whether the
+    controller chose the ratio.
     """
 
     ratio: float | None
@@ -100,6 +102,7 @@ class Checked:
     first_token_seconds: float
     recomputed: float
     texts: tuple[str, ...]
+    chosen: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,10 +114,10 @@ class Check:
     full: Checked
 
     def least_ratio(self, same: float = 0.98) -> float | None:
-        """The least ratio from which on at least this share of the answers equals those of a full prefill; None if there is
-        none."""
+        """The least ratio of the caller's from which on at least this share of the answers equals those of a full prefill; None
+        if there is none."""
         good: float | None = None
-        for row in sorted(self.rows, key=lambda row: row.ratio or 0.0, reverse=True):
+        for row in sorted((row for row in self.rows if not row.chosen), key=lambda row: row.ratio or 0.0, reverse=True):
             if row.same < same:
                 break
             good = row.ratio
@@ -131,10 +134,10 @@ class Check:
 
 def check(
     sample: Sequence[CheckPrompt],
-    ratios: Sequence[float],
+    ratios: Sequence[float | None],
     *,
-    blended: Callable[[CheckPrompt, float], Answer],
-    fed: Callable[[CheckPrompt, float, Sequence[int]], Float32],
+    blended: Callable[[CheckPrompt, float | None], Answer],
+    fed: Callable[[CheckPrompt, float | None, Sequence[int]], Float32],
     full: Callable[[CheckPrompt], FullAnswer],
     progress: Progress | None = None,
 ) -> Check:
@@ -184,10 +187,10 @@ _WORD = re.compile(r"\w+")
 _HEAD = "       ratio    same  leading      f1       KL     NLL   right  recomputed  first token  faster"
 
 
-def _row(sample: Sequence[CheckPrompt], ratio: float, column: Sequence[Compared]) -> Checked:
+def _row(sample: Sequence[CheckPrompt], ratio: float | None, column: Sequence[Compared]) -> Checked:
     texts = tuple(one.answer.text for one in column)
     return Checked(
-        ratio=ratio,
+        ratio=_mean(one.answer.usage.ratio for one in column) if ratio is None else ratio,
         same=_mean(one.same for one in column),
         leading=_mean(one.leading for one in column),
         f1=_mean(one.f1 for one in column),
@@ -197,11 +200,12 @@ def _row(sample: Sequence[CheckPrompt], ratio: float, column: Sequence[Compared]
         first_token_seconds=median(one.answer.usage.first_token_seconds for one in column),
         recomputed=_mean(one.answer.usage.recomputed for one in column),
         texts=texts,
+        chosen=ratio is None,
     )
 
 
 def _line(row: Checked, full: Checked) -> str:
-    ratio = "full prefill" if row.ratio is None else f"{row.ratio:12.2f}"
+    ratio = "full prefill" if row.ratio is None else f"{'chosen ' * row.chosen}{row.ratio:.2f}".rjust(12)
     right = "-" if row.right is None else f"{row.right:.1%}"
     recomputed = "all" if row.ratio is None else f"{row.recomputed:,.0f}"
     faster = full.first_token_seconds / row.first_token_seconds

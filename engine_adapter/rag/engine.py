@@ -23,11 +23,11 @@ from engine_adapter.rag.prompts import QUESTION, Prompts, Text, digest
 from engine_adapter.rag.stream import AnswerStream, Stop
 from engine_adapter.rag.turns import Turns
 from engine_adapter.transformers import attach
-from kvdb.blend.strategies import DEFAULT_RATIO, Recompute
+from kvdb.blend.strategies import Recompute
 from kvdb.errors import AlreadyExists, InvalidArgument, SessionClosed
 from kvdb.types import Float32
 
-RATIOS = (0.0, 0.05, DEFAULT_RATIO, 0.3, 1.0)
+RATIOS = (0.0, 0.05, 0.15, 0.3, 1.0, None)
 PLAIN = frozenset({"max_new_tokens", "min_new_tokens", "eos_token_id", "pad_token_id", "repetition_penalty"})
 """The options of an answer that a full prefill takes too."""
 
@@ -131,7 +131,7 @@ class RagEngine:
         question: Text,
         docs: Iterable[str],
         *,
-        recompute: float | Recompute | None = DEFAULT_RATIO,
+        recompute: float | Recompute | None = None,
         max_new_tokens: int = 64,
         stream: Callable[[str], object] | None = None,
         **options: Any,
@@ -151,7 +151,7 @@ class RagEngine:
         question: Text,
         docs: Iterable[str],
         *,
-        recompute: float | Recompute | None = DEFAULT_RATIO,
+        recompute: float | Recompute | None = None,
         max_new_tokens: int = 64,
         **options: Any,
     ) -> AnswerStream:
@@ -166,7 +166,7 @@ class RagEngine:
     def check(
         self,
         sample: Iterable[CheckPrompt | Sequence[Any]],
-        ratios: Iterable[float] = RATIOS,
+        ratios: Iterable[float | None] = RATIOS,
         *,
         max_new_tokens: int = 64,
         progress: Progress | None = None,
@@ -175,14 +175,15 @@ class RagEngine:
         """Compare answers with those of this model's full prefill, without kvdb, for prompts of one's own.
 
         sample: (question, docs), or (question, docs, expected) with what a right answer holds: a string, or a function of the
-        answer's text. ratios: of recompute, that are compared. Decoding is greedy. progress: called with the number of answers
-        so far and of all answers. options: as in `answer`. Raises what `answer` raises, and InvalidArgument for an empty sample.
+        answer's text. ratios: of recompute, that are compared; None for what the controller chooses. Decoding is greedy.
+        progress: called with the number of answers so far and of all answers. options: as in `answer`. Raises what `answer`
+        raises, and InvalidArgument for an empty sample.
         """
         settings = {"max_new_tokens": max_new_tokens, "do_sample": False, **options}
         plain = {name: value for name, value in settings.items() if name in PLAIN}
         return check(
             [CheckPrompt.of(prompt) for prompt in sample],
-            [Recompute.of(ratio).share for ratio in ratios],
+            [Recompute.of(ratio).ratio for ratio in ratios],
             blended=lambda prompt, ratio: self.answer(prompt.question, prompt.docs, recompute=ratio, **settings),
             fed=lambda prompt, ratio, tokens: self._fed(prompt, ratio, tokens, settings),
             full=lambda prompt: self._full_answer(prompt, plain),
@@ -244,7 +245,7 @@ class RagEngine:
         prompt = len(sequence) - report.generated
         return answer_of(self._prompts.tokenizer, sequence[prompt:].tolist(), prompt, report, self._engine.spec.layers)
 
-    def _fed(self, prompt: CheckPrompt, ratio: float, tokens: Sequence[int], settings: dict[str, Any]) -> Float32:
+    def _fed(self, prompt: CheckPrompt, ratio: float | None, tokens: Sequence[int], settings: dict[str, Any]) -> Float32:
         """Log probabilities at each token of an answer that is fed, float32 `[tokens, vocabulary]`."""
         forced = Forced(tokens)
         processors = LogitsProcessorList([*settings.get("logits_processor", ()), forced])

@@ -190,10 +190,9 @@ class TransformersEngine:
         check_positions(self._model, len(tokens))
         if len(tokens) == session.start:
             raise InvalidArgument("the last part is a context; expected token ids behind it, such as a question, to go on from")
-        choice = session.plan_recompute(seconds=self._token_seconds, floor=recompute.floor, ratio=recompute.ratio)
-        done = recomputed(self._model, session, replace(recompute, ratio=choice.ratio))
+        done = recomputed(self._model, session, recompute, self._token_seconds)
         self._token_seconds = done.token_seconds or self._token_seconds
-        blend = Blend(done.reused, done.recomputed, done.fresh, choice, perf_counter() - started)
+        blend = Blend(done.reused, done.recomputed, done.fresh, done.choice, perf_counter() - started, done.deviation)
         prefill(self._model, session, tokens[:-1], self._piece_tokens, options=options)
         return Prompts(tokens[None], None, [Prompt(tokens)]), [Row(session)], blend
 

@@ -6,7 +6,8 @@ layers drop the tokens that do not go on.
 """
 
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -20,9 +21,10 @@ import kvdb
 from engine_adapter.transformers.cache import Batch, Row, SessionLayer
 from engine_adapter.transformers.support import decoder_layers
 from kvdb.blend import strategies
-from kvdb.blend.strategies import Recompute
+from kvdb.blend.controller import ratio_within
+from kvdb.blend.strategies import ByDeviation, Recompute
 from kvdb.errors import IntegrityError, Unsupported
-from kvdb.types import Positions
+from kvdb.types import Float32, Positions
 from query_optimizer.query_options import NO_OPTIONS
 
 PROBED_TOKENS = 64
@@ -34,12 +36,15 @@ FIRST_LAYER_DEVIATION_MAX = 0.1
 @dataclass(frozen=True)
 class Recomputed:
     """The result of a recompute. reused: tokens whose stored KV stayed. recomputed: tokens of chunks that were computed anew, the
-    mean over the layers behind the first. fresh: tokens whose KV was not stored. token_layers: the number of times that a token
-    went through a layer. seconds: the time of the whole recompute."""
+    mean over the layers behind the first. fresh: tokens whose KV was not stored. choice: the ratio, and why. deviation: the mean
+    of the chunks' tokens in the check layer, before any was recomputed; None where it was not measured. token_layers: the number
+    of times that a token went through a layer. seconds: the time of the whole recompute."""
 
     reused: float
     recomputed: float
     fresh: int
+    choice: kvdb.Choice
+    deviation: float | None
     token_layers: int
     seconds: float
 
@@ -49,14 +54,17 @@ class Recomputed:
         return self.seconds / self.token_layers if self.token_layers else None
 
 
-def recompute(model: PreTrainedModel, session: kvdb.Session, options: Recompute) -> Recomputed:
+def recompute(
+    model: PreTrainedModel, session: kvdb.Session, options: Recompute, token_seconds: float | None = None
+) -> Recomputed:
     """Fill the gaps of a session that was laid out from parts, and recompute the tokens of its chunks that the options choose.
 
-    The model is attached. Raises Unsupported for a model whose layers cannot be run on some tokens only, IntegrityError for
-    chunks that this model did not compute, and what `Session.overlay` raises; the session is then unfinished.
+    The model is attached. token_seconds: what one token took in one layer when it was last measured. Raises Unsupported for a
+    model whose layers cannot be run on some tokens only, IntegrityError for chunks that this model did not compute, and what
+    `Session.overlay` raises; the session is then unfinished.
     """
     started = perf_counter()
-    selection = _Selection(session, options)
+    selection = _Selection(session, options, token_seconds)
     entering = np.flatnonzero(selection.entering)
     if len(entering):
         ids = torch.from_numpy(session.tokens[entering].astype(np.int64)).to(model.device)
@@ -67,23 +75,40 @@ def recompute(model: PreTrainedModel, session: kvdb.Session, options: Recompute)
         reused=session.start - fresh - recomputed,
         recomputed=recomputed,
         fresh=fresh,
+        choice=selection.choice,
+        deviation=selection.deviation,
         token_layers=selection.token_layers,
         seconds=perf_counter() - started,
     )
 
 
 class _Selection:
-    """Which tokens are computed. chunks, gaps, entering: bool `[start]`, over positions. overlaid: tokens of chunks that were
-    computed anew, over all layers; token_layers: tokens that went through a layer, over all layers."""
+    """Which tokens are computed. chunks, gaps, entering: bool `[start]`, over positions. choice, deviation: as in `Recomputed`.
+    overlaid: tokens of chunks that were computed anew, over all layers; token_layers: tokens that went through a layer, over all
+    layers."""
 
-    def __init__(self, session: kvdb.Session, options: Recompute) -> None:
+    def __init__(self, session: kvdb.Session, options: Recompute, token_seconds: float | None) -> None:
         placed, total = session.layout, session.start
         spans = [(part.begin, part.end) for part in placed if part.kind == "chunk"]
         self.chunks = strategies.inside(spans, total)
         self.gaps = strategies.inside([(part.begin, part.end) for part in placed if part.kind == "tokens"], total)
-        self.strategy = strategies.make(options, spans, total, session.spec.layers)
+        self._plan = partial(session.plan_recompute, seconds=token_seconds)
+        self._options = options
+        self.choice = self._plan(floor=options.floor, ratio=options.ratio)
+        self.deviation: float | None = None
+        known = options if options.strategy is None else replace(options, ratio=self.choice.ratio)
+        self.strategy = strategies.make(known, spans, total, session.spec.layers)
         self.entering = self.strategy.start() | self.gaps
         self.overlaid = self.token_layers = 0
+
+    def measured(self, scores: Float32) -> None:
+        """The check layer's deviations `[n]`, infinite for gaps: the first ones settle the ratio where none was given."""
+        if self.deviation is None:
+            known = scores[np.isfinite(scores)]
+            self.deviation = float(known.mean()) if len(known) else None
+        if isinstance(self.strategy, ByDeviation) and not self.strategy.settled:
+            self.choice = self._plan(floor=max(self._options.floor, ratio_within(scores, self._options.error_max)))
+            self.strategy.settle(self.choice.ratio)
 
 
 class _Done(Exception):
@@ -188,8 +213,9 @@ class _Run:
             if not self._selection.strategy.checks(number):
                 return (hidden, *rest), kwargs
             probed = self._probe(number, module, (hidden, *rest), kwargs)
-            scores = self._session.deviation(number, self._positions, probed.k[0], probed.v[0])
-            going = np.flatnonzero(self._selection.strategy.goes_on(number, self._positions, scores.cpu().numpy()))
+            scores = self._session.deviation(number, self._positions, probed.k[0], probed.v[0]).cpu().numpy()
+            self._selection.measured(scores)
+            going = np.flatnonzero(self._selection.strategy.goes_on(number, self._positions, scores))
             if not len(going):  # no later layer computes any token
                 self._next = self._session.spec.layers
                 raise _Done

@@ -1,8 +1,8 @@
-"""Chooses how much to recompute, and where to keep chunks, so that loading hides recompute (CacheBlend, arXiv 2405.16444, section
-5).
+"""Chooses how much to recompute: what quality needs, and what loading hides (CacheBlend, arXiv 2405.16444, section 5).
 
-While layer i is recomputed, layer i + 1 is loaded. Up to the point where both take as long, more recompute costs no time, and a
-slower tier costs none either.
+What quality needs is measured on the prompt's own check layer: the tokens that deviate most, until what deviates of the others
+is within a budget. While layer i is recomputed, layer i + 1 is loaded: up to the point where both take as long, more recompute
+costs no time, and a slower tier costs none either.
 """
 
 import math
@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from kvdb.blend.strategies import DEFAULT_RATIO
 from kvdb.errors import InvalidArgument
+from kvdb.types import Float32
 
 TIE = 1 + 1e-9
 """Two times are equal if they differ by less than this factor: a ratio is computed from one of them."""
@@ -131,6 +134,20 @@ def choose(rates: Rates, chunks: Chunks, floor: float = DEFAULT_RATIO, ratio: fl
         by_caller=ratio is not None,
         reason=_reason(chunks, load, compute),
     )
+
+
+def ratio_within(scores: Float32, error_max: float) -> float:
+    """The least share of tokens to recompute, those of the largest scores, so that the scores of the others, divided by how many
+    tokens there are, sum up to at most `error_max`.
+
+    scores: `[n]`, "weighted" of kvdb.blend.deviation; tokens with infinity, of which nothing is stored, do not count. A larger
+    budget never gives a larger share; 0 gives 1, also for tokens that do not deviate.
+    """
+    known = np.sort(scores[np.isfinite(scores)].astype(np.float64))
+    if not len(known) or error_max <= 0:
+        return float(len(known) > 0)
+    left = np.cumsum(known) / len(known)  # by how many of the smallest are left
+    return 1 - float(np.count_nonzero(left <= error_max)) / len(known)
 
 
 def pipelined_seconds(loads: Sequence[float], computes: Sequence[float]) -> float:

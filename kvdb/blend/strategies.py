@@ -27,8 +27,10 @@ Positions: TypeAlias = npt.NDArray[np.int64]
 Spans: TypeAlias = Sequence[tuple[int, int]]
 
 DEFAULT_RATIO = 0.15
-"""With this share of the tokens recomputed, CacheBlend (arXiv 2405.16444, section 5) found quality hardly below that of a full
-prefill."""
+"""For engines that do not measure: with this share of the tokens recomputed, CacheBlend (arXiv 2405.16444, section 5) found
+quality hardly below that of a full prefill."""
+DEFAULT_ERROR_MAX = 0.006
+"""On SmolLM2-135M-Instruct about 0.01 nats a token from a full prefill (benchmarks/README.md, "Blending: a pretrained model")."""
 DEFAULT_STEEPNESS = 0.3
 """A guess: the paper asks for slightly more than the ratio in the first layers and slightly less in the last."""
 
@@ -54,20 +56,24 @@ class Strategy(Protocol):
 class Recompute:
     """How much of the chunks is computed anew, and which tokens.
 
-    ratio: the share of their tokens, a mean over the layers, 0 to 1; None lets the controller choose, at least `floor`.
-    steepness: how many more tokens the first layers take than the last ones, from 0 for equally many to 1. check_layer: the first
-    layer whose fresh KV is compared; all tokens go through the layers before it. strategy: makes the strategy, called as
-    (options, spans, total, layers) like `make`; None for the tokens that deviate most. Raises InvalidArgument.
+    ratio: the share of their tokens, a mean over the layers, 0 to 1; None lets the controller choose: the least with which the
+    deviation that is left in the check layer is within `error_max`, at least `floor`, and more where loading hides it. error_max:
+    the mean deviation ("weighted", over all tokens) that may be left, 0 to 1; 0 recomputes everything. A strategy of one's own
+    chooses before anything is measured, so beside it `ratio` and `floor` count alone. steepness: how many more tokens the first
+    layers take than the last ones, from 0 for equally many to 1. check_layer: the first layer whose fresh KV is compared; all
+    tokens go through the layers before it. strategy: makes the strategy, called as (options, spans, total, layers) like `make`;
+    None for the tokens that deviate most. Raises InvalidArgument.
     """
 
     ratio: float | None = None
-    floor: float = DEFAULT_RATIO
+    error_max: float = DEFAULT_ERROR_MAX
+    floor: float = 0.0
     steepness: float = DEFAULT_STEEPNESS
     check_layer: int = 1
     strategy: "Callable[[Recompute, Spans, int, int], Strategy] | None" = None
 
     def __post_init__(self) -> None:
-        for share in ("ratio", "floor", "steepness"):
+        for share in ("ratio", "error_max", "floor", "steepness"):
             if share != "ratio" or self.ratio is not None:
                 object.__setattr__(self, share, _share(share, getattr(self, share)))
         layer: Any = self.check_layer
@@ -117,19 +123,33 @@ class ByDeviation:
     All tokens enter; from the check layer on, those that deviate most go on, fewer in each layer. A model that ends before its
     check layer is checked at its last layer. No token enters if the ratio is 0, or if the only layer is layer 0, whose KV depends
     on the token alone. counts: int64 `[layers]`, the number of tokens of chunks that go on from each layer; 0 for layers before
-    the check layer, from which all go on.
+    the check layer, from which all go on. settled: whether the ratio is known; where the options have none, `settle` is called
+    between the check layer's scores and `goes_on`.
     """
 
     def __init__(self, options: Recompute, spans: Spans, total: int, layers: int) -> None:
         self._chunks = inside(spans, total)
         self._first = min(options.check_layer, layers - 1)
-        shares = gradual(layers, options.share, max(self._first, 1), options.steepness)
+        self._layers = layers
+        self._steepness = options.steepness
+        self.settled = options.ratio is not None or layers < 2 or not self._chunks.any()
+        self._share_out(1.0 if options.ratio is None else options.ratio)
+
+    def settle(self, ratio: float) -> None:
+        """Go on with this share of the tokens, the mean over layers."""
+        self.settled = True
+        self._share_out(ratio)
+
+    def _share_out(self, ratio: float) -> None:
+        shares = gradual(self._layers, ratio, max(self._first, 1), self._steepness)
         self.counts = counts(shares, int(self._chunks.sum()))
 
     def start(self) -> Flags:
         return self._chunks.copy() if self.counts.any() else np.zeros_like(self._chunks)
 
     def checks(self, layer: int) -> bool:
+        if not self.settled and layer == self._first:
+            return True
         if not self.counts.any() or layer < self._first:
             return False
         entered = int(self._chunks.sum()) if layer == self._first else int(self.counts[layer - 1])

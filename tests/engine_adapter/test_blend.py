@@ -134,6 +134,44 @@ def test_the_first_chunk_of_all_is_exact(attached, chunks):
     assert attached.last.blend.recomputed == len(B)
 
 
+def test_the_controller_recomputes_what_the_budget_asks_for(attached, model, chunks):
+    shares, deviations = [], set()
+    for error_max in (1.0, 0.3, 0.1, 0.03, 0.0):
+        sequence, _ = logits(attached, chunks, kvdb.Recompute(error_max=error_max))
+        blend = attached.last.blend
+        shares.append(blend.ratio)
+        deviations.add(blend.deviation)
+        assert not blend.choice.by_caller
+        assert blend.recomputed == pytest.approx(blend.ratio * (2 * len(A) + len(B)), abs=1)
+        assert f"recompute {blend.ratio:.1%}" in str(attached.last.explain)
+    assert shares == sorted(shares)
+    assert shares[0] < shares[2] < shares[-1] == 1
+    assert len(deviations) == 1
+    assert torch.equal(sequence, model.generate(WHOLE[None], max_new_tokens=3, do_sample=False)[0])
+
+
+def test_the_controller_recomputes_nothing_of_chunks_that_do_not_interact():
+    """Without attention a token's KV depends on the token alone, wherever it stands."""
+    model = build(num_hidden_layers=4)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+    with kvdb.connect() as db, attach(model, db) as engine:
+        sequence, _ = logits(engine, parts_of(engine), None)
+        blend = engine.last.blend
+        assert blend.deviation < 1e-5
+        assert (blend.ratio, blend.recomputed) == (0, 0)
+    assert torch.equal(sequence, model.generate(WHOLE[None], max_new_tokens=3, do_sample=False)[0])
+
+
+def test_a_floor_and_a_strategy_of_ones_own_beside_the_controller(attached, chunks):
+    logits(attached, chunks, kvdb.Recompute(error_max=1.0, floor=0.4))
+    assert attached.last.blend.ratio == 0.4
+    logits(attached, chunks, kvdb.Recompute(floor=0.2, strategy=First))
+    assert attached.last.blend.ratio == 0.2
+    assert attached.last.blend.recomputed == pytest.approx(0.2 * (2 * len(A) + len(B)), abs=1)
+
+
 def test_a_chunk_right_behind_what_it_was_computed_behind_is_exact(attached, model):
     attached.store(name="system", input_ids=SYSTEM)
     a = attached.store_chunk(name="a", input_ids=A, behind=SYSTEM)

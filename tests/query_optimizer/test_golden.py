@@ -47,7 +47,7 @@ RULES = {
 MIXTURES = {
     "nothing": facts(),
     "a budget of error, nothing proven": facts(
-        LONG, tail(), budget=budget(0.01, proven(FLAT, inf, audits=12), proven(TAIL, 0.07))
+        LONG, tail(), budget=budget(0.01, proven(FLAT, inf, audits=12, least=(-inf,) * 4), proven(TAIL, 0.07))
     ),
     "a budget of error, two ways": facts(
         part("segment 3", 50_000, "flat", "coarse-clusters"),
@@ -99,6 +99,7 @@ def analyzed():
 
 CASES = {name: str(planned(given)) for name, given in (RULES | MIXTURES).items()} | {
     "verbose": planned(MIXTURES["two parts"]).explain(verbose=True),
+    "verbose, a budget of error": planned(MIXTURES["a budget of error, two ways"]).explain(verbose=True),
     "verbose, forty parts": "\n".join(planned(MIXTURES["forty parts"]).explain(verbose=True).splitlines()[-20:]),
     "analyze": str(analyzed()),
     "analyze, everything read": str(replace(analyzed(), actual=Actual(400_020, 400_020, 419_430_400, 1.6e-2))),

@@ -15,24 +15,29 @@ def test_a_check_compares_with_the_models_own_answers(rag, write):
     told = []
     found = rag.check(
         [("and so?", ["2", "0"], whole.upper()), ("why", ["1", "3"], lambda text: False), ("what", ["1"])],
-        ratios=(0, 0.5, 1),
+        ratios=(0, 0.5, 1, None),
         max_new_tokens=6,
         progress=lambda done, total: told.append((done, total)),
     )
-    assert told == [(done, 12) for done in range(1, 13)], "three prompts, at three ratios and by a full prefill"
-    assert [row.ratio for row in found.rows] == [0, 0.5, 1]
-    assert (found.rows[-1].same, found.rows[-1].leading, found.rows[-1].right) == (1, 1, 0.5)
-    assert found.rows[-1].texts == found.full.texts
+    assert told == [(done, 15) for done in range(1, 16)], "three prompts, at four ratios and by a full prefill"
+    assert [row.ratio for row in found.rows[:3]] == [0, 0.5, 1]
+    assert (found.rows[2].same, found.rows[2].leading, found.rows[2].right) == (1, 1, 0.5)
+    assert found.rows[2].texts == found.full.texts
     assert found.full.right == 0.5
     assert found.rows[0].recomputed == 0 < found.rows[1].recomputed < found.rows[2].recomputed
     assert found.rows[0].leading <= 1
-    assert found.rows[-1].f1 == 1
-    assert found.rows[-1].kl < 1e-5 < found.rows[0].kl
-    assert found.rows[-1].nll == pytest.approx(found.full.nll, abs=1e-4)
+    assert found.rows[2].f1 == 1
+    assert found.rows[2].kl < 1e-5 < found.rows[0].kl
+    assert found.rows[2].nll == pytest.approx(found.full.nll, abs=1e-4)
     assert (found.full.f1, found.full.kl) == (1, 0)
+    chosen = found.rows[3]
+    assert chosen.chosen
+    assert 0 < chosen.ratio <= 1
+    assert found.least_ratio(0) == 0
     lines = str(found).splitlines()
     assert len({len(line) for line in lines[:-2]}) == 1
-    assert lines[4].startswith("full prefill")
+    assert lines[4].lstrip().startswith(f"chosen {chosen.ratio:.2f}")
+    assert lines[5].startswith("full prefill")
     assert "100.0%" in lines[3]
     assert lines[-2].startswith("3 prompts")
 

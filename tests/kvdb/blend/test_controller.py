@@ -4,11 +4,13 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from kvdb.blend.controller import Choice, Chunks, Rates, choose, pipelined_seconds
+from kvdb.blend.controller import Choice, Chunks, Rates, choose, pipelined_seconds, ratio_within
 from kvdb.errors import InvalidArgument
 
 # 1000 tokens of 1 kB: 1 ms from disk, 0.1 ms from memory, 10 ms from afar; recompute of all takes 10 ms a layer.
@@ -18,6 +20,7 @@ ON_DISK = Chunks({"disk": 1000}, 1000, layers=4)
 POSITIVE = st.floats(1e-9, 1e12)
 TIERS = st.dictionaries(st.sampled_from(["gpu", "memory", "disk", "remote"]), st.one_of(POSITIVE, st.just(math.inf)), min_size=1)
 SHARES = st.floats(0, 1)
+SCORES = arrays(np.float32, st.integers(1, 60), elements=st.one_of(st.floats(0, 2, width=32), st.just(math.inf)))
 
 
 @st.composite
@@ -170,3 +173,29 @@ def test_a_pipeline_waits_for_the_slower_of_load_and_compute():
     assert pipelined_seconds([], []) == 0
     assert pipelined_seconds([2], [3]) == 5
     assert pipelined_seconds([1, 5, 1], [2, 2, 2]) == 1 + 5 + 2 + 2
+
+
+@given(SCORES, SHARES, SHARES)
+def test_a_larger_budget_never_recomputes_more(scores, one, other):
+    small, large = sorted((one, other))
+    assert ratio_within(scores, large) <= ratio_within(scores, small)
+
+
+@given(SCORES, SHARES)
+def test_the_least_share_keeps_what_is_left_within_the_budget(scores, error_max):
+    """The oracle tries every share, from none on."""
+    known = sorted(scores[np.isfinite(scores)].astype(np.float64))
+    count = round(ratio_within(scores, error_max) * len(known))
+    if error_max == 0:
+        assert count == len(known)
+        return
+    fits = [sum(known[: len(known) - taken]) <= error_max * len(known) * (1 + 1e-12) for taken in range(len(known) + 1)]
+    assert fits[count]
+    assert count == 0 or sum(known[: len(known) - count + 1]) > error_max * len(known) * (1 - 1e-12)
+
+
+@given(SCORES)
+def test_no_budget_recomputes_everything_and_chunks_that_do_not_deviate_nothing(scores):
+    assert ratio_within(scores, 0) == float(np.isfinite(scores).any())
+    assert ratio_within(np.zeros_like(scores), 1e-9) == 0
+    assert ratio_within(scores[:0], 0.5) == 0

@@ -63,15 +63,22 @@ def test_relative_is_the_sum_of_relative_norms():
 def test_weighted_is_the_way_of_each_heads_key_by_the_length_of_its_value():
     (k, v), (fresh_k, fresh_v) = kv(0), kv(1)
     length = np.maximum(np.linalg.norm(fresh_v, axis=-1), np.linalg.norm(v, axis=-1))
-    expected = (np.linalg.norm(fresh_k - k, axis=-1) * length).sum(axis=0)
+    size = np.maximum(np.linalg.norm(fresh_k, axis=-1), np.linalg.norm(k, axis=-1))
+    expected = (np.linalg.norm(fresh_k - k, axis=-1) * length).sum(axis=0) / (size * length).sum(axis=0).mean()
     np.testing.assert_allclose(deviation(fresh_k, fresh_v, k, v, "weighted"), expected, rtol=1e-5)
 
 
-def test_weighted_grows_with_the_vectors_and_relative_does_not():
+@EVERY_SCORE
+def test_scores_do_not_depend_on_how_long_the_vectors_are(score):
     (k, v), (fresh_k, fresh_v) = kv(0), kv(1)
     once, thrice = ([scale * x for x in (fresh_k, fresh_v, k, v)] for scale in (1, 3))
-    np.testing.assert_allclose(deviation(*thrice, "weighted"), 9 * deviation(*once, "weighted"), rtol=1e-5)
-    np.testing.assert_allclose(deviation(*thrice, "relative"), deviation(*once, "relative"), rtol=1e-5)
+    np.testing.assert_allclose(deviation(*thrice, score), deviation(*once, score), rtol=1e-5)
+
+
+def test_the_mean_of_weighted_is_one_where_all_keys_turn_round():
+    k, v = kv()
+    assert deviation(-k, v, k, v, "weighted").mean() == pytest.approx(2, rel=1e-5)
+    assert deviation(np.zeros_like(k), v, k, v, "weighted").mean() == pytest.approx(1, rel=1e-5)
 
 
 @EVERY_SCORE

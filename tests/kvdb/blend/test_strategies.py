@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import kvdb.blend.strategies as strategies
 from benchmarks.blend_first import First
 from benchmarks.blend_random import Random
-from kvdb.blend.strategies import DEFAULT_RATIO, Recompute, inside
+from kvdb.blend.strategies import DEFAULT_ERROR_MAX, ByDeviation, Recompute, inside
 from kvdb.errors import InvalidArgument
 
 STRATEGIES = [None, First, Random]
@@ -66,6 +66,24 @@ def test_deviation_computes_its_share_over_the_layers(chunks, ratio, layers, ste
     assert through[first:].sum() == pytest.approx(ratio * chunk.sum() * max(layers - first, 0), abs=1)
 
 
+@given(spans(), RATIOS, st.integers(1, 6), st.integers(1, 4), st.integers(0, 1000))
+def test_a_ratio_that_is_settled_at_the_check_layer_goes_on_like_one_that_was_given(chunks, ratio, layers, check_layer, seed):
+    scores = np.random.default_rng(seed).random(chunks[1]).astype(np.float32)
+    late, early = (ByDeviation(Recompute(given, check_layer=check_layer), *chunks, layers) for given in (None, ratio))
+    assert late.settled == (layers == 1 or not inside(*chunks).any())
+    computed = late.start()
+    for layer in range(layers):
+        positions = np.flatnonzero(computed)
+        if late.checks(layer):
+            if not late.settled:
+                assert layer == min(check_layer, layers - 1)
+                late.settle(ratio)
+            computed[positions] = late.goes_on(layer, positions, scores[positions])
+    if layers > 1:
+        np.testing.assert_array_equal(late.counts, early.counts)
+        np.testing.assert_array_equal(computed, carried_out(early, layers, scores)[-1])
+
+
 def test_deviation_takes_those_that_deviate_most():
     scores = np.zeros(100, np.float32)
     scores[[20, 31, 55, 56]] = [4, 3, 2, 1]
@@ -108,6 +126,10 @@ def test_spans_that_cannot_be_are_refused(chunks):
         ({"ratio": True}, "ratio is True"),
         ({"ratio": "0.5"}, "ratio is '0.5'"),
         ({"floor": 1.5}, "floor is 1.5"),
+        ({"error_max": -1e-9}, "error_max is -1e-09; expected a number from 0 to 1"),
+        ({"error_max": 1.1}, "error_max is 1.1"),
+        ({"error_max": float("nan")}, "error_max is nan"),
+        ({"error_max": None}, "error_max is None"),
         ({"strategy": "first"}, "strategy is 'first'; expected None for the tokens that deviate most, or a function"),
         ({"strategy": ["all"]}, "strategy is"),
         ({"steepness": 2}, "steepness is 2"),
@@ -124,7 +146,7 @@ def test_options_that_cannot_be_are_refused(given_options, words):
 
 def test_options_from_what_callers_give():
     assert Recompute.of(None) == Recompute()
-    assert Recompute().share == DEFAULT_RATIO
+    assert (Recompute().share, Recompute().error_max) == (0, DEFAULT_ERROR_MAX)
     assert Recompute(floor=0.4).share == 0.4
     assert Recompute(0.2, floor=0.4).share == 0.2
     assert Recompute.of(0) == Recompute(ratio=0.0)

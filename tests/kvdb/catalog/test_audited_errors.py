@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from indexes.retrieval import Dipr, TopK
 from kvdb.catalog.audited_errors import audited_errors
 from kvdb.catalog.evidence import Audit, Evidence
-from query_optimizer.error_budget import AUDITS_MIN
-from query_optimizer.order_statistics import upper_bound
+from query_optimizer.order_statistics import AUDITS_MIN, upper_bound
 from query_optimizer.ways import Way
 
 FAST, SLOW = Way("flat", Dipr(0.012)), Way("flat", Dipr(0.001))

@@ -16,8 +16,7 @@ from kvdb.catalog.evidence import (
     Audit,
     Evidence,
 )
-from query_optimizer.error_budget import AUDITS_MIN
-from query_optimizer.order_statistics import lower_bound, upper_bound
+from query_optimizer.order_statistics import AUDITS_MIN, lower_bound, upper_bound
 from query_optimizer.ways import Way
 
 WAY, OTHER = Way("flat", Dipr()), Way("coarse-clusters", TopK(64), estimate_tail=True)

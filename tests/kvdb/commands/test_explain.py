@@ -50,13 +50,17 @@ def command(spec, make_kv, capsys, monkeypatch):
 
 
 def test_one_line_for_each_layer(command):
-    status, said = command("--retrieval", "dipr")
+    status, said = command("--max-missed-mass", "0.5")
     assert status == 0
     head, titles, *layers, total = said.splitlines()
-    assert head == "1,200 tokens, 2 KV heads, dipr(0.012) asked for"
+    assert head == "1,200 tokens, 2 KV heads, dipr(0.012) chosen by the optimizer"
     assert titles.split() == ["layer", "way", "rule", "cost", "ms", "bytes", "MiB"]
     assert [line.split()[:3] for line in layers] == [["0", "flat", "first_layers"], ["1", "flat", "cheapest_scan"]]
     assert total.split()[0] == "all"
+    status, said = command()
+    head, _, *layers, _ = said.splitlines()
+    assert (status, head) == (0, "1,200 tokens, 2 KV heads, exact chosen by the optimizer")
+    assert [line.split()[:3] for line in layers] == [["0", "exact", "error_budget"], ["1", "exact", "error_budget"]]
 
 
 def test_with_what_it_took(command):
@@ -82,17 +86,24 @@ def test_the_tree_of_a_layer(command):
     assert status == 0
     assert said.startswith("Merge on layer 1  (cost=")
     assert "  Retrieve: dipr(0.1), asked for\n" in said
-    assert "Rules Before" not in said
-    status, said = command("--layer", "1", "--verbose", "--retrieval", "dipr")
-    assert "Rules Before cheapest_scan on segment " in said
+    assert "Tried Before" not in said
+    status, said = command("--layer", "1", "--verbose", "--max-missed-mass", "0.5")
+    assert "Tried Before cheapest_scan on segment " in said
+
+
+def test_the_evidence_of_a_budget(command):
+    _, said = command("--layer", "1", "--error-max", "0.02")
+    assert "Rule: error_budget (no faster way is proven to keep its share of 2.00%; nearest: flat " in said
+    assert "0 of 59 audits)" in said
+    _, said = command("--layer", "1", "--verbose")
+    ways = said[said.index("Tried Before error_budget on segment") :].splitlines()[1:]
+    assert any(line.split()[:2] == ["flat", "dipr(0.012)"] and line.endswith("0 of 59 audits") for line in ways)
 
 
 def test_hints_go_along(command):
     assert "Rule: hinted" in command("--layer", "1", "--index", "flat")[1]
-    dipr = "--retrieval", "dipr"
-    assert "Rule: no_index" in command("--layer", "0", "--rules-off", "first_layers, cheapest_scan", *dipr)[1]
-    assert "Rule: no_index" in command("--layer", "1", "--memory-budget", "21000", *dipr)[1]
-    assert "Rule: error_budget" in command("--layer", "1")[1]
+    assert "Rule: no_index" in command("--layer", "0", "--rules-off", "error_budget, first_layers, cheapest_scan")[1]
+    assert "Rule: no_index" in command("--layer", "1", "--memory-budget", "21000", "--rules-off", "error_budget")[1]
     assert "Rule: exact_asked" in command("--layer", "1", "--retrieval", "exact")[1]
 
 

@@ -7,7 +7,7 @@ import kvdb
 import kvdb.session.audits as audits
 from kvdb.config import Config, IndexConfig, OptimizerConfig, StorageConfig, WindowConfig
 from kvdb.database import Database
-from query_optimizer.error_budget import AUDITS_MIN
+from query_optimizer.order_statistics import AUDITS_MIN
 from tests.kvdb.session.test_audits import IDS, SPEC, WAY, Document
 
 BUDGET = 0.05

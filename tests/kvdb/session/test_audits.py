@@ -10,7 +10,7 @@ import kvdb.session.audits as audits
 from indexes.retrieval import Dipr
 from kvdb.config import Config, IndexConfig, OptimizerConfig, StorageConfig, WindowConfig
 from kvdb.database import Database
-from query_optimizer.error_budget import AUDITS_MIN
+from query_optimizer.order_statistics import AUDITS_MIN
 from query_optimizer.query_options import QueryOptions
 from query_optimizer.ways import Way
 from tests.reference import attention

@@ -1,0 +1,103 @@
+"""How near are a pretrained model's answers over blended documents to those of a full prefill?
+
+SmolLM2-135M-Instruct in float32 (`make real-model` fetches it) reads profiles of countries (`blend_profiles.json`: The World
+Factbook, in the public domain) in its own chat format: system prompt, three or four documents, question. 30 questions over 10
+mixes, each in an order of its own; `rag.check` at several ratios and at what the controller chooses.
+
+    python -m benchmarks.blend_real
+    python -m benchmarks.blend_real --mixes 2 --characters 1200
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import kvdb
+from benchmarks.harness import machine, report
+from engine_adapter.models.pretrained import REASON, real_model_folder
+from engine_adapter.rag import RagEngine
+
+PROFILES = Path(__file__).with_name("blend_profiles.json")
+INSTRUCTION = (
+    "<|im_start|>system\nYou are a helpful assistant. You answer questions about the documents that the user gives you, in one "
+    "sentence.<|im_end|>\n<|im_start|>user\nDocuments:\n"
+)
+TEMPLATE = "\nQuestion: {question}<|im_end|>\n<|im_start|>assistant\n"
+RATIOS = (0.0, 0.05, 0.15, 0.3, 0.5, None)
+MIXES, QUESTIONS = 10, 3
+
+
+class Mix(NamedTuple):
+    """Documents in their order, by name, and questions about them."""
+
+    names: tuple[str, ...]
+    questions: tuple[str, ...]
+
+
+def mixes(profiles: dict[str, Any], count: int, seed: int = 5) -> list[Mix]:
+    """Three or four documents each, in turns; each question is about another of them, and none is asked twice."""
+    chance = random.Random(seed)
+    left = {name: chance.sample(profile["questions"], len(profile["questions"])) for name, profile in profiles.items()}
+    made = []
+    for number in range(count):
+        most = sorted(left, key=lambda name: (-len(left[name]), chance.random()))
+        asked = most[:QUESTIONS]
+        names = chance.sample(asked + most[QUESTIONS : QUESTIONS + number % 2], QUESTIONS + number % 2)
+        made.append(Mix(tuple(names), tuple(left[name].pop() for name in asked)))
+    return made
+
+
+def shortened(text: str, characters: int | None) -> str:
+    """The sentences of a text that end within so many characters; all of it for None."""
+    return text if characters is None else text[: text.rfind(".", 0, characters) + 1]
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--mixes", type=int, default=MIXES)
+    arguments.add_argument("--characters", type=int, help="of each document, about; all if left out")
+    arguments.add_argument("--tokens", type=int, default=40, help="of an answer, at most")
+    given = arguments.parse_args()
+    folder = real_model_folder()
+    if folder is None:
+        print(REASON, file=sys.stderr)
+        return
+    report("blend_real.machine", torch=torch.__version__, **machine())
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
+    profiles = json.loads(PROFILES.read_text(encoding="utf-8"))
+    chosen = mixes(profiles, given.mixes)
+    sample = [(question, mix.names) for mix in chosen for question in mix.questions]
+    with kvdb.connect() as db, RagEngine(model, tokenizer, db, instruction=INSTRUCTION, template=TEMPLATE) as rag:
+        for name in sorted({name for mix in chosen for name in mix.names}):
+            rag.add(name, f"## {name}\n{shortened(profiles[name]['text'], given.characters)}\n")
+        tokens = sum(info.tokens for info in rag.documents()) // len(rag.documents())
+        check = rag.check(
+            sample, RATIOS, max_new_tokens=given.tokens, progress=lambda done, all_: print(f"{done} of {all_}", file=sys.stderr)
+        )
+    for row in (*check.rows, check.full):
+        report(
+            "blend_real",
+            ratio=row.ratio,
+            chosen=row.chosen,
+            questions=len(sample),
+            mixes=len(chosen),
+            document_tokens=tokens,
+            same=row.same,
+            f1=row.f1,
+            kl=row.kl,
+            nll=row.nll,
+            recomputed=row.recomputed,
+        )
+    print(check, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
