@@ -2,19 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import inf, isfinite, sqrt
 
-<<<<<<< HEAD
 import numpy as np
 import numpy.typing as npt
 
-from query_optimizer.facts import Facts, PartFacts
-from query_optimizer.order_statistics import joint_bound, rank_of_bound, share_out
-=======
 from query_optimizer.evidence_text import evidence, no_proof, passed_over
 from query_optimizer.facts import Facts, PartFacts
-from query_optimizer.order_statistics import share_out
->>>>>>> main
+from query_optimizer.order_statistics import joint_bound, share_out
 from query_optimizer.rule import Fired, Heads, Wish, piecewise_cost
 from query_optimizer.ways import HeadShare, LayerBudget, Way, WayFacts
 

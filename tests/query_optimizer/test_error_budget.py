@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from indexes.retrieval import Dipr, TopK
 from query_optimizer.error_budget import (
     AUDITS_MAX,
-    AUDITS_MIN,
     SLOW_AUDITS,
     TIME_SHARE_MAX,
     head_time,
     share_budget,
     trial_of,
 )
+from query_optimizer.order_statistics import AUDITS_MIN
 from query_optimizer.rule import piecewise_cost
 from query_optimizer.ways import Way, WayFacts, candidates
 from tests.query_optimizer.made import KV_HEADS, budget, proven
