@@ -91,7 +91,7 @@ def test_none_at_all_is_exact(db, spec):
         assert session.explain(0).retrieval == kvdb.Exact()
         assert session.explain(0, retrieval=kvdb.TopK(2)).retrieval == kvdb.TopK(2)
         with pytest.raises(InvalidArgument, match=r"'flat', but with an error_max of 0 attention is exact.*expected index=None"):
-            session.attention(0, Q, hints=kvdb.Hints("flat"))
+            session.attention(0, Q, error_max=0, hints=kvdb.Hints("flat"))
 
 
 @pytest.mark.parametrize("wrong", [-0.01, 1.01, float("nan"), "0.1", True, [0.1]])
