@@ -5,7 +5,6 @@ whole now and then. The comparison follows the answer: another thread makes it, 
 """
 
 import logging
-from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
@@ -66,9 +65,9 @@ class Audits:
     """
 
     def __init__(self, layer: int, planner: Planner, executor: Executor) -> None:
-        self.errors: deque[float] = deque(maxlen=ERRORS_MAX)
+        self.errors: list[float] = []
         self.audited, self.largest = 0, 0.0
-        self.ways: Counter[str] = Counter()
+        self.ways: dict[str, int] = {}
         self._layer = layer
         self._planner = planner
         self._executor = executor
@@ -120,7 +119,8 @@ class Audits:
         if budget is None:
             return
         served = prepared if comparison is None else comparison.served
-        self.ways.update(served.ways)
+        for way in served.ways:
+            self.ways[way] = self.ways.get(way, 0) + 1
         if served.plan.searches:
             self._answer_ns += stats.kernel_ns
             self._since += 1
@@ -209,7 +209,7 @@ class Audits:
     def _count(self, errors: Float32, searched: int) -> None:
         """Count audited answers. errors: float32 `[heads, n]`, of those that were audited of the searched ones."""
         layer_errors = np.sqrt((errors.astype(np.float64) ** 2).mean(axis=0) * searched)
-        self.errors.extend(layer_errors.tolist())
+        self.errors = [*self.errors, *layer_errors.tolist()][-ERRORS_MAX:]
         self.audited += len(layer_errors)
         self.largest = max(self.largest, float(layer_errors.max()))
 

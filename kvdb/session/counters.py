@@ -2,8 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import reduce
-from operator import add
 
 import numpy as np
 
@@ -36,7 +34,7 @@ class SessionCounters:
         """The counters as statistics of a session. tokens: how many it holds, those from position `start` on in its tail. audits:
         of each layer, none under way."""
         errors = np.array([error for layer in audits for error in layer.errors])
-        ways = reduce(add, [layer.ways for layer in audits], Counter[str]())
+        ways = sum((Counter(layer.ways) for layer in audits), Counter[str]())
         return SessionStats(
             tokens=tokens,
             reused=reused,

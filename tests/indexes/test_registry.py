@@ -23,7 +23,7 @@ def test_kinds_are_gone_through_while_others_are_registered(kinds):
         assert registry.register(type("Other", (Flat,), {"kind": name})).kind in registry.KINDS
 
     race(register, lambda: [name for name in registry.KINDS if registry.is_priced(name)])
-    assert list(registry.KINDS)[:2] == ["flat", "coarse-bounds"], "the built-in ones come first, the cheapest before all"
+    assert list(registry.KINDS)[:2] == ["flat", "quantized"], "the built-in ones come first, the cheapest before all"
 
 
 def test_threads_that_register_one_name_agree_on_its_class(kinds):

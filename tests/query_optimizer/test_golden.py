@@ -52,7 +52,7 @@ MIXTURES = {
     "a budget of error, two ways": facts(
         part("segment 3", 50_000, "flat", "coarse-clusters"),
         tail(),
-        budget=budget(0.01, proven(FLAT, 0.0, bounds=(0.002, 0.004, inf, inf)), proven(TAIL, 0.003)),
+        budget=budget(0.01, proven(FLAT, 0.0, bounds=(0.002, 0.004, inf, inf)), proven(TAIL, 0.003, time_share=0.4)),
     ),
     "no error at all": facts(LONG, tail(), budget=budget(0.0)),
     "a piece of a prompt": facts(LONG, part("tail", 9000, "flat", is_tail=True), new_tokens=100),

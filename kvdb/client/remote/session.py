@@ -140,7 +140,8 @@ class RemoteSession:
             return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
 
     def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
-        """How far fresh KV is from what is stored; see `kvdb.session.state.SessionState.deviation`, whose errors it raises."""
+        """How far fresh KV is from what is stored; see `kvdb.session.state.SessionState.deviation`, whose errors it raises. Where
+        one message does not take all tokens, the score "weighted" is relative to the mean of each message's tokens."""
         with self._lock:
             self.check_layer(layer)
             validate.positions(positions, validate.keys_values(self.spec, k, v), self.start, layer)

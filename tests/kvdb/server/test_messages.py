@@ -97,9 +97,14 @@ def test_what_is_recomputed_is_sent_in_pieces(laid_out, spec, make_kv):
     k, v = fresh.pairs()[0]
     everything = np.arange(N + 7)
     assert k.nbytes > MIB
-    answers = []
+    answers, first = [], {}
     for session in laid_out:
-        deviations = session.deviation(0, everything, k, v)
+        deviations = session.deviation(0, everything, k, v, score="relative")
+        by_default = session.deviation(0, everything, k, v)
+        assert (
+            relative_error(np.nan_to_num(by_default, posinf=9), np.nan_to_num(first.setdefault("weighted", by_default), posinf=9))
+            < 0.01
+        )
         with pytest.raises(errors.PositionError, match="7 tokens of layer 0 hold nothing yet"):
             session.attention(0, fresh.q[0], positions=everything)
         session.overlay(0, everything, k, v)
