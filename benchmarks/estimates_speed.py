@@ -57,7 +57,7 @@ class Layer:
         return whole(self.layout, self.reads(self.blocks[copy]), q, 0, self.scale).state.out
 
     def estimated(self, index: Index, retrieval: Retrieval, q: np.ndarray) -> np.ndarray:
-        """By an index over all blocks but the last, which is read."""
+        """Search an index over all blocks but the last, which is read whole."""
         blocks = index.blocks
         stop = (len(blocks.table) - 1) * BLOCK
         window = whole(self.layout, self.reads(blocks, len(blocks.table) - 1), q, 0, self.scale)

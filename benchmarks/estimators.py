@@ -157,7 +157,7 @@ class Grouped:
         return np.asarray(sums / self.count[:, None])
 
     def sums(self, x: Array) -> Array:
-        """Of `[rows, tokens]` over clusters."""
+        """Values of `[rows, tokens]`, summed up over clusters."""
         return np.stack([np.bincount(self.of, row, len(self.count)) for row in x]).astype(np.float32)
 
 

@@ -1,6 +1,5 @@
 """The prefix tree finds the longest stored prefix, whatever was stored and dropped before."""
 
-import gc
 import weakref
 
 import numpy as np
@@ -49,7 +48,6 @@ def test_nothing_is_left_when_every_context_is_dropped(contexts):
         tree.remove(views)
         del views
     assert all(not tree.match(tokens) for tokens in contexts)
-    gc.collect()
     assert not any(segment() for segment in kept)
 
 
