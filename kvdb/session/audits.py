@@ -94,7 +94,7 @@ class Audits:
         if heads:
             served = self._planner.prepare(n, options, Variant(whole=heads))
             return Comparison(served, prepared, heads, in_use=True)
-        if len(searched) == len(budget.heads) or not self._may_try(budget, 0.0):
+        if not budget.ways or len(searched) == len(budget.heads) or not self._may_try(budget, 0.0):
             return None
         facts = trial_of(refreshed(budget, prepared.evidence, self._layer))
         if facts is None or not self._may_try(budget, TIME_SHARE_GUESS if facts.time_share is None else facts.time_share):
