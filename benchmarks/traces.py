@@ -19,7 +19,7 @@ FACT_TOKENS = 160
 """Tokens of the document for each fact, as in the model's card."""
 PIECE = 1024
 SAMPLED_TOKENS = 8192
-"""Of the other document, from whose reading the samples come."""
+"""The length of the other document, whose reading gives the samples of queries."""
 
 
 class Recorder:

@@ -130,7 +130,7 @@ class _Head:
         self._pull = snapshot[0]  # shared by all queries; the sinks answer to it
 
     def _directions(self, count: int, apart: bool = False) -> Float32:
-        """Of the length of a key's noise, in the slow dimensions; apart: orthogonal, as far as there are dimensions."""
+        """Directions as long as a key's noise, in the slow dimensions; apart: orthogonal, as far as there are dimensions."""
         x = self._rng.standard_normal((count, self._d)) * self._slow
         if apart and count <= self._slow.sum():
             x = np.linalg.qr(x.T)[0].T

@@ -8,11 +8,10 @@ import pytest
 import kvdb
 import kvdb.session.audits as audits
 from indexes.retrieval import Dipr
-from kvdb.config import Config, IndexConfig, OptimizerConfig, StorageConfig, WindowConfig
-from kvdb.database import Database
 from query_optimizer.order_statistics import AUDITS_MIN
 from query_optimizer.query_options import QueryOptions
 from query_optimizer.ways import Way
+from tests.kvdb.session.searching import searching_database
 from tests.reference import attention
 
 TOKENS, DIM = 4096, 32
@@ -32,15 +31,8 @@ def fast_searches(monkeypatch):
 
 @pytest.fixture
 def engine():
-    config = Config(
-        storage=StorageConfig(arena_bytes=1 << 20),
-        optimizer=OptimizerConfig(rules_off=("short_context",), machine_file=""),
-        window=WindowConfig(sink_tokens=4, recent_tokens=64),
-        indexes=IndexConfig(on_demand="", automatic=False, segment_tokens_min=256),
-    )
-    with Database(config) as database:
+    with searching_database() as database:
         yield database
-        database.check_integrity()
 
 
 class Document:

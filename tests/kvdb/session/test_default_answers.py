@@ -5,10 +5,9 @@ import pytest
 
 import kvdb
 from indexes.retrieval import Dipr
-from kvdb.config import Config, IndexConfig, OptimizerConfig, StorageConfig, WindowConfig
-from kvdb.database import Database
 from kvdb.errors import NonFiniteError
 from query_optimizer.query_options import Hints, QueryOptions
+from tests.kvdb.session.searching import searching_database
 from tests.reference import attention, relative_error
 
 TOKENS, DIM, SINK_DIM, FEW_DIM = 4096, 32, 0, 1
@@ -20,16 +19,8 @@ KINDS = ["flat", "coarse-bounds", "coarse-clusters", "hnsw"]
 
 @pytest.fixture
 def engine():
-    """A database that searches whatever has an index, and builds none by itself."""
-    config = Config(
-        storage=StorageConfig(arena_bytes=1 << 20),
-        optimizer=OptimizerConfig(rules_off=("short_context",), machine_file=""),
-        window=WindowConfig(sink_tokens=4, recent_tokens=64),
-        indexes=IndexConfig(on_demand="", automatic=False, segment_tokens_min=256),
-    )
-    with Database(config) as database:
+    with searching_database() as database:
         yield database
-        database.check_integrity()
 
 
 class Document:
