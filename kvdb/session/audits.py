@@ -14,7 +14,7 @@ import numpy as np
 from kvdb.attention.device import DeviceFailed
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.state import AttentionState
-from kvdb.catalog.evidence import Audit, Bools
+from kvdb.catalog.way_record import Audit, Bools
 from kvdb.errors import KvdbError
 from kvdb.planning.budget import refreshed
 from kvdb.planning.planner import Planner
