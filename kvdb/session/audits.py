@@ -14,7 +14,7 @@ import numpy as np
 from kvdb.attention.device import DeviceFailed
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.state import AttentionState
-from kvdb.catalog.evidence import Audit, Bools
+from kvdb.catalog.way_record import Audit, Bools
 from kvdb.errors import KvdbError
 from kvdb.planning.budget import refreshed
 from kvdb.planning.planner import Planner
@@ -23,7 +23,7 @@ from kvdb.types import Array, Float32
 from query_optimizer.error_budget import TIME_SHARE_GUESS, trial_of
 from query_optimizer.query_options import QueryOptions
 from query_optimizer.rule import piecewise_cost
-from query_optimizer.ways import LayerBudget
+from query_optimizer.ways import LayerBudget, WayFacts
 
 log = logging.getLogger(__name__)
 Execute = Callable[[Prepared, Array, QueryOptions, bool], tuple[AttentionState, AttentionStats]]
@@ -38,6 +38,8 @@ AUDIT_QUERIES = 32
 """The number of queries between two audits, if there is time for one; with more time, more heads are audited at once."""
 ERRORS_MAX = 1024
 """The number of errors that are kept for the statistics of the session."""
+LOOK_QUERIES = 32
+"""A layer that compares nothing looks after this number of queries whether there is something to try now."""
 TIME_SHARE_MIN = 0.01
 """The least assumed time of a search, relative to an exact answer."""
 
@@ -80,6 +82,9 @@ class Audits:
         self._since = AUDIT_QUERIES
         self._suspects: tuple[int, ...] = ()
         self._next_head = 0
+        self._looked_at: LayerBudget | None = None
+        self._looked_for = 0
+        self._trial: WayFacts | None = None
 
     def due(self, prepared: Prepared, n: int, options: QueryOptions, *, alone: bool = True) -> Comparison | None:
         """What the answer to n queries is to be compared with, None for nothing. alone: whether the served plan may be another
@@ -96,7 +101,7 @@ class Audits:
             return Comparison(served, prepared, heads, in_use=True)
         if not budget.ways or len(searched) == len(budget.heads) or not self._may_try(budget, 0.0):
             return None
-        facts = trial_of(refreshed(budget, prepared.evidence, self._layer))
+        facts = self._trial_of(budget, prepared)
         if facts is None or not self._may_try(budget, TIME_SHARE_GUESS if facts.time_share is None else facts.time_share):
             return None
         shadow = self._planner.prepare(n, options, Variant(trial=facts.way))
@@ -141,6 +146,14 @@ class Audits:
         if running is not None:
             running.result()
 
+    def _trial_of(self, budget: LayerBudget, prepared: Prepared) -> WayFacts | None:
+        """The way to try next. It stays the same until an audit or another plan tells more, or other sessions may have."""
+        if self._looked_at is not budget or self._looked_for >= LOOK_QUERIES:
+            self._trial = trial_of(refreshed(budget, prepared.evidence, self._layer))
+            self._looked_at, self._looked_for = budget, 0
+        self._looked_for += 1
+        return self._trial
+
     def _may_try(self, budget: LayerBudget, time_share: float) -> bool:
         """Whether there is time for one more answer by a way that takes this share of an exact one; for the first there is."""
         expected = time_share * self._exact_call_ns(budget)
@@ -177,6 +190,7 @@ class Audits:
         shadow = comparison.shadow
         budget = shadow.budget
         assert budget is not None
+        self._looked_at = None
         try:
             state, stats = execute(shadow, q, options, q.shape[1] == 1)
         except (KvdbError, DeviceFailed) as failure:
