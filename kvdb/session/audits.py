@@ -100,21 +100,16 @@ class Audits:
         if heads:
             served = self._planner.prepare(n, options, Variant(whole=heads))
             return Comparison(served, prepared, heads, in_use=True)
-        if not budget.ways or not self._may_try(budget, 0.0):
-            return None
-        trial = self._trial_of(budget, prepared)
+        trial = self._affordable_trial(budget, prepared, alone=alone)
         if trial is None:
             return None
-        facts, heads = trial
-        extra = any(head in searched for head in heads)
-        share = (TIME_SHARE_GUESS if facts.time_share is None else facts.time_share) + extra
-        if not self._may_try(budget, share, first=not extra) or (extra and not alone):
-            return None
+        facts, compared = trial
         shadow = self._planner.prepare(n, options, Variant(trial=facts.way))
         if not shadow.plan.searches:
             return None
+        extra = _served(budget, compared)
         served = self._planner.prepare(n, options, Variant(whole=searched)) if extra else prepared
-        return Comparison(served, shadow, heads, in_use=False, extra=extra)
+        return Comparison(served, shadow, compared, in_use=False, extra=extra)
 
     def answered(
         self,
@@ -159,8 +154,23 @@ class Audits:
         if running is not None:
             running.result()
 
+    def _affordable_trial(self, budget: LayerBudget, prepared: Prepared, *, alone: bool) -> tuple[WayFacts, Heads] | None:
+        """The way to try now, and for which KV heads; None for none, or where there is no time for it. For heads that are
+        searched, an exact answer has to be made too, which takes a plan of its own."""
+        if not budget.ways or not self._may_try(budget, 0.0):
+            return None
+        trial = self._trial_of(budget, prepared)
+        if trial is None:
+            return None
+        facts, heads = trial
+        extra = _served(budget, heads)
+        share = (TIME_SHARE_GUESS if facts.time_share is None else facts.time_share) + extra
+        possible = (alone or not extra) and self._may_try(budget, share, first=not extra)
+        return trial if possible else None
+
     def _trial_of(self, budget: LayerBudget, prepared: Prepared) -> tuple[WayFacts, Heads] | None:
-        """The way to try next, and for which KV heads. It stays the same until an audit or another plan tells more, or other sessions may have."""
+        """The way to try next, and for which KV heads. It stays the same until an audit or another plan tells more, or other
+        sessions may have."""
         if self._looked_at is not budget or self._looked_for >= LOOK_QUERIES:
             self._trial = trial_of(refreshed(budget, prepared.evidence, self._layer))
             self._looked_at, self._looked_for = budget, 0
@@ -251,6 +261,11 @@ def head_errors(out: Array, exact: Array, kv_heads: int) -> Float32:
     with np.errstate(divide="ignore", invalid="ignore"):
         errors = np.sqrt(squares / norms)
     return np.where(squares == 0, 0, errors).astype(np.float32)
+
+
+def _served(budget: LayerBudget, heads: Heads) -> bool:
+    """Whether some of these KV heads are answered by a way."""
+    return any(budget.heads[head].way is not None for head in heads)
 
 
 def time_share(shadow_ns: float, exact_ns: float) -> float:
