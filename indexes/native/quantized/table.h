@@ -38,7 +38,7 @@ struct QuantizedTable {
             const f32 scale = Isa::widen(reinterpret_cast<const BFloat16*>(item.codes.scales) + t);
             KVDB_UNROLL
             for (int r = 0; r < rows; ++r) {
-                const ByteQuery& query = *item.query[r];
+                const RoundedQuery& query = *item.query[r];
                 const f32 middle = Isa::splat(kCodeMiddle * query.sum);
                 const f32 dot = __builtin_convertvector(sums[r][v], f32) - middle;
                 Isa::store(item.scores[r] + t,
