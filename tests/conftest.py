@@ -1,7 +1,16 @@
 """What every test shares: how much is tried, how many threads, and the fixtures."""
 
+import gc
 import os
+import sys
 import threading
+from pathlib import Path
+
+# Before anything is imported: the tests start dozens of processes, each of which would compile every library anew where the
+# environment wants no byte code in its folders.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / "build" / "pycache")
 
 # Before anything imports numpy or torch: workers of pytest-xdist share the cores, so each library stays on one of them.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -18,7 +27,7 @@ from hypothesis import HealthCheck, settings
 
 import kvdb
 import kvdb.hardware.profile as profile
-from kvdb.config import OWN_CACHE, Config, ServerConfig, StorageConfig
+from kvdb.config import OWN_CACHE, ServerConfig
 from kvdb.types import DTYPES
 from query_optimizer.cost import Machine
 
@@ -32,6 +41,16 @@ settings.register_profile(
 )
 settings.register_profile("long", parent=settings.get_profile("quick"), max_examples=500)
 settings.load_profile("quick")
+
+
+def pytest_collection_finish():
+    """What was imported for the tests stays to the end, so no collection of garbage needs to look through it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -81,12 +100,38 @@ def make_kv():
 @pytest.fixture
 def engine():
     """An embedded database that proves its integrity at the end of the test."""
-    from kvdb.database import Database
+    from tests.database import database
 
-    database = Database(Config(storage=StorageConfig(arena_bytes=1 << 20)))
-    yield database
-    database.check_integrity()
-    database.close()
+    with database() as opened:
+        yield opened
+
+
+@pytest.fixture
+def witness():
+    """A rule that keeps the options of every query, for a database to ask."""
+    from tests.kvdb.witness import Witness
+
+    return Witness()
+
+
+@pytest.fixture
+def scan_for_flat(monkeypatch):
+    """The kind flat is a plain scan that never gives up, so that what is read is what is asked for."""
+    import indexes.registry as registry
+    from tests.scan import Scan
+
+    monkeypatch.setattr(registry, "KINDS", {**registry.KINDS, "flat": Scan})
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """torch on one thread: matrices of a few rows are slower on two."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=["embedded", "remote"])
