@@ -22,7 +22,7 @@ TIME_SHARE_MAX = 0.9
 TIME_SHARE_GUESS = 0.5
 """The share of the time that a way is assumed to take before it was timed."""
 HEADS_AT_ONCE = 16
-"""Of 32 heads and more that break the budget together, one of so many is taken out at a time."""
+"""One of so many heads that break the budget together is read whole at a time, and at least one head."""
 SQUARE_MAX = 1e200
 """What stands for an infinite squared error in sums."""
 
