@@ -35,6 +35,7 @@ from kvdb.types import (
 
 DIMENSIONS_MAX = 8
 SEGMENT_ARRAYS = ("queries", *MEASURES, "audits", ERROR)
+STATS_FIELDS = tuple(field.name for field in fields(SessionStats))
 TOKEN_DTYPE = np.dtype("<i4")
 POSITION_DTYPE = np.dtype("<i8")
 
@@ -217,7 +218,7 @@ def to_stats(stats: SessionStats) -> pb.StatsReply:
 
 
 def from_stats(message: pb.StatsReply) -> SessionStats:
-    values = {field.name: getattr(message, field.name) for field in fields(SessionStats)}
+    values = {name: getattr(message, name) for name in STATS_FIELDS}
     return SessionStats(**values | {"rules": dict(message.rules), "ways": dict(message.ways)})
 
 
