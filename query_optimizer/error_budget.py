@@ -28,10 +28,10 @@ Rows = Mapping[Way, npt.NDArray[np.float32]]
 
 
 def share_budget(error_max: float, ways: Sequence[WayFacts], kv_heads: int, rows: Sequence[Rows] = ()) -> tuple[HeadShare, ...]:
-    """The way of each head: of each single way for some heads, and of all ways together, what takes the least time.
+    """How each head is answered: every way is tried by itself, and all ways together, and the fastest choice is taken.
 
-    The squares of the proven bounds of single heads sum to at most error_max squared, and what the heads in use err together in
-    one query is proven to keep it too, by the rows of each part. Exact for all heads where searching for some takes as long.
+    The squares of the heads' proven bounds sum to at most error_max squared. The joint error of all searched heads is proven to
+    keep error_max too, by the rows of each part. All heads are read whole where searching would take nearly as long.
     """
     proven = [facts for facts in ways if any(map(isfinite, facts.bounds))]
     choices = [_choice(error_max, [facts], kv_heads, rows) for facts in proven]
@@ -66,8 +66,8 @@ def _choice(
 
 
 def _keep_together(error_max: float, ways: Sequence[WayFacts], chosen: list[int], rows: Rows) -> None:
-    """Read heads whole, one after the other, until the others are proven to keep the budget together: each time the head that
-    errs most in the queries that break it. Heads may err rarely, and each in other queries."""
+    """Read heads whole, one after the other, until the others are proven to keep the budget together: each time the head with
+    the largest errors in the queries that exceed it. Heads may each err rarely, but in different queries."""
     while any(chosen):
         groups = []
         for number, facts in enumerate(ways, 1):
@@ -90,16 +90,15 @@ def _at_fault(heads: Sequence[int], known: npt.NDArray[np.float32], error_max: f
 
 
 def head_time(facts: WayFacts, head: int) -> float:
-    """The time of answering a head, relative to reading it whole; a head that a search gives up on is read whole behind it."""
+    """The time of answering a head, relative to reading it whole; a head that a search gives up on is read whole afterwards."""
     return (TIME_SHARE_GUESS if facts.time_share is None else facts.time_share) + facts.given_up[head]
 
 
 def trial_of(budget: LayerBudget) -> tuple[WayFacts, Heads] | None:
-    """The way that is to be tried next, and the KV heads that it may come to answer; None where nothing is to be learnt.
+    """The way to try next, and the KV heads that it may answer afterwards; None if nothing is left to learn.
 
-    First ways for the heads that are read whole, in their order; then, for heads that a way answers already, those before it, for
-    an index may have come later.
-    """
+    Ways are tried in their order, first for the heads that are read whole. Then each head that a way answers already is tried
+    with the ways before that one, because their index may have been built later."""
     read_whole = tuple(head for head, share in enumerate(budget.heads) if share.way is None)
     for facts in budget.ways:
         if any(is_open(budget, facts, head) for head in read_whole):

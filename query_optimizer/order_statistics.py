@@ -1,4 +1,4 @@
-"""How sure measured errors are, without a guess at how they are distributed, and how a budget of errors is shared out.
+"""Confidence bounds of measured errors, whatever their distribution, and the division of an error budget among heads.
 
 Of n independent samples, the number below a quantile has a binomial distribution whatever the samples are like. So ranks can be
 named in advance between whose samples the quantile lies with a given confidence (order statistics). The confidence is that of one
@@ -44,7 +44,7 @@ def lower_rank(n: int, quantile: float = QUANTILE, confidence: float = CONFIDENC
 
 
 def upper_bound(samples: Samples, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> Float64:
-    """What the quantile of each column is at most, with this confidence: float64 `[...]` for samples `[n, ...]`.
+    """An upper bound of the quantile of each column, with this confidence: float64 `[...]` for samples `[n, ...]`.
 
     Infinite where n samples are too few, and where too many of them are NaN or infinite.
     """
@@ -53,7 +53,7 @@ def upper_bound(samples: Samples, quantile: float = QUANTILE, confidence: float 
 
 
 def lower_bound(samples: Samples, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> Float64:
-    """What the quantile of each column is at least, with this confidence: float64 `[...]` for samples `[n, ...]`.
+    """A lower bound of the quantile of each column, with this confidence: float64 `[...]` for samples `[n, ...]`.
 
     Minus infinity where n samples are too few. NaN counts as the largest of all.
     """
@@ -62,12 +62,12 @@ def lower_bound(samples: Samples, quantile: float = QUANTILE, confidence: float 
 
 
 def joint_bound(groups: Sequence[Samples], quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> float:
-    """What the quantile of the error of all heads together is at most, with this confidence; 0 without groups.
+    """An upper bound of the quantile of the error of all heads together, with this confidence; 0 without groups.
 
     groups: for each way of answering that is in use, the errors of the heads that it answers, `[n, heads]`, a row for each query;
-    errors of heads add up in squares. Heads that are each over a bound in few queries may be so in different ones, so that some
-    head is in many: bounds of single heads say nothing of that, rows do. Ways were measured on different queries, so that each of
-    m has an m-th of the queries that may be above the quantile, and of the doubt.
+    errors of heads add up in squares. Heads may each exceed a bound in few queries, but in different ones, so that some head does
+    in many queries. Bounds of single heads do not show that; rows do. Ways were measured on different queries, so each of m ways
+    gets an m-th of the share of queries above the quantile, and of the doubt (a union bound).
     """
     share = 1 / max(1, len(groups))
     layers = [np.sqrt((np.asarray(group, np.float64) ** 2).sum(axis=1)) for group in groups]
@@ -83,12 +83,14 @@ def share_out(budget: float, options: npt.ArrayLike) -> npt.NDArray[np.int64]:
     has an error of infinity. Returns the number of each head's option, `[heads]`. Raises ValueError for a head without an option
     of error 0, and for a budget that is no number.
 
-    More budget never takes more seconds, and at least a third of the seconds that the best choice saves are saved: let each head
-    go on from its exact option to cheaper ones in the order of seconds saved per squared error, all heads in one queue, until
-    the first that does not fit. A large option may bar the queue, so the same is tried without options above a power of two, for
-    each that is at most the budget; and the one option that alone saves most is tried. The best choice has at most one option
-    above the largest of these powers, which is no better than that one, and the queue of the others falls short of the optimum
-    by less than the option that did not fit, which is no better either.
+    More budget never takes more seconds, and at least a third of the seconds that the best choice saves are saved.
+
+    Each head moves from its exact option to faster ones, in the order of seconds saved per squared error. The moves of all heads
+    stand in one queue, and are made until the first that does not fit. A large option may block the queue, so this is repeated
+    without the options above a power of two, for each power that is at most the budget. The one option that saves most by itself
+    is tried too. Proof of the third: the best choice has at most one option above the largest of these powers, which saves no
+    more than the best single one; and the queue of the others falls short of the optimum by less than the option that did not
+    fit, which saves no more than the best single one either.
     """
     pairs = np.asarray(options, np.float64)
     if not 0 <= budget < math.inf:
@@ -114,8 +116,8 @@ def share_out(budget: float, options: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
 
 def _queues(spendable: float, saved: Float64, costs: Float64) -> Iterator[npt.NDArray[np.int64]]:
-    """What each queue takes, as a number of an option by head: without options above the largest power of two that can be spent,
-    half of that, and so on until everything fits. saved, costs: `[options, heads]`, by cost, the first being exact."""
+    """The option that each head takes in each queue, as its number: without options above the largest power of two that can be
+    spent, half of that, and so on until everything fits. saved, costs: `[options, heads]`, by cost, the first being exact."""
     numbers = np.arange(len(costs))[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         slopes = (saved - saved[:, None]) / (costs - costs[:, None])  # [from, to, heads]
@@ -163,4 +165,4 @@ def _check(quantile: float, confidence: float) -> None:
 
 
 AUDITS_MIN = next(n for n in range(1, 1000) if rank_of_bound(n) is not None)
-"""So many audits are the fewest that can prove anything."""
+"""The smallest number of audits that can prove anything."""
