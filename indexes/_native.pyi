@@ -95,6 +95,9 @@ class Quantized:
     ) -> tuple[Any, ...]:
         """Returns what `coarse_search` does. margin: the share of the bound on a code's error that a token is given."""
 
+    def searcher(self, blocks: Blocks, retrieval: int, parameter: float, scale: float, margin: float, tail: bool) -> Any:
+        """`search` with give_up, and not tight, as a capsule that `kvdb._native.Step` takes. It keeps codes and table alive."""
+
 QUANTIZED_CHUNK: int
 QUANTIZED_RUNS: int
 

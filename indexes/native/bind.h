@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "bind_base.h"
 #include "blocks.h"
-#include "rows.h"
+#include "query_rows.h"
+#include "searcher.h"
 
 namespace kvdb::indexes {
 
@@ -42,6 +44,12 @@ nb::ndarray<nb::numpy, T, nb::ndim<1>> to_numpy(std::vector<T>&& values) {
     auto* owned = new std::vector<T>(std::move(values));
     nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
     return nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner);
+}
+
+// A searcher as Python passes it on. It holds Python's arrays, so it ends with the lock held.
+inline nb::capsule to_capsule(std::unique_ptr<Searcher> searcher) {
+    return nb::capsule(searcher.release(), kSearcherName,
+                       [](void* p) noexcept { delete static_cast<Searcher*>(p); });
 }
 
 namespace flat {

@@ -18,6 +18,7 @@ from indexes.base import Cost, Float32, IndexCorrupt, Queries, SearchResult
 from indexes.blocks import Blocks
 from indexes.quantized.codes import Codes, chunks_of
 from indexes.retrieval import Retrieval, kernel_parameter
+from indexes.searcher import Searcher
 
 FORMAT = 2
 """Version of what a file holds."""
@@ -98,6 +99,12 @@ class Quantized:
         tail = tails.reshape(queries.q.shape) if estimate_tail else None
         flags = dense.view(np.bool_).reshape(shape) if give_up else None
         return SearchResult(offsets, ids, scores, scanned, nbytes, missed.reshape(shape), bound.reshape(shape), tail, flags)
+
+    def searcher(self, retrieval: Retrieval, scale: float, *, estimate_tail: bool) -> Searcher | None:
+        """See `indexes.searcher.searcher_of`."""
+        number, parameter = kernel_parameter(retrieval, scale, self.blocks.tokens)
+        margin = 0.0 if estimate_tail else MARGIN
+        return Searcher(self._codes.native.searcher(self.blocks.native, number, parameter, scale, margin, estimate_tail))
 
     def verify(self) -> None:
         """Code the keys and values again, and compare. Raises IndexCorrupt."""

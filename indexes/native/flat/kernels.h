@@ -12,8 +12,8 @@
 #include <cstdint>
 
 #include "../blocks.h"
-#include "../rows.h"
 #include "isa.h"
+#include "query_rows.h"
 
 namespace kvdb::indexes::flat {
 

@@ -70,12 +70,7 @@ std::int64_t py_verify(const PyCodes& codes, const PyBlocks& blocks) {
     return verify(blocks.blocks, codes.codes);
 }
 
-nb::tuple py_search(const PyCodes& codes, const PyBlocks& blocks, const PyQueries& queries,
-                    int retrieval, double parameter, float scale, float margin,
-                    const In<float, 2>& outside, bool tail, bool tight, bool give_up) {
-    codes.check(blocks);
-    queries.check(blocks.blocks);
-    check_shape(outside, {std::int64_t(queries.q.shape(0)), queries.rows.n}, "outside");
+void check_options(int retrieval, double parameter, float scale, float margin) {
     const double most = retrieval == 2 ? 9e18 : retrieval == 3 ? 1 : INFINITY;
     if (retrieval < 0 || retrieval > 3 || !(parameter >= (retrieval == 2) && parameter <= most)) {
         fail("retrieval and parameter are no retrieval");
@@ -83,6 +78,15 @@ nb::tuple py_search(const PyCodes& codes, const PyBlocks& blocks, const PyQuerie
     if (!(margin >= 0 && margin <= 1) || !(scale > 0 && std::isfinite(scale))) {
         fail("margin must be 0 to 1, scale positive");
     }
+}
+
+nb::tuple py_search(const PyCodes& codes, const PyBlocks& blocks, const PyQueries& queries,
+                    int retrieval, double parameter, float scale, float margin,
+                    const In<float, 2>& outside, bool tail, bool tight, bool give_up) {
+    codes.check(blocks);
+    queries.check(blocks.blocks);
+    check_shape(outside, {std::int64_t(queries.q.shape(0)), queries.rows.n}, "outside");
+    check_options(retrieval, parameter, scale, margin);
     Result result;
     {
         const ReleaseGil release;
@@ -95,6 +99,44 @@ nb::tuple py_search(const PyCodes& codes, const PyBlocks& blocks, const PyQuerie
         to_numpy(std::move(result.retrieved.scores)), result.scanned, result.nbytes,
         to_numpy(std::move(result.missed)), to_numpy(std::move(result.bound)),
         to_numpy(std::move(result.tail)), to_numpy(std::move(result.dense)));
+}
+
+class QuantizedSearcher final : public Searcher {
+  public:
+    QuantizedSearcher(const PyCodes& codes, const PyBlocks& blocks, const Options& options)
+        : Searcher(blocks.blocks.geometry, blocks.blocks.table, blocks.blocks.tokens),
+          codes_(codes),
+          blocks_(blocks),
+          options_(options) {}
+
+    SearchResult search(const QueryRows& queries, const float* outside) const override {
+        Options options = options_;
+        options.outside = outside;
+        Result found = quantized::search(blocks_.blocks, codes_.codes, queries, options);
+        return {std::move(found.retrieved), found.scanned,          found.nbytes,
+                std::move(found.missed),    std::move(found.bound), std::move(found.tail),
+                std::move(found.dense)};
+    }
+
+  private:
+    const PyCodes codes_;
+    const PyBlocks blocks_;
+    const Options options_;
+};
+
+nb::capsule py_searcher(const PyCodes& codes, const PyBlocks& blocks, int retrieval,
+                        double parameter, float scale, float margin, bool tail) {
+    codes.check(blocks);
+    check_options(retrieval, parameter, scale, margin);
+    const Options options{static_cast<Options::Retrieval>(retrieval),
+                          parameter,
+                          scale,
+                          margin,
+                          nullptr,
+                          tail,
+                          false,
+                          true};
+    return to_capsule(std::make_unique<QuantizedSearcher>(codes, blocks, options));
 }
 
 }  // namespace
@@ -114,7 +156,9 @@ void bind(nb::module_& m) {
         .def("encode", &py_encode, "blocks"_a, "coded"_a)
         .def("verify", &py_verify, "blocks"_a)
         .def("search", &py_search, "blocks"_a, "queries"_a, "retrieval"_a, "parameter"_a, "scale"_a,
-             "margin"_a, "outside"_a, "tail"_a, "tight"_a, "give_up"_a);
+             "margin"_a, "outside"_a, "tail"_a, "tight"_a, "give_up"_a)
+        .def("searcher", &py_searcher, "blocks"_a, "retrieval"_a, "parameter"_a, "scale"_a,
+             "margin"_a, "tail"_a);
 }
 
 }  // namespace kvdb::indexes::quantized

@@ -66,7 +66,9 @@ void finish(Tile& tile, Result& out) {
     Rest rest(tile);
     rest.run();
     const int d = tile.codes.head_dim;
-    for (std::int64_t i = 0; i < static_cast<std::int64_t>(tile.rows.size()); ++i) {
+    const auto rows = static_cast<std::int64_t>(tile.rows.size());
+    ThreadPool& pool = ThreadPool::instance();
+    pool.run(rows, tile.chunks * rows < 64 ? 1 : pool.threads(), [&](std::int64_t i, int) {
         const Row& row = tile.rows[i];
         const std::int64_t head = i / tile.each;
         const int r = static_cast<int>(i % tile.each);
@@ -80,7 +82,7 @@ void finish(Tile& tile, Result& out) {
         out.bound[row.number] = least;
         out.dense[row.number] = row.dense;
         if (tile.options.tail) rest.tail(head, r, out.tail.data() + row.number * d);
-    }
+    });
 }
 
 }  // namespace

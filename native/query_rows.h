@@ -36,11 +36,43 @@ struct QueryRows {
     }
 };
 
+// What a search is asked for.
+struct SearchOptions {
+    enum class Retrieval : int { everything, range, top_k, top_p };
+    Retrieval retrieval;
+    double parameter;      // beta in units of q.k, k, or p
+    float scale;           // of the softmax
+    float margin;          // the share of the bound on an estimate's error that is given to it
+    const float* outside;  // [q_heads][n] log of the sum of exp(scale * q.k) elsewhere
+    bool tail, tight, give_up;
+};
+
 // Retrieved tokens: ids and exact scores, row after row.
 struct RetrievedRows {
     std::vector<std::int64_t> offsets;  // [q_heads * n + 1]
     std::vector<std::int32_t> ids;
     std::vector<float> scores;
+
+    void reserve(std::int64_t tokens) {
+        ids.reserve(tokens);
+        scores.reserve(tokens);
+    }
+    // Adds the next row.
+    void append(const std::vector<std::int32_t>& row_ids, const std::vector<float>& row_scores) {
+        ids.insert(ids.end(), row_ids.begin(), row_ids.end());
+        scores.insert(scores.end(), row_scores.begin(), row_scores.end());
+        offsets.push_back(static_cast<std::int64_t>(ids.size()));
+    }
+};
+
+// What a search returns. missed, bound: the log of the sum of exp(scale * q.k) over the visible
+// tokens that were not retrieved, as an estimate and as a bound that is never below the truth.
+struct SearchResult {
+    RetrievedRows retrieved;
+    std::int64_t scanned = 0, nbytes = 0;
+    std::vector<float> missed, bound;  // [q_heads * n]
+    std::vector<float> tail;  // [q_heads * n][head_dim] estimated attention over them, or empty
+    std::vector<std::uint8_t> dense;  // [q_heads * n] whether the row was given up
 };
 
 }  // namespace kvdb::indexes
