@@ -26,13 +26,12 @@ from benchmarks.adversaries import ADVERSARIES, Adversary, Size, make
 from benchmarks.harness import machine, measure, report
 from benchmarks.workloads import Shape, generate
 from kvdb.config import Config, IndexConfig, OptimizerConfig
-from kvdb.session.state import SessionState
 from kvdb.types import Array
 
 Float64 = npt.NDArray[np.float64]
 
-KINDS = ("flat", "coarse-clusters")
-ERRORS_MAX = (0.005, 0.01, 0.02, 0.05)
+KINDS = ("flat", "quantized", "coarse-clusters")
+ERRORS_MAX = (0.005, 0.01, 0.02, 0.05, 0.1)
 PROVING, CHANGED = 1200, 400
 """Queries of a decode before and after the change of habits; without one, all are of the same kind."""
 NOTICED = 20
@@ -94,7 +93,11 @@ class Oracle:
         k, v = (array.astype(np.float64) for array in (adversary.k, adversary.v))
         pools = {False: adversary.before, True: adversary.after}
         self._stored = {late: self._pool(pool, k, v) for late, pool in pools.items() if pool is not None}
-        self._own = np.zeros((2, len(k), 0, k.shape[2]))
+        self._nothing = self._own = np.zeros((2, len(k), 0, k.shape[2]))
+
+    def forget(self) -> None:
+        """Forget the tokens that a session added."""
+        self._own = self._nothing
 
     def append(self, k: Array, v: Array) -> None:
         """A token of the session, `[kv_heads, 1, head_dim]`."""
@@ -151,7 +154,7 @@ def decode(
 ) -> Decode:
     """Ask `proving` queries before the change of habits and `changed` after it, each with a token like the last stored ones."""
     rng, adversary = np.random.default_rng(seed), stored.adversary
-    errors, approximate, ways = [], [], _ways(session)
+    errors, approximate, ways = [], [], session.stats().ways
     for step in range(proving + changed):
         late = step >= proving and adversary.after is not None
         pool = adversary.after if late and adversary.after is not None else adversary.before
@@ -163,22 +166,24 @@ def decode(
         out = session.attend(0, q, k, v, options=options).astype(np.float64)
         right = oracle.answer(q, number, late=late)
         errors.append(float(np.linalg.norm(out - right) / np.linalg.norm(right)))
-        before, ways = ways, _ways(session)
+        before, ways = ways, session.stats().ways
         approximate.append(any(count > before.get(way, 0) for way, count in ways.items() if way != "exact"))
-    return Decode(np.array(errors), np.array(approximate), proving if adversary.after is not None else None, ways)
+    return Decode(np.array(errors), np.array(approximate), proving if adversary.after is not None else None, dict(ways))
 
 
-def _ways(session: kvdb.Session) -> dict[str, int]:
-    """How many queries were answered each way."""
-    state = session._transport
-    assert isinstance(state, SessionState)
-    return dict(state.layer(0).audits.ways)
-
-
-def measure_adversary(name: str, size: Size, error_max: float, queries: tuple[int, int], seed: int) -> None:
+def measure_adversary(name: str, size: Size, errors_max: list[float], queries: tuple[int, int], seed: int) -> None:
     adversary = make(name, size, seed)
-    stored = Stored(adversary)
-    options, oracle = kvdb.QueryOptions(error_max=error_max), Oracle(adversary, stored.spec.softmax_scale)
+    oracle = Oracle(adversary, size.head_dim**-0.5)
+    for error_max in errors_max:
+        measure_budget(adversary, size, oracle, error_max, queries, seed)
+        oracle.forget()
+
+
+def measure_budget(
+    adversary: Adversary, size: Size, oracle: Oracle, error_max: float, queries: tuple[int, int], seed: int
+) -> None:
+    """One decode from nothing known on. oracle: without tokens of a session."""
+    stored, options = Stored(adversary), kvdb.QueryOptions(error_max=error_max)
     with stored.session() as session:
         found = decode(stored, session, oracle, options, *queries, seed)
         before, after = found.over_shares(error_max)
@@ -193,7 +198,7 @@ def measure_adversary(name: str, size: Size, error_max: float, queries: tuple[in
         exact = found.errors[~found.approximate]
         report(
             "adversarial.decode",
-            heads=name,
+            heads=adversary.name,
             tokens=size.tokens,
             error_max=error_max,
             queries=len(found.errors),
@@ -235,7 +240,7 @@ def measure_sharp(tokens: int, kv_heads: int, cache: Path | None) -> None:
             tokens=tokens,
             kv_heads=kv_heads,
             queries=PROVING,
-            ways=_ways(session),
+            ways=dict(session.stats().ways),
             speed_over_exact=seconds["exact"] / seconds["default"],
             speed_over_dipr=seconds["dipr"] / seconds["default"],
         )
@@ -256,8 +261,9 @@ def main() -> None:
     given = parser.parse_args()
     report("machine", **machine())
     for name in given.heads:
-        for error_max in given.error_max:
-            measure_adversary(name, Size(given.tokens, given.kv_heads, given.group), error_max, tuple(given.queries), given.seed)
+        measure_adversary(
+            name, Size(given.tokens, given.kv_heads, given.group), given.error_max, tuple(given.queries), given.seed
+        )
     if given.sharp_tokens:
         measure_sharp(given.sharp_tokens, given.kv_heads, given.cache)
 

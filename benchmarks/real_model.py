@@ -5,19 +5,23 @@
 
 A context of prose with ten planted facts is stored; then the text goes on, teacher-forced, in one session for each way of
 answering, all over the same stored context: exact attention, which is the reference, `error_max`, DIPR on each kind of index,
-top-k, top-p, a bound on the missed mass, and noise of a known size. Compared are the logits of each step. Ways that stand on
-evidence first answer `--proof` steps over other text, in a session that is closed. At the end each way is asked for the ten
-facts. One JSON line for each way, one table, one picture. `--cache` keeps the KV of contexts; `--also` takes the lines of earlier
-runs and runs only what they do not hold.
+top-k, top-p, a bound on the missed mass, the largest weights beside an estimate of the rest, and noise of a known size. Compared
+are the logits of each step. Ways that stand on evidence first answer `--proof` steps over other text, in a session that is
+closed. At the end each way is asked for the ten facts. One JSON line for each way, one table, one picture. `--cache` keeps the KV
+of contexts; `--also` takes the lines of earlier runs and runs only what they do not hold. `--at-any-price` runs budgets alone,
+and has them use every way that is proven, also where it saves no time: what they err then is the most that they may, on any
+machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -27,14 +31,14 @@ from benchmarks.harness import machine, report
 from benchmarks.real_model_contexts import Databases, keys_and_values, say
 from benchmarks.real_model_steps import EachItsOwn, Measured, answered, compare, logits_of
 from benchmarks.real_model_texts import MODELS, TEXTS, Passage, Subject, load, passage
-from benchmarks.real_model_ways import EXACT, Way, ways
+from benchmarks.real_model_ways import EXACT, Way, at_any_price, ways
 from engine_adapter.base import DecodeStats
 from engine_adapter.models.pretrained import REASON
 from engine_adapter.transformers import attach
 from engine_adapter.transformers.cache import Row
 from engine_adapter.transformers.decode_stats import counters_of, decode_stats
 from kvdb import _native
-from kvdb.config import Config, IndexConfig
+from kvdb.config import Config, IndexConfig, OptimizerConfig
 from kvdb.types import SessionStats
 
 TOKENS = (2048, 4096, 8192)
@@ -43,6 +47,8 @@ ERROR_STEPS = 8
 """Every so many steps the error of each layer's output is measured too."""
 CONFIG = Config(indexes=IndexConfig(segment_tokens_min=1024))
 """So that contexts of 2,048 tokens are searched too; otherwise kvdb's own settings."""
+AT_ANY_PRICE = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(rules_off=("short_context",)))
+"""So that contexts are searched however little that saves."""
 Line = dict[str, object]
 
 
@@ -57,8 +63,9 @@ def main() -> None:
             if subject is None:
                 say(REASON)
                 continue
-            for text in given.texts:
-                lines += point(subject, text, tokens, given, lines)
+            with at_any_price() if given.at_any_price else nullcontext():
+                for text in given.texts:
+                    lines += point(subject, text, tokens, given, lines)
     real_model_table.show(lines, sys.stderr)
     if given.plots is not None and lines:
         from benchmarks import real_model_plot  # needs matplotlib, which only a benchmark does
@@ -75,6 +82,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--proof", type=int, default=PROOF, help="steps before, for ways that stand on evidence")
     parser.add_argument("--rows", type=int, default=ROWS, help="ways that run together (default %(default)s)")
     parser.add_argument("--ways", nargs="+", metavar="FAMILY", help="only ways whose names begin with one of these")
+    parser.add_argument("--at-any-price", action="store_true", help="budgets alone, which use every way that is proven")
     parser.add_argument("--cache", type=Path, help="a folder that keeps the KV of contexts")
     parser.add_argument("--also", type=Path, nargs="+", default=[], help="lines of earlier runs")
     parser.add_argument("--plots", type=Path, help="folder for the plot")
@@ -93,15 +101,17 @@ def point(subject: Subject, text: str, tokens: int, given: argparse.Namespace, k
     prose = passage(subject, text, told, given.steps, given.proof)
     common: Line = {"model": subject.name, "text": prose.name, "tokens": told}
     have = {line["way"] for line in known if common.items() <= line.items()}
-    chosen = [way for way in ways(given.quick) if way.name not in have and wanted(way, given.ways)]
-    if not chosen:
+    offered = ways(given.quick, at_any_price=given.at_any_price)
+    chosen = [way for way in offered if way.name not in have and wanted(way, given.ways)]
+    if all(way == EXACT for way in chosen):
         return []
     say(f"{subject.name}, {prose.name}, {told:,} tokens: {len(chosen)} ways")
     kv = keys_and_values(subject, prose, given.cache)
+    config = AT_ANY_PRICE if given.at_any_price else CONFIG
     made: list[Line] = []
     for begin in range(0, len(chosen), given.rows):
         batch = [EXACT, *(way for way in chosen[begin : begin + given.rows] if way != EXACT)]
-        for line in measure(subject, prose, batch, kv, given.proof, facts=given.facts):
+        for line in measure(subject, prose, batch, kv, given.proof, facts=given.facts, config=config):
             if line["way"] not in {other["way"] for other in made}:  # the reference runs with each batch, and counts once
                 made.append({"benchmark": "real_model", **common, **line})
                 report(**made[-1])  # type: ignore[arg-type]  # benchmark is a string
@@ -166,7 +176,7 @@ def decode(subject: Subject, databases: Databases, batch: list[Way], prose: Pass
     for i, way in enumerate(batch):
         attention_s = statistics.median(each.seconds[i])
         errors = np.sort(each.errors[i]) if each.errors[i] else np.zeros(1)
-        line = line_of(way, measured[i], read[i], counted[i])
+        line = line_of(way, measured[i], read[i], counted[i]) | {"nll_exact": statistics.mean(measured[0].nll)}
         line |= {"error_median": float(np.median(errors)), "error_p95": float(np.quantile(errors, 0.95))}
         lines.append(line | {"ms": 1e3 * attention_s, "faster": exact_s / attention_s})
     return lines

@@ -22,8 +22,8 @@ from kvdb.config import Config
 
 NAME = "context"
 PIECE_TOKENS = 512
-LEARNING_KINDS = ("flat", "coarse-clusters")
-"""Indexes of a database whose ways of answering are chosen for it."""
+LEARNING_KINDS = ("flat", "quantized")
+"""Indexes of a database whose ways of answering are chosen for it: the first two that kvdb builds by itself."""
 Kv = npt.NDArray[np.float32]
 
 

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from typing import Any, TextIO
 
-COLUMNS = ("way", "steps", "KL", "KL, largest", "equal tops", "NLL", "error", "p95", "attended", "read", "ms", "faster", "facts")
+COLUMNS = (
+    "way",
+    "steps",
+    "KL",
+    "KL, largest",
+    "equal tops",
+    "NLL",
+    "exact NLL",
+    "error",
+    "p95",
+    "attended",
+    "read",
+    "ms",
+    "faster",
+    "facts",
+)
 
 
 def show(lines: list[dict[str, Any]], out: TextIO) -> None:
@@ -27,6 +42,7 @@ def cells(line: dict[str, Any]) -> list[str]:
         f"{line['kl_max']:.2g}",
         f"{100 * line['same_top']:.1f} %",
         f"{line['nll']:.4f}",
+        f"{line['nll_exact']:.4f}" if "nll_exact" in line else "",
         f"{100 * line['error_median']:.2f} %",
         f"{100 * line['error_p95']:.2f} %",
         f"{100 * line['attended']:.1f} %",

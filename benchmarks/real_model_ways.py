@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 
 from indexes.retrieval import Dipr, Exact, TopK, TopP
+from kvdb.session import audits
 from query_optimizer.query_options import Hints, QueryOptions
 
 ERRORS = (0.005, 0.01, 0.02, 0.05, 0.1)
 ALPHAS = (0.05, 0.012, 0.003)
-KINDS = ("flat", "coarse-bounds", "coarse-means", "coarse-clusters", "hnsw")
-RANKED = ("flat", "coarse-clusters")
+KINDS = ("flat", "quantized", "coarse-bounds", "coarse-means", "coarse-clusters", "hnsw")
+RANKED = ("flat", "quantized", "coarse-clusters")
 """Kinds on which TopK, TopP and bounds are measured."""
+ESTIMATING = ("quantized", "coarse-clusters")
+"""Kinds on which the 64 or 256 largest weights are measured with an estimate of the rest."""
 TOP_K, TOP_P, MISSED = (64, 256), (0.9, 0.99), (0.1, 0.01)
 
 
@@ -30,10 +36,15 @@ class Way:
 EXACT = Way("exact", "exact", QueryOptions(Exact()))
 
 
-def ways(quick: bool) -> list[Way]:
-    """All of them, the reference first. quick: one or two of each family."""
+def ways(quick: bool, *, at_any_price: bool = False) -> list[Way]:
+    """All of them, the reference first. quick: one or two of each family. at_any_price: budgets alone, of which each is named for
+    using every way that is proven (`at_any_price`)."""
     errors = ERRORS[1::3] if quick else ERRORS
-    found = [EXACT, *(Way(f"error_max {error:g}", "error_max", QueryOptions(error_max=error), True) for error in errors)]
+    price = ", every proven way" if at_any_price else ""
+    found = [EXACT]
+    found += [Way(f"error_max {error:g}{price}", f"error_max{price}", QueryOptions(error_max=error), True) for error in errors]
+    if at_any_price:
+        return found
     found += [Way(f"noise {error:g}", "noise", EXACT.options, noise=error) for error in errors]
     for kind in RANKED if quick else KINDS:
         hints = Hints(index=kind)
@@ -46,7 +57,21 @@ def ways(quick: bool) -> list[Way]:
         for mass in MISSED:
             options = QueryOptions(max_missed_mass=mass, hints=hints)
             found.append(Way(f"max_missed_mass {mass:g} {kind}", f"max_missed_mass, {kind}", options))
+    for kind in ESTIMATING[:1] if quick else ESTIMATING:
+        for k in TOP_K:
+            options = QueryOptions(TopK(k), estimate_tail=True, hints=Hints(index=kind))
+            found.append(Way(f"TopK({k}) and estimate {kind}", f"TopK and estimate, {kind}", options))
     return found
+
+
+@contextmanager
+def at_any_price() -> Iterator[None]:
+    """Within it audits cost nothing, and every way that is proven is used, also where it takes longer than reading everything.
+
+    What an answer then errs is the most that its budget allows, whatever this machine's times are.
+    """
+    with patch.object(audits, "SHADOW_SHARE", 1e9), patch.object(audits, "time_share", lambda *_: 0.2):
+        yield
 
 
 def kinds_of(chosen: list[Way]) -> list[str]:

@@ -42,43 +42,49 @@ def copy_keys(blocks: Blocks, kv_head: int, begin: int, out: Any) -> None:
 def read_values(blocks: Blocks, kv_head: int, begin: int, out: Any) -> None:
     """Values of a KV head into out, as `read_keys` does with keys."""
 
-class Flat:
-    """Codes of chunks of FLAT_CHUNK keys, in arrays that the caller owns: centres float32 [chunks, kv_heads, head_dim + 1],
-    lengths uint16 [chunks, kv_heads, 4, FLAT_CHUNK], high and low uint8 [chunks, kv_heads, FLAT_CHUNK * head_dim / 2], signs
-    uint8 [chunks, kv_heads, FLAT_CHUNK * (head_dim / 8 + 4)], longest int32 [chunks, kv_heads]."""
+SearchFields = tuple[Any, Any, Any, int, int, Any, Any, Any, Any]
+"""What a search returns: the first nine fields of `indexes.base.SearchResult`, those of each row flat. The tail is empty unless
+it is estimated, and dense is uint8."""
 
-    def __init__(self, centres: Any, lengths: Any, high: Any, low: Any, signs: Any, longest: Any) -> None: ...
+CHUNK: int
+"""The number of tokens that are coded together."""
+
+class Flat:
+    """Codes of chunks of keys, in arrays that the caller owns, by name, `[chunks, kv_heads, ...]`; `indexes.flat.Flat.shapes`
+    lists them."""
+
+    def __init__(self, chunks: int, kv_heads: int, head_dim: int, arrays: dict[str, Any]) -> None: ...
     def insert(self, blocks: Blocks, coded: int) -> None:
         """Codes the keys of tokens [coded, tokens)."""
-
-    def search(self, blocks: Blocks, queries: Queries, beta: float, k: int, scale: float, give_up: bool) -> tuple[Any, ...]:
-        """The tokens within beta of each row's largest q.k or, with k > 0, the k largest. Returns offsets int64 [rows + 1], ids
-        int32, scores float32; caps float32 [rows], upper bounds of q.k over the visible tokens that were not found; missed and
-        its bound, float32 [rows], as in SearchResult; int64 [5]: keys that their length excluded, keys that their codes excluded,
-        keys scored, bytes read, tokens looked at; uint8 [rows], as SearchResult.dense."""
-
-    def missed_mass(
-        self, blocks: Blocks, queries: Queries, offsets: Any, ids: Any, caps: Any, scale: float, missed: Any, bound: Any
-    ) -> None:
-        """The missed mass and its bound, float32 [rows], computed from the codes of all visible tokens that are not among a row's
-        ids. Rows with a cap of +inf are left as they are."""
 
     def verify(self, blocks: Blocks) -> int:
         """The number of keys that lie outside of the bounds of their codes."""
 
-FLAT_CHUNK: int
+    def search(
+        self, blocks: Blocks, queries: Queries, beta: float, k: int, scale: float, give_up: bool
+    ) -> tuple[SearchFields, Any]:
+        """The tokens within beta of each row's largest q.k or, with k > 0, the k largest; and caps, float32 [rows]: upper bounds
+        of q.k over the visible tokens that were not found."""
+
+    def searcher(self, blocks: Blocks, beta: float, k: int, scale: float) -> Any:
+        """`search` with give_up, as a capsule that `kvdb._native.Step` takes. It keeps the codes and the table alive."""
+
+    def missed_mass(
+        self, blocks: Blocks, queries: Queries, offsets: Any, ids: Any, caps: Any, scale: float, missed: Any, bound: Any
+    ) -> None:
+        """Writes missed and bound, float32 [q_heads, n]: the missed mass and its bound, computed from the codes of all visible
+        tokens that are not among a row's ids. Rows with a cap of +inf are left as they are."""
 
 class Quantized:
-    """Four-bit codes of chunks of QUANTIZED_CHUNK keys and values, in arrays of the caller's: centres float32 [chunks, kv_heads,
-    2 * head_dim], scales uint16 [chunks, kv_heads, 2 * QUANTIZED_CHUNK], keys uint8 [chunks, kv_heads, QUANTIZED_CHUNK * head_dim
-    / 2], values the same with head_dim rounded up to 16, bounds float32 [chunks, kv_heads, 2 * QUANTIZED_RUNS]; keys first."""
+    """Codes of four bits of chunks of keys and values, in arrays that the caller owns, by name, `[chunks, kv_heads, ...]`;
+    `indexes.quantized.Quantized.shapes` lists them."""
 
-    def __init__(self, centres: Any, scales: Any, keys: Any, values: Any, bounds: Any) -> None: ...
-    def encode(self, blocks: Blocks, coded: int) -> None:
+    def __init__(self, chunks: int, kv_heads: int, head_dim: int, arrays: dict[str, Any]) -> None: ...
+    def insert(self, blocks: Blocks, coded: int) -> None:
         """Codes the tokens from the chunk on that holds token `coded`."""
 
     def verify(self, blocks: Blocks) -> int:
-        """How many chunks of a KV head are not what their keys and values make of them."""
+        """The number of chunks, over all KV heads, whose codes are not those of their keys and values."""
 
     def search(
         self,
@@ -92,14 +98,14 @@ class Quantized:
         tail: bool,
         tight: bool,
         give_up: bool,
-    ) -> tuple[Any, ...]:
-        """Returns what `coarse_search` does. margin: the share of the bound on a code's error that a token is given."""
+    ) -> SearchFields:
+        """retrieval, parameter: see `coarse_search`. margin: the share of the bound on a code's error that a token is given."""
 
     def searcher(self, blocks: Blocks, retrieval: int, parameter: float, scale: float, margin: float, tail: bool) -> Any:
         """`search` with give_up, and not tight, as a capsule that `kvdb._native.Step` takes. It keeps codes and table alive."""
 
-QUANTIZED_CHUNK: int
 QUANTIZED_RUNS: int
+"""The number of runs of tokens, in a chunk, that share their bounds."""
 
 class CoarsePages:
     """Pages of segments of equal length, in arrays that the caller owns; `indexes/coarse/layout.py` lists them.
@@ -131,13 +137,24 @@ def coarse_search(
     tail: bool,
     tight: bool,
     give_up: bool,
-) -> tuple[Any, Any, Any, int, int, Any, Any, Any, Any]:
-    """The fields of `indexes.base.SearchResult` as flat arrays; the tail is empty unless it is estimated, and dense is uint8.
-
-    retrieval: 0 for everything, 1 for the range `parameter` below the maximum, 2 for the `parameter` largest, 3 for the share
+) -> SearchFields:
+    """retrieval: 0 for everything, 1 for the range `parameter` below the maximum, 2 for the `parameter` largest, 3 for the share
     `parameter` of the mass. margin: the share of its reach that a page is given. exact: whether a page is never given less,
     however much is read.
     """
+
+def coarse_searcher(
+    blocks: Blocks,
+    pages: list[CoarsePages],
+    retrieval: int,
+    parameter: float,
+    scale: float,
+    margin: float,
+    exact: bool,
+    tail: bool,
+) -> Any:
+    """`coarse_search` with give_up, and not tight, as a capsule that `kvdb._native.Step` takes. It keeps pages and table
+    alive."""
 
 def coarse_verify(blocks: Blocks, pages: CoarsePages) -> bool:
     """Whether the arrays of `pages` equal those computed anew from the blocks."""
@@ -217,9 +234,8 @@ def graph_search(
     slack: float,
     dense_share: float,
     budget: float,
-) -> tuple[Any, Any, Any, Any, Any, Any, int, int]:
-    """The tokens within beta of the largest q.k, or the k best where k > 0. Returns offsets, ids, scores, missed, bound, dense,
-    scanned, nbytes, as in `indexes.base.SearchResult`.
+) -> SearchFields:
+    """The tokens within beta of the largest q.k, or the k best where k > 0.
 
     probes: int32 [kv_heads, count], where searches begin, the first `random` of them drawn at random; probe_codes: uint8
     [kv_heads, count, stride]. outliers: int32 [kv_heads, any], tokens always scored exactly, -1 for none. radius: float32

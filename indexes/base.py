@@ -98,6 +98,23 @@ class SearchResult:
     tail: Float32 | None = None
     dense: npt.NDArray[np.bool_] | None = None
 
+    @classmethod
+    def of_kernel(cls, queries: Queries, fields: "_native.SearchFields", *, tail: bool, give_up: bool) -> "SearchResult":
+        """The result that a kernel gave. tail, give_up: whether the search was asked for a tail, and allowed to give up."""
+        offsets, ids, scores, scanned, nbytes, missed, bound, tails, dense = fields
+        shape = queries.q.shape[:2]
+        return cls(
+            offsets,
+            ids,
+            scores,
+            scanned,
+            nbytes,
+            missed.reshape(shape),
+            bound.reshape(shape),
+            tails.reshape(queries.q.shape) if tail else None,
+            dense.view(np.bool_).reshape(shape) if give_up else None,
+        )
+
 
 @dataclass(frozen=True)
 class Cost:

@@ -21,6 +21,8 @@ from indexes.base import IndexCorrupt
 from indexes.blocks import Blocks
 
 Array = npt.NDArray[Any]
+Shapes = Mapping[str, tuple[tuple[int, ...], type[np.generic]]]
+"""The shape and dtype of each array of an index, by the array's name."""
 
 MAGIC = b"KVDBIDX\n"
 VERSION = 1
@@ -85,6 +87,19 @@ def check_blocks(path: Path, header: Mapping[str, Any], blocks: Blocks) -> None:
     found, expected = header.get("blocks"), blocks.identity()
     if found != expected:
         raise IndexCorrupt(f"{path} is an index of other keys, {found}; expected {expected}: build the index again")
+
+
+def checked_arrays(path: Path, arrays: Mapping[str, Array], expected: Shapes, prefix: str = "") -> dict[str, Array]:
+    """The arrays that `expected` names; in the file, `prefix` stands before each name. Raises IndexCorrupt unless every array is
+    there, with its shape and dtype."""
+    for name, (shape, dtype) in expected.items():
+        found = arrays.get(prefix + name)
+        if found is None or (found.shape, found.dtype) != (shape, np.dtype(dtype)):
+            held = "none" if found is None else f"{found.dtype} {found.shape}"
+            raise IndexCorrupt(
+                f"{path} holds {held} as {prefix + name}; expected {np.dtype(dtype)} {shape}: build the index again"
+            )
+    return {name: arrays[prefix + name] for name in expected}
 
 
 def _dtype_name(name: str, array: Array) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import log
+from math import isfinite, log
 from numbers import Real
 from typing import Any
 
@@ -88,7 +88,10 @@ def retrieval_from_dict(values: Mapping[str, Any]) -> Retrieval:
 
 
 def kernel_parameter(retrieval: Retrieval, scale: float, tokens: int) -> tuple[int, float]:
-    """The number by which kernels know a retrieval among `tokens` tokens, and its parameter in their units."""
+    """The number by which kernels know a retrieval among `tokens` tokens, and its parameter in their units. Raises ValueError for
+    a scale that is not a positive number."""
+    if not isfinite(scale) or scale <= 0:
+        raise ValueError(f"scale is {scale}; expected a positive number")
     match retrieval:
         case Exact():
             return 0, 0.0

@@ -1,7 +1,10 @@
 // The queries of a search, and the tokens it retrieves.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace kvdb::indexes {
@@ -49,7 +52,7 @@ struct SearchOptions {
 
 // Retrieved tokens: ids and exact scores, row after row.
 struct RetrievedRows {
-    std::vector<std::int64_t> offsets;  // [q_heads * n + 1]
+    std::vector<std::int64_t> offsets{0};  // [q_heads * n + 1]
     std::vector<std::int32_t> ids;
     std::vector<float> scores;
 
@@ -73,6 +76,24 @@ struct SearchResult {
     std::vector<float> missed, bound;  // [q_heads * n]
     std::vector<float> tail;  // [q_heads * n][head_dim] estimated attention over them, or empty
     std::vector<std::uint8_t> dense;  // [q_heads * n] whether the row was given up
+
+    // Rows that miss nothing, with tails of zeros unless tail_dims is 0.
+    void resize(std::int64_t rows, int tail_dims) {
+        missed.assign(rows, -std::numeric_limits<float>::infinity());
+        bound = missed;
+        tail.assign(rows * tail_dims, 0);
+        dense.assign(rows, 0);
+    }
+    // Sets what a row missed. The bound is rounded up by more than float32 may have rounded it
+    // down; it stands for an estimate that is larger, or beyond what numbers hold.
+    void set_missed(std::int64_t row, double estimate, double upper) {
+        constexpr float none = -std::numeric_limits<float>::infinity();
+        if (upper > none) upper += 1e-5 + 1e-6 * std::fabs(upper);
+        const auto missed_here = static_cast<float>(estimate);
+        bound[row] = static_cast<float>(upper);
+        const bool unknown = missed_here == none && bound[row] > none;
+        missed[row] = unknown ? bound[row] : std::min(missed_here, bound[row]);
+    }
 };
 
 }  // namespace kvdb::indexes

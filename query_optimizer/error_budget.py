@@ -1,7 +1,7 @@
 """The error budget of a layer: a head is answered approximately only in ways that were proven on that very head."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite, sqrt
 
 import numpy as np
@@ -94,21 +94,30 @@ def head_time(facts: WayFacts, head: int) -> float:
     return (TIME_SHARE_GUESS if facts.time_share is None else facts.time_share) + facts.given_up[head]
 
 
-def trial_of(budget: LayerBudget) -> WayFacts | None:
-    """The way that is to be tried next: the first in order for which some head is open. None where nothing is to be learnt.
+def trial_of(budget: LayerBudget) -> tuple[WayFacts, Heads] | None:
+    """The way that is to be tried next, and the KV heads that it may come to answer; None where nothing is to be learnt.
 
-    A head is open that is read whole, for a way that may still be proven: it does not wait, and is not known to miss the budget.
+    First ways for the heads that are read whole, in their order; then, for heads that a way answers already, those before it, for
+    an index may have come later.
     """
-    read_whole = [head for head, share in enumerate(budget.heads) if share.way is None]
+    read_whole = tuple(head for head, share in enumerate(budget.heads) if share.way is None)
     for facts in budget.ways:
         if any(is_open(budget, facts, head) for head in read_whole):
-            return facts
+            return facts, read_whole
+    places = {facts.way: place for place, facts in enumerate(budget.ways)}
+    served = [(places[share.way], head) for head, share in enumerate(budget.heads) if share.way in places]
+    for place, facts in enumerate(budget.ways):
+        before = [(budget.ways[now], head) for now, head in served if place < now]
+        heads = tuple(head for now, head in before if is_open(budget, facts, head, head_time(now, head)))
+        if heads:
+            return facts, heads
     return None
 
 
-def is_open(budget: LayerBudget, facts: WayFacts, head: int) -> bool:
-    """Whether more audits of a way may prove it for a head that is read whole now."""
-    tried = facts.audits[head] >= (AUDITS_MAX if head_time(facts, head) <= TIME_SHARE_MAX else SLOW_AUDITS)
+def is_open(budget: LayerBudget, facts: WayFacts, head: int, time_max: float = TIME_SHARE_MAX) -> bool:
+    """Whether more audits of a way may prove it for a head: it does not wait, and is not known to miss the budget, or to take a
+    larger share of the time than time_max."""
+    tried = facts.audits[head] >= (AUDITS_MAX if head_time(facts, head) <= time_max else SLOW_AUDITS)
     return not tried and not facts.waits[head] and facts.least[head] <= budget.error_max
 
 
@@ -137,26 +146,30 @@ class ErrorBudget:
             groups[way] = (*groups.get(way, ()), head)
         if facts.in_fast_memory(part) and len(groups) > 1:  # the device answers all heads alike
             groups = {None: heads}
-        return tuple(self._fired(facts, part, budget, way, group) for way, group in groups.items())
+        kept_in = facts.kept_in(part)
+        return tuple(replace(self._fired(facts, part, budget, way, group), kept_in=kept_in) for way, group in groups.items())
 
     def _fired(self, facts: Facts, part: PartFacts, budget: LayerBudget, way: Way | None, heads: Heads) -> Fired:
         if way is None:
-            wish, reason = self._wish(facts, part, budget), no_proof(budget, heads)
+            wish, reason = self._wish(facts, part, budget, heads), no_proof(budget, heads)
             return Fired(heads=heads, wish=wish, reason=reason, refusals=passed_over(budget, None, heads))
         if budget.trial is not None:
             return Fired(way.kind, heads, way.retrieval, way.estimate_tail, reason="tried in the shadow of an exact answer")
         told, refusals = evidence(budget, way, heads), passed_over(budget, way, heads)
         return Fired(way.kind, heads, way.retrieval, way.estimate_tail, reason=told, refusals=refusals)
 
-    def _wish(self, facts: Facts, part: PartFacts, budget: LayerBudget) -> str | None:
-        """The first kind that the part lacks, once the ways of those before it cannot be proven for all heads."""
+    def _wish(self, facts: Facts, part: PartFacts, budget: LayerBudget, heads: Heads) -> str | None:
+        """The first kind that the part lacks, once the ways of those before it cannot be proven for the heads that are read
+        whole. None in fast memory, whose kinds come with the copies there."""
         if budget.error_max <= 0 or facts.hints.index is not None:
             return facts.hints.index if budget.error_max > 0 else None
+        if facts.in_fast_memory(part):
+            return None
         standing = {index.kind for index in part.indexes}
         for kind in self.wishes:
             if kind not in standing:
                 return kind
             tried = [known for known in budget.ways if known.way.kind == kind]
-            if any(is_open(budget, known, head) for known in tried for head in range(facts.kv_heads)):
+            if any(is_open(budget, known, head) for known in tried for head in heads):
                 return None
         return None

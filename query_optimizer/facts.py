@@ -154,6 +154,17 @@ class Facts:
         """Whether the part already lies in the fast memory."""
         return self.fast is not None and part.tier == self.fast.tier
 
+    def fits_fast_memory(self, part: PartFacts) -> bool:
+        """Whether the part lies in the fast memory, or finds room there."""
+        fits = self.fast is not None and part.visible * self.token_nbytes <= self.fast.free_nbytes
+        return fits or self.in_fast_memory(part)
+
+    def kept_in(self, part: PartFacts) -> str | None:
+        """The fast tier, where the part does not lie in it and finds room."""
+        if self.fast is None or self.in_fast_memory(part) or not self.fits_fast_memory(part):
+            return None
+        return self.fast.tier
+
     def affordable(self, part: PartFacts) -> tuple[IndexFacts, ...]:
         """The indexes over a part that fit in the memory budget beside the window."""
         budget = self.hints.memory_budget

@@ -110,7 +110,12 @@ class PartialReuse:
 @dataclass(frozen=True)
 class BudgetFits:
     """A part whose pages fit into faster memory is kept there, and a few of its coarse pages are picked (InfLLM, arXiv
-    2402.04617; AlayaDB, section 6: a sufficient budget of GPU memory)."""
+    2402.04617; AlayaDB, section 6: a sufficient budget of GPU memory).
+
+    It speaks of memory, and decides for queries that say what they read. Pages that are picked by rank are an approximation, so a
+    query with an error budget takes none that audits did not prove on its heads; the rule stands behind `error_budget`, which
+    decides for all heads of such a query. Its pages are kept in faster memory all the same.
+    """
 
     tokens_share: float = 0.02
     name: str = "budget_fits"
@@ -121,7 +126,7 @@ class BudgetFits:
             return f"no memory is faster than {part.tier}"
         resident = facts.in_fast_memory(part)
         needed = part.visible * facts.token_nbytes
-        if needed > fast.free_nbytes and not resident:
+        if not facts.fits_fast_memory(part):
             return f"its pages take {needed:,} bytes, and {fast.free_nbytes:,} are free in {fast.tier}"
         usable = facts.usable(part) if facts.estimate_tail else facts.affordable(part)
         ranked = not facts.bounded  # a bound is met by ranges, ever wider
@@ -134,7 +139,7 @@ class BudgetFits:
             told = f"its pages lie in {fast.tier}"
         elif isfinite(fast.transfer_bytes_s):
             told += f", and {1e3 * needed / fast.transfer_bytes_s:.2f} ms to bring in"
-        return Fired(coarse.kind, retrieval=None if facts.bounded else TopK(k), kept_in=fast.tier, reason=told)
+        return Fired(coarse.kind, retrieval=None if facts.bounded else TopK(k), kept_in=facts.kept_in(part), reason=told)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,16 @@
 """What every test shares: how much is tried, how many threads, and the fixtures."""
 
+import gc
 import os
+import sys
 import threading
+from pathlib import Path
+
+# Before anything is imported: the tests start dozens of processes, each of which would compile every library anew where the
+# environment wants no byte code in its folders.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / "build" / "pycache")
 
 # Before anything imports numpy or torch: workers of pytest-xdist share the cores, so each library stays on one of them.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -32,6 +41,16 @@ settings.register_profile(
 )
 settings.register_profile("long", parent=settings.get_profile("quick"), max_examples=500)
 settings.load_profile("quick")
+
+
+def pytest_collection_finish():
+    """What was imported for the tests stays to the end, so no collection of garbage needs to look through it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

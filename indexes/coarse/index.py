@@ -2,11 +2,8 @@
 
 from abc import ABC
 from dataclasses import asdict, fields
-from math import isfinite
 from pathlib import Path
-from typing import Any, ClassVar, Self
-
-import numpy as np
+from typing import ClassVar, Self
 
 import indexes._native as _native
 from indexes import file
@@ -16,6 +13,7 @@ from indexes.blocks import Blocks
 from indexes.coarse.cost import PageCost
 from indexes.coarse.layout import Batch, Layout, build_batches, insert_batches, shapes
 from indexes.retrieval import Retrieval, kernel_parameter
+from indexes.searcher import Searcher
 
 
 class PagedIndex(ABC):
@@ -61,18 +59,12 @@ class PagedIndex(ABC):
         many tokens that reading everything costs less; the other heads are searched with the whole margin. TopP: the mass in
         queries.outside counts as found. Raises ValueError.
         """
-        if not isfinite(queries.scale) or queries.scale <= 0:
-            raise ValueError(f"scale is {queries.scale}; expected a positive number")
-        if np.isnan(queries.outside).any() or np.isposinf(queries.outside).any():
-            raise ValueError("outside holds NaN or infinity; expected finite numbers, or -inf for none")
-        want, parameter = kernel_parameter(retrieval, queries.scale, self.blocks.tokens)
         tail = estimate_tail and self.layout.values
-        offsets, ids, scores, scanned, nbytes, missed, bound, tails, dense = _native.coarse_search(
+        fields = _native.coarse_search(
             self.blocks.native,
             [batch.native for batch in self._batches],
             queries.native,
-            want,
-            parameter,
+            *kernel_parameter(retrieval, queries.scale, self.blocks.tokens),
             queries.scale,
             self.layout.margin,
             self.layout.exact,
@@ -81,12 +73,14 @@ class PagedIndex(ABC):
             tight,
             give_up,
         )
-        shape = queries.q.shape[:2]
-        tail_or_none = tails.reshape(queries.q.shape) if tail else None
-        flags = dense.view(np.bool_).reshape(shape) if give_up else None
-        return SearchResult(
-            offsets, ids, scores, scanned, nbytes, missed.reshape(shape), bound.reshape(shape), tail_or_none, flags
-        )
+        return SearchResult.of_kernel(queries, fields, tail=tail, give_up=give_up)
+
+    def searcher(self, retrieval: Retrieval, scale: float, *, estimate_tail: bool) -> Searcher | None:
+        """See `indexes.searcher.searcher_of`."""
+        asked = kernel_parameter(retrieval, scale, self.blocks.tokens)
+        pages, layout = [batch.native for batch in self._batches], self.layout
+        tail = estimate_tail and layout.values
+        return Searcher(_native.coarse_searcher(self.blocks.native, pages, *asked, scale, layout.margin, layout.exact, tail))
 
     def verify(self) -> None:
         """Compute the arrays of each page anew from its keys and values, and compare. Raises IndexCorrupt."""
@@ -115,7 +109,12 @@ class PagedIndex(ABC):
         file.check_blocks(path, header, blocks)
         try:
             layout = Layout(**{item.name: header["layout"][item.name] for item in fields(Layout)})
-            batches = [_read_batch(layout, blocks, f"{i}.", *placed, arrays=arrays) for i, placed in enumerate(header["batches"])]
+            batches = []
+            for i, (begin, segments, tokens) in enumerate(header["batches"]):
+                expected = shapes(layout, blocks, segments, tokens)
+                held = file.checked_arrays(path, arrays, expected, prefix=f"{i}.")
+                batches.append(Batch(layout, blocks, begin, segments, tokens, held))
+                batches[-1].native.check()
         except IndexCorrupt:
             raise
         except (KeyError, TypeError, ValueError) as error:
@@ -131,16 +130,3 @@ class PagedIndex(ABC):
         """See `Index.cost`, and `PageCost.of` for the formula."""
         active = self.blocks.kv_heads if heads is None else heads
         return self.page_cost.of(self.layout, self.blocks, (tokens, rows, active), retrieval, expected_tokens)
-
-
-def _read_batch(
-    layout: Layout, blocks: Blocks, prefix: str, begin: int, segments: int, tokens: int, *, arrays: dict[str, Any]
-) -> Batch:
-    expected = shapes(layout, blocks, segments, tokens)
-    read = {name: arrays[prefix + name] for name in expected}
-    for name, (shape, dtype) in expected.items():
-        if read[name].shape != shape or read[name].dtype != dtype:
-            raise ValueError(f"{name} is {read[name].dtype} {read[name].shape}; expected {np.dtype(dtype)} {shape}")
-    batch = Batch(layout, blocks, begin, segments, tokens, read)
-    batch.native.check()
-    return batch

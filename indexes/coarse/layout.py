@@ -9,6 +9,7 @@ import numpy.typing as npt
 import indexes._native as _native
 from indexes.accelerate import Accelerator, AcceleratorLost, Clusters, KMeans
 from indexes.blocks import Blocks
+from indexes.file import Shapes
 
 Array = npt.NDArray[Any]
 
@@ -103,10 +104,10 @@ class Batch:
         return sum(array.nbytes for array in self.arrays.values())
 
 
-def shapes(layout: Layout, blocks: Blocks, segments: int, tokens: int) -> dict[str, tuple[tuple[int, int, int], type]]:
+def shapes(layout: Layout, blocks: Blocks, segments: int, tokens: int) -> Shapes:
     """The shape, `[segments, kv_heads, ...]`, and dtype of every array of a batch, by name."""
     pages, d = _padded(-(-tokens // layout.page_size)), blocks.head_dim
-    each: dict[str, tuple[int, type]] = {
+    each: dict[str, tuple[int, type[np.generic]]] = {
         "center": (pages * (2 if layout.box else 1) * d, np.uint8),
         "center_scales": (pages, np.float32),
         "first": (pages + 1, np.int32),

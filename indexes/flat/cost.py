@@ -10,10 +10,11 @@ from math import ceil, sqrt
 import indexes._native as _native
 from indexes.base import Cost
 from indexes.blocks import Blocks
-from indexes.flat.codes import LENGTHS
 from indexes.retrieval import Exact, Retrieval, TopP
 from indexes.selectivity import Selectivity, rising
 
+LENGTHS = 4
+"""The number of lengths that are kept of each key."""
 TILE = 4
 """Rows that share a read. A tile of fewer rows costs nearly as much."""
 SAMPLE_JUMPS, SAMPLE_TILE_JUMPS = 720.0, 320.0
@@ -27,7 +28,7 @@ CODE_OPERATIONS = 430.0
 FOUND_JUMPS = 1.4
 """Jumps of each key that a row of a diffuse head finds."""
 FEW_TOKENS = 8192
-"""Rows that see fewer tokens are always answered (`native/flat/demand.cpp`)."""
+"""Rows that see fewer tokens are always answered (`native/flat/density.cpp`)."""
 LOOKED = 1 / 16
 """The share of the chunks whose codes are read to predict the cost of a search."""
 PASSING_MAX, PASSING_POWER = 0.016, 2.0

@@ -11,57 +11,47 @@ All bounds are deterministic; none holds only with high probability.
 
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
+import indexes._native as _native
 import indexes.flat.cost as _cost
-from indexes import file
-from indexes.base import BuildCost, Cost, Float32, IndexCorrupt, Queries, SearchResult
-from indexes.blocks import Blocks
-from indexes.flat.codes import Codes, chunks_of
+from indexes.base import BuildCost, Cost, Queries, SearchResult
+from indexes.chunk_codes import CHUNK, ChunkCodes
+from indexes.file import Shapes
 from indexes.flat.top_p import search_top_p
-from indexes.retrieval import Dipr, Retrieval, TopK, TopP
+from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
+from indexes.searcher import Searcher
 
 K_MAX = 2**31
 
 
-class Flat:
+class Flat(ChunkCodes[_native.Flat]):
     """An index of kind "flat". It keeps about head_dim + 9 bytes for each token and KV head, beside the keys."""
 
     kind: ClassVar[str] = "flat"
-    walks: ClassVar[bool] = False
-    estimates_tail: ClassVar[bool] = False
+    file_format: ClassVar[int] = 2
+    kernels = staticmethod(_native.Flat)
 
-    def __init__(self, blocks: Blocks, codes: Codes) -> None:
-        self.blocks = blocks
-        self._codes = codes
-
-    @classmethod
-    def build(cls, blocks: Blocks, query_samples: Float32 | None = None) -> Self:  # noqa: ARG003, codes need none
-        """Code all keys of `blocks`."""
-        index = cls(replace(blocks, tokens=0), Codes.empty(blocks.kv_heads, blocks.head_dim, 0))
-        index.insert(blocks)
-        return index
+    @staticmethod
+    def shapes(chunks: int, kv_heads: int, head_dim: int) -> Shapes:
+        """See `ChunkCodes.shapes`."""
+        plane = (chunks, kv_heads, CHUNK * head_dim // 2)
+        return {
+            "centres": ((chunks, kv_heads, head_dim + 1), np.float32),
+            "lengths": ((chunks, kv_heads, _cost.LENGTHS * CHUNK), np.uint16),
+            "high": (plane, np.uint8),
+            "low": (plane, np.uint8),
+            "signs": ((chunks, kv_heads, CHUNK * (head_dim // 8 + 4)), np.uint8),
+            "longest": ((chunks, kv_heads, 1), np.int32),
+        }
 
     @classmethod
     def build_cost(cls, tokens: int, kv_heads: int, head_dim: int) -> BuildCost:
         """See `indexes.registry.Priced`; the figures are those of benchmarks/README.md."""
         keys = tokens * kv_heads
         return BuildCost(6.4e-9 * keys * head_dim, keys * (1.13 * head_dim + 12), 0.08)
-
-    @property
-    def nbytes(self) -> int:
-        """See `indexes.base.Index`."""
-        return self._codes.nbytes
-
-    def insert(self, blocks: Blocks) -> None:
-        """See `indexes.base.Index`. Raises ValueError for blocks of another layout, or fewer tokens."""
-        blocks.check_extends(self.blocks)
-        self._codes = self._codes.grown(blocks.tokens)
-        self._codes.native.insert(blocks.native, self.blocks.tokens)
-        self.blocks = blocks
 
     def search(
         self,
@@ -86,47 +76,34 @@ class Flat:
             return search_top_p(
                 lambda some, beta: self.within(some, beta, tight=beta < math.inf, give_up=give_up), queries, retrieval.p
             )
-        beta, k = math.inf, 0
-        if isinstance(retrieval, Dipr):
-            beta = retrieval.beta(queries.scale)
-        elif isinstance(retrieval, TopK):
-            k = retrieval.k
-        return self.within(queries, beta, k, tight=tight, give_up=give_up)
+        return self.within(queries, *_range_of(retrieval, queries.scale), tight=tight, give_up=give_up)
+
+    def searcher(
+        self,
+        retrieval: Retrieval,
+        scale: float,
+        *,
+        estimate_tail: bool,  # noqa: ARG002, as in `search`
+    ) -> Searcher | None:
+        """See `indexes.searcher.searcher_of`; None for TopP, which takes several searches."""
+        if isinstance(retrieval, TopP):
+            return None
+        return Searcher(self._kernels.searcher(self.blocks.native, *_range_of(retrieval, scale), scale))
 
     def within(self, queries: Queries, beta: float, k: int = 0, *, tight: bool = False, give_up: bool = False) -> SearchResult:
         """The visible tokens within `beta`, in units of q.k, of the largest q.k and queries.floor, or the k largest."""
-        native, blocks = self._codes.native, self.blocks.native
-        found = native.search(blocks, queries.native, beta, min(k, K_MAX), queries.scale, give_up)
-        offsets, ids, scores, caps, missed, bound, counters, dense = found
-        shape = queries.q.shape[:2]
-        *_, nbytes, looked_at = counters.tolist()
-        if tight and np.count_nonzero(dense) < queries.heads * (queries.rows // queries.kv_heads):
-            native.missed_mass(blocks, queries.native, offsets, ids, caps, queries.scale, missed, bound)
-            nbytes += self._codes.used_nbytes(self.blocks.tokens) * queries.heads // queries.kv_heads
-        scanned = looked_at * queries.heads
-        flags = dense.view(np.bool_).reshape(shape) if give_up else None
-        return SearchResult(offsets, ids, scores, scanned, nbytes, missed.reshape(shape), bound.reshape(shape), None, flags)
-
-    def verify(self) -> None:
-        """Check that each key lies within the bounds of its code. Raises IndexCorrupt."""
-        wrong = self._codes.native.verify(self.blocks.native)
-        if wrong:
-            raise IndexCorrupt(f"{wrong} keys lie beyond what their codes claim; build the index again")
-
-    def save(self, path: Path) -> None:
-        """See `indexes.base.Index`. Raises OSError."""
-        file.write(path, self.kind, {"blocks": self.blocks.identity()}, self._codes.arrays(chunks_of(self.blocks.tokens)))
-
-    @classmethod
-    def load(cls, path: Path, blocks: Blocks) -> Self:
-        """See `indexes.base.Index`. Raises IndexCorrupt, OSError."""
-        header, arrays = file.read(path, cls.kind)
-        file.check_blocks(path, header, blocks)
-        expected = Codes.empty(blocks.kv_heads, blocks.head_dim, chunks_of(blocks.tokens)).arrays(None)
-        for name, array in expected.items():
-            if name not in arrays or (arrays[name].shape, arrays[name].dtype) != (array.shape, array.dtype):
-                raise IndexCorrupt(f"{path} holds no {name} of shape {array.shape}; build the index again")
-        return cls(blocks, Codes(**{name: arrays[name] for name in expected}))
+        codes, blocks = self._kernels, self.blocks.native
+        fields, caps = codes.search(blocks, queries.native, beta, k, queries.scale, give_up)
+        result = SearchResult.of_kernel(queries, fields, tail=False, give_up=give_up)
+        given_up = result.dense is not None and np.count_nonzero(result.dense) == queries.heads * (
+            queries.rows // queries.kv_heads
+        )
+        if not tight or given_up:
+            return result
+        missed, bound = result.missed, result.missed_bound
+        codes.missed_mass(blocks, queries.native, result.offsets, result.ids, caps, queries.scale, missed, bound)
+        read = sum(array.nbytes for array in self._used().values()) * queries.heads // queries.kv_heads
+        return replace(result, nbytes=result.nbytes + read)
 
     def cost(
         self, tokens: int, rows: int, retrieval: Retrieval, *, expected_tokens: float | None = None, heads: int | None = None
@@ -134,3 +111,10 @@ class Flat:
         """See `indexes.base.Index`, and `indexes.flat.cost` for the formula."""
         active = self.blocks.kv_heads if heads is None else heads
         return _cost.of(self.blocks, tokens, rows, active, retrieval, expected_tokens)
+
+
+def _range_of(retrieval: Exact | Dipr | TopK, scale: float) -> tuple[float, int]:
+    """The range in units of q.k, and how many tokens are asked for instead; 0 for all of the range."""
+    if isinstance(retrieval, Dipr):
+        return retrieval.beta(scale), 0
+    return math.inf, min(retrieval.k, K_MAX) if isinstance(retrieval, TopK) else 0

@@ -4,6 +4,7 @@ links."""
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import indexes._native as _native
 from indexes.base import Float32, IndexCorrupt, Int32
 from indexes.blocks import Blocks
+from indexes.file import Shapes, checked_arrays
 from indexes.hnsw.build import NO_LINK
 
 CODE_STEP = 64
@@ -69,22 +71,21 @@ class Codes:
         return made
 
     @classmethod
-    def restored(cls, header: dict[str, Any], arrays: dict[str, npt.NDArray[Any]], blocks: Blocks, degree: int) -> "Codes":
+    def restored(
+        cls, header: dict[str, Any], arrays: dict[str, npt.NDArray[Any]], blocks: Blocks, degree: int, path: Path
+    ) -> "Codes":
         """The codes that `saved` gave. Raises IndexCorrupt for arrays of another shape or links beyond the tokens."""
         heads, n, d = blocks.kv_heads, blocks.tokens, blocks.head_dim
-        expected = {
+        expected: Shapes = {
             "codes": ((heads, n, -(-d // CODE_STEP) * CODE_STEP), np.uint8),
             "residual": ((heads, n), np.float32),
             "links": ((heads, n, degree), np.uint32),
             "low": ((heads, d), np.float32),
             "step": ((heads, d), np.float32),
         }
-        for name, (shape, dtype) in expected.items():
-            if arrays[name].shape != shape or arrays[name].dtype != dtype:
-                raise IndexCorrupt(f"array {name!r} is {arrays[name].dtype} {arrays[name].shape}; expected {shape}")
-            if name in {"codes", "links"}:
-                arrays[name] = in_lines(arrays[name])
-        made = cls(**{name: arrays[name] for name in expected}, tokens=n, measured=int(header["measured"]))
+        held = checked_arrays(path, arrays, expected)
+        held |= {name: in_lines(held[name]) for name in ("codes", "links")}
+        made = cls(**held, tokens=n, measured=int(header["measured"]))
         made.check_links()
         made.find_outliers()
         return made

@@ -208,7 +208,7 @@ class Hnsw:
         self, queries: Queries, retrieval: Dipr | TopK, *, give_up: bool, listed: bool = False, share: bool = True
     ) -> SearchResult:
         settings, (probes, codes) = self.settings, self._probes
-        offsets, ids, scores, missed, bound, dense, scanned, nbytes = _native.graph_search(
+        fields = _native.graph_search(
             self.codes.native,
             self.blocks.native,
             queries.native,
@@ -230,9 +230,7 @@ class Hnsw:
             dense_share=settings.dense,
             budget=settings.budget,
         )
-        shape = queries.q.shape[:2]
-        flags = dense.view(np.bool_).reshape(shape) if give_up else None
-        return SearchResult(offsets, ids, scores, scanned, nbytes, missed.reshape(shape), bound.reshape(shape), None, flags)
+        return SearchResult.of_kernel(queries, fields, tail=False, give_up=give_up)
 
     def _everything(self, queries: Queries) -> SearchResult:
         heads, n = queries.q.shape[:2]

@@ -20,7 +20,7 @@ def restore(
     file.check_blocks(path, header, blocks)
     try:
         settings = Settings(**header["settings"])
-        codes = Codes.restored(header, arrays, blocks, settings.degree)
+        codes = Codes.restored(header, arrays, blocks, settings.degree, path)
         learnt = arrays["starts"]
     except IndexCorrupt:
         raise

@@ -1,4 +1,4 @@
-// What the bindings of all kinds share: arrays that come from Python, blocks, queries.
+// What the bindings of all kinds share: arrays that come from Python, blocks, queries, results.
 #pragma once
 
 #include <cstdint>
@@ -34,9 +34,22 @@ struct PyQueries {
     std::optional<In<bool, 1>> active_heads;
     std::int64_t hidden_words = 0;
 
+    std::int64_t q_heads() const { return static_cast<std::int64_t>(q.shape(0)); }
     // Fails unless they fit these blocks.
     void check(const Blocks& blocks) const;
 };
+
+// Fails unless offsets [rows + 1] rise, and stay within `count` elements.
+void check_offsets(const In<std::int64_t, 1>& offsets, std::int64_t rows, std::int64_t count);
+
+// Fails unless they are a search. Nothing is known of what is outside.
+SearchOptions checked_options(int retrieval, double parameter, float scale, float margin, bool tail,
+                              bool tight, bool give_up);
+
+// Fails unless they are a search of these queries.
+SearchOptions checked_options(const PyQueries& queries, int retrieval, double parameter,
+                              float scale, float margin, const In<float, 2>& outside, bool tail,
+                              bool tight, bool give_up);
 
 // A vector as a numpy array that owns it.
 template <class T>
@@ -46,9 +59,60 @@ nb::ndarray<nb::numpy, T, nb::ndim<1>> to_numpy(std::vector<T>&& values) {
     return nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner);
 }
 
-// A searcher as Python passes it on. It holds Python's arrays, so it ends with the lock held.
-inline nb::capsule to_capsule(std::unique_ptr<Searcher> searcher) {
-    return nb::capsule(searcher.release(), kSearcherName,
+// What `SearchResult.of_kernel` takes in Python.
+nb::tuple to_tuple(SearchResult&& result);
+
+// The arrays of an index, [rows][kv_heads][...], which Python owns. A row is what is indexed
+// together: a chunk or a segment of tokens.
+class PyArrays {
+  public:
+    PyArrays(const nb::dict& by_name, std::int64_t rows, std::int64_t kv_heads)
+        : by_name_(by_name), rows_(rows), kv_heads_(kv_heads) {}
+
+    // The array of this name, with `each` elements for every row and KV head; null where there is
+    // none.
+    template <class T, class Element = T>
+    Element* find(const char* name, std::int64_t each) const {
+        if (!by_name_.contains(name)) return nullptr;
+        Out<T, 3> array;
+        if (!nb::try_cast(nb::object(by_name_[name]), array, false)) {
+            throw nb::type_error((std::string(name) + " has another dtype or layout").c_str());
+        }
+        check_shape(array, {rows_, kv_heads_, each}, name);
+        return reinterpret_cast<Element*>(array.data());
+    }
+
+    // The same; fails where there is none.
+    template <class T>
+    T* get(const char* name, std::int64_t each) const {
+        T* array = find<T>(name, each);
+        if (!by_name_.contains(name)) fail(std::string("there is no array ") + name);
+        return array;
+    }
+
+  private:
+    const nb::dict& by_name_;
+    const std::int64_t rows_, kv_heads_;
+};
+
+// A searcher that calls `search`, as Python passes it on. It holds Python's arrays, so it ends with
+// the interpreter's lock held.
+template <class Search>
+nb::capsule to_searcher(const PyBlocks& blocks, Search search) {
+    class Bound final : public Searcher {
+      public:
+        Bound(const PyBlocks& blocks, Search search)
+            : Searcher(blocks.blocks.geometry, blocks.blocks.table, blocks.blocks.tokens),
+              search_(std::move(search)) {}
+        SearchResult search(const QueryRows& queries, const float* outside) const override {
+            return search_(queries, outside);
+        }
+
+      private:
+        const Search search_;
+    };
+    Searcher* made = new Bound(blocks, std::move(search));
+    return nb::capsule(made, kSearcherName,
                        [](void* p) noexcept { delete static_cast<Searcher*>(p); });
 }
 

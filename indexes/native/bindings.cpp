@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "bind.h"
+#include "chunks.h"
 #include "score/kernels.h"
 #include "thread_pool.h"
 
@@ -71,14 +72,11 @@ PyQueries make_queries(const In<float, 3>& q, int kv_heads, const In<std::int64_
 void score(const PyBlocks& blocks, const PyQueries& queries, const In<std::int64_t, 1>& offsets,
            const In<std::int32_t, 1>& ids, const Out<float, 1>& scores) {
     queries.check(blocks.blocks);
-    const std::int64_t rows = queries.rows.rows() * blocks.blocks.geometry.kv_heads;
-    check_shape(offsets, {rows + 1}, "offsets");
+    const std::int64_t rows = queries.q_heads() * queries.rows.n;
     const auto count = static_cast<std::int64_t>(ids.shape(0));
+    check_offsets(offsets, rows, count);
     check_shape(scores, {count}, "scores");
     const std::int64_t* at = offsets.data();
-    if (at[0] != 0 || at[rows] != count || !std::is_sorted(at, at + rows + 1)) {
-        fail("offsets must rise from 0 to the number of ids, " + std::to_string(count));
-    }
     for (std::int64_t i = 0; i < count; ++i) {
         if (ids.data()[i] < 0 || ids.data()[i] >= blocks.blocks.tokens) {
             fail("ids[" + std::to_string(i) + "] is " + std::to_string(ids.data()[i]) +
@@ -140,10 +138,9 @@ void copy_keys(const PyBlocks& blocks, int kv_head, std::int64_t begin,
 
 void PyQueries::check(const Blocks& blocks) const {
     const Geometry& geometry = blocks.geometry;
-    const auto q_heads = static_cast<std::int64_t>(q.shape(0));
-    if (q_heads != std::int64_t{rows.group} * geometry.kv_heads) {
-        fail("q has " + std::to_string(q_heads) + " heads; expected " + std::to_string(rows.group) +
-             " for each of " + std::to_string(geometry.kv_heads));
+    if (q_heads() != std::int64_t{rows.group} * geometry.kv_heads) {
+        fail("q has " + std::to_string(q_heads()) + " heads; expected " +
+             std::to_string(rows.group) + " for each of " + std::to_string(geometry.kv_heads));
     }
     if (static_cast<int>(q.shape(2)) != geometry.head_dim) {
         fail("q has head_dim " + std::to_string(q.shape(2)) + "; expected " +
@@ -160,6 +157,56 @@ void PyQueries::check(const Blocks& blocks) const {
         fail("hidden has " + std::to_string(hidden_words) + " words; expected " +
              std::to_string((blocks.tokens + 63) / 64) + ", a bit for each token");
     }
+}
+
+void check_offsets(const In<std::int64_t, 1>& offsets, std::int64_t rows, std::int64_t count) {
+    check_shape(offsets, {rows + 1}, "offsets");
+    const std::int64_t* at = offsets.data();
+    if (at[0] < 0 || at[rows] > count || !std::is_sorted(at, at + rows + 1)) {
+        fail("offsets must rise, from 0 to at most " + std::to_string(count));
+    }
+}
+
+SearchOptions checked_options(int retrieval, double parameter, float scale, float margin, bool tail,
+                              bool tight, bool give_up) {
+    const double most = retrieval == 2 ? 9e18 : retrieval == 3 ? 1 : INFINITY;
+    if (retrieval < 0 || retrieval > 3 || !(parameter >= (retrieval == 2) && parameter <= most)) {
+        fail("retrieval and parameter are no retrieval");
+    }
+    if (!(margin >= 0 && margin <= 1) || !(scale > 0 && std::isfinite(scale))) {
+        fail("margin must be 0 to 1, scale positive");
+    }
+    return {static_cast<SearchOptions::Retrieval>(retrieval),
+            parameter,
+            scale,
+            margin,
+            nullptr,
+            tail,
+            tight,
+            give_up};
+}
+
+SearchOptions checked_options(const PyQueries& queries, int retrieval, double parameter,
+                              float scale, float margin, const In<float, 2>& outside, bool tail,
+                              bool tight, bool give_up) {
+    check_shape(outside, {queries.q_heads(), queries.rows.n}, "outside");
+    for (std::size_t i = 0; i < outside.size(); ++i) {
+        if (!(outside.data()[i] < INFINITY)) {
+            fail("outside holds NaN or infinity; expected finite numbers, or -inf for none");
+        }
+    }
+    SearchOptions options =
+        checked_options(retrieval, parameter, scale, margin, tail, tight, give_up);
+    options.outside = outside.data();
+    return options;
+}
+
+nb::tuple to_tuple(SearchResult&& result) {
+    RetrievedRows& rows = result.retrieved;
+    return nb::make_tuple(to_numpy(std::move(rows.offsets)), to_numpy(std::move(rows.ids)),
+                          to_numpy(std::move(rows.scores)), result.scanned, result.nbytes,
+                          to_numpy(std::move(result.missed)), to_numpy(std::move(result.bound)),
+                          to_numpy(std::move(result.tail)), to_numpy(std::move(result.dense)));
 }
 
 }  // namespace kvdb::indexes
@@ -209,5 +256,6 @@ NB_MODULE(_native, m) {
     coarse::bind(m);
     graph::bind(m);
     quantized::bind(m);
+    m.attr("CHUNK") = kChunk;
     bind_settings(m);
 }

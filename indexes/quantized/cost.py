@@ -9,7 +9,6 @@ from math import ceil
 import indexes._native as _native
 from indexes.base import Cost
 from indexes.blocks import Blocks
-from indexes.quantized.codes import token_nbytes
 from indexes.retrieval import Exact, Retrieval, TopP
 from indexes.selectivity import Selectivity, rising
 
@@ -40,8 +39,18 @@ def of(blocks: Blocks, tokens: int, rows: int, heads: int, retrieval: Retrieval,
         each += SORTED_OPERATIONS * rows
     found = CANDIDATES * rows * min(selectivity.expected_tokens, float(tokens))
     return Cost(
-        nbytes=heads * tokens * token_nbytes(d, values=True) * tiles,
+        nbytes=heads * tokens * token_nbytes(d) * tiles,
         operations=heads * tokens * each,
         jumps=heads * found * FOUND_JUMPS / _native.threads(),
         given_up=rising(CANDIDATES * selectivity.expected_tokens, WORTH * tokens, WORTH_POWER),
     )
+
+
+def value_dims(head_dim: int) -> int:
+    """The number of dimensions of a value that are coded: head_dim, rounded up to a whole vector."""
+    return -(-head_dim // 16) * 16
+
+
+def token_nbytes(head_dim: int) -> float:
+    """The bytes that a scan reads for each token of one KV head: the codes and the scales of its key and of its value."""
+    return head_dim / 2 + 2 + value_dims(head_dim) / 2 + 2

@@ -1,13 +1,13 @@
 """Measures how far the fresh keys and values of a token are from its stored ones.
 
 A chunk computed alone knows nothing of what now stands before it; the tokens whose KV would differ most are those that attend to
-it most (CacheBlend, arXiv 2405.16444, section 4). Each score is one function.
+it most (CacheBlend, arXiv 2405.16444, section 4). Each score is two functions: one measures a token by itself, so that tokens may
+be measured in any pieces, and one makes scores of what was measured of all tokens.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
 
@@ -15,17 +15,27 @@ from kvdb.errors import InvalidArgument
 from kvdb.types import Array, Float32
 
 
-def deviation(k: Array, v: Array, stored_k: Array, stored_v: Array, score: str | None = None) -> Float32:
-    """One score for each token, float32 `[n]`: 0 for equal KV, larger the farther they are apart.
+def measured(k: Array, v: Array, stored_k: Array, stored_v: Array, score: str | None = None) -> Float32:
+    """Two measures of each token, float32 `[2, n]`, which depend on no other token; `deviation` makes scores of them.
 
     k, v: the fresh ones. stored_k, stored_v: those of the same tokens, moved to the same positions. All are `[kv_heads, n,
-    head_dim]`. score: a name of SCORES, None for DEFAULT_SCORE. If anything that a token's score depends on is NaN or infinite,
-    the score is +inf. Raises InvalidArgument for an unknown score.
+    head_dim]`. score: a name of SCORES, None for DEFAULT_SCORE. Raises InvalidArgument for an unknown score.
     """
-    measured = SCORES[score_name(score)]
+    chosen = SCORES[score_name(score)]
     with np.errstate(all="ignore"):
-        scores = measured(Moved(k, stored_k), Moved(v, stored_v))
-    return np.where(np.isfinite(scores), scores, np.inf).astype(np.float32)
+        return np.stack(chosen.measured(Moved(k, stored_k), Moved(v, stored_v)))
+
+
+def deviation(measures: Float32, score: str | None = None) -> Float32:
+    """One score for each token, float32 `[n]`: 0 for equal KV, larger the farther they are apart.
+
+    measures: float32 `[2, n]`, as `measured` made them for the same score, of all tokens that are compared. If a measure of a
+    token is NaN or infinite, the score is +inf. Raises InvalidArgument for an unknown score.
+    """
+    chosen = SCORES[score_name(score)]
+    with np.errstate(all="ignore"):
+        scores = chosen.combined(*measures)
+    return np.where(np.isfinite(scores) & np.isfinite(measures).all(axis=0), scores, np.inf).astype(np.float32)
 
 
 def score_name(given: str | None) -> str:
@@ -58,32 +68,42 @@ class Moved:
         return np.asarray(share, np.float32)
 
 
-Score: TypeAlias = Callable[[Moved, Moved], Float32]
-"""A function of a layer's keys and values."""
+@dataclass(frozen=True)
+class Score:
+    """measured: the two measures of each token, `[n]` each, of a layer's keys and values. combined: the scores `[n]` of both."""
+
+    measured: Callable[[Moved, Moved], tuple[Float32, Float32]]
+    combined: Callable[[Float32, Float32], Float32]
 
 
-def weighted(keys: Moved, values: Moved) -> Float32:
-    """How far the keys moved, where each head is weighted by the length of the value behind the key, fresh or stored; in parts of
-    the mean size of the keys, weighted alike.
-
-    Tokens that add little to any output hardly count, however far they moved. Of all scores that were measured, this one chooses
-    best which tokens to recompute (benchmarks/README.md, "Blending: quality"). The mean over tokens is 0 where nothing moved, and
-    about 1 where all keys are of another text.
-    """
+def distance_and_size(keys: Moved, values: Moved) -> tuple[Float32, Float32]:
+    """How far the keys moved, and how large they are, where each head is weighted by the length of the value behind the key,
+    fresh or stored."""
     (moved, *keys_sizes), (_, *values_sizes) = keys.norms, values.norms
     lets_in = np.maximum(*values_sizes)
-    far, size = (moved * lets_in).sum(axis=0), (np.maximum(*keys_sizes) * lets_in).sum(axis=0)
+    return (moved * lets_in).sum(axis=0), (np.maximum(*keys_sizes) * lets_in).sum(axis=0)
+
+
+def in_parts_of_the_mean(distance: Float32, size: Float32) -> Float32:
+    """The distance of each token in parts of the mean size. The mean over tokens is 0 where nothing moved, and about 1 where all
+    keys are of another text."""
     known = size[np.isfinite(size)]
     mean = known.mean() if known.size else 1.0
-    return np.asarray(np.where(far == 0, 0, far / mean), np.float32)
+    return np.asarray(np.where(distance == 0, 0, distance / mean), np.float32)
 
 
-def relative(keys: Moved, values: Moved) -> Float32:
-    """How far keys and values moved, each relative to its size, added up: 0 for the same token, about 2 for another text."""
-    return keys.relative + values.relative
+def relative(keys: Moved, values: Moved) -> tuple[Float32, Float32]:
+    """How far keys moved, and how far values did, each relative to its size."""
+    return keys.relative, values.relative
 
 
-SCORES: Mapping[str, Score] = {"weighted": weighted, "relative": relative}
+SCORES: Mapping[str, Score] = {
+    "weighted": Score(distance_and_size, in_parts_of_the_mean),
+    "relative": Score(relative, np.add),
+}
+"""weighted: tokens that add little to any output hardly count, however far they moved; of all scores that were measured, this one
+chooses best which tokens to recompute (benchmarks/README.md, "Blending: quality"). relative: keys and values add up, to 0 for the
+same token and about 2 for another text."""
 DEFAULT_SCORE = "weighted"
 
 

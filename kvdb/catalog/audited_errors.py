@@ -5,7 +5,8 @@ from collections.abc import Collection
 import numpy as np
 import numpy.typing as npt
 
-from kvdb.catalog.evidence import Evidence, WayEvidence
+from kvdb.catalog.evidence import Evidence
+from kvdb.catalog.way_record import WayEvidence
 from kvdb.types import Float32
 
 Int64 = npt.NDArray[np.int64]

@@ -67,7 +67,8 @@ class Context:
     def statistics(self) -> ContextStatistics:
         segments = [view.segment for view in self.views]
         shape = self.spec.layers, self.spec.q_heads
-        return ContextStatistics(self.name, tuple(s.statistics.of_segment(s.number, len(s), shape, s.evidence) for s in segments))
+        known = [s.statistics.of_segment(s.number, len(s), shape, s.known_evidence()) for s in segments]
+        return ContextStatistics(self.name, tuple(known))
 
 
 class Catalog:

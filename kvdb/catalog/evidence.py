@@ -1,86 +1,33 @@
 """Evidence of how wrong each way of answering is, by layer and KV head: of one segment, or of a session's own tail."""
 
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 
 import numpy as np
-import numpy.typing as npt
 
-from kvdb.types import Float32
-from query_optimizer.order_statistics import lower_bound, upper_bound
+from kvdb.catalog.way_record import Audit, Bools, Float64, WayEvidence, WayRecord
 from query_optimizer.ways import Way
 
-Bools = npt.NDArray[np.bool_]
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
-SAMPLES_MIN, SAMPLES_MAX = 64, 256
-"""The number of audits of each head for which memory is taken at first, and the number of last audits that count."""
-TIMES_MAX = 32
-RECENT_AUDITS, RECENT_FAULTS = 4, 2
-"""A way is withdrawn for a head that broke its share in RECENT_FAULTS of its last RECENT_AUDITS audits."""
-WITHDRAWN_QUERIES, WITHDRAWN_QUERIES_MAX = 256, 1 << 16
-"""A way that was withdrawn is not tried for this number of queries of the layer; the number doubles each time, up to the
-maximum."""
-STALE_QUERIES, STALE_QUERIES_MAX = 1 << 13, 1 << 20
-"""Audits of a head are forgotten after this number of queries of the layer without another audit; the number doubles each time,
-up to the maximum."""
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Everything that an `Evidence` knows. queries: how many each layer was asked. ways: the records of each layer, by way."""
 
-
-@dataclass(frozen=True)
-class Audit:
-    """Answers by one way beside exact ones. Arrays are `[kv_heads, n]` for n queries.
-
-    errors: float32, the L2 norm of the difference, relative to that of the layer's exact output. missed: float32, the logarithm
-    of the softmax mass that is estimated to be left out, relative to what was read, for the query head with the most. heads: bool
-    `[kv_heads]`, those that count. given_up: bool `[kv_heads]`, those that the search gave up on, so that they were read whole.
-    time_share: the time of the search relative to that of the exact answer, None where it is not known. complete: whether all
-    heads that the way answers were compared, so that the audit says what their errors are together.
-    """
-
-    errors: Float32
-    missed: Float32
-    heads: Bools
-    given_up: Bools
-    time_share: float | None = None
-    complete: bool = True
-
-
-@dataclass(frozen=True)
-class WayEvidence:
-    """What the audits of one way in one layer show, an entry for each KV head.
-
-    audits: int64, how many count. bounds, least: float64, what the 95th percentile of the error is at most and at least, each
-    with a confidence of 95 %. guards: float32, the largest `missed` of any audit. median, largest: float64, of the errors.
-    given_up: float64, the share of audits in which the head was read whole. waits: bool, whether the way was withdrawn and is not
-    to be tried. time_share: the median, None before any was timed. rows: float32 `[n, kv_heads]`, the errors of the last complete
-    audits, a row for each query; NaN where a head was not compared.
-    """
-
-    audits: Int64
-    bounds: Float64
-    least: Float64
-    guards: Float32
-    median: Float64
-    largest: Float64
-    given_up: Float64
-    waits: Bools
-    time_share: float | None
-    rows: Float32
+    queries: Mapping[int, int] = field(default_factory=dict)
+    ways: Mapping[int, Mapping[Way, WayRecord]] = field(default_factory=dict)
 
 
 class Evidence:
     """The last audits of every way over the same keys. Thread-safe.
 
-    version: how often a way was proven or withdrawn for some head.
+    version: how often a way was proven or withdrawn for some head, or all of it was taken or restored.
     """
 
     def __init__(self) -> None:
         self.version = 0
         self._queries: dict[int, int] = {}
-        self._records: dict[int, dict[Way, _Record]] = {}
+        self._records: dict[int, dict[Way, WayRecord]] = {}
         self._lock = Lock()
 
     def count_queries(self, layer: int, queries: int) -> None:
@@ -96,7 +43,7 @@ class Evidence:
             ways = self._records.setdefault(layer, {})
             record = ways.get(way)
             if record is None:
-                record = ways[way] = _Record(len(audit.errors))
+                record = ways[way] = WayRecord.empty(len(audit.errors))
             now = self._queries.get(layer, 0)
             proven = np.isfinite(record.summary(now).bounds)
             record.add(audit, now)
@@ -118,88 +65,23 @@ class Evidence:
         with self._lock:
             return sorted(self._records)
 
+    def take(self) -> Records:
+        """Hand over everything that is known; nothing is known any more."""
+        with self._lock:
+            taken = Records(self._queries, self._records)
+            self._queries, self._records = {}, {}
+            self.version += 1
+            return taken
+
+    def restore(self, records: Records) -> None:
+        """Know what `take` handed over, and nothing else. The evidence takes the records over."""
+        with self._lock:
+            self._queries = dict(records.queries)
+            self._records = {layer: dict(ways) for layer, ways in records.ways.items()}
+            self.version += 1
+
 
 def _over(audit: Audit, limits: Float64) -> bool:
     """Whether the heads together broke their budget, so that a plan is made anew."""
     squares = np.where(audit.heads[:, None], audit.errors.astype(np.float64) ** 2, 0).sum(axis=0)
     return not bool((squares <= (limits[audit.heads] ** 2).sum()).all())
-
-
-class _Record:
-    """The audits of one way in one layer; the evidence's lock is held."""
-
-    def __init__(self, kv_heads: int) -> None:
-        self.counts = np.zeros(kv_heads, np.int64)
-        self._errors = np.zeros((kv_heads, SAMPLES_MIN), np.float32)
-        self._missed = np.zeros((kv_heads, SAMPLES_MIN), np.float32)
-        self._given_up = np.zeros(kv_heads)
-        self._rows = np.zeros((0, kv_heads), np.float32)
-        self._times: deque[float] = deque(maxlen=TIMES_MAX)
-        self._faults = np.zeros((kv_heads, RECENT_AUDITS), np.bool_)
-        self._last = np.zeros(kv_heads, np.int64)
-        self._waits_until = np.zeros(kv_heads, np.int64)
-        self._withdrawn = np.full(kv_heads, WITHDRAWN_QUERIES)
-        self._stale = np.full(kv_heads, STALE_QUERIES)
-        self._summary: WayEvidence | None = None
-
-    def add(self, audit: Audit, now: int) -> None:
-        self._summary = None
-        for head in np.flatnonzero(audit.heads).tolist():
-            for error, missed in zip(audit.errors[head].tolist(), audit.missed[head].tolist(), strict=True):
-                if self.counts[head] == self._errors.shape[1] < SAMPLES_MAX:
-                    self._errors, self._missed = (
-                        np.concatenate([a, np.zeros_like(a)], axis=1) for a in (self._errors, self._missed)
-                    )
-                place = self.counts[head] % SAMPLES_MAX
-                self._errors[head, place], self._missed[head, place] = error, missed
-                self.counts[head] += 1
-            self._given_up[head] += (audit.given_up[head] - self._given_up[head]) / min(self.counts[head], SAMPLES_MAX)
-            self._last[head] = now
-        if audit.complete:
-            rows = np.where(audit.heads, audit.errors.T, np.float32(np.nan))
-            self._rows = np.concatenate([self._rows, rows])[-SAMPLES_MAX:]
-        if audit.time_share is not None:
-            self._times.append(audit.time_share)
-
-    def judge(self, audit: Audit, limits: Float64, now: int) -> Bools:
-        """Withdraw the way for heads that left their share; the heads that broke it this time only."""
-        broke = audit.heads & ~(audit.errors <= limits[:, None]).all(axis=1)
-        self._faults = np.where(audit.heads[:, None], np.roll(self._faults, 1, axis=1), self._faults)
-        self._faults[audit.heads, 0] = broke[audit.heads]
-        unproven = ~(self.summary(now).bounds <= limits)
-        leave = broke & (unproven | (self._faults.sum(axis=1) >= RECENT_FAULTS))
-        self._forget(leave)
-        self._waits_until[leave] = now + self._withdrawn[leave]
-        self._withdrawn[leave] = np.minimum(2 * self._withdrawn[leave], WITHDRAWN_QUERIES_MAX)
-        return np.asarray(broke & ~leave, np.bool_)
-
-    def summary(self, now: int) -> WayEvidence:
-        stale = (self.counts > 0) & (now - self._last > self._stale)
-        if stale.any():
-            self._forget(stale)
-            self._stale[stale] = np.minimum(2 * self._stale[stale], STALE_QUERIES_MAX)
-        waits = now < self._waits_until
-        if self._summary is None or (self._summary.waits != waits).any():
-            self._summary = self._summarized(waits)
-        return self._summary
-
-    def _summarized(self, waits: Bools) -> WayEvidence:
-        heads = len(self.counts)
-        counts = np.minimum(self.counts, SAMPLES_MAX)
-        bounds, least = np.full(heads, np.inf), np.full(heads, -np.inf)
-        median, largest = np.full(heads, np.nan), np.full(heads, np.nan)
-        guards = np.full(heads, -np.inf, np.float32)
-        for head in np.flatnonzero(counts).tolist():
-            errors = self._errors[head, : counts[head]]
-            bounds[head], least[head] = float(upper_bound(errors)), float(lower_bound(errors))
-            median[head], largest[head] = float(np.median(errors)), float(errors.max())
-            guards[head] = self._missed[head, : counts[head]].max()
-        time_share = float(np.median(self._times)) if self._times else None
-        return WayEvidence(counts, bounds, least, guards, median, largest, self._given_up.copy(), waits, time_share, self._rows)
-
-    def _forget(self, heads: Bools) -> None:
-        self.counts[heads] = 0
-        self._faults[heads] = False
-        self._given_up[heads] = 0
-        self._rows = np.where(heads, np.float32(np.nan), self._rows)
-        self._summary = None

@@ -1,9 +1,9 @@
-"""Evidence of how wrong ways of answering are, as a file beside a segment's own.
+"""Evidence of how wrong ways of answering are, as a file beside that of the segment it is about, while that lies on disk.
 
 Layout, little-endian: magic, 8 bytes; length of the whole file, uint64; length of the text that follows, uint32; the text, JSON
-in UTF-8: the version, the fields of `Owner`, and for each of the samples its layer, way and n; then for each of the samples, one
-behind the other, errors and missed, float32 `[n, kv_heads]` each; last the CRC-32C of everything before it, uint32. A file is
-written under another name and renamed, so that a name is never half a file.
+in UTF-8: the version, the fields of `Owner`, the number of queries of each layer, and for each record its layer, its way and
+three numbers, how many errors of a head, rows and times it has; then the arrays of each record, one behind the other in the
+order of ARRAYS; last the CRC-32C of everything before it, uint32.
 
 Nothing approximate may be served for evidence that is not this segment's: whatever is wrong with a file, none of it is used, and
 everything is proven anew.
@@ -11,145 +11,200 @@ everything is proven anew.
 
 import json
 import logging
-import os
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import kvdb._native as _native
-from kvdb.errors import IntegrityError, KvdbError, SpecMismatch, Unavailable, Unsupported
-from kvdb.types import Float32
+from kvdb.catalog.evidence import Evidence, Records
+from kvdb.catalog.way_record import RECENT_AUDITS, SAMPLES_MAX, SAMPLES_MIN, TIMES_MAX, WayRecord
+from kvdb.errors import IntegrityError, KvdbError, SpecMismatch, Unsupported
+from kvdb.storage.disk import SegmentFolder
+from kvdb.storage.segment_file import SegmentFile
+from query_optimizer.ways import Way
 
 log = logging.getLogger(__name__)
 MAGIC = b"KVDBEVD\n"
 VERSION = 1
 START = struct.Struct("<8sQI")
 SUM = struct.Struct("<I")
-FLOAT = np.dtype("<f4")
+ARRAYS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "counts": ("<i8", ("heads",)),
+    "errors": ("<f4", ("heads", "errors")),
+    "missed": ("<f4", ("heads", "errors")),
+    "rows": ("<f4", ("rows", "heads")),
+    "times": ("<f8", ("times",)),
+    "given_up": ("<f8", ("heads",)),
+    "faults": ("|b1", ("heads", "faults")),
+    "last": ("<i8", ("heads",)),
+    "waits_until": ("<i8", ("heads",)),
+    "withdrawn": ("<i8", ("heads",)),
+    "stale": ("<i8", ("heads",)),
+}
+"""The type and shape of each array of a `WayRecord`."""
+SIZES_MAX = {"errors": SAMPLES_MAX, "rows": SAMPLES_MAX, "times": TIMES_MAX}
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The segment that evidence belongs to. key: names it among all others. spec: the digest of its model's spec."""
+    """The segment that evidence belongs to. key: names its file among all others. spec: the digest of its model's spec."""
 
     key: str
     spec: str
     layers: int
     kv_heads: int
 
-
-@dataclass(frozen=True, eq=False)
-class WaySamples:
-    """Audits of one way of answering in one layer, in the order in which they were made.
-
-    way: what was done, as plain values. errors, missed: float32 `[n, kv_heads]`, as in `kvdb.catalog.evidence.Audit`; errors are
-    NaN where a head was not audited.
-    """
-
-    layer: int
-    way: Mapping[str, Any]
-    errors: Float32
-    missed: Float32
+    @classmethod
+    def of(cls, file: SegmentFile) -> "Owner":
+        contents = file.contents
+        return cls(contents.key, contents.spec, contents.layers, contents.layout.kv_heads)
 
 
-def save(path: Path, owner: Owner, samples: Sequence[WaySamples]) -> None:
-    """Replace `path` by a file of this evidence. Raises Unavailable where it cannot be written; then `path` is as it was."""
-    assert all(one.errors.shape == one.missed.shape == (len(one.errors), owner.kv_heads) for one in samples)
-    listed = [{"layer": one.layer, "way": dict(one.way), "n": len(one.errors)} for one in samples]
-    text = json.dumps({"version": VERSION, "owner": asdict(owner), "samples": listed}, sort_keys=True).encode()
-    arrays = [np.ascontiguousarray(array, FLOAT).tobytes() for one in samples for array in (one.errors, one.missed)]
+def put_away(evidence: Evidence, disk: SegmentFolder, file: SegmentFile) -> None:
+    """Move evidence from memory to a file beside its segment's. Where that cannot be written, it stays in memory, and a line in
+    the log says so."""
+    records = evidence.take()
+    if not records.ways:
+        evidence.restore(records)
+        return
+    try:
+        disk.write_beside(file, pack(Owner.of(file), records))
+    except KvdbError as error:
+        evidence.restore(records)
+        log.warning("evidence stays in main memory: %s", error)
+
+
+def bring_back(evidence: Evidence, disk: SegmentFolder, file: SegmentFile) -> None:
+    """Move evidence back to memory, and remove its file. What is not exactly what was put away is dropped with a line in the
+    log."""
+    records = _read(disk, file)
+    if records is not None:
+        evidence.restore(records)
+        disk.remove_beside(file)
+
+
+def look(disk: SegmentFolder, file: SegmentFile) -> Evidence | None:
+    """A copy of the evidence beside a segment's file, None where there is none. What is not exactly what was put away is dropped
+    with a line in the log."""
+    records = _read(disk, file)
+    if records is None:
+        return None
+    evidence = Evidence()
+    evidence.restore(records)
+    return evidence
+
+
+def pack(owner: Owner, records: Records) -> bytes:
+    """The bytes of a file of these records."""
+    listed, arrays = [], []
+    for layer, ways in records.ways.items():
+        for way, record in ways.items():
+            sizes = {"errors": record.errors.shape[1], "rows": len(record.rows), "times": len(record.times)}
+            listed.append({"layer": layer, "way": way.to_dict(), "sizes": sizes})
+            arrays += [np.ascontiguousarray(getattr(record, name), dtype).tobytes() for name, (dtype, _) in ARRAYS.items()]
+    fields = {"version": VERSION, "owner": asdict(owner), "queries": list(records.queries.items()), "records": listed}
+    text = json.dumps(fields, sort_keys=True).encode()
     length = START.size + len(text) + sum(map(len, arrays)) + SUM.size
     content = b"".join([START.pack(MAGIC, length, len(text)), text, *arrays])
-    unfinished = path.with_name(f".{path.name}")
-    try:
-        with unfinished.open("wb") as file:
-            file.write(content + SUM.pack(_checksum(content)))
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(path)
-    except OSError as error:
-        raise Unavailable(f"{path} cannot be written: {error.strerror}; its evidence is kept in memory only") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
+    return content + SUM.pack(_checksum(content))
 
 
-def load(path: Path, owner: Owner) -> list[WaySamples]:
-    """The evidence that was saved for this owner.
+def unpack(owner: Owner, content: bytes) -> Records:
+    """The records that were packed for this owner.
 
     Raises IntegrityError for a file that was cut short or changed and for one of another segment, Unsupported for another
-    version, SpecMismatch for another model's spec, and Unavailable for a file that cannot be read.
+    version, and SpecMismatch for another model's spec.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise Unavailable(f"{path} cannot be read: {error.strerror}; what it proves is proven anew") from None
-    text = _checked_text(path, content)
+    text = _checked_text(owner, content)
     try:
         fields = json.loads(text)
         if fields["version"] != VERSION:
-            raise Unsupported(f"{path} is of version {fields['version']!r}; expected {VERSION}: what it proves is proven anew")
-        found = Owner(**fields["owner"])
-        _check_owner(path, found, owner)
-        return _samples(content[START.size + len(text) : -SUM.size], fields["samples"], owner)
+            told = f"that of {owner.key} is of version {fields['version']!r}; expected {VERSION}"
+            raise Unsupported(f"{told}: what it proves is proven anew")
+        _check_owner(Owner(**fields["owner"]), owner)
+        queries = {_layer(layer, owner): _count(count) for layer, count in fields["queries"]}
+        return Records(queries, _records(content[START.size + len(text) : -SUM.size], fields["records"], owner))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise _corrupt(path, f"its text cannot be read ({error!r})") from None
+        raise _corrupt(owner, f"its text cannot be read ({error!r})") from None
 
 
-def load_or_none(path: Path, owner: Owner) -> list[WaySamples] | None:
-    """The evidence that was saved for this owner, None where there is no file; None and a line in the log for a file that is not
-    exactly what was saved."""
-    if not path.exists():
-        return None
+def _read(disk: SegmentFolder, file: SegmentFile) -> Records | None:
     try:
-        return load(path, owner)
+        content = disk.read_beside(file)
+        return None if content is None else unpack(Owner.of(file), content)
     except KvdbError as error:
         log.warning("evidence is dropped: %s", error)
+        disk.remove_beside(file)
         return None
 
 
-def _checked_text(path: Path, content: bytes) -> bytes:
+def _checked_text(owner: Owner, content: bytes) -> bytes:
     """The JSON of a file that is whole and unchanged."""
     if len(content) < START.size + SUM.size:
-        raise _corrupt(path, f"it has {len(content)} bytes")
+        raise _corrupt(owner, f"it has {len(content)} bytes")
     magic, length, text_nbytes = START.unpack_from(content)
     if magic != MAGIC:
-        raise _corrupt(path, "it does not begin as such a file does")
+        raise _corrupt(owner, "it does not begin as such a file does")
     if length != len(content):
-        raise _corrupt(path, f"it has {len(content):,} bytes of the {length:,} that were written")
-    if SUM.unpack(content[-SUM.size :])[0] != _checksum(content[: -SUM.size]):
-        raise _corrupt(path, "it does not match its checksum")
+        raise _corrupt(owner, f"it has {len(content):,} bytes of the {length:,} that were written")
+    if SUM.unpack_from(content, length - SUM.size)[0] != _checksum(content[: -SUM.size]):
+        raise _corrupt(owner, "it does not match its checksum")
     return content[START.size : START.size + text_nbytes]
 
 
-def _check_owner(path: Path, found: Owner, expected: Owner) -> None:
+def _check_owner(found: Owner, expected: Owner) -> None:
     if found.spec != expected.spec:
-        raise SpecMismatch(f"{path} is evidence of spec {found.spec:.16}; expected {expected.spec:.16}: it proves nothing here")
+        told = f"that of {expected.key} is of spec {found.spec:.16}; expected {expected.spec:.16}"
+        raise SpecMismatch(f"{told}: it proves nothing here")
     if found != expected:
-        raise IntegrityError(f"{path} is evidence of another segment, {found}; expected {expected}: it proves nothing here")
+        raise IntegrityError(f"it is that of another segment, {found}; expected {expected}: it proves nothing here")
 
 
-def _samples(payload: bytes, listed: Sequence[Mapping[str, Any]], owner: Owner) -> list[WaySamples]:
-    """Cut the arrays out of the file. Raises KeyError, TypeError, ValueError or OverflowError for what was never saved."""
-    samples, at = [], 0
+def _records(payload: bytes, listed: Sequence[Mapping[str, Any]], owner: Owner) -> dict[int, dict[Way, WayRecord]]:
+    """Cut the arrays out of the file. Raises KeyError, TypeError, ValueError or OverflowError for what was never packed."""
+    ways: dict[int, dict[Way, WayRecord]] = {}
+    at = 0
     for one in listed:
-        layer, way, n = one["layer"], one["way"], one["n"]
-        if type(layer) is not int or not 0 <= layer < owner.layers or not isinstance(way, dict) or type(n) is not int or n < 0:
-            raise ValueError(f"layer {layer!r}, way {way!r}, n {n!r}")
-        errors, missed = (
-            np.frombuffer(payload, FLOAT, 2 * n * owner.kv_heads, at).reshape(2, n, owner.kv_heads).astype(np.float32)
-        )
-        if (errors < 0).any() or np.isnan(missed).any():
-            raise ValueError(f"errors below 0, or no number, in layer {layer}")
-        at += 2 * n * owner.kv_heads * FLOAT.itemsize
-        samples.append(WaySamples(layer, way, errors, missed))
+        layer, way = _layer(one["layer"], owner), Way.from_dict(one["way"])
+        sizes = {name: _count(one["sizes"][name], most) for name, most in SIZES_MAX.items()}
+        sizes |= {"heads": owner.kv_heads, "faults": RECENT_AUDITS}
+        arrays: dict[str, Any] = {}
+        for name, (dtype, axes) in ARRAYS.items():
+            shape = tuple(sizes[axis] for axis in axes)
+            flat = np.frombuffer(payload, dtype, math.prod(shape), at)
+            arrays[name] = flat.reshape(shape).astype(np.dtype(dtype).newbyteorder("="))
+            at += flat.nbytes
+        ways.setdefault(layer, {})[way] = _checked(WayRecord(**arrays))
     if at != len(payload):
         raise ValueError(f"{len(payload) - at} bytes too many")
-    return samples
+    return ways
+
+
+def _checked(record: WayRecord) -> WayRecord:
+    """The record. Raises ValueError for numbers that no audit leaves."""
+    size = record.errors.shape[1]
+    full = record.counts > size
+    wrong = size < SAMPLES_MIN or record.counts.min(initial=0) < 0 or (full.any() and size != SAMPLES_MAX)
+    wrong = wrong or (record.errors < 0).any() or (record.rows < 0).any() or np.isnan(record.missed).any()
+    wrong = wrong or not (record.times >= 0).all() or not ((record.given_up >= 0) & (record.given_up <= 1)).all()
+    if wrong or min(record.withdrawn.min(initial=1), record.stale.min(initial=1)) < 1:
+        raise ValueError("numbers that no audit leaves")
+    return record
+
+
+def _layer(number: object, owner: Owner) -> int:
+    return _count(number, owner.layers - 1)
+
+
+def _count(number: object, most: int | None = None) -> int:
+    if type(number) is not int or number < 0 or (most is not None and number > most):
+        raise ValueError(f"{number!r} is no count up to {most}")
+    return number
 
 
 def _checksum(content: bytes) -> int:
@@ -159,5 +214,5 @@ def _checksum(content: bytes) -> int:
     return int(sums[0])
 
 
-def _corrupt(path: Path, what: str) -> IntegrityError:
-    return IntegrityError(f"{path}, which holds evidence of a segment, was changed: {what}; what it proves is proven anew")
+def _corrupt(owner: Owner, what: str) -> IntegrityError:
+    return IntegrityError(f"that of {owner.key} was changed: {what}; what it proves is proven anew")

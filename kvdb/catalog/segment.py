@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import count
 from threading import Lock
 
+import kvdb.catalog.evidence_file as evidence_file
 from kvdb.catalog.evidence import Evidence
 from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.statistics import Statistics
@@ -28,8 +29,8 @@ class Segment:
     measured errors of its answers. usage: how often it was opened and queried.
 
     Its blocks are in main memory until it is offloaded, and as long as it is pinned. Afterwards the tables are empty, and `file`
-    holds their contents; it is never written again, because a segment never changes. Before a layer is read, the segment has to
-    be pinned and the layer waited for.
+    holds their contents; it is never written again, because a segment never changes. The evidence goes to disk and back with
+    them, each time anew. Before a layer is read, the segment has to be pinned and the layer waited for.
     """
 
     def __init__(
@@ -85,6 +86,13 @@ class Segment:
         """Whether `queries` more queries of each layer were asked since this layer was last probed for what its queries
         retrieve."""
         return self.usage.queries_in_all >= self.statistics.probed_at(layer) + queries * len(self.tables)
+
+    def known_evidence(self) -> Evidence:
+        """Its evidence, wherever it is; to look at, for what is added to it may be lost."""
+        with self._lock:
+            if self.resident or self.file is None or self._disk is None:
+                return self.evidence
+            return evidence_file.look(self._disk, self.file) or self.evidence
 
     def retain(self) -> None:
         with self._lock:
@@ -166,14 +174,18 @@ class Segment:
                 table.reserve(len(self))
             self._loading = loader.load(self.file, self.tables)
             undo.pop_all()
+        if self._disk is not None:
+            evidence_file.bring_back(self.evidence, self._disk, self.file)
 
     def _evict(self) -> int:
-        """Free the blocks of a segment that is on disk, and the indexes over them. Returns the bytes of the blocks. Called with
-        the lock held."""
+        """Free the blocks of a segment that is on disk, and the indexes over them, and move its evidence there. Returns the bytes
+        of the blocks. Called with the lock held."""
         nbytes = sum(table.nbytes for table in self.tables)
         self._evict_when_unpinned = False
         self.indexes.clear()
         self._free()
+        if self.file is not None and self._disk is not None:
+            evidence_file.put_away(self.evidence, self._disk, self.file)
         return nbytes
 
     def _free(self) -> None:

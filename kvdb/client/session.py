@@ -8,6 +8,7 @@ import numpy as np
 
 import kvdb.validate as validate
 from kvdb.blend.controller import Choice
+from kvdb.blend.deviation import deviation
 from kvdb.blend.strategies import DEFAULT_RATIO
 from kvdb.client.arrays import like, to_numpy, token_ids
 from kvdb.client.forgotten import CLOSER
@@ -94,7 +95,8 @@ class Session:
         """How far fresh KV is from what this layer holds at these positions, moved there. Returns float32 `[n]`, numpy or torch
         as k is, infinite for gaps. Arguments as in `overlay`; score: one of kvdb.blend.deviation.SCORES, None for its default.
         Raises what `overlay` raises, and InvalidArgument for another score."""
-        return like(self._transport.deviation(layer, _positions(positions), to_numpy(k), to_numpy(v), score), k)
+        measures = self._transport.measure_deviation(layer, _positions(positions), to_numpy(k), to_numpy(v), score)
+        return like(deviation(measures, score), k)
 
     def attention(
         self,

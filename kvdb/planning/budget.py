@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvdb.catalog.evidence import Evidence, WayEvidence
+from kvdb.catalog.evidence import Evidence
+from kvdb.catalog.way_record import WayEvidence
 from kvdb.types import Float32
 from query_optimizer.error_budget import share_budget
 from query_optimizer.facts import Facts, IndexFacts

@@ -54,6 +54,7 @@ class Server:
         """Takes the port. Raises ConfigError if it is taken already or invalid."""
         self._threads = ThreadPoolExecutor(config.workers + SHORT_CALL_THREADS, thread_name_prefix="kvdb-server")
         self._streams = Streams(config.workers, config.stream_idle_seconds)
+        self._turns = Turns(CLIENT_CALLS_MAX, CLIENT_WAITING_MAX)
         self._sessions = Sessions(config.session_idle_seconds, self._streams.session_ended)
         idle_seconds = min(config.session_idle_seconds, config.stream_idle_seconds)
         self._watch = Watch(idle_seconds / LOOKS_PER_IDLE_TIME, [self._sessions.close_idle, self._streams.end_idle])
@@ -84,14 +85,14 @@ class Server:
         self._streams.drain()
         stopped.wait()
         self._watch.stop()
+        self._turns.close()  # or a turn that comes later would look for a thread that is not there any more
         self._sessions.close_all()
         self._threads.shutdown()
 
     def _calls(self, database: Database, config: ServerConfig) -> grpc.GenericRpcHandler:
-        turns = Turns(CLIENT_CALLS_MAX, CLIENT_WAITING_MAX)
         inflight = InflightBytes(config.inflight_bytes_max)
-        service = KvdbService(database, self._sessions, self._streams, turns, inflight, config)
-        return handlers(service, UnaryCalls(self._threads.submit, turns, inflight))
+        service = KvdbService(database, self._sessions, self._streams, self._turns, inflight, config)
+        return handlers(service, UnaryCalls(self._threads.submit, self._turns, inflight))
 
     def _listen(self, config: ServerConfig) -> str:
         unix = config.host.startswith("unix:")

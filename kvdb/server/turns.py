@@ -31,12 +31,13 @@ class Turns:
         self._busy: set[str] = set()
         self._running: Counter[str] = Counter()
         self._waiting: list[tuple[Turn, Callable[[], object]]] = []
+        self._closed = False
         self._lock = Lock()
 
     def begin(self, turn: Turn, go_on: Callable[[], object]) -> bool:
         """Whether the turn is now. Otherwise it waits, and `go_on` is called when it comes, in the thread that ended the one
-        before, which it must not keep. Either way `end` it. Raises CapacityError where too many calls of the client wait; then
-        there is no turn.
+        before, which it must neither keep nor use to begin or end a turn. Either way `end` it. Raises CapacityError where too
+        many calls of the client wait; then there is no turn.
         """
         with self._lock:
             reserved = {name for waiting, _ in self._waiting for name in waiting.sessions} if self._waiting else ()
@@ -60,9 +61,15 @@ class Turns:
                 self._running[client] -= 1
                 if not self._running[client]:
                     del self._running[client]
-            ready = self._ready() if self._waiting else ()
-        for go_on in ready:
-            go_on()
+            if self._waiting:
+                self._give(self._ready())
+
+    def close(self) -> None:
+        """Give every turn at once, to those that wait and to those that still come. For a server whose calls were all cancelled:
+        what any of them does now, no client hears of."""
+        with self._lock:
+            self._closed = True
+            self._give(self._ready())
 
     def wait(self, turn: Turn) -> None:
         """Wait in this thread for a turn. `end` it."""
@@ -87,8 +94,15 @@ class Turns:
         self._waiting = still
         return ready
 
+    def _give(self, turns: list[Callable[[], object]]) -> None:
+        """Let them go on. The caller holds the lock, so that none goes on after `close` has returned."""
+        for go_on in turns:
+            go_on()
+
     def _may_run(self, turn: Turn, reserved: Collection[str] = ()) -> bool:
         """reserved: the sessions for which calls wait that came before."""
+        if self._closed:
+            return True
         client, sessions = turn
         free = self._busy.isdisjoint(sessions) and sessions.isdisjoint(reserved)
         return free and (not client or self._running[client] < self._running_max)

@@ -14,7 +14,7 @@ import numpy as np
 from kvdb.attention.device import DeviceFailed
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.state import AttentionState
-from kvdb.catalog.evidence import Audit, Bools
+from kvdb.catalog.way_record import Audit, Bools
 from kvdb.errors import KvdbError
 from kvdb.planning.budget import refreshed
 from kvdb.planning.planner import Planner
@@ -22,8 +22,8 @@ from kvdb.planning.prepared import Prepared, Variant
 from kvdb.types import Array, Float32
 from query_optimizer.error_budget import TIME_SHARE_GUESS, trial_of
 from query_optimizer.query_options import QueryOptions
-from query_optimizer.rule import piecewise_cost
-from query_optimizer.ways import LayerBudget
+from query_optimizer.rule import Heads, piecewise_cost
+from query_optimizer.ways import LayerBudget, WayFacts
 
 log = logging.getLogger(__name__)
 Execute = Callable[[Prepared, Array, QueryOptions, bool], tuple[AttentionState, AttentionStats]]
@@ -38,6 +38,8 @@ AUDIT_QUERIES = 32
 """The number of queries between two audits, if there is time for one; with more time, more heads are audited at once."""
 ERRORS_MAX = 1024
 """The number of errors that are kept for the statistics of the session."""
+LOOK_QUERIES = 32
+"""A layer that compares nothing looks after this number of queries whether there is something to try now."""
 TIME_SHARE_MIN = 0.01
 """The least assumed time of a search, relative to an exact answer."""
 
@@ -47,13 +49,14 @@ class Comparison:
     """An answer that is to be compared with another.
 
     served: the plan of the answer, which reads `heads` whole. shadow: the plan of the other. heads: the KV heads that are
-    compared. in_use: whether the other is how queries are served.
+    compared. in_use: whether the other is how queries are served. extra: whether the answer is exact only to be compared.
     """
 
     served: Prepared
     shadow: Prepared
     heads: tuple[int, ...]
     in_use: bool
+    extra: bool = False
 
 
 class Audits:
@@ -80,6 +83,9 @@ class Audits:
         self._since = AUDIT_QUERIES
         self._suspects: tuple[int, ...] = ()
         self._next_head = 0
+        self._looked_at: LayerBudget | None = None
+        self._looked_for = 0
+        self._trial: tuple[WayFacts, Heads] | None = None
 
     def due(self, prepared: Prepared, n: int, options: QueryOptions, *, alone: bool = True) -> Comparison | None:
         """What the answer to n queries is to be compared with, None for nothing. alone: whether the served plan may be another
@@ -94,14 +100,16 @@ class Audits:
         if heads:
             served = self._planner.prepare(n, options, Variant(whole=heads))
             return Comparison(served, prepared, heads, in_use=True)
-        if not budget.ways or len(searched) == len(budget.heads) or not self._may_try(budget, 0.0):
+        trial = self._affordable_trial(budget, prepared, alone=alone)
+        if trial is None:
             return None
-        facts = trial_of(refreshed(budget, prepared.evidence, self._layer))
-        if facts is None or not self._may_try(budget, TIME_SHARE_GUESS if facts.time_share is None else facts.time_share):
-            return None
+        facts, compared = trial
         shadow = self._planner.prepare(n, options, Variant(trial=facts.way))
-        open_heads = tuple(head for head in range(len(budget.heads)) if head not in searched)
-        return Comparison(prepared, shadow, open_heads, in_use=False) if shadow.plan.searches else None
+        if not shadow.plan.searches:
+            return None
+        extra = _served(budget, compared)
+        served = self._planner.prepare(n, options, Variant(whole=searched)) if extra else prepared
+        return Comparison(served, shadow, compared, in_use=False, extra=extra)
 
     def answered(
         self,
@@ -121,15 +129,20 @@ class Audits:
         served = prepared if comparison is None else comparison.served
         for way in served.ways:
             self.ways[way] = self.ways.get(way, 0) + 1
+        exact_ns = float(stats.kernel_ns)
         if served.plan.searches:
             self._answer_ns += stats.kernel_ns
             self._since += 1
+            exact_ns = self._exact_call_ns(budget)
+        elif comparison is not None and comparison.extra:
+            self._shadow_ns += stats.kernel_ns
+            self._whole_ns = stats.kernel_ns
         else:
             self._exact_ns += stats.kernel_ns
             self._whole_ns = stats.kernel_ns
         if comparison is None:
             return
-        given = comparison, q.copy(), out.copy(), stats.kernel_ns, options, execute
+        given = comparison, q.copy(), out.copy(), exact_ns, options, execute
         if comparison.shadow.partition.device is not None:
             self._compare(*given)  # a device answers one thread at a time
         else:
@@ -141,10 +154,34 @@ class Audits:
         if running is not None:
             running.result()
 
-    def _may_try(self, budget: LayerBudget, time_share: float) -> bool:
-        """Whether there is time for one more answer by a way that takes this share of an exact one; for the first there is."""
+    def _affordable_trial(self, budget: LayerBudget, prepared: Prepared, *, alone: bool) -> tuple[WayFacts, Heads] | None:
+        """The way to try now, and for which KV heads; None for none, or where there is no time for it. For heads that are
+        searched, an exact answer has to be made too, which takes a plan of its own."""
+        if not budget.ways or not self._may_try(budget, 0.0):
+            return None
+        trial = self._trial_of(budget, prepared)
+        if trial is None:
+            return None
+        facts, heads = trial
+        extra = _served(budget, heads)
+        share = (TIME_SHARE_GUESS if facts.time_share is None else facts.time_share) + extra
+        possible = (alone or not extra) and self._may_try(budget, share, first=not extra)
+        return trial if possible else None
+
+    def _trial_of(self, budget: LayerBudget, prepared: Prepared) -> tuple[WayFacts, Heads] | None:
+        """The way to try next, and for which KV heads. It stays the same until an audit or another plan tells more, or other
+        sessions may have."""
+        if self._looked_at is not budget or self._looked_for >= LOOK_QUERIES:
+            self._trial = trial_of(refreshed(budget, prepared.evidence, self._layer))
+            self._looked_at, self._looked_for = budget, 0
+        self._looked_for += 1
+        return self._trial
+
+    def _may_try(self, budget: LayerBudget, time_share: float, *, first: bool = True) -> bool:
+        """Whether there is time for one more answer by a way that takes this share of an exact one. first: for the first of the
+        session there is."""
         expected = time_share * self._exact_call_ns(budget)
-        return not self._shadow_ns or self._shadow_ns + expected <= SHADOW_SHARE * (self._exact_ns + self._answer_ns)
+        return (first and not self._shadow_ns) or self._shadow_ns + expected <= SHADOW_SHARE * (self._exact_ns + self._answer_ns)
 
     def _exact_call_ns(self, budget: LayerBudget) -> float:
         """What an exact answer takes: the last one, or what is expected."""
@@ -172,11 +209,12 @@ class Audits:
         return tuple(sorted(turned[:count]))
 
     def _compare(
-        self, comparison: Comparison, q: Array, exact: Array, exact_ns: int, options: QueryOptions, execute: Execute
+        self, comparison: Comparison, q: Array, exact: Array, exact_ns: float, options: QueryOptions, execute: Execute
     ) -> None:
         shadow = comparison.shadow
         budget = shadow.budget
         assert budget is not None
+        self._looked_at = None
         try:
             state, stats = execute(shadow, q, options, q.shape[1] == 1)
         except (KvdbError, DeviceFailed) as failure:
@@ -223,6 +261,11 @@ def head_errors(out: Array, exact: Array, kv_heads: int) -> Float32:
     with np.errstate(divide="ignore", invalid="ignore"):
         errors = np.sqrt(squares / norms)
     return np.where(squares == 0, 0, errors).astype(np.float32)
+
+
+def _served(budget: LayerBudget, heads: Heads) -> bool:
+    """Whether some of these KV heads are answered by a way."""
+    return any(budget.heads[head].way is not None for head in heads)
 
 
 def time_share(shadow_ns: float, exact_ns: float) -> float:

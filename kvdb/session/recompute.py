@@ -7,7 +7,7 @@ import numpy as np
 from indexes.base import Float32
 from kvdb.attention.materialized import MaterializedKeys
 from kvdb.blend.controller import Choice, Chunks, Rates, choose
-from kvdb.blend.deviation import deviation, score_name
+from kvdb.blend.deviation import measured, score_name
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.errors import InvalidArgument, PositionError
 from kvdb.session.layer import Layer
@@ -56,14 +56,14 @@ class Recomputing:
         self._check_laid_out()
         return layer.recompute(self._materialized.of(layer.number, layer.tail), q, positions)
 
-    def deviation(self, layer: Layer, positions: Positions, k: Array, v: Array, score: str | None) -> Float32:
-        """How far fresh KV is from the layer's stored KV, float32 `[n]`, infinite for gaps. Raises InvalidArgument."""
+    def measure_deviation(self, layer: Layer, positions: Positions, k: Array, v: Array, score: str | None) -> Float32:
+        """Measures of how far fresh KV is from the layer's stored KV, float32 `[2, n]`, NaN for gaps. Raises InvalidArgument."""
         self._check_laid_out()
         score_name(score)
         stored = self._materialized.of(layer.number, layer.tail).read(positions)
         for array in stored:
             array[:, np.isin(positions, layer.missing())] = np.nan  # the memory of a gap holds nothing meaningful
-        return deviation(k, v, *stored, score)
+        return measured(k, v, *stored, score)
 
     def forget(self) -> None:
         """Free the memory that only recomputing needs."""

@@ -186,8 +186,9 @@ class SessionState:
             state.check_no_gaps()
             return self._recomputing.attention(state, q, positions)
 
-    def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
-        """How far fresh KV is from the session's KV at these positions, float32 `[n]`; infinite where nothing is stored.
+    def measure_deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
+        """Measures of how far fresh KV is from the session's KV at these positions, float32 `[2, n]`, of which
+        `kvdb.blend.deviation.deviation` makes scores; NaN where nothing is stored.
 
         k, v: as for `overlay`. score: one of kvdb.blend.deviation.SCORES, None for its default. Raises LayerError, ShapeError,
         DtypeError, PositionError, InvalidArgument for another score, or SessionClosed.
@@ -196,7 +197,7 @@ class SessionState:
             state = self.layer(layer)
             n = validate.keys_values(self.spec, k, v)
             validate.positions(positions, n, self.start, layer)
-            return self._recomputing.deviation(state, positions, k, v, score)
+            return self._recomputing.measure_deviation(state, positions, k, v, score)
 
     def fork(self) -> "SessionState":
         """Another session over the same tokens. Nothing is copied until one of the two writes."""

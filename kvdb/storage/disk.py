@@ -1,4 +1,4 @@
-"""The disk tier: the folder of one database, with a file for each segment that was offloaded."""
+"""The disk tier: the folder of one database, with a file for each segment that was offloaded, and what is kept beside it."""
 
 import fcntl
 import os
@@ -18,7 +18,8 @@ from kvdb.types import TierStats
 LOCK = "lock"
 MARKER = b"kvdb: segments of one database, removed when it ends\n"
 """The contents of the lock file in a database's folder. A folder without it is somebody else's and never touched."""
-FILE_SUFFIX = ".segment"
+FILE_SUFFIX, BESIDE_SUFFIX = ".segment", ".evidence"
+"""The ends of the names of segments' files, and of what is kept beside them."""
 SUFFIX = ".segments"
 """The end of the names of databases' folders below storage.disk_path."""
 
@@ -35,6 +36,7 @@ class SegmentFolder:
         """Raises Unavailable for a folder that cannot be made or written to."""
         self._bytes_max = bytes_max
         self._files: dict[str, SegmentFile] = {}
+        self._beside: dict[str, int] = {}  # the bytes of the file beside each of these
         self._reserved = 0
         self._made = 0
         self._writing: set[str] = set()  # names of files that are not yet known
@@ -82,35 +84,72 @@ class SegmentFolder:
     def remove(self, file: SegmentFile) -> None:
         with self._lock:
             if self._files.pop(file.path.name, None) is not None:
+                self._remove_beside(file)
                 self._reserved -= file.nbytes
                 self.changes += 1
                 file.unlink()
 
+    def write_beside(self, file: SegmentFile, content: bytes) -> None:
+        """Keep some bytes in a file beside that of a segment, instead of those that are kept there, until they or the segment's
+        file are removed. Raises CapacityError or Unavailable; then nothing is kept there."""
+        path = _beside(file)
+        with self._lock:
+            if file.path.name not in self._files:
+                raise Unavailable(f"{file.path} was removed; nothing is kept beside it")
+            self._remove_beside(file)
+            self._reserve(len(content))
+            try:
+                path.write_bytes(content)
+            except OSError as error:
+                self._reserved -= len(content)
+                path.unlink(missing_ok=True)
+                raise Unavailable(f"{path} cannot be written: {error.strerror}") from None
+            self._beside[file.path.name] = len(content)
+
+    def read_beside(self, file: SegmentFile) -> bytes | None:
+        """What is kept beside a segment's file, None for nothing. Raises Unavailable where it cannot be read."""
+        with self._lock:
+            if file.path.name not in self._beside:
+                return None
+            try:
+                return _beside(file).read_bytes()
+            except OSError as error:
+                raise Unavailable(f"{_beside(file)} cannot be read: {error.strerror}") from None
+
+    def remove_beside(self, file: SegmentFile) -> None:
+        """Remove what is kept beside a segment's file, if anything is."""
+        with self._lock:
+            self._remove_beside(file)
+
     def stats(self) -> list[TierStats]:
         """One entry for each size of block that files hold."""
         with self._lock:
-            files = list(self._files.values())
+            files, beside = list(self._files.values()), dict(self._beside)
         stats = []
         for block_nbytes in sorted({file.contents.layout.nbytes for file in files}):
             of_size = [file for file in files if file.contents.layout.nbytes == block_nbytes]
             blocks = sum(file.contents.layers * file.contents.blocks for file in of_size)
-            stats.append(TierStats("disk", blocks, blocks, block_nbytes, sum(file.nbytes for file in of_size), huge=False))
+            nbytes = sum(file.nbytes + beside.get(file.path.name, 0) for file in of_size)
+            stats.append(TierStats("disk", blocks, blocks, block_nbytes, nbytes, huge=False))
         return stats
 
     def check_integrity(self, owned: Sequence[SegmentFile]) -> None:
-        """Raises IntegrityError unless `owned` are exactly the files in the folder, each of the right length. Files that are
-        being written have no owner yet, and nothing is checked once the folder is closed."""
+        """Raises IntegrityError unless `owned` are exactly the files in the folder, each of the right length, with what is kept
+        beside them. Files that are being written have no owner yet, and nothing is checked once the folder is closed."""
         with self._lock:
             if self._closed:
                 return
             files = dict(self._files)
             written = [path for path in self.path.glob(f"*{FILE_SUFFIX}") if path.name.lstrip(".") not in self._writing]
+            written += self.path.glob(f"*{BESIDE_SUFFIX}")
             there = {path.name: path.stat().st_size for path in written}
+            expected = {file.path.name: file.nbytes for file in files.values()}
+            expected |= {_beside(files[name]).name: nbytes for name, nbytes in self._beside.items()}
         owners = sorted(file.path.name for file in owned)
         if owners != sorted(files):
             raise IntegrityError(f"segments own {len(owners)} files, and {len(files)} are known; expected the same, each once")
-        if there != {name: file.nbytes for name, file in files.items()}:
-            raise IntegrityError(f"{self.path} holds {len(there)} files that are not the {len(files)} that were written")
+        if there != expected:
+            raise IntegrityError(f"{self.path} holds {len(there)} files that are not the {len(expected)} that were written")
 
     def close(self) -> None:
         """Wait for files that are being written, as their blocks are read until then, and remove the folder with its files.
@@ -122,6 +161,13 @@ class SegmentFolder:
             self._lock.wait_for(lambda: not self._writing)
         self._finalizer()
 
+    def _remove_beside(self, file: SegmentFile) -> None:
+        """`remove_beside`, with the lock held."""
+        nbytes = self._beside.pop(file.path.name, None)
+        if nbytes is not None:
+            self._reserved -= nbytes
+            _beside(file).unlink(missing_ok=True)
+
     def _reserve(self, nbytes: int) -> None:
         if self._bytes_max is not None and self._reserved + nbytes > self._bytes_max:
             raise CapacityError(
@@ -129,6 +175,11 @@ class SegmentFolder:
                 f"{self._bytes_max}; drop contexts or raise the budget"
             )
         self._reserved += nbytes
+
+
+def _beside(file: SegmentFile) -> Path:
+    """The path of what is kept beside a segment's file."""
+    return file.path.with_suffix(BESIDE_SUFFIX)
 
 
 def _own_folder(path: Path) -> tuple[Path, int]:
@@ -167,7 +218,7 @@ def _remove_dead(folder: Path) -> None:
 
 def _clear(folder: Path) -> None:
     """Remove the files that databases write, the marker last, and the folder unless it holds other files."""
-    for file in (*folder.glob(f"*{FILE_SUFFIX}"), folder / LOCK):
+    for file in (*folder.glob(f"*{FILE_SUFFIX}"), *folder.glob(f"*{BESIDE_SUFFIX}"), folder / LOCK):
         file.unlink(missing_ok=True)
     with suppress(OSError):
         folder.rmdir()

@@ -2,6 +2,7 @@
 
 import math
 from argparse import Namespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from transformers import DynamicCache
 from benchmarks import real_model, real_model_plot
 from benchmarks.real_model_steps import Measured
 from benchmarks.real_model_texts import DEPTHS, DOCUMENTS, ROOT, load, passage
-from benchmarks.real_model_ways import EXACT, Way, ways
+from benchmarks.real_model_ways import EXACT, Way, at_any_price, ways
 from engine_adapter.models import pretrained
 from indexes.retrieval import Dipr
-from kvdb.config import Config, IndexConfig, WindowConfig
+from kvdb.config import Config, IndexConfig, OptimizerConfig, WindowConfig
 from query_optimizer.query_options import Hints, QueryOptions
 
 CACHE = pretrained.cache_folder()  # before the tests have one of their own
@@ -28,7 +29,9 @@ FLAT = Hints(index="flat")
 NARROW = Way("narrow", "Dipr, flat", QueryOptions(Dipr(0.2), hints=FLAT))
 WIDE = Way("wide", "Dipr, flat", QueryOptions(Dipr(1e-30), hints=FLAT))
 NO_ERROR = Way("error_max 0", "error_max", QueryOptions(error_max=0.0), learns=True)
-
+ROUGH = Way("error_max 0.5", "error_max", QueryOptions(error_max=0.5), learns=True)
+PROVING = 70
+"""Steps of which at least 59 are audited."""
 NOISE = Way("noise 0.05", "noise", EXACT.options, noise=0.05)
 
 
@@ -83,6 +86,20 @@ def test_exact_is_the_plain_model_and_narrow_ranges_are_further_from_it_than_wid
     assert narrow["attended"] < 0.9 < wide["attended"] == pytest.approx(1)
 
 
+def test_at_any_price_a_way_that_was_proven_answers(subjects, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(CACHE.parent))
+    subject = subjects.setdefault("vault-2m", load("vault-2m", TOKENS))
+    prose = passage(subject, "docs", TOKENS, STEPS, PROVING)
+    kv = real_model.keys_and_values(subject, prose, tmp_path)
+    searched = replace(CONFIG, optimizer=OptimizerConfig(rules_off=("short_context",)))
+    with at_any_price():
+        _, rough = real_model.measure(subject, prose, [EXACT, ROUGH], kv, PROVING, facts=False, config=searched)
+    assert rough["ways"].keys() - {"exact"}, "nothing was proven"
+    assert rough["kl"] > 0
+    assert 0 < rough["error_p95"] <= ROUGH.options.error_max
+    assert rough["attended"] < 1
+
+
 def test_a_passage_holds_its_facts_and_the_text_goes_on_behind_it(subject):
     prose = passage(subject, "docs", TOKENS, STEPS, 4)
     assert len(prose.context) == TOKENS
@@ -117,7 +134,7 @@ def test_the_divergence_and_the_likelihood_are_what_their_formulas_say(logits, f
 def test_what_earlier_runs_hold_is_not_run_again_and_can_be_drawn(subject, tmp_path):
     told = {"benchmark": "real_model", "model": subject.name, "text": "docs", "tokens": TOKENS}
     known = [{**told, "way": way.name, "family": way.family, "kl": 0.01, "read": 0.5} for way in ways(quick=True)]
-    options = Namespace(steps=STEPS, proof=4, quick=True, ways=None)
+    options = Namespace(steps=STEPS, proof=4, quick=True, ways=None, at_any_price=False)
     assert real_model.point(subject, "docs", TOKENS, options, known) == []
     real_model_plot.draw(known, tmp_path / "plots" / "drawn.png")
     assert (tmp_path / "plots" / "drawn.png").read_bytes().startswith(b"\x89PNG")

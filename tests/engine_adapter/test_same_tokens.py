@@ -9,7 +9,7 @@ from engine_adapter.models import vault
 from engine_adapter.transformers import attach
 from tests.engine_adapter.tiny import KINDS, build, left_padded, prompts
 
-OPTIONS = {"max_new_tokens": 72, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+OPTIONS = {"max_new_tokens": 40, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
 LENGTHS = (1, 2, 33, 64, 100)
 
 

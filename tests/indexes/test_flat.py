@@ -150,7 +150,7 @@ def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="range"):
         index.search(some_queries(blocks, end=np.array([101])), Dipr())
     with pytest.raises(ValueError, match="room"):
-        index._codes.native.search(some_blocks(CHUNK + 1).native, some_queries(blocks).native, 1.0, 0, 1.0, False)
+        index._kernels.search(some_blocks(CHUNK + 1).native, some_queries(blocks).native, 1.0, 0, 1.0, False)
 
 
 def test_k_beyond_all_tokens_finds_all() -> None:
@@ -180,10 +180,10 @@ def test_saves_and_loads(tmp_path: Path) -> None:
 def test_verify_sees_a_wrong_code() -> None:
     for name in ("centres", "lengths", "high", "low", "signs"):
         index = Flat.build(some_blocks(CHUNK + 5, 16))
-        array = getattr(index._codes, name)
+        array = index.arrays[name]
         array.reshape(-1)[3] += 7
         if name == "lengths":
-            array[0, 0, 0, 3] = 0
+            array[0, 0, 3] = 0
         with pytest.raises(IndexCorrupt, match="build the index again"):
             index.verify()
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from indexes.base import IndexCorrupt, Queries
 from indexes.blocks import Blocks
+from indexes.chunk_codes import CHUNK
 from indexes.quantized import Quantized
-from indexes.quantized.codes import CHUNK
 from indexes.retrieval import Dipr, Exact, TopK, TopP
 from tests.indexes.coarse_data import Layer, check_rows, log_sum, rows, same_set, wanted
 
@@ -177,8 +177,8 @@ def test_a_file_gives_the_same_index(layer, index, tmp_path):
 @pytest.mark.parametrize("name", ["centres", "scales", "keys", "values", "bounds"])
 def test_a_changed_array_is_found(layer, name):
     index = Quantized.build(layer.blocks)
-    getattr(index._codes, name)[1, 1].view(np.uint8)[3] ^= 1
-    with pytest.raises(IndexCorrupt, match="chunks of codes"):
+    index.arrays[name][1, 1].view(np.uint8)[3] ^= 1
+    with pytest.raises(IndexCorrupt, match="codes are not those"):
         index.verify()
 
 

@@ -17,10 +17,13 @@ from query_optimizer.error_budget import (
     share_budget,
     trial_of,
 )
+from query_optimizer.facts import FastMemory
+from query_optimizer.optimizer import Optimizer
 from query_optimizer.order_statistics import AUDITS_MIN
 from query_optimizer.rule import piecewise_cost
+from query_optimizer.rules import base_rules
 from query_optimizer.ways import Way, WayFacts, candidates
-from tests.query_optimizer.made import KV_HEADS, budget, proven
+from tests.query_optimizer.made import KV_HEADS, any_facts, budget, facts, part, proven
 
 FLAT, TAIL = Way("flat", Dipr()), Way("coarse-clusters", TopK(64), estimate_tail=True)
 BOUNDS = st.sampled_from([0.0, 1e-4, 1e-3, 5e-3, 0.02, 0.3, inf])
@@ -89,28 +92,70 @@ def test_without_rows_enough_nothing_is_proven_together():
     ] * 3
 
 
+@given(any_facts())
+def test_a_query_with_an_error_budget_is_decided_by_no_rule_behind_it(known):
+    rules = [rule.name for rule in base_rules()]
+    behind = set(rules[rules.index("error_budget") + 1 :])
+    plan = Optimizer(base_rules()).plan(known)
+    searchable = {part.name for part in known.parts if part.searchable}
+    if known.budget is not None:
+        assert not {access.rule for access in plan.accesses if access.part in searchable} & behind
+
+
+@pytest.mark.parametrize("tier", ["cpu", "gpu"])
+def test_in_faster_memory_no_index_is_wished_for(tier):
+    tried = replace(proven(FLAT, inf, audits=AUDITS_MAX), least=(0.5,) * KV_HEADS)
+    known = facts(part("segment 3", 50_000, "flat", tier=tier), fast=FastMemory("gpu", 1 << 30), budget=budget(0.01, tried))
+    assert bool(Optimizer(base_rules()).plan(known).wishes) == (tier == "cpu")
+
+
+ALL = tuple(range(KV_HEADS))
+
+
 def test_the_first_way_that_may_still_be_proven_is_tried():
     unknown = WayFacts.unknown(FLAT, KV_HEADS), WayFacts.unknown(TAIL, KV_HEADS)
-    assert trial_of(budget(0.01, *unknown)) is unknown[0]
+    assert trial_of(budget(0.01, *unknown)) == (unknown[0], ALL)
     missing = replace(unknown[0], least=(0.02,) * KV_HEADS)
-    assert trial_of(budget(0.01, missing, unknown[1])) is unknown[1]
-    assert trial_of(budget(0.05, missing, unknown[1])) is missing, "a larger budget may be kept"
+    assert trial_of(budget(0.01, missing, unknown[1])) == (unknown[1], ALL)
+    assert trial_of(budget(0.05, missing, unknown[1])) == (missing, ALL), "a larger budget may be kept"
     waiting = replace(unknown[1], waits=(True,) * KV_HEADS)
     assert trial_of(budget(0.01, missing, waiting)) is None
     assert trial_of(budget(0.01)) is None
 
 
-def test_heads_that_are_served_are_not_tried_for():
+def test_no_slower_way_is_tried_for_heads_that_are_served():
     served = proven(FLAT, 0.0, bounds=(1e-3, 1e-3, 1e-3, inf), audits=AUDITS_MIN)
     some = replace(served, least=(0.0, 0.0, 0.0, 0.5))
-    assert trial_of(budget(0.01, served)) is served
+    assert trial_of(budget(0.01, served)) == (served, (3,))
     assert trial_of(budget(0.01, some)) is None
-    assert trial_of(budget(0.01, some, WayFacts.unknown(TAIL, KV_HEADS))).way == TAIL
+    unknown = WayFacts.unknown(TAIL, KV_HEADS)
+    assert trial_of(budget(0.01, some, unknown)) == (unknown, (3,))
+    assert trial_of(budget(0.01, proven(FLAT, 1e-3), unknown)) is None
+
+
+def test_a_faster_way_that_came_later_is_tried_for_heads_that_are_served():
+    served = proven(TAIL, 1e-3, time_share=0.3)
+    late = WayFacts.unknown(FLAT, KV_HEADS)
+    assert trial_of(budget(0.01, late, served)) == (late, ALL)
+    faster = replace(late, audits=(AUDITS_MAX - 1,) * KV_HEADS, time_share=0.2)
+    assert trial_of(budget(0.01, faster, served)) == (faster, ALL)
+    slower = replace(late, audits=(SLOW_AUDITS,) * KV_HEADS, time_share=0.4)
+    assert trial_of(budget(0.01, slower, served)) is None
+    some = replace(late, waits=(False, True, False, False), least=(-inf, -inf, 0.5, -inf))
+    assert trial_of(budget(0.01, some, served)) == (some, (0, 3))
+
+
+def test_heads_that_are_read_whole_come_first():
+    served = proven(TAIL, 0.0, bounds=(1e-3, 1e-3, 1e-3, inf), audits=AUDITS_MAX, time_share=0.3)
+    missing = WayFacts.unknown(FLAT, KV_HEADS)
+    assert trial_of(budget(0.01, missing, served)) == (missing, (3,))
+    missing = replace(missing, least=(-inf, -inf, -inf, 0.5))
+    assert trial_of(budget(0.01, missing, served)) == (missing, (0, 1, 2))
 
 
 def test_a_way_is_not_tried_for_ever():
     near = proven(FLAT, 0.011, audits=AUDITS_MAX - 1)
-    assert trial_of(budget(0.01, near)) is near
+    assert trial_of(budget(0.01, near)) == (near, ALL)
     assert trial_of(budget(0.01, replace(near, audits=(AUDITS_MAX,) * KV_HEADS))) is None
     slow = proven(FLAT, inf, audits=SLOW_AUDITS, time_share=1.5)
     assert trial_of(budget(0.01, slow)) is None

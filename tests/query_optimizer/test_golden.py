@@ -54,6 +54,15 @@ MIXTURES = {
         tail(),
         budget=budget(0.01, proven(FLAT, 0.0, bounds=(0.002, 0.004, inf, inf)), proven(TAIL, 0.003, time_share=0.4)),
     ),
+    "a budget of error, room in faster memory": facts(
+        LONG, tail(), fast=FastMemory("gpu", 1 << 30), budget=budget(0.01, proven(FLAT, 0.003))
+    ),
+    "a budget of error, in faster memory": facts(
+        part("segment 3", 50_000, "flat", tier="gpu"),
+        tail(),
+        fast=FastMemory("gpu", 1 << 30),
+        budget=budget(0.01, proven(FLAT, 0.07, audits=181)),
+    ),
     "no error at all": facts(LONG, tail(), budget=budget(0.0)),
     "a piece of a prompt": facts(LONG, part("tail", 9000, "flat", is_tail=True), new_tokens=100),
     "heads that differ": facts(MIXED, tail()),

@@ -35,16 +35,6 @@ std::int64_t integer(const nb::dict& fields, const char* name, std::int64_t leas
     return value;
 }
 
-// The array of this name with `each` elements for every segment and KV head; null where an index
-// keeps none.
-template <class T, class Element = T>
-Element* array(const nb::dict& arrays, const char* name, const Pages& pages, std::int64_t each) {
-    if (!arrays.contains(name)) return nullptr;
-    const auto array = nb::cast<Out<T, 3>>(arrays[name]);
-    check_shape(array, {pages.segments, pages.kv_heads, each}, name);
-    return reinterpret_cast<Element*>(array.data());
-}
-
 void check_members(const Pages& pages) {
     for (std::int64_t i = 0; i < pages.segments * pages.kv_heads; ++i) {
         const PageSet set = pages.of(i / pages.kv_heads, static_cast<int>(i % pages.kv_heads));
@@ -69,18 +59,19 @@ PyPages make_pages(const nb::dict& fields, const nb::dict& arrays) {
     pages.box = integer(fields, "box", 0, 1) == 1;
     if (pages.pages % kPageGroup != 0) fail("pages is not a multiple of its group");
     const std::int64_t p = pages.pages, d = pages.head_dim;
-    pages.all = {array<std::uint8_t>(arrays, "center", pages, p * pages.center_dims()),
-                 array<float>(arrays, "center_scales", pages, p),
-                 array<std::uint8_t>(arrays, "farthest", pages, p * d),
-                 array<float>(arrays, "farthest_scales", pages, p),
-                 array<std::uint8_t>(arrays, "radius", pages, p * kChannelBlocks),
-                 array<float>(arrays, "radius_scales", pages, p),
-                 array<std::int32_t>(arrays, "first", pages, p + 1),
-                 array<std::uint16_t>(arrays, "members", pages, pages.tokens),
-                 array<std::uint16_t, BFloat16>(arrays, "values", pages, p * d),
-                 array<float>(arrays, "shift", pages, d),
-                 array<float>(arrays, "spread", pages, kChannelBlocks),
-                 array<float>(arrays, "norm", pages, 1)};
+    const PyArrays named(arrays, pages.segments, pages.kv_heads);
+    pages.all = {named.find<std::uint8_t>("center", p * pages.center_dims()),
+                 named.find<float>("center_scales", p),
+                 named.find<std::uint8_t>("farthest", p * d),
+                 named.find<float>("farthest_scales", p),
+                 named.find<std::uint8_t>("radius", p * kChannelBlocks),
+                 named.find<float>("radius_scales", p),
+                 named.find<std::int32_t>("first", p + 1),
+                 named.find<std::uint16_t>("members", pages.tokens),
+                 named.find<std::uint16_t, BFloat16>("values", p * d),
+                 named.find<float>("shift", d),
+                 named.find<float>("spread", kChannelBlocks),
+                 named.find<float>("norm", 1)};
     const PageSet& all = pages.all;
     if (!all.center || !all.center_scales || !all.first || !all.shift || !all.spread || !all.norm ||
         !all.farthest != !all.farthest_scales || !all.radius != !all.radius_scales ||
@@ -125,20 +116,8 @@ bool py_verify(const PyBlocks& blocks, const PyPages& pages) {
     return verify(blocks.blocks, pages.pages, pages.page_tokens);
 }
 
-nb::tuple py_search(const PyBlocks& blocks, const nb::list& batches, const PyQueries& queries,
-                    int retrieval, double parameter, float scale, float margin, bool exact,
-                    const In<float, 2>& outside, bool tail, bool tight, bool give_up) {
-    queries.check(blocks.blocks);
-    check_shape(outside, {std::int64_t(queries.q.shape(0)), queries.rows.n}, "outside");
-    const double least = retrieval == 2 ? 1 : 0, most = retrieval == 2   ? 9e18
-                                                        : retrieval == 3 ? 1
-                                                                         : INFINITY;
-    if (retrieval < 0 || retrieval > 3 || !(parameter >= least && parameter <= most)) {
-        fail("retrieval and parameter are no retrieval");
-    }
-    if (!(margin >= 0 && margin <= 1) || !(scale > 0 && std::isfinite(scale))) {
-        fail("margin must be 0 to 1, scale positive");
-    }
+// The batches that together hold all tokens of the blocks. tail: whether their values are needed.
+std::vector<Pages> pages_of(const PyBlocks& blocks, const nb::list& batches, bool tail) {
     std::vector<Pages> all;
     std::int64_t end = 0;
     for (const nb::handle batch : batches) {
@@ -154,18 +133,37 @@ nb::tuple py_search(const PyBlocks& blocks, const nb::list& batches, const PyQue
         if (tail && !pages.pages.all.values) fail("these pages keep no values");
     }
     if (end != blocks.blocks.tokens) fail("pages do not hold all tokens of the blocks");
-    CoarseResult result;
+    return all;
+}
+
+nb::tuple py_search(const PyBlocks& blocks, const nb::list& batches, const PyQueries& queries,
+                    int retrieval, double parameter, float scale, float margin, bool exact,
+                    const In<float, 2>& outside, bool tail, bool tight, bool give_up) {
+    queries.check(blocks.blocks);
+    const SearchOptions options = checked_options(queries, retrieval, parameter, scale, margin,
+                                                  outside, tail, tight, give_up);
+    const std::vector<Pages> all = pages_of(blocks, batches, tail);
+    SearchResult result;
     {
         const ReleaseGil release;
-        result = search(blocks.blocks, all, queries.rows,
-                        {static_cast<CoarseOptions::Retrieval>(retrieval), parameter, scale, margin,
-                         exact, outside.data(), tail, tight, give_up});
+        result = search(blocks.blocks, all, queries.rows, {options, exact});
     }
-    return nb::make_tuple(
-        to_numpy(std::move(result.retrieved.offsets)), to_numpy(std::move(result.retrieved.ids)),
-        to_numpy(std::move(result.retrieved.scores)), result.scanned, result.nbytes,
-        to_numpy(std::move(result.missed)), to_numpy(std::move(result.missed_bound)),
-        to_numpy(std::move(result.tail)), to_numpy(std::move(result.dense)));
+    return to_tuple(std::move(result));
+}
+
+nb::capsule py_searcher(const PyBlocks& blocks, const nb::list& batches, int retrieval,
+                        double parameter, float scale, float margin, bool exact, bool tail) {
+    const SearchOptions options =
+        checked_options(retrieval, parameter, scale, margin, tail, false, true);
+    std::vector<nb::object> alive;
+    for (const nb::handle batch : batches) alive.push_back(nb::borrow(batch));
+    return to_searcher(blocks, [=, all = pages_of(blocks, batches, tail)](const QueryRows& queries,
+                                                                          const float* outside) {
+        static_cast<void>(alive);
+        CoarseOptions some{options, exact};
+        some.outside = outside;
+        return search(blocks.blocks, all, queries, some);
+    });
 }
 
 }  // namespace
@@ -182,6 +180,8 @@ void bind(nb::module_& m) {
     m.def("coarse_build", &py_build, "blocks"_a, "pages"_a, "clusters"_a, "iterations"_a, "far"_a,
           "nearest"_a.none() = nb::none());
     m.def("coarse_verify", &py_verify, "blocks"_a, "pages"_a);
+    m.def("coarse_searcher", &py_searcher, "blocks"_a, "pages"_a, "retrieval"_a, "parameter"_a,
+          "scale"_a, "margin"_a, "exact"_a, "tail"_a);
     m.def("coarse_search", &py_search, "blocks"_a, "pages"_a, "queries"_a, "retrieval"_a,
           "parameter"_a, "scale"_a, "margin"_a, "exact"_a, "outside"_a, "tail"_a, "tight"_a,
           "give_up"_a);

@@ -33,40 +33,27 @@ std::vector<Segment> segments_of(const std::vector<Pages>& batches, const QueryR
 }
 
 // Rows as one array after the other.
-CoarseResult gather(const std::vector<Row>& rows, const CoarseOptions& options, int head_dim) {
-    CoarseResult out;
+SearchResult gather(const std::vector<Row>& rows, const CoarseOptions& options, int head_dim) {
+    SearchResult out;
+    out.resize(std::int64_t(rows.size()), options.tail ? head_dim : 0);
     std::int64_t count = 0;
-    out.retrieved.offsets.push_back(0);
-    for (const Row& row : rows) {
-        count += std::int64_t(row.ids.size());
-        out.retrieved.offsets.push_back(count);
-    }
-    out.retrieved.ids.reserve(count);
-    out.retrieved.scores.reserve(count);
-    for (const Row& row : rows) {
-        out.retrieved.ids.insert(out.retrieved.ids.end(), row.ids.begin(), row.ids.end());
-        out.retrieved.scores.insert(out.retrieved.scores.end(), row.scores.begin(),
-                                    row.scores.end());
-        const auto missed = static_cast<float>(row.missed.log2() * kLn2);
-        // Rounded up by more than float32 can have rounded down.
-        double bound = row.bound.log2() * kLn2;
-        if (bound > kNone) bound += 1e-5 + 1e-6 * std::fabs(bound);
-        out.missed_bound.push_back(static_cast<float>(bound));
-        // If the estimate overflows, the bound is the best answer.
-        const bool unknown = missed == kNone && out.missed_bound.back() > kNone;
-        out.missed.push_back(unknown ? out.missed_bound.back()
-                                     : std::min(missed, out.missed_bound.back()));
-        out.dense.push_back(row.dense);
+    for (const Row& row : rows) count += std::int64_t(row.ids.size());
+    out.retrieved.reserve(count);
+    for (std::int64_t r = 0; r < std::int64_t(rows.size()); ++r) {
+        const Row& row = rows[r];
+        out.retrieved.append(row.ids, row.scores);
+        out.set_missed(r, row.missed.log2() * kLn2, row.bound.log2() * kLn2);
+        out.dense[r] = row.dense;
         if (!options.tail) continue;
         const auto share = static_cast<float>(row.tail_weight > 0 ? 1 / row.tail_weight : 0);
-        for (int i = 0; i < head_dim; ++i) out.tail.push_back(row.tail[i] * share);
+        for (int i = 0; i < head_dim; ++i) out.tail[r * head_dim + i] = row.tail[i] * share;
     }
     return out;
 }
 
 }  // namespace
 
-CoarseResult search(const Blocks& blocks, const std::vector<Pages>& batches,
+SearchResult search(const Blocks& blocks, const std::vector<Pages>& batches,
                     const QueryRows& queries, const CoarseOptions& options) {
     const Geometry& geometry = blocks.geometry;
     const std::vector<Segment> segments = segments_of(batches, queries);
@@ -94,7 +81,7 @@ CoarseResult search(const Blocks& blocks, const std::vector<Pages>& batches,
             nbytes += tokens * std::int64_t(geometry.row_bytes());
         }
     }
-    CoarseResult out = gather(rows, options, geometry.head_dim);
+    SearchResult out = gather(rows, options, geometry.head_dim);
     out.scanned = scanned;
     out.nbytes = nbytes;
     return out;

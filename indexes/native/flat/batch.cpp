@@ -18,7 +18,7 @@ Batch::Batch(const Blocks& blocks, const FlatCodes& codes, const QueryRows& quer
     }
     if (begin >= end) return;
     first_chunk = begin / kChunk;
-    chunks = (end + kChunk - 1) / kChunk - first_chunk;
+    chunks = chunks_of(end) - first_chunk;
 }
 
 void Batch::prepare(int head, std::int64_t number) {

@@ -2,12 +2,11 @@
 // code that checks them.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 
+#include "../each_chunk.h"
 #include "../rotate.h"
 #include "flat.h"
-#include "thread_pool.h"
 
 namespace kvdb::indexes::flat {
 
@@ -44,23 +43,6 @@ void each_key(const Blocks& blocks, const FlatCodes& codes, int kv_head, std::in
             body(static_cast<int>((t + j) % kChunk), key, raw_norm);
         }
     }
-}
-
-// body(kv_head, begin, end) for the tokens from `from` on, cut at the borders of chunks; in
-// parallel.
-template <class Body>
-void each_chunk(const Blocks& blocks, std::int64_t from, Body&& body) {
-    const std::int64_t first = from / kChunk;
-    const std::int64_t chunks = (blocks.tokens + kChunk - 1) / kChunk - first;
-    if (chunks <= 0) return;
-    ThreadPool& pool = ThreadPool::instance();
-    const int heads = blocks.geometry.kv_heads;
-    const int threads = (blocks.tokens - from) * heads < 256 ? 1 : pool.threads();
-    pool.run(chunks * heads, threads, [&](std::int64_t item, int) {
-        const std::int64_t chunk = first + item / heads;
-        body(static_cast<int>(item % heads), std::max(from, chunk * kChunk),
-             std::min(blocks.tokens, (chunk + 1) * kChunk));
-    });
 }
 
 }  // namespace kvdb::indexes::flat

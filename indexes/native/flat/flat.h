@@ -7,6 +7,7 @@
 
 #include "../score/kernels.h"
 #include "kernels.h"
+#include "query_rows.h"
 
 namespace kvdb::indexes::flat {
 
@@ -22,15 +23,9 @@ struct FlatOptions {
     bool give_up;  // rows whose range is so dense that reading all costs less
 };
 
-struct FlatResult {
-    RetrievedRows rows;
-    std::vector<std::uint8_t>
-        dense;                  // [q_heads * n] whether the row was given up; it has no tokens
-    std::vector<float> caps;    // [q_heads * n] no visible token that was not retrieved exceeds it
-    std::vector<float> missed;  // [q_heads * n] log of the sum of exp(scale * q.k), from a sample
-    std::vector<float> bound;   // [q_heads * n] never below the truth
-    std::vector<std::int64_t> passed;  // keys left by length, by codes, scored; bytes
-                                       // read; tokens that were scanned
+// The estimate of what was missed is that of a sample.
+struct FlatResult : SearchResult {
+    std::vector<float> caps;  // [q_heads * n] no visible token that was not retrieved exceeds it
 };
 
 FlatResult search(const Blocks& blocks, const FlatCodes& codes, const QueryRows& queries,

@@ -12,12 +12,12 @@
 #include <cstdint>
 
 #include "../blocks.h"
+#include "../chunks.h"
 #include "isa.h"
 #include "query_rows.h"
 
 namespace kvdb::indexes::flat {
 
-inline constexpr int kChunk = 1024;              // tokens
 inline constexpr int kChunkWords = kChunk / 64;  // of a bitmap
 inline constexpr int kKeyGroup = 16;             // keys whose codes lie together
 inline constexpr int kChunkGroups = kChunk / kKeyGroup;

@@ -28,7 +28,7 @@ void missed_mass(const Blocks& blocks, const FlatCodes& codes, const QueryRows& 
                  float scale, float* missed, float* bound) {
     const std::int64_t heads = blocks.geometry.kv_heads, rows = queries.rows();
     const std::int64_t tiles = (rows + kTile - 1) / kTile;
-    const std::int64_t chunks = (blocks.tokens + kChunk - 1) / kChunk;
+    const std::int64_t chunks = chunks_of(blocks.tokens);
     std::vector<FlatTile> made(heads * tiles);
     for (std::int64_t t = 0; t < heads * tiles; ++t) {
         const int head = static_cast<int>(t / tiles);

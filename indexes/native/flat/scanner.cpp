@@ -60,7 +60,6 @@ bool Scanner::scan(const Tile& tile, std::int64_t chunk, bool patient) {
         left = prune_again(tile, prune, bits);
         if (patient && left > kDense) return false;
     }
-    counters_.by_code += left;
     append(chunk, bits, tokens_);
     return true;
 }
@@ -79,8 +78,7 @@ void Scanner::score(const Tile& tile, const std::vector<std::int32_t>& tokens) {
     const auto count = static_cast<std::int64_t>(tokens.size());
     score_({batch_.blocks, tile.head, batch_.queries.q + tile.first_row * batch_.codes.head_dim,
             tile.rows, tokens.data(), count, scores_.data(), count});
-    counters_.scored += count;
-    counters_.nbytes += count * static_cast<std::int64_t>(batch_.blocks.geometry.row_bytes());
+    nbytes_ += count * static_cast<std::int64_t>(batch_.blocks.geometry.row_bytes());
 }
 
 bool Scanner::prepare_prune(const Tile& tile, std::int64_t chunk, FlatPrune& prune) const {
@@ -104,8 +102,7 @@ std::int64_t Scanner::by_length(const FlatPrune& prune, std::uint64_t* bits) {
     float shortest = INFINITY;
     for (int r = 0; r < kTile; ++r) shortest = std::min(shortest, least_length(prune, r));
     const std::int64_t left = clear_shorter(prune, shortest, bits);
-    counters_.nbytes += kChunk * 2;
-    counters_.by_length += left;
+    nbytes_ += kChunk * 2;
     return left;
 }
 
@@ -127,7 +124,7 @@ std::int64_t Scanner::by_code(FlatPrune& prune, std::uint64_t* bits) {
     }
     const std::int64_t groups = __builtin_popcountll(prune.groups);
     const std::int64_t planes = groups + prune.refined;
-    counters_.nbytes += kKeyGroup * (groups * 6 + planes * batch_.codes.head_dim / 2);
+    nbytes_ += kKeyGroup * (groups * 6 + planes * batch_.codes.head_dim / 2);
     return count;
 }
 
@@ -184,12 +181,11 @@ void Scanner::prepare_sieve(const FlatPrune& prune, std::int64_t chunk, const st
         __builtin_prefetch(sieve.scan.signs + (key + 1) * stride - 1);
         sieve.keys[sieve.count++] = static_cast<std::uint16_t>(key);
     });
-    counters_.nbytes += std::int64_t{sieve.count} * stride;
+    nbytes_ += std::int64_t{sieve.count} * stride;
 }
 
 void Scanner::sieve(FlatSieve& sieve, std::int64_t chunk) {
     flat_kernels().sieve(sieve);
-    counters_.by_code += sieve.count;
     for (int i = 0; i < sieve.count; ++i) {
         tokens_.push_back(static_cast<std::int32_t>(chunk * kChunk + sieve.keys[i]));
     }

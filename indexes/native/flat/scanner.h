@@ -11,11 +11,6 @@ namespace kvdb::indexes::flat {
 
 class Scanner {
   public:
-    struct Counters {
-        std::int64_t by_length = 0, by_code = 0, scored = 0;  // keys left, and read
-        std::int64_t nbytes = 0;
-    };
-
     Scanner(const Batch& batch, Thresholds& thresholds);
 
     // Collects the tokens of some chunks that may reach a row's threshold: `start`, `scan` each
@@ -45,7 +40,7 @@ class Scanner {
     // Prefetches the data that is read of every chunk.
     void prefetch(std::int64_t at) const;
 
-    const Counters& counters() const { return counters_; }
+    std::int64_t nbytes() const { return nbytes_; }  // read so far
 
     // Up to this many keys of a chunk are scanned one by one, by their signs: slower for each key
     // than all codes of the chunk together, but less to read.
@@ -66,7 +61,7 @@ class Scanner {
     std::vector<FlatSieve> sieves_;
     std::vector<std::int64_t> sieved_;  // chunks
     std::size_t sieves_used_ = 0;
-    Counters counters_;
+    std::int64_t nbytes_ = 0;
 };
 
 }  // namespace kvdb::indexes::flat

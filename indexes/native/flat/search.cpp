@@ -107,7 +107,7 @@ class Search {
 
     FlatResult gather() const {
         FlatResult result;
-        result.rows = candidates_.gather(threads_);
+        result.retrieved = candidates_.gather(threads_);
         const std::int64_t rows = batch_.heads * batch_.rows;
         for (std::int64_t r = 0; r < rows; ++r) {
             if (!batch_.queries.is_active(static_cast<int>(r / batch_.rows))) {
@@ -121,14 +121,8 @@ class Search {
             result.caps.push_back(thresholds_.of(r));
             add_missed_mass(r, result);
         }
-        result.passed.assign(5, 0);
-        result.passed[4] = std::max<std::int64_t>(batch_.end - batch_.begin, 0);
-        for (const Scanner& scanner : scanners_) {
-            result.passed[0] += scanner.counters().by_length;
-            result.passed[1] += scanner.counters().by_code;
-            result.passed[2] += scanner.counters().scored;
-            result.passed[3] += scanner.counters().nbytes;
-        }
+        result.scanned = heads() * std::max<std::int64_t>(batch_.end - batch_.begin, 0);
+        for (const Scanner& scanner : scanners_) result.nbytes += scanner.nbytes();
         return result;
     }
 
@@ -136,8 +130,9 @@ class Search {
     // gives their mean.
     void add_missed_mass(std::int64_t row, FlatResult& result) const {
         const float least = thresholds_.of(row);
-        const std::int64_t left = batch_.visible[batch_.query_of(row)] -
-                                  (result.rows.offsets[row + 1] - result.rows.offsets[row]);
+        const std::int64_t left =
+            batch_.visible[batch_.query_of(row)] -
+            (result.retrieved.offsets[row + 1] - result.retrieved.offsets[row]);
         float bound = -INFINITY, missed = -INFINITY;
         if (left > 0) {
             const double cap = double{scale_} * least, more = std::log(static_cast<double>(left));

@@ -40,7 +40,7 @@ void BeamSearch::run(const QueryGroup& group, RowResult* out) {
 
 void BeamSearch::begin() {
     const Graph& graph = group_->graph;
-    const SearchOptions& options = group_->options;
+    const GraphOptions& options = group_->options;
     const auto share = double{options.budget} * static_cast<double>(group_->visible);
     budget_ = std::max(kBudgetLeast, static_cast<std::int64_t>(share)) + 8 * width_of(options.k);
     selective_ = 4 * group_->visible < 3 * graph.tokens;

@@ -122,11 +122,7 @@ nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQuerie
                         {beta, k, scale, listed, share, scan, give_up, patience, least, slack,
                          dense_share, budget});
     }
-    return nb::make_tuple(to_numpy(std::move(result.retrieved.offsets)),
-                          to_numpy(std::move(result.retrieved.ids)),
-                          to_numpy(std::move(result.retrieved.scores)),
-                          to_numpy(std::move(result.missed)), to_numpy(std::move(result.bound)),
-                          to_numpy(std::move(result.dense)), result.scanned, result.nbytes);
+    return to_tuple(std::move(result));
 }
 
 void py_bound(const PyGraph& graph, const PyBlocks& blocks, const PyQueries& queries, float scale,
@@ -136,15 +132,9 @@ void py_bound(const PyGraph& graph, const PyBlocks& blocks, const PyQueries& que
     Blocks seen = blocks.blocks;
     seen.tokens = graph.graph.tokens;
     queries.check(seen);
-    const std::int64_t rows = queries.rows.rows() * graph.graph.kv_heads;
-    check_shape(offsets, {rows + 1}, "offsets");
-    check_shape(out, {rows / queries.rows.n, queries.rows.n}, "bound");
-    for (std::int64_t row = 0; row < rows; ++row) {
-        if (offsets.data()[row] < 0 || offsets.data()[row] > offsets.data()[row + 1] ||
-            offsets.data()[row + 1] > static_cast<std::int64_t>(ids.shape(0))) {
-            fail("offsets must rise from 0 to the number of ids");
-        }
-    }
+    const std::int64_t heads = queries.q_heads(), n = queries.rows.n;
+    check_offsets(offsets, heads * n, static_cast<std::int64_t>(ids.shape(0)));
+    check_shape(out, {heads, n}, "bound");
     const ReleaseGil release;
     bound(graph.graph, queries.rows, scale, offsets.data(), ids.data(), out.data());
 }
@@ -168,25 +158,15 @@ void py_insert(const PyGraph& graph, const PyBlocks& blocks, std::int64_t begin,
     insert(graph.graph, blocks.blocks, begin, width, parents.data());
 }
 
-void check_offsets(const In<std::int64_t, 1>& offsets, const In<std::int32_t, 1>& candidates) {
-    for (std::size_t i = 0; i + 1 < offsets.size(); ++i) {
-        if (offsets.data()[i] < 0 || offsets.data()[i] > offsets.data()[i + 1] ||
-            offsets.data()[i + 1] > static_cast<std::int64_t>(candidates.shape(0))) {
-            fail("offsets must rise from 0 to the number of candidates");
-        }
-    }
-}
-
 void py_connect(const PyGraph& graph, const PyBlocks& blocks, int kv_head,
                 const In<std::int32_t, 1>& pivots, const In<std::int64_t, 1>& offsets,
                 const In<std::int32_t, 1>& candidates) {
     graph.check(blocks);
     graph.check_head(kv_head);
     const auto count = static_cast<std::int64_t>(pivots.shape(0));
-    check_shape(offsets, {count + 1}, "offsets");
+    check_offsets(offsets, count, static_cast<std::int64_t>(candidates.shape(0)));
     graph.check_tokens(pivots.data(), pivots.size(), "pivots", 0);
     graph.check_tokens(candidates.data(), candidates.size(), "candidates", 0);
-    check_offsets(offsets, candidates);
     const ReleaseGil release;
     connect(graph.graph, blocks.blocks, kv_head, pivots.data(), count, offsets.data(),
             candidates.data());
@@ -198,8 +178,7 @@ void py_choose_links(const PyGraph& graph, const PyBlocks& blocks, int kv_head, 
     graph.check(blocks);
     graph.check_head(kv_head);
     const auto count = static_cast<std::int64_t>(chosen.shape(0));
-    check_shape(offsets, {count + 1}, "offsets");
-    check_offsets(offsets, candidates);
+    check_offsets(offsets, count, static_cast<std::int64_t>(candidates.shape(0)));
     graph.check_tokens(candidates.data(), candidates.size(), "candidates", -1);
     if (begin < 0 || count > graph.graph.tokens - begin || chosen.shape(1) > 1024) {
         fail("begin must be 0 to the number of tokens less those asked for, chosen at most 1024");

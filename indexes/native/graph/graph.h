@@ -36,7 +36,7 @@ struct Probes {
     const float* radius;  // [kv_heads] the largest residual
 };
 
-struct SearchOptions {
+struct GraphOptions {
     float beta;      // the range in units of q.k
     std::int64_t k;  // above 0: the k largest instead
     float scale;
@@ -49,13 +49,6 @@ struct SearchOptions {
     float slack;         // how far beyond the range tokens are expanded, in betas
     float dense_share;   // of the visible tokens: a row with more candidates gives up
     float budget;        // of the visible tokens: a search that scores more gives up its rows
-};
-
-struct SearchResult {
-    RetrievedRows retrieved;
-    std::vector<float> missed, bound;
-    std::vector<std::uint8_t> dense;
-    std::int64_t scanned = 0, nbytes = 0;
 };
 
 // The result of one row, before the results of all rows are joined.
@@ -91,7 +84,7 @@ void choose_links(const Graph& graph, const Blocks& blocks, int kv_head, std::in
 std::int64_t repair(const Graph& graph, std::uint32_t* parents);
 
 SearchResult search(const Graph& graph, const Probes& probes, const Blocks& blocks,
-                    const QueryRows& queries, const SearchOptions& options);
+                    const QueryRows& queries, const GraphOptions& options);
 
 // bound [q_heads * n]: an upper bound of the log of the sum of exp(scale * q.k) over the visible
 // tokens that are not in ids[offsets[row], offsets[row + 1]), which ascend.

@@ -22,7 +22,7 @@ struct QueryGroup {
     const Probes& probes;
     const Blocks& blocks;
     const QueryRows& queries;
-    SearchOptions options;
+    GraphOptions options;
     int kv_head;
     std::int64_t query;        // of the batch
     int head, heads;           // of the group: [head, head + heads)

@@ -6,7 +6,7 @@
 
 namespace kvdb::indexes::graph {
 
-void Range::begin(const SearchOptions& options, float floor, float noise, bool done) {
+void Range::begin(const GraphOptions& options, float floor, float noise, bool done) {
     options_ = &options;
     floor_ = options.k > 0 ? kNone : floor;
     best_ = seen_ = kNone;

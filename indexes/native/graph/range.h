@@ -12,7 +12,7 @@ namespace kvdb::indexes::graph {
 // a search for k tokens, down to the k-th largest score.
 class Range {
   public:
-    void begin(const SearchOptions& options, float floor, float noise, bool done);
+    void begin(const GraphOptions& options, float floor, float noise, bool done);
 
     // Notes the score of a token, whether the query sees it or not.
     void see(float score) {
@@ -71,7 +71,7 @@ class Range {
     void raise(float score);
     void keep_largest_score(float score);
 
-    const SearchOptions* options_ = nullptr;
+    const GraphOptions* options_ = nullptr;
     float floor_, best_, seen_;  // seen: the best, hidden ones included
     float limit_, noise_, beyond_;
     int patience_;

@@ -48,7 +48,7 @@ float rescore(const QueryGroup& group, std::int64_t r, const Range& range, RowRe
     out.scores.resize(count);
     score_kernels().score[static_cast<int>(group.blocks.geometry.dtype)](
         {group.blocks, group.kv_head, group.q(r), 1, out.ids.data(), count, out.scores.data(), 0});
-    const SearchOptions& options = group.options;
+    const GraphOptions& options = group.options;
     return options.k > 0 ? keep_largest(static_cast<std::size_t>(options.k), range.limit(), out)
                          : keep_range(range.floor(), options.beta, out);
 }

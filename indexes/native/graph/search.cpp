@@ -35,7 +35,7 @@ std::vector<std::int64_t> count_visible(const QueryRows& queries) {
 // lets them.
 void search_group(BeamSearch& searcher, QueryGroup group, RowResult* rows, std::int64_t& scanned,
                   std::int64_t& nbytes) {
-    SearchOptions& options = group.options;
+    GraphOptions& options = group.options;
     options.scan = options.scan || group.visible <= kScanMax ||
                    static_cast<double>(options.k) >
                        double{options.dense_share} * static_cast<double>(group.visible);
@@ -56,20 +56,14 @@ void search_group(BeamSearch& searcher, QueryGroup group, RowResult* rows, std::
 
 SearchResult collect(std::vector<RowResult>& rows) {
     SearchResult result;
-    result.retrieved.offsets.assign(1, 0);
+    std::int64_t count = 0;
+    for (const RowResult& row : rows) count += static_cast<std::int64_t>(row.ids.size());
+    result.retrieved.reserve(count);
     for (const RowResult& row : rows) {
-        result.retrieved.offsets.push_back(result.retrieved.offsets.back() +
-                                           static_cast<std::int64_t>(row.ids.size()));
+        result.retrieved.append(row.ids, row.scores);
         result.missed.push_back(row.missed);
         result.bound.push_back(row.bound);
         result.dense.push_back(row.dense);
-    }
-    result.retrieved.ids.reserve(result.retrieved.offsets.back());
-    result.retrieved.scores.reserve(result.retrieved.offsets.back());
-    for (const RowResult& row : rows) {
-        result.retrieved.ids.insert(result.retrieved.ids.end(), row.ids.begin(), row.ids.end());
-        result.retrieved.scores.insert(result.retrieved.scores.end(), row.scores.begin(),
-                                       row.scores.end());
     }
     return result;
 }
@@ -77,7 +71,7 @@ SearchResult collect(std::vector<RowResult>& rows) {
 }  // namespace
 
 SearchResult search(const Graph& graph, const Probes& probes, const Blocks& blocks,
-                    const QueryRows& queries, const SearchOptions& options) {
+                    const QueryRows& queries, const GraphOptions& options) {
     const std::vector<std::int64_t> visible = count_visible(queries);
     const int together = options.share ? std::min(queries.group, kRowsMax) : 1;
     const std::int64_t parts = (queries.group + together - 1) / together;

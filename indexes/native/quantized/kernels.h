@@ -10,12 +10,12 @@
 #include <cstdint>
 
 #include "../blocks.h"
+#include "../chunks.h"
 #include "isa.h"
 
 namespace kvdb::indexes::quantized {
 
-inline constexpr int kChunk = 1024;  // tokens
-inline constexpr int kRun = 64;      // tokens that share bounds
+inline constexpr int kRun = 64;  // tokens that share bounds
 inline constexpr int kRuns = kChunk / kRun;
 inline constexpr int kGroup = 16;                         // strata of a block
 inline constexpr int kBlock = 256;                        // tokens whose strata lie together

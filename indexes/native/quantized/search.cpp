@@ -47,22 +47,18 @@ std::int64_t retrieve(Tile& tile) {
     return read;
 }
 
-void gather(const std::vector<Row>& rows, std::int64_t count, Result& out) {
+void gather(const std::vector<Row>& rows, std::int64_t count, SearchResult& out) {
     std::vector<const Row*> by_number(count);
     for (const Row& row : rows) by_number[row.number] = &row;
-    out.retrieved.offsets.assign(1, 0);
+    const std::vector<std::int32_t> no_ids;
+    const std::vector<float> no_scores;
     for (const Row* row : by_number) {
-        if (row) {
-            out.retrieved.ids.insert(out.retrieved.ids.end(), row->ids.begin(), row->ids.end());
-            out.retrieved.scores.insert(out.retrieved.scores.end(), row->scores.begin(),
-                                        row->scores.end());
-        }
-        out.retrieved.offsets.push_back(static_cast<std::int64_t>(out.retrieved.ids.size()));
+        out.retrieved.append(row ? row->ids : no_ids, row ? row->scores : no_scores);
     }
 }
 
 // The sums over what a tile's rows did not retrieve.
-void finish(Tile& tile, Result& out) {
+void finish(Tile& tile, SearchResult& out) {
     Rest rest(tile);
     rest.run();
     const int d = tile.codes.head_dim;
@@ -72,14 +68,7 @@ void finish(Tile& tile, Result& out) {
         const Row& row = tile.rows[i];
         const std::int64_t head = i / tile.each;
         const int r = static_cast<int>(i % tile.each);
-        double bound = rest.bound(head, r);
-        // Rounded up by more than float32 may have rounded down.
-        if (bound > kNone) bound += 1e-5 + 1e-6 * std::fabs(bound);
-        const auto missed = static_cast<float>(rest.missed(head, r));
-        const float least = static_cast<float>(bound);
-        // Where the estimate is beyond what numbers hold, the bound is the best there is.
-        out.missed[row.number] = missed == kNone && least > kNone ? least : std::min(missed, least);
-        out.bound[row.number] = least;
+        out.set_missed(row.number, rest.missed(head, r), rest.bound(head, r));
         out.dense[row.number] = row.dense;
         if (tile.options.tail) rest.tail(head, r, out.tail.data() + row.number * d);
     });
@@ -87,15 +76,12 @@ void finish(Tile& tile, Result& out) {
 
 }  // namespace
 
-Result search(const Blocks& blocks, const Codes& codes, const QueryRows& queries,
-              const Options& options) {
+SearchResult search(const Blocks& blocks, const Codes& codes, const QueryRows& queries,
+                    const SearchOptions& options) {
     const std::int64_t count = queries.rows() * blocks.geometry.kv_heads;
     const int d = codes.head_dim;
-    Result out;
-    out.missed.assign(count, kNone);
-    out.bound.assign(count, kNone);
-    out.dense.assign(count, 0);
-    if (options.tail) out.tail.assign(count * d, 0);
+    SearchResult out;
+    out.resize(count, options.tail ? d : 0);
     std::vector<Row> rows;
     const std::int64_t each = std::max<std::int64_t>(1, kRowsTogether / queries.group);
     for (std::int64_t i = 0; i < queries.n; i += each) {

@@ -61,9 +61,9 @@ float Select::block_reach(std::int64_t block) const {
 
 std::vector<std::int32_t> Select::candidates() const {
     float threshold = kNone;
-    if (tile_.options.retrieval == Options::Retrieval::range) threshold = within_threshold();
-    if (tile_.options.retrieval == Options::Retrieval::top_k) threshold = rank_threshold();
-    if (tile_.options.retrieval == Options::Retrieval::top_p) threshold = share_threshold();
+    if (tile_.options.retrieval == SearchOptions::Retrieval::range) threshold = within_threshold();
+    if (tile_.options.retrieval == SearchOptions::Retrieval::top_k) threshold = rank_threshold();
+    if (tile_.options.retrieval == SearchOptions::Retrieval::top_p) threshold = share_threshold();
     std::vector<std::int32_t> tokens;
     if (tile_.options.margin <= 0) {
         add_all(std::max(threshold, kLeast), tokens);
@@ -96,7 +96,7 @@ void Select::add_all(float least, std::vector<std::int32_t>& tokens) const {
 // Of the k largest no more than k by the scores that codes give, the first of equal ones.
 void Select::keep_best(std::vector<std::int32_t>& tokens) const {
     const auto k = static_cast<std::size_t>(tile_.options.parameter);
-    const bool ranked = tile_.options.retrieval == Options::Retrieval::top_k;
+    const bool ranked = tile_.options.retrieval == SearchOptions::Retrieval::top_k;
     if (!ranked || tile_.exact || tokens.size() <= k) return;
     std::vector<float> values(tokens.size());
     for (std::size_t i = 0; i < tokens.size(); ++i) values[i] = scores_[tokens[i]];
@@ -200,14 +200,14 @@ void Select::keep(const std::vector<std::int32_t>& candidates) {
     } else {
         tile_.score(head_, r_, 1, candidates, exact.data(), 0);
     }
-    const Options& options = tile_.options;
+    const SearchOptions& options = tile_.options;
     float least = kNone;
     std::size_t equal = exact.size();  // of those that are kept
-    if (options.retrieval == Options::Retrieval::range) {
+    if (options.retrieval == SearchOptions::Retrieval::range) {
         least = tile_.queries.floor[row_.number];
         for (const float score : exact) least = std::max(least, score);
         least -= static_cast<float>(options.parameter);
-    } else if (options.retrieval == Options::Retrieval::top_k) {
+    } else if (options.retrieval == SearchOptions::Retrieval::top_k) {
         const auto k = static_cast<std::size_t>(options.parameter);
         if (exact.size() > k) {
             std::vector<float> values = exact;
@@ -215,7 +215,7 @@ void Select::keep(const std::vector<std::int32_t>& candidates) {
             equal = k;
             for (const float score : exact) equal -= score > least;
         }
-    } else if (options.retrieval == Options::Retrieval::top_p && !exact.empty()) {
+    } else if (options.retrieval == SearchOptions::Retrieval::top_p && !exact.empty()) {
         const float top = *std::max_element(exact.begin(), exact.end());
         least = cut(exact, rest_mass(candidates, top));
     }

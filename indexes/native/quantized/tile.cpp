@@ -57,13 +57,13 @@ Row make_row(const float* q, int d, std::int64_t number, std::int64_t i) {
 }  // namespace
 
 Tile::Tile(const Blocks& blocks, const Codes& codes, const QueryRows& queries,
-           const Options& options, std::int64_t first, std::int64_t count)
+           const SearchOptions& options, std::int64_t first, std::int64_t count)
     : blocks(blocks),
       codes(codes),
       queries(queries),
       options(options),
-      exact(options.tight || options.retrieval == Options::Retrieval::everything),
-      chunks((blocks.tokens + kChunk - 1) / kChunk),
+      exact(options.tight || options.retrieval == SearchOptions::Retrieval::everything),
+      chunks(chunks_of(blocks.tokens)),
       each(static_cast<int>(queries.group * count)),
       heads(queries.heads(blocks.geometry.kv_heads)) {
     const int d = blocks.geometry.head_dim;

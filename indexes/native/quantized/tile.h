@@ -36,8 +36,8 @@ class Scratch {
 class Tile {
   public:
     // Queries [first, first + count).
-    Tile(const Blocks& blocks, const Codes& codes, const QueryRows& queries, const Options& options,
-         std::int64_t first, std::int64_t count);
+    Tile(const Blocks& blocks, const Codes& codes, const QueryRows& queries,
+         const SearchOptions& options, std::int64_t first, std::int64_t count);
 
     // Estimates all scores; exactly, where the options say so. Tokens that a row does not see have
     // -inf.
@@ -46,7 +46,7 @@ class Tile {
     const Blocks& blocks;
     const Codes& codes;
     const QueryRows& queries;
-    const Options& options;
+    const SearchOptions& options;
     const bool exact;  // scores are
     const std::int64_t chunks;
     const int each;          // rows of each KV head

@@ -139,9 +139,9 @@ class RemoteSession:
                 outs.append(_writable(self._decode(request)))
             return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
 
-    def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
-        """How far fresh KV is from what is stored; see `kvdb.session.state.SessionState.deviation`, whose errors it raises. Where
-        one message does not take all tokens, the score "weighted" is relative to the mean of each message's tokens."""
+    def measure_deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
+        """Measures of how far fresh KV is from what is stored; see `kvdb.session.state.SessionState.measure_deviation`, whose
+        errors it raises."""
         with self._lock:
             self.check_layer(layer)
             validate.positions(positions, validate.keys_values(self.spec, k, v), self.start, layer)
@@ -154,7 +154,7 @@ class RemoteSession:
                 codec.put_array(call.v, v_piece)
                 call.score = "" if score is None else score_name(score)
                 outs.append(_writable(self._decode(request)))
-            return outs[0] if len(outs) == 1 else np.concatenate(outs)
+            return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
 
     def fork(self) -> "RemoteSession":
         """Another session over the same tokens. Raises SessionClosed."""

@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexes.retrieval import Dipr, TopK
-from kvdb.catalog.evidence import (
-    SAMPLES_MAX,
-    STALE_QUERIES,
-    WITHDRAWN_QUERIES,
-    Audit,
-    Evidence,
-)
+from kvdb.catalog.evidence import Evidence
+from kvdb.catalog.way_record import SAMPLES_MAX, STALE_QUERIES, WITHDRAWN_QUERIES, Audit
 from query_optimizer.order_statistics import AUDITS_MIN, lower_bound, upper_bound
 from query_optimizer.ways import Way
 

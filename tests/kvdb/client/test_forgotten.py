@@ -77,10 +77,10 @@ ENDS = """
 
         def close(self):
             self.begun.set()
-            time.sleep(0.05)
+            time.sleep(0.02)
             assert sys is not None
 
-    handles, slow = [type("Handle", (), {})() for _ in range(100)], Slow()
+    handles, slow = [type("Handle", (), {})() for _ in range(20)], Slow()
     for handle in handles:
         CLOSER.close_with(handle, slow if handle is handles[0] else Slow())
     del handle, handles

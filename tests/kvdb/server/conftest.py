@@ -56,6 +56,20 @@ def stub(channel):
 
 
 @pytest.fixture
+def stub_of():
+    """`stub_of(server)`: gRPC without the SDK, a connection of its own."""
+    channels = []
+
+    def connect(server):
+        channels.append(grpc.insecure_channel(server.target.removeprefix("kvdb://"), [("grpc.use_local_subchannel_pool", 1)]))
+        return KvdbStub(channels[-1])
+
+    yield connect
+    for channel in channels:
+        channel.close()
+
+
+@pytest.fixture
 def blocks_used(engine):
     """`blocks_used()` counts the blocks that hold anything."""
     return lambda: sum(tier.blocks_used for tier in engine.tiers())

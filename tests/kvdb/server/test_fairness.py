@@ -14,7 +14,6 @@ from kvdb.config import MIB, Config, StorageConfig
 from kvdb.database import Database
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
 from kvdb.server.serve import CLIENT_WAITING_MAX
 from tests.waiting import until
 
@@ -52,20 +51,6 @@ def engine(gate):
     yield database
     database.check_integrity()
     database.close()
-
-
-@pytest.fixture
-def stub_of():
-    """`stub_of(server)`: gRPC without the SDK, a connection of its own."""
-    channels = []
-
-    def connect(server):
-        channels.append(grpc.insecure_channel(server.target.removeprefix("kvdb://"), [("grpc.use_local_subchannel_pool", 1)]))
-        return KvdbStub(channels[-1])
-
-    yield connect
-    for channel in channels:
-        channel.close()
 
 
 @pytest.fixture

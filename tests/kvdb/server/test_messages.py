@@ -6,6 +6,7 @@ import pytest
 
 import kvdb
 from kvdb import errors
+from kvdb.blend.deviation import SCORES
 from kvdb.config import MIB
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
@@ -97,22 +98,17 @@ def test_what_is_recomputed_is_sent_in_pieces(laid_out, spec, make_kv):
     k, v = fresh.pairs()[0]
     everything = np.arange(N + 7)
     assert k.nbytes > MIB
-    answers, first = [], {}
+    answers = []
     for session in laid_out:
-        deviations = session.deviation(0, everything, k, v, score="relative")
-        by_default = session.deviation(0, everything, k, v)
-        assert (
-            relative_error(np.nan_to_num(by_default, posinf=9), np.nan_to_num(first.setdefault("weighted", by_default), posinf=9))
-            < 0.01
-        )
+        deviations = [session.deviation(0, everything, k, v, score=score) for score in SCORES]
         with pytest.raises(errors.PositionError, match="7 tokens of layer 0 hold nothing yet"):
             session.attention(0, fresh.q[0], positions=everything)
         session.overlay(0, everything, k, v)
         answers.append((deviations, session.attention(0, fresh.q[0], positions=everything), session.explain(0).explain()))
-    for remote, embedded in zip(answers[0][:2], answers[1][:2], strict=True):
-        assert remote.dtype == embedded.dtype
-        assert relative_error(np.nan_to_num(remote, posinf=9), np.nan_to_num(embedded, posinf=9)) <= 1e-6
-    assert np.isinf(answers[0][0]).tolist() == [True] * 7 + [False] * N
+    np.testing.assert_array_equal(answers[0][0], answers[1][0], strict=True)
+    assert answers[0][1].dtype == answers[1][1].dtype
+    assert relative_error(answers[0][1], answers[1][1]) <= 1e-6
+    assert np.isinf(answers[0][0]).tolist() == [[True] * 7 + [False] * N] * len(SCORES)
     assert relative_error(answers[0][1], attention(fresh.q[0], k, v, spec.softmax_scale, new=N + 7)[0]) <= 1e-5
 
 

@@ -113,6 +113,23 @@ def test_heads_are_proven_one_by_one(engine):
         assert by_index == {"flat": (0,), None: (1,)}
 
 
+def test_a_faster_index_that_comes_later_is_tried_for_heads_that_are_served(engine, monkeypatch):
+    document = Document(engine, kinds=("quantized",))
+    with opened(engine) as session:
+        decode(document, session, [document.sharp() for _ in range(AUDITS_MIN + 20)])
+        assert set(session.stats().ways) > {"exact"}
+        assert str(WAY) not in session.stats().ways
+        engine.build_index("doc", "flat")
+        monkeypatch.setattr(audits, "SHADOW_SHARE", 0.0)
+        exact = session.stats().ways["exact"]
+        decode(document, session, [document.sharp() for _ in range(20)])
+        assert session.stats().ways["exact"] <= exact + 2, "nothing is read whole where there is no time for it"
+        monkeypatch.setattr(audits, "SHADOW_SHARE", 1e9)
+        errors, _ = decode(document, session, [document.sharp() for _ in range(AUDITS_MIN + 20)])
+        assert session.stats().ways[str(WAY)] > 0
+        assert (errors <= BUDGET.error_max).all()
+
+
 def test_heads_that_change_their_habits_are_noticed(engine):
     document = Document(engine)
     with opened(engine) as session:

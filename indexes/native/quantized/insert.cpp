@@ -1,4 +1,4 @@
-#include "encode.h"
+#include "insert.h"
 
 #include <algorithm>
 #include <atomic>
@@ -8,9 +8,9 @@
 #include <limits>
 #include <vector>
 
+#include "../each_chunk.h"
 #include "../rotate.h"
 #include "../score/kernels.h"
-#include "thread_pool.h"
 
 namespace kvdb::indexes::quantized {
 namespace {
@@ -167,34 +167,28 @@ void each_array(const Codes& a, const Codes& b, Body&& body) {
     body(a.bounds, b.bounds, 2 * kRuns * sizeof(float));
 }
 
-// body(chunk in the arrays, the chunk as it should be) for each chunk of each KV head from
-// `first` on, in parallel.
+// body(chunk in the arrays, the chunk as it should be) for each chunk from the one on that holds
+// token `from`.
 template <class Body>
-void each_chunk(const Blocks& blocks, const Codes& codes, std::int64_t first, Body&& body) {
-    const std::int64_t chunks = (blocks.tokens + kChunk - 1) / kChunk - first;
-    const int heads = blocks.geometry.kv_heads;
-    ThreadPool& pool = ThreadPool::instance();
-    pool.run(std::max<std::int64_t>(chunks, 0) * heads, pool.threads(), [&](std::int64_t i, int) {
-        const std::int64_t chunk = first + i / heads;
-        const int head = static_cast<int>(i % heads);
+void each_pair(const Blocks& blocks, const Codes& codes, std::int64_t from, Body&& body) {
+    each_chunk(blocks, from / kChunk * kChunk, [&](int head, std::int64_t begin, std::int64_t end) {
         Chunk made(codes.head_dim);
-        ChunkEncoder(blocks, head, chunk * kChunk, std::min(blocks.tokens, (chunk + 1) * kChunk))
-            .encode(made.codes);
-        body(codes.at(chunk, head), made.codes);
+        ChunkEncoder(blocks, head, begin, end).encode(made.codes);
+        body(codes.at(begin / kChunk, head), made.codes);
     });
 }
 
 }  // namespace
 
-void encode(const Blocks& blocks, const Codes& codes, std::int64_t coded) {
-    each_chunk(blocks, codes, coded / kChunk, [](const Codes& to, const Codes& made) {
+void insert(const Blocks& blocks, const Codes& codes, std::int64_t coded) {
+    each_pair(blocks, codes, coded, [](const Codes& to, const Codes& made) {
         each_array(to, made, [](void* a, const void* b, std::size_t n) { std::memcpy(a, b, n); });
     });
 }
 
 std::int64_t verify(const Blocks& blocks, const Codes& codes) {
     std::atomic<std::int64_t> wrong{0};
-    each_chunk(blocks, codes, 0, [&](const Codes& kept, const Codes& made) {
+    each_pair(blocks, codes, 0, [&](const Codes& kept, const Codes& made) {
         bool same = true;
         each_array(kept, made, [&](const void* a, const void* b, std::size_t n) {
             same = same && std::memcmp(a, b, n) == 0;
