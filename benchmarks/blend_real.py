@@ -5,7 +5,7 @@ Factbook, in the public domain) in its own chat format: system prompt, three or 
 mixes, each in an order of its own; `rag.check` at several ratios and at what the controller chooses.
 
     python -m benchmarks.blend_real
-    python -m benchmarks.blend_real --mixes 2 --characters 1200
+    python -m benchmarks.blend_real --mixes 2 --characters 1200 --ratios 0.15
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INSTRUCTION = (
     "sentence.<|im_end|>\n<|im_start|>user\nDocuments:\n"
 )
 TEMPLATE = "\nQuestion: {question}<|im_end|>\n<|im_start|>assistant\n"
-RATIOS = (0.0, 0.05, 0.15, 0.3, 0.5, None)
+RATIOS = (0.0, 0.05, 0.15, 0.3, 0.5)
 MIXES, QUESTIONS = 10, 3
 
 
@@ -63,6 +63,7 @@ def shortened(text: str, characters: int | None) -> str:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--mixes", type=int, default=MIXES)
+    arguments.add_argument("--ratios", type=float, nargs="*", default=RATIOS, help="beside the chosen one (default %(default)s)")
     arguments.add_argument("--characters", type=int, help="of each document, about; all if left out")
     arguments.add_argument("--tokens", type=int, default=40, help="of an answer, at most")
     given = arguments.parse_args()
@@ -72,6 +73,7 @@ def main() -> None:
         return
     report("blend_real.machine", torch=torch.__version__, **machine())
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
+    ratios = [*given.ratios, None]
     profiles = json.loads(PROFILES.read_text(encoding="utf-8"))
     chosen = mixes(profiles, given.mixes)
     sample = [(question, mix.names) for mix in chosen for question in mix.questions]
@@ -80,7 +82,7 @@ def main() -> None:
             rag.add(name, f"## {name}\n{shortened(profiles[name]['text'], given.characters)}\n")
         tokens = sum(info.tokens for info in rag.documents()) // len(rag.documents())
         check = rag.check(
-            sample, RATIOS, max_new_tokens=given.tokens, progress=lambda done, all_: print(f"{done} of {all_}", file=sys.stderr)
+            sample, ratios, max_new_tokens=given.tokens, progress=lambda done, all_: print(f"{done} of {all_}", file=sys.stderr)
         )
     for row in (*check.rows, check.full):
         report(

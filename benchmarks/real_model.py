@@ -31,7 +31,7 @@ from benchmarks.harness import machine, report
 from benchmarks.real_model_contexts import Databases, keys_and_values, say
 from benchmarks.real_model_steps import EachItsOwn, Measured, answered, compare, logits_of
 from benchmarks.real_model_texts import MODELS, TEXTS, Passage, Subject, load, passage
-from benchmarks.real_model_ways import EXACT, Way, at_any_price, ways
+from benchmarks.real_model_ways import EXACT, Way, at_any_price, free_audits, ways
 from engine_adapter.base import DecodeStats
 from engine_adapter.models.pretrained import REASON
 from engine_adapter.transformers import attach
@@ -152,10 +152,11 @@ def measure(
 
 
 def prove(subject: Subject, databases: Databases, batch: list[Way], ids: list[int]) -> None:
-    """Let the ways that stand on evidence answer steps over other text."""
+    """Let the ways that stand on evidence answer steps over other text. Audits are free there, so that few steps show as much as
+    many do otherwise."""
     learning = [way for way in batch if way.learns]
     if learning and len(ids) > 1:
-        with databases.sessions([EXACT, *learning]) as sessions:
+        with free_audits(), databases.sessions([EXACT, *learning]) as sessions:
             each = EachItsOwn([EXACT, *learning])
             for step, _ in enumerate(logits_of(subject, databases.spec, sessions, each, ids[:-1])):
                 if step % 64 == 63:

@@ -87,7 +87,9 @@ def _panel(axes: Axes, lines: list[Line]) -> None:
         big = what == "error_max"
         hollow = {"markerfacecolor": "white"} if kind == EVERY else {}
         colour = KINDS.get(kind, "black")
-        axes.plot(x, y, color=colour, marker=MARKS[what], ms=13 if big else 7, lw=0.9, zorder=4 if big else 3, **hollow)  # type: ignore[arg-type]
+        axes.plot(
+            x, y, color=colour, marker=MARKS[what], ms=13 if big else 7, lw=0 if big else 0.9, zorder=4 if big else 3, **hollow
+        )  # type: ignore[arg-type]
         if what in {"error_max", "noise"}:
             place = (8, -3) if what == "noise" else (0, 8) if hollow else (0, -16)
             for told, (left, up) in _labels([line["way"].split()[1].rstrip(",") for line in mine], list(zip(x, y, strict=True))):
@@ -115,10 +117,10 @@ def _labels(told: list[str], places: list[tuple[float, float]]) -> list[tuple[st
 
 def _legends(figure: Any, families: list[str]) -> None:
     """Marks say what is asked for, colours the kind of index that answers."""
-    told = {what: kind for what, _, kind in (family.partition(", ") for family in families)}
+    told = {family.partition(", ")[0] if not family.endswith(EVERY) else family for family in families}
     marks: list[Artist] = [_handle(what, "black", MARKS[what]) for what in MARKS if what in told]
-    if any(family.endswith(EVERY) for family in families):
-        marks.insert(1, _handle(f"error_max, {EVERY}", "black", MARKS["error_max"], hollow=True))
+    if f"error_max, {EVERY}" in told:
+        marks.insert(0, _handle(f"error_max, {EVERY}", "black", MARKS["error_max"], hollow=True))
     used = {family.partition(", ")[2] for family in families}
     colours: list[Artist] = [_handle(kind, colour, "s") for kind, colour in KINDS.items() if kind in used]
     figure.legend(handles=marks, loc="lower center", bbox_to_anchor=(0.5, 0.07), ncols=5, fontsize=9)

@@ -65,12 +65,19 @@ def ways(quick: bool, *, at_any_price: bool = False) -> list[Way]:
 
 
 @contextmanager
+def free_audits() -> Iterator[None]:
+    """Within it every answer is audited whose ways are still to be proven, whatever that takes."""
+    with patch.object(audits, "SHADOW_SHARE", 1e9):
+        yield
+
+
+@contextmanager
 def at_any_price() -> Iterator[None]:
     """Within it audits cost nothing, and every way that is proven is used, also where it takes longer than reading everything.
 
     What an answer then errs is the most that its budget allows, whatever this machine's times are.
     """
-    with patch.object(audits, "SHADOW_SHARE", 1e9), patch.object(audits, "time_share", lambda *_: 0.2):
+    with free_audits(), patch.object(audits, "time_share", lambda *_: 0.2):
         yield
 
 

@@ -37,7 +37,8 @@ def _add_rag(commands: "Subparsers") -> None:
     parser.add_argument("--together", type=int, default=8, metavar="N", help="documents in one prompt (default 8)")
     parser.add_argument("--questions", type=int, default=12, help="how many are asked (default 12)")
     parser.add_argument("--checked", type=int, default=16, metavar="N", help="prompts that the check compares (default 16)")
-    parser.add_argument("--recompute", type=float, default=0.15, metavar="RATIO", help="share computed again (default 0.15)")
+    told = "share computed again, 0 to 1 (default: chosen on each prompt)"
+    parser.add_argument("--recompute", type=float, metavar="RATIO", help=told)
     parser.add_argument("--seed", type=int, default=0, help="of the documents and the questions (default 0)")
     parser.set_defaults(run=_run_rag)
 

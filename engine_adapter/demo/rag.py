@@ -68,11 +68,12 @@ class Comparison:
         )
 
 
-def show(documents: int, together: int, questions: int, checked: int, recompute: float, seed: int) -> int:
+def show(documents: int, together: int, questions: int, checked: int, recompute: float | None, seed: int) -> int:
     """Run the demo; its exit status: 0 unless blended documents give clearly fewer right answers than a full prefill.
 
     documents: the number of documents in the library. together: the number in each prompt. questions: the number of questions
-    shown. checked: the number of prompts that the check compares.
+    shown. checked: the number of prompts that the check compares. recompute: the share that is computed again, None for what the
+    controller chooses on each prompt.
     """
     console = Console(highlight=False)
     disable_progress_bar()  # of loading a model this small
@@ -123,7 +124,7 @@ def _ask(
     tokenizer: "PreTrainedTokenizerBase",
     held: Library,
     prompt: Prompt,
-    recompute: float,
+    recompute: float | None,
 ) -> Comparison:
     question = prompt.question.text
     answer = rag.answer(question, prompt.titles, recompute=recompute, max_new_tokens=ANSWER_TOKENS, do_sample=False)

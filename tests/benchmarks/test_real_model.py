@@ -21,6 +21,8 @@ from indexes.retrieval import Dipr
 from kvdb.config import Config, IndexConfig, OptimizerConfig, WindowConfig
 from query_optimizer.query_options import Hints, QueryOptions
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CACHE = pretrained.cache_folder()  # before the tests have one of their own
 FETCHED = pretrained.real_model_folder() is not None
 TOKENS, STEPS = 288, real_model.ERROR_STEPS
@@ -28,20 +30,11 @@ CONFIG = Config(indexes=IndexConfig(segment_tokens_min=64), window=WindowConfig(
 FLAT = Hints(index="flat")
 NARROW = Way("narrow", "Dipr, flat", QueryOptions(Dipr(0.2), hints=FLAT))
 WIDE = Way("wide", "Dipr, flat", QueryOptions(Dipr(1e-30), hints=FLAT))
-NO_ERROR = Way("error_max 0", "error_max", QueryOptions(error_max=0.0), learns=True)
+NO_ERROR = Way("error_max 0", "error_max", QueryOptions(error_max=0.0))
 ROUGH = Way("error_max 0.5", "error_max", QueryOptions(error_max=0.5), learns=True)
 PROVING = 70
 """Steps of which at least 59 are audited."""
 NOISE = Way("noise 0.05", "noise", EXACT.options, noise=0.05)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Batches this small are slower on two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +53,7 @@ def subject(request, subjects, monkeypatch):
 
 
 def test_exact_is_the_plain_model_and_narrow_ranges_are_further_from_it_than_wide_ones(subject, tmp_path):
-    prose = passage(subject, "docs", TOKENS, STEPS, 4)
+    prose = passage(subject, "docs", TOKENS, STEPS, 0)
     kv = real_model.keys_and_values(subject, prose, tmp_path)
     assert np.array_equal(real_model.keys_and_values(subject, prose, tmp_path), kv)
     cache = DynamicCache()
@@ -71,7 +64,7 @@ def test_exact_is_the_plain_model_and_narrow_ranges_are_further_from_it_than_wid
     plain = torch.nn.functional.cross_entropy(logits, torch.tensor(prose.ahead[1:])).item()
 
     batch = [EXACT, NARROW, WIDE, NO_ERROR, NOISE]
-    lines = real_model.measure(subject, prose, batch, kv, 4, facts=False, config=CONFIG)
+    lines = real_model.measure(subject, prose, batch, kv, 0, facts=False, config=CONFIG)
     exact, narrow, wide, no_error, noise = lines
     assert [line["way"] for line in lines] == [way.name for way in batch]
     assert exact["kl"] == 0

@@ -192,9 +192,9 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="*", default=[], help="kinds of index to use (default all)")
     given = parser.parse_args()
     np.seterr(all="ignore")  # wrong numbers are what this is about
-    recorder = load(given.directory, "indexes")
-    if given.package == "kvdb":  # it calls searchers of the other
-        recorder = load(given.directory, given.package)
+    if given.package == "kvdb" and "indexes._native" not in sys.modules:
+        load(given.directory, "indexes")  # whose searchers it calls
+    recorder = load(given.directory, given.package)
     check_base(given.directory)
     made = refused = uses = 0
     end = time.monotonic() + given.seconds

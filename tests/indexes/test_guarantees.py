@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from indexes.base import Queries
@@ -117,7 +117,6 @@ def rounding(blocks, queries):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None)
 @given(search=searches(), k=st.integers(1, 80))
 def test_top_k_finds_k_tokens_or_all_that_are_visible(kind, search, k):
     blocks, queries = search.made()
@@ -127,7 +126,6 @@ def test_top_k_finds_k_tokens_or_all_that_are_visible(kind, search, k):
 
 
 @pytest.mark.parametrize("kind", SHARE_KINDS)
-@settings(max_examples=25, deadline=None)
 @given(search=searches(), p=st.sampled_from([0.1, 0.5, 0.9, 0.99, 1.0]), give_up=st.booleans())
 def test_top_p_finds_the_share_p(kind, search, p, give_up):
     blocks, queries = search.made()
@@ -139,7 +137,6 @@ def test_top_p_finds_the_share_p(kind, search, p, give_up):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None)
 @given(
     search=searches(),
     retrieval=st.sampled_from([Dipr(0.5), Dipr(1e-6), TopK(1), TopK(20), TopP(0.5)]),

@@ -11,6 +11,7 @@
 
 #include "../blocks.h"
 #include "../chunks.h"
+#include "../rounded_query.h"
 #include "isa.h"
 
 namespace kvdb::indexes::quantized {
@@ -53,18 +54,11 @@ struct Codes {
     }
 };
 
-// A query, rotated and rounded to 8 bits.
-struct ByteQuery {
-    std::int32_t packed[kHeadDimMax / 4];  // four dimensions each
-    float step;                            // rounded to the query
-    float sum;                             // of the rounded query
-};
-
 // Scores of the first runs of a chunk. base: q.centre.
 struct ScanItem {
     Codes codes;
     int runs, rows;
-    const ByteQuery* query[kRowsMax];
+    const RoundedQuery* query[kRowsMax];
     float base[kRowsMax];
     float* scores[kRowsMax];   // [runs * kRun]
     float* largest[kRowsMax];  // of each stratum of the chunk, [kStrata]

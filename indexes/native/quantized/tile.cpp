@@ -27,30 +27,15 @@ double dot(const float* x, const float* y, int n) {
            ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
-float length(const float* x, int n) {
+// The length of a vector, rounded up.
+float norm_up(const float* x, int n) {
     return static_cast<float>(std::sqrt(dot(x, x, n)) * 1.000001);
 }
 
 Row make_row(const float* q, int d, std::int64_t number, std::int64_t i) {
-    Row row{number, i, q, length(q, d), 0, {}, {}, {}};
-    float x[kHeadDimMax];
-    std::copy_n(q, d, x);
-    rotate(x, d);
-    float most = 0;
-    for (int j = 0; j < d; ++j) most = std::max(most, std::fabs(x[j]));
-    row.query.step = most / 127;
-    const float inverse = row.query.step > 0 ? 1 / row.query.step : 0;
-    std::int8_t bytes[kHeadDimMax];
-    row.query.sum = 0;
-    for (int j = 0; j < d; ++j) {
-        float code = std::nearbyintf(x[j] * inverse);
-        code = code == code ? std::clamp(code, -127.0f, 127.0f) : 0;
-        bytes[j] = static_cast<std::int8_t>(code);
-        row.query.sum += code;
-        x[j] -= code * row.query.step;
-    }
-    std::copy_n(bytes, d, reinterpret_cast<std::int8_t*>(row.query.packed));
-    row.error = length(x, d) + kRounding * row.norm;
+    float rest[kHeadDimMax];
+    Row row{number, i, q, norm_up(q, d), 0, round_query(q, d, rest), {}, {}};
+    row.error = norm_up(rest, d) + kRounding * row.norm;
     return row;
 }
 
@@ -100,7 +85,7 @@ void Tile::scan_chunk(std::int64_t head, std::int64_t chunk) {
     for (int i = 0; i < kFirstBytes && !exact; i += 64) __builtin_prefetch(at.keys + i);
     const int d = codes.head_dim;
     const std::int64_t tokens = std::min<std::int64_t>(kChunk, blocks.tokens - chunk * kChunk);
-    const float centre = length(at.centres, d);
+    const float centre = norm_up(at.centres, d);
     for (int first = 0; first < each; first += kRowsMax) {
         ScanItem item{at,
                       static_cast<int>((tokens + kRun - 1) / kRun),

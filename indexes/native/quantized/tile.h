@@ -13,7 +13,7 @@ struct Row {
     const float* q;
     float norm;   // of the query, rounded up
     float error;  // of what rounding took from it, rounded up
-    ByteQuery query;
+    RoundedQuery query;
     // Of the result.
     std::vector<std::int32_t> ids;
     std::vector<float> scores;
