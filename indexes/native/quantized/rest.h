@@ -43,7 +43,7 @@ class Rest {
     const int dims_;
     const double factor_;
     std::vector<ChunkSum> sums_;  // [heads][each][chunks]
-    float* values_ = nullptr;  // [heads][each][chunks][dims_ as rotated, head_dim as stored]
+    float* values_ = nullptr;     // [heads][each][chunks][dims_ as rotated, head_dim as stored]
 };
 
 }  // namespace kvdb::indexes::quantized
