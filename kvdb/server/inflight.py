@@ -33,8 +33,9 @@ class InflightBytes:
             if not self._fits(client, nbytes):
                 raise CapacityError(
                     f"the server holds requests of {self._held:,} bytes that wait to be answered, "
-                    f"{self._of_client.get(client, 0):,} of them this client's, and this one has {nbytes:,}; expected at most {self._bytes_max:,} together and "
-                    f"{self._client_max:,} of one client, so wait for answers, or raise server.inflight_bytes_max"
+                    f"{self._of_client.get(client, 0):,} of them this client's, and this one has {nbytes:,}; expected at most "
+                    f"{self._bytes_max:,} together and {self._client_max:,} of one client, so wait for answers, or raise "
+                    "server.inflight_bytes_max"
                 )
             self._count(client, nbytes)
         return nbytes

@@ -20,7 +20,8 @@ from kvdb.planning.budget import refreshed
 from kvdb.planning.planner import Planner
 from kvdb.planning.prepared import Prepared, Variant
 from kvdb.types import Array, Float32
-from query_optimizer.error_budget import TIME_SHARE_GUESS, trial_of
+from query_optimizer.error_budget import trial_of
+from query_optimizer.head_shares import TIME_SHARE_GUESS
 from query_optimizer.query_options import QueryOptions
 from query_optimizer.rule import Heads, piecewise_cost
 from query_optimizer.ways import LayerBudget, WayFacts

@@ -6,10 +6,10 @@ from itertools import accumulate, pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from query_optimizer.order_statistics import joint_bound, lower_bound, lower_rank, rank_of_bound, share_out, upper_bound
+from query_optimizer.order_statistics import joint_bounds, lower_bound, lower_rank, rank_of_bound, share_out, upper_bound
 
 DISTRIBUTIONS = {
     "uniform": (lambda rng, size: rng.random(size), 0.95),
@@ -38,6 +38,7 @@ def test_fewer_than_59_samples_bound_no_95th_percentile():
 
 
 @given(st.integers(1, 150), st.sampled_from([0.5, 0.9, 0.95, 0.99375]), st.sampled_from([0.8, 0.95, 0.999]))
+@example(1, 0.95, 0.95)
 def test_ranks_are_what_exact_fractions_say(n, quantile, confidence):
     chances, doubt = chances_below(n, quantile), 1 - Fraction(confidence).limit_denominator(1000)
     enough = [rank for rank in range(1, n + 1) if chances[rank] <= doubt]
@@ -81,6 +82,11 @@ def test_quantile_and_confidence_are_shares(numbers):
 def test_ranks_of_many_samples_are_near_the_quantile():
     assert 0.95 < rank_of_bound(20_000) / 20_000 < 0.954
     assert 0.946 < lower_rank(20_000) / 20_000 < 0.95
+
+
+def joint_bound(groups):
+    """The bound for all heads together. groups: errors of heads, `[n, heads]`, a row for each query."""
+    return math.hypot(*joint_bounds([np.sqrt((group**2).sum(axis=1)) for group in groups]))
 
 
 @given(st.lists(st.integers(1, 8), max_size=3), st.integers(59, 400), st.booleans())
