@@ -1,7 +1,7 @@
-"""The expected cost of a search of the quantized index: a scan of all codes, and a read of what weighs most.
+"""The expected cost of a search of the quantized index: a scan of all codes, and a read of the tokens with the largest weights.
 
 Operations are multiplications of the attention kernel, as in `indexes.flat.cost`; a tile is TILE rows of one KV head, which share
-what they read. Whether codes of values are read as well is not known beforehand: they are counted. The constants, and the figures
+what they read. Codes of values count as read, because it is not known beforehand whether they are. The constants, and the figures
 of `build_cost`, are what `python -m benchmarks.cost --fit quantized` says of the machine that `query_optimizer.cost.Machine`
 describes.
 """
@@ -20,7 +20,7 @@ TILE = 4
 TILE_OPERATIONS, ROW_OPERATIONS = 0.0, 81.0
 """Operations of each token and tile of rows, and again of each row, at a head_dim of 128."""
 SORTED_OPERATIONS = 11_500.0
-"""Operations of each token and row where the tokens that have a share of the mass are asked for: all are sorted."""
+"""Operations of each token and row where a share of the mass is asked for, because all tokens are sorted."""
 FOUND_JUMPS = 1.4
 """Jumps of each key that a row finds."""
 CANDIDATES = 1.5
@@ -30,8 +30,8 @@ BUILD_SECONDS = 1.02e-8
 SEARCH_SHARE = 0.5
 """The time of a search for few tokens with the rest estimated, relative to reading everything."""
 WORTH, WORTH_POWER = 0.25, 4.0
-"""Rows that want a larger share of the tokens give their KV head up (`native/quantized/search.cpp`). The power says how
-sharply."""
+"""A KV head is given up if one of its rows wants a larger share of the tokens (`native/quantized/search.cpp`). The power says
+how sharply."""
 
 
 def of(blocks: Blocks, tokens: int, rows: int, heads: int, retrieval: Retrieval, expected_tokens: float | None) -> Cost:

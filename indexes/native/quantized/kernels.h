@@ -60,11 +60,12 @@ struct ScanItem {
     int runs, rows;
     const RoundedQuery* query[kRowsMax];
     float base[kRowsMax];
-    float* scores[kRowsMax];  // [runs * kRun]
+    float* scores[kRowsMax];   // [runs * kRun]
+    float* largest[kRowsMax];  // of each stratum of the chunk, [kStrata]
 };
 
 // Sums of 2^(factor * (score - reference)) over the first runs of a chunk, and of the values with
-// these weights, rotated and less their centre. No score lies above the reference.
+// these weights, rotated and less their centre. The reference is near the largest score.
 struct SumItem {
     Codes codes;
     int runs, rows;
@@ -79,6 +80,11 @@ struct QuantizedKernels {
     void (*scan)(const ScanItem&);
     void (*largest)(const float* scores, float* out);  // of each stratum of a chunk, [kStrata]
     void (*sum)(SumItem&);
+    // Of a multiple of kGroup values the largest; and how many are at least this, and which.
+    float (*most)(const float* values, std::int64_t count);
+    std::int64_t (*count)(const float* values, std::int64_t count, float least);
+    std::int64_t (*collect)(const float* values, std::int64_t count, float least,
+                            std::int32_t* out);
 };
 
 KVDB_DECLARE_PER_ISA(QuantizedKernels, quantized);

@@ -41,8 +41,11 @@ struct QuantizedTable {
                 const RoundedQuery& query = *item.query[r];
                 const f32 middle = Isa::splat(kCodeMiddle * query.sum);
                 const f32 dot = __builtin_convertvector(sums[r][v], f32) - middle;
-                Isa::store(item.scores[r] + t,
-                           Isa::fma(dot * Isa::splat(query.step), scale, Isa::splat(item.base[r])));
+                const f32 score =
+                    Isa::fma(dot * Isa::splat(query.step), scale, Isa::splat(item.base[r]));
+                Isa::store(item.scores[r] + t, score);
+                float* most = item.largest[r] + t / kBlock * kGroup + t % kGroup;
+                Isa::store(most, Isa::max(Isa::widen(most), score));
             }
         }
     }
@@ -77,6 +80,36 @@ struct QuantizedTable {
                 Isa::store(out + v * Isa::width, most);
             }
         }
+    }
+
+    static float most(const float* values, std::int64_t count) {
+        f32 most = Isa::splat(-__builtin_inff());
+        for (std::int64_t i = 0; i < count; i += Isa::width) {
+            most = Isa::max(most, Isa::widen(values + i));
+        }
+        return simd::max_of_group<Isa, Isa::width>(most)[0];
+    }
+
+    static std::int64_t count(const float* values, std::int64_t count, float least) {
+        i32 found{};
+        for (std::int64_t i = 0; i < count; i += Isa::width) {
+            found -= Isa::widen(values + i) >= Isa::splat(least);
+        }
+        std::int64_t sum = 0;
+        for (int lane = 0; lane < Isa::width; ++lane) sum += found[lane];
+        return sum;
+    }
+
+    static std::int64_t collect(const float* values, std::int64_t count, float least,
+                                std::int32_t* out) {
+        std::int64_t found = 0;
+        for (std::int64_t i = 0; i < count; i += Isa::width) {
+            const i32 below = Isa::widen(values + i) < Isa::splat(least);
+            for (std::uint32_t bits = Isa::clear_lanes(below); bits; bits &= bits - 1) {
+                out[found++] = static_cast<std::int32_t>(i + __builtin_ctz(bits));
+            }
+        }
+        return found;
     }
 
     // The weights of a run as bytes, token after token. Returns what one stands for, and in `sum`
@@ -186,7 +219,7 @@ struct QuantizedTable {
         }
     }
 
-    static constexpr QuantizedKernels kernels{scan, largest, sum};
+    static constexpr QuantizedKernels kernels{scan, largest, sum, most, count, collect};
 };
 
 }  // namespace kvdb::indexes::quantized
