@@ -11,7 +11,7 @@ import numpy as np
 
 import indexes._native as _native
 import indexes.quantized.cost as _cost
-from indexes.base import Cost, Queries, SearchResult
+from indexes.base import BuildCost, Cost, Queries, SearchResult
 from indexes.chunk_codes import CHUNK, ChunkCodes
 from indexes.file import Shapes
 from indexes.retrieval import Retrieval, kernel_parameter
@@ -44,6 +44,11 @@ class Quantized(ChunkCodes[_native.Quantized]):
             "values": ((chunks, kv_heads, CHUNK * _cost.value_dims(head_dim) // 2), np.uint8),
             "bounds": ((chunks, kv_heads, 2 * _native.QUANTIZED_RUNS), np.float32),
         }
+
+    @classmethod
+    def build_cost(cls, tokens: int, kv_heads: int, head_dim: int) -> BuildCost:
+        """See `indexes.registry.Priced`, and `indexes.quantized.cost` for the formula."""
+        return _cost.to_build(tokens, kv_heads, head_dim)
 
     def search(
         self,
