@@ -66,6 +66,9 @@ class Flat:
         """The tokens within beta of each row's largest q.k or, with k > 0, the k largest; and caps, float32 [rows]: upper bounds
         of q.k over the visible tokens that were not found."""
 
+    def searcher(self, blocks: Blocks, beta: float, k: int, scale: float) -> Any:
+        """`search` with give_up, as a capsule that `kvdb._native.Step` takes. It keeps the codes and the table alive."""
+
     def missed_mass(
         self, blocks: Blocks, queries: Queries, offsets: Any, ids: Any, caps: Any, scale: float, missed: Any, bound: Any
     ) -> None:
@@ -97,6 +100,9 @@ class Quantized:
         give_up: bool,
     ) -> SearchFields:
         """retrieval, parameter: see `coarse_search`. margin: the share of the bound on a code's error that a token is given."""
+
+    def searcher(self, blocks: Blocks, retrieval: int, parameter: float, scale: float, margin: float, tail: bool) -> Any:
+        """`search` with give_up, and not tight, as a capsule that `kvdb._native.Step` takes. It keeps codes and table alive."""
 
 QUANTIZED_RUNS: int
 """The number of runs of tokens, in a chunk, that share their bounds."""
@@ -136,6 +142,19 @@ def coarse_search(
     `parameter` of the mass. margin: the share of its reach that a page is given. exact: whether a page is never given less,
     however much is read.
     """
+
+def coarse_searcher(
+    blocks: Blocks,
+    pages: list[CoarsePages],
+    retrieval: int,
+    parameter: float,
+    scale: float,
+    margin: float,
+    exact: bool,
+    tail: bool,
+) -> Any:
+    """`coarse_search` with give_up, and not tight, as a capsule that `kvdb._native.Step` takes. It keeps pages and table
+    alive."""
 
 def coarse_verify(blocks: Blocks, pages: CoarsePages) -> bool:
     """Whether the arrays of `pages` equal those computed anew from the blocks."""

@@ -169,6 +169,73 @@ def observe(
     """What `kvdb.types.Observation` says of one query of each head: values, float32 [4, rows], and seen, bool [4, rows]; whether
     all are. active_heads: bool [kv_heads]. window, top, lse: float32 [rows]; top is not finite where it is not known."""
 
+class StepEnd(enum.Enum):
+    """How a step ended: it is answered; or so much is to be read whole that reading everything costs less; or float32 cannot hold
+    a score or an estimate."""
+
+    answered = 0
+    reads_everything = 1
+    not_finite = 2
+
+class StepResult:
+    """What a step did. scanned, retrieved: tokens looked at and attended, once for each group of query heads that shared their
+    read. missed, bound: the share of the mass that was left out, estimated and bounded, means over the query heads; bound_max:
+    the largest. searches: how many there were."""
+
+    @property
+    def end(self) -> StepEnd: ...
+    @property
+    def searches(self) -> int: ...
+    @property
+    def scanned(self) -> float: ...
+    @property
+    def retrieved(self) -> float: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def missed(self) -> float: ...
+    @property
+    def bound(self) -> float: ...
+    @property
+    def bound_max(self) -> float: ...
+    def found(self, search: int) -> tuple[Any, ...]:
+        """Of one search the arrays offsets, ids, scores, the numbers scanned and nbytes, the arrays missed, bound, tail (empty
+        for none) and dense, and the nanoseconds it took."""
+
+class Step:
+    """One query of a layer, by a plan: some blocks are read whole, indexes search the others, one after the other, and everything
+    is merged.
+
+    Blocks are tuples of table and counts, as `attend` takes them, and a Placement or None. window: read whole, together with the
+    run's blocks from grows_from on (-1: none of them). sinks: of the window, but a range does not begin at their scores; None for
+    none. searches: tuples of a searcher (a capsule of `indexes._native`), the tokens [begin, end) of its index, the blocks that
+    hold them, active_heads, bool [kv_heads], and hidden, uint64, a bit for each token of the index; None for all heads, and for
+    none hidden. whole: tuples of blocks that are read whole for some KV heads, their number of tokens, and the heads, bool
+    [kv_heads]. tokens: how many are searched, in all. guards: float32 [kv_heads], the logarithm of what a head may be estimated
+    to miss relative to what it reads, or it is read whole. found_share_max: of the searched tokens; a KV head that finds more is
+    read whole. whole_share_max: of the searched tokens and heads; where more are to be read whole, nothing is.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        q_heads: int,
+        scale: float,
+        window: tuple[Any, ...],
+        grows_from: int,
+        sinks: tuple[Any, ...] | None,
+        searches: Any,
+        whole: Any,
+        tokens: int,
+        guards: Any | None,
+        found_share_max: float,
+        whole_share_max: float,
+    ) -> None: ...
+    def run(self, q: Any, table: Any, counts: Any, out: Any, logs: Any) -> StepResult:
+        """Answers q [q_heads, 1, head_dim] over the run as it is now. out: as q, contiguous. logs: float32 [3, q_heads], the
+        logarithms of the sum of exp(scale * q.k) over everything; over the tokens read, without estimates; and over those left
+        out, estimated. Both arrays hold nothing unless the step is answered."""
+
 def crc32c(table: Any, nbytes: int, out: Any) -> None:
     """The CRC-32C (Castagnoli) of the nbytes bytes at each address of table, uint64 [n], into out, uint32 [n]. On one thread."""
 

@@ -1,97 +1,17 @@
 """The error budget of a layer: a head is answered approximately only in ways that were proven on that very head."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite, sqrt
-
-import numpy as np
-import numpy.typing as npt
 
 from query_optimizer.evidence_text import evidence, no_proof, passed_over
 from query_optimizer.facts import Facts, PartFacts
-from query_optimizer.order_statistics import joint_bound, share_out
-from query_optimizer.rule import Fired, Heads, Wish, piecewise_cost
-from query_optimizer.ways import HeadShare, LayerBudget, Way, WayFacts
+from query_optimizer.head_shares import TIME_SHARE_MAX, head_time
+from query_optimizer.rule import Fired, Heads, Wish
+from query_optimizer.ways import LayerBudget, Way, WayFacts
 
-TIME_SHARE_MAX = 0.9
-"""Heads are read whole where searching would take a larger share of the time."""
-TIME_SHARE_GUESS = 0.5
-"""The share of the time that a way is assumed to take before it was timed."""
 AUDITS_MAX = 181
 """A way that is not proven after this many audits is no longer tried; the fifth largest error is the bound then."""
 SLOW_AUDITS = 8
 """After this many audits, a way that is not faster than reading everything is no longer tried."""
-
-
-Rows = Mapping[Way, npt.NDArray[np.float32]]
-"""For each way the errors of the KV heads in audits of all of them, `[n, kv_heads]`, a row for each query; NaN is unknown."""
-
-
-def share_budget(error_max: float, ways: Sequence[WayFacts], kv_heads: int, rows: Sequence[Rows] = ()) -> tuple[HeadShare, ...]:
-    """The way of each head: of each single way for some heads, and of all ways together, what takes the least time.
-
-    The squares of the proven bounds of single heads sum to at most error_max squared, and what the heads in use err together in
-    one query is proven to keep it too, by the rows of each part. Exact for all heads where searching for some takes as long.
-    """
-    proven = [facts for facts in ways if any(map(isfinite, facts.bounds))]
-    choices = [_choice(error_max, [facts], kv_heads, rows) for facts in proven]
-    if len(proven) > 1:
-        choices.append(_choice(error_max, proven, kv_heads, rows))
-    seconds, heads = min(choices, key=lambda choice: choice[0], default=(inf, ()))
-    return heads if seconds <= TIME_SHARE_MAX else (HeadShare(),) * kv_heads
-
-
-def _choice(
-    error_max: float, ways: Sequence[WayFacts], kv_heads: int, rows: Sequence[Rows]
-) -> tuple[float, tuple[HeadShare, ...]]:
-    """How these ways share the budget, and the time that takes, relative to reading everything."""
-    times = [[1.0, *(head_time(facts, head) for facts in ways)] for head in range(kv_heads)]
-    bounds = [[0.0, *(inf if facts.waits[head] else facts.bounds[head] for facts in ways)] for head in range(kv_heads)]
-    chosen = share_out(error_max, [list(zip(times[head], bounds[head], strict=True)) for head in range(kv_heads)]).tolist()
-    for one in rows:
-        _keep_together(error_max, ways, chosen, one)
-    searched = [head for head in range(kv_heads) if chosen[head]]
-    if not searched:
-        return inf, ()
-    seconds = sum(times[head][chosen[head]] for head in searched) / kv_heads + piecewise_cost(1 - len(searched) / kv_heads)
-    left = (error_max**2 - sum(bounds[head][chosen[head]] ** 2 for head in searched)) / len(searched)
-
-    def share(head: int) -> HeadShare:
-        if not chosen[head]:
-            return HeadShare()
-        facts, bound = ways[chosen[head] - 1], bounds[head][chosen[head]]
-        return HeadShare(facts.way, bound, sqrt(bound**2 + max(left, 0.0)), facts.audits[head])
-
-    return seconds, tuple(map(share, range(kv_heads)))
-
-
-def _keep_together(error_max: float, ways: Sequence[WayFacts], chosen: list[int], rows: Rows) -> None:
-    """Read heads whole, one after the other, until the others are proven to keep the budget together: each time the head that
-    errs most in the queries that break it. Heads may err rarely, and each in other queries."""
-    while any(chosen):
-        groups = []
-        for number, facts in enumerate(ways, 1):
-            heads = [head for head, choice in enumerate(chosen) if choice == number]
-            if heads:
-                known = rows.get(facts.way, np.zeros((0, len(chosen)), np.float32))[:, heads]
-                groups.append((heads, known[~np.isnan(known).any(axis=1)]))
-        if joint_bound([known for _, known in groups]) <= error_max:
-            return
-        worst = max((_at_fault(heads, known, error_max) for heads, known in groups), key=lambda fault: fault[0])
-        chosen[worst[1]] = 0
-
-
-def _at_fault(heads: Sequence[int], known: npt.NDArray[np.float32], error_max: float) -> tuple[float, int]:
-    """The head with the largest squared errors in rows that break the budget, and how large they are."""
-    squares = known.astype(np.float64) ** 2
-    over = squares[squares.sum(axis=1) > error_max**2]
-    faults = over.sum(axis=0) if len(over) else squares.sum(axis=0)
-    return float(faults.max(initial=0.0)), heads[int(faults.argmax())]
-
-
-def head_time(facts: WayFacts, head: int) -> float:
-    """The time of answering a head, relative to reading it whole; a head that a search gives up on is read whole behind it."""
-    return (TIME_SHARE_GUESS if facts.time_share is None else facts.time_share) + facts.given_up[head]
 
 
 def trial_of(budget: LayerBudget) -> tuple[WayFacts, Heads] | None:

@@ -9,6 +9,7 @@ errs more often.
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,8 @@ Samples = npt.NDArray[np.floating]
 
 QUANTILE = 0.95
 CONFIDENCE = 0.95
+POWERS = 6
+"""The number of queues that are made at once; most budgets need no more."""
 
 
 @lru_cache(maxsize=4096)
@@ -61,18 +64,17 @@ def lower_bound(samples: Samples, quantile: float = QUANTILE, confidence: float 
     return np.full(samples.shape[1:], -np.inf) if rank is None else _ranked(samples, rank)
 
 
-def joint_bound(groups: Sequence[Samples], quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> float:
-    """What the quantile of the error of all heads together is at most, with this confidence; 0 without groups.
+def joint_bounds(groups: Sequence[Samples], quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> list[float]:
+    """A bound for each group of heads; the square root of the sum of their squares is what the quantile of the error of all heads
+    together is at most, with this confidence.
 
-    groups: for each way of answering that is in use, the errors of the heads that it answers, `[n, heads]`, a row for each query;
+    groups: for each way of answering that is in use, what the heads that it answers err together, `[n]`, one for each query;
     errors of heads add up in squares. Heads that are each over a bound in few queries may be so in different ones, so that some
     head is in many: bounds of single heads say nothing of that, rows do. Ways were measured on different queries, so that each of
     m has an m-th of the queries that may be above the quantile, and of the doubt.
     """
     share = 1 / max(1, len(groups))
-    layers = [np.sqrt((np.asarray(group, np.float64) ** 2).sum(axis=1)) for group in groups]
-    bounds = [float(upper_bound(layer, 1 - (1 - quantile) * share, 1 - (1 - confidence) * share)) for layer in layers]
-    return math.hypot(*bounds)
+    return [float(upper_bound(group, 1 - (1 - quantile) * share, 1 - (1 - confidence) * share)) for group in groups]
 
 
 def share_out(budget: float, options: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -94,55 +96,71 @@ def share_out(budget: float, options: npt.ArrayLike) -> npt.NDArray[np.int64]:
     if not 0 <= budget < math.inf:
         raise ValueError(f"budget is {budget!r}; expected a number from 0 on")
     spendable = budget * budget
-    unsorted, errors = np.ascontiguousarray(pairs[..., 0].T), np.ascontiguousarray(pairs[..., 1].T)
+    unsorted, errors = pairs.transpose(2, 1, 0)
+    heads = np.arange(len(pairs))
     order = np.lexsort((unsorted, errors), axis=0)
-    seconds, costs = np.take_along_axis(unsorted, order, 0), np.take_along_axis(errors, order, 0) ** 2
+    seconds, costs = unsorted[order, heads], errors[order, heads] ** 2
     if costs[0].any():
         raise ValueError("a head has no option without error; expected one of each")
     saved = np.where(costs <= spendable, seconds[0] - seconds, -np.inf)
-    heads = np.arange(len(pairs))
     best, best_saved = np.zeros(len(pairs), np.int64), 0.0
     option, head = divmod(int(saved.argmax()), len(pairs))
     if saved[option, head] > 0:
         best[head], best_saved = option, float(saved[option, head])
-    for choice in _queues(spendable, saved, costs):
-        total = float(saved[choice, heads].sum())
-        if total > best_saved:
-            best, best_saved = choice, total
+    for choices in _queues(spendable, saved, costs):
+        totals = saved[choices, heads].sum(axis=1)
+        most = int(totals.argmax())
+        if totals[most] > best_saved:
+            best, best_saved = choices[most], float(totals[most])
     chosen: npt.NDArray[np.int64] = order[best, heads]
     return chosen
 
 
 def _queues(spendable: float, saved: Float64, costs: Float64) -> Iterator[npt.NDArray[np.int64]]:
-    """What each queue takes, as a number of an option by head: without options above the largest power of two that can be spent,
-    half of that, and so on until everything fits. saved, costs: `[options, heads]`, by cost, the first being exact."""
-    numbers = np.arange(len(costs))[:, None]
+    """What each queue takes, as numbers of options, `[POWERS, heads]`, a row for each queue: without options above the largest
+    power of two that can be spent, half of that, and so on until everything fits. saved, costs: `[options, heads]`, by cost, the
+    first being exact.
+
+    An option is a corner of its head's concave hull when more is gained by coming to it, from any option of less cost, than by
+    going on from it to any that is allowed. The gain of coming to it is the same whatever is allowed, so all queues have one
+    order.
+    """
+    numbers, heads = np.arange(len(costs)), np.arange(costs.shape[1])
     with np.errstate(divide="ignore", invalid="ignore"):
         slopes = (saved - saved[:, None]) / (costs - costs[:, None])  # [from, to, heads]
     slopes[np.isnan(slopes)] = -np.inf
-    later = (numbers < numbers.T)[..., None]
-    entered = np.where(later, slopes, np.inf).min(0)  # the least gain, coming from any option of less error
-    slopes[~later[..., 0]] = -np.inf
+    later = numbers[:, None] < numbers
+    entered = np.where(later[..., None], slopes, np.inf).min(0)
+    entered[0] = 0
+    queue = np.argsort(-entered.reshape(-1), kind="stable")[: np.count_nonzero(entered > 0)]
+    if not len(queue):
+        return
+    slopes[~later] = -np.inf
+    left = _running_max(slopes.transpose(1, 0, 2))  # [last that is allowed, from, heads]
+    powers = 0.5 ** np.arange(POWERS)[:, None, None]
     most = 2.0 ** math.floor(math.log2(spendable)) if spendable else 0.0
     smallest = np.min(costs, where=costs > 0, initial=np.inf)
     while smallest <= most:
-        allowed = costs <= most
-        left = np.where(allowed, slopes, -np.inf).max(1)
-        taken = allowed & (entered > left) & (entered > 0)  # the corners of each head's concave hull
-        taken[0] = False
-        reached = np.where(taken, costs, 0)
-        steps = reached.copy()
-        steps[1:] -= np.maximum.accumulate(reached)[:-1]
-        corners = np.flatnonzero(taken)
-        gains = np.minimum.accumulate(np.where(taken, entered, np.inf)).reshape(-1)[corners]
-        queue = corners[np.argsort(-gains, kind="stable")]
-        spent = np.cumsum(steps.reshape(-1)[queue])
-        count = int(np.searchsorted(spent, spendable, "right"))
-        taken.reshape(-1)[queue[count:]] = False
-        yield np.where(taken, numbers, 0).max(0)
-        if count == len(queue):
+        allowed = costs <= most * powers
+        taken = allowed & (entered > left[allowed.sum(1) - 1, :, heads].transpose(0, 2, 1))
+        steps = np.where(taken, costs, 0)
+        _running_max(steps.transpose(1, 0, 2))
+        steps[:, 1:] -= steps[:, :-1].copy()
+        spent = np.cumsum(steps.reshape(POWERS, -1)[:, queue], axis=1)
+        fits = np.zeros((POWERS, costs.size), np.bool_)
+        fits[:, queue] = spent <= spendable
+        yield np.where(taken & fits.reshape(taken.shape), numbers[:, None], 0).max(1)
+        if (spent[:, -1] <= spendable).any():
             return
-        most /= 2
+        most *= 0.5**POWERS
+
+
+def _running_max(values: Float64) -> Float64:
+    """Raise each of `values[1:]`, in place, to the one before it where that is larger, in less time than
+    `np.maximum.accumulate`."""
+    for before, one in pairwise(values):
+        np.maximum(before, one, out=one)
+    return values
 
 
 def _ranked(samples: Samples, rank: int) -> Float64:

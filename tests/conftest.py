@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, settings
 
 import kvdb
 import kvdb.hardware.profile as profile
-from kvdb.config import OWN_CACHE, Config, ServerConfig, StorageConfig
+from kvdb.config import OWN_CACHE, ServerConfig
 from kvdb.types import DTYPES
 from query_optimizer.cost import Machine
 
@@ -100,12 +100,38 @@ def make_kv():
 @pytest.fixture
 def engine():
     """An embedded database that proves its integrity at the end of the test."""
-    from kvdb.database import Database
+    from tests.database import database
 
-    database = Database(Config(storage=StorageConfig(arena_bytes=1 << 20)))
-    yield database
-    database.check_integrity()
-    database.close()
+    with database() as opened:
+        yield opened
+
+
+@pytest.fixture
+def witness():
+    """A rule that keeps the options of every query, for a database to ask."""
+    from tests.kvdb.witness import Witness
+
+    return Witness()
+
+
+@pytest.fixture
+def scan_for_flat(monkeypatch):
+    """The kind flat is a plain scan that never gives up, so that what is read is what is asked for."""
+    import indexes.registry as registry
+    from tests.scan import Scan
+
+    monkeypatch.setattr(registry, "KINDS", {**registry.KINDS, "flat": Scan})
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """torch on one thread: matrices of a few rows are slower on two."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=["embedded", "remote"])

@@ -13,6 +13,7 @@ from indexes.blocks import Blocks
 from indexes.coarse.cost import PageCost
 from indexes.coarse.layout import Batch, Layout, build_batches, insert_batches, shapes
 from indexes.retrieval import Retrieval, kernel_parameter
+from indexes.searcher import Searcher
 
 
 class PagedIndex(ABC):
@@ -73,6 +74,13 @@ class PagedIndex(ABC):
             give_up,
         )
         return SearchResult.of_kernel(queries, fields, tail=tail, give_up=give_up)
+
+    def searcher(self, retrieval: Retrieval, scale: float, *, estimate_tail: bool) -> Searcher | None:
+        """See `indexes.searcher.searcher_of`."""
+        asked = kernel_parameter(retrieval, scale, self.blocks.tokens)
+        pages, layout = [batch.native for batch in self._batches], self.layout
+        tail = estimate_tail and layout.values
+        return Searcher(_native.coarse_searcher(self.blocks.native, pages, *asked, scale, layout.margin, layout.exact, tail))
 
     def verify(self) -> None:
         """Compute the arrays of each page anew from its keys and values, and compare. Raises IndexCorrupt."""

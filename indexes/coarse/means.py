@@ -8,6 +8,7 @@ from indexes.coarse.cost import PageCost
 from indexes.coarse.index import PagedIndex
 from indexes.coarse.layout import Layout
 from indexes.retrieval import Retrieval, TopP
+from indexes.searcher import Searcher
 from indexes.top_p import top_p_by_ranges
 
 
@@ -61,6 +62,10 @@ class Means(PagedIndex):
             return super(Means, self).search(some, of, estimate_tail=estimate_tail, tight=tight, give_up=give_up)
 
         return top_p_by_ranges(search, queries, retrieval.p) if isinstance(retrieval, TopP) else search(queries, retrieval)
+
+    def searcher(self, retrieval: Retrieval, scale: float, *, estimate_tail: bool) -> Searcher | None:
+        """See `indexes.searcher.searcher_of`; None for TopP, which takes several searches."""
+        return None if isinstance(retrieval, TopP) else super().searcher(retrieval, scale, estimate_tail=estimate_tail)
 
     @classmethod
     def build_cost(cls, tokens: int, kv_heads: int, head_dim: int) -> BuildCost:

@@ -21,7 +21,8 @@ from indexes.base import BuildCost, Cost, Queries, SearchResult
 from indexes.chunk_codes import CHUNK, ChunkCodes
 from indexes.file import Shapes
 from indexes.flat.top_p import search_top_p
-from indexes.retrieval import Dipr, Retrieval, TopK, TopP
+from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
+from indexes.searcher import Searcher
 
 K_MAX = 2**31
 
@@ -75,17 +76,24 @@ class Flat(ChunkCodes[_native.Flat]):
             return search_top_p(
                 lambda some, beta: self.within(some, beta, tight=beta < math.inf, give_up=give_up), queries, retrieval.p
             )
-        beta, k = math.inf, 0
-        if isinstance(retrieval, Dipr):
-            beta = retrieval.beta(queries.scale)
-        elif isinstance(retrieval, TopK):
-            k = retrieval.k
-        return self.within(queries, beta, k, tight=tight, give_up=give_up)
+        return self.within(queries, *_range_of(retrieval, queries.scale), tight=tight, give_up=give_up)
+
+    def searcher(
+        self,
+        retrieval: Retrieval,
+        scale: float,
+        *,
+        estimate_tail: bool,  # noqa: ARG002, as in `search`
+    ) -> Searcher | None:
+        """See `indexes.searcher.searcher_of`; None for TopP, which takes several searches."""
+        if isinstance(retrieval, TopP):
+            return None
+        return Searcher(self._kernels.searcher(self.blocks.native, *_range_of(retrieval, scale), scale))
 
     def within(self, queries: Queries, beta: float, k: int = 0, *, tight: bool = False, give_up: bool = False) -> SearchResult:
         """The visible tokens within `beta`, in units of q.k, of the largest q.k and queries.floor, or the k largest."""
         codes, blocks = self._kernels, self.blocks.native
-        fields, caps = codes.search(blocks, queries.native, beta, min(k, K_MAX), queries.scale, give_up)
+        fields, caps = codes.search(blocks, queries.native, beta, k, queries.scale, give_up)
         result = SearchResult.of_kernel(queries, fields, tail=False, give_up=give_up)
         given_up = result.dense is not None and np.count_nonzero(result.dense) == queries.heads * (
             queries.rows // queries.kv_heads
@@ -103,3 +111,10 @@ class Flat(ChunkCodes[_native.Flat]):
         """See `indexes.base.Index`, and `indexes.flat.cost` for the formula."""
         active = self.blocks.kv_heads if heads is None else heads
         return _cost.of(self.blocks, tokens, rows, active, retrieval, expected_tokens)
+
+
+def _range_of(retrieval: Exact | Dipr | TopK, scale: float) -> tuple[float, int]:
+    """The range in units of q.k, and how many tokens are asked for instead; 0 for all of the range."""
+    if isinstance(retrieval, Dipr):
+        return retrieval.beta(scale), 0
+    return math.inf, min(retrieval.k, K_MAX) if isinstance(retrieval, TopK) else 0

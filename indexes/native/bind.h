@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "bind_base.h"
 #include "blocks.h"
-#include "rows.h"
+#include "query_rows.h"
+#include "searcher.h"
 
 namespace kvdb::indexes {
 
@@ -39,6 +41,10 @@ struct PyQueries {
 
 // Fails unless offsets [rows + 1] rise, and stay within `count` elements.
 void check_offsets(const In<std::int64_t, 1>& offsets, std::int64_t rows, std::int64_t count);
+
+// Fails unless they are a search. Nothing is known of what is outside.
+SearchOptions checked_options(int retrieval, double parameter, float scale, float margin, bool tail,
+                              bool tight, bool give_up);
 
 // Fails unless they are a search of these queries.
 SearchOptions checked_options(const PyQueries& queries, int retrieval, double parameter,
@@ -88,6 +94,27 @@ class PyArrays {
     const nb::dict& by_name_;
     const std::int64_t rows_, kv_heads_;
 };
+
+// A searcher that calls `search`, as Python passes it on. It holds Python's arrays, so it ends with
+// the interpreter's lock held.
+template <class Search>
+nb::capsule to_searcher(const PyBlocks& blocks, Search search) {
+    class Bound final : public Searcher {
+      public:
+        Bound(const PyBlocks& blocks, Search search)
+            : Searcher(blocks.blocks.geometry, blocks.blocks.table, blocks.blocks.tokens),
+              search_(std::move(search)) {}
+        SearchResult search(const QueryRows& queries, const float* outside) const override {
+            return search_(queries, outside);
+        }
+
+      private:
+        const Search search_;
+    };
+    Searcher* made = new Bound(blocks, std::move(search));
+    return nb::capsule(made, kSearcherName,
+                       [](void* p) noexcept { delete static_cast<Searcher*>(p); });
+}
 
 namespace flat {
 void bind(nb::module_& m);

@@ -167,15 +167,8 @@ void check_offsets(const In<std::int64_t, 1>& offsets, std::int64_t rows, std::i
     }
 }
 
-SearchOptions checked_options(const PyQueries& queries, int retrieval, double parameter,
-                              float scale, float margin, const In<float, 2>& outside, bool tail,
+SearchOptions checked_options(int retrieval, double parameter, float scale, float margin, bool tail,
                               bool tight, bool give_up) {
-    check_shape(outside, {queries.q_heads(), queries.rows.n}, "outside");
-    for (std::size_t i = 0; i < outside.size(); ++i) {
-        if (!(outside.data()[i] < INFINITY)) {
-            fail("outside holds NaN or infinity; expected finite numbers, or -inf for none");
-        }
-    }
     const double most = retrieval == 2 ? 9e18 : retrieval == 3 ? 1 : INFINITY;
     if (retrieval < 0 || retrieval > 3 || !(parameter >= (retrieval == 2) && parameter <= most)) {
         fail("retrieval and parameter are no retrieval");
@@ -187,10 +180,25 @@ SearchOptions checked_options(const PyQueries& queries, int retrieval, double pa
             parameter,
             scale,
             margin,
-            outside.data(),
+            nullptr,
             tail,
             tight,
             give_up};
+}
+
+SearchOptions checked_options(const PyQueries& queries, int retrieval, double parameter,
+                              float scale, float margin, const In<float, 2>& outside, bool tail,
+                              bool tight, bool give_up) {
+    check_shape(outside, {queries.q_heads(), queries.rows.n}, "outside");
+    for (std::size_t i = 0; i < outside.size(); ++i) {
+        if (!(outside.data()[i] < INFINITY)) {
+            fail("outside holds NaN or infinity; expected finite numbers, or -inf for none");
+        }
+    }
+    SearchOptions options =
+        checked_options(retrieval, parameter, scale, margin, tail, tight, give_up);
+    options.outside = outside.data();
+    return options;
 }
 
 nb::tuple to_tuple(SearchResult&& result) {

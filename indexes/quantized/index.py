@@ -15,6 +15,7 @@ from indexes.base import Cost, Queries, SearchResult
 from indexes.chunk_codes import CHUNK, ChunkCodes
 from indexes.file import Shapes
 from indexes.retrieval import Retrieval, kernel_parameter
+from indexes.searcher import Searcher
 
 MARGIN = 0.35
 """The share of the bound on a code's error that a token is given, where what is not found is left out; with 1 nothing is
@@ -71,6 +72,12 @@ class Quantized(ChunkCodes[_native.Quantized]):
             give_up,
         )
         return SearchResult.of_kernel(queries, fields, tail=estimate_tail, give_up=give_up)
+
+    def searcher(self, retrieval: Retrieval, scale: float, *, estimate_tail: bool) -> Searcher | None:
+        """See `indexes.searcher.searcher_of`."""
+        asked = kernel_parameter(retrieval, scale, self.blocks.tokens)
+        margin = 0.0 if estimate_tail else MARGIN
+        return Searcher(self._kernels.searcher(self.blocks.native, *asked, scale, margin, estimate_tail))
 
     def cost(
         self, tokens: int, rows: int, retrieval: Retrieval, *, expected_tokens: float | None = None, heads: int | None = None

@@ -46,8 +46,7 @@ class AttentionStats:
     scanned: the number of tokens looked at in any form. retrieved: the number of tokens attended, the mean over the queries.
     nbytes: the number of bytes read. kernel_ns: the time of the call. missed, missed_bound: the share of the softmax mass that
     was left out, as an estimate and as a bound, both means over the queries. missed_bound_max: the largest bound. searches: the
-    searches that led to the answer. window, window_ns: the attention over the blocks that were read before the searches, and its
-    time; None without searches. lse: float32 `[q_heads, n]`, over the tokens read, without estimates. missed_log: float32
+    searches that led to the answer. lse: float32 `[q_heads, n]`, over the tokens read, without estimates. missed_log: float32
     `[q_heads, n]`, the logarithm of the estimated sum that was left out, -inf for none; None for an exact answer.
     """
 
@@ -58,9 +57,7 @@ class AttentionStats:
     missed: float = 0.0
     missed_bound: float = 0.0
     missed_bound_max: float = 0.0
-    searches: tuple[IndexSearch, ...] = ()
-    window: WindowAttention | None = None
-    window_ns: int = 0
+    searches: Sequence[IndexSearch] = ()
     lse: Float32 | None = None
     missed_log: Float32 | None = None
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +52,8 @@ class RunPartition:
     whole: spans that are searched for some KV heads and read whole for others. device: answers the spans that the CPU leaves out,
     None if there are none. sinks: blocks [first, last) of the run that hold sink tokens, which are part of the window. guards:
     float32 `[kv_heads]`, the logarithm of the mass that a KV head may leave out, relative to the mass it reads; a head that is
-    estimated to miss more is read whole. None if there is no such limit.
+    estimated to miss more is read whole. None if there is no such limit. step: what `kvdb.attention.step` prepared of it, and for
+    what.
     """
 
     def __init__(
@@ -66,6 +68,8 @@ class RunPartition:
         self.whole = tuple(whole)
         self.device = device
         self.guards: Float32 | None = None
+        self.step: tuple[Any, Any] | None = None
+        self.observes = any(part.observe is not None for part in self.searched)
         parts: tuple[SearchedSpan | ExactSpan, ...] = (*searched, *whole)
         spans = {part.span for part in parts}
         elsewhere = () if device is None else device.spans
@@ -87,6 +91,15 @@ class RunPartition:
     def window_behind_sinks(self, run: BlockRun) -> BlockReads:
         """The blocks of the window without those that hold sink tokens."""
         return self._window_behind_sinks.of(run)
+
+    def fixed_window(self, run: BlockRun) -> tuple[BlockReads, int]:
+        """The blocks of the window that no later token changes, and the block of the run from which on all others belong to the
+        window; -1 if none do."""
+        return self._window.fixed(run)
+
+    def fixed_window_behind_sinks(self, run: BlockRun) -> tuple[BlockReads, int]:
+        """`fixed_window` without blocks that hold sink tokens."""
+        return self._window_behind_sinks.fixed(run)
 
     def sink_blocks(self, run: BlockRun) -> BlockReads:
         """The blocks of the window that hold sink tokens, at least one; no later token changes them."""
@@ -133,18 +146,23 @@ class _Outside:
         self._edges = [slice(begin, end) for begin, end in list(pairwise(edges))[::2]]
         self.until = edges[-1]
         self._grows = grows
-        self._before: BlockReads | None = None
+        self._fixed: BlockReads | None = None
         self._base = 0
 
     def of(self, run: BlockRun) -> BlockReads:
         """run: must be the same one, with the same overlay, at each call."""
-        if self._before is None:  # the blocks that never change
-            self._base = max(self.until, run.base_blocks)
-            self._before = run.part(*self._edges, slice(self.until, self._base))
-        if not self._grows:
-            return self._before
-        addresses, counts, placement = self._before
-        grown = slice(self._base, None)
+        fixed, base = self.fixed(run)
+        if base < 0:
+            return fixed
+        addresses, counts, placement = fixed
+        grown = slice(base, None)
         return BlockReads(
             np.concatenate([addresses, run.addresses[grown]]), np.concatenate([counts, run.counts[grown]]), placement
         )
+
+    def fixed(self, run: BlockRun) -> tuple[BlockReads, int]:
+        """The blocks that no later token changes, and the block from which on all others follow; -1 if none do."""
+        if self._fixed is None:
+            self._base = max(self.until, run.base_blocks)
+            self._fixed = run.part(*self._edges, slice(self.until, self._base))
+        return self._fixed, self._base if self._grows else -1

@@ -66,7 +66,7 @@ def search_parts(  # the query, and how each part is searched
     floor, outside = window.floor, window.state.lse
     searches: list[IndexSearch] = []
     for part in partition.searched:
-        retrieval = _shared(widened_to or part.retrieval or default, partition)
+        retrieval = shared_retrieval(widened_to or part.retrieval or default, partition)
         begin, end = np.full(n, part.span.begin, np.int64), np.full(n, part.span.end, np.int64)
         turned = q if part.turn is None else part.turn(q)
         queries = Queries(turned, kv_heads, query.scale, begin, end, floor, outside, part.hidden, part.active_heads)
@@ -119,7 +119,7 @@ def many_given_up(searches: list[IndexSearch], kv_heads: int, tokens: int) -> li
     return [give_up(search, many) for search in searches] if many.any() else searches
 
 
-def _shared(retrieval: Retrieval, partition: RunPartition) -> Retrieval:
+def shared_retrieval(retrieval: Retrieval, partition: RunPartition) -> Retrieval:
     """The retrieval for one of several parts, chosen so that all of them together find what the query needs."""
     if isinstance(retrieval, TopK):
         return TopK(min(retrieval.k, partition.tokens))  # the caller may ask for any number

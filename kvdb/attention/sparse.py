@@ -21,6 +21,7 @@ from kvdb.attention.observation import largest, observation
 from kvdb.attention.partition import ExactSpan, HeadMask, RunPartition
 from kvdb.attention.search import WHOLE_SHARE_MAX, AttentionQuery, give_up, many_given_up, search_parts, split_results
 from kvdb.attention.state import AttentionState, check_finite, merge
+from kvdb.attention.step import prepared_step
 from kvdb.storage.block_layout import BlockLayout, bits
 from kvdb.types import Array
 
@@ -64,9 +65,22 @@ def sparse(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval)
     guards allow are read whole.
     """
     started = perf_counter_ns()
+    step = prepared_step(query, partition, retrieval)
+    if step is not None:
+        answered, stats = step.answer(query)
+        if answered is not None:
+            return answered, stats
+        state, whole_stats = exact(query, partition)
+        spent = perf_counter_ns() - started
+        return state, replace(whole_stats, nbytes=whole_stats.nbytes + stats.nbytes, kernel_ns=spent, searches=stats.searches)
+    return _searched(query, partition, retrieval)
+
+
+def _searched(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval) -> tuple[AttentionState, AttentionStats]:
+    """`sparse` from Python."""
+    started = perf_counter_ns()
     layout, q = query.layout, query.q
     window = _window(query, partition)
-    window_ns = perf_counter_ns() - started
     q32 = np.ascontiguousarray(q, dtype=np.float32)
     limit = query.options.max_missed_mass
     read = ReadCounters(int(partition.window(query.run).counts.sum()))
@@ -104,8 +118,6 @@ def sparse(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval)
         missed_bound=answer.bound,
         missed_bound_max=answer.bound_max,
         searches=tuple(searches),
-        window=window,
-        window_ns=window_ns,
         lse=answer.state.lse,
         missed_log=answer.missed_log,
     )

@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kvdb.catalog.evidence import Evidence
 from kvdb.catalog.way_record import WayEvidence
 from kvdb.types import Float32
-from query_optimizer.error_budget import share_budget
 from query_optimizer.facts import Facts, IndexFacts
+from query_optimizer.head_shares import share_budget
 from query_optimizer.ways import LayerBudget, Way, WayFacts, candidates
 
 QUERIES_MAX = 16
@@ -69,10 +72,15 @@ def _way_facts(way: Way, evidence: Sequence[Mapping[Way, WayEvidence]], kv_heads
     shares = [one.time_share for one in known if one.time_share is not None]
     return WayFacts(
         way=way,
-        audits=tuple(np.min([one.audits for one in known], axis=0).tolist()),
-        bounds=tuple(np.max([one.bounds for one in known], axis=0).tolist()),
-        least=tuple(np.max([one.least for one in known], axis=0).tolist()),
-        given_up=tuple(np.max([one.given_up for one in known], axis=0).tolist()),
-        waits=tuple(np.any([one.waits for one in known], axis=0).tolist()),
+        audits=_worst(np.minimum, [one.audits for one in known]),
+        bounds=_worst(np.maximum, [one.bounds for one in known]),
+        least=_worst(np.maximum, [one.least for one in known]),
+        given_up=_worst(np.maximum, [one.given_up for one in known]),
+        waits=_worst(np.maximum, [one.waits for one in known]),
         time_share=max(shares) if shares else None,
     )
+
+
+def _worst(worse: np.ufunc, known: list[npt.NDArray[Any]]) -> tuple[Any, ...]:
+    """The worst of these arrays in each place, `[kv_heads]` each."""
+    return tuple(reduce(worse, known).tolist())

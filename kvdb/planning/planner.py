@@ -153,9 +153,10 @@ class Planner:
     def _version(self) -> Version:
         gpu, copy = self._services.gpu, self._tail.copy
         on_gpu = (0, 0) if gpu is None else (gpu.version, copy is not None and copy.full)
-        indexes = [view.segment.indexes.version for view in self._snapshot.views]
-        proofs = [view.segment.evidence.version for view in self._snapshot.views]
-        return (self._tail.seals, self._tail.evidence.version, self._run.version, *on_gpu, *indexes, *proofs)
+        versions = [self._tail.seals, self._tail.evidence.version, self._run.version, *on_gpu]
+        for view in self._snapshot.views:
+            versions += view.segment.indexes.version, view.segment.evidence.version
+        return tuple(versions)
 
     def _evidence(self, parts: list[Part]) -> tuple[Evidence, ...]:
         """What audits showed of each part that an index may search."""

@@ -39,7 +39,9 @@ class Prepared:
     old tokens of the tail are to be indexed, because they are searched or could be. knows_diffuse: whether heads are not searched
     by range because earlier queries showed that they are diffuse. rechecks: whether such heads are searched all the same, to see
     if they still are. budget: the error that the answer may have, None where the query says itself what it reads. evidence: of
-    each part that may be searched. ways: the names of the ways in which KV heads are answered.
+    each part that may be searched. searches: whether any part is searched. searched_heads: the KV heads that the budget lets be
+    searched. learns: whether its answers are now and then compared with others, which may prove or withdraw a way. ways: the
+    names of the ways in which KV heads are answered.
     """
 
     plan: Plan
@@ -52,6 +54,9 @@ class Prepared:
     evidence: tuple[Evidence, ...] = ()
     indexes_tail: bool = field(init=False)
     knows_diffuse: bool = field(init=False)
+    searches: bool = field(init=False)
+    searched_heads: tuple[int, ...] = field(init=False)
+    learns: bool = field(init=False)
     ways: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,4 +65,8 @@ class Prepared:
         grows = {FreshTail.name, ErrorBudget.name}
         ways = {access.way for access in self.plan.accesses if access.rule != WINDOW}
         self.ways = frozenset("exact" if way is None else str(way) for way in ways)
+        self.searches = self.plan.searches
+        shares = () if self.budget is None else self.budget.heads
+        self.searched_heads = tuple(head for head, share in enumerate(shares) if share.way is not None)
+        self.learns = self.budget is not None and self.budget.error_max > 0 and bool(self.evidence)
         self.indexes_tail = any(access.index is not None or access.rule in grows for access in tail)

@@ -20,7 +20,8 @@ from kvdb.planning.budget import refreshed
 from kvdb.planning.planner import Planner
 from kvdb.planning.prepared import Prepared, Variant
 from kvdb.types import Array, Float32
-from query_optimizer.error_budget import TIME_SHARE_GUESS, trial_of
+from query_optimizer.error_budget import trial_of
+from query_optimizer.head_shares import TIME_SHARE_GUESS
 from query_optimizer.query_options import QueryOptions
 from query_optimizer.rule import Heads, piecewise_cost
 from query_optimizer.ways import LayerBudget, WayFacts
@@ -91,12 +92,12 @@ class Audits:
         """What the answer to n queries is to be compared with, None for nothing. alone: whether the served plan may be another
         than the prepared one."""
         budget = prepared.budget
-        if budget is None or budget.error_max <= 0 or not prepared.evidence:
+        if budget is None or not prepared.learns:
             return None
         for evidence in prepared.evidence:
             evidence.count_queries(self._layer, n)
-        searched = tuple(head for head, share in enumerate(budget.heads) if share.way is not None)
-        heads = self._heads_due(searched, self._exact_call_ns(budget)) if alone and prepared.plan.searches else ()
+        searched = prepared.searched_heads
+        heads = self._heads_due(searched, self._exact_call_ns(budget)) if alone and prepared.searches else ()
         if heads:
             served = self._planner.prepare(n, options, Variant(whole=heads))
             return Comparison(served, prepared, heads, in_use=True)
@@ -105,7 +106,7 @@ class Audits:
             return None
         facts, compared = trial
         shadow = self._planner.prepare(n, options, Variant(trial=facts.way))
-        if not shadow.plan.searches:
+        if not shadow.searches:
             return None
         extra = _served(budget, compared)
         served = self._planner.prepare(n, options, Variant(whole=searched)) if extra else prepared
@@ -130,7 +131,7 @@ class Audits:
         for way in served.ways:
             self.ways[way] = self.ways.get(way, 0) + 1
         exact_ns = float(stats.kernel_ns)
-        if served.plan.searches:
+        if served.searches:
             self._answer_ns += stats.kernel_ns
             self._since += 1
             exact_ns = self._exact_call_ns(budget)

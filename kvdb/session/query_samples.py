@@ -30,7 +30,7 @@ class QuerySamples:
             return
         self.last = q[:, -1:].copy()
         before, self._seen = self._seen, self._seen + n
-        if not self._max:
+        if not self._max or -before % self._step >= n:  # nearly always, one query at a time
             return
         while self._count + len(range(-before % self._step, n, self._step)) > self._max:
             self._thin_out()

@@ -21,6 +21,8 @@ from indexes.retrieval import Dipr
 from kvdb.config import Config, IndexConfig, OptimizerConfig, WindowConfig
 from query_optimizer.query_options import Hints, QueryOptions
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CACHE = pretrained.cache_folder()  # before the tests have one of their own
 FETCHED = pretrained.real_model_folder() is not None
 TOKENS, STEPS = 288, real_model.ERROR_STEPS
@@ -33,15 +35,6 @@ ROUGH = Way("error_max 0.5", "error_max", QueryOptions(error_max=0.5), learns=Tr
 PROVING = 70
 """Steps of which at least 59 are audited."""
 NOISE = Way("noise 0.05", "noise", EXACT.options, noise=0.05)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Batches this small are slower on two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """A tiny model, attached to an embedded and to a remote database."""
 
 import pytest
-import torch
 
 from engine_adapter.models import sections, vault
 from engine_adapter.transformers import attach
@@ -9,12 +8,8 @@ from tests.engine_adapter.tiny import build
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Matrices this small are slower on two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _one_thread(one_thread):
+    """Everywhere here."""
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,8 @@ import pytest
 
 import kvdb
 from kvdb.errors import InvalidArgument
+from tests.database import database
 from tests.engine_adapter.tiny import prompts
-from tests.kvdb.witness import Witness, database
 
 ASKED = {
     "retrieval": kvdb.TopK(4),
@@ -16,16 +16,10 @@ ASKED = {
 
 
 @pytest.fixture
-def witness():
-    return Witness()
-
-
-@pytest.fixture
 def engine(witness):
-    opened = database(witness)
-    yield opened
-    opened.check_integrity()
-    opened.close()
+    """A database that asks the witness first."""
+    with database([witness]) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("rows", [1, 2])

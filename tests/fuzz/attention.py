@@ -45,6 +45,7 @@ def use(rng: np.random.Generator, native: Any) -> list[Any]:
     native.gather_at(geometry, target, positions, k[:, : len(positions)], v[:, : len(positions)])
     native.rotate(geometry, q, cos[0], sin[0], False, q)
     attended(rng, native, geometry, source, q, cos, sin)
+    stepped(rng, native, geometry, source, some(kv_heads * group, 1, head_dim))
     return [kept, moved]
 
 
@@ -73,3 +74,53 @@ def attended(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
     native.merge_tail(geometry, out, lse, out.copy(), lse.copy(), out.copy(), lse.copy())
     native.share(lse, lse.copy())
     native.raise_top(offsets, scores, None, top.reshape(-1))
+
+
+def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, q: Any) -> None:
+    """A step that searches the run, and reads it whole as window, sinks, and for some KV heads."""
+    from indexes.blocks import Blocks
+    from indexes.quantized import Quantized
+    from indexes.retrieval import Dipr, TopK, TopP
+    from indexes.searcher import searcher_of
+
+    heads, size, blocks = len(q), geometry.block_size, len(table)
+    counts = rng.integers(0, size + 1, blocks).astype(np.int32)
+    tokens = blocks * size
+    dtype = str(geometry.dtype).rpartition(".")[2]
+    index = Quantized.build(Blocks(dtype, geometry.kv_heads, geometry.head_dim, size, np.asarray(table), tokens))
+    retrieval = [Dipr(0.1), TopK(5), TopP(0.5)][rng.integers(3)]
+    searcher = searcher_of(index, retrieval, 0.1, estimate_tail=bool(rng.random() < 0.5))
+    active = rng.random(geometry.kv_heads) < 0.5 if rng.random() < 0.5 else None
+    hidden = rng.integers(0, 1 << 63, -(-tokens // 64), np.uint64) if rng.random() < 0.5 else None
+    guards = rng.standard_normal(geometry.kv_heads).astype(np.float32) if rng.random() < 0.5 else None
+    whole = rng.random(geometry.kv_heads) < 0.3
+    module = native.module
+
+    def step(  # everything that a plan has
+        searcher: Any,
+        q: Any,
+        scale: Any,
+        counts: Any,
+        begin: Any,
+        end: Any,
+        grows: Any,
+        active: Any,
+        hidden: Any,
+        guards: Any,
+        whole: Any,
+        wholes: Any,
+        out: Any,
+        logs: Any,
+        table: Any,
+    ) -> None:
+        reads = table, counts, None
+        searches = [(searcher, begin, end, reads, active, hidden)]
+        made = module.Step(
+            geometry, heads, scale, reads, grows, reads, searches, [(reads, wholes, whole)], tokens, guards, 0.5, 0.9
+        )
+        result = made.run(q, table, counts, out, logs)
+        [result.found(i) for i in range(result.searches)]
+
+    begin, end = sorted(rng.integers(0, tokens + 1, 2).tolist())
+    grows, logs = int(rng.integers(-1, blocks + 1)), np.zeros((3, heads), np.float32)
+    native.made(step, searcher, q, 0.1, counts, begin, end, grows, active, hidden, guards, whole, tokens, q.copy(), logs, table)

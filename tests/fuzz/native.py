@@ -97,6 +97,7 @@ def use(rng: np.random.Generator, kinds: list[str]) -> list[Any]:
     from indexes.base import Queries
     from indexes.blocks import Blocks
     from indexes.retrieval import Dipr, Exact, TopK, TopP
+    from indexes.searcher import searcher_of
 
     kv_heads, group, n = int(rng.integers(1, 4)), int(rng.integers(1, 5)), int(rng.integers(1, 4))
     head_dim, tokens = 8 * int(rng.integers(1, 33)), int(rng.choice([0, 1, 2, 17, 63, 64, 65, 200, 700]))
@@ -112,6 +113,7 @@ def use(rng: np.random.Generator, kinds: list[str]) -> list[Any]:
     queries = Queries.of(q, kv_heads, float(head_dim) ** -0.5, tokens, hidden)
     for retrieval in (Exact(), Dipr(float(rng.random()) or 1), TopK(int(rng.integers(1, 900))), TopP(float(rng.random()) or 1)):
         index.search(queries, retrieval, estimate_tail=bool(rng.random() < 0.5), tight=bool(rng.random() < 0.5))
+        searcher_of(index, retrieval, queries.scale, estimate_tail=index.estimates_tail and bool(rng.random() < 0.5))
     more = np.concatenate([k, k[:, : int(rng.integers(0, tokens + 1))]], axis=1)
     grown = Blocks.of(more, more, blocks.block_size)
     index.insert(grown)
@@ -190,6 +192,8 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="*", default=[], help="kinds of index to use (default all)")
     given = parser.parse_args()
     np.seterr(all="ignore")  # wrong numbers are what this is about
+    if given.package == "kvdb" and "indexes._native" not in sys.modules:
+        load(given.directory, "indexes")  # whose searchers it calls
     recorder = load(given.directory, given.package)
     check_base(given.directory)
     made = refused = uses = 0

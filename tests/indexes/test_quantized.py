@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from indexes.base import IndexCorrupt, Queries
@@ -93,7 +93,6 @@ def test_what_is_not_found_is_estimated(retrieval, dtype):
         assert abs(found.missed.reshape(-1)[row] - log_sum(x[row, rest], SCALE)) <= 0.1
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     tokens=st.integers(1, 1300),
     dim=st.sampled_from([8, 24, 32, 64, 80]),

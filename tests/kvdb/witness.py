@@ -1,7 +1,6 @@
-"""A database that tells what its optimizer was asked for."""
+"""A rule that tells what the optimizer was asked for."""
 
-from kvdb.config import ERROR_MAX, Config, StorageConfig
-from kvdb.database import Database
+from kvdb.config import ERROR_MAX
 from query_optimizer.query_options import QueryOptions
 
 
@@ -23,7 +22,3 @@ class Witness:
         seen, self.seen = self.seen, []
         asked = options.with_default(ERROR_MAX)
         return bool(seen) and all(one == asked for one in seen)
-
-
-def database(witness):
-    return Database(Config(storage=StorageConfig(arena_bytes=1 << 20)), rules=[witness])

@@ -5,8 +5,8 @@ from math import inf
 from hypothesis import strategies as st
 
 from indexes.retrieval import Dipr, Exact, TopK, TopP
-from query_optimizer.error_budget import share_budget
 from query_optimizer.facts import Facts, FastMemory, HeadFacts, IndexFacts, PartFacts
+from query_optimizer.head_shares import share_budget
 from query_optimizer.query_options import Hints, QueryOptions
 from query_optimizer.ways import LayerBudget, Way, WayFacts
 

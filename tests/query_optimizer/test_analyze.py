@@ -9,7 +9,6 @@ from kvdb.errors import InvalidArgument
 from tests.kvdb.attention.test_sparse import GivesUp
 from tests.query_optimizer.conftest import N
 from tests.reference import attention, relative_error
-from tests.scan import Scan
 
 ALPHA = 0.05
 
@@ -27,13 +26,7 @@ def oracle(document, layer, end, alpha):
     return exact, np.where(out, weights, 0).sum(axis=-1).mean(), (~out).sum(axis=-1).mean()
 
 
-@pytest.fixture
-def _scans(monkeypatch):
-    """The stand-in never gives up, so that what is read is what is asked for."""
-    monkeypatch.setattr(registry, "KINDS", {**registry.KINDS, "flat": Scan})
-
-
-@pytest.mark.usefixtures("_scans")
+@pytest.mark.usefixtures("scan_for_flat")
 def test_its_figures_are_the_oracles_and_nothing_has_changed(document):
     document.db.build_index("doc", "flat")
     with document.open() as session:
@@ -100,8 +93,8 @@ def test_heads_that_an_index_gave_up_are_told(document, monkeypatch):
     assert 0 < plan.outcome.missed_true <= plan.outcome.missed_bound
 
 
-def test_a_query_that_wants_everything_reads_it_and_says_so(document, monkeypatch):
-    monkeypatch.setattr(registry, "KINDS", {**registry.KINDS, "flat": Scan})
+@pytest.mark.usefixtures("scan_for_flat")
+def test_a_query_that_wants_everything_reads_it_and_says_so(document):
     document.db.build_index("doc", "flat")
     with document.open() as session:
         document.attend(session, 1, N, retrieval=kvdb.TopK(N))
@@ -113,7 +106,7 @@ def test_a_query_that_wants_everything_reads_it_and_says_so(document, monkeypatc
         assert not session.explain(1, analyze=True, retrieval=kvdb.Exact()).gave_up
 
 
-@pytest.mark.usefixtures("_scans")
+@pytest.mark.usefixtures("scan_for_flat")
 def test_behind_a_context_the_kept_queries_are_searched_too(document):
     """There is no tail yet, and the plan is carried out as it stands."""
     document.db.build_index("doc", "flat")
@@ -125,7 +118,7 @@ def test_behind_a_context_the_kept_queries_are_searched_too(document):
         assert 0 < plan.outcome.missed_true <= plan.outcome.missed_bound
 
 
-@pytest.mark.usefixtures("_scans")
+@pytest.mark.usefixtures("scan_for_flat")
 def test_a_query_right_behind_what_is_stored_is_searched(document):
     document.db.build_index("doc", "flat")
     with document.open() as session:

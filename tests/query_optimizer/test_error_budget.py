@@ -9,15 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexes.retrieval import Dipr, TopK
-from query_optimizer.error_budget import (
-    AUDITS_MAX,
-    SLOW_AUDITS,
-    TIME_SHARE_MAX,
-    head_time,
-    share_budget,
-    trial_of,
-)
+from query_optimizer.error_budget import AUDITS_MAX, SLOW_AUDITS, trial_of
 from query_optimizer.facts import FastMemory
+from query_optimizer.head_shares import TIME_SHARE_MAX, head_time, share_budget
 from query_optimizer.optimizer import Optimizer
 from query_optimizer.order_statistics import AUDITS_MIN
 from query_optimizer.rule import piecewise_cost

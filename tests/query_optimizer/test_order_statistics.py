@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from query_optimizer.order_statistics import joint_bound, lower_bound, lower_rank, rank_of_bound, share_out, upper_bound
+from query_optimizer.order_statistics import joint_bounds, lower_bound, lower_rank, rank_of_bound, share_out, upper_bound
 
 DISTRIBUTIONS = {
     "uniform": (lambda rng, size: rng.random(size), 0.95),
@@ -81,6 +81,11 @@ def test_quantile_and_confidence_are_shares(numbers):
 def test_ranks_of_many_samples_are_near_the_quantile():
     assert 0.95 < rank_of_bound(20_000) / 20_000 < 0.954
     assert 0.946 < lower_rank(20_000) / 20_000 < 0.95
+
+
+def joint_bound(groups):
+    """The bound for all heads together. groups: errors of heads, `[n, heads]`, a row for each query."""
+    return math.hypot(*joint_bounds([np.sqrt((group**2).sum(axis=1)) for group in groups]))
 
 
 @given(st.lists(st.integers(1, 8), max_size=3), st.integers(59, 400), st.booleans())

@@ -116,12 +116,8 @@ bool py_verify(const PyBlocks& blocks, const PyPages& pages) {
     return verify(blocks.blocks, pages.pages, pages.page_tokens);
 }
 
-nb::tuple py_search(const PyBlocks& blocks, const nb::list& batches, const PyQueries& queries,
-                    int retrieval, double parameter, float scale, float margin, bool exact,
-                    const In<float, 2>& outside, bool tail, bool tight, bool give_up) {
-    queries.check(blocks.blocks);
-    const SearchOptions options = checked_options(queries, retrieval, parameter, scale, margin,
-                                                  outside, tail, tight, give_up);
+// The batches that together hold all tokens of the blocks. tail: whether their values are needed.
+std::vector<Pages> pages_of(const PyBlocks& blocks, const nb::list& batches, bool tail) {
     std::vector<Pages> all;
     std::int64_t end = 0;
     for (const nb::handle batch : batches) {
@@ -137,12 +133,37 @@ nb::tuple py_search(const PyBlocks& blocks, const nb::list& batches, const PyQue
         if (tail && !pages.pages.all.values) fail("these pages keep no values");
     }
     if (end != blocks.blocks.tokens) fail("pages do not hold all tokens of the blocks");
+    return all;
+}
+
+nb::tuple py_search(const PyBlocks& blocks, const nb::list& batches, const PyQueries& queries,
+                    int retrieval, double parameter, float scale, float margin, bool exact,
+                    const In<float, 2>& outside, bool tail, bool tight, bool give_up) {
+    queries.check(blocks.blocks);
+    const SearchOptions options = checked_options(queries, retrieval, parameter, scale, margin,
+                                                  outside, tail, tight, give_up);
+    const std::vector<Pages> all = pages_of(blocks, batches, tail);
     SearchResult result;
     {
         const ReleaseGil release;
         result = search(blocks.blocks, all, queries.rows, {options, exact});
     }
     return to_tuple(std::move(result));
+}
+
+nb::capsule py_searcher(const PyBlocks& blocks, const nb::list& batches, int retrieval,
+                        double parameter, float scale, float margin, bool exact, bool tail) {
+    const SearchOptions options =
+        checked_options(retrieval, parameter, scale, margin, tail, false, true);
+    std::vector<nb::object> alive;
+    for (const nb::handle batch : batches) alive.push_back(nb::borrow(batch));
+    return to_searcher(blocks, [=, all = pages_of(blocks, batches, tail)](const QueryRows& queries,
+                                                                          const float* outside) {
+        static_cast<void>(alive);
+        CoarseOptions some{options, exact};
+        some.outside = outside;
+        return search(blocks.blocks, all, queries, some);
+    });
 }
 
 }  // namespace
@@ -159,6 +180,8 @@ void bind(nb::module_& m) {
     m.def("coarse_build", &py_build, "blocks"_a, "pages"_a, "clusters"_a, "iterations"_a, "far"_a,
           "nearest"_a.none() = nb::none());
     m.def("coarse_verify", &py_verify, "blocks"_a, "pages"_a);
+    m.def("coarse_searcher", &py_searcher, "blocks"_a, "pages"_a, "retrieval"_a, "parameter"_a,
+          "scale"_a, "margin"_a, "exact"_a, "tail"_a);
     m.def("coarse_search", &py_search, "blocks"_a, "pages"_a, "queries"_a, "retrieval"_a,
           "parameter"_a, "scale"_a, "margin"_a, "exact"_a, "outside"_a, "tail"_a, "tight"_a,
           "give_up"_a);

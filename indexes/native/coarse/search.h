@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "../rows.h"
 #include "pages.h"
+#include "query_rows.h"
 
 namespace kvdb::indexes::coarse {
 

@@ -40,6 +40,15 @@ nb::tuple py_search(const PyFlat& flat, const PyBlocks& blocks, const PyQueries&
     return nb::make_tuple(to_tuple(std::move(result)), std::move(caps));
 }
 
+nb::capsule py_searcher(const PyFlat& flat, const PyBlocks& blocks, float beta, std::int64_t k,
+                        float scale) {
+    flat.check(blocks);
+    if (!(beta >= 0) || k < 0) fail("beta and k must not be negative");
+    return to_searcher(blocks, [=](const QueryRows& queries, const float*) -> SearchResult {
+        return search(blocks.blocks, flat.codes, queries, {beta, k, true}, scale);
+    });
+}
+
 void py_missed_mass(const PyFlat& flat, const PyBlocks& blocks, const PyQueries& queries,
                     const In<std::int64_t, 1>& offsets, const In<std::int32_t, 1>& ids,
                     const In<float, 1>& caps, float scale, const Out<float, 2>& missed,
@@ -61,6 +70,7 @@ void py_missed_mass(const PyFlat& flat, const PyBlocks& blocks, const PyQueries&
 void bind(nb::module_& m) {
     bind_codes<FlatCodes>(m, "Flat", &read_codes)
         .def("search", &py_search, "blocks"_a, "queries"_a, "beta"_a, "k"_a, "scale"_a, "give_up"_a)
+        .def("searcher", &py_searcher, "blocks"_a, "beta"_a, "k"_a, "scale"_a)
         .def("missed_mass", &py_missed_mass, "blocks"_a, "queries"_a, "offsets"_a, "ids"_a,
              "caps"_a, "scale"_a, "missed"_a, "bound"_a);
 }

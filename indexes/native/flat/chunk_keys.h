@@ -2,8 +2,6 @@
 // code that checks them.
 #pragma once
 
-#include <cmath>
-
 #include "../each_chunk.h"
 #include "../rotate.h"
 #include "flat.h"
@@ -11,12 +9,6 @@
 namespace kvdb::indexes::flat {
 
 inline constexpr int kPiece = 64;  // keys widened at a time
-
-inline double length(const float* x, int n) {
-    double sum = 0;
-    for (int i = 0; i < n; ++i) sum += double{x[i]} * x[i];
-    return std::sqrt(sum);
-}
 
 inline void widen(const Blocks& blocks, int kv_head, std::int64_t begin, std::int64_t count,
                   float* out) {

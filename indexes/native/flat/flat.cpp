@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "../rotate.h"
+#include "../rounded_query.h"
 
 namespace kvdb::indexes::flat {
 
@@ -20,34 +21,15 @@ FlatTile make_tile(const QueryRows& queries, int head_dim, int kv_head, std::int
         const std::int64_t row = std::min(tile * kTile + r, queries.rows() - 1);
         const float* q = queries.q + (kv_head * queries.rows() + row) * head_dim;
         made.queries[r] = q;
-        float x[kHeadDimMax];
-        float largest = 0;
-        double squares = 0;
-        for (int i = 0; i < head_dim; ++i) {
-            x[i] = q[i];
-            squares += double{x[i]} * x[i];
-        }
-        rotate(x, head_dim);
-        for (int i = 0; i < head_dim; ++i) largest = std::max(largest, std::fabs(x[i]));
-        const float step = largest / 127;
-        const float inverse = largest > 1e-30f ? 127 / largest : 0;
-        double left = 0;
-        int sum = 0;
-        std::int8_t rounded[kHeadDimMax];
-        for (int i = 0; i < head_dim; ++i) {
-            const float value = std::nearbyint(x[i] * inverse);
-            rounded[i] = static_cast<std::int8_t>(std::clamp(value, -127.0f, 127.0f));
-            sum += rounded[i];
-            const double a = x[i] - double{step} * rounded[i];
-            left += a * a;
-        }
-        std::copy_n(rounded, head_dim, reinterpret_cast<std::int8_t*>(made.packed[r]));
-        const float norm = static_cast<float>(std::sqrt(squares)) * (1 + kRounding);
-        made.step[r] = step;
-        made.sum[r] = static_cast<float>(sum);
+        float rest[kHeadDimMax];
+        const RoundedQuery query = round_query(q, head_dim, rest);
+        std::copy_n(query.packed, head_dim / 4, made.packed[r]);
+        made.step[r] = query.step;
+        made.sum[r] = query.sum;
+        const float norm = static_cast<float>(length(q, head_dim)) * (1 + kRounding);
         made.norm[r] = norm;
         made.error[r] =
-            static_cast<float>(std::sqrt(left)) * (1 + kRounding) + norm * kRounding / 4;
+            static_cast<float>(length(rest, head_dim)) * (1 + kRounding) + norm * kRounding / 4;
     }
     return made;
 }

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "../rows.h"
 #include "../score/kernels.h"
 #include "kernels.h"
+#include "query_rows.h"
 
 namespace kvdb::indexes::flat {
 

@@ -14,6 +14,7 @@
 #include "../blocks.h"
 #include "../chunks.h"
 #include "isa.h"
+#include "query_rows.h"
 
 namespace kvdb::indexes::flat {
 

@@ -1,8 +1,8 @@
 // The flat index's scan, in one instruction set.
 #pragma once
 
+#include "../nibbles.h"
 #include "kernels.h"
-#include "simd/generic.h"
 
 namespace kvdb::indexes::flat {
 
@@ -10,12 +10,10 @@ template <class Isa>
 struct FlatTable {
     using f32 = typename Isa::f32;
     using i32 = typename Isa::i32;
-    using u32 = typename Isa::u32;
     static constexpr int kVectors = kKeyGroup / Isa::width;  // of 32-bit lanes for a group
     // Of a group: with fewer kept, reading these keys costs less than reading the group's low
     // plane.
     static constexpr int kRefineFrom = 4;
-    static constexpr int kAhead = 4096;  // bytes of codes that are on their way
     static constexpr int kTogether = Isa::registers >= 32 && Isa::width == kKeyGroup ? 2 : 1;
 
     static int at_least(const std::uint16_t* lengths, std::uint16_t length, std::uint64_t* bits) {
@@ -200,31 +198,15 @@ struct FlatTable {
         KVDB_UNROLL
         for (int g = 0; g < count; ++g) sums[g] = {};
         for (int s = 0; s < steps; ++s) {
+            i32 low[kTile], high[kTile];
             KVDB_UNROLL
-            for (int g = 0; g < count; ++g) {
-                __builtin_prefetch(codes + kAhead + (g * steps + s) * kKeyGroup * 4);
+            for (int r = 0; r < kTile; ++r) {
+                low[r] = splat(scan.tile->packed[r][2 * s]);
+                high[r] = splat(scan.tile->packed[r][2 * s + 1]);
             }
             KVDB_UNROLL
-            for (int v = 0; v < kVectors; ++v) {
-                u32 first[count], second[count];
-                KVDB_UNROLL
-                for (int g = 0; g < count; ++g) {
-                    const u32 both = Isa::template load<u32>(codes + g * bytes +
-                                                             (s * kVectors + v) * Isa::width * 4);
-                    first[g] = both & 0x0f0f0f0f;
-                    second[g] = both >> 4 & 0x0f0f0f0f;
-                }
-                KVDB_UNROLL
-                for (int r = 0; r < kTile; ++r) {
-                    const std::int32_t* q = scan.tile->packed[r] + 2 * s;
-                    const i32 q0 = splat(q[0]), q1 = splat(q[1]);
-                    KVDB_UNROLL
-                    for (int g = 0; g < count; ++g) {
-                        i32& sum = sums[g].of[r][v];
-                        sum = Isa::dot_nibbles(first[g], q0, sum);
-                        sum = Isa::dot_nibbles(second[g], q1, sum);
-                    }
-                }
+            for (int g = 0; g < count; ++g) {
+                dot_codes<Isa>(codes + g * bytes + s * kKeyGroup * 4, low, high, sums[g].of);
             }
         }
     }

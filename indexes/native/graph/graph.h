@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "../blocks.h"
-#include "../rows.h"
 #include "kernels.h"
+#include "query_rows.h"
 
 namespace kvdb::indexes::graph {
 

@@ -35,13 +35,27 @@ nb::tuple py_search(const PyCodes<Codes>& codes, const PyBlocks& blocks, const P
     return to_tuple(std::move(result));
 }
 
+nb::capsule py_searcher(const PyCodes<Codes>& codes, const PyBlocks& blocks, int retrieval,
+                        double parameter, float scale, float margin, bool tail) {
+    codes.check(blocks);
+    const SearchOptions options =
+        checked_options(retrieval, parameter, scale, margin, tail, false, true);
+    return to_searcher(blocks, [=](const QueryRows& queries, const float* outside) {
+        SearchOptions all = options;
+        all.outside = outside;
+        return search(blocks.blocks, codes.codes, queries, all);
+    });
+}
+
 }  // namespace
 
 void bind(nb::module_& m) {
     m.attr("QUANTIZED_RUNS") = kRuns;
     bind_codes<Codes>(m, "Quantized", &read_codes)
         .def("search", &py_search, "blocks"_a, "queries"_a, "retrieval"_a, "parameter"_a, "scale"_a,
-             "margin"_a, "outside"_a, "tail"_a, "tight"_a, "give_up"_a);
+             "margin"_a, "outside"_a, "tail"_a, "tight"_a, "give_up"_a)
+        .def("searcher", &py_searcher, "blocks"_a, "retrieval"_a, "parameter"_a, "scale"_a,
+             "margin"_a, "tail"_a);
 }
 
 }  // namespace kvdb::indexes::quantized

@@ -19,10 +19,8 @@ constexpr float kLargest = 1e15f;  // in a run with larger numbers nothing is co
 // More than what float32 loses while a row is centred, rotated and measured, of its length.
 constexpr float kRounding = 1e-5f;
 
-float length(const float* x, int n) {
-    double sum = 0;
-    for (int i = 0; i < n; ++i) sum += double{x[i]} * x[i];
-    return static_cast<float>(std::sqrt(sum));
+float norm(const float* x, int n) {
+    return static_cast<float>(length(x, n));
 }
 
 float largest(const float* x, std::int64_t n) {
@@ -110,7 +108,7 @@ class ChunkEncoder {
             !(largest(values_.data() + at, numbers) <= kLargest)) {
             error = std::numeric_limits<float>::infinity();
             for (std::int64_t t = first; t < end; ++t) {
-                reach = std::max(reach, length(keys_.data() + t * d_, d_) * (1 + kRounding));
+                reach = std::max(reach, norm(keys_.data() + t * d_, d_) * (1 + kRounding));
             }
             return;
         }
@@ -118,13 +116,13 @@ class ChunkEncoder {
         for (std::int64_t t = first; t < end; ++t) {
             const int slot = static_cast<int>(t);
             float* key = keys_.data() + t * d_;
-            const float raw = length(key, d_);
+            const float raw = norm(key, d_);
             for (int i = 0; i < d_; ++i) key[i] -= chunk.centres[i];
             rotate(key, d_);
             chunk.scales[slot] = encode_row(key, d_, codes, reach);
             store_key(chunk, slot, codes);
-            const float rounding = kRounding * (raw + length(chunk.centres, d_)) + FLT_MIN;
-            error = std::max(error, length(key, d_) * (1 + kRounding) + rounding);
+            const float rounding = kRounding * (raw + norm(chunk.centres, d_)) + FLT_MIN;
+            error = std::max(error, norm(key, d_) * (1 + kRounding) + rounding);
             float* value = values_.data() + t * d_;
             for (int i = 0; i < d_; ++i) value[i] -= chunk.centres[d_ + i];
             rotate(value, d_);

@@ -11,6 +11,7 @@
 
 #include "../blocks.h"
 #include "../chunks.h"
+#include "../rounded_query.h"
 #include "isa.h"
 
 namespace kvdb::indexes::quantized {
@@ -53,24 +54,18 @@ struct Codes {
     }
 };
 
-// A query, rotated and rounded to 8 bits.
-struct ByteQuery {
-    std::int32_t packed[kHeadDimMax / 4];  // four dimensions each
-    float step;                            // rounded to the query
-    float sum;                             // of the rounded query
-};
-
 // Scores of the first runs of a chunk. base: q.centre.
 struct ScanItem {
     Codes codes;
     int runs, rows;
-    const ByteQuery* query[kRowsMax];
+    const RoundedQuery* query[kRowsMax];
     float base[kRowsMax];
-    float* scores[kRowsMax];  // [runs * kRun]
+    float* scores[kRowsMax];   // [runs * kRun]
+    float* largest[kRowsMax];  // of each stratum of the chunk, [kStrata]
 };
 
 // Sums of 2^(factor * (score - reference)) over the first runs of a chunk, and of the values with
-// these weights, rotated and less their centre. No score lies above the reference.
+// these weights, rotated and less their centre. The reference is near the largest score.
 struct SumItem {
     Codes codes;
     int runs, rows;
@@ -85,6 +80,11 @@ struct QuantizedKernels {
     void (*scan)(const ScanItem&);
     void (*largest)(const float* scores, float* out);  // of each stratum of a chunk, [kStrata]
     void (*sum)(SumItem&);
+    // Of a multiple of kGroup values the largest; and how many are at least this, and which.
+    float (*most)(const float* values, std::int64_t count);
+    std::int64_t (*count)(const float* values, std::int64_t count, float least);
+    std::int64_t (*collect)(const float* values, std::int64_t count, float least,
+                            std::int32_t* out);
 };
 
 KVDB_DECLARE_PER_ISA(QuantizedKernels, quantized);

@@ -14,6 +14,7 @@ namespace {
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr double kLog2E = 1.4426950408889634;
 constexpr double kLn2 = 0.6931471805599453;
+constexpr float kFaint = 1e-18f;  // float32 holds what is as much smaller yet
 
 }  // namespace
 
@@ -33,8 +34,9 @@ void Rest::run() {
     ThreadPool& pool = ThreadPool::instance();
     const auto items = static_cast<std::int64_t>(tile_.heads.size()) * tile_.chunks;
     const int threads = items * tile_.each < 16 ? 1 : pool.threads();
-    pool.run(items, threads,
-             [&](std::int64_t i, int) { sum_chunk(i / tile_.chunks, i % tile_.chunks); });
+    const auto heads =
+        static_cast<std::int64_t>(tile_.heads.size());  // chunk by chunk, as they lie
+    pool.run(items, threads, [&](std::int64_t i, int) { sum_chunk(i % heads, i / heads); });
 }
 
 void Rest::sum_chunk(std::int64_t head, std::int64_t chunk) {
@@ -51,30 +53,45 @@ void Rest::sum_chunk(std::int64_t head, std::int64_t chunk) {
                      {},
                      {},
                      {}};
-        float strata[kStrata];
-        bool any[kRowsMax];
         for (int r = 0; r < item.rows; ++r) {
+            const float* largest = tile_.largest(head, first + r) + chunk * kStrata;
+            const float most = *std::max_element(largest, largest + kStrata);
+            item.reference[r] = most > kNone ? most : 0;
             item.scores[r] = tile_.scores(head, first + r) + chunk * kChunk;
-            quantized_kernels().largest(item.scores[r], strata);
-            const float most = *std::max_element(strata, strata + kStrata);
-            any[r] = most > kNone;
-            item.reference[r] = any[r] ? most : 0;
             item.values[r] = tile_.options.tail ? values(head, first + r, chunk) : nullptr;
         }
         quantized_kernels().sum(item);
         for (int r = 0; r < item.rows; ++r) {
+            // What is left may lie far below what was estimated, or above it where it was read.
+            const bool near = item.mass[r] > kFaint && item.mass[r] < 1 / kFaint;
+            const bool any = near || sum_again(item, r);
             Part& part = parts_[at(head, first + r) + chunk];
             part.exponent = factor_ * item.reference[r];
             part.mass = part.coded = item.mass[r] >= 0 ? item.mass[r] : INFINITY;
             const float* slack = tile_.slack(head, first + r) + chunk * kRuns;
             const double most = *std::max_element(slack, slack + runs);
             // What underflows is less than 2^-126 for each token.
-            if (any[r]) part.bound = (part.mass * 1.00001 + 1e-34) * std::exp2(factor_ * most);
+            if (any) part.bound = (part.mass * 1.00001 + 1e-34) * std::exp2(factor_ * most);
         }
     }
     for (int run = 0; run < runs && tile_.options.tail; ++run) {
         if (tile_.is_raw(chunk, tile_.heads[head], run)) add_raw_values(head, chunk, run);
     }
+}
+
+// Sums up one row of an item anew, relative to the largest score that is left. Returns whether
+// there is any.
+bool Rest::sum_again(SumItem& item, int r) const {
+    float strata[kStrata];
+    quantized_kernels().largest(item.scores[r], strata);
+    const float most = *std::max_element(strata, strata + kStrata);
+    item.reference[r] = most > kNone ? most : 0;
+    if (item.values[r]) std::fill_n(item.values[r], dims_, 0.0f);
+    SumItem one{item.codes,       item.runs,        1, item.factor, {item.reference[r]},
+                {item.scores[r]}, {item.values[r]}, {}};
+    quantized_kernels().sum(one);
+    item.mass[r] = one.mass[0];
+    return most > kNone;
 }
 
 // Values of a run that has no codes, as they were stored.
@@ -126,7 +143,7 @@ void Rest::tail(std::int64_t head, int r, float* out) const {
     const int d = tile_.codes.head_dim;
     const double most = largest_exponent(head, r);
     double total = 0;
-    std::vector<double> rotated(d), stored(d);
+    double rotated[kHeadDimMax] = {}, stored[kHeadDimMax] = {};
     for (std::int64_t chunk = 0; chunk < tile_.chunks; ++chunk) {
         const Part& part = parts_[at(head, r) + chunk];
         if (!(part.mass > 0)) continue;

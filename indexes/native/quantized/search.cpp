@@ -62,14 +62,16 @@ void finish(Tile& tile, SearchResult& out) {
     Rest rest(tile);
     rest.run();
     const int d = tile.codes.head_dim;
-    for (std::int64_t i = 0; i < static_cast<std::int64_t>(tile.rows.size()); ++i) {
+    const auto rows = static_cast<std::int64_t>(tile.rows.size());
+    ThreadPool& pool = ThreadPool::instance();
+    pool.run(rows, tile.chunks * rows < 64 ? 1 : pool.threads(), [&](std::int64_t i, int) {
         const Row& row = tile.rows[i];
         const std::int64_t head = i / tile.each;
         const int r = static_cast<int>(i % tile.each);
         out.set_missed(row.number, rest.missed(head, r), rest.bound(head, r));
         out.dense[row.number] = row.dense;
         if (tile.options.tail) rest.tail(head, r, out.tail.data() + row.number * d);
-    }
+    });
 }
 
 }  // namespace

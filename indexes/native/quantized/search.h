@@ -1,8 +1,8 @@
 // Searches of the quantized index.
 #pragma once
 
-#include "../rows.h"
 #include "kernels.h"
+#include "query_rows.h"
 
 namespace kvdb::indexes::quantized {
 

@@ -21,14 +21,12 @@ float kth(std::vector<float>& values, std::size_t k) {
 }
 
 std::int64_t count_at_least(const float* values, std::int64_t count, float least) {
-    std::int32_t found = 0;
-    for (std::int64_t i = 0; i < count; ++i) found += values[i] >= least;
-    return found;
+    return quantized_kernels().count(values, count, least);
 }
 
 // A value that k of the values reach, and few more.
 float near_kth(const float* values, std::int64_t count, std::int64_t k) {
-    float high = *std::max_element(values, values + count), low = high;
+    float high = quantized_kernels().most(values, count), low = high;
     for (float step = 1; count_at_least(values, count, low) < k; step *= 2) {
         if (!(step < 1e38f)) return kLeast;
         low = high - step;
@@ -67,27 +65,48 @@ std::vector<std::int32_t> Select::candidates() const {
     if (tile_.options.retrieval == SearchOptions::Retrieval::top_k) threshold = rank_threshold();
     if (tile_.options.retrieval == SearchOptions::Retrieval::top_p) threshold = share_threshold();
     std::vector<std::int32_t> tokens;
+    if (tile_.options.margin <= 0) {
+        add_all(std::max(threshold, kLeast), tokens);
+        keep_best(tokens);
+        return tokens;
+    }
     for (std::int64_t block = 0; block < tile_.chunks * kChunk / kBlock; ++block) {
         const float least = std::max(threshold - block_reach(block), kLeast);
         for (std::int64_t s = block * kGroup; s < (block + 1) * kGroup; ++s) {
             if (largest_[s] >= least) add_of_stratum(s, threshold, tokens);
         }
     }
-    keep_best(tokens);
     std::sort(tokens.begin(), tokens.end());
     return tokens;
 }
 
-// Of the k largest, where no margin is given, no more than k by the scores that codes give.
+// The tokens that reach a score.
+void Select::add_all(float least, std::vector<std::int32_t>& tokens) const {
+    std::int32_t found[kChunk];
+    for (std::int64_t chunk = 0; chunk < tile_.chunks; ++chunk) {
+        const std::int64_t begin = chunk * kChunk;
+        const std::int64_t count =
+            quantized_kernels().collect(scores_ + begin, kChunk, least, found);
+        for (std::int64_t i = 0; i < count; ++i) {
+            tokens.push_back(static_cast<std::int32_t>(begin) + found[i]);
+        }
+    }
+}
+
+// Of the k largest no more than k by the scores that codes give, the first of equal ones.
 void Select::keep_best(std::vector<std::int32_t>& tokens) const {
     const auto k = static_cast<std::size_t>(tile_.options.parameter);
     const bool ranked = tile_.options.retrieval == SearchOptions::Retrieval::top_k;
-    if (!ranked || tile_.options.margin > 0 || tile_.exact || tokens.size() <= k) return;
-    const auto better = [&](std::int32_t a, std::int32_t b) {
-        return scores_[a] > scores_[b] || (scores_[a] == scores_[b] && a < b);
-    };
-    std::nth_element(tokens.begin(), tokens.begin() + std::int64_t(k), tokens.end(), better);
-    tokens.resize(k);
+    if (!ranked || tile_.exact || tokens.size() <= k) return;
+    std::vector<float> values(tokens.size());
+    for (std::size_t i = 0; i < tokens.size(); ++i) values[i] = scores_[tokens[i]];
+    const float least = kth(values, k);
+    std::size_t equal = k;
+    for (const std::int32_t token : tokens) equal -= scores_[token] > least;
+    std::erase_if(tokens, [&](std::int32_t token) {
+        if (scores_[token] == least && equal > 0) return --equal, false;
+        return !(scores_[token] > least);
+    });
 }
 
 // The tokens of a stratum that may reach the threshold.

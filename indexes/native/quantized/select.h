@@ -24,6 +24,7 @@ class Select {
     }
     float block_reach(std::int64_t block) const;
     void keep_best(std::vector<std::int32_t>& tokens) const;
+    void add_all(float least, std::vector<std::int32_t>& tokens) const;
     void add_of_stratum(std::int64_t s, float threshold, std::vector<std::int32_t>& tokens) const;
     float within_threshold() const;
     float rank_threshold() const;

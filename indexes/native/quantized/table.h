@@ -1,8 +1,8 @@
 // Reading codes of keys and values, in one instruction set.
 #pragma once
 
+#include "../nibbles.h"
 #include "kernels.h"
-#include "simd/generic.h"
 
 namespace kvdb::indexes::quantized {
 
@@ -10,12 +10,10 @@ template <class Isa>
 struct QuantizedTable {
     using f32 = typename Isa::f32;
     using i32 = typename Isa::i32;
-    using u32 = typename Isa::u32;
     using i8 = typename simd::Vector<std::int8_t, Isa::width>::type;
     static constexpr int kVectors = kGroup / Isa::width;            // of strata
     static constexpr int kRunVectors = kRun / Isa::width;           // of a run's tokens
     static constexpr int kTogether = Isa::registers >= 32 ? 4 : 2;  // of these
-    static constexpr int kAhead = 4096;  // bytes of codes that are on their way
     static constexpr int kSlice = Isa::registers >= 32 ? 4 : 2;  // vectors of dimensions at a time
 
     // Scores of kTogether vectors of a run's tokens, from `part` on.
@@ -32,17 +30,7 @@ struct QuantizedTable {
                 first[r] = i32{} + item.query[r]->packed[i];
                 second[r] = i32{} + item.query[r]->packed[i + 1];
             }
-            KVDB_UNROLL
-            for (int v = 0; v < kTogether; ++v) {
-                __builtin_prefetch(at + v * Isa::width * 4 + kAhead);
-                const u32 both = Isa::template load<u32>(at + v * Isa::width * 4);
-                const u32 low = both & 0x0f0f0f0fu, high = (both >> 4) & 0x0f0f0f0fu;
-                KVDB_UNROLL
-                for (int r = 0; r < rows; ++r) {
-                    const i32 next = Isa::dot_nibbles(low, first[r], sums[r][v]);
-                    sums[r][v] = Isa::dot_nibbles(high, second[r], next);
-                }
-            }
+            dot_codes<Isa>(at, first, second, sums);
         }
         KVDB_UNROLL
         for (int v = 0; v < kTogether; ++v) {
@@ -50,11 +38,14 @@ struct QuantizedTable {
             const f32 scale = Isa::widen(reinterpret_cast<const BFloat16*>(item.codes.scales) + t);
             KVDB_UNROLL
             for (int r = 0; r < rows; ++r) {
-                const ByteQuery& query = *item.query[r];
+                const RoundedQuery& query = *item.query[r];
                 const f32 middle = Isa::splat(kCodeMiddle * query.sum);
                 const f32 dot = __builtin_convertvector(sums[r][v], f32) - middle;
-                Isa::store(item.scores[r] + t,
-                           Isa::fma(dot * Isa::splat(query.step), scale, Isa::splat(item.base[r])));
+                const f32 score =
+                    Isa::fma(dot * Isa::splat(query.step), scale, Isa::splat(item.base[r]));
+                Isa::store(item.scores[r] + t, score);
+                float* most = item.largest[r] + t / kBlock * kGroup + t % kGroup;
+                Isa::store(most, Isa::max(Isa::widen(most), score));
             }
         }
     }
@@ -89,6 +80,36 @@ struct QuantizedTable {
                 Isa::store(out + v * Isa::width, most);
             }
         }
+    }
+
+    static float most(const float* values, std::int64_t count) {
+        f32 most = Isa::splat(-__builtin_inff());
+        for (std::int64_t i = 0; i < count; i += Isa::width) {
+            most = Isa::max(most, Isa::widen(values + i));
+        }
+        return simd::max_of_group<Isa, Isa::width>(most)[0];
+    }
+
+    static std::int64_t count(const float* values, std::int64_t count, float least) {
+        i32 found{};
+        for (std::int64_t i = 0; i < count; i += Isa::width) {
+            found -= Isa::widen(values + i) >= Isa::splat(least);
+        }
+        std::int64_t sum = 0;
+        for (int lane = 0; lane < Isa::width; ++lane) sum += found[lane];
+        return sum;
+    }
+
+    static std::int64_t collect(const float* values, std::int64_t count, float least,
+                                std::int32_t* out) {
+        std::int64_t found = 0;
+        for (std::int64_t i = 0; i < count; i += Isa::width) {
+            const i32 below = Isa::widen(values + i) < Isa::splat(least);
+            for (std::uint32_t bits = Isa::clear_lanes(below); bits; bits &= bits - 1) {
+                out[found++] = static_cast<std::int32_t>(i + __builtin_ctz(bits));
+            }
+        }
+        return found;
     }
 
     // The weights of a run as bytes, token after token. Returns what one stands for, and in `sum`
@@ -147,17 +168,7 @@ struct QuantizedTable {
                 __builtin_memcpy(&four, bytes[r] + u + 4, 4);
                 last_four[r] = i32{} + four;
             }
-            KVDB_UNROLL
-            for (int v = 0; v < vectors; ++v) {
-                __builtin_prefetch(at + v * Isa::width * 4 + kAhead);
-                const u32 both = Isa::template load<u32>(at + v * Isa::width * 4);
-                const u32 low = both & 0x0f0f0f0fu, high = (both >> 4) & 0x0f0f0f0fu;
-                KVDB_UNROLL
-                for (int r = 0; r < rows; ++r) {
-                    const i32 next = Isa::dot_nibbles(low, first_four[r], sums[r][v]);
-                    sums[r][v] = Isa::dot_nibbles(high, last_four[r], next);
-                }
-            }
+            dot_codes<Isa>(at, first_four, last_four, sums);
         }
         KVDB_UNROLL
         for (int r = 0; r < rows; ++r) {
@@ -208,7 +219,7 @@ struct QuantizedTable {
         }
     }
 
-    static constexpr QuantizedKernels kernels{scan, largest, sum};
+    static constexpr QuantizedKernels kernels{scan, largest, sum, most, count, collect};
 };
 
 }  // namespace kvdb::indexes::quantized

@@ -14,33 +14,28 @@ namespace {
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 // What float32 sums may be wrong by, relative to the lengths of query and key.
 constexpr float kRounding = 1e-5f;
+constexpr int kFirstBytes =
+    4096;  // of a chunk's codes, which are fetched while bounds are computed
 
-float length(const float* x, int n) {
-    double sum = 0;
-    for (int i = 0; i < n; ++i) sum += double{x[i]} * x[i];
-    return static_cast<float>(std::sqrt(sum) * 1.000001);
+// n: a multiple of 8.
+double dot(const float* x, const float* y, int n) {
+    double sums[8] = {};
+    for (int i = 0; i < n; i += 8) {
+        for (int lane = 0; lane < 8; ++lane) sums[lane] += double{x[i + lane]} * y[i + lane];
+    }
+    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
+           ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+// The length of a vector, rounded up.
+float norm_up(const float* x, int n) {
+    return static_cast<float>(std::sqrt(dot(x, x, n)) * 1.000001);
 }
 
 Row make_row(const float* q, int d, std::int64_t number, std::int64_t i) {
-    Row row{number, i, q, length(q, d), 0, {}, {}, {}};
-    float x[kHeadDimMax];
-    std::copy_n(q, d, x);
-    rotate(x, d);
-    float most = 0;
-    for (int j = 0; j < d; ++j) most = std::max(most, std::fabs(x[j]));
-    row.query.step = most / 127;
-    const float inverse = row.query.step > 0 ? 1 / row.query.step : 0;
-    std::int8_t bytes[kHeadDimMax];
-    row.query.sum = 0;
-    for (int j = 0; j < d; ++j) {
-        float code = std::nearbyintf(x[j] * inverse);
-        code = code == code ? std::clamp(code, -127.0f, 127.0f) : 0;
-        bytes[j] = static_cast<std::int8_t>(code);
-        row.query.sum += code;
-        x[j] -= code * row.query.step;
-    }
-    std::copy_n(bytes, d, reinterpret_cast<std::int8_t*>(row.query.packed));
-    row.error = length(x, d) + kRounding * row.norm;
+    float rest[kHeadDimMax];
+    Row row{number, i, q, norm_up(q, d), 0, round_query(q, d, rest), {}, {}};
+    row.error = norm_up(rest, d) + kRounding * row.norm;
     return row;
 }
 
@@ -81,53 +76,61 @@ void Tile::scan() {
     ThreadPool& pool = ThreadPool::instance();
     const auto items = static_cast<std::int64_t>(heads.size()) * chunks;
     const int threads = items * each < 16 ? 1 : pool.threads();
-    pool.run(items, threads, [&](std::int64_t i, int) { scan_chunk(i / chunks, i % chunks); });
+    const auto count = static_cast<std::int64_t>(heads.size());  // chunk by chunk, as they lie
+    pool.run(items, threads, [&](std::int64_t i, int) { scan_chunk(i % count, i / count); });
 }
 
 void Tile::scan_chunk(std::int64_t head, std::int64_t chunk) {
     const Codes at = codes.at(chunk, heads[head]);
+    for (int i = 0; i < kFirstBytes && !exact; i += 64) __builtin_prefetch(at.keys + i);
     const int d = codes.head_dim;
     const std::int64_t tokens = std::min<std::int64_t>(kChunk, blocks.tokens - chunk * kChunk);
-    const float centre = length(at.centres, d);
+    const float centre = norm_up(at.centres, d);
     for (int first = 0; first < each; first += kRowsMax) {
         ScanItem item{at,
                       static_cast<int>((tokens + kRun - 1) / kRun),
                       std::min(kRowsMax, each - first),
                       {},
                       {},
+                      {},
                       {}};
         for (int r = 0; r < item.rows; ++r) {
             const Row& row = this->row(head, first + r);
-            double base = 0;
-            for (int j = 0; j < d; ++j) base += double{row.q[j]} * at.centres[j];
             item.query[r] = &row.query;
-            item.base[r] = static_cast<float>(base);
+            item.base[r] = static_cast<float>(dot(row.q, at.centres, d));
             item.scores[r] = scores(head, first + r) + chunk * kChunk;
-            float* slack = slack_ + this->at(head, first + r) * kRuns + chunk * kRuns;
-            for (int run = 0; run < kRuns; ++run) {
-                slack[run] = bound(row, at, run, centre);
-            }
+            item.largest[r] = largest_ + (this->at(head, first + r) + chunk) * kStrata;
+            std::fill_n(item.largest[r], kStrata, kNone);
+            bound(row, at, centre, slack_ + (this->at(head, first + r) + chunk) * kRuns);
         }
         if (!exact) quantized_kernels().scan(item);
     }
+    bool changed = exact || tokens < kChunk;
     for (int run = 0; run * kRun < tokens; ++run) {
-        if (exact || is_raw(chunk, heads[head], run)) score_run(head, chunk, run);
+        if (!exact && !is_raw(chunk, heads[head], run)) continue;
+        score_run(head, chunk, run);
+        changed = true;
     }
     for (int r = 0; r < each; ++r) {
         float* scores = this->scores(head, r) + chunk * kChunk;
         std::fill(scores + tokens, scores + kChunk, kNone);
-        hide(row(head, r), chunk, scores);
-        quantized_kernels().largest(scores, largest_ + (this->at(head, r) + chunk) * kStrata);
+        if (hide(row(head, r), chunk, scores) || changed) {
+            quantized_kernels().largest(scores, largest_ + (this->at(head, r) + chunk) * kStrata);
+        }
     }
 }
 
-// How far a score of a run may be from the truth.
-float Tile::bound(const Row& row, const Codes& chunk, int run, float centre) const {
-    const float error = chunk.bounds[run], reach = chunk.bounds[kRuns + run];
-    const bool raw = std::isinf(error);
-    float slack = kRounding * row.norm * (reach + (raw ? 0 : centre + error));
-    if (!exact && !raw) slack += row.norm * error + row.error * reach;
-    return slack == slack ? slack : std::numeric_limits<float>::infinity();
+// How far the scores of each run may be from the truth.
+void Tile::bound(const Row& row, const Codes& chunk, float centre, float* slack) const {
+    const float *errors = chunk.bounds, *reaches = chunk.bounds + kRuns;
+    const float estimated = exact ? 0.0f : 1.0f;
+    for (int run = 0; run < kRuns; ++run) {
+        const bool raw = std::isinf(errors[run]);
+        const float error = raw ? 0 : errors[run], reach = reaches[run];
+        const float coded = raw ? 0 : estimated * (row.norm * error + row.error * reach);
+        const float sum = coded + kRounding * row.norm * (reach + (raw ? 0 : centre + error));
+        slack[run] = sum == sum ? sum : std::numeric_limits<float>::infinity();
+    }
 }
 
 void Tile::score_run(std::int64_t head, std::int64_t chunk, int run) {
@@ -151,16 +154,17 @@ void Tile::score(std::int64_t head, int r, int count, const std::vector<std::int
          static_cast<std::int64_t>(tokens.size()), out, stride});
 }
 
-void Tile::hide(const Row& row, std::int64_t chunk, float* scores) const {
+bool Tile::hide(const Row& row, std::int64_t chunk, float* scores) const {
     const std::int64_t first = chunk * kChunk;
     const std::int64_t begin = std::clamp<std::int64_t>(queries.begin[row.i] - first, 0, kChunk);
     const std::int64_t end = std::clamp<std::int64_t>(queries.end[row.i] - first, begin, kChunk);
     std::fill(scores, scores + begin, kNone);
     std::fill(scores + end, scores + kChunk, kNone);
-    if (!queries.hidden) return;
+    if (!queries.hidden) return begin > 0 || end < kChunk;
     for (std::int64_t t = begin; t < end; ++t) {
         if (queries.is_hidden(first + t)) scores[t] = kNone;
     }
+    return true;
 }
 
 std::int64_t Tile::visible(std::int64_t i) const {

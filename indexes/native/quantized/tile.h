@@ -13,7 +13,7 @@ struct Row {
     const float* q;
     float norm;   // of the query, rounded up
     float error;  // of what rounding took from it, rounded up
-    ByteQuery query;
+    RoundedQuery query;
     // Of the result.
     std::vector<std::int32_t> ids;
     std::vector<float> scores;
@@ -74,9 +74,10 @@ class Tile {
   private:
     std::int64_t at(std::int64_t head, int r) const { return (head * each + r) * chunks; }
     void scan_chunk(std::int64_t head, std::int64_t chunk);
-    float bound(const Row& row, const Codes& chunk, int run, float centre) const;
+    void bound(const Row& row, const Codes& chunk, float centre, float* slack) const;
     void score_run(std::int64_t head, std::int64_t chunk, int run);
-    void hide(const Row& row, std::int64_t chunk, float* scores) const;
+    // Returns whether any token was taken out.
+    bool hide(const Row& row, std::int64_t chunk, float* scores) const;
 
     float *scores_, *largest_, *slack_;
 };

@@ -6,17 +6,15 @@ from copy import copy
 import numpy as np
 import pytest
 
-import indexes.registry as registry
 import kvdb
 from kvdb.client.client import Client
-from kvdb.config import Config, IndexConfig, OptimizerConfig, ServerConfig, StorageConfig, WindowConfig
-from kvdb.database import Database
+from kvdb.config import ServerConfig
 from kvdb.server.serve import Server
+from tests.database import BLOCK, RECENT, SINK, database, small_config
 from tests.kvdb.blend.oracle import ROPES, Oracle, Text
 from tests.reference import relative_error
-from tests.scan import Scan
 
-BLOCK, SINK, RECENT, ALPHA = 16, 8, 16, 0.012
+ALPHA = 0.012
 SIZES = {"a": (400, 0), "b": (330, 77), "c": (50, 0)}
 PARTS = [[7000] * 9, "b", "c", "a", [7001], kvdb.PromptPart("b", visible=200), "a"]
 VIEWS = [(9, "b", 330), (339, "c", 50), (389, "a", 400), (790, "b", 200), (990, "a", 400)]
@@ -35,21 +33,8 @@ def spec(request, spec):
 @pytest.fixture
 def engine():
     """A database in which everything is small."""
-    config = Config(
-        storage=StorageConfig(block_size=BLOCK, arena_bytes=1 << 20),
-        optimizer=OptimizerConfig(short_context_tokens=64, rules_off=("short_context",)),
-        window=WindowConfig(SINK, RECENT),
-        indexes=IndexConfig(on_demand="", automatic=False, segment_tokens_min=64, tail_tokens=0),
-    )
-    database = Database(config)
-    yield database
-    database.check_integrity()
-    database.close()
-
-
-@pytest.fixture
-def stand_in(monkeypatch):
-    monkeypatch.setattr(registry, "KINDS", {**registry.KINDS, "flat": Scan})
+    with database(config=small_config(automatic=False, tail_tokens=0)) as opened:
+        yield opened
 
 
 def searched():
@@ -124,7 +109,7 @@ class Laid:
 
 
 @pytest.fixture
-def laid(engine, spec, stand_in):
+def laid(engine, spec, scan_for_flat):
     laid = Laid(Client(engine), spec, "flat")
     yield laid
     laid.session.close()

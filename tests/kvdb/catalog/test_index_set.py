@@ -1,10 +1,9 @@
 """The set of indexes over one segment, read while others write."""
 
-import sys
-import threading
+from itertools import count
 
 from kvdb.catalog.index_set import IndexSet, Progress
-from tests.waiting import SECONDS_MAX
+from tests.racing import race
 
 
 def test_progress_is_reported_replaced_and_withdrawn():
@@ -24,34 +23,15 @@ def test_progress_is_reported_replaced_and_withdrawn():
 
 
 def test_progress_is_read_and_cleared_while_others_report():
-    indexes, wrong, end = IndexSet(), [], threading.Event()
+    indexes, numbers = IndexSet(), count()
 
-    def report(name):
-        number = 0
-        while not end.is_set():
-            number += 1
-            indexes.report(f"{name}{number % 50}", Progress("failed") if number % 3 else None)
+    def report():
+        number = next(numbers)
+        indexes.report(str(number % 100), Progress("failed") if number % 3 else None)
 
     def read():
-        try:
-            while not end.is_set():
-                for kind in indexes.progress:
-                    assert kind
-                indexes.in_progress()
-        except RuntimeError as error:
-            wrong.append(error)
+        for kind in indexes.progress:
+            assert kind
+        indexes.in_progress()
 
-    threads = [threading.Thread(target=report, args=(name,)) for name in "ab"] + [threading.Thread(target=read)]
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for _ in range(2000):
-            indexes.clear()
-    finally:
-        end.set()
-        sys.setswitchinterval(before)
-        for thread in threads:
-            thread.join(SECONDS_MAX)
-    assert not wrong
+    race(report, report, read, indexes.clear)

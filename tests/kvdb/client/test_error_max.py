@@ -8,23 +8,17 @@ from hypothesis import strategies as st
 import kvdb
 from kvdb.config import ERROR_MAX, Config, OptimizerConfig
 from kvdb.errors import ConfigError, InvalidArgument
-from tests.kvdb.witness import Witness, database
+from tests.database import database
 
 Q, K = np.ones((4, 1, 16), np.float32), np.ones((2, 1, 16), np.float32)
 ERRORS = st.none() | st.floats(0, 1)
 
 
 @pytest.fixture
-def witness():
-    return Witness()
-
-
-@pytest.fixture
 def engine(witness):
-    opened = database(witness)
-    yield opened
-    opened.check_integrity()
-    opened.close()
+    """A database that asks the witness first."""
+    with database([witness]) as opened:
+        yield opened
 
 
 def seen(witness):

@@ -5,7 +5,7 @@ import pytest
 
 import kvdb
 from kvdb.errors import InvalidArgument
-from tests.kvdb.witness import Witness, database
+from tests.database import database
 
 FIELDS = {
     "retrieval": kvdb.Dipr(0.5),
@@ -21,16 +21,10 @@ WAYS = {
 
 
 @pytest.fixture
-def witness():
-    return Witness()
-
-
-@pytest.fixture
 def engine(witness):
-    opened = database(witness)
-    yield opened
-    opened.check_integrity()
-    opened.close()
+    """A database that asks the witness first."""
+    with database([witness]) as opened:
+        yield opened
 
 
 def ones(*shape):

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-import indexes.registry as registry
 import kvdb
 from kvdb.__main__ import main
 from kvdb.commands.explain import table
@@ -16,15 +15,13 @@ from query_optimizer.plan import Plan
 from query_optimizer.rules import base_rules
 from tests.query_optimizer.made import facts, part, tail
 from tests.query_optimizer.test_golden import MIXTURES, analyzed
-from tests.scan import Scan
 
 NAME, N = "handbook", 1200
 
 
 @pytest.fixture
-def command(spec, make_kv, capsys, monkeypatch):
+def command(scan_for_flat, spec, make_kv, capsys):
     """`command(*arguments)` explains a context of 1,200 tokens, of which queries were kept: its status, and what it said."""
-    monkeypatch.setattr(registry, "KINDS", {**registry.KINDS, "flat": Scan})
     config = Config(
         storage=StorageConfig(arena_bytes=1 << 20),
         indexes=IndexConfig(segment_tokens_min=100),

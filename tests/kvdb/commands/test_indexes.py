@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-import indexes.registry as registry
 import kvdb
 import kvdb.commands.indexes as commands
 from indexes.base import IndexCorrupt
@@ -14,12 +13,9 @@ from kvdb.database import Database
 from kvdb.server.serve import Server
 from tests.scan import Scan
 
+pytestmark = pytest.mark.usefixtures("scan_for_flat")
+
 NAME = "handbook"
-
-
-@pytest.fixture(autouse=True)
-def _stand_in(monkeypatch):
-    monkeypatch.setattr(registry, "KINDS", {**registry.KINDS, "flat": Scan})
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Indexes that are built in the background: what comes first, what is said of it, and how it ends."""
 
 import logging
-import sys
 import threading
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from kvdb.indexing.build_costs import BuildCosts
 from kvdb.indexing.builder import IndexBuilder
 from kvdb.server.serve import Server
 from kvdb.storage.loader import Loader
+from tests.racing import switching
 from tests.scan import Scan
 
 TOKENS, SECONDS_MAX = 300, 20
@@ -403,21 +403,19 @@ def test_what_indexes_keep_is_counted_while_others_store_and_drop(engine, builde
             wrong.append(error)
 
     counting = [threading.Thread(target=count) for _ in range(2)]
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
     try:
-        for thread in counting:
-            thread.start()
-        for number in range(60):
-            kv = make_kv(spec, 64, seed=number)
-            kv.tokens[0] = 1000 + number  # so that none begins as another does
-            load(engine, kv, str(number))
-            builder.schedule(segment_of(engine, kv), "quick")
-            if number >= 10:
-                engine.drop(str(number - 10))
+        with switching():
+            for thread in counting:
+                thread.start()
+            for number in range(60):
+                kv = make_kv(spec, 64, seed=number)
+                kv.tokens[0] = 1000 + number  # so that none begins as another does
+                load(engine, kv, str(number))
+                builder.schedule(segment_of(engine, kv), "quick")
+                if number >= 10:
+                    engine.drop(str(number - 10))
     finally:
         end.set()
-        sys.setswitchinterval(before)
         for thread in counting:
             thread.join(SECONDS_MAX)
     assert not wrong

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+from hypothesis import strategies as st
 
 from kvdb import _native
 
@@ -13,6 +14,16 @@ DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bf
 def bits(array: np.ndarray) -> np.ndarray:
     """As the native module takes it: 16-bit types as uint16."""
     return array if array.dtype == np.float32 else array.view(np.uint16)
+
+
+def draw_run(data, block_sizes: list[int]) -> tuple[str, int, int, int, int, list[int]]:
+    """Draws a run of blocks for a property: dtype, kv_heads, query heads of each, head_dim, block_size, tokens of each block."""
+    dtype = data.draw(st.sampled_from(list(DTYPES)), "dtype")
+    kv_heads, group = data.draw(st.integers(1, 3), "kv_heads"), data.draw(st.integers(1, 9), "group")
+    head_dim = 8 * data.draw(st.integers(1, 32), "head_dim / 8")
+    block_size = data.draw(st.sampled_from(block_sizes), "block_size")
+    counts = data.draw(st.lists(st.integers(0, block_size), max_size=12), "counts")
+    return dtype, kv_heads, group, head_dim, block_size, counts
 
 
 class Blocks:

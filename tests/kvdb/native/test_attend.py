@@ -6,18 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdb import _native
-from tests.kvdb.native.blocks import DTYPES, Blocks, bits, random
+from tests.kvdb.native.blocks import DTYPES, Blocks, bits, draw_run, random
 from tests.reference import TOLERANCE, attention, relative_error
 
+pytestmark = pytest.mark.usefixtures("isa")
+
 EDGES = [0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 300]
-
-
-@pytest.fixture(autouse=True, params=_native.isas())
-def isa(request):
-    before = _native.isa()
-    _native.set_isa(request.param)
-    yield request.param
-    _native.set_isa(before)
 
 
 def attend(blocks, q, counts, causal=0, scale=None, out_dtype=None):
@@ -76,11 +70,7 @@ def test_every_head_dimension(dtype, head_dim):
 
 @given(data=st.data())
 def test_any_run_of_any_geometry(data):
-    dtype = data.draw(st.sampled_from(list(DTYPES)), "dtype")
-    kv_heads, group = data.draw(st.integers(1, 3), "kv_heads"), data.draw(st.integers(1, 9), "group")
-    head_dim = 8 * data.draw(st.integers(1, 32), "head_dim / 8")
-    block_size = data.draw(st.sampled_from([1, 3, 16, 24, 64, 100, 1024]), "block_size")
-    counts = data.draw(st.lists(st.integers(0, block_size), max_size=12), "counts")
+    dtype, kv_heads, group, head_dim, block_size, counts = draw_run(data, [1, 3, 16, 24, 64, 100, 1024])
     n = data.draw(st.integers(1, 60), "n")
     causal = n if n <= sum(counts) and data.draw(st.booleans(), "causal") else 0
     out_dtype = data.draw(st.sampled_from(["float32", None]), "out_dtype")

@@ -9,16 +9,10 @@ from kvdb import _native
 from tests.kvdb.native.blocks import DTYPES, Blocks, bits, random
 from tests.kvdb.native.moved import angles, turned
 
+pytestmark = pytest.mark.usefixtures("isa")
+
 # Of one rounding to the type, of elements of about 1.
 TOLERANCE = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
-
-
-@pytest.fixture(autouse=True, params=_native.isas())
-def isa(request):
-    before = _native.isa()
-    _native.set_isa(request.param)
-    yield request.param
-    _native.set_isa(before)
 
 
 def filled(dtype, kv_heads, head_dim, block_size, count):

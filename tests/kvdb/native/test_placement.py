@@ -6,21 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdb import _native
-from tests.kvdb.native.blocks import DTYPES, random
+from tests.kvdb.native.blocks import DTYPES, draw_run, random
 from tests.kvdb.native.moved import Moved
 from tests.reference import relative_error
+
+pytestmark = pytest.mark.usefixtures("isa")
 
 # Queries are rotated in float32 and rounded to their type again, which is an error of its own.
 TOLERANCE = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 1e-2}
 LSE_ATOL = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
-
-
-@pytest.fixture(autouse=True, params=_native.isas())
-def isa(request):
-    before = _native.isa()
-    _native.set_isa(request.param)
-    yield request.param
-    _native.set_isa(before)
 
 
 def check(moved, q, dtype, *, causal=0, ends=None, out_dtype=None):
@@ -100,11 +94,7 @@ def test_tiles_of_hidden_tokens_are_not_read(n):
 
 @given(data=st.data())
 def test_any_placement_of_any_run(data):
-    dtype = data.draw(st.sampled_from(list(DTYPES)), "dtype")
-    kv_heads, group = data.draw(st.integers(1, 3), "kv_heads"), data.draw(st.integers(1, 9), "group")
-    head_dim = 8 * data.draw(st.integers(1, 32), "head_dim / 8")
-    block_size = data.draw(st.sampled_from([1, 3, 16, 64, 96, 100, 300]), "block_size")
-    counts = data.draw(st.lists(st.integers(0, block_size), max_size=12), "counts")
+    dtype, kv_heads, group, head_dim, block_size, counts = draw_run(data, [1, 3, 16, 64, 96, 100, 300])
     views = data.draw(st.integers(0, 4), "views")
     placed = data.draw(st.integers(0, len(counts)), "blocks placed")
     view = data.draw(st.lists(st.integers(-1, views - 1), min_size=placed, max_size=placed), "view")

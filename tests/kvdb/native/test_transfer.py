@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 from kvdb import _native
 from tests.kvdb.native.blocks import DTYPES, Blocks, bits, random
 
-
-@pytest.fixture(autouse=True, params=_native.isas())
-def isa(request):
-    before = _native.isa()
-    _native.set_isa(request.param)
-    yield request.param
-    _native.set_isa(before)
+pytestmark = pytest.mark.usefixtures("isa")
 
 
 def equal(a, b):

@@ -4,34 +4,20 @@ import numpy as np
 import pytest
 
 import kvdb
-import kvdb.session.audits as audits
-from kvdb.config import Config, IndexConfig, OptimizerConfig, StorageConfig, WindowConfig
-from kvdb.database import Database
 from query_optimizer.order_statistics import AUDITS_MIN
+from tests.database import database, searching_config
 from tests.kvdb.session.test_audits import IDS, SPEC, WAY, Document
+
+pytestmark = pytest.mark.usefixtures("fast_searches")
 
 BUDGET = 0.05
 QUERIES = 3 * AUDITS_MIN
 
 
-@pytest.fixture(autouse=True)
-def fast_searches(monkeypatch):
-    """As on a machine where a search takes a fifth of the time of reading everything, so that each answer can be compared."""
-    monkeypatch.setattr(audits, "SHADOW_SHARE", 1e9)
-    monkeypatch.setattr(audits, "time_share", lambda shadow_ns, exact_ns: 0.2)
-
-
 @pytest.fixture
 def engine():
-    config = Config(
-        storage=StorageConfig(arena_bytes=1 << 20),
-        optimizer=OptimizerConfig(rules_off=("short_context",), machine_file="", error_max=BUDGET),
-        window=WindowConfig(sink_tokens=4, recent_tokens=64),
-        indexes=IndexConfig(on_demand="", automatic=False, segment_tokens_min=256),
-    )
-    with Database(config) as database:
-        yield database
-        database.check_integrity()
+    with database(config=searching_config(error_max=BUDGET)) as opened:
+        yield opened
 
 
 def test_before_any_query_nothing_is_said(engine, db):

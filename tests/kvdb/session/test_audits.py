@@ -11,8 +11,10 @@ from indexes.retrieval import Dipr
 from query_optimizer.order_statistics import AUDITS_MIN
 from query_optimizer.query_options import QueryOptions
 from query_optimizer.ways import Way
-from tests.kvdb.session.searching import searching_database
+from tests.database import database, searching_config
 from tests.reference import attention
+
+pytestmark = pytest.mark.usefixtures("fast_searches")
 
 TOKENS, DIM = 4096, 32
 SPEC = kvdb.ModelSpec("audited", layers=1, q_heads=4, kv_heads=2, head_dim=DIM, dtype="float32")
@@ -22,17 +24,10 @@ BUDGET = QueryOptions(error_max=0.05)
 PATTERNS = 8
 
 
-@pytest.fixture(autouse=True)
-def fast_searches(monkeypatch):
-    """As on a machine where a search takes a fifth of the time of reading everything, so that each answer can be compared."""
-    monkeypatch.setattr(audits, "SHADOW_SHARE", 1e9)
-    monkeypatch.setattr(audits, "time_share", lambda shadow_ns, exact_ns: 0.2)
-
-
 @pytest.fixture
 def engine():
-    with searching_database() as database:
-        yield database
+    with database(config=searching_config()) as opened:
+        yield opened
 
 
 class Document:

@@ -7,7 +7,7 @@ import kvdb
 from indexes.retrieval import Dipr
 from kvdb.errors import NonFiniteError
 from query_optimizer.query_options import Hints, QueryOptions
-from tests.kvdb.session.searching import searching_database
+from tests.database import database, searching_config
 from tests.reference import attention, relative_error
 
 TOKENS, DIM, SINK_DIM, FEW_DIM = 4096, 32, 0, 1
@@ -19,8 +19,8 @@ KINDS = ["flat", "coarse-bounds", "coarse-clusters", "hnsw"]
 
 @pytest.fixture
 def engine():
-    with searching_database() as database:
-        yield database
+    with database(config=searching_config()) as opened:
+        yield opened
 
 
 class Document:

@@ -8,23 +8,15 @@ import pytest
 
 import kvdb.catalog.evidence_file as evidence_file
 from kvdb.catalog.way_record import Audit
-from kvdb.config import Config, IndexConfig, OptimizerConfig, StorageConfig, WindowConfig
-from kvdb.database import Database
 from query_optimizer.order_statistics import AUDITS_MIN
+from tests.database import database, searching_config
 from tests.kvdb.session.test_audits import BUDGET, SPEC, WAY, Document, opened
 
 
 @pytest.fixture
 def engine(tmp_path):
-    config = Config(
-        storage=StorageConfig(arena_bytes=1 << 20, disk_path=str(tmp_path)),
-        optimizer=OptimizerConfig(rules_off=("short_context",), machine_file=""),
-        window=WindowConfig(sink_tokens=4, recent_tokens=64),
-        indexes=IndexConfig(on_demand="", automatic=False, segment_tokens_min=256),
-    )
-    with Database(config) as database:
-        yield database
-        database.check_integrity()
+    with database(config=searching_config(disk_path=str(tmp_path))) as opened:
+        yield opened
 
 
 @pytest.fixture

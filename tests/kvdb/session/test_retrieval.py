@@ -9,14 +9,15 @@ import pytest
 import indexes.registry as registry
 import kvdb
 from indexes.retrieval import Dipr, Exact, TopK, TopP
-from kvdb.config import Config, IndexConfig, OptimizerConfig, StorageConfig, WindowConfig
-from kvdb.database import Database
 from query_optimizer.query_options import QueryOptions
+from tests.database import RECENT, database, small_config
 from tests.reference import TOLERANCE, attention, relative_error
 from tests.scan import Scan
 from tests.waiting import until
 
-BLOCK, SINK, RECENT, TAIL = 16, 8, 16, 32
+pytestmark = pytest.mark.usefixtures("scan_for_flat")
+
+TAIL = 32
 ALPHA = 0.012
 ASKED = {
     "dipr": QueryOptions(Dipr(ALPHA)),
@@ -25,24 +26,11 @@ ASKED = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _stand_in(monkeypatch):
-    monkeypatch.setattr(registry, "KINDS", {**registry.KINDS, "flat": Scan})
-
-
 @pytest.fixture
 def engine():
     """A database in which everything is small."""
-    config = Config(
-        storage=StorageConfig(block_size=BLOCK, arena_bytes=1 << 20),
-        optimizer=OptimizerConfig(short_context_tokens=64, rules_off=("short_context",)),
-        window=WindowConfig(SINK, RECENT),
-        indexes=IndexConfig(on_demand="", segment_tokens_min=64, tail_tokens=TAIL),
-    )
-    database = Database(config)
-    yield database
-    database.check_integrity()
-    database.close()
+    with database(config=small_config(tail_tokens=TAIL)) as opened:
+        yield opened
 
 
 class Peaked:

@@ -3,15 +3,13 @@
 import numpy as np
 import pytest
 
-import indexes.registry as registry
 import kvdb
-from kvdb.config import Config, IndexConfig, OptimizerConfig, StorageConfig, WindowConfig
-from kvdb.database import Database
 from kvdb.errors import NotFound, Unavailable
 from kvdb.types import MEASURES
-from tests.scan import Scan
+from tests.database import database, small_config
 
-BLOCK, SINK, RECENT = 16, 8, 16
+pytestmark = pytest.mark.usefixtures("scan_for_flat")
+
 CUT, STORED, STEPS = 500, 1100, 40
 ALPHA = 0.012
 SEARCHED = [(16, 496), (500, 1076)]
@@ -19,24 +17,11 @@ SEARCHED = [(16, 496), (500, 1076)]
 OBSERVED = [step for step in range(1, STEPS + 1) if step <= 16 or step % 8 == 0]
 
 
-@pytest.fixture(autouse=True)
-def _stand_in(monkeypatch):
-    monkeypatch.setattr(registry, "KINDS", {**registry.KINDS, "flat": Scan})
-
-
 @pytest.fixture
 def engine():
     """A database in which everything is small."""
-    config = Config(
-        storage=StorageConfig(block_size=BLOCK, arena_bytes=1 << 20),
-        optimizer=OptimizerConfig(short_context_tokens=64, rules_off=("short_context", "diffuse_head")),
-        window=WindowConfig(SINK, RECENT),
-        indexes=IndexConfig(on_demand="", segment_tokens_min=64, tail_tokens=0),
-    )
-    database = Database(config)
-    yield database
-    database.check_integrity()
-    database.close()
+    with database(config=small_config(("short_context", "diffuse_head"), tail_tokens=0)) as opened:
+        yield opened
 
 
 @pytest.fixture

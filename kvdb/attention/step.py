@@ -1,0 +1,138 @@
+"""A decode step by native code: window, searches, merges and estimates are one call, prepared once for a plan.
+
+It answers one query, where every index that the plan searches can be asked by native code. What is rare is left to
+`kvdb.attention.sparse`, which does the same from Python: several queries, a bound on the missed mass, observed queries, moved
+views, and kinds of index that are written in Python.
+"""
+
+from collections.abc import Sequence
+from time import perf_counter_ns
+from typing import overload
+
+import numpy as np
+
+import kvdb._native as _native
+from indexes.base import SearchResult
+from indexes.retrieval import Dipr, Exact, Retrieval, TopK
+from indexes.searcher import searcher_of
+from kvdb.attention.exact import AttentionStats, IndexSearch
+from kvdb.attention.partition import RunPartition, SearchedSpan
+from kvdb.attention.search import FOUND_SHARE_MAX, WHOLE_SHARE_MAX, AttentionQuery, shared_retrieval
+from kvdb.attention.state import AttentionState
+from kvdb.storage.block_layout import bits
+
+
+class PreparedStep:
+    """A plan's step. searched: the parts that are searched, with the retrieval of each."""
+
+    def __init__(self, native: _native.Step, searched: Sequence[tuple[SearchedSpan, Retrieval]]) -> None:
+        self._native = native
+        self._searched = searched
+
+    def answer(self, query: AttentionQuery) -> tuple[AttentionState | None, AttentionStats]:
+        """The state, or None where everything is to be read; then the statistics are of what was spent to find that out. Raises
+        NonFiniteError."""
+        started = perf_counter_ns()
+        q, run = query.q, query.run
+        out, logs = np.empty(q.shape, q.dtype), np.empty((3, q.shape[0]), np.float32)
+        result = self._native.run(bits(q), run.addresses, run.counts, bits(out), logs)
+        searches = StepSearches(self._searched, result)
+        if result.end == _native.StepEnd.not_finite:
+            logs[0] = np.nan
+        lse, read, missed = logs[:, :, None]
+        stats = AttentionStats(
+            scanned=result.scanned,
+            retrieved=result.retrieved,
+            nbytes=result.nbytes,
+            kernel_ns=perf_counter_ns() - started,
+            missed=result.missed,
+            missed_bound=result.bound,
+            missed_bound_max=result.bound_max,
+            searches=searches,
+            lse=read,
+            missed_log=missed,
+        )
+        return None if result.end == _native.StepEnd.reads_everything else AttentionState(out, lse), stats
+
+
+class StepSearches(Sequence[IndexSearch]):
+    """The searches of a step, whose results are made when they are asked for."""
+
+    def __init__(self, searched: Sequence[tuple[SearchedSpan, Retrieval]], result: _native.StepResult) -> None:
+        self._searched = searched
+        self._result = result
+
+    def __len__(self) -> int:
+        return self._result.searches
+
+    @overload
+    def __getitem__(self, number: int) -> IndexSearch: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[IndexSearch]: ...
+    def __getitem__(self, number: int | slice) -> IndexSearch | Sequence[IndexSearch]:
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(len(self)))]
+        if not -len(self) <= number < len(self):
+            raise IndexError(number)
+        number %= len(self)
+        part, retrieval = self._searched[number]
+        offsets, ids, scores, scanned, nbytes, missed, bound, tail, dense, ns = self._result.found(number)
+        shape = len(offsets) - 1, 1
+        tails = tail.reshape(*shape, -1) if tail.size else None
+        flags = dense.view(np.bool_).reshape(shape)
+        found = SearchResult(offsets, ids, scores, scanned, nbytes, missed.reshape(shape), bound.reshape(shape), tails, flags)
+        return IndexSearch(part, retrieval, found, ns)
+
+
+def prepared_step(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval) -> PreparedStep | None:
+    """The step of a partition, made when it is first asked for; None where the query is for Python."""
+    if query.q.shape[1] != 1 or query.options.max_missed_mass is not None or (query.observed and partition.observes):
+        return None
+    key = query.options, retrieval
+    if partition.step is None or partition.step[0] != key:
+        partition.step = key, _prepare(query, partition, retrieval)
+    return partition.step[1]
+
+
+def _search(
+    query: AttentionQuery, partition: RunPartition, part: SearchedSpan, retrieval: Retrieval
+) -> tuple[object, int, int, tuple[object, ...], object, object] | None:
+    """One part as `_native.Step` takes it; None where only Python can search it."""
+    tail = part.index.estimates_tail and (part.estimate_tail or query.options.estimate_tail)
+    # Without an estimate, what is found in one part is cut down by what is found in the others.
+    if part.turn is not None or (len(partition.searched) > 1 and not tail and isinstance(retrieval, Dipr | TopK)):
+        return None
+    searcher = searcher_of(part.index, retrieval, query.scale, estimate_tail=tail)
+    if searcher is None:
+        return None
+    blocks = tuple(partition.blocks(query.run, part.span))
+    return searcher, part.span.begin, part.span.end, blocks, part.active_heads, part.hidden
+
+
+def _prepare(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval) -> PreparedStep | None:
+    layout, run = query.layout, query.run
+    searched, searches = [], []
+    for part in partition.searched:
+        asked = shared_retrieval(part.retrieval or retrieval, partition)
+        search = _search(query, partition, part, asked)
+        if search is None or isinstance(retrieval, Exact):
+            return None
+        searched.append((part, asked))
+        searches.append(search)
+    apart = partition.sinks and query.ignores_sinks
+    window, grows_from = (partition.fixed_window_behind_sinks if apart else partition.fixed_window)(run)
+    native = _native.Step(
+        layout.native,
+        query.q.shape[0],
+        query.scale,
+        tuple(window),
+        grows_from,
+        tuple(partition.sink_blocks(run)) if apart else None,
+        searches,
+        [(tuple(partition.blocks(run, part.span)), part.span.tokens, part.heads) for part in partition.whole],
+        partition.tokens,
+        partition.guards,
+        FOUND_SHARE_MAX,
+        WHOLE_SHARE_MAX,
+    )
+    return PreparedStep(native, searched)

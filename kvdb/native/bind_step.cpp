@@ -1,0 +1,195 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "bind.h"
+#include "step.h"
+
+using namespace nb::literals;
+
+namespace kvdb {
+namespace {
+
+using HeadsArray = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using WordsArray = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using GuardsArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using LogsArray = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using PyReads = std::tuple<TableArray, CountsArray, std::optional<OwnedPlacement>>;
+using PySearch = std::tuple<nb::object, std::int64_t, std::int64_t, PyReads,
+                            std::optional<HeadsArray>, std::optional<WordsArray>>;
+using PyWhole = std::tuple<PyReads, std::int64_t, HeadsArray>;
+
+// A plan, and what its addresses belong to.
+struct PyStep {
+    StepPlan plan;
+    std::vector<std::unique_ptr<OwnedPlacement>> placements;
+    std::vector<nb::object> searchers;
+
+    PyStep() = default;
+    PyStep(PyStep&&) = default;
+    PyStep(const PyStep&) = delete;  // the plan has the placements' addresses
+
+    StepBlocks blocks_of(const PyReads& reads) {
+        const auto& [table, counts, placement] = reads;
+        if (table.shape(0) != counts.shape(0)) {
+            fail("counts has " + std::to_string(counts.shape(0)) +
+                 " elements; expected one for each of " + std::to_string(table.shape(0)) +
+                 " blocks");
+        }
+        StepBlocks blocks{{table.data(), table.data() + table.size()},
+                          {counts.data(), counts.data() + counts.size()},
+                          {}};
+        if (placement) {
+            placements.push_back(std::make_unique<OwnedPlacement>(*placement));
+            blocks.placement = placements.back()->of(
+                plan.geometry, static_cast<std::int64_t>(blocks.table.size()));
+        }
+        return blocks;
+    }
+
+    std::vector<std::uint8_t> heads_of(const HeadsArray& heads, const char* name) const {
+        check_shape(heads, {plan.geometry.kv_heads}, name);
+        return {heads.data(), heads.data() + heads.size()};
+    }
+
+    void add(const PySearch& search) {
+        const auto& [searcher, begin, end, reads, active_heads, hidden] = search;
+        const auto* to = static_cast<const indexes::Searcher*>(
+            PyCapsule_IsValid(searcher.ptr(), indexes::kSearcherName)
+                ? PyCapsule_GetPointer(searcher.ptr(), indexes::kSearcherName)
+                : nullptr);
+        if (!to) fail("a search has no searcher of an index");
+        const Geometry &mine = plan.geometry, &its = to->geometry;
+        if (its.dtype != mine.dtype || its.kv_heads != mine.kv_heads ||
+            its.head_dim != mine.head_dim || its.block_size != mine.block_size) {
+            fail("a searcher is of blocks of another geometry");
+        }
+        if (begin < 0 || end < begin || end > to->tokens) {
+            fail("tokens [" + std::to_string(begin) + ", " + std::to_string(end) +
+                 ") are searched; expected a range within the index's " +
+                 std::to_string(to->tokens));
+        }
+        if (hidden && static_cast<std::int64_t>(hidden->size()) < (to->tokens + 63) / 64) {
+            fail("hidden has " + std::to_string(hidden->size()) +
+                 " words; expected a bit for each token");
+        }
+        StepSearch made{to, begin, end, blocks_of(reads), {}, {}};
+        if (active_heads) made.active_heads = heads_of(*active_heads, "active_heads");
+        if (hidden) made.hidden.assign(hidden->data(), hidden->data() + hidden->size());
+        plan.searches.push_back(std::move(made));
+        searchers.push_back(searcher);
+    }
+};
+
+PyStep make_step(const Geometry& geometry, int q_heads, float scale, const PyReads& window,
+                 std::int64_t grows_from, const std::optional<PyReads>& sinks,
+                 const std::vector<PySearch>& searches, const std::vector<PyWhole>& whole,
+                 std::int64_t tokens, const std::optional<GuardsArray>& guards,
+                 double found_share_max, double whole_share_max) {
+    if (q_heads < 1 || q_heads % geometry.kv_heads != 0) {
+        fail("q_heads is " + std::to_string(q_heads) + "; expected a multiple of the " +
+             std::to_string(geometry.kv_heads) + " KV heads");
+    }
+    if (grows_from < -1) fail("grows_from is below -1");
+    PyStep step;
+    StepPlan& plan = step.plan;
+    plan.geometry = geometry;
+    plan.q_heads = q_heads;
+    plan.scale = scale;
+    plan.window = step.blocks_of(window);
+    plan.grows_from = grows_from;
+    if (sinks) plan.sinks = step.blocks_of(*sinks);
+    for (const PySearch& search : searches) step.add(search);
+    for (const auto& [reads, count, heads] : whole) {
+        plan.whole.push_back({step.blocks_of(reads), count, step.heads_of(heads, "heads")});
+    }
+    plan.tokens = tokens;
+    if (guards) {
+        check_shape(*guards, {geometry.kv_heads}, "guards");
+        plan.guards.assign(guards->data(), guards->data() + guards->size());
+    }
+    plan.found_share_max = found_share_max;
+    plan.whole_share_max = whole_share_max;
+    return step;
+}
+
+StepResult py_run(const PyStep& step, const ConstArray& q, const TableArray& table,
+                  const CountsArray& counts, const Array& out, const LogsArray& logs) {
+    const StepPlan& plan = step.plan;
+    const Geometry& geometry = plan.geometry;
+    StepCall call{};
+    call.query = rows_of(q, plan.q_heads, 1, geometry, geometry.dtype, "q");
+    const Rows to = rows_of(out, plan.q_heads, 1, geometry, geometry.dtype, "out");
+    if (to.head_stride != geometry.head_dim) fail("out is not contiguous");
+    check_shape(logs, {3, plan.q_heads}, "logs");
+    call.table = table.data();
+    call.counts = counts.data();
+    call.blocks = static_cast<std::int64_t>(table.shape(0));
+    if (counts.shape(0) != table.shape(0) || plan.grows_from > call.blocks) {
+        fail("the run has " + std::to_string(call.blocks) + " blocks and " +
+             std::to_string(counts.shape(0)) + " counts; expected as many, and at least " +
+             std::to_string(plan.grows_from));
+    }
+    call.out = to.data;
+    call.lse = logs.data();
+    call.read_lse = logs.data() + plan.q_heads;
+    call.missed = logs.data() + 2 * plan.q_heads;
+    const ReleaseGil release;
+    return run_step(plan, call);
+}
+
+template <class T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> numpy_of(const std::vector<T>& values) {
+    auto* copy = new std::vector<T>(values);
+    nb::capsule owner(copy, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+    return nb::ndarray<nb::numpy, T, nb::ndim<1>>(copy->data(), {copy->size()}, owner);
+}
+
+nb::tuple py_found(const StepResult& result, std::size_t i) {
+    if (i >= result.found.size()) fail("there is no search of this number");
+    const indexes::SearchResult& found = result.found[i];
+    return nb::make_tuple(numpy_of(found.retrieved.offsets), numpy_of(found.retrieved.ids),
+                          numpy_of(found.retrieved.scores), found.scanned, found.nbytes,
+                          numpy_of(found.missed), numpy_of(found.bound), numpy_of(found.tail),
+                          numpy_of(found.dense), result.found_ns[i]);
+}
+
+}  // namespace
+
+void bind_step(nb::module_& m) {
+    nb::enum_<StepEnd>(m, "StepEnd")
+        .value("answered", StepEnd::answered)
+        .value("reads_everything", StepEnd::reads_everything)
+        .value("not_finite", StepEnd::not_finite);
+    nb::class_<StepResult>(m, "StepResult")
+        .def_ro("end", &StepResult::end)
+        .def_prop_ro("searches", [](const StepResult& self) { return self.found.size(); })
+        .def_ro("scanned", &StepResult::scanned)
+        .def_ro("retrieved", &StepResult::retrieved)
+        .def_ro("nbytes", &StepResult::nbytes)
+        .def_prop_ro("missed", [](const StepResult& self) { return self.missed.mean; })
+        .def_prop_ro("bound", [](const StepResult& self) { return self.bound.mean; })
+        .def_prop_ro("bound_max", [](const StepResult& self) { return self.bound.largest; })
+        .def("found", &py_found, "search"_a);
+    nb::class_<PyStep>(m, "Step")
+        .def(
+            "__init__",
+            [](PyStep* self, const Geometry& geometry, int q_heads, float scale,
+               const PyReads& window, std::int64_t grows_from, const std::optional<PyReads>& sinks,
+               const std::vector<PySearch>& searches, const std::vector<PyWhole>& whole,
+               std::int64_t tokens, const std::optional<GuardsArray>& guards,
+               double found_share_max, double whole_share_max) {
+                new (self)
+                    PyStep(make_step(geometry, q_heads, scale, window, grows_from, sinks, searches,
+                                     whole, tokens, guards, found_share_max, whole_share_max));
+            },
+            "geometry"_a, "q_heads"_a, "scale"_a, "window"_a, "grows_from"_a, "sinks"_a.none(),
+            "searches"_a, "whole"_a, "tokens"_a, "guards"_a.none(), "found_share_max"_a,
+            "whole_share_max"_a)
+        .def("run", &py_run, "q"_a, "table"_a, "counts"_a, "out"_a, "logs"_a);
+}
+
+}  // namespace kvdb

@@ -1,0 +1,366 @@
+#include "step.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+#include <stdexcept>
+
+#include "move.h"
+
+namespace kvdb {
+namespace {
+
+using indexes::QueryRows;
+using indexes::SearchResult;
+using Clock = std::chrono::steady_clock;
+
+constexpr float kNone = -INFINITY;
+
+std::int64_t nanoseconds(Clock::time_point since) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - since).count();
+}
+
+float log_sum(float a, float b) {
+    if (std::isnan(a) || std::isnan(b)) return NAN;
+    const double most = std::max(a, b);
+    if (!std::isfinite(most)) return static_cast<float>(most);
+    return static_cast<float>(most + std::log(std::exp(a - most) + std::exp(b - most)));
+}
+
+// A state of every query head, in float32.
+struct States {
+    std::vector<float> out, lse;
+
+    States(std::int64_t rows, int head_dim) : out(rows * head_dim), lse(rows, kNone) {}
+};
+
+class StepRun {
+  public:
+    StepRun(const StepPlan& plan, const StepCall& call)
+        : plan_(plan),
+          call_(call),
+          heads_(plan.geometry.kv_heads),
+          group_(plan.rows_of_head()),
+          rows_(plan.q_heads),
+          dim_(plan.geometry.head_dim),
+          window_(rows_, dim_),
+          state_(rows_, dim_),
+          floor_(rows_) {}
+
+    StepResult run() {
+        if (!attend_window()) return ended(StepEnd::not_finite);
+        search();
+        give_up_where_many_are_found();
+        if (!attend_found()) return ended(StepEnd::reads_everything);
+        const std::vector<std::uint8_t> heads = unguarded();
+        if (std::any_of(heads.begin(), heads.end(), [](std::uint8_t head) { return head != 0; })) {
+            give_up(heads);
+            if (!attend_found()) return ended(StepEnd::reads_everything);
+        }
+        result_.missed = share_of(missed_.data(), state_.lse.data(), missed_.size());
+        result_.bound = share_of(bound_.data(), state_.lse.data(), bound_.size());
+        std::copy(state_.lse.begin(), state_.lse.end(), call_.read_lse);
+        std::copy(missed_.begin(), missed_.end(), call_.missed);
+        return ended(finish() ? StepEnd::answered : StepEnd::not_finite);
+    }
+
+  private:
+    StepResult ended(StepEnd end) {
+        result_.end = end;
+        count(end == StepEnd::answered ? static_cast<double>(window_tokens_) + whole_ : 0);
+        return std::move(result_);
+    }
+
+    // read: how many tokens count as read whole.
+    void count(double read) {
+        const auto token_bytes = static_cast<std::int64_t>(2 * plan_.geometry.row_bytes()) * heads_;
+        result_.scanned = read;
+        result_.retrieved = read + static_cast<double>(attended_) / static_cast<double>(rows_);
+        result_.nbytes = static_cast<std::int64_t>(read * static_cast<double>(token_bytes));
+        for (const SearchResult& found : result_.found) {
+            const auto ids = static_cast<std::int64_t>(found.retrieved.ids.size());
+            result_.scanned += static_cast<double>(found.scanned) / heads_;
+            result_.nbytes += found.nbytes + ids * token_bytes / (2 * heads_);  // their values
+        }
+    }
+
+    Rows rows_of(float* data) const { return {data, dim_, dim_}; }
+
+    void attend_blocks(const std::vector<std::uint64_t>& table,
+                       const std::vector<std::int32_t>& counts,
+                       const std::optional<Placement>& placement, States& to, float* top,
+                       int kv_begin, int kv_end) const {
+        AttendCall call{};
+        call.geometry = plan_.geometry;
+        call.query = call_.query;
+        call.q_heads = plan_.q_heads;
+        call.n = 1;
+        call.run = {table.data(), counts.data(), static_cast<std::int64_t>(table.size()),
+                    placement ? &*placement : nullptr};
+        call.kv_begin = kv_begin;
+        call.kv_end = kv_end;
+        call.scale = plan_.scale;
+        call.out = {to.out.data(), dim_, dim_};
+        call.out_dtype = Dtype::float32;
+        call.lse = to.lse.data();
+        call.top = top;
+        attend(call);
+    }
+
+    // Merges other states, if given, and the values of tokens found into `from`; `to` may be
+    // `from`.
+    void merge(const States& from, const States* other, const SearchResult* found,
+               const std::uint64_t* table, void* out, Dtype out_dtype, float* lse) const {
+        const std::vector<std::int64_t> none(found ? 0 : rows_ + 1);
+        AttendRetrievedCall call{};
+        call.geometry = plan_.geometry;
+        call.table = table;
+        call.q_heads = plan_.q_heads;
+        call.n = 1;
+        call.offsets = found ? found->retrieved.offsets.data() : none.data();
+        call.ids = found ? found->retrieved.ids.data() : nullptr;
+        call.scores = found ? found->retrieved.scores.data() : nullptr;
+        call.scale = plan_.scale;
+        call.state_out = from.out.data();
+        call.state_lse = from.lse.data();
+        call.tail_out = other ? other->out.data() : nullptr;
+        call.tail_lse = other ? other->lse.data() : nullptr;
+        call.out = out;
+        call.out_dtype = out_dtype;
+        call.lse = lse;
+        attend_retrieved(call);
+    }
+
+    void merge_into(States& states, const States& other) const {
+        merge(states, &other, nullptr, nullptr, states.out.data(), Dtype::float32,
+              states.lse.data());
+    }
+
+    static bool finite_or_none(const std::vector<float>& lse) {
+        return std::all_of(lse.begin(), lse.end(), [](float x) { return x < INFINITY; });
+    }
+
+    static bool all_finite(const std::vector<float>& values) {
+        float sum = 0;
+        for (const float value : values) sum += value * 0.0f;
+        return sum == 0;
+    }
+
+    bool attend_window() {
+        std::vector<std::uint64_t> table = plan_.window.table;
+        std::vector<std::int32_t> counts = plan_.window.counts;
+        if (plan_.grows_from >= 0) {
+            table.insert(table.end(), call_.table + plan_.grows_from, call_.table + call_.blocks);
+            counts.insert(counts.end(), call_.counts + plan_.grows_from,
+                          call_.counts + call_.blocks);
+        }
+        attend_blocks(table, counts, plan_.window.placement, window_, floor_.data(), 0, heads_);
+        window_tokens_ = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+        if (!finite_or_none(window_.lse) || !finite_or_none(floor_)) return false;
+        if (!plan_.sinks.table.empty()) {
+            const StepBlocks& blocks = plan_.sinks;
+            States sinks(rows_, dim_);
+            attend_blocks(blocks.table, blocks.counts, blocks.placement, sinks, nullptr, 0, heads_);
+            if (!finite_or_none(sinks.lse)) return false;
+            merge_into(window_, sinks);
+            window_tokens_ += std::accumulate(blocks.counts.begin(), blocks.counts.end(), 0);
+        }
+        return true;
+    }
+
+    // Asks each index in turn. The largest score so far goes from one to the next.
+    void search() {
+        std::vector<float> q(rows_ * dim_);
+        rotate_back(plan_.geometry, plan_.q_heads, 1, call_.query, {}, rows_of(q.data()), true);
+        if (!all_finite(q)) throw std::invalid_argument("q holds NaN or infinity");
+        std::vector<float> floor = floor_;
+        for (const StepSearch& part : plan_.searches) {
+            const auto started = Clock::now();
+            const auto* active = reinterpret_cast<const bool*>(part.active_heads.data());
+            const QueryRows queries{
+                q.data(),     1,
+                group_,       &part.begin,
+                &part.end,    part.hidden.empty() ? nullptr : part.hidden.data(),
+                floor.data(), part.active_heads.empty() ? nullptr : active};
+            SearchResult found = part.searcher->search(queries, window_.lse.data());
+            found.dense.resize(rows_);
+            const auto& retrieved = found.retrieved;
+            for (std::int64_t row = 0; row < rows_; ++row) {
+                for (std::int64_t i = retrieved.offsets[row]; i < retrieved.offsets[row + 1]; ++i) {
+                    floor[row] = std::max(floor[row], retrieved.scores[i]);
+                }
+            }
+            const bool all = std::all_of(found.dense.begin(), found.dense.end(),
+                                         [](std::uint8_t dense) { return dense != 0; });
+            result_.found.push_back(std::move(found));
+            result_.found_ns.push_back(nanoseconds(started));
+            if (all) return;
+        }
+    }
+
+    // Gives up the KV heads for which so many tokens were found that reading everything costs less
+    // than picking them.
+    void give_up_where_many_are_found() {
+        const double most = plan_.found_share_max * static_cast<double>(plan_.tokens);
+        std::vector<std::int64_t> found(heads_);
+        for (const SearchResult& result : result_.found) {
+            for (std::int64_t row = 0; row < rows_; ++row) {
+                found[row / group_] +=
+                    result.retrieved.offsets[row + 1] - result.retrieved.offsets[row];
+            }
+        }
+        std::vector<std::uint8_t> many(heads_);
+        for (int head = 0; head < heads_; ++head) {
+            many[head] = static_cast<double>(found[head]) / group_ > most;
+        }
+        give_up(many);
+    }
+
+    void give_up(const std::vector<std::uint8_t>& heads) {
+        for (std::size_t i = 0; i < result_.found.size(); ++i) {
+            const std::vector<std::uint8_t>& active = plan_.searches[i].active_heads;
+            for (std::int64_t row = 0; row < rows_; ++row) {
+                const std::int64_t head = row / group_;
+                if (heads[head] && (active.empty() || active[head]))
+                    result_.found[i].dense[row] = 1;
+            }
+        }
+    }
+
+    std::vector<std::uint8_t> dense_heads(const SearchResult& result) const {
+        std::vector<std::uint8_t> heads(heads_);
+        for (std::int64_t row = 0; row < rows_; ++row) heads[row / group_] |= result.dense[row];
+        return heads;
+    }
+
+    // Attention over the window, what was found, and what is read whole; false where reading
+    // everything costs less.
+    bool attend_found() {
+        std::vector<std::vector<std::uint8_t>> dense;
+        whole_ = 0;
+        const auto count = [&](std::int64_t tokens, const std::vector<std::uint8_t>& heads) {
+            whole_ += static_cast<double>(tokens) *
+                      static_cast<double>(std::accumulate(heads.begin(), heads.end(), 0)) / heads_;
+        };
+        for (const StepWhole& part : plan_.whole) count(part.tokens, part.heads);
+        for (std::size_t i = 0; i < result_.found.size(); ++i) {
+            dense.push_back(dense_heads(result_.found[i]));
+            count(plan_.searches[i].end - plan_.searches[i].begin, dense[i]);
+        }
+        const auto searched = static_cast<double>(std::max<std::int64_t>(plan_.tokens, 1));
+        if (whole_ / searched > plan_.whole_share_max) {
+            return false;
+        }
+        state_ = window_;
+        missed_.assign(rows_, kNone);
+        bound_.assign(rows_, kNone);
+        attended_ = 0;
+        for (std::size_t i = 0; i < result_.found.size(); ++i) attend_one(i, dense[i]);
+        for (const StepWhole& part : plan_.whole) read_whole(part.blocks, part.heads);
+        for (std::size_t i = 0; i < result_.found.size(); ++i) {
+            read_whole(plan_.searches[i].blocks, dense[i]);
+        }
+        return true;
+    }
+
+    // Merges what one search found, but for the KV heads that are read whole.
+    void attend_one(std::size_t i, const std::vector<std::uint8_t>& dense) {
+        const SearchResult* found = &result_.found[i];
+        SearchResult kept;
+        if (std::any_of(dense.begin(), dense.end(), [](std::uint8_t head) { return head != 0; })) {
+            kept = without(*found, dense);
+            found = &kept;
+        }
+        merge(state_, nullptr, found, plan_.searches[i].searcher->table, state_.out.data(),
+              Dtype::float32, state_.lse.data());
+        attended_ += found->retrieved.offsets[rows_];
+        for (std::int64_t row = 0; row < rows_; ++row) {
+            missed_[row] = log_sum(missed_[row], found->missed[row]);
+            bound_[row] = log_sum(bound_[row], found->bound[row]);
+        }
+    }
+
+    // The result without the rows of some KV heads, which miss nothing.
+    SearchResult without(const SearchResult& result, const std::vector<std::uint8_t>& heads) const {
+        SearchResult kept;
+        kept.retrieved.offsets.assign(1, 0);
+        for (std::int64_t row = 0; row < rows_; ++row) {
+            const bool left = heads[row / group_];
+            const std::int64_t begin = result.retrieved.offsets[row];
+            const std::int64_t end = left ? begin : result.retrieved.offsets[row + 1];
+            const auto add = [&](const auto& from, auto& to) {
+                to.insert(to.end(), from.begin() + begin, from.begin() + end);
+            };
+            add(result.retrieved.ids, kept.retrieved.ids);
+            add(result.retrieved.scores, kept.retrieved.scores);
+            kept.retrieved.offsets.push_back(kept.retrieved.offsets.back() + end - begin);
+            kept.missed.push_back(left ? kNone : result.missed[row]);
+            kept.bound.push_back(left ? kNone : result.bound[row]);
+        }
+        return kept;
+    }
+
+    void read_whole(const StepBlocks& blocks, const std::vector<std::uint8_t>& heads) {
+        States whole(rows_, dim_);
+        bool any = false;
+        for (int head = 0; head < heads_; ++head) {
+            if (!heads[head]) continue;
+            int end = head;
+            while (end < heads_ && heads[end]) ++end;
+            attend_blocks(blocks.table, blocks.counts, blocks.placement, whole, nullptr, head, end);
+            any = true;
+            head = end;
+        }
+        if (any) merge_into(state_, whole);
+    }
+
+    // The KV heads of which a query is estimated to miss more than its guard allows.
+    std::vector<std::uint8_t> unguarded() const {
+        std::vector<std::uint8_t> heads(heads_);
+        for (std::int64_t row = 0; row < rows_ && !plan_.guards.empty(); ++row) {
+            // Written so that what is no number counts as too much.
+            const bool held = missed_[row] - state_.lse[row] <= plan_.guards[row / group_];
+            heads[row / group_] |= static_cast<std::uint8_t>(!held);
+        }
+        return heads;
+    }
+
+    // Merges the estimates of what was not found; false where float32 cannot hold one.
+    bool finish() {
+        std::optional<States> last;
+        for (const SearchResult& found : result_.found) {
+            if (found.tail.empty()) continue;
+            if (last) merge_into(state_, *last);
+            last.emplace(rows_, dim_);
+            last->out = found.tail;
+            const std::vector<std::uint8_t> dense = dense_heads(found);
+            for (std::int64_t row = 0; row < rows_; ++row) {
+                if (!dense[row / group_]) last->lse[row] = found.missed[row];
+            }
+            if (!all_finite(last->out) || !finite_or_none(last->lse)) return false;
+        }
+        merge(state_, last ? &*last : nullptr, nullptr, nullptr, call_.out, plan_.geometry.dtype,
+              call_.lse);
+        return true;
+    }
+
+    const StepPlan& plan_;
+    const StepCall& call_;
+    const int heads_, group_;
+    const std::int64_t rows_;
+    const int dim_;
+    States window_, state_;
+    std::vector<float> floor_, missed_, bound_;
+    std::int64_t window_tokens_ = 0, attended_ = 0;  // attended: found ones, over all rows
+    double whole_ = 0;                               // searched tokens that were read whole
+    StepResult result_;
+};
+
+}  // namespace
+
+StepResult run_step(const StepPlan& plan, const StepCall& call) {
+    return StepRun(plan, call).run();
+}
+
+}  // namespace kvdb

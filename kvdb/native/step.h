@@ -1,0 +1,82 @@
+// One query of one layer, by a plan that was prepared: some blocks are read whole, indexes search
+// the others, and everything is merged.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "attend.h"
+#include "searcher.h"
+
+namespace kvdb {
+
+// Blocks that are read whole. The placement's arrays belong to the caller.
+struct StepBlocks {
+    std::vector<std::uint64_t> table;
+    std::vector<std::int32_t> counts;
+    std::optional<Placement> placement;
+};
+
+// Tokens [begin, end) of an index, which lie in `blocks`.
+struct StepSearch {
+    const indexes::Searcher* searcher;
+    std::int64_t begin, end;
+    StepBlocks blocks;
+    std::vector<std::uint8_t> active_heads;  // [kv_heads], or empty: which heads are searched
+    std::vector<std::uint64_t> hidden;       // a bit for each token of the index, or empty
+};
+
+// Tokens that are read whole for some KV heads, while they are searched for others.
+struct StepWhole {
+    StepBlocks blocks;
+    std::int64_t tokens;
+    std::vector<std::uint8_t> heads;  // [kv_heads]
+};
+
+struct StepPlan {
+    Geometry geometry{};
+    int q_heads;
+    float scale;
+    StepBlocks window;        // read whole, with what the run has from block `grows_from` on
+    std::int64_t grows_from;  // -1: nothing
+    StepBlocks sinks;         // of the window, but a range does not begin at their scores
+    std::vector<StepSearch> searches;
+    std::vector<StepWhole> whole;
+    std::int64_t tokens;        // that are searched; spans searched by several indexes count once
+    std::vector<float> guards;  // [kv_heads], or empty: the log of what a head may miss, relative
+                                // to what it reads
+    double found_share_max;     // of the searched tokens: more are read whole
+    double whole_share_max;     // of the searched tokens and KV heads: more, and all are
+
+    int rows_of_head() const { return q_heads / geometry.kv_heads; }
+};
+
+// The query, the run as it is now, and where the answer goes. All arrays are contiguous.
+struct StepCall {
+    Rows query;                  // [q_heads][1][head_dim] of the geometry's type
+    const std::uint64_t* table;  // of the run
+    const std::int32_t* counts;
+    std::int64_t blocks;
+    void* out;        // as the query
+    float* lse;       // [q_heads]
+    float* read_lse;  // [q_heads] over the tokens read, without estimates
+    float* missed;    // [q_heads] log of the estimated sum that was left out
+};
+
+enum class StepEnd { answered, reads_everything, not_finite };
+
+struct StepResult {
+    StepEnd end = StepEnd::answered;
+    std::vector<indexes::SearchResult> found;  // of each search that was made
+    std::vector<std::int64_t> found_ns;
+    // Tokens that were looked at and attended, and bytes read; a token counts once for each group
+    // of query heads that shared its read. Where everything is to be read, what was spent so far.
+    double scanned = 0, retrieved = 0;
+    std::int64_t nbytes = 0;
+    Share missed{0, 0}, bound{0, 0};
+};
+
+// Where the end is not `answered`, out, lse, read_lse and missed hold nothing.
+StepResult run_step(const StepPlan& plan, const StepCall& call);
+
+}  // namespace kvdb

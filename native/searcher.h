@@ -1,0 +1,35 @@
+// A search of one index, prepared by the package that knows the index for one that does not.
+#pragma once
+
+#include <cstdint>
+
+#include "export.h"
+#include "geometry.h"
+#include "query_rows.h"
+
+namespace kvdb::indexes {
+
+// The name of the capsules in which searchers go from one extension module to another.
+inline constexpr const char* kSearcherName = "kvdb.indexes.Searcher";
+
+// What is asked for is fixed: queries come and go, from any number of threads at once. It keeps
+// alive what it reads but the blocks, which the caller does.
+class KVDB_BASE Searcher {
+  public:
+    Searcher(const Geometry& geometry, const std::uint64_t* table, std::int64_t tokens)
+        : geometry(geometry), table(table), tokens(tokens) {}
+    Searcher(const Searcher&) = delete;
+    Searcher& operator=(const Searcher&) = delete;
+    virtual ~Searcher();
+
+    // The tokens of these blocks that are asked for, among those that the queries see. outside:
+    // [q_heads][n], the log of the sum of exp(scale * q.k) over tokens elsewhere. Rows whose KV
+    // head costs less to be read whole may be given up.
+    virtual SearchResult search(const QueryRows& queries, const float* outside) const = 0;
+
+    const Geometry geometry;
+    const std::uint64_t* const table;  // block base addresses
+    const std::int64_t tokens;
+};
+
+}  // namespace kvdb::indexes
