@@ -17,7 +17,7 @@ KINDS = ("flat", "quantized", "coarse-bounds", "coarse-means", "coarse-clusters"
 RANKED = ("flat", "quantized", "coarse-clusters")
 """Kinds on which TopK, TopP and bounds are measured."""
 ESTIMATING = ("quantized", "coarse-clusters")
-"""Kinds on which the 64 or 256 largest weights are measured with an estimate of the rest."""
+"""Kinds that are measured with an estimate of the rest."""
 FASTER = 0.1
 """The time that a search counts for at any price, relative to its own."""
 TOP_K, TOP_P, MISSED = (64, 256), (0.9, 0.99), (0.1, 0.01)
@@ -60,9 +60,12 @@ def ways(quick: bool, *, at_any_price: bool = False) -> list[Way]:
             options = QueryOptions(max_missed_mass=mass, hints=hints)
             found.append(Way(f"max_missed_mass {mass:g} {kind}", f"max_missed_mass, {kind}", options))
     for kind in ESTIMATING[:1] if quick else ESTIMATING:
+        hints = Hints(index=kind)
         for k in TOP_K:
-            options = QueryOptions(TopK(k), estimate_tail=True, hints=Hints(index=kind))
+            options = QueryOptions(TopK(k), estimate_tail=True, hints=hints)
             found.append(Way(f"TopK({k}) and estimate {kind}", f"TopK and estimate, {kind}", options))
+        options = QueryOptions(Dipr(ALPHAS[1]), estimate_tail=True, hints=hints)
+        found.append(Way(f"Dipr({ALPHAS[1]:g}) and estimate {kind}", f"Dipr and estimate, {kind}", options))
     return found
 
 
