@@ -64,7 +64,7 @@ class RemoteSession:
         self.id = reply.session_id
         self._sessions = sessions
         self._stream: Decode | None = None
-        self._spoke = 0.0  # seconds of the monotonic clock, when the stream was last used
+        self._last_used = 0.0  # when the stream was, in seconds of the monotonic clock
         self._lock = RLock()
         self._open = True
         try:
@@ -111,19 +111,14 @@ class RemoteSession:
                     codec.put_array(message, array)
                 put_query_options(call, options)
                 outs.append(_writable(self._decode(request)))
-            return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
+            return _joined(outs)
 
     def overlay(self, layer: int, positions: Positions, k: Array, v: Array) -> None:
-        """Recomputed KV of tokens before the tail; see `kvdb.session.state.SessionState.overlay`, whose errors it raises."""
+        """Overlay tokens before the tail; see `kvdb.session.state.SessionState.overlay`, whose errors it raises."""
         with self._lock:
             self.check_layer(layer)
             validate.positions(positions, validate.keys_values(self.spec, k, v), self.start, layer)
-            for (k_piece, v_piece), where in self._placed_pieces(positions, k, v):
-                request = pb.DecodeRequest()
-                call = request.overlay
-                self._fill_placed(call, layer, where)
-                codec.put_array(call.k, k_piece)
-                codec.put_array(call.v, v_piece)
+            for request in self._placed_requests("overlay", layer, positions, k=k, v=v):
                 self._decode(request)
 
     def attention_at(self, layer: int, q: Array, positions: Positions) -> Array:
@@ -131,30 +126,20 @@ class RemoteSession:
         with self._lock:
             self.check_layer(layer)
             validate.positions(positions, validate.queries(self.spec, q), self.start, layer)
-            outs = []
-            for (piece,), where in self._placed_pieces(positions, q):
-                request = pb.DecodeRequest()
-                self._fill_placed(request.attention_at, layer, where)
-                codec.put_array(request.attention_at.q, piece)
-                outs.append(_writable(self._decode(request)))
-            return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
+            requests = self._placed_requests("attention_at", layer, positions, q=q)
+            return _joined([_writable(self._decode(request)) for request in requests])
 
     def measure_deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
-        """Measures of how far fresh KV is from what is stored; see `kvdb.session.state.SessionState.measure_deviation`, whose
+        """Measure how far fresh KV is from stored KV; see `kvdb.session.state.SessionState.measure_deviation`, whose
         errors it raises."""
         with self._lock:
             self.check_layer(layer)
             validate.positions(positions, validate.keys_values(self.spec, k, v), self.start, layer)
             outs = []
-            for (k_piece, v_piece), where in self._placed_pieces(positions, k, v):
-                request = pb.DecodeRequest()
-                call = request.deviation
-                self._fill_placed(call, layer, where)
-                codec.put_array(call.k, k_piece)
-                codec.put_array(call.v, v_piece)
-                call.score = "" if score is None else score_name(score)
+            for request in self._placed_requests("deviation", layer, positions, k=k, v=v):
+                request.deviation.score = "" if score is None else score_name(score)
                 outs.append(_writable(self._decode(request)))
-            return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
+            return _joined(outs)
 
     def fork(self) -> "RemoteSession":
         """Another session over the same tokens. Raises SessionClosed."""
@@ -207,11 +192,6 @@ class RemoteSession:
         if start is not None and not isinstance(call, pb.AttentionRequest):
             call.start = start
 
-    def _fill_placed(
-        self, call: pb.OverlayRequest | pb.AttentionAtRequest | pb.DeviationRequest, layer: int, positions: Positions
-    ) -> None:
-        call.session_id, call.layer, call.positions = self.id, layer, codec.to_positions(positions)
-
     def _decode(self, request: pb.DecodeRequest) -> pb.DecodeReply:
         data = request.SerializeToString()
         try:
@@ -219,13 +199,13 @@ class RemoteSession:
         except NotSent:
             return self._exchange(data)
         except Unavailable:
-            self.stats()  # SessionClosed when the stream ended because its session did: nobody had used it for too long
+            self.stats()  # raises SessionClosed if the server closed the session, which nobody had used for too long
             raise
         finally:
-            self._spoke = monotonic()
+            self._last_used = monotonic()
 
     def _exchange(self, data: bytes) -> pb.DecodeReply:
-        """Send a request, in pieces where it is larger than a message. What the server has of an unfinished one has no effect."""
+        """Send a request, in pieces if it is larger than a message. The pieces of an unfinished request have no effect."""
         stream = self._open_stream()
         if len(data) <= self.connection.message_bytes_max:
             return stream.exchange(data)
@@ -238,10 +218,10 @@ class RemoteSession:
         return reply
 
     def _open_stream(self) -> Decode:
-        """The stream of the last call, or another where that has ended, or is about to be ended by the server for its silence."""
+        """The stream of the last call, or a new one if that has ended, or was silent so long that the server may end it."""
         stream = self._stream
         if stream is not None and not stream.ended:
-            if monotonic() - self._spoke < self.connection.stream_idle_seconds * IDLE_SHARE:
+            if monotonic() - self._last_used < self.connection.stream_idle_seconds * IDLE_SHARE:
                 return stream
             stream.cancel()
         direct = DirectDecode.open(self.connection) if available(self.connection) else None
@@ -262,17 +242,20 @@ class RemoteSession:
         for piece in self._cut(nbytes, n):
             yield tuple(array[:, piece] for array in arrays), None if first is None else first + piece.start
 
-    def _placed_pieces(self, positions: Positions, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], Positions]]:
-        """`_pieces` for tokens at these positions."""
-        nbytes = positions.nbytes + sum(array.nbytes for array in arrays)
-        if nbytes <= self.connection.stream_payload_bytes_max:
-            yield arrays, positions
-            return
-        for piece in self._cut(nbytes, len(positions)):
-            yield tuple(array[:, piece] for array in arrays), positions[piece]
+    def _placed_requests(self, name: str, layer: int, positions: Positions, **arrays: Array) -> Iterator[pb.DecodeRequest]:
+        """Requests of this name for tokens at these positions, as many as their arrays take."""
+        nbytes = positions.nbytes + sum(array.nbytes for array in arrays.values())
+        fits = nbytes <= self.connection.stream_payload_bytes_max
+        for piece in (slice(None),) if fits else self._cut(nbytes, len(positions)):
+            request = pb.DecodeRequest()
+            call = getattr(request, name)
+            call.session_id, call.layer, call.positions = self.id, layer, codec.to_positions(positions[piece])
+            for field, array in arrays.items():
+                codec.put_array(getattr(call, field), array[:, piece])
+            yield request
 
     def _cut(self, nbytes: int, n: int) -> Iterator[slice]:
-        """Slices of n tokens that fit into a request. nbytes: of all n. Raises MessageTooLarge where one token does not fit."""
+        """Slices of n tokens that each fit into a request. nbytes: of all n. Raises MessageTooLarge if one token does not."""
         self.connection.check_stream_size("one token", nbytes // n)
         step = self.connection.stream_payload_bytes_max // (nbytes // n)
         for at in range(0, n, step):
@@ -290,6 +273,11 @@ class RemoteSession:
 
 def _writable(reply: pb.DecodeReply) -> Array:
     return codec.from_array(reply.out).copy()
+
+
+def _joined(outs: list[Array]) -> Array:
+    """The answers to pieces of one request, joined along their tokens."""
+    return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
 
 
 def _start(start: int | None) -> int | None:
