@@ -80,9 +80,9 @@ class Quantized(ChunkCodes[_native.Quantized]):
 
     def searcher(self, retrieval: Retrieval, scale: float, *, estimate_tail: bool) -> Searcher | None:
         """See `indexes.searcher.searcher_of`."""
-        asked = kernel_parameter(retrieval, scale, self.blocks.tokens)
+        number_and_parameter = kernel_parameter(retrieval, scale, self.blocks.tokens)
         margin = 0.0 if estimate_tail else MARGIN
-        return Searcher(self._kernels.searcher(self.blocks.native, *asked, scale, margin, estimate_tail))
+        return Searcher(self._kernels.searcher(self.blocks.native, *number_and_parameter, scale, margin, estimate_tail))
 
     def cost(
         self, tokens: int, rows: int, retrieval: Retrieval, *, expected_tokens: float | None = None, heads: int | None = None
