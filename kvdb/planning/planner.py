@@ -22,7 +22,7 @@ from query_optimizer.access import Access
 from query_optimizer.diffuse import DiffuseHead
 from query_optimizer.facts import Facts
 from query_optimizer.plan import Plan
-from query_optimizer.query_options import NO_HINTS, QueryOptions
+from query_optimizer.query_options import NO_HINTS, NO_OPTIONS, QueryOptions
 from query_optimizer.ways import HeadShare
 
 PREPARED_MAX = 64
@@ -33,6 +33,10 @@ RECHECK_QUERIES = 256
 """After so many queries of a layer, over all sessions, heads that are known to be diffuse are searched once more."""
 FIRST_USES, USES_MAX = 4, 256
 """A plan is made anew after so many queries, each time after twice as many, because what is known of the heads changes."""
+
+Key = tuple[QueryOptions, int, Variant]
+"""What a plan is made for: options, the bits of the number of queries, and what an audit changes."""
+_NO_KEY: Key = NO_OPTIONS, 0, SERVED
 
 
 class Planner:
@@ -47,8 +51,9 @@ class Planner:
         self._layer = layer
         self._run = run
         self._tail = tail
-        self._prepared: dict[tuple[QueryOptions, int, Variant], Prepared] = {}
-        self._next_uses: dict[tuple[QueryOptions, int, Variant], int] = {}
+        self._prepared: dict[Key, Prepared] = {}
+        self._last: tuple[Key, Prepared | None] = _NO_KEY, None
+        self._next_uses: dict[Key, int] = {}
         self._costs: Costs = {}
         self._checked: set[QueryOptions] = set()
         self._failed_gpu_version: int | None = None
@@ -63,8 +68,12 @@ class Planner:
     def prepare(self, n: int, options: QueryOptions, variant: Variant = SERVED) -> Prepared:
         """The plan of a call of n queries. Raises UnknownRule."""
         key = options, n.bit_length(), variant
-        prepared = self._prepared.get(key)
+        last, prepared = self._last
+        # A caller most often asks for the same again; hashing what it asks for takes longer than all else.
+        if last[0] is not options or last[1:] != key[1:]:
+            prepared = self._prepared.get(key)
         if prepared is not None:
+            self._last = key, prepared
             prepared.uses_left -= 1
             still_good = prepared.version == self._version() and prepared.plan.holds_for(self._run.read_tokens)
             if prepared.uses_left >= 0 and still_good:
@@ -78,6 +87,7 @@ class Planner:
         if prepared.knows_diffuse and n == 1 and self._recheck_is_due():
             prepared = self._prepare(n, options, 1, rechecks=True)
         self._prepared[key] = prepared
+        self._last = key, prepared
         return prepared
 
     def prepare_once(self, n: int, options: QueryOptions) -> Prepared:
@@ -116,6 +126,7 @@ class Planner:
     def leave_gpu(self) -> None:
         """The GPU failed to answer: plan without it, until something changes there."""
         self._prepared.clear()
+        self._last = _NO_KEY, None
         self._device_attentions.clear()
         self._failed_gpu_version = None if self.gpu is None else self.gpu.version
 

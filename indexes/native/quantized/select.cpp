@@ -193,6 +193,18 @@ double Select::rest_mass(const std::vector<std::int32_t>& candidates, float top)
     return rest;
 }
 
+// log2 of the mass outside and of the tokens retrieved.
+float Select::known_mass() const {
+    const float factor = tile_.options.scale * static_cast<float>(kLog2E);
+    const float outside = tile_.options.outside[row_.number] * static_cast<float>(kLog2E);
+    float most = outside;
+    for (const float score : row_.scores) most = std::max(most, factor * score);
+    if (!(most > kNone)) return kNone;
+    float sum = std::exp2(outside - most);
+    for (const float score : row_.scores) sum += std::exp2(factor * score - most);
+    return most + std::log2(sum);
+}
+
 void Select::keep(const std::vector<std::int32_t>& candidates) {
     std::vector<float> exact(candidates.size());
     if (tile_.exact) {
@@ -227,6 +239,7 @@ void Select::keep(const std::vector<std::int32_t>& candidates) {
         row_.ids.push_back(candidates[i]);
         row_.scores.push_back(exact[i]);
     }
+    row_.known = known_mass();
 }
 
 }  // namespace kvdb::indexes::quantized
