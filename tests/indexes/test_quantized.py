@@ -78,8 +78,8 @@ def test_a_share_counts_what_is_outside(layer, index, outside):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("retrieval", [Dipr(0.5), TopK(1), TopK(64), TopP(0.3)], ids=str)
 def test_what_is_not_found_is_estimated(retrieval, dtype):
-    """Also for queries that see a part of the tokens, and none of the hidden ones. The less the rest weighs beside what was found,
-    the rougher its estimate may be."""
+    """Also for queries that see a part of the tokens, and none of the hidden ones. The less the rest weighs, the rougher it may
+    be."""
     layer = Layer.of(1500, dtype)
     index = Quantized.build(layer.blocks)
     hidden = np.random.default_rng(1).random(1500) < 0.2
