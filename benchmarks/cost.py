@@ -1,6 +1,7 @@
 """Do the formulas of costs say what steps take, and would the kind that they call the cheapest be the right one?
 
     python -m benchmarks.cost [--tokens 16384 131072] [--workloads sharp diffuse] [--cache DIR] [--defaults]
+    python -m benchmarks.cost --fit quantized
 
 One JSON line for each length, workload, retrieval and kind: predicted and measured milliseconds of a step, as a session makes it,
 behind an exact one that leaves caches cold. Then the summary: max(predicted / measured, measured / predicted), and how often what
@@ -20,6 +21,7 @@ from statistics import median
 
 import numpy as np
 
+import benchmarks.cost_fit as cost_fit
 from benchmarks.harness import machine as machine_facts
 from benchmarks.harness import report
 from benchmarks.kinds import USUAL, build
@@ -67,6 +69,9 @@ def main() -> None:
     started = time.perf_counter()
     machine = Machine() if given.defaults else calibrate()
     report("calibrated", seconds=time.perf_counter() - started, **machine.to_dict())
+    if given.fit is not None:
+        cost_fit.fit(machine)
+        return
     cells = []
     for tokens in given.tokens:
         for name in given.workloads:
@@ -82,6 +87,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kv-heads", type=int, default=8, help="KV heads, each of 4 query heads (default 8)")
     parser.add_argument("--rounds", type=int, default=6, help="of which each takes another query (default 6)")
     parser.add_argument("--cache", type=Path, help="folder that keeps workloads and indexes")
+    parser.add_argument("--fit", choices=cost_fit.KINDS, help="fit the constants of a kind to this machine, and nothing else")
     parser.add_argument("--defaults", action="store_true", help="predict by Machine's defaults, and calibrate nothing")
     return parser.parse_args()
 

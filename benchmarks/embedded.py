@@ -4,6 +4,8 @@
 `embedded.cold`: the same on a short context, every second time after 128 MiB of something else were read through the caches.
 `embedded.import`: import_context into memory that was used before, against a plain copy of the same bytes between such memory;
 and into memory fresh from the system, against filling fresh memory, which is what the system gives at best.
+
+No indexes are built, because that would take the processor from what is measured.
 """
 
 from statistics import median
@@ -14,6 +16,7 @@ import numpy as np
 import kvdb
 from benchmarks.harness import huge_pages, machine, measure, report
 from kvdb import _native
+from kvdb.config import Config, IndexConfig
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.types import DTYPES, Array
 
@@ -22,6 +25,7 @@ IMPORT_GB_PER_S_MIN = 5.0
 LAYERS, TOKENS = 8, 16_384
 CONTEXTS = (256, 4096, 32_768)
 CALLS, WARM_UP = 1500, 200
+NO_BUILDS = Config(indexes=IndexConfig(on_demand="", automatic=False))
 
 
 def main() -> None:
@@ -40,7 +44,7 @@ def attend(tokens: int, kind: str) -> None:
     k, v = random(8, tokens), random(8, tokens)
     arrays = [as_kind(array, kind) for array in (random(32, 1), k[:, :1], v[:, :1])]
     totals, beyond = [], []
-    with kvdb.connect() as db:
+    with kvdb.connect(config=NO_BUILDS) as db:
         db.import_context(spec, ids, [(k, v)], name="doc")
         with db.create_session(spec, ids) as session:
             before = session.stats().kernel_seconds
@@ -72,7 +76,7 @@ def cold(kind: str) -> None:
     layout = BlockLayout.of(spec, 64)
     table = np.arange(other.ctypes.data, other.ctypes.data + len(other), layout.nbytes, dtype=np.uint64)
     beyond: dict[str, list[float]] = {"warm": [], "cold": []}
-    with kvdb.connect() as db:
+    with kvdb.connect(config=NO_BUILDS) as db:
         db.import_context(spec, ids, [(k, v)], name="doc")
         with db.create_session(spec, ids) as session:
             before = session.stats().kernel_seconds
@@ -95,7 +99,7 @@ def imports() -> None:
     ids = np.arange(TOKENS)
     layers = [(random(8, TOKENS), random(8, TOKENS)) for _ in range(LAYERS)]
     nbytes = TOKENS * spec.token_nbytes * LAYERS
-    with kvdb.connect() as db:
+    with kvdb.connect(config=NO_BUILDS) as db:
 
         def once() -> None:
             db.import_context(spec, ids, layers, name="doc").drop()

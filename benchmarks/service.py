@@ -4,6 +4,8 @@
 query embedded; and through gRPC's public API, against which the SDK drives its streams from the caller's thread.
 `service.unary`: short calls that are each a gRPC call of their own, and a step of two sessions.
 `service.import`: import_context through gRPC on loopback TCP into a process of its own, against the same import embedded.
+
+No indexes are built, because that would take the processor from what is measured.
 """
 
 import subprocess
@@ -11,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from statistics import median, quantiles
+from tempfile import NamedTemporaryFile
 from time import perf_counter
 from unittest.mock import patch
 
@@ -18,6 +21,7 @@ import numpy as np
 
 import kvdb
 from benchmarks.harness import machine, report
+from kvdb.config import Config, IndexConfig
 from kvdb.types import Array
 
 SPEC = kvdb.ModelSpec("bench", layers=1, q_heads=32, kv_heads=8, head_dim=128, dtype="bfloat16")
@@ -26,6 +30,8 @@ CONTEXTS = (256, 4096, 32_768)
 CALLS, ROUNDS, WARM_UP = 100, 15, 200
 IMPORT_TOKENS, IMPORT_ROUNDS, IMPORT_ARRAYS = 8192, 5, 4
 
+NO_BUILDS = IndexConfig(on_demand="", automatic=False)
+NO_BUILDS_TOML = '[indexes]\non_demand = ""\nautomatic = false\n'
 OVERHEAD_US_MAX = 400
 IMPORT_GB_PER_S_MIN = 1.0
 PUBLIC = patch("kvdb.client.remote.session.available", lambda _: False)
@@ -33,7 +39,7 @@ PUBLIC = patch("kvdb.client.remote.session.available", lambda _: False)
 
 def main() -> None:
     report("machine", **machine())
-    with server() as target, kvdb.connect(target) as remote, kvdb.connect() as embedded:
+    with server() as target, kvdb.connect(target) as remote, kvdb.connect(config=Config(indexes=NO_BUILDS)) as embedded:
         for tokens in CONTEXTS:
             decode(remote, embedded, tokens)
         unary(remote)
@@ -43,13 +49,16 @@ def main() -> None:
 @contextmanager
 def server() -> Iterator[str]:
     """A server process on a free port; its target."""
-    command = [sys.executable, "-m", "kvdb.__main__", "serve", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().split()[-1]
-        finally:
-            process.terminate()
+    with NamedTemporaryFile("w", suffix=".toml") as config:
+        config.write(NO_BUILDS_TOML)
+        config.flush()
+        command = [sys.executable, "-m", "kvdb.__main__", "serve", "--port", "0", "--config", config.name]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                yield process.stdout.readline().split()[-1]
+            finally:
+                process.terminate()
 
 
 def decode(remote: kvdb.Client, embedded: kvdb.Client, tokens: int) -> None:

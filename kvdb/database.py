@@ -47,8 +47,11 @@ def _call(method: Callable[Concatenate["Database", P], R]) -> Callable[Concatena
 
     @wraps(method)
     def guarded(self: "Database", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._handles.call():
+        self._handles.begin_call()
+        try:
             return method(self, *args, **kwargs)
+        finally:
+            self._handles.end_call()
 
     return guarded
 

@@ -103,7 +103,7 @@ class Machine(_Numbers):
         return min(1.0, self.cache_bytes / nbytes) if nbytes > 0 else 1.0
 
     def _slowness(self, working_set_nbytes: float) -> float:
-        """How long scattered reads take, relative to reads of which caches hold nothing: 1 to WARM."""
+        """The time of scattered reads, relative to their time where caches hold nothing: between WARM and 1."""
         return 1 - (1 - WARM) * self._cached(working_set_nbytes)
 
 

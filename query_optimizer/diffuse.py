@@ -13,14 +13,15 @@ ESTIMATED = TopK(64)
 
 @dataclass(frozen=True)
 class DiffuseHead:
-    """Does not search for heads that want a large share of all tokens, as earlier queries showed.
+    """Reads diffuse heads whole instead of searching: heads of which earlier queries wanted a large share of all tokens.
 
-    These heads are read whole, or all heads are where that costs less, because a page holds the tokens of all. Only where the
-    caller asks for an estimate of the tail, and names no retrieval, may an index read the few largest weights and estimate the
-    rest from pages (RetroInfer, arXiv 2505.02922: tripartite attention); then what costs least decides.
+    Where it costs less, all heads are read whole, because a page holds the keys and values of all heads. If the caller asks for
+    an estimate of the tail and names no retrieval, an index may instead read the few tokens with the largest weights and estimate
+    the rest from pages (RetroInfer, arXiv 2505.02922: tripartite attention). The cheapest of these ways is taken.
 
     share_max: the largest share of the tokens that a head may want and still be searched. free_share_max, free_tokens_max: the
-    same where an estimate is possible.
+    same where an estimate is possible. queries_min: a head is known after this number of queries. wish: the kind of index to wish
+    for where an estimate is asked for and no index can make one.
     """
 
     share_max: float = 0.04

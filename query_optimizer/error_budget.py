@@ -15,11 +15,10 @@ SLOW_AUDITS = 8
 
 
 def trial_of(budget: LayerBudget) -> tuple[WayFacts, Heads] | None:
-    """The way that is to be tried next, and the KV heads that it may come to answer; None where nothing is to be learnt.
+    """The way to try next, and the KV heads that it may answer afterwards; None if nothing is left to learn.
 
-    First ways for the heads that are read whole, in their order; then, for heads that a way answers already, those before it, for
-    an index may have come later.
-    """
+    Ways are tried in their order, first for the heads that are read whole. Then each head that a way answers already is tried
+    with the ways before that one, because their index may have been built later."""
     read_whole = tuple(head for head, share in enumerate(budget.heads) if share.way is None)
     for facts in budget.ways:
         if any(is_open(budget, facts, head) for head in read_whole):

@@ -1,4 +1,4 @@
-"""What EXPLAIN says of the evidence by which KV heads are answered."""
+"""The text of EXPLAIN about the evidence by which KV heads are answered."""
 
 from math import inf, isfinite
 
@@ -20,7 +20,7 @@ def no_proof(budget: LayerBudget, heads: Heads) -> str:
     if budget.error_max <= 0:
         return "no error is allowed"
     if not budget.ways:
-        return f"no index is there whose answers could be audited, budget {budget.error_max:.2%}"
+        return f"there is no index whose answers could be audited, budget {budget.error_max:.2%}"
     nearest = min(budget.ways, key=lambda facts: _nearness(facts, heads))
     told = known(budget, nearest, heads)
     return f"no faster way is proven to keep its share of {budget.error_max:.2%}; nearest: {nearest.way}, {told}"
@@ -55,5 +55,5 @@ def _nearness(facts: WayFacts, heads: Heads) -> tuple[float, float]:
 
 
 def _of_head(facts: WayFacts, head: int) -> tuple[float, float]:
-    """The nearer a head is to a proof, the smaller: its bound, then how many audits are there."""
+    """A key that is smaller the nearer a head is to a proof: its bound, then its number of audits."""
     return (inf if facts.waits[head] else facts.bounds[head], -facts.audits[head])

@@ -1,4 +1,4 @@
-"""How sure measured errors are, without a guess at how they are distributed, and how a budget of errors is shared out.
+"""Confidence bounds of measured errors, whatever their distribution, and the division of an error budget among heads.
 
 Of n independent samples, the number below a quantile has a binomial distribution whatever the samples are like. So ranks can be
 named in advance between whose samples the quantile lies with a given confidence (order statistics). The confidence is that of one
@@ -19,6 +19,8 @@ Samples = npt.NDArray[np.floating]
 
 QUANTILE = 0.95
 CONFIDENCE = 0.95
+ROUNDING = 1 + 1e-12
+"""A chance that equals the doubt is not to be missed by what floats lose."""
 POWERS = 6
 """The number of queues that are made at once; most budgets need no more."""
 
@@ -33,7 +35,7 @@ def rank_of_bound(n: int, quantile: float = QUANTILE, confidence: float = CONFID
     rank, above = n + 1, 0.0
     for r in range(n, 0, -1):
         above += _binomial(n, r, quantile)  # the chance that r samples or more lie below the quantile, and so the r-th does
-        if above > 1 - confidence:
+        if above > (1 - confidence) * ROUNDING:
             break
         rank = r
     return rank if rank <= n else None
@@ -47,7 +49,7 @@ def lower_rank(n: int, quantile: float = QUANTILE, confidence: float = CONFIDENC
 
 
 def upper_bound(samples: Samples, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> Float64:
-    """What the quantile of each column is at most, with this confidence: float64 `[...]` for samples `[n, ...]`.
+    """An upper bound of the quantile of each column, with this confidence: float64 `[...]` for samples `[n, ...]`.
 
     Infinite where n samples are too few, and where too many of them are NaN or infinite.
     """
@@ -56,7 +58,7 @@ def upper_bound(samples: Samples, quantile: float = QUANTILE, confidence: float 
 
 
 def lower_bound(samples: Samples, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> Float64:
-    """What the quantile of each column is at least, with this confidence: float64 `[...]` for samples `[n, ...]`.
+    """A lower bound of the quantile of each column, with this confidence: float64 `[...]` for samples `[n, ...]`.
 
     Minus infinity where n samples are too few. NaN counts as the largest of all.
     """
@@ -65,13 +67,13 @@ def lower_bound(samples: Samples, quantile: float = QUANTILE, confidence: float 
 
 
 def joint_bounds(groups: Sequence[Samples], quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> list[float]:
-    """A bound for each group of heads; the square root of the sum of their squares is what the quantile of the error of all heads
-    together is at most, with this confidence.
+    """A bound for each group of heads. The root of the sum of their squares is an upper bound of the quantile of the error of all
+    heads together, with this confidence.
 
-    groups: for each way of answering that is in use, what the heads that it answers err together, `[n]`, one for each query;
-    errors of heads add up in squares. Heads that are each over a bound in few queries may be so in different ones, so that some
-    head is in many: bounds of single heads say nothing of that, rows do. Ways were measured on different queries, so that each of
-    m has an m-th of the queries that may be above the quantile, and of the doubt.
+    groups: for each way of answering that is in use, the joint error of the heads that it answers, `[n]`, one for each query;
+    errors of heads add up in squares. Heads may each exceed a bound in few queries, but in different ones, so that some head does
+    in many queries. Bounds of single heads do not show that; joint errors do. Ways were measured on different queries, so each of
+    m ways gets an m-th of the share of queries above the quantile, and of the doubt (a union bound).
     """
     share = 1 / max(1, len(groups))
     return [float(upper_bound(group, 1 - (1 - quantile) * share, 1 - (1 - confidence) * share)) for group in groups]
@@ -85,12 +87,14 @@ def share_out(budget: float, options: npt.ArrayLike) -> npt.NDArray[np.int64]:
     has an error of infinity. Returns the number of each head's option, `[heads]`. Raises ValueError for a head without an option
     of error 0, and for a budget that is no number.
 
-    More budget never takes more seconds, and at least a third of the seconds that the best choice saves are saved: let each head
-    go on from its exact option to cheaper ones in the order of seconds saved per squared error, all heads in one queue, until
-    the first that does not fit. A large option may bar the queue, so the same is tried without options above a power of two, for
-    each that is at most the budget; and the one option that alone saves most is tried. The best choice has at most one option
-    above the largest of these powers, which is no better than that one, and the queue of the others falls short of the optimum
-    by less than the option that did not fit, which is no better either.
+    More budget never takes more seconds, and at least a third of the seconds that the best choice saves are saved.
+
+    Each head moves from its exact option to faster ones, in the order of seconds saved per squared error. The moves of all heads
+    stand in one queue, and are made until the first that does not fit. A large option may block the queue, so this is repeated
+    without the options above a power of two, for each power that is at most the budget. The one option that saves most by itself
+    is tried too. Proof of the third: the best choice has at most one option above the largest of these powers, which saves no
+    more than the best single one; and the queue of the others falls short of the optimum by less than the option that did not
+    fit, which saves no more than the best single one either.
     """
     pairs = np.asarray(options, np.float64)
     if not 0 <= budget < math.inf:
@@ -117,7 +121,7 @@ def share_out(budget: float, options: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
 
 def _queues(spendable: float, saved: Float64, costs: Float64) -> Iterator[npt.NDArray[np.int64]]:
-    """What each queue takes, as numbers of options, `[POWERS, heads]`, a row for each queue: without options above the largest
+    """The options that each queue takes, by number, `[POWERS, heads]`, a row for each queue: without options above the largest
     power of two that can be spent, half of that, and so on until everything fits. saved, costs: `[options, heads]`, by cost, the
     first being exact.
 
@@ -181,4 +185,4 @@ def _check(quantile: float, confidence: float) -> None:
 
 
 AUDITS_MIN = next(n for n in range(1, 1000) if rank_of_bound(n) is not None)
-"""So many audits are the fewest that can prove anything."""
+"""The smallest number of audits that can prove anything."""

@@ -1,7 +1,7 @@
 """The rules, in their order. Each part is taken through them; the first that fires decides, for the KV heads it names.
 
-A rule is an object with a name and `when(facts, part, heads)`, which returns a `Fired`, a `Wish` for an index that does not
-stand, or the reason why it did not fire, as a string. `heads` are the KV heads that no rule before it has decided on.
+A rule is an object with a name and `when(facts, part, heads)`, which returns a `Fired`, a `Wish` for an index that is not
+there, or the reason why it did not fire, as a string. `heads` are the KV heads that no rule before it has decided on.
 """
 
 from dataclasses import dataclass
@@ -54,8 +54,8 @@ class FreshTail:
     """A session's own tokens are read whole: they are recent, and no index holds them yet (InfLLM, arXiv 2402.04617: the local
     window).
 
-    A piece of a prompt, of more than `queries_max` tokens, reads the indexed ones too, because a prompt attends to itself
-    exactly.
+    A call of more than `queries_max` tokens is a piece of a prompt. It reads the indexed tokens whole as well, because a prompt
+    attends to itself exactly.
     """
 
     queries_max: int = 16
@@ -67,7 +67,7 @@ class FreshTail:
         if not part.searchable:
             return Fired(reason="the session's own tokens")
         if facts.new_tokens > self.queries_max:
-            return Fired(reason=f"{facts.new_tokens} of the session's own tokens ask")
+            return Fired(reason=f"the {facts.new_tokens} queries are a piece of a prompt")
         return f"{part.searchable:,} of its tokens are indexed"
 
 
@@ -112,9 +112,8 @@ class BudgetFits:
     """A part whose pages fit into faster memory is kept there, and a few of its coarse pages are picked (InfLLM, arXiv
     2402.04617; AlayaDB, section 6: a sufficient budget of GPU memory).
 
-    It speaks of memory, and decides for queries that say what they read. Pages that are picked by rank are an approximation, so a
-    query with an error budget takes none that audits did not prove on its heads; the rule stands behind `error_budget`, which
-    decides for all heads of such a query. Its pages are kept in faster memory all the same.
+    The rule decides for queries that say what they read. Picking pages by rank is an approximation, so for a query with an error
+    budget `error_budget` decides, which stands before this rule and goes by audits. It keeps pages in faster memory too.
     """
 
     tokens_share: float = 0.02
@@ -132,7 +131,11 @@ class BudgetFits:
         ranked = not facts.bounded  # a bound is met by ranges, ever wider
         coarse = cheapest(index for index in usable if index.kind.startswith("coarse") and (ranked or not index.ranks_only))
         if coarse is None:
-            return f"its pages in {fast.tier} are not asked so" if resident else Wish("coarse-clusters", _missing(part, "coarse"))
+            return (
+                f"no index of its pages in {fast.tier} can answer this"
+                if resident
+                else Wish("coarse-clusters", _missing(part, "coarse"))
+            )
         k = max(1, round(self.tokens_share * part.visible))
         told = f"its pages take {needed:,} of {fast.free_nbytes:,} bytes that are free in {fast.tier}"
         if resident:
@@ -190,9 +193,9 @@ class DeepLayers:
 
 @dataclass(frozen=True)
 class CheapestScan:
-    """Where no graph stands, or a walk costs more, the index with the cheapest scan is taken.
+    """Takes the index with the cheapest scan, where there is no graph or walking it costs more.
 
-    wish: the kind of index to wish for where none stands, "" for none.
+    wish: the kind of index to wish for where there is none, "" for no wish.
     """
 
     wish: str = "flat"
@@ -209,7 +212,7 @@ class CheapestScan:
 
 @dataclass(frozen=True)
 class NoIndex:
-    """Every token is read, because nothing can be searched or searching is switched off."""
+    """Reads every token, because nothing can be searched or searching is switched off."""
 
     name: str = "no_index"
 
@@ -236,7 +239,7 @@ def base_rules(short_context_tokens: int = 4096, wish: str = "flat") -> tuple[Ru
 
 
 def searching(facts: Facts) -> float:
-    """Seconds of the fastest search: by the cheapest index of each part; parts without an index are read."""
+    """Seconds of the fastest search, by the cheapest index of each part; parts without an index are read whole."""
     total = facts.step_seconds
     for part in facts.parts:
         index = min((index.sharp_seconds for index in facts.usable(part)), default=part.seconds - part.window_seconds)

@@ -60,7 +60,7 @@ class WayFacts:
 
 @dataclass(frozen=True, slots=True)
 class HeadShare:
-    """What one KV head may err, and how it is answered.
+    """How one KV head is answered, and how large its error may be.
 
     way: None where everything is read. bound: what the 95th percentile of its error is proven not to exceed. error_max: what it
     may be, so that all heads together keep the layer's budget. audits: how many answers were compared.
@@ -77,8 +77,8 @@ class LayerBudget:
     """The error that one layer's output may have, relative to exact attention, and how its KV heads spend it.
 
     ways: everything that is known, in the order in which ways are tried. heads: one share for each KV head. read_seconds: the
-    expected time of reading everything. trial: a way that all
-    heads are answered by, proven or not, because the answer is only compared with an exact one.
+    expected time of reading everything. trial: a way by which all heads are answered, proven or not, because the answer is only
+    compared with an exact one.
     """
 
     error_max: float
@@ -88,7 +88,7 @@ class LayerBudget:
     trial: Way | None = None
 
     def way_of(self, head: int) -> Way | None:
-        """How a head is answered, None for exactly."""
+        """The way by which a head is answered, None where it is read whole."""
         return self.trial if self.trial is not None else self.heads[head].way
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from engine_adapter.demo.server import ServerProcess
-from kvdb.commands.arguments import add_index, add_retrieval, retrieval_of
+from kvdb.commands.arguments import add_index, add_retrieval, retrieval_of, sentence
 from kvdb.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def add(commands: "Subparsers") -> None:
 
 def _add_rag(commands: "Subparsers") -> None:
     what = "questions about many documents in novel orders, each computed once"
-    parser = commands.add_parser("rag", help=what, description=f"{what.capitalize()}.")
+    parser = commands.add_parser("rag", help=what, description=sentence(what))
     parser.add_argument("--documents", type=int, default=24, help="in the library (default 24)")
     parser.add_argument("--together", type=int, default=8, metavar="N", help="documents in one prompt (default 8)")
     parser.add_argument("--questions", type=int, default=12, help="how many are asked (default 12)")

@@ -46,10 +46,6 @@ class Usage:
         """The share of the stored tokens that was computed again."""
         return self.recomputed / max(self.reused + self.recomputed, 1)
 
-    @property
-    def read_share(self) -> float | None:
-        return None if self.read is None else self.read / max(self.context, 1)
-
     def __str__(self) -> str:
         read = "" if self.read is None else f", {self.read:,} of {self.context:,} read a step"
         return (

@@ -113,16 +113,6 @@ class Check:
     rows: tuple[Checked, ...]
     full: Checked
 
-    def least_ratio(self, same: float = 0.98) -> float | None:
-        """The least ratio of the caller's from which on at least this share of the answers equals those of a full prefill; None
-        if there is none."""
-        good: float | None = None
-        for row in sorted((row for row in self.rows if not row.chosen), key=lambda row: row.ratio or 0.0, reverse=True):
-            if row.same < same:
-                break
-            good = row.ratio
-        return good
-
     def __str__(self) -> str:
         lines = [_HEAD, *(_line(row, self.full) for row in (*self.rows, self.full))]
         legend = (

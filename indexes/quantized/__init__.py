@@ -1,4 +1,4 @@
-"""Four-bit codes of all keys and values: the few tokens that weigh most are read as they are, the rest is estimated."""
+"""Codes of four bits of all keys and values: the few tokens with the largest weights are read, the rest is estimated."""
 
 from indexes.quantized.index import Quantized
 

@@ -1,8 +1,8 @@
-"""A read of short codes: the few tokens that weigh most count as they are, all others by four bits a channel.
+"""A scan of 4-bit codes: the few tokens with the largest weights are read as they are stored, all others count by their codes.
 
-What a code leaves of a key or value is noise of its own, so that over the many tokens of a diffuse head it averages out; where
-few tokens weigh much they are found by their codes and read as they were stored. Keys and values are coded relative to the mean
-of their chunk and rotated, so that no channel stands out (QuaRot, arXiv 2404.00456). A query is rounded to 8 bits, weights to 7.
+The errors of the codes are independent, so they average out over the many tokens of a diffuse head. The few tokens with large
+weights are found by their codes, and read as they are stored. Keys and values are coded relative to the mean of their chunk and
+rotated, so that no channel stands out (QuaRot, arXiv 2404.00456). Queries are rounded to 8 bits, weights to 7.
 """
 
 from typing import ClassVar
@@ -11,14 +11,14 @@ import numpy as np
 
 import indexes._native as _native
 import indexes.quantized.cost as _cost
-from indexes.base import Cost, Queries, SearchResult
+from indexes.base import BuildCost, Cost, Queries, SearchResult
 from indexes.chunk_codes import CHUNK, ChunkCodes
 from indexes.file import Shapes
 from indexes.retrieval import Retrieval, kernel_parameter
 from indexes.searcher import Searcher
 
 MARGIN = 0.35
-"""The share of the bound on a code's error that a token is given, where what is not found is left out; with 1 nothing is
+"""The share of the bound on a code's error that a token is given where the tail is not estimated; with 1 nothing is
 overlooked."""
 
 
@@ -46,6 +46,11 @@ class Quantized(ChunkCodes[_native.Quantized]):
             "bounds": ((chunks, kv_heads, 2 * _native.QUANTIZED_RUNS), np.float32),
         }
 
+    @classmethod
+    def build_cost(cls, tokens: int, kv_heads: int, head_dim: int) -> BuildCost:
+        """See `indexes.registry.Priced`, and `indexes.quantized.cost` for the formula."""
+        return _cost.to_build(tokens, kv_heads, head_dim)
+
     def search(
         self,
         queries: Queries,
@@ -57,9 +62,9 @@ class Quantized(ChunkCodes[_native.Quantized]):
     ) -> SearchResult:
         """See `indexes.base.Index`. tight: reads every visible key, so that `missed` and its bound are exact.
 
-        estimate_tail: tokens are chosen by their codes alone, without a margin, for those that are not count all the same.
-        give_up: a KV head of which a query wants more than a quarter of its tokens is given up. TopP: queries.outside counts to
-        the mass, and as found; the share is that of the estimates. Raises ValueError.
+        estimate_tail: tokens are chosen by their codes alone, without a margin, because the others count too. give_up: a KV head
+        is given up if one of its queries wants more than a quarter of the tokens that it sees. TopP: the mass in queries.outside
+        counts as found, and all masses are estimated from codes. Raises ValueError.
         """
         fields = self._kernels.search(
             self.blocks.native,

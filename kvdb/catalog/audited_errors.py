@@ -1,4 +1,4 @@
-"""How wrong the answers over one segment are, by layer and query head, as its evidence says."""
+"""The audited errors of the answers over one segment, by layer and query head."""
 
 from collections.abc import Collection
 
@@ -16,8 +16,8 @@ def audited_errors(evidence: Evidence, shape: tuple[int, int]) -> tuple[Int64, F
     """How many answers were audited, int64, and what the 95th percentile of their error does not exceed, float32, infinite where
     the audits are too few to say; both `[layers, q_heads]` and read-only.
 
-    shape: layers and query heads. A query head has the numbers of its KV head, which are of the way that errs least of those that
-    were tried; the faster ones were tried before it, the slower ones only where it is not good enough.
+    shape: layers and query heads. The numbers of a query head are those of its KV head: of the way with the smallest error among
+    the ways that were tried.
     """
     audits, errors = np.zeros(shape, np.int64), np.full(shape, np.inf, np.float32)
     for layer in evidence.layers():
@@ -31,7 +31,8 @@ def audited_errors(evidence: Evidence, shape: tuple[int, int]) -> tuple[Int64, F
 
 
 def _least(ways: Collection[WayEvidence]) -> tuple[Int64, npt.NDArray[np.float64]]:
-    """The audits and the bound of the way with the least bound, `[kv_heads]` each; where none has any, the most audits."""
+    """The audits and the bound of the way with the smallest bound, `[kv_heads]` each; without any bound, of the way with the most
+    audits."""
     bounds = np.stack([way.bounds for way in ways])
     audits = np.stack([way.audits for way in ways])
     best = np.lexsort((-audits, bounds), axis=0)[0]

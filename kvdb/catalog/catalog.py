@@ -132,7 +132,7 @@ class Catalog:
 
     @contextmanager
     def borrow(self, name: str) -> Iterator[Context]:
-        """A context that stays as it is while the body runs, also when it is dropped; see `alive`. Raises NotFound."""
+        """A context that is kept while the body runs, even if it is dropped meanwhile; see `alive`. Raises NotFound."""
         context = self.acquire(name)
         with self._lock:
             self._borrowed.append(context)

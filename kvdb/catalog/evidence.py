@@ -1,4 +1,4 @@
-"""Evidence of how wrong each way of answering is, by layer and KV head: of one segment, or of a session's own tail."""
+"""The measured errors of each way of answering over one segment, or over a session's own tail, by layer and KV head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,8 @@ from query_optimizer.ways import Way
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Everything that an `Evidence` knows. queries: how many each layer was asked. ways: the records of each layer, by way."""
+    """Everything that an `Evidence` knows. queries: the number of queries of each layer. ways: the records of each layer, by
+    way."""
 
     queries: Mapping[int, int] = field(default_factory=dict)
     ways: Mapping[int, Mapping[Way, WayRecord]] = field(default_factory=dict)
@@ -21,7 +22,7 @@ class Records:
 class Evidence:
     """The last audits of every way over the same keys. Thread-safe.
 
-    version: how often a way was proven or withdrawn for some head, or all of it was taken or restored.
+    version: grows when a way is proven or withdrawn for some head, and when all records are taken or restored.
     """
 
     def __init__(self) -> None:
@@ -37,8 +38,11 @@ class Evidence:
             self._queries[layer] = self._queries.get(layer, 0) + queries
 
     def add(self, layer: int, way: Way, audit: Audit, limits: Float64 | None = None) -> Bools:
-        """Take in an audit. limits: float64 `[kv_heads]`, the error that each head may have, where the way is in use. Returns the
-        heads that broke their share and are not withdrawn, bool `[kv_heads]`; audit these once more, and soon."""
+        """Add an audit. limits: float64 `[kv_heads]`, the error that each head may have, None for a way that is not in use.
+
+        Returns the heads that exceeded their limit this time and keep the way, bool `[kv_heads]`; they should soon be audited
+        again.
+        """
         with self._lock:
             ways = self._records.setdefault(layer, {})
             record = ways.get(way)
@@ -66,7 +70,7 @@ class Evidence:
             return sorted(self._records)
 
     def take(self) -> Records:
-        """Hand over everything that is known; nothing is known any more."""
+        """Return all records, and forget them."""
         with self._lock:
             taken = Records(self._queries, self._records)
             self._queries, self._records = {}, {}
@@ -74,7 +78,7 @@ class Evidence:
             return taken
 
     def restore(self, records: Records) -> None:
-        """Know what `take` handed over, and nothing else. The evidence takes the records over."""
+        """Replace everything by what `take` returned, which belongs to this evidence from now on."""
         with self._lock:
             self._queries = dict(records.queries)
             self._records = {layer: dict(ways) for layer, ways in records.ways.items()}
@@ -82,6 +86,6 @@ class Evidence:
 
 
 def _over(audit: Audit, limits: Float64) -> bool:
-    """Whether the heads together broke their budget, so that a plan is made anew."""
+    """Whether the heads together exceeded their budget in some query, so that plans have to be made anew."""
     squares = np.where(audit.heads[:, None], audit.errors.astype(np.float64) ** 2, 0).sum(axis=0)
     return not bool((squares <= (limits[audit.heads] ** 2).sum()).all())

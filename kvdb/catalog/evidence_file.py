@@ -1,12 +1,11 @@
-"""Evidence of how wrong ways of answering are, as a file beside that of the segment it is about, while that lies on disk.
+"""The file of a segment's evidence, which lies beside the file of the segment while that is on disk.
 
 Layout, little-endian: magic, 8 bytes; length of the whole file, uint64; length of the text that follows, uint32; the text, JSON
 in UTF-8: the version, the fields of `Owner`, the number of queries of each layer, and for each record its layer, its way and
 three numbers, how many errors of a head, rows and times it has; then the arrays of each record, one behind the other in the
 order of ARRAYS; last the CRC-32C of everything before it, uint32.
 
-Nothing approximate may be served for evidence that is not this segment's: whatever is wrong with a file, none of it is used, and
-everything is proven anew.
+Wrong evidence would let wrong answers pass. So a file with any fault is not used at all, and everything is proven anew.
 """
 
 import json
@@ -80,7 +79,7 @@ def put_away(evidence: Evidence, disk: SegmentFolder, file: SegmentFile) -> None
 
 
 def bring_back(evidence: Evidence, disk: SegmentFolder, file: SegmentFile) -> None:
-    """Move evidence back to memory, and remove its file. What is not exactly what was put away is dropped with a line in the
+    """Move evidence back to memory, and remove its file. A file that is not as it was written is dropped, with a line in the
     log."""
     records = _read(disk, file)
     if records is not None:
@@ -89,7 +88,7 @@ def bring_back(evidence: Evidence, disk: SegmentFolder, file: SegmentFile) -> No
 
 
 def look(disk: SegmentFolder, file: SegmentFile) -> Evidence | None:
-    """A copy of the evidence beside a segment's file, None where there is none. What is not exactly what was put away is dropped
+    """A copy of the evidence beside a segment's file, None if there is none. A file that is not as it was written is dropped,
     with a line in the log."""
     records = _read(disk, file)
     if records is None:
@@ -124,7 +123,7 @@ def unpack(owner: Owner, content: bytes) -> Records:
     try:
         fields = json.loads(text)
         if fields["version"] != VERSION:
-            told = f"that of {owner.key} is of version {fields['version']!r}; expected {VERSION}"
+            told = f"the file of {owner.key} has version {fields['version']!r}; expected {VERSION}"
             raise Unsupported(f"{told}: what it proves is proven anew")
         _check_owner(Owner(**fields["owner"]), owner)
         queries = {_layer(layer, owner): _count(count) for layer, count in fields["queries"]}
@@ -159,10 +158,10 @@ def _checked_text(owner: Owner, content: bytes) -> bytes:
 
 def _check_owner(found: Owner, expected: Owner) -> None:
     if found.spec != expected.spec:
-        told = f"that of {expected.key} is of spec {found.spec:.16}; expected {expected.spec:.16}"
+        told = f"the file of {expected.key} is of spec {found.spec:.16}; expected {expected.spec:.16}"
         raise SpecMismatch(f"{told}: it proves nothing here")
     if found != expected:
-        raise IntegrityError(f"it is that of another segment, {found}; expected {expected}: it proves nothing here")
+        raise IntegrityError(f"the file is of another segment, {found}; expected {expected}: it proves nothing here")
 
 
 def _records(payload: bytes, listed: Sequence[Mapping[str, Any]], owner: Owner) -> dict[int, dict[Way, WayRecord]]:
@@ -215,4 +214,4 @@ def _checksum(content: bytes) -> int:
 
 
 def _corrupt(owner: Owner, what: str) -> IntegrityError:
-    return IntegrityError(f"that of {owner.key} was changed: {what}; what it proves is proven anew")
+    return IntegrityError(f"the file of {owner.key} was changed: {what}; what it proves is proven anew")

@@ -26,7 +26,7 @@ class Progress:
 class IndexSet:
     """The indexes over one segment so far. Layers appear one by one while sessions read. Thread-safe.
 
-    version: how often indexes came or went.
+    version: grows when indexes are added or removed.
     """
 
     def __init__(self, queries: StoredQueries | None = None) -> None:
@@ -44,7 +44,7 @@ class IndexSet:
 
     @property
     def progress(self) -> Mapping[str, Progress]:
-        """How far each kind is that was requested or scheduled: never changed, but replaced by another."""
+        """The progress of each kind that was requested or scheduled. A mapping never changes; a new one replaces it."""
         return self._progress
 
     def report(self, kind: str, progress: Progress | None) -> None:

@@ -1,4 +1,4 @@
-"""What segments, contexts and sessions keep beside their blocks, which counts in the budget of main memory.
+"""The memory that segments, contexts and sessions take beside their blocks; it counts in the budget of main memory.
 
 The figures are bytes of Python objects, as `tests/kvdb/storage/test_resident_memory.py` measures them: next to nothing beside
 blocks of many tokens and heads, and more than the blocks where these are small.

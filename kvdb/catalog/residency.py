@@ -57,7 +57,7 @@ def offload(context: Context, blocks: BlockStore) -> int:
 
 def pin_snapshot(snapshot: Snapshot, tails: Sequence[BlockTable], loader: Loader, budget: CpuBudget, beside: int) -> Reservation:
     """Keep the segments of a session in main memory, and take `beside` bytes of the budget for it. Raises CapacityError or
-    Unavailable, when the snapshot and the tails are given back."""
+    Unavailable, and then releases the snapshot and the tails."""
     with ExitStack() as undo:
         undo.callback(snapshot.release)
         for tail in tails:

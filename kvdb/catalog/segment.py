@@ -88,7 +88,7 @@ class Segment:
         return self.usage.queries_in_all >= self.statistics.probed_at(layer) + queries * len(self.tables)
 
     def known_evidence(self) -> Evidence:
-        """Its evidence, wherever it is; to look at, for what is added to it may be lost."""
+        """Its evidence, in memory or on disk, for reading only: what is added to it may be lost."""
         with self._lock:
             if self.resident or self.file is None or self._disk is None:
                 return self.evidence

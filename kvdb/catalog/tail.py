@@ -15,7 +15,7 @@ KIND = "flat"
 class Tail:
     """The block table of a growing tail and, once it is long, an index over its sealed tokens [0, sealed).
 
-    seals: how often tokens were sealed. evidence: how wrong queries of them were answered. copy: the tail's slots on the GPU,
+    seals: how often tokens were sealed. evidence: the measured errors of answers over them. copy: the tail's slots on the GPU,
     None until a plan wants them there.
     """
 

@@ -17,7 +17,7 @@ SAMPLES_MIN, SAMPLES_MAX = 64, 256
 """The number of audits of each head for which memory is taken at first, and the number of last audits that count."""
 TIMES_MAX = 32
 RECENT_AUDITS, RECENT_FAULTS = 4, 2
-"""A way is withdrawn for a head that broke its share in RECENT_FAULTS of its last RECENT_AUDITS audits."""
+"""A way is withdrawn for a head that exceeded its limit in RECENT_FAULTS of its last RECENT_AUDITS audits."""
 WITHDRAWN_QUERIES, WITHDRAWN_QUERIES_MAX = 256, 1 << 16
 """A way that was withdrawn is not tried for this number of queries of the layer; the number doubles each time, up to the
 maximum."""
@@ -73,11 +73,11 @@ class WayRecord:
     """The last audits of one way in one layer. Not thread-safe; times are numbers of queries of the layer.
 
     counts: int64 `[kv_heads]`, the number of audits since the head was last forgotten. errors, missed: float32 `[kv_heads, n]`,
-    of the last audits, as in `Audit`; the one of number i at i modulo n. rows: as in `WayEvidence`. times: float64, the last
-    shares of time. given_up: float64 `[kv_heads]`, as in `WayEvidence`. faults: bool `[kv_heads, RECENT_AUDITS]`, whether the
-    head broke its share, the last audit first. last, waits_until: int64 `[kv_heads]`, when a head was last audited, and until
-    when it is not to be tried. withdrawn, stale: int64 `[kv_heads]`, how long it waits when it is withdrawn next, and how long
-    its audits count without another.
+    of the last audits, as in `Audit`; audit number i stands at i modulo n. rows: as in `WayEvidence`. times: float64, the time
+    shares of the last audits. given_up: float64 `[kv_heads]`, as in `WayEvidence`. faults: bool `[kv_heads, RECENT_AUDITS]`,
+    whether the head exceeded its limit, the last audit first. last, waits_until: int64 `[kv_heads]`, when a head was last
+    audited, and until when the way is not tried for it. withdrawn, stale: int64 `[kv_heads]`, how long the way will not be tried
+    when it is next withdrawn, and how long audits count without a new one.
     """
 
     counts: Int64
@@ -112,7 +112,7 @@ class WayRecord:
         )
 
     def add(self, audit: Audit, now: int) -> None:
-        """Take in an audit."""
+        """Add an audit. now: the number of queries of the layer so far."""
         self._summary = None
         for head in np.flatnonzero(audit.heads).tolist():
             for error, missed in zip(audit.errors[head].tolist(), audit.missed[head].tolist(), strict=True):
@@ -130,7 +130,8 @@ class WayRecord:
             self.times = np.append(self.times, audit.time_share)[-TIMES_MAX:]
 
     def judge(self, audit: Audit, limits: Float64, now: int) -> Bools:
-        """Withdraw the way for heads that left their share; the heads that broke it this time only."""
+        """Withdraw the way for heads that exceeded their limits too often, or are no longer proven to keep them. Returns the
+        other heads that exceeded their limits this time, bool `[kv_heads]`."""
         broke = audit.heads & ~(audit.errors <= limits[:, None]).all(axis=1)
         self.faults = np.where(audit.heads[:, None], np.roll(self.faults, 1, axis=1), self.faults)
         self.faults[audit.heads, 0] = broke[audit.heads]

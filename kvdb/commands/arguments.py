@@ -12,12 +12,17 @@ from kvdb.client.connect import connect
 SERVER = "kvdb://127.0.0.1:7700"
 
 
+def sentence(what: str) -> str:
+    """What a command does, as the first sentence of its help."""
+    return f"{what[0].upper()}{what[1:]}."
+
+
 def add_context(parser: argparse.ArgumentParser, *, without: str = "") -> None:
     """Add the arguments for a context's name and its server. without: the help text for what happens without a name, "" where a
     name is required."""
     named = f"the context's name (default: {without})" if without else "the context's name"
     parser.add_argument("name", metavar="NAME", type=_text, nargs="?" if without else None, help=named)
-    parser.add_argument("--server", default=SERVER, help=f"where it is stored (default {SERVER})")
+    parser.add_argument("--server", default=SERVER, help=f"the server that stores it (default {SERVER})")
     parser.add_argument("--token", type=_text, help="the token that the server expects (default KVDB_TOKEN)")
 
 

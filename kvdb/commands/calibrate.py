@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import kvdb.config as configuration
 import kvdb.gpu.probe as probe
 import kvdb.hardware.profile as profile
+from kvdb.commands.arguments import sentence
 from kvdb.config import StorageConfig
 from kvdb.errors import CapacityError, GpuLost, Unsupported
 from kvdb.hardware.calibrate import calibrate
@@ -47,10 +48,12 @@ def add(commands: "Subparsers") -> None:
     """Add `calibrate` to the `kvdb` command."""
     what = "measure this machine for the optimizer"
     parser = commands.add_parser(
-        "calibrate", help=what, description=f"{what.capitalize()}. Takes less than a second, and some more with a GPU."
+        "calibrate", help=what, description=f"{sentence(what)} Takes less than a second, and some more with a GPU."
     )
     place = parser.add_mutually_exclusive_group()
-    place.add_argument("--config", metavar="FILE", help="a TOML file of settings, of which optimizer.machine_file says where")
+    place.add_argument(
+        "--config", metavar="FILE", help="a TOML file of settings, whose optimizer.machine_file says where to keep the numbers"
+    )
     place.add_argument("--file", metavar="FILE", help="where to keep the numbers (default: in the user's cache folder)")
     parser.set_defaults(run=_calibrate)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import kvdb.config as configuration
+from kvdb.commands.arguments import sentence
 from kvdb.commands.environment import Section, describe, threads
 from kvdb.config import StorageConfig
 
@@ -19,9 +20,9 @@ Row = tuple[str, str]
 def add(commands: "Subparsers") -> None:
     """Add `doctor` to the `kvdb` command."""
     what = "say what this machine has and what kvdb will use of it"
-    parser = commands.add_parser("doctor", help=what, description=f"{what.capitalize()}. Changes nothing.")
+    parser = commands.add_parser("doctor", help=what, description=f"{sentence(what)} Changes nothing.")
     parser.add_argument("--config", metavar="FILE", help="a TOML file of settings")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for machines")
     parser.set_defaults(run=_doctor)
 
 

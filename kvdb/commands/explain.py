@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvdb.commands.arguments import add_context, add_index, add_retrieval, open_server, retrieval_of
+from kvdb.commands.arguments import add_context, add_index, add_retrieval, open_server, retrieval_of, sentence
 from query_optimizer.access import Access
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import Hints, QueryOptions
@@ -20,12 +20,14 @@ TEXTS = {"retrieval", "way", "rule"}
 
 def add(commands: "Subparsers") -> None:
     """Add `explain` to the `kvdb` command."""
-    what = "say how a query behind a context is answered, and by which rule"
-    parser = commands.add_parser("explain", help=what, description=f"{what.capitalize()}.")
+    what = "say how a query over a context is answered, and by which rule"
+    parser = commands.add_parser("explain", help=what, description=sentence(what))
     parser.set_defaults(run=_explain)
     add_context(parser)
     parser.add_argument("--layer", type=int, help="the plan of this layer (default: a line for each)")
-    parser.add_argument("--analyze", action="store_true", help="carry it out, for queries kept when the context was stored")
+    parser.add_argument(
+        "--analyze", action="store_true", help="carry the plan out, for queries that were kept when the context was stored"
+    )
     parser.add_argument("--verbose", action="store_true", help="show the rules that were tried before, and why they did not fire")
     add_retrieval(parser, "the optimizer decides")
     parser.add_argument("--max-missed-mass", type=float, help="read on until at most this share of the mass can be missing")

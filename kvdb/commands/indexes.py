@@ -8,7 +8,7 @@ from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING
 
 from kvdb.client.client import Client
-from kvdb.commands.arguments import add_context, add_index, open_server
+from kvdb.commands.arguments import add_context, add_index, open_server, sentence
 from kvdb.commands.output import drawn
 from kvdb.types import IndexInfo, ModelSpec
 
@@ -25,17 +25,17 @@ UNDER_WAY = {"waiting", "building"}
 def add(commands: "Subparsers") -> None:
     """Add the three to the `kvdb` command."""
     what = "list the indexes over a context"
-    parser = commands.add_parser("indexes", help=what, description=what)
-    parser.add_argument("--watch", action="store_true", help="show how builds go on until none is under way")
+    parser = commands.add_parser("indexes", help=what, description=sentence(what))
+    parser.add_argument("--watch", action="store_true", help="go on showing how far builds are, until none is under way")
     parser.set_defaults(run=_list)
     add_context(parser)
     what = "build an index over a context"
-    parser = commands.add_parser("index", help=what, description=what)
+    parser = commands.add_parser("index", help=what, description=sentence(what))
     add_index(parser, "--kind", "kind of index (default flat)", "flat")
     parser.set_defaults(run=_build)
     add_context(parser)
     what = "check the indexes over a context against its keys"
-    parser = commands.add_parser("verify", help=what, description=what)
+    parser = commands.add_parser("verify", help=what, description=sentence(what))
     parser.set_defaults(run=_verify)
     add_context(parser)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import kvdb.config as configuration
+from kvdb.commands.arguments import sentence
 from kvdb.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
 def add(commands: "Subparsers") -> None:
     """Add `serve` to the `kvdb` command."""
     what = "offer a database over gRPC"
-    parser = commands.add_parser("serve", help=what, description=f"{what.capitalize()} until SIGTERM.")
+    parser = commands.add_parser("serve", help=what, description=sentence(f"{what}, until SIGTERM"))
     parser.add_argument("--host", help="address to listen on, or unix:/path (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default 7700)")
     parser.add_argument(
-        "--error-max", type=float, help="error that answers may have when nobody names one, 0 to 1 (default 0.01)"
+        "--error-max", type=float, help="relative error that answers may have where a query names none, 0 to 1 (default 0.01)"
     )
     parser.add_argument("--config", metavar="FILE", help="a TOML file of settings")
     parser.set_defaults(run=_run)

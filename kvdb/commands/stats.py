@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import kvdb.commands.heat_map as heat_map
 import kvdb.validate as validate
-from kvdb.commands.arguments import add_context, open_server
+from kvdb.commands.arguments import add_context, open_server, sentence
 from kvdb.commands.measures import DRAWN, is_known, overall
 from kvdb.commands.stats_table import audited, heads_of_layer, summary, tiers
 from kvdb.commands.text_map import text_map
@@ -26,14 +26,14 @@ at least half."""
 def add(commands: "Subparsers") -> None:
     """Add `stats` to the `kvdb` command."""
     what = "show what memory holds, or statistics of the queries over a context by layer and head"
-    parser = commands.add_parser("stats", help=what, description=what)
+    parser = commands.add_parser("stats", help=what, description=sentence(what))
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument(
         "--by", choices=("layer", "head"), default="layer", help="what each row of the table stands for (default layer)"
     )
     shown.add_argument("--layer", type=int, metavar="N", help="show each head of this layer instead")
-    parser.add_argument("--measure", choices=DRAWN, help="show a map of this one, layers down and heads across, instead")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="draw it, or all, as a heat map too")
+    parser.add_argument("--measure", choices=DRAWN, help="show a map of this measure instead, layers down and heads across")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the measure, or all of them, as a heat map")
     parser.set_defaults(run=_run)
     add_context(parser, without="what each tier of memory holds")
 
@@ -41,7 +41,7 @@ def add(commands: "Subparsers") -> None:
 def _run(given: argparse.Namespace) -> int:
     if given.name is None:
         if given.png or given.measure or given.layer is not None:
-            raise InvalidArgument("--png, --measure and --layer are of a context; expected its name")
+            raise InvalidArgument("--png, --measure and --layer show a context; expected its name")
         with open_server(given) as db:
             print(tiers(db.tiers()))
         return 0
@@ -51,10 +51,10 @@ def _run(given: argparse.Namespace) -> int:
         validate.layer(info.spec, given.layer)
     measures = [given.measure] if given.measure else [measure for measure in DRAWN if is_known(statistics, measure)]
     if not measures or not is_known(statistics, measures[0]):
-        unseen = f"query that searches {given.name!r} was observed"
+        unseen = f"query of one token has searched an index of {given.name!r}"
         if given.measure == ERROR:
-            unseen = f"way of answering queries over {given.name!r} was compared with exact answers"
-        print(f"no {unseen} yet; build an index with kvdb index: statistics come from queries of one token that search one")
+            unseen = f"answer over {given.name!r} was compared with an exact one"
+        print(f"no {unseen} yet: kvdb indexes shows which indexes there are, kvdb explain why queries read everything")
         return 1 if given.png else 0
     if given.measure:
         print(f"{_head(info)}\n\n{text_map(given.measure, overall(statistics, given.measure))}")

@@ -28,11 +28,12 @@ from query_optimizer.ways import HeadShare
 PREPARED_MAX = 64
 """How many plans of one layer are kept; a caller may ask for another alpha each time."""
 DEVICE_ATTENTIONS_MAX = 8
-"""How many of the objects are kept that answer plans on the GPU, since they take memory there."""
+"""The number of DeviceAttention objects that are kept; each takes memory of the GPU."""
 RECHECK_QUERIES = 256
 """After so many queries of a layer, over all sessions, heads that are known to be diffuse are searched once more."""
 FIRST_USES, USES_MAX = 4, 256
-"""A plan is made anew after so many queries, each time after twice as many, because what is known of the heads changes."""
+"""A plan is made anew after FIRST_USES queries, the next after twice as many, and so on up to USES_MAX, because what is known
+about the heads changes."""
 
 Key = tuple[QueryOptions, int, Variant]
 """What a plan is made for: options, the bits of the number of queries, and what an audit changes."""
@@ -40,7 +41,8 @@ _NO_KEY: Key = NO_OPTIONS, 0, SERVED
 
 
 class Planner:
-    """Plans of one layer, each kept for the same options and number of queries until a fact it depended on leaves its range."""
+    """Makes the plans of one layer. A plan is kept for its options and number of queries until a fact that it depends on
+    changes."""
 
     def __init__(
         self, services: PlanningServices, spec: ModelSpec, snapshot: Snapshot, layer: int, run: BlockRun, tail: Tail
@@ -62,11 +64,12 @@ class Planner:
 
     @property
     def gpu(self) -> GpuInterface | None:
-        """That of the database."""
+        """The GPU of the database, None without one."""
         return self._services.gpu
 
     def prepare(self, n: int, options: QueryOptions, variant: Variant = SERVED) -> Prepared:
-        """The plan of a call of n queries. Raises UnknownRule."""
+        """The plan of a call of n queries. variant: SERVED for the plan of the answer, another for an audit. Raises
+        UnknownRule."""
         key = options, n.bit_length(), variant
         last, prepared = self._last
         # A caller most often asks for the same again; hashing what it asks for takes longer than all else.
@@ -91,7 +94,7 @@ class Planner:
         return prepared
 
     def prepare_once(self, n: int, options: QueryOptions) -> Prepared:
-        """`prepare`, but made anew and not kept. Raises UnknownRule."""
+        """A plan as from `prepare`, but made anew and not kept. Raises UnknownRule."""
         return self._prepare(n, options, 0)
 
     def check(self, options: QueryOptions) -> None:
@@ -124,7 +127,7 @@ class Planner:
         return make_device([device_part(access, part, self._snapshot, self._run, self._block_size)], False)
 
     def leave_gpu(self) -> None:
-        """The GPU failed to answer: plan without it, until something changes there."""
+        """Plan without the GPU, which failed to answer, until its version changes."""
         self._prepared.clear()
         self._last = _NO_KEY, None
         self._device_attentions.clear()
@@ -135,7 +138,7 @@ class Planner:
         return self._tail.table.layout.block_size
 
     def _parts(self, n: int, options: QueryOptions) -> list[Part]:
-        """The parts of the layer; those with copies on the GPU as its own, where it answers sooner than the CPU."""
+        """The parts of the layer. Copies on the GPU are parts of their own, if the GPU answers sooner than the CPU."""
         known = self._services.config, self._layer, self._snapshot, self._run, self._tail
         gpu, spec, machine = self._services.gpu, self._spec, self._services.machine
         if gpu is None or gpu.memory(spec) is None or not supports(options) or self._failed_gpu_version == gpu.version:
@@ -155,7 +158,7 @@ class Planner:
         return gather(Call(*known, *(() if gpu is None else (gpu.machine, gpu.memory(self._spec)))), parts)
 
     def _recheck_is_due(self) -> bool:
-        """Whether diffuse heads are to be searched once more; then they are not for a while, in any session."""
+        """Whether diffuse heads are due to be searched once more. If so, they are not due again for a while, in any session."""
         due = [view.segment for view in self._snapshot.views if view.segment.is_due_for_probe(self._layer, RECHECK_QUERIES)]
         for segment in due:
             segment.statistics.mark_probed(self._layer, segment.usage.queries_in_all)
@@ -170,7 +173,7 @@ class Planner:
         return tuple(versions)
 
     def _evidence(self, parts: list[Part]) -> tuple[Evidence, ...]:
-        """What audits showed of each part that an index may search."""
+        """The evidence of each part that an index may search."""
         owners = [self._tail if part.segment is None else part.segment for part in parts if part.span.tokens]
         return tuple(dict.fromkeys(owner.evidence for owner in owners))
 
@@ -208,7 +211,8 @@ class Planner:
             return None
 
         def make(parts: Sequence[DevicePart], tail: bool) -> DeviceAttention:
-            """Plans alike share one, because making its tables on the device takes longer than a query."""
+            """The object for these parts. Plans with the same parts share it, because making its tables on the device takes
+            longer than a query."""
             version = self._version()
             if self._device_attentions_version != version or len(self._device_attentions) >= DEVICE_ATTENTIONS_MAX:
                 self._device_attentions.clear()

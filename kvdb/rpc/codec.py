@@ -169,27 +169,11 @@ def from_spec(message: pb.ModelSpec) -> ModelSpec:
 
 
 def to_info(info: ContextInfo) -> pb.ContextInfo:
-    return pb.ContextInfo(
-        name=info.name,
-        spec=to_spec(info.spec),
-        tokens=info.tokens,
-        segments=info.segments,
-        nbytes=info.nbytes,
-        chunk=info.chunk,
-        blended=info.blended,
-    )
+    return pb.ContextInfo(**vars(info) | {"spec": to_spec(info.spec)})
 
 
 def from_info(message: pb.ContextInfo) -> ContextInfo:
-    return ContextInfo(
-        name=message.name,
-        spec=from_spec(message.spec),
-        tokens=message.tokens,
-        segments=message.segments,
-        nbytes=message.nbytes,
-        chunk=message.chunk,
-        blended=message.blended,
-    )
+    return ContextInfo(**_fields(ContextInfo, message) | {"spec": from_spec(message.spec)})
 
 
 def to_index_info(info: IndexInfo) -> pb.IndexInfo:
@@ -197,19 +181,7 @@ def to_index_info(info: IndexInfo) -> pb.IndexInfo:
 
 
 def from_index_info(message: pb.IndexInfo) -> IndexInfo:
-    return IndexInfo(
-        segment=message.segment,
-        tokens=message.tokens,
-        kind=message.kind,
-        layers=message.layers,
-        layers_total=message.layers_total,
-        nbytes=message.nbytes,
-        state=message.state,
-        progress=message.progress,
-        seconds=message.seconds,
-        seconds_expected=message.seconds_expected,
-        error=message.error,
-    )
+    return IndexInfo(**_fields(IndexInfo, message))
 
 
 def to_stats(stats: SessionStats) -> pb.StatsReply:
@@ -217,8 +189,7 @@ def to_stats(stats: SessionStats) -> pb.StatsReply:
 
 
 def from_stats(message: pb.StatsReply) -> SessionStats:
-    values = {field.name: getattr(message, field.name) for field in fields(SessionStats)}
-    return SessionStats(**values | {"rules": dict(message.rules), "ways": dict(message.ways)})
+    return SessionStats(**_fields(SessionStats, message) | {"rules": dict(message.rules), "ways": dict(message.ways)})
 
 
 def to_tier(stats: TierStats) -> pb.TierStats:
@@ -226,7 +197,7 @@ def to_tier(stats: TierStats) -> pb.TierStats:
 
 
 def from_tier(message: pb.TierStats) -> TierStats:
-    return TierStats(*(getattr(message, field.name) for field in fields(TierStats)))
+    return TierStats(**_fields(TierStats, message))
 
 
 def to_statistics(statistics: ContextStatistics) -> pb.ContextStatisticsReply:
@@ -236,6 +207,11 @@ def to_statistics(statistics: ContextStatistics) -> pb.ContextStatisticsReply:
 def from_statistics(name: str, message: pb.ContextStatisticsReply) -> ContextStatistics:
     """Raises DtypeError or ShapeError."""
     return ContextStatistics(name, tuple(map(_from_segment, message.segments)))
+
+
+def _fields(cls: type[Any], message: Any) -> dict[str, Any]:
+    """The fields of a message by the names of a dataclass's fields."""
+    return {field.name: getattr(message, field.name) for field in fields(cls)}
 
 
 def _to_segment(segment: SegmentStatistics) -> pb.SegmentStatistics:

@@ -1,6 +1,5 @@
 """The bytes of all requests that the server holds: received, and not answered yet."""
 
-from collections import Counter
 from threading import Condition, Lock
 
 from kvdb.errors import CapacityError
@@ -24,7 +23,7 @@ class InflightBytes:
         self._bytes_max = bytes_max
         self._client_max = client_share(bytes_max)
         self._held = 0
-        self._of_client: Counter[str] = Counter()
+        self._of_client: dict[str, int] = {}
         self._waiting = 0  # streams
         self._changed = Condition(Lock())
 
@@ -33,9 +32,10 @@ class InflightBytes:
         with self._changed:
             if not self._fits(client, nbytes):
                 raise CapacityError(
-                    f"the server holds requests of {self._held:,} bytes that wait to be answered, {self._of_client[client]:,} of "
-                    f"them this client's, and this one has {nbytes:,}; expected at most {self._bytes_max:,} together and "
-                    f"{self._client_max:,} of one client, so wait for answers, or raise server.inflight_bytes_max"
+                    f"the server holds requests of {self._held:,} bytes that wait to be answered, "
+                    f"{self._of_client.get(client, 0):,} of them this client's, and this one has {nbytes:,}; expected at most "
+                    f"{self._bytes_max:,} together and {self._client_max:,} of one client, so wait for answers, or raise "
+                    "server.inflight_bytes_max"
                 )
             self._count(client, nbytes)
         return nbytes
@@ -59,8 +59,6 @@ class InflightBytes:
         if nbytes:
             with self._changed:
                 self._count(client, -nbytes)
-                if not self._of_client[client]:
-                    del self._of_client[client]
                 if self._waiting:
                     self._changed.notify_all()
 
@@ -69,4 +67,8 @@ class InflightBytes:
 
     def _count(self, client: str, nbytes: int) -> None:
         self._held += nbytes
-        self._of_client[client] += nbytes
+        counted = self._of_client.get(client, 0) + nbytes
+        if counted:
+            self._of_client[client] = counted
+        else:
+            self._of_client.pop(client, None)

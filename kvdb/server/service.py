@@ -30,7 +30,6 @@ from kvdb.types import ContextInfo, IndexInfo
 from kvdb.version import __version__
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
-IMPORT = "ImportContext"
 BLOCKING = {"BuildIndex", "VerifyIndexes"}
 """Unary calls that hold their thread for long, and count among the streams therefore."""
 

@@ -3,7 +3,6 @@
 A call that waits for its turn takes no thread: it is kept here, and told when the calls before it have ended.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection
 from threading import Event, Lock
 from typing import NamedTuple
@@ -29,7 +28,7 @@ class Turns:
         self._running_max = running_max
         self._waiting_max = waiting_max
         self._busy: set[str] = set()
-        self._running: Counter[str] = Counter()
+        self._running: dict[str, int] = {}
         self._waiting: list[tuple[Turn, Callable[[], object]]] = []
         self._closed = False
         self._lock = Lock()
@@ -105,9 +104,9 @@ class Turns:
             return True
         client, sessions = turn
         free = self._busy.isdisjoint(sessions) and sessions.isdisjoint(reserved)
-        return free and (not client or self._running[client] < self._running_max)
+        return free and (not client or self._running.get(client, 0) < self._running_max)
 
     def _take(self, turn: Turn) -> None:
         self._busy |= turn.sessions
         if turn.client:
-            self._running[turn.client] += 1
+            self._running[turn.client] = self._running.get(turn.client, 0) + 1

@@ -1,6 +1,5 @@
 """Counters of one session."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,8 +32,11 @@ class SessionCounters:
     def stats(self, tokens: int, start: int, reused: int, tail_nbytes: int, audits: Sequence[Audits]) -> SessionStats:
         """The counters as statistics of a session. tokens: how many it holds, those from position `start` on in its tail. audits:
         of each layer, none under way."""
-        errors = np.array([error for layer in audits for error in layer.errors])
-        ways = sum((Counter(layer.ways) for layer in audits), Counter[str]())
+        errors = [error for layer in audits for error in layer.errors]
+        ways: dict[str, int] = {}
+        for layer in audits:
+            for way, queries in layer.ways.items():
+                ways[way] = ways.get(way, 0) + queries
         return SessionStats(
             tokens=tokens,
             reused=reused,
@@ -50,8 +52,8 @@ class SessionCounters:
             kernel_seconds=self.kernel_ns / 1e9,
             rules=dict(self.rules),
             error_audits=sum(layer.audited for layer in audits),
-            error_median=float(np.median(errors)) if errors.size else 0.0,
-            error_p95=float(np.quantile(errors, 0.95, method="higher")) if errors.size else 0.0,
-            error_max_seen=max(layer.largest for layer in audits),
-            ways=dict(ways),
+            error_median=float(np.median(errors)) if errors else 0.0,
+            error_p95=float(np.quantile(errors, 0.95, method="higher")) if errors else 0.0,
+            error_max_seen=max([layer.largest for layer in audits]),
+            ways=ways,
         )

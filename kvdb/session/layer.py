@@ -33,18 +33,18 @@ from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 log = logging.getLogger(__name__)
 NO_POSITIONS: Positions = np.zeros(0, np.int64)
 DECODE_TOKENS = 16
-"""Calls of more tokens are a prefill; their times say nothing of a decode step, so they are not counted."""
+"""A call of more tokens is a prefill. Its time says nothing about a decode step, so it is not counted."""
 OBSERVED_FIRST, OBSERVED_STEP = 16, 8
 """Statistics are made of the first queries of one token, and then of every 8th."""
 
 
 class Layer:
-    """The tail, the run that queries read, and the plans for them."""
+    """One layer of a session: its own tokens, the run of blocks that queries read, and the plans by which they are answered."""
 
     def __init__(
         self, services: SessionServices, spec: ModelSpec, snapshot: Snapshot, number: int, tail: BlockTable, error_max: float
     ) -> None:
-        """error_max: of queries that leave it to a default."""
+        """error_max: the error budget of queries that name none."""
         self.tail = tail
         self.run = snapshot.run(number, tail)
         self.segment_counters = SegmentCounters(snapshot.views, services.advisor.count_queries)
@@ -64,7 +64,7 @@ class Layer:
         self.audits = Audits(number, self.planner, services.auditor)
 
     def ready(self) -> Self:
-        """Wait until nobody else uses the layer, and everything that it reads is in main memory; returns the layer. Raises
+        """Wait until audits under way have ended and everything that the layer reads is in main memory. Returns the layer. Raises
         IntegrityError or Unavailable."""
         self.audits.settle()
         if self._waits:
@@ -73,6 +73,8 @@ class Layer:
         return self
 
     def append(self, k: Array, v: Array) -> None:
+        """Append the KV of n tokens, `[kv_heads, n, head_dim]`. Raises NonFiniteError or CapacityError; then nothing was
+        appended."""
         start = self.tail.length
         try:
             self.tail.append(k, v)
@@ -87,7 +89,7 @@ class Layer:
         self._tail.truncated()
 
     def resolve(self, options: QueryOptions) -> QueryOptions:
-        """The options with the session's error_max, where they leave that to a default. Raises InvalidArgument or Unsupported for
+        """The options, with the session's error_max if they name none. Raises InvalidArgument or Unsupported for
         hints that cannot be followed."""
         asked, resolved = self._resolved
         if options is not asked:
@@ -104,7 +106,7 @@ class Layer:
         return n
 
     def check_last(self, n: int) -> None:
-        """Raises PositionError if the layer has fewer than n tokens that may ask, or a gap."""
+        """Raises PositionError if the layer has a gap, or holds fewer than n tokens that queries can belong to."""
         self.check_no_gaps()
         before = self._snapshot.layout.length if self._snapshot.overlay is not None else 0
         if n > self.run.tokens - before:
@@ -140,21 +142,22 @@ class Layer:
             self.run.update_overlay(overlay.positions[self.number])  # also if nothing was added, see `append`
 
     def recompute(self, materialized: MaterializedKeys, q: Array, positions: Positions) -> Array:
-        """Attention of queries at these positions, each over everything up to its own; materialized: of this layer. Raises
-        NonFiniteError where float32 cannot hold it."""
+        """Attention of queries at these positions, each over all tokens up to its own. materialized: the keys of this layer.
+        Raises NonFiniteError where float32 cannot hold a result."""
         state = materialized.attend(q, positions, self._spec.softmax_scale)
         if not self.tail.layout.finite(state.out, state.lse):
             raise beyond_float32()
         return state.out
 
     def answer(self, q: Array, options: QueryOptions) -> tuple[Array, Plan, AttentionStats]:
-        """Attention of the last n tokens, `[q_heads, n, head_dim]`. Raises UnknownRule or NonFiniteError."""
+        """Answer the queries of the last n tokens, `[q_heads, n, head_dim]`. Returns the output, the plan, and what was read.
+        Raises UnknownRule or NonFiniteError."""
         prepared = self.prepare(q, options)
         out, stats = self.answer_prepared(prepared, q, options)
         return out, prepared.plan, stats
 
     def prepare(self, q: Array, options: QueryOptions) -> Prepared:
-        """The plan by which queries of the last n tokens are to be answered. Raises UnknownRule."""
+        """The plan by which the queries of the last n tokens are answered. Raises UnknownRule."""
         self.query_samples.add(q)
         if self._indexes_tail:
             self._tail.seal()
@@ -165,8 +168,8 @@ class Layer:
     def answer_prepared(
         self, prepared: Prepared, q: Array, options: QueryOptions, pending: Pending | None = None
     ) -> tuple[Array, AttentionStats]:
-        """The answer to what a plan was prepared for, which counts towards what is known of such queries. pending: as `execute`
-        takes it. Raises NonFiniteError where float32 cannot hold it."""
+        """Answer queries by the plan that was prepared for them, and count the answer. pending: see `execute`. Raises
+        NonFiniteError where float32 cannot hold the answer."""
         # Where the caller names the index, giving up says more about the index than about the query.
         telling = q.shape[1] == 1 and options.hints.index is None
         observed = telling and (prepared.rechecks or self._observes())
@@ -198,8 +201,8 @@ class Layer:
     def execute(
         self, prepared: Prepared, q: Array, options: QueryOptions, observed: bool = False, pending: Pending | None = None
     ) -> tuple[AttentionState, AttentionStats]:
-        """Answer queries q of the last n tokens by a plan. observed: whether statistics are made of it. pending: the part of the
-        GPU, where it was launched already."""
+        """Answer the queries q of the last n tokens by a plan. observed: whether they go into the statistics. pending: what was
+        already launched on the GPU for them, None for nothing."""
         layout, scale, partition = self.tail.layout, self._spec.softmax_scale, prepared.partition
         query = AttentionQuery(layout, self.run, q, scale, options, observed)
         if partition.device is not None and partition.device.takes(q.shape[1]):
@@ -225,6 +228,6 @@ class Layer:
         self.tail.release()
 
     def _observes(self) -> bool:
-        """Whether statistics are made of this query."""
+        """Whether this query goes into the statistics."""
         self._steps += 1
         return self._steps <= OBSERVED_FIRST or self._steps % OBSERVED_STEP == 0

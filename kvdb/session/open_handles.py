@@ -1,7 +1,6 @@
 """The sessions and imports that are open in a database."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from threading import Condition
 from typing import Protocol
 
@@ -51,18 +50,16 @@ class OpenHandles:
         with self._changed:
             self._handles.discard(handle)
 
-    @contextmanager
-    def call(self) -> Iterator[None]:
-        """A call of the database, for which closing it waits. Raises Unavailable once the database is closed."""
+    def begin_call(self) -> None:
+        """A call of the database begins, for which closing it waits. Raises Unavailable once the database is closed."""
         with self._changed:
             self._check_open()
             self._calls += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._calls -= 1
-                self._changed.notify_all()
+
+    def end_call(self) -> None:
+        with self._changed:
+            self._calls -= 1
+            self._changed.notify_all()
 
     def refuse(self) -> bool:
         """Refuse calls and handles from now on; returns whether they were accepted before."""

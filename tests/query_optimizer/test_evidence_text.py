@@ -61,7 +61,7 @@ def test_what_is_known_of_a_way(facts, text):
 def test_why_nothing_is_proven():
     heads = tuple(range(KV_HEADS))
     assert no_proof(budget(0.0), heads) == "no error is allowed"
-    assert no_proof(budget(0.01), heads) == "no index is there whose answers could be audited, budget 1.00%"
+    assert no_proof(budget(0.01), heads) == "there is no index whose answers could be audited, budget 1.00%"
     made = budget(0.01, proven(FLAT, inf, audits=12, least=every(-inf)), proven(TAIL, 0.07))
     assert no_proof(made, heads) == (
         "no faster way is proven to keep its share of 1.00%; nearest: coarse-clusters top_k(64) and estimate, "

@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from query_optimizer.order_statistics import joint_bounds, lower_bound, lower_rank, rank_of_bound, share_out, upper_bound
@@ -38,6 +38,7 @@ def test_fewer_than_59_samples_bound_no_95th_percentile():
 
 
 @given(st.integers(1, 150), st.sampled_from([0.5, 0.9, 0.95, 0.99375]), st.sampled_from([0.8, 0.95, 0.999]))
+@example(1, 0.95, 0.95)
 def test_ranks_are_what_exact_fractions_say(n, quantile, confidence):
     chances, doubt = chances_below(n, quantile), 1 - Fraction(confidence).limit_denominator(1000)
     enough = [rank for rank in range(1, n + 1) if chances[rank] <= doubt]

@@ -23,10 +23,10 @@ Rest::Rest(Tile& tile)
     : tile_(tile),
       dims_(Codes::value_dims(tile.codes.head_dim)),
       factor_(tile.options.scale * kLog2E),
-      parts_(tile.rows.size() * tile.chunks) {
+      sums_(tile.rows.size() * tile.chunks) {
     if (!tile.options.tail) return;
     thread_local Scratch scratch;
-    const std::size_t count = parts_.size() * (dims_ + tile.codes.head_dim);
+    const std::size_t count = sums_.size() * (dims_ + tile.codes.head_dim);
     values_ = scratch.reserve(count);
     std::fill_n(values_, count, 0.0f);
 }
@@ -68,7 +68,7 @@ void Rest::sum_chunk(std::int64_t head, std::int64_t chunk) {
             // What is left may lie far below what was estimated, or above it where it was read.
             const bool near = item.mass[r] > kFaint && item.mass[r] < 1 / kFaint;
             const bool any = near || sum_again(item, r);
-            Part& part = parts_[at(head, first + r) + chunk];
+            ChunkSum& part = sums_[at(head, first + r) + chunk];
             part.exponent = factor_ * item.reference[r];
             part.mass = part.coded = item.mass[r] >= 0 ? item.mass[r] : INFINITY;
             const float* slack = tile_.slack(head, first + r) + chunk * kRuns;
@@ -120,7 +120,7 @@ void Rest::add_raw_values(std::int64_t head, std::int64_t chunk, int run) {
         {tile_.blocks, tile_.heads[head], begin, count, read.data()});
     for (int r = 0; r < tile_.each; ++r) {
         const float* scores = tile_.scores(head, r) + begin;
-        Part& part = parts_[at(head, r) + chunk];
+        ChunkSum& part = sums_[at(head, r) + chunk];
         float* out = values(head, r, chunk) + dims_;
         for (std::int64_t t = 0; t < count; ++t) {
             if (scores[t] == kNone) continue;
@@ -134,7 +134,7 @@ void Rest::add_raw_values(std::int64_t head, std::int64_t chunk, int run) {
 double Rest::largest_exponent(std::int64_t head, int r) const {
     double most = kNone;
     for (std::int64_t chunk = 0; chunk < tile_.chunks; ++chunk) {
-        const Part& part = parts_[at(head, r) + chunk];
+        const ChunkSum& part = sums_[at(head, r) + chunk];
         if (part.mass > 0) most = std::max(most, part.exponent);
     }
     return most;
@@ -144,7 +144,7 @@ double Rest::total(std::int64_t head, int r, bool bound) const {
     double most = kNone, sum = 0;
     for (int pass = 0; pass < 2; ++pass) {
         for (std::int64_t chunk = 0; chunk < tile_.chunks; ++chunk) {
-            const Part& part = parts_[at(head, r) + chunk];
+            const ChunkSum& part = sums_[at(head, r) + chunk];
             const double mass = bound ? part.bound : part.mass;
             if (!(mass > 0)) continue;
             if (pass == 0) most = std::max(most, part.exponent);
@@ -161,7 +161,7 @@ void Rest::tail(std::int64_t head, int r, float* out) const {
     double total = 0;
     double rotated[kHeadDimMax] = {}, stored[kHeadDimMax] = {};
     for (std::int64_t chunk = 0; chunk < tile_.chunks; ++chunk) {
-        const Part& part = parts_[at(head, r) + chunk];
+        const ChunkSum& part = sums_[at(head, r) + chunk];
         if (!(part.mass > 0)) continue;
         const double share = std::exp2(part.exponent - most);
         const float* values = values_ + (at(head, r) + chunk) * (dims_ + d);

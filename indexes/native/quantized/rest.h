@@ -22,8 +22,8 @@ class Rest {
     void tail(std::int64_t head, int r, float* out) const;
 
   private:
-    // Of one chunk, in units of 2^exponent.
-    struct Part {
+    // The sums over one chunk, in units of 2^exponent.
+    struct ChunkSum {
         double exponent = 0, mass = 0, bound = 0, coded = 0;  // coded: mass of what has codes
     };
 
@@ -43,8 +43,8 @@ class Rest {
     Tile& tile_;
     const int dims_;
     const double factor_;
-    std::vector<Part> parts_;  // [heads][each][chunks]
-    float* values_ = nullptr;  // [heads][each][chunks][dims_ as rotated, head_dim as stored]
+    std::vector<ChunkSum> sums_;  // [heads][each][chunks]
+    float* values_ = nullptr;     // [heads][each][chunks][dims_ as rotated, head_dim as stored]
 };
 
 }  // namespace kvdb::indexes::quantized

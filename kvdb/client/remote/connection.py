@@ -67,6 +67,7 @@ class Connection:
             raise Unavailable("the database is closed; connect again") from None
 
     def error(self, failure: grpc.RpcError) -> KvdbError:
+        """The error of kvdb that a failed call stands for."""
         return to_error(failure, self.target)
 
     def check_size(self, what: str, nbytes: int) -> None:
@@ -85,6 +86,7 @@ class Connection:
             )
 
     def close(self) -> None:
+        """Close the channel; calls under way fail."""
         self._closed = True
         self.channel.close()
 
@@ -104,6 +106,7 @@ def _address(target: str) -> str:
 
 
 def _metadata(token: str) -> tuple[tuple[str, str], ...]:
+    """The headers that carry a token. Raises InvalidArgument."""
     if not token.isascii() or (token and not token.isprintable()):
         raise InvalidArgument("the token holds characters that no header can carry; expected printable ASCII")
     return (("authorization", f"Bearer {token}"),) if token else ()

@@ -94,16 +94,18 @@ class RemoteDatabase:
         return codec.from_array(connection.call(connection.stub.AttentionTogether, request).out).copy()
 
     def contexts(self) -> list[ContextInfo]:
+        """Every stored context."""
         connection = self._connected()
         reply = connection.call(connection.stub.ListContexts, pb.ListContextsRequest())
         return [codec.from_info(info) for info in reply.contexts]
 
     def get(self, name: str) -> ContextInfo:
-        """Raises NotFound."""
+        """What is stored under a name. Raises NotFound."""
         connection = self._connected()
         return codec.from_info(connection.call(connection.stub.GetContext, pb.GetContextRequest(name=name)))
 
     def tiers(self) -> list[TierStats]:
+        """What each tier of the server holds."""
         connection = self._connected()
         return [codec.from_tier(stats) for stats in connection.call(connection.stub.ListTiers, pb.ListTiersRequest()).tiers]
 
@@ -125,7 +127,7 @@ class RemoteDatabase:
         return _infos(connection.call(connection.stub.BuildIndex, request))
 
     def indexes(self, name: str) -> list[IndexInfo]:
-        """Raises NotFound."""
+        """The indexes over a context, built and under way. Raises NotFound."""
         connection = self._connected()
         return _infos(connection.call(connection.stub.ListIndexes, pb.ListIndexesRequest(name=name)))
 
@@ -156,7 +158,7 @@ class RemoteDatabase:
             self._connection.close()
 
     def _ids(self, sessions: Sequence[object], layer: int) -> list[str]:
-        """Raises InvalidArgument, SpecMismatch, SessionClosed or LayerError."""
+        """The ids of open sessions of this database. Raises InvalidArgument, SpecMismatch, SessionClosed or LayerError."""
         own = [one for one in sessions if isinstance(one, RemoteSession) and one.connection is self._connection]
         validate.together(sessions, own)
         for i, session in enumerate(own):

@@ -1,9 +1,9 @@
 """A bidirectional call that runs in the caller's own thread.
 
 gRPC's public API takes requests from one thread and hands replies over from another, which costs a decode step about 90 us of
-the 250 that its round trip takes (`benchmarks/service.py`). Below it stands the "segregated call" with which gRPC itself runs
-calls in one thread; it is used here for `Decode`. None of this is promised: where the installed gRPC lacks it, or where
-anything of it fails, `kvdb.client.remote.stream` does the same through the public API, from then on.
+the 250 that its round trip takes (`benchmarks/service.py`). `Decode` uses what lies below that API instead, the "segregated
+call" with which gRPC itself runs calls in one thread. It is not public and may change: where the installed gRPC lacks it, or any
+of it fails, `kvdb.client.remote.stream` takes over, through the public API, for the rest of the connection.
 """
 
 from contextlib import suppress
@@ -47,7 +47,7 @@ class _Ended(grpc.RpcError):
 
 
 class NotSent(Exception):
-    """The private parts failed before a request was sent: it may be sent in another way."""
+    """The private parts failed before a request was sent, so that it can be sent again in another way."""
 
 
 class DirectDecode:
@@ -82,7 +82,7 @@ class DirectDecode:
 
     @property
     def ended(self) -> bool:
-        """Whether an exchange failed; that the server ended the call is seen at the next one."""
+        """Whether the call has ended. When the server ends it, this shows only in the next exchange."""
         return _ENDED not in self._due
 
     def exchange(self, request: bytes) -> pb.DecodeReply:
@@ -120,8 +120,8 @@ class DirectDecode:
         return pb.DecodeReply.FromString(reply[0])
 
     def cancel(self) -> None:
-        """End the call now. On one that has ended it does nothing. Where the private parts fail, the server ends it, with its
-        session or for its silence."""
+        """End the call now; after its end, this does nothing. If the private parts fail, the server ends the call, together with
+        its session or because it is silent."""
         try:
             if self._due:
                 self._call.cancel(grpc.StatusCode.CANCELLED.value[0], "ended by the client")
@@ -138,7 +138,7 @@ class DirectDecode:
             self._call.cancel(grpc.StatusCode.CANCELLED.value[0], "ended by the client")
 
     def _next(self) -> tuple[bytes] | None:
-        """Wait for one event. Returns the reply, if it is one, in a tuple, because a reply may be empty."""
+        """Wait for one event. Returns a reply in a tuple, because a reply may be empty, and None for any other event."""
         waited = False
         try:
             event = self._call.next_event()

@@ -65,7 +65,7 @@ class RemoteImport:
         return codec.from_info(reply.committed)
 
     def abort(self) -> None:
-        """Give everything back. After the end it does nothing."""
+        """Let the server give everything back. After the end of the import, this does nothing."""
         if self._open:
             self._open = False
             self._stream.finish(ABORT_SECONDS_MAX)

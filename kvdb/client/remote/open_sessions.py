@@ -1,4 +1,4 @@
-"""The sessions that a connection has open, so that they are closed before it."""
+"""The open sessions of a connection, which are closed before the connection is."""
 
 from threading import Lock
 from typing import Protocol
@@ -8,13 +8,13 @@ from kvdb.errors import Unavailable
 
 
 class OpenSession(Protocol):
-    """A session that somebody may have forgotten."""
+    """A session that can be closed."""
 
     def close(self) -> None: ...
 
 
 class OpenSessions:
-    """Sessions that are not yet garbage. Thread-safe."""
+    """Open sessions, without those that Python has collected. Thread-safe."""
 
     def __init__(self) -> None:
         self._sessions: WeakSet[OpenSession] = WeakSet()
@@ -22,18 +22,18 @@ class OpenSessions:
         self._lock = Lock()
 
     def check_open(self) -> None:
-        """Raises Unavailable once they were closed."""
+        """Raises Unavailable after `close`."""
         if not self._open:
             raise Unavailable("the database is closed; connect again")
 
     def add(self, session: OpenSession) -> None:
-        """Raises Unavailable once they were closed; then the caller closes the session."""
+        """Add a session. Raises Unavailable after `close`; then the caller closes the session."""
         with self._lock:
             self.check_open()
             self._sessions.add(session)
 
     def close(self) -> bool:
-        """Close every session, and take no more; whether there was anything to close. Of several threads, one does it."""
+        """Close every session, and accept no more. Returns whether this call was the first."""
         with self._lock:
             if not self._open:
                 return False

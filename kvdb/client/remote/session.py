@@ -64,7 +64,7 @@ class RemoteSession:
         self.id = reply.session_id
         self._sessions = sessions
         self._stream: Decode | None = None
-        self._spoke = 0.0  # seconds of the monotonic clock, when the stream was last used
+        self._last_used = 0.0  # when the stream was, in seconds of the monotonic clock
         self._lock = RLock()
         self._open = True
         try:
@@ -114,7 +114,8 @@ class RemoteSession:
             return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
 
     def overlay(self, layer: int, positions: Positions, k: Array, v: Array) -> None:
-        """Recomputed KV of tokens before the tail; see `kvdb.session.state.SessionState.overlay`, whose errors it raises."""
+        """Hand in recomputed KV of tokens before the tail; see `kvdb.session.state.SessionState.overlay`, whose errors it
+        raises."""
         with self._lock:
             self.check_layer(layer)
             validate.positions(positions, validate.keys_values(self.spec, k, v), self.start, layer)
@@ -140,7 +141,7 @@ class RemoteSession:
             return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
 
     def measure_deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
-        """Measures of how far fresh KV is from what is stored; see `kvdb.session.state.SessionState.measure_deviation`, whose
+        """Measure how far fresh KV is from stored KV; see `kvdb.session.state.SessionState.measure_deviation`, whose
         errors it raises."""
         with self._lock:
             self.check_layer(layer)
@@ -219,13 +220,13 @@ class RemoteSession:
         except NotSent:
             return self._exchange(data)
         except Unavailable:
-            self.stats()  # SessionClosed when the stream ended because its session did: nobody had used it for too long
+            self.stats()  # raises SessionClosed if the server closed the session, which nobody had used for too long
             raise
         finally:
-            self._spoke = monotonic()
+            self._last_used = monotonic()
 
     def _exchange(self, data: bytes) -> pb.DecodeReply:
-        """Send a request, in pieces where it is larger than a message. What the server has of an unfinished one has no effect."""
+        """Send a request, in pieces if it is larger than a message. The pieces of an unfinished request have no effect."""
         stream = self._open_stream()
         if len(data) <= self.connection.message_bytes_max:
             return stream.exchange(data)
@@ -238,10 +239,10 @@ class RemoteSession:
         return reply
 
     def _open_stream(self) -> Decode:
-        """The stream of the last call, or another where that has ended, or is about to be ended by the server for its silence."""
+        """The stream of the last call, or a new one if that has ended, or was silent so long that the server may end it."""
         stream = self._stream
         if stream is not None and not stream.ended:
-            if monotonic() - self._spoke < self.connection.stream_idle_seconds * IDLE_SHARE:
+            if monotonic() - self._last_used < self.connection.stream_idle_seconds * IDLE_SHARE:
                 return stream
             stream.cancel()
         direct = DirectDecode.open(self.connection) if available(self.connection) else None
@@ -263,7 +264,7 @@ class RemoteSession:
             yield tuple(array[:, piece] for array in arrays), None if first is None else first + piece.start
 
     def _placed_pieces(self, positions: Positions, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], Positions]]:
-        """`_pieces` for tokens at these positions."""
+        """Pieces of the arrays as from `_pieces`, and the positions of the tokens of each."""
         nbytes = positions.nbytes + sum(array.nbytes for array in arrays)
         if nbytes <= self.connection.stream_payload_bytes_max:
             yield arrays, positions
@@ -272,7 +273,8 @@ class RemoteSession:
             yield tuple(array[:, piece] for array in arrays), positions[piece]
 
     def _cut(self, nbytes: int, n: int) -> Iterator[slice]:
-        """Slices of n tokens that fit into a request. nbytes: of all n. Raises MessageTooLarge where one token does not fit."""
+        """Slices of n tokens, each of which fits into a request. nbytes: the bytes of all n. Raises MessageTooLarge if a single
+        token does not fit."""
         self.connection.check_stream_size("one token", nbytes // n)
         step = self.connection.stream_payload_bytes_max // (nbytes // n)
         for at in range(0, n, step):

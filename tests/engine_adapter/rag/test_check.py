@@ -33,7 +33,6 @@ def test_a_check_compares_with_the_models_own_answers(rag, write):
     chosen = found.rows[3]
     assert chosen.chosen
     assert 0 < chosen.ratio <= 1
-    assert found.least_ratio(0) == 0
     lines = str(found).splitlines()
     assert len({len(line) for line in lines[:-2]}) == 1
     assert lines[4].lstrip().startswith(f"chosen {chosen.ratio:.2f}")
@@ -42,16 +41,12 @@ def test_a_check_compares_with_the_models_own_answers(rag, write):
     assert lines[-2].startswith("3 prompts")
 
 
-def test_the_least_ratio_that_is_good_enough():
+def test_a_table_without_known_answers_says_so():
     rows = tuple(
         Checked(ratio, same, same, same, 0, 1, None, 0.1, 0, ("",))
         for ratio, same in ((0, 0.99), (0.1, 0.5), (0.3, 0.98), (1, 1.0))
     )
     found = Check(rows, Checked(None, 1, 1, 1, 0, 1, None, 0.2, 0, ("",)))
-    assert found.least_ratio() == 0.3
-    assert found.least_ratio(0.5) == 0
-    assert found.least_ratio(0.99) == 1
-    assert Check(rows[:2], found.full).least_ratio() is None
     assert " - " in str(found)
     assert "2.0x" in str(found)
 

@@ -131,12 +131,12 @@ def test_where_nothing_was_observed_it_says_what_to_do(command, tmp_path):
     for arguments, expected in (([], 0), (png, 1), (["--measure", "dense"], 0)):
         status, said = command(NAME, *arguments)
         assert status == expected
-        assert said.startswith("no query that searches 'contract.pdf' was observed yet; build an index with kvdb index: ")
+        assert said.startswith("no query of one token has searched an index of 'contract.pdf' yet: ")
         assert said.count("\n") == 1
     for arguments, expected in ((["--measure", "error"], 0), (["--measure", "error", *png], 1)):
         status, said = command(NAME, *arguments)
         assert status == expected
-        assert said.startswith("no way of answering queries over 'contract.pdf' was compared with exact answers yet; build")
+        assert said.startswith("no answer over 'contract.pdf' was compared with an exact one yet: ")
     assert not list(tmp_path.iterdir())
 
 

@@ -477,7 +477,7 @@ def test_expectations_follow_what_builds_took(engine, document, gate):
     assert costs.of("broken", segment).seconds > 0  # of a kind that does not say
 
 
-@pytest.mark.parametrize("kind", ["flat", "coarse-bounds", "coarse-means", "coarse-clusters", "hnsw"])
+@pytest.mark.parametrize("kind", ["flat", "quantized", "coarse-bounds", "coarse-means", "coarse-clusters", "hnsw"])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_kinds_keep_about_what_they_say(kind, head_dim):
     from indexes.blocks import Blocks

@@ -9,7 +9,7 @@ import pytest
 from kvdb.client.remote.imports import METHOD
 from kvdb.client.remote.stream import DECODE
 from kvdb.server.interceptors import UnaryCalls
-from kvdb.server.service import IMPORT, SERVICE, handlers
+from kvdb.server.service import SERVICE, handlers
 
 ROOT = Path(__file__).parents[3]
 PROTO = "proto/kvdb/rpc/kvdb.proto"
@@ -25,7 +25,7 @@ def test_the_generated_code_is_what_the_proto_says(tmp_path):
 
 def test_the_names_on_the_wire():
     assert SERVICE.full_name == "kvdb.v1.Kvdb"
-    assert (f"/{SERVICE.full_name}/{IMPORT}", f"/{SERVICE.full_name}/Decode") == (METHOD, DECODE)
+    assert (f"/{SERVICE.full_name}/ImportContext", f"/{SERVICE.full_name}/Decode") == (METHOD, DECODE)
 
 
 def test_every_call_is_served():
