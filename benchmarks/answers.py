@@ -1,8 +1,10 @@
 """Are the trained model's answers as right with the optimizer on as with exact attention, and how much faster is its attention?
 
 The vault model, which kvdb ships, reads a document once; then each question is answered in a session of its own, with exact
-attention and with what the optimizer chooses when the query names nothing. Timed is every `Session.attend` of one token, of every
-layer. `python -m benchmarks.answers --help` for fewer questions.
+attention and with what the optimizer chooses when the query names nothing, within the default `error_max`. Timed is every
+`Session.attend` of one token, of every layer; `faster_at_last` is over the last quarter of the questions, by when all is proven
+that can be. `proven`: the share of the KV heads that a way answers at the end. `ways`: steps by way.
+`python -m benchmarks.answers --tokens 65536`; `--help` for fewer questions.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import torch
 
 import kvdb
 from benchmarks.harness import machine, report
+from engine_adapter.demo.audits import proven_heads
 from engine_adapter.models import vault
 from engine_adapter.transformers import attach
 from indexes.retrieval import Exact
@@ -25,7 +28,7 @@ from indexes.retrieval import Exact
 FACT_TOKENS = 160
 """Tokens of the document for each fact, as in the model's card."""
 ANSWER_TOKENS = vault.CODE_DIGITS + 1
-KINDS = ("flat", "coarse-clusters")
+KINDS = ("flat", "quantized", "coarse-clusters")
 NAME = "document"
 
 
@@ -79,7 +82,8 @@ def run(tokens: int, questions: int, seed: int) -> None:
     document = vault.document(tokenizer, tokens, max(1, tokens // FACT_TOKENS), seed)
     asked = random.Random(seed).sample(document.facts, min(questions, len(document.facts)))
     ways = {"exact": {"retrieval": Exact()}, "chosen": {}}
-    right, seconds, rules, texts = Counter[str](), {}, {}, {}
+    right, seconds, texts = Counter[str](), {}, {}
+    rules, used = Counter[str](), Counter[str]()
     with kvdb.connect() as db:
         timed = Timed(db)
         with attach(model, timed) as engine:  # type: ignore[arg-type]  # it asks a database for no more than this one has
@@ -88,23 +92,26 @@ def run(tokens: int, questions: int, seed: int) -> None:
                 db.build_index(NAME, kind)
             for way, options in ways.items():
                 timed.seconds.clear()
-                rules[way], texts[way] = Counter[str](), []
+                texts[way] = []
+                rules.clear()
+                used.clear()
                 for fact in asked:
                     prompt = torch.tensor([document.ids + tokenizer.encode(fact.question, add_special_tokens=False)])
-                    counted = rules[way]
                     out = engine.generate(
                         prompt,
                         max_new_tokens=ANSWER_TOKENS,
                         min_new_tokens=ANSWER_TOKENS,
                         do_sample=False,
-                        inspect=lambda sessions, counted=counted: counted.update(sessions[0].stats().rules),
+                        inspect=lambda sessions: count(sessions[0].stats(), rules, used),
                         **options,
                     )
                     text = str(tokenizer.decode(out[0, prompt.shape[1] :]))
                     right[way] += fact.answered_by(text)
                     texts[way].append(text)
                 seconds[way] = list(timed.seconds)
+            proven = sum(map(len, proven_heads(db.explain(NAME)))) / (engine.spec.layers * engine.spec.kv_heads)
     medians = {way: statistics.median(values) for way, values in seconds.items()}
+    last = {way: statistics.median(values[-len(values) // 4 :]) for way, values in seconds.items()}
     means = {way: statistics.mean(values) for way, values in seconds.items()}
     report(
         "answers",
@@ -117,8 +124,17 @@ def run(tokens: int, questions: int, seed: int) -> None:
         mean_ms={way: round(1e3 * value, 3) for way, value in means.items()},
         faster=medians["exact"] / medians["chosen"],
         faster_mean=means["exact"] / means["chosen"],
-        rules=dict(rules["chosen"]),
+        faster_at_last=last["exact"] / last["chosen"],
+        proven=proven,
+        ways=dict(used),
+        rules=dict(rules),
     )
+
+
+def count(stats: kvdb.SessionStats, rules: Counter[str], used: Counter[str]) -> None:
+    """Add what a session's rules decided and how its queries were answered."""
+    rules.update(stats.rules)
+    used.update(stats.ways)
 
 
 def main() -> None:

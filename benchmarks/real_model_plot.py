@@ -32,6 +32,7 @@ MARKS = {
     "Dipr": "o",
     "TopK": "^",
     "TopK and estimate": "P",
+    "Dipr and estimate": "X",
     "TopP": "v",
     "max_missed_mass": "D",
 }

@@ -111,20 +111,14 @@ class RemoteSession:
                     codec.put_array(message, array)
                 put_query_options(call, options)
                 outs.append(_writable(self._decode(request)))
-            return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
+            return _joined(outs)
 
     def overlay(self, layer: int, positions: Positions, k: Array, v: Array) -> None:
-        """Hand in recomputed KV of tokens before the tail; see `kvdb.session.state.SessionState.overlay`, whose errors it
-        raises."""
+        """Overlay tokens before the tail; see `kvdb.session.state.SessionState.overlay`, whose errors it raises."""
         with self._lock:
             self.check_layer(layer)
             validate.positions(positions, validate.keys_values(self.spec, k, v), self.start, layer)
-            for (k_piece, v_piece), where in self._placed_pieces(positions, k, v):
-                request = pb.DecodeRequest()
-                call = request.overlay
-                self._fill_placed(call, layer, where)
-                codec.put_array(call.k, k_piece)
-                codec.put_array(call.v, v_piece)
+            for request in self._placed_requests("overlay", layer, positions, k=k, v=v):
                 self._decode(request)
 
     def attention_at(self, layer: int, q: Array, positions: Positions) -> Array:
@@ -132,13 +126,8 @@ class RemoteSession:
         with self._lock:
             self.check_layer(layer)
             validate.positions(positions, validate.queries(self.spec, q), self.start, layer)
-            outs = []
-            for (piece,), where in self._placed_pieces(positions, q):
-                request = pb.DecodeRequest()
-                self._fill_placed(request.attention_at, layer, where)
-                codec.put_array(request.attention_at.q, piece)
-                outs.append(_writable(self._decode(request)))
-            return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
+            requests = self._placed_requests("attention_at", layer, positions, q=q)
+            return _joined([_writable(self._decode(request)) for request in requests])
 
     def measure_deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
         """Measure how far fresh KV is from stored KV; see `kvdb.session.state.SessionState.measure_deviation`, whose
@@ -147,15 +136,10 @@ class RemoteSession:
             self.check_layer(layer)
             validate.positions(positions, validate.keys_values(self.spec, k, v), self.start, layer)
             outs = []
-            for (k_piece, v_piece), where in self._placed_pieces(positions, k, v):
-                request = pb.DecodeRequest()
-                call = request.deviation
-                self._fill_placed(call, layer, where)
-                codec.put_array(call.k, k_piece)
-                codec.put_array(call.v, v_piece)
-                call.score = "" if score is None else score_name(score)
+            for request in self._placed_requests("deviation", layer, positions, k=k, v=v):
+                request.deviation.score = "" if score is None else score_name(score)
                 outs.append(_writable(self._decode(request)))
-            return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
+            return _joined(outs)
 
     def fork(self) -> "RemoteSession":
         """Another session over the same tokens. Raises SessionClosed."""
@@ -208,11 +192,6 @@ class RemoteSession:
         if start is not None and not isinstance(call, pb.AttentionRequest):
             call.start = start
 
-    def _fill_placed(
-        self, call: pb.OverlayRequest | pb.AttentionAtRequest | pb.DeviationRequest, layer: int, positions: Positions
-    ) -> None:
-        call.session_id, call.layer, call.positions = self.id, layer, codec.to_positions(positions)
-
     def _decode(self, request: pb.DecodeRequest) -> pb.DecodeReply:
         data = request.SerializeToString()
         try:
@@ -263,18 +242,20 @@ class RemoteSession:
         for piece in self._cut(nbytes, n):
             yield tuple(array[:, piece] for array in arrays), None if first is None else first + piece.start
 
-    def _placed_pieces(self, positions: Positions, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], Positions]]:
-        """Pieces of the arrays as from `_pieces`, and the positions of the tokens of each."""
-        nbytes = positions.nbytes + sum(array.nbytes for array in arrays)
-        if nbytes <= self.connection.stream_payload_bytes_max:
-            yield arrays, positions
-            return
-        for piece in self._cut(nbytes, len(positions)):
-            yield tuple(array[:, piece] for array in arrays), positions[piece]
+    def _placed_requests(self, name: str, layer: int, positions: Positions, **arrays: Array) -> Iterator[pb.DecodeRequest]:
+        """Requests of this name for tokens at these positions, as many as their arrays take."""
+        nbytes = positions.nbytes + sum(array.nbytes for array in arrays.values())
+        fits = nbytes <= self.connection.stream_payload_bytes_max
+        for piece in (slice(None),) if fits else self._cut(nbytes, len(positions)):
+            request = pb.DecodeRequest()
+            call = getattr(request, name)
+            call.session_id, call.layer, call.positions = self.id, layer, codec.to_positions(positions[piece])
+            for field, array in arrays.items():
+                codec.put_array(getattr(call, field), array[:, piece])
+            yield request
 
     def _cut(self, nbytes: int, n: int) -> Iterator[slice]:
-        """Slices of n tokens, each of which fits into a request. nbytes: the bytes of all n. Raises MessageTooLarge if a single
-        token does not fit."""
+        """Slices of n tokens that each fit into a request. nbytes: of all n. Raises MessageTooLarge if one token does not."""
         self.connection.check_stream_size("one token", nbytes // n)
         step = self.connection.stream_payload_bytes_max // (nbytes // n)
         for at in range(0, n, step):
@@ -292,6 +273,11 @@ class RemoteSession:
 
 def _writable(reply: pb.DecodeReply) -> Array:
     return codec.from_array(reply.out).copy()
+
+
+def _joined(outs: list[Array]) -> Array:
+    """The answers to pieces of one request, joined along their tokens."""
+    return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
 
 
 def _start(start: int | None) -> int | None:
