@@ -215,8 +215,8 @@ class Hnsw:
         """See `indexes.searcher.searcher_of`; None for what takes several walks, or none."""
         if isinstance(retrieval, Exact | TopP):
             return None
-        native = self.codes.native, self.blocks.native
-        return Searcher(_native.graph_searcher(*native, *self._begins(), **self._limits(retrieval, scale)))
+        limits = self._limits(retrieval, scale)
+        return Searcher(_native.graph_searcher(self.codes.native, self.blocks.native, *self._begins(), **limits))
 
     def _begins(self) -> tuple[Int32, npt.NDArray[np.uint8], int, Int32, Float32]:
         """Where walks begin, as kernels take it."""
