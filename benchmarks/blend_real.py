@@ -2,7 +2,8 @@
 
 SmolLM2-135M-Instruct in float32 (`make real-model` fetches it) reads profiles of countries (`blend_profiles.json`: The World
 Factbook, in the public domain) in its own chat format: system prompt, three or four documents, question. 30 questions over 10
-mixes, each in an order of its own; `rag.check` at several ratios and at what the controller chooses.
+mixes, each in an order of its own; `rag.check` at several ratios and at what the controller chooses. A line for each mix as
+soon as it is done (`blend_real.mix`), and for all of them at the end (`blend_real`).
 
     python -m benchmarks.blend_real
     python -m benchmarks.blend_real --mixes 2 --characters 1200 --ratios 0.15
@@ -15,6 +16,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +26,7 @@ import kvdb
 from benchmarks.harness import machine, report
 from engine_adapter.models.pretrained import REASON, real_model_folder
 from engine_adapter.rag import RagEngine
+from engine_adapter.rag.check import Checked
 
 PROFILES = Path(__file__).with_name("blend_profiles.json")
 INSTRUCTION = (
@@ -33,6 +36,8 @@ INSTRUCTION = (
 TEMPLATE = "\nQuestion: {question}<|im_end|>\n<|im_start|>assistant\n"
 RATIOS = (0.0, 0.05, 0.15, 0.3, 0.5)
 MIXES, QUESTIONS = 10, 3
+MEASURES = ("same", "f1", "kl", "nll", "recomputed")
+"""What is said of each ratio, as in `rag.check`."""
 
 
 class Mix(NamedTuple):
@@ -76,29 +81,25 @@ def main() -> None:
     ratios = [*given.ratios, None]
     profiles = json.loads(PROFILES.read_text(encoding="utf-8"))
     chosen = mixes(profiles, given.mixes)
-    sample = [(question, mix.names) for mix in chosen for question in mix.questions]
     with kvdb.connect() as db, RagEngine(model, tokenizer, db, instruction=INSTRUCTION, template=TEMPLATE) as rag:
         for name in sorted({name for mix in chosen for name in mix.names}):
             rag.add(name, f"## {name}\n{shortened(profiles[name]['text'], given.characters)}\n")
         tokens = sum(info.tokens for info in rag.documents()) // len(rag.documents())
-        check = rag.check(
-            sample, ratios, max_new_tokens=given.tokens, progress=lambda done, all_: print(f"{done} of {all_}", file=sys.stderr)
-        )
-    for row in (*check.rows, check.full):
-        report(
-            "blend_real",
-            ratio=row.ratio,
-            chosen=row.chosen,
-            questions=len(sample),
-            mixes=len(chosen),
-            document_tokens=tokens,
-            same=row.same,
-            f1=row.f1,
-            kl=row.kl,
-            nll=row.nll,
-            recomputed=row.recomputed,
-        )
-    print(check, file=sys.stderr)
+        columns: list[list[Checked]] = []
+        for number, mix in enumerate(chosen, 1):
+            check = rag.check([(question, mix.names) for question in mix.questions], ratios, max_new_tokens=given.tokens)
+            print(f"mix {number} of {len(chosen)}, {tokens} tokens a document\n{check}", file=sys.stderr, flush=True)
+            columns.append([*check.rows, check.full])
+            tell("blend_real.mix", [columns[-1]], mix=number)
+    tell("blend_real", columns, mixes=len(chosen), questions=len(chosen) * QUESTIONS, document_tokens=tokens)
+
+
+def tell(benchmark: str, columns: list[list[Checked]], **known: object) -> None:
+    """A line for each ratio, the mean over checks of equally many questions."""
+    for rows in zip(*columns, strict=True):
+        told = {name: fmean(getattr(row, name) for row in rows) for name in MEASURES}
+        ratio = None if rows[0].ratio is None else fmean(row.ratio or 0.0 for row in rows)
+        report(benchmark, ratio=ratio, chosen=rows[0].chosen, **known, **told)
 
 
 if __name__ == "__main__":

@@ -242,6 +242,26 @@ def graph_search(
     [kv_heads], the largest residual. The rest are those of `indexes.hnsw.settings.Settings`.
     """
 
+def graph_searcher(
+    graph: Graph,
+    blocks: Blocks,
+    probes: Any,
+    probe_codes: Any,
+    random: int,
+    outliers: Any,
+    radius: Any,
+    *,
+    beta: float,
+    k: int,
+    scale: float,
+    patience: int,
+    least: int,
+    slack: float,
+    dense_share: float,
+    budget: float,
+) -> Any:
+    """`graph_search` with give_up and share, as a capsule that `kvdb._native.Step` takes. It keeps all arrays alive."""
+
 def graph_bound(graph: Graph, blocks: Blocks, queries: Queries, scale: float, offsets: Any, ids: Any, bound: Any) -> None:
     """bound float32 [q_heads, n]: the log of the sum of exp(scale * q.k) over visible tokens not found, at most. Reads all."""
 

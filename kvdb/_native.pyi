@@ -54,8 +54,8 @@ def append(geometry: Geometry, table: Any, start: int, k: Any, v: Any) -> tuple[
     of k or v) of the first such token, keys before values; what the positions hold is unspecified then.
     """
 
-def finite(geometry: Geometry, array: Any) -> bool:
-    """Whether array [heads, n, head_dim], of any number of heads, holds neither NaN nor infinity."""
+def finite(geometry: Geometry, array: Any, logs: Any | None = None) -> bool:
+    """Whether array [heads, n, head_dim], of any number of heads, and logs, float32 [heads, n], hold neither NaN nor infinity."""
 
 def gather(geometry: Geometry, table: Any, start: int, n: int, k_out: Any, v_out: Any) -> None:
     """Reads positions [start, start + n) of the run into k_out, v_out [kv_heads, n, head_dim]."""
@@ -232,7 +232,7 @@ class Step:
         whole_share_max: float,
     ) -> None: ...
     def run(self, q: Any, table: Any, counts: Any, out: Any, logs: Any) -> StepResult:
-        """Answers q [q_heads, 1, head_dim] over the run as it is now. out: as q, contiguous. logs: float32 [3, q_heads], the
+        """Answers q [q_heads, 1, head_dim] over the run as it is now. out: as q, contiguous. logs: float32 [3, q_heads, 1], the
         logarithms of the sum of exp(scale * q.k) over everything; over the tokens read, without estimates; and over those left
         out, estimated. Both arrays hold nothing unless the step is answered."""
 

@@ -9,16 +9,17 @@ def attention(q, k, v, scale, new=0):
     new: n where the queries belong to the last n tokens, each of which sees none behind itself; 0 where all see everything.
     """
     q, k, v = (np.asarray(x).astype(np.float64) for x in (q, k, v))
-    group = q.shape[0] // k.shape[0]
-    k, v = k.repeat(group, axis=0), v.repeat(group, axis=0)
-    logits = scale * np.einsum("hnd,htd->hnt", q, k)
+    group, rows = q.shape[0] // k.shape[0], q.shape[:2]
+    q = q.reshape(len(k), group * rows[1], q.shape[2])
+    logits = scale * (q @ k.transpose(0, 2, 1)).reshape(*rows, k.shape[1])
     if new:
         position = np.arange(k.shape[1] - new, k.shape[1])[:, None]
         logits = np.where(np.arange(k.shape[1])[None] <= position, logits, -np.inf)
     top = logits.max(axis=-1, initial=-1e300, keepdims=True)
     weights = np.exp(logits - top)
     total = weights.sum(axis=-1, keepdims=True)
-    out = np.einsum("hnt,htd->hnd", weights / np.where(total > 0, total, 1), v)
+    shares = (weights / np.where(total > 0, total, 1)).reshape(len(k), group * rows[1], k.shape[1])
+    out = (shares @ v).reshape(*rows, v.shape[2])
     with np.errstate(divide="ignore"):
         return out, (top + np.log(total))[..., 0]
 

@@ -77,10 +77,12 @@ class PagedIndex(ABC):
 
     def searcher(self, retrieval: Retrieval, scale: float, *, estimate_tail: bool) -> Searcher | None:
         """See `indexes.searcher.searcher_of`."""
-        asked = kernel_parameter(retrieval, scale, self.blocks.tokens)
+        number_and_parameter = kernel_parameter(retrieval, scale, self.blocks.tokens)
         pages, layout = [batch.native for batch in self._batches], self.layout
         tail = estimate_tail and layout.values
-        return Searcher(_native.coarse_searcher(self.blocks.native, pages, *asked, scale, layout.margin, layout.exact, tail))
+        return Searcher(
+            _native.coarse_searcher(self.blocks.native, pages, *number_and_parameter, scale, layout.margin, layout.exact, tail)
+        )
 
     def verify(self) -> None:
         """Compute the arrays of each page anew from its keys and values, and compare. Raises IndexCorrupt."""

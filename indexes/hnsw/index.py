@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from indexes.hnsw.query_samples import check_query_samples, merged_lists, neares
 from indexes.hnsw.saved import restore
 from indexes.hnsw.settings import Settings
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
+from indexes.searcher import Searcher
 from indexes.top_p import top_p_by_ranges
 
 Form = Literal["best_first", "listed"]
@@ -204,31 +205,50 @@ class Hnsw:
             nbytes=result.nbytes + keys * (self.codes.codes.shape[2] + 4),
         )
 
+    def searcher(
+        self,
+        retrieval: Retrieval,
+        scale: float,
+        *,
+        estimate_tail: bool,  # noqa: ARG002, as in `search`
+    ) -> Searcher | None:
+        """See `indexes.searcher.searcher_of`; None for what takes several walks, or none."""
+        if isinstance(retrieval, Exact | TopP):
+            return None
+        limits = self._limits(retrieval, scale)
+        return Searcher(_native.graph_searcher(self.codes.native, self.blocks.native, *self._begins(), **limits))
+
+    def _begins(self) -> tuple[Int32, npt.NDArray[np.uint8], int, Int32, Float32]:
+        """Where walks begin, as kernels take it."""
+        return *self._probes, min(self.settings.random, self.codes.tokens), self.codes.outliers, self._radius
+
+    def _limits(self, retrieval: Dipr | TopK, scale: float) -> dict[str, Any]:
+        """How far walks go, as kernels take it."""
+        settings = self.settings
+        return {
+            "beta": retrieval.beta(scale) if isinstance(retrieval, Dipr) else 0.0,
+            "k": min(retrieval.k, max(self.codes.tokens, 1)) if isinstance(retrieval, TopK) else 0,
+            "scale": scale,
+            "patience": settings.patience,
+            "least": settings.least,
+            "slack": settings.slack,
+            "dense_share": settings.dense,
+            "budget": settings.budget,
+        }
+
     def _walk(
         self, queries: Queries, retrieval: Dipr | TopK, *, give_up: bool, listed: bool = False, share: bool = True
     ) -> SearchResult:
-        settings, (probes, codes) = self.settings, self._probes
         fields = _native.graph_search(
             self.codes.native,
             self.blocks.native,
             queries.native,
-            probes,
-            codes,
-            min(settings.random, self.codes.tokens),
-            self.codes.outliers,
-            self._radius,
-            beta=retrieval.beta(queries.scale) if isinstance(retrieval, Dipr) else 0.0,
-            k=min(retrieval.k, max(self.codes.tokens, 1)) if isinstance(retrieval, TopK) else 0,
-            scale=queries.scale,
+            *self._begins(),
+            **self._limits(retrieval, queries.scale),
             listed=listed,
             share=share,
             scan=False,
             give_up=give_up,
-            patience=settings.patience,
-            least=settings.least,
-            slack=settings.slack,
-            dense_share=settings.dense,
-            budget=settings.budget,
         )
         return SearchResult.of_kernel(queries, fields, tail=False, give_up=give_up)
 

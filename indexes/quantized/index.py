@@ -26,7 +26,8 @@ class Quantized(ChunkCodes[_native.Quantized]):
     """An index of kind "quantized". It keeps about head_dim + 5 bytes for each token and KV head, beside the keys and values.
 
     Tokens that are found have exact scores. A token whose code errs by more than the margin may be overlooked; its weight counts
-    as missed. With `estimate_tail`, codes answer for all tokens that are not found.
+    as missed. With `estimate_tail`, codes answer for all tokens that are not found; runs of 64 that together weigh at most a 50th
+    of what is found and outside count with the mean value of their chunk.
     """
 
     kind: ClassVar[str] = "quantized"
@@ -80,9 +81,9 @@ class Quantized(ChunkCodes[_native.Quantized]):
 
     def searcher(self, retrieval: Retrieval, scale: float, *, estimate_tail: bool) -> Searcher | None:
         """See `indexes.searcher.searcher_of`."""
-        asked = kernel_parameter(retrieval, scale, self.blocks.tokens)
+        number_and_parameter = kernel_parameter(retrieval, scale, self.blocks.tokens)
         margin = 0.0 if estimate_tail else MARGIN
-        return Searcher(self._kernels.searcher(self.blocks.native, *asked, scale, margin, estimate_tail))
+        return Searcher(self._kernels.searcher(self.blocks.native, *number_and_parameter, scale, margin, estimate_tail))
 
     def cost(
         self, tokens: int, rows: int, retrieval: Retrieval, *, expected_tokens: float | None = None, heads: int | None = None

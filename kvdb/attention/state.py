@@ -42,8 +42,13 @@ def check_finite(lse: Array, out_finite: bool) -> None:
 
     lse: float32, as in AttentionState. out_finite: whether the output holds neither NaN nor infinity.
     """
-    if not (out_finite and np.logical_and.reduce(np.isfinite(lse), axis=None)):
-        raise NonFiniteError(
-            "the attention of finite keys, values and queries is beyond float32: a q.k, or a sum of weighted values, is larger "
-            "than 3.4e38; scale them down, or find where the model produced numbers so large"
-        )
+    if not out_finite or not np.isfinite(lse).all():
+        raise beyond_float32()
+
+
+def beyond_float32() -> NonFiniteError:
+    """The error of an answer that float32 could not hold."""
+    return NonFiniteError(
+        "the attention of finite keys, values and queries is beyond float32: a q.k, or a sum of weighted values, is larger "
+        "than 3.4e38; scale them down, or find where the model produced numbers so large"
+    )

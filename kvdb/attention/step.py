@@ -34,12 +34,12 @@ class PreparedStep:
         NonFiniteError."""
         started = perf_counter_ns()
         q, run = query.q, query.run
-        out, logs = np.empty(q.shape, q.dtype), np.empty((3, q.shape[0]), np.float32)
+        out, logs = np.empty(q.shape, q.dtype), np.empty((3, q.shape[0], 1), np.float32)
         result = self._native.run(bits(q), run.addresses, run.counts, bits(out), logs)
         searches = StepSearches(self._searched, result)
         if result.end == _native.StepEnd.not_finite:
             logs[0] = np.nan
-        lse, read, missed = logs[:, :, None]
+        lse, read, missed = logs
         stats = AttentionStats(
             scanned=result.scanned,
             retrieved=result.retrieved,

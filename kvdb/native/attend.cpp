@@ -13,10 +13,11 @@
 namespace kvdb {
 namespace {
 
-constexpr std::int64_t kPrefillRows = 768;       // their state and queries stay in the L2 cache
-constexpr std::int64_t kItemsPerThread = 8;      // so that a thread that is held up costs little
-constexpr std::int64_t kSplitTokensMin = 256;    // a split costs a state and a merge
-constexpr std::int64_t kInlineElements = 65536;  // of K and V: less is read before a thread wakes
+constexpr std::int64_t kPrefillRows = 768;        // their state and queries stay in the L2 cache
+constexpr std::int64_t kItemsPerThread = 8;       // so that a thread that is held up costs little
+constexpr std::int64_t kSplitTokensMin = 256;     // a split costs a state and a merge
+constexpr std::int64_t kInlineElements = 65536;   // of K and V: less is read before a thread wakes
+constexpr std::int64_t kInlineRetrieved = 16384;  // of values here and there, in no cache
 
 // Where a part of the run begins, always at the first token of a block.
 struct Split {
@@ -252,7 +253,7 @@ void attend_retrieved(const AttendRetrievedCall& call) {
     const RetrievedKernel kernel =
         current_kernels().retrieved[static_cast<int>(call.geometry.dtype)];
     ThreadPool& pool = ThreadPool::instance();
-    const bool small = call.offsets[rows] * head_dim < kInlineElements;
+    const bool small = call.offsets[rows] * head_dim < kInlineRetrieved;
     pool.run(rows, small ? 1 : pool.threads(), [&](std::int64_t row, int) {
         kernel({
             .geometry = call.geometry,

@@ -16,7 +16,7 @@ namespace {
 using HeadsArray = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using WordsArray = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using GuardsArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using LogsArray = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using LogsArray = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using PyReads = std::tuple<TableArray, CountsArray, std::optional<OwnedPlacement>>;
 using PySearch = std::tuple<nb::object, std::int64_t, std::int64_t, PyReads,
                             std::optional<HeadsArray>, std::optional<WordsArray>>;
@@ -124,7 +124,7 @@ StepResult py_run(const PyStep& step, const ConstArray& q, const TableArray& tab
     call.query = rows_of(q, plan.q_heads, 1, geometry, geometry.dtype, "q");
     const Rows to = rows_of(out, plan.q_heads, 1, geometry, geometry.dtype, "out");
     if (to.head_stride != geometry.head_dim) fail("out is not contiguous");
-    check_shape(logs, {3, plan.q_heads}, "logs");
+    check_shape(logs, {3, plan.q_heads, 1}, "logs");
     call.table = table.data();
     call.counts = counts.data();
     call.blocks = static_cast<std::int64_t>(table.shape(0));

@@ -3,6 +3,7 @@
 #include <nanobind/stl/tuple.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "attend.h"
@@ -35,10 +36,15 @@ std::optional<std::tuple<const char*, int, std::int64_t>> py_append(const Geomet
     return std::tuple{bad->plane == Plane::key ? "k" : "v", bad->kv_head, bad->token};
 }
 
-bool py_finite(const Geometry& geometry, const ConstArray& array) {
+bool py_finite(const Geometry& geometry, const ConstArray& array,
+               const std::optional<ConstLseArray>& logs) {
     const std::int64_t n = tokens_of(array, "array");
     const auto heads = static_cast<std::int64_t>(array.shape(0));
     const Rows rows = rows_of(array, heads, n, geometry, geometry.dtype, "array");
+    if (logs) check_shape(*logs, {heads, n}, "logs");
+    for (std::size_t i = 0; logs && i < logs->size(); ++i) {
+        if (!std::isfinite(logs->data()[i])) return false;
+    }
     const ReleaseGil release;
     return finite(geometry, static_cast<int>(heads), n, rows);
 }
@@ -221,7 +227,7 @@ NB_MODULE(_native, m) {
 
     bind_placement(m);
     m.def("append", &py_append, "geometry"_a, "table"_a, "start"_a, "k"_a, "v"_a);
-    m.def("finite", &py_finite, "geometry"_a, "array"_a);
+    m.def("finite", &py_finite, "geometry"_a, "array"_a, "logs"_a = nb::none());
     m.def("gather", &py_gather, "geometry"_a, "table"_a, "start"_a, "n"_a, "k_out"_a, "v_out"_a);
     m.def("copy", &py_copy, "geometry"_a, "source"_a, "source_start"_a, "target"_a,
           "target_start"_a, "n"_a);

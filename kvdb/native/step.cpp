@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "move.h"
+#include "step_states.h"
 
 namespace kvdb {
 namespace {
@@ -20,20 +21,6 @@ constexpr float kNone = -INFINITY;
 std::int64_t nanoseconds(Clock::time_point since) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - since).count();
 }
-
-float log_sum(float a, float b) {
-    if (std::isnan(a) || std::isnan(b)) return NAN;
-    const double most = std::max(a, b);
-    if (!std::isfinite(most)) return static_cast<float>(most);
-    return static_cast<float>(most + std::log(std::exp(a - most) + std::exp(b - most)));
-}
-
-// A state of every query head, in float32.
-struct States {
-    std::vector<float> out, lse;
-
-    States(std::int64_t rows, int head_dim) : out(rows * head_dim), lse(rows, kNone) {}
-};
 
 class StepRun {
   public:
@@ -87,86 +74,29 @@ class StepRun {
 
     Rows rows_of(float* data) const { return {data, dim_, dim_}; }
 
-    void attend_blocks(const std::vector<std::uint64_t>& table,
-                       const std::vector<std::int32_t>& counts,
-                       const std::optional<Placement>& placement, States& to, float* top,
-                       int kv_begin, int kv_end) const {
-        AttendCall call{};
-        call.geometry = plan_.geometry;
-        call.query = call_.query;
-        call.q_heads = plan_.q_heads;
-        call.n = 1;
-        call.run = {table.data(), counts.data(), static_cast<std::int64_t>(table.size()),
-                    placement ? &*placement : nullptr};
-        call.kv_begin = kv_begin;
-        call.kv_end = kv_end;
-        call.scale = plan_.scale;
-        call.out = {to.out.data(), dim_, dim_};
-        call.out_dtype = Dtype::float32;
-        call.lse = to.lse.data();
-        call.top = top;
-        attend(call);
-    }
-
-    // Merges other states, if given, and the values of tokens found into `from`; `to` may be
-    // `from`.
-    void merge(const States& from, const States* other, const SearchResult* found,
-               const std::uint64_t* table, void* out, Dtype out_dtype, float* lse) const {
-        const std::vector<std::int64_t> none(found ? 0 : rows_ + 1);
-        AttendRetrievedCall call{};
-        call.geometry = plan_.geometry;
-        call.table = table;
-        call.q_heads = plan_.q_heads;
-        call.n = 1;
-        call.offsets = found ? found->retrieved.offsets.data() : none.data();
-        call.ids = found ? found->retrieved.ids.data() : nullptr;
-        call.scores = found ? found->retrieved.scores.data() : nullptr;
-        call.scale = plan_.scale;
-        call.state_out = from.out.data();
-        call.state_lse = from.lse.data();
-        call.tail_out = other ? other->out.data() : nullptr;
-        call.tail_lse = other ? other->lse.data() : nullptr;
-        call.out = out;
-        call.out_dtype = out_dtype;
-        call.lse = lse;
-        attend_retrieved(call);
-    }
-
-    void merge_into(States& states, const States& other) const {
-        merge(states, &other, nullptr, nullptr, states.out.data(), Dtype::float32,
-              states.lse.data());
-    }
-
-    static bool finite_or_none(const std::vector<float>& lse) {
-        return std::all_of(lse.begin(), lse.end(), [](float x) { return x < INFINITY; });
-    }
-
-    static bool all_finite(const std::vector<float>& values) {
-        float sum = 0;
-        for (const float value : values) sum += value * 0.0f;
-        return sum == 0;
-    }
-
     bool attend_window() {
-        std::vector<std::uint64_t> table = plan_.window.table;
-        std::vector<std::int32_t> counts = plan_.window.counts;
+        StepBlocks window = plan_.window;
         if (plan_.grows_from >= 0) {
-            table.insert(table.end(), call_.table + plan_.grows_from, call_.table + call_.blocks);
-            counts.insert(counts.end(), call_.counts + plan_.grows_from,
-                          call_.counts + call_.blocks);
+            window.table.insert(window.table.end(), call_.table + plan_.grows_from,
+                                call_.table + call_.blocks);
+            window.counts.insert(window.counts.end(), call_.counts + plan_.grows_from,
+                                 call_.counts + call_.blocks);
         }
-        attend_blocks(table, counts, plan_.window.placement, window_, floor_.data(), 0, heads_);
-        window_tokens_ = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+        attend_blocks(plan_, call_.query, window, window_, floor_.data(), 0, heads_);
+        window_tokens_ = tokens_of(window);
         if (!finite_or_none(window_.lse) || !finite_or_none(floor_)) return false;
         if (!plan_.sinks.table.empty()) {
-            const StepBlocks& blocks = plan_.sinks;
             States sinks(rows_, dim_);
-            attend_blocks(blocks.table, blocks.counts, blocks.placement, sinks, nullptr, 0, heads_);
+            attend_blocks(plan_, call_.query, plan_.sinks, sinks, nullptr, 0, heads_);
             if (!finite_or_none(sinks.lse)) return false;
-            merge_into(window_, sinks);
-            window_tokens_ += std::accumulate(blocks.counts.begin(), blocks.counts.end(), 0);
+            merge_into(plan_, window_, sinks);
+            window_tokens_ += tokens_of(plan_.sinks);
         }
         return true;
+    }
+
+    static std::int64_t tokens_of(const StepBlocks& blocks) {
+        return std::accumulate(blocks.counts.begin(), blocks.counts.end(), std::int64_t{0});
     }
 
     // Asks each index in turn. The largest score so far goes from one to the next.
@@ -272,8 +202,8 @@ class StepRun {
             kept = without(*found, dense);
             found = &kept;
         }
-        merge(state_, nullptr, found, plan_.searches[i].searcher->table, state_.out.data(),
-              Dtype::float32, state_.lse.data());
+        merge_states(plan_, state_, nullptr, found, plan_.searches[i].searcher->table,
+                     state_.out.data(), Dtype::float32, state_.lse.data());
         attended_ += found->retrieved.offsets[rows_];
         for (std::int64_t row = 0; row < rows_; ++row) {
             missed_[row] = log_sum(missed_[row], found->missed[row]);
@@ -308,11 +238,11 @@ class StepRun {
             if (!heads[head]) continue;
             int end = head;
             while (end < heads_ && heads[end]) ++end;
-            attend_blocks(blocks.table, blocks.counts, blocks.placement, whole, nullptr, head, end);
+            attend_blocks(plan_, call_.query, blocks, whole, nullptr, head, end);
             any = true;
             head = end;
         }
-        if (any) merge_into(state_, whole);
+        if (any) merge_into(plan_, state_, whole);
     }
 
     // The KV heads of which a query is estimated to miss more than its guard allows.
@@ -331,7 +261,7 @@ class StepRun {
         std::optional<States> last;
         for (const SearchResult& found : result_.found) {
             if (found.tail.empty()) continue;
-            if (last) merge_into(state_, *last);
+            if (last) merge_into(plan_, state_, *last);
             last.emplace(rows_, dim_);
             last->out = found.tail;
             const std::vector<std::uint8_t> dense = dense_heads(found);
@@ -340,8 +270,8 @@ class StepRun {
             }
             if (!all_finite(last->out) || !finite_or_none(last->lse)) return false;
         }
-        merge(state_, last ? &*last : nullptr, nullptr, nullptr, call_.out, plan_.geometry.dtype,
-              call_.lse);
+        merge_states(plan_, state_, last ? &*last : nullptr, nullptr, nullptr, call_.out,
+                     plan_.geometry.dtype, call_.lse);
         return true;
     }
 

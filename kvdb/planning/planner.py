@@ -22,7 +22,7 @@ from query_optimizer.access import Access
 from query_optimizer.diffuse import DiffuseHead
 from query_optimizer.facts import Facts
 from query_optimizer.plan import Plan
-from query_optimizer.query_options import NO_HINTS, QueryOptions
+from query_optimizer.query_options import NO_HINTS, NO_OPTIONS, QueryOptions
 from query_optimizer.ways import HeadShare
 
 PREPARED_MAX = 64
@@ -35,6 +35,10 @@ FIRST_USES, FIRST_BUDGETED_USES, USES_MAX = 4, 32, 256
 """A plan is made anew after FIRST_USES queries, the next after twice as many, and so on up to USES_MAX, because what is known
 about the heads changes. With an error budget that is evidence, and whatever it proves has a plan made anew at once; so the first
 is kept longer."""
+
+Key = tuple[QueryOptions, int, Variant]
+"""What a plan is made for: options, the bits of the number of queries, and what an audit changes."""
+_NO_KEY: Key = NO_OPTIONS, 0, SERVED
 
 
 class Planner:
@@ -50,8 +54,9 @@ class Planner:
         self._layer = layer
         self._run = run
         self._tail = tail
-        self._prepared: dict[tuple[QueryOptions, int, Variant], Prepared] = {}
-        self._next_uses: dict[tuple[QueryOptions, int, Variant], int] = {}
+        self._prepared: dict[Key, Prepared] = {}
+        self._last: tuple[Key, Prepared | None] = _NO_KEY, None
+        self._next_uses: dict[Key, int] = {}
         self._costs: Costs = {}
         self._checked: set[QueryOptions] = set()
         self._failed_gpu_version: int | None = None
@@ -67,8 +72,12 @@ class Planner:
         """The plan of a call of n queries. variant: SERVED for the plan of the answer, another for an audit. Raises
         UnknownRule."""
         key = options, n.bit_length(), variant
-        prepared = self._prepared.get(key)
+        last, prepared = self._last
+        # A caller most often asks for the same again; hashing what it asks for takes longer than all else.
+        if last[0] is not options or last[1:] != key[1:]:
+            prepared = self._prepared.get(key)
         if prepared is not None:
+            self._last = key, prepared
             prepared.uses_left -= 1
             still_good = prepared.version == self._version() and prepared.plan.holds_for(self._run.read_tokens)
             if prepared.uses_left >= 0 and still_good:
@@ -82,6 +91,7 @@ class Planner:
         if prepared.knows_diffuse and n == 1 and self._recheck_is_due():
             prepared = self._prepare(n, options, 1, rechecks=True)
         self._prepared[key] = prepared
+        self._last = key, prepared
         return prepared
 
     def prepare_once(self, n: int, options: QueryOptions) -> Prepared:
@@ -120,6 +130,7 @@ class Planner:
     def leave_gpu(self) -> None:
         """Plan without the GPU, which failed to answer, until its version changes."""
         self._prepared.clear()
+        self._last = _NO_KEY, None
         self._device_attentions.clear()
         self._failed_gpu_version = None if self.gpu is None else self.gpu.version
 

@@ -14,7 +14,7 @@ from kvdb.attention.hybrid import hybrid_attention
 from kvdb.attention.materialized import MaterializedKeys
 from kvdb.attention.search import AttentionQuery
 from kvdb.attention.sparse import sparse
-from kvdb.attention.state import AttentionState, check_finite
+from kvdb.attention.state import AttentionState, beyond_float32
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.catalog.tail import Tail
 from kvdb.errors import NonFiniteError, PositionError
@@ -59,7 +59,7 @@ class Layer:
         self._indexes_tail = False
         self._steps = 0
         self._error_max = error_max
-        self._default_options = NO_OPTIONS.with_default(error_max)
+        self._resolved = NO_OPTIONS, NO_OPTIONS.with_default(error_max)
         self.planner = Planner(services, spec, snapshot, number, self.run, self._tail)
         self.audits = Audits(number, self.planner, services.auditor)
 
@@ -91,8 +91,11 @@ class Layer:
     def resolve(self, options: QueryOptions) -> QueryOptions:
         """The options, with the session's error_max if they name none. Raises InvalidArgument or Unsupported for
         hints that cannot be followed."""
-        resolved = self._default_options if options is NO_OPTIONS else options.with_default(self._error_max)
-        self.planner.check(resolved)
+        asked, resolved = self._resolved
+        if options is not asked:
+            resolved = options.with_default(self._error_max)
+            self.planner.check(resolved)
+            self._resolved = options, resolved
         return resolved
 
     def check_queries(self, q: Array) -> int:
@@ -142,7 +145,8 @@ class Layer:
         """Attention of queries at these positions, each over all tokens up to its own. materialized: the keys of this layer.
         Raises NonFiniteError where float32 cannot hold a result."""
         state = materialized.attend(q, positions, self._spec.softmax_scale)
-        check_finite(state.lse, self.tail.layout.finite(state.out))
+        if not self.tail.layout.finite(state.out, state.lse):
+            raise beyond_float32()
         return state.out
 
     def answer(self, q: Array, options: QueryOptions) -> tuple[Array, Plan, AttentionStats]:
@@ -172,7 +176,8 @@ class Layer:
         comparison = self.audits.due(prepared, q.shape[1], options, alone=pending is None)
         served = prepared if comparison is None else comparison.served
         state, stats = self.execute(served, q, options, observed, pending)
-        check_finite(state.lse, self.tail.layout.finite(state.out))
+        if not self.tail.layout.finite(state.out, state.lse):
+            raise beyond_float32()
         self.count(stats, q.shape[1], options)
         self.audits.answered(prepared, comparison, q, state.out, stats, options, self.execute)
         return state.out, stats

@@ -58,9 +58,10 @@ class BlockLayout:
         bad = _native.append(self.native, addresses, start, bits(k), bits(v))
         return None if bad is None else NonFinite(*bad)
 
-    def finite(self, array: Array) -> bool:
-        """Whether an array `[heads, n, head_dim]` of any number of heads holds neither NaN nor infinity."""
-        return bool(_native.finite(self.native, bits(array)))
+    def finite(self, array: Array, logs: Array | None = None) -> bool:
+        """Whether an array `[heads, n, head_dim]` of any number of heads holds neither NaN nor infinity. logs: float32
+        `[heads, n]`, contiguous, which are looked at as well."""
+        return _native.finite(self.native, bits(array), logs)
 
     def read(self, addresses: Addresses, start: int, n: int) -> tuple[Array, Array]:
         """k and v, `[kv_heads, n, head_dim]`, of tokens [start, start + n) of a run."""

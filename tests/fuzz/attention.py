@@ -34,6 +34,7 @@ def use(rng: np.random.Generator, native: Any) -> list[Any]:
     k, v, q = some(kv_heads, tokens, head_dim), some(kv_heads, tokens, head_dim), some(kv_heads * group, n, head_dim)
     native.append(geometry, source, 0, k, v)
     native.finite(geometry, k)
+    native.finite(geometry, q, np.zeros(q.shape[:2], np.float32))
     native.gather(geometry, source, 0, tokens, k, v)
     native.copy(geometry, source, 0, target, 0, tokens)
     native.read_blocks(geometry, source)
@@ -122,5 +123,5 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
         [result.found(i) for i in range(result.searches)]
 
     begin, end = sorted(rng.integers(0, tokens + 1, 2).tolist())
-    grows, logs = int(rng.integers(-1, blocks + 1)), np.zeros((3, heads), np.float32)
+    grows, logs = int(rng.integers(-1, blocks + 1)), np.zeros((3, heads, 1), np.float32)
     native.made(step, searcher, q, 0.1, counts, begin, end, grows, active, hidden, guards, whole, tokens, q.copy(), logs, table)

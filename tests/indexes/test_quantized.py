@@ -78,7 +78,8 @@ def test_a_share_counts_what_is_outside(layer, index, outside):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("retrieval", [Dipr(0.5), TopK(1), TopK(64), TopP(0.3)], ids=str)
 def test_what_is_not_found_is_estimated(retrieval, dtype):
-    """Also for queries that see a part of the tokens, and none of the hidden ones."""
+    """Also for queries that see a part of the tokens, and none of the hidden ones. The less the rest weighs, the rougher it may
+    be."""
     layer = Layer.of(1500, dtype)
     index = Quantized.build(layer.blocks)
     hidden = np.random.default_rng(1).random(1500) < 0.2
@@ -89,7 +90,8 @@ def test_what_is_not_found_is_estimated(retrieval, dtype):
         rest = np.setdiff1d(np.flatnonzero(np.isfinite(x[row])), ids)
         exact = attention_over(layer.blocks, x[row], row, rest, 2)
         estimate = found.tail.reshape(-1, 32)[row]
-        assert np.linalg.norm(estimate - exact) <= 0.1 * np.linalg.norm(exact)
+        attended = np.exp(log_sum(x[row, ids], SCALE) - log_sum(x[row, rest], SCALE))
+        assert np.linalg.norm(estimate - exact) <= (0.1 + 0.02 * attended) * np.linalg.norm(exact)
         assert abs(found.missed.reshape(-1)[row] - log_sum(x[row, rest], SCALE)) <= 0.1
 
 

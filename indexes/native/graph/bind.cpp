@@ -84,16 +84,21 @@ PyGraph make_graph(const Out<std::uint8_t, 3>& codes, const Out<float, 2>& resid
         step};
 }
 
-nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQueries& queries,
-                    const In<std::int32_t, 2>& probes, const In<std::uint8_t, 3>& probe_codes,
-                    std::int64_t random, const In<std::int32_t, 2>& outliers,
-                    const In<float, 1>& radius, float beta, std::int64_t k, float scale,
-                    bool listed, bool share, bool scan, bool give_up, int patience,
-                    std::int64_t least, float slack, float dense_share, float budget) {
+// What a search takes beside the graph and its queries; keeps the arrays alive.
+struct PyWalk {
+    Probes probes;
+    GraphOptions options;
+    Blocks blocks;
+    In<std::int32_t, 2> tokens, outliers;
+    In<std::uint8_t, 3> codes;
+    In<float, 1> radius;
+};
+
+PyWalk checked_walk(const PyGraph& graph, const PyBlocks& blocks, const In<std::int32_t, 2>& probes,
+                    const In<std::uint8_t, 3>& probe_codes, std::int64_t random,
+                    const In<std::int32_t, 2>& outliers, const In<float, 1>& radius,
+                    GraphOptions options) {
     graph.check(blocks);
-    Blocks seen = blocks.blocks;
-    seen.tokens = graph.graph.tokens;
-    queries.check(seen);
     const std::int64_t heads = graph.graph.kv_heads;
     const auto count = static_cast<std::int64_t>(probes.shape(1));
     check_shape(probes, {heads, count}, "probes");
@@ -104,25 +109,57 @@ nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQuerie
     check_shape(radius, {heads}, "radius");
     if (random < 0 || random > count) fail("random must be 0 to the number of probes");
     if (graph.graph.tokens > 0 && count == 0) fail("probes are empty");
-    if (!(beta >= 0) || k < 0 || !std::isfinite(scale) || !(slack >= 0)) {
+    if (!(options.beta >= 0) || options.k < 0 || !std::isfinite(options.scale) ||
+        !(options.slack >= 0)) {
         fail("beta, k and slack must not be negative, scale must be finite");
     }
-    if (!(dense_share >= 0 && dense_share <= 1 && budget >= 0 && budget <= 1)) {
+    if (!(options.dense_share >= 0 && options.dense_share <= 1 && options.budget >= 0 &&
+          options.budget <= 1)) {
         fail("dense_share and budget must be 0 to 1");
     }
-    k = std::min(k, std::max<std::int64_t>(graph.graph.tokens, 1));
-    const Probes from{probes.data(),   probe_codes.data(),
-                      count,           random,
-                      outliers.data(), static_cast<std::int64_t>(outliers.shape(1)),
-                      radius.data()};
+    options.k = std::min(options.k, std::max<std::int64_t>(graph.graph.tokens, 1));
+    PyWalk walk{{probes.data(), probe_codes.data(), count, random, outliers.data(),
+                 static_cast<std::int64_t>(outliers.shape(1)), radius.data()},
+                options,
+                blocks.blocks,
+                probes,
+                outliers,
+                probe_codes,
+                radius};
+    walk.blocks.tokens = graph.graph.tokens;
+    return walk;
+}
+
+nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQueries& queries,
+                    const In<std::int32_t, 2>& probes, const In<std::uint8_t, 3>& probe_codes,
+                    std::int64_t random, const In<std::int32_t, 2>& outliers,
+                    const In<float, 1>& radius, float beta, std::int64_t k, float scale,
+                    bool listed, bool share, bool scan, bool give_up, int patience,
+                    std::int64_t least, float slack, float dense_share, float budget) {
+    const PyWalk walk = checked_walk(graph, blocks, probes, probe_codes, random, outliers, radius,
+                                     {beta, k, scale, listed, share, scan, give_up, patience, least,
+                                      slack, dense_share, budget});
+    queries.check(walk.blocks);
     SearchResult result;
     {
         const ReleaseGil release;
-        result = search(graph.graph, from, seen, queries.rows,
-                        {beta, k, scale, listed, share, scan, give_up, patience, least, slack,
-                         dense_share, budget});
+        result = search(graph.graph, walk.probes, walk.blocks, queries.rows, walk.options);
     }
     return to_tuple(std::move(result));
+}
+
+nb::capsule py_searcher(const PyGraph& graph, const PyBlocks& blocks,
+                        const In<std::int32_t, 2>& probes, const In<std::uint8_t, 3>& probe_codes,
+                        std::int64_t random, const In<std::int32_t, 2>& outliers,
+                        const In<float, 1>& radius, float beta, std::int64_t k, float scale,
+                        int patience, std::int64_t least, float slack, float dense_share,
+                        float budget) {
+    const PyWalk walk = checked_walk(
+        graph, blocks, probes, probe_codes, random, outliers, radius,
+        {beta, k, scale, false, true, false, true, patience, least, slack, dense_share, budget});
+    return to_searcher({walk.blocks, blocks.table}, [=](const QueryRows& queries, const float*) {
+        return search(graph.graph, walk.probes, walk.blocks, queries, walk.options);
+    });
 }
 
 void py_bound(const PyGraph& graph, const PyBlocks& blocks, const PyQueries& queries, float scale,
@@ -223,6 +260,9 @@ void bind(nb::module_& m) {
           "probe_codes"_a, "random"_a, "outliers"_a, "radius"_a, nb::kw_only(), "beta"_a, "k"_a,
           "scale"_a, "listed"_a, "share"_a, "scan"_a, "give_up"_a, "patience"_a, "least"_a,
           "slack"_a, "dense_share"_a, "budget"_a);
+    m.def("graph_searcher", &py_searcher, "graph"_a, "blocks"_a, "probes"_a, "probe_codes"_a,
+          "random"_a, "outliers"_a, "radius"_a, nb::kw_only(), "beta"_a, "k"_a, "scale"_a,
+          "patience"_a, "least"_a, "slack"_a, "dense_share"_a, "budget"_a);
     m.def("graph_bound", &py_bound, "graph"_a, "blocks"_a, "queries"_a, "scale"_a, "offsets"_a,
           "ids"_a, "bound"_a);
     m.def("graph_verify", &py_verify, "graph"_a, "kv_head"_a);

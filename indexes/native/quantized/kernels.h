@@ -71,6 +71,7 @@ struct SumItem {
     int runs, rows;
     float factor;
     float reference[kRowsMax];
+    float least[kRowsMax];          // the values of a run of less mass are left out
     const float* scores[kRowsMax];  // [runs * kRun]
     float* values[kRowsMax];        // added to: [value_dims], or null for the mass alone
     float mass[kRowsMax];           // out

@@ -14,6 +14,7 @@ namespace {
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr double kLog2E = 1.4426950408889634;
 constexpr double kLn2 = 0.6931471805599453;
+constexpr float kLeftOut = 0.02f;
 constexpr float kFaint = 1e-18f;  // float32 holds what is as much smaller yet
 
 }  // namespace
@@ -52,11 +53,13 @@ void Rest::sum_chunk(std::int64_t head, std::int64_t chunk) {
                      {},
                      {},
                      {},
+                     {},
                      {}};
         for (int r = 0; r < item.rows; ++r) {
             const float* largest = tile_.largest(head, first + r) + chunk * kStrata;
-            const float most = *std::max_element(largest, largest + kStrata);
+            const float most = quantized_kernels().most(largest, kStrata);
             item.reference[r] = most > kNone ? most : 0;
+            item.least[r] = least_mass(tile_.row(head, first + r), item.reference[r]);
             item.scores[r] = tile_.scores(head, first + r) + chunk * kChunk;
             item.values[r] = tile_.options.tail ? values(head, first + r, chunk) : nullptr;
         }
@@ -79,16 +82,29 @@ void Rest::sum_chunk(std::int64_t head, std::int64_t chunk) {
     }
 }
 
+// The mass of a run, in units of a reference, whose values are taken for the mean of their chunk:
+// of all runs together it is no more than a share of what is known to be attended.
+float Rest::least_mass(const Row& row, float reference) const {
+    const auto runs = static_cast<float>(tile_.chunks * kRuns);
+    return kLeftOut / runs * std::exp2(row.known - static_cast<float>(factor_) * reference);
+}
+
 // Sums up one row of an item anew, relative to the largest score that is left. Returns whether
 // there is any.
 bool Rest::sum_again(SumItem& item, int r) const {
     float strata[kStrata];
     quantized_kernels().largest(item.scores[r], strata);
-    const float most = *std::max_element(strata, strata + kStrata);
+    const float most = quantized_kernels().most(strata, kStrata);
     item.reference[r] = most > kNone ? most : 0;
     if (item.values[r]) std::fill_n(item.values[r], dims_, 0.0f);
-    SumItem one{item.codes,       item.runs,        1, item.factor, {item.reference[r]},
-                {item.scores[r]}, {item.values[r]}, {}};
+    SumItem one{};
+    one.codes = item.codes;
+    one.runs = item.runs;
+    one.rows = 1;
+    one.factor = item.factor;
+    one.reference[0] = item.reference[r];
+    one.scores[0] = item.scores[r];
+    one.values[0] = item.values[r];
     quantized_kernels().sum(one);
     item.mass[r] = one.mass[0];
     return most > kNone;

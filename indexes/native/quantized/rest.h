@@ -28,6 +28,7 @@ class Rest {
     };
 
     void sum_chunk(std::int64_t head, std::int64_t chunk);
+    float least_mass(const Row& row, float reference) const;
     bool sum_again(SumItem& item, int r) const;
     void add_raw_values(std::int64_t head, std::int64_t chunk, int run);
     double total(std::int64_t head, int r, bool bound) const;

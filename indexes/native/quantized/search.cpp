@@ -19,30 +19,53 @@ constexpr std::int64_t kRowsTogether = 16;  // of a KV head, whose reads are sha
 constexpr double kWorth = 0.25;
 constexpr std::int64_t kLeast = 4096;
 
+// Whether a row may want so many tokens that its KV head is given up.
+bool may_give_up(const Tile& tile) {
+    const SearchOptions& options = tile.options;
+    if (!options.give_up || tile.blocks.tokens < kLeast) return false;
+    if (tile.exact || options.margin > 0 || options.retrieval != SearchOptions::Retrieval::top_k) {
+        return true;
+    }
+    const auto wants_many = [&](const Row& row) {  // of k candidates at most
+        return options.parameter > kWorth * double(tile.visible(row.i));
+    };
+    return std::any_of(tile.rows.begin(), tile.rows.begin() + tile.each, wants_many);
+}
+
 // Retrieves what the rows ask for. Returns how many keys were read.
 std::int64_t retrieve(Tile& tile) {
     std::atomic<std::int64_t> read{0};
     ThreadPool& pool = ThreadPool::instance();
-    const auto heads = static_cast<std::int64_t>(tile.heads.size());
-    const bool give_up = tile.options.give_up && tile.blocks.tokens >= kLeast;
     std::vector<std::vector<std::int32_t>> candidates(tile.rows.size());
     const auto rows = static_cast<std::int64_t>(tile.rows.size());
     const int threads = tile.blocks.tokens * rows < 16384 ? 1 : pool.threads();
-    pool.run(rows, threads, [&](std::int64_t i, int) {
+    const bool give_up = may_give_up(tile);
+    const auto find = [&](std::int64_t i) {
         candidates[i] = Select(tile, i / tile.each, static_cast<int>(i % tile.each)).candidates();
-        const auto count = static_cast<std::int64_t>(candidates[i].size());
-        tile.rows[i].dense =
-            give_up && double(count) > kWorth * double(tile.visible(tile.rows[i].i));
+    };
+    const auto keep = [&](std::int64_t i) {
+        Select(tile, i / tile.each, static_cast<int>(i % tile.each)).keep(candidates[i]);
+        read += static_cast<std::int64_t>(candidates[i].size());
+    };
+    if (!give_up) {
+        pool.run(rows, threads, [&](std::int64_t i, int) {
+            find(i);
+            keep(i);
+        });
+        return read;
+    }
+    pool.run(rows, threads, [&](std::int64_t i, int) {
+        find(i);
+        const auto count = static_cast<double>(candidates[i].size());
+        tile.rows[i].dense = count > kWorth * double(tile.visible(tile.rows[i].i));
     });
-    for (std::int64_t head = 0; head < heads; ++head) {
+    for (std::int64_t head = 0; head < static_cast<std::int64_t>(tile.heads.size()); ++head) {
         bool dense = false;
         for (int r = 0; r < tile.each; ++r) dense = dense || tile.row(head, r).dense;
         for (int r = 0; r < tile.each; ++r) tile.row(head, r).dense = dense;
     }
     pool.run(rows, threads, [&](std::int64_t i, int) {
-        if (tile.rows[i].dense) return;
-        Select(tile, i / tile.each, static_cast<int>(i % tile.each)).keep(candidates[i]);
-        read += static_cast<std::int64_t>(candidates[i].size());
+        if (!tile.rows[i].dense) keep(i);
     });
     return read;
 }

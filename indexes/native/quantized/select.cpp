@@ -193,6 +193,25 @@ double Select::rest_mass(const std::vector<std::int32_t>& candidates, float top)
     return rest;
 }
 
+// Begins to read the value of a token, which the caller wants next.
+void Select::fetch_value(std::int32_t token) const {
+    const std::byte* value = tile_.blocks.value(tile_.heads[head_], token);
+    const auto bytes = static_cast<std::int64_t>(tile_.blocks.geometry.row_bytes());
+    for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(value + i);
+}
+
+// log2 of the mass outside and of the tokens retrieved.
+float Select::known_mass() const {
+    const float factor = tile_.options.scale * static_cast<float>(kLog2E);
+    const float outside = tile_.options.outside[row_.number] * static_cast<float>(kLog2E);
+    float most = outside;
+    for (const float score : row_.scores) most = std::max(most, factor * score);
+    if (!(most > kNone)) return kNone;
+    float sum = std::exp2(outside - most);
+    for (const float score : row_.scores) sum += std::exp2(factor * score - most);
+    return most + std::log2(sum);
+}
+
 void Select::keep(const std::vector<std::int32_t>& candidates) {
     std::vector<float> exact(candidates.size());
     if (tile_.exact) {
@@ -225,8 +244,10 @@ void Select::keep(const std::vector<std::int32_t>& candidates) {
         scores_[candidates[i]] = kept ? kNone : exact[i];
         if (!kept) continue;
         row_.ids.push_back(candidates[i]);
+        fetch_value(candidates[i]);
         row_.scores.push_back(exact[i]);
     }
+    row_.known = known_mass();
 }
 
 }  // namespace kvdb::indexes::quantized

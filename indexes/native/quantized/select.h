@@ -30,6 +30,8 @@ class Select {
     float rank_threshold() const;
     float share_threshold() const;
     float cut(std::vector<float> scores, double rest) const;
+    void fetch_value(std::int32_t token) const;
+    float known_mass() const;
     double rest_mass(const std::vector<std::int32_t>& candidates, float top) const;
 
     Tile& tile_;

@@ -117,19 +117,22 @@ struct QuantizedTable {
     // one are kept on average.
     KVDB_INLINE static float weigh(const SumItem& item, int r, int run, std::int8_t* bytes,
                                    float& sum, f32& mass) {
-        f32 weights[kRunVectors], most{};
+        f32 weights[kRunVectors], most{}, part{};
         const f32 reference = Isa::splat(item.reference[r]), factor = Isa::splat(item.factor);
         const std::uint16_t* scales = item.codes.scales + kChunk + run * kRun;
         KVDB_UNROLL
         for (int v = 0; v < kRunVectors; ++v) {
             const float* scores = item.scores[r] + run * kRun + v * Isa::width;
             const f32 x = simd::exp2<Isa>((Isa::widen(scores) - reference) * factor);
-            mass += x;
+            part += x;
             weights[v] = x * Isa::widen(reinterpret_cast<const BFloat16*>(scales) + v * Isa::width);
             most = Isa::max(most, weights[v]);
         }
+        mass += part;
+        if (!item.values[r]) return 0;
+        if (simd::sum_of_group<Isa, Isa::width>(part)[0] < item.least[r]) return 0;
         const float largest = simd::max_of_group<Isa, Isa::width>(most)[0];
-        if (!item.values[r] || !(largest > 1e-30f) || !(largest < 1e30f)) return 0;
+        if (!(largest > 1e-30f) || !(largest < 1e30f)) return 0;
         const f32 inverse = Isa::splat(kWeightMax / largest);
         f32 dither;
         KVDB_UNROLL
@@ -183,26 +186,33 @@ struct QuantizedTable {
         }
     }
 
+    // All weights come first, because those of one run wait for their largest, and those of the
+    // next need not wait for them.
     template <int rows>
     static void sum_rows(SumItem& item) {
         const int dims = Codes::value_dims(item.codes.head_dim);
+        for (int i = 0; i < kPrefetchBytes; i += 64) __builtin_prefetch(item.codes.values + i);
+        std::int8_t bytes[kRuns][rows][kRun];
+        float unit[kRuns][rows], sum[kRuns][rows];
         f32 mass[rows] = {};
         for (int run = 0; run < item.runs; ++run) {
-            std::int8_t bytes[rows][kRun];
-            float unit[rows], sum[rows], most = 0;
+            KVDB_UNROLL
             for (int r = 0; r < rows; ++r) {
-                sum[r] = 0;
-                unit[r] = weigh(item, r, run, bytes[r], sum[r], mass[r]);
-                if (unit[r] == 0) __builtin_memset(bytes[r], 0, kRun);
-                most += unit[r];
+                sum[run][r] = 0;
+                unit[run][r] = weigh(item, r, run, bytes[run][r], sum[run][r], mass[r]);
+                if (unit[run][r] == 0) __builtin_memset(bytes[run][r], 0, kRun);
             }
+        }
+        for (int run = 0; run < item.runs; ++run) {
+            float most = 0;
+            for (int r = 0; r < rows; ++r) most += unit[run][r];
             if (most == 0) continue;
             int first = 0;
             for (; first + kSlice * Isa::width <= dims; first += kSlice * Isa::width) {
-                add_slice<rows, kSlice>(item, run, first, bytes, unit, sum);
+                add_slice<rows, kSlice>(item, run, first, bytes[run], unit[run], sum[run]);
             }
             for (; first < dims; first += Isa::width) {
-                add_slice<rows, 1>(item, run, first, bytes, unit, sum);
+                add_slice<rows, 1>(item, run, first, bytes[run], unit[run], sum[run]);
             }
         }
         for (int r = 0; r < rows; ++r) {

@@ -18,6 +18,7 @@ struct Row {
     std::vector<std::int32_t> ids;
     std::vector<float> scores;
     bool dense = false;
+    float known = -__builtin_inff();  // log2 of the mass outside and of the tokens retrieved
 };
 
 // Memory of floats that a thread keeps from call to call; what it holds is arbitrary.

@@ -27,7 +27,7 @@ from tests.reference import attention, relative_error
 BLOCK, TOKENS, TAIL, SINKS = 16, 640, 21, 16
 SPEC = kvdb.ModelSpec("m", 1, 6, 3, 16, "float32")
 SCALE = SPEC.softmax_scale
-KINDS = [kind for kind in registry.KINDS if kind != "hnsw"]  # whose walks are Python's
+KINDS = list(registry.KINDS)
 RETRIEVALS: list[Retrieval] = [Dipr(0.3), Dipr(0.01), TopK(7), TopK(90), TopP(0.4), Exact()]
 
 

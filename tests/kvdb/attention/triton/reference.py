@@ -1,7 +1,9 @@
 """Pages filled with random keys and values, and dense attention in float64 over what they hold."""
 
+import numpy as np
 import torch
 
+from kvdb.attention.triton.batch import Piece
 from kvdb.attention.triton.pages import INTERPRETED, TORCH, Pages
 from kvdb.storage.slot import SlotLayout
 
@@ -111,6 +113,19 @@ def rotated(x, cos, sin, interleaved: bool):
     a, b = x[..., first].double(), x[..., second].double()
     y[..., first], y[..., second] = a * cos - b * sin, b * cos + a * sin
     return y
+
+
+def turned(q, piece: Piece, angles, interleaved: bool):
+    """The query as the keys of a piece see it: turned back by the piece's angles, if it was moved."""
+    return q if piece.rotation < 0 else rotated(q, angles[0][piece.rotation], -angles[1][piece.rotation], interleaved)
+
+
+def shown(piece: Piece, block: int):
+    """Which tokens of a piece are not hidden, bool `[tokens]`. block: the tokens of a block."""
+    if piece.hidden is None:
+        return torch.ones(piece.tokens, dtype=torch.bool)
+    flags = np.unpackbits(piece.hidden.view(np.uint8), axis=1, bitorder="little")
+    return torch.from_numpy(flags[:, :block].reshape(-1)[: piece.tokens] == 0)
 
 
 def error(got, expected) -> float:

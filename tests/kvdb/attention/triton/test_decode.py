@@ -19,8 +19,9 @@ from tests.kvdb.attention.triton.reference import (
     make_pages,
     merge,
     read,
-    rotated,
+    shown,
     tolerance,
+    turned,
 )
 
 SCALE = 0.3
@@ -53,13 +54,9 @@ def expected(q, pages, pieces, angles=None, interleaved=False, tokens=None):
     """The states of the pieces merged, for one sequence's q `[q_heads, head_dim]`."""
     states = [attention(q[:, None], *(torch.zeros((1, 0, q.shape[1]), device=DEVICE) for _ in range(2)), SCALE)]
     for piece in pieces:
-        n, block = piece.tokens, pages.layout.block_size
-        turned = q if piece.rotation < 0 else rotated(q, angles[0][piece.rotation], -angles[1][piece.rotation], interleaved)
-        bits = np.zeros(n, bool)
-        if piece.hidden is not None:
-            flags = np.unpackbits(piece.hidden.view(np.uint8), axis=1, bitorder="little")
-            bits = flags[:, :block].reshape(-1)[:n].astype(bool)
-        states.append(attention(turned[:, None], *read(pages, piece.slots, n), SCALE, torch.from_numpy(~bits).to(DEVICE)))
+        rows = turned(q, piece, angles, interleaved)[:, None]
+        visible = shown(piece, pages.layout.block_size).to(DEVICE)
+        states.append(attention(rows, *read(pages, piece.slots, piece.tokens), SCALE, visible))
     return [part[:, 0] for part in merge(states)]
 
 

@@ -19,8 +19,9 @@ from tests.kvdb.attention.triton.reference import (
     make_pages,
     merge,
     read,
-    rotated,
+    shown,
     tolerance,
+    turned,
 )
 
 SCALE = 0.25
@@ -51,16 +52,12 @@ def answer(q, pages, batch, splits=None):
 def expected(q, pages, pieces, angles=None, interleaved=False):
     states, n = [], q.shape[1]
     for i, piece in enumerate(pieces):
-        turned = q if piece.rotation < 0 else rotated(q, angles[0][piece.rotation], -angles[1][piece.rotation], interleaved)
-        t = torch.arange(piece.tokens)
-        visible = torch.ones((n, piece.tokens), dtype=torch.bool)
+        visible = shown(piece, pages.layout.block_size).expand(n, -1)
         if i == len(pieces) - 1:
-            visible = t[None] <= piece.tokens - n + torch.arange(n)[:, None]
-        if piece.hidden is not None:
-            block = pages.layout.block_size
-            bits = np.unpackbits(piece.hidden.view(np.uint8), axis=1, bitorder="little")[:, :block].reshape(-1)
-            visible = visible & torch.from_numpy(bits[: piece.tokens] == 0)
-        states.append(attention(turned, *read(pages, piece.slots, piece.tokens), SCALE, visible.to(DEVICE)))
+            visible = visible & (torch.arange(piece.tokens)[None] <= piece.tokens - n + torch.arange(n)[:, None])
+        states.append(
+            attention(turned(q, piece, angles, interleaved), *read(pages, piece.slots, piece.tokens), SCALE, visible.to(DEVICE))
+        )
     return merge(states)
 
 

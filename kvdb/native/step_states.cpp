@@ -1,0 +1,74 @@
+#include "step_states.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace kvdb {
+
+void attend_blocks(const StepPlan& plan, const Rows& query, const StepBlocks& blocks, States& to,
+                   float* top, int kv_begin, int kv_end) {
+    const std::int64_t head_dim = plan.geometry.head_dim;
+    AttendCall call{};
+    call.geometry = plan.geometry;
+    call.query = query;
+    call.q_heads = plan.q_heads;
+    call.n = 1;
+    call.run = {blocks.table.data(), blocks.counts.data(),
+                static_cast<std::int64_t>(blocks.table.size()),
+                blocks.placement ? &*blocks.placement : nullptr};
+    call.kv_begin = kv_begin;
+    call.kv_end = kv_end;
+    call.scale = plan.scale;
+    call.out = {to.out.data(), head_dim, head_dim};
+    call.out_dtype = Dtype::float32;
+    call.lse = to.lse.data();
+    call.top = top;
+    attend(call);
+}
+
+void merge_states(const StepPlan& plan, const States& from, const States* other,
+                  const indexes::SearchResult* found, const std::uint64_t* table, void* out,
+                  Dtype out_dtype, float* lse) {
+    const std::vector<std::int64_t> none(found ? 0 : plan.q_heads + 1);
+    AttendRetrievedCall call{};
+    call.geometry = plan.geometry;
+    call.table = table;
+    call.q_heads = plan.q_heads;
+    call.n = 1;
+    call.offsets = found ? found->retrieved.offsets.data() : none.data();
+    call.ids = found ? found->retrieved.ids.data() : nullptr;
+    call.scores = found ? found->retrieved.scores.data() : nullptr;
+    call.scale = plan.scale;
+    call.state_out = from.out.data();
+    call.state_lse = from.lse.data();
+    call.tail_out = other ? other->out.data() : nullptr;
+    call.tail_lse = other ? other->lse.data() : nullptr;
+    call.out = out;
+    call.out_dtype = out_dtype;
+    call.lse = lse;
+    attend_retrieved(call);
+}
+
+void merge_into(const StepPlan& plan, States& states, const States& other) {
+    merge_states(plan, states, &other, nullptr, nullptr, states.out.data(), Dtype::float32,
+                 states.lse.data());
+}
+
+float log_sum(float a, float b) {
+    if (std::isnan(a) || std::isnan(b)) return NAN;
+    const double most = std::max(a, b);
+    if (!std::isfinite(most)) return static_cast<float>(most);
+    return static_cast<float>(most + std::log(std::exp(a - most) + std::exp(b - most)));
+}
+
+bool all_finite(const std::vector<float>& values) {
+    float sum = 0;
+    for (const float value : values) sum += value * 0.0f;
+    return sum == 0;
+}
+
+bool finite_or_none(const std::vector<float>& lse) {
+    return std::all_of(lse.begin(), lse.end(), [](float x) { return x < INFINITY; });
+}
+
+}  // namespace kvdb
