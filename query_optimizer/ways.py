@@ -94,8 +94,8 @@ class LayerBudget:
 
 LADDER: Sequence[tuple[Retrieval, bool]] = (
     (Dipr(0.012), False),
-    (Dipr(0.012), True),
     (TopK(64), True),
+    (Dipr(0.012), True),
     (Dipr(0.001), False),
     (TopK(256), True),
 )
