@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 
 import indexes._native as _native
 from indexes import file
+from indexes.arena import arrays_together, nbytes_together
 from indexes.base import Float32, IndexCorrupt
 from indexes.blocks import Blocks
 from indexes.file import Shapes
@@ -69,7 +69,7 @@ class ChunkCodes(ABC, Generic[K]):
     @property
     def nbytes(self) -> int:
         """See `indexes.base.Index`; the room to grow counts."""
-        return sum(array.nbytes for array in self.arrays.values())
+        return nbytes_together({name: (array.shape, array.dtype.type) for name, array in self.arrays.items()})
 
     def insert(self, blocks: Blocks) -> None:
         """See `indexes.base.Index`. Raises ValueError for blocks of another layout, or fewer tokens."""
@@ -101,8 +101,11 @@ class ChunkCodes(ABC, Generic[K]):
                 f"{path} holds codes of format {header.get('format')!r}; expected {cls.file_format}: build the index again"
             )
         chunks = chunks_of(blocks.tokens)
-        shapes = cls.shapes(chunks, blocks.kv_heads, blocks.head_dim)
-        return cls(blocks, file.checked_arrays(path, arrays, shapes), chunks)
+        stored = file.checked_arrays(path, arrays, cls.shapes(chunks, blocks.kv_heads, blocks.head_dim))
+        kept = cls._zeros(chunks, blocks)
+        for name, array in stored.items():
+            kept[name][:] = array
+        return cls(blocks, kept, chunks)
 
     def _used(self) -> Arrays:
         """The arrays without their room to grow."""
@@ -118,8 +121,7 @@ class ChunkCodes(ABC, Generic[K]):
 
     @classmethod
     def _zeros(cls, chunks: int, blocks: Blocks) -> Arrays:
-        shapes = cls.shapes(chunks, blocks.kv_heads, blocks.head_dim)
-        return {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
+        return arrays_together(cls.shapes(chunks, blocks.kv_heads, blocks.head_dim))
 
 
 def chunks_of(tokens: int) -> int:

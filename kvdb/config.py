@@ -16,7 +16,7 @@ MIB = 1 << 20
 BLOCK_SIZE_MAX = 1024
 OWN_CACHE = "own"
 """The value of optimizer.machine_file that means the user's cache folder."""
-ERROR_MAX = 0.01
+ERROR_MAX = 0.02
 """How far the output of a layer may be from exact attention where nobody says otherwise."""
 GPU_DEVICE = re.compile("cuda(:[0-9]{1,3})?|interpreter")
 GPU_FORMATS = ("", "float8", "int8")

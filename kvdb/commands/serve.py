@@ -19,7 +19,7 @@ def add(commands: "Subparsers") -> None:
     parser.add_argument("--host", help="address to listen on, or unix:/path (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default 7700)")
     parser.add_argument(
-        "--error-max", type=float, help="relative error that answers may have where a query names none, 0 to 1 (default 0.01)"
+        "--error-max", type=float, help="relative error that answers may have where a query names none, 0 to 1 (default 0.02)"
     )
     parser.add_argument("--config", metavar="FILE", help="a TOML file of settings")
     parser.set_defaults(run=_run)

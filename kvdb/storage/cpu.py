@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from indexes.arena import HUGE_PAGE, Arena
 from kvdb.errors import CapacityError
-from kvdb.storage.arena import HUGE_PAGE, Arena
 from kvdb.storage.budget import CpuBudget
 from kvdb.storage.ledger import CountedTier
 from kvdb.storage.tier import Blocks

@@ -191,7 +191,7 @@ def test_an_index_that_appears_is_used_from_then_on(engine, document):
     assert relative_error(out, expected(document, 0, STORED + 1, STORED + 2, [])) <= 1e-5  # nothing is proven
     out = attend(session, document, 0, STORED + 2, STORED + 3, ASKED["dipr"])
     check(out, document, 0, STORED + 2, STORED + 3, SEARCHED)
-    assert session.stats().rules == {"no_index": 1, "error_budget": 1, "cheapest_scan": 1}
+    assert session.stats().rules == {"no_index": 1, "error_budget": 1, "first_layers": 1}
     session.close()
 
 
