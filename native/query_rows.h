@@ -28,7 +28,10 @@ struct QueryRows {
     bool is_hidden(std::int64_t token) const {
         return hidden && (hidden[token / 64] >> (token % 64) & 1);
     }
-    bool is_active(int kv_head) const { return !active_heads || active_heads[kv_head]; }
+    // A caller's bytes may be other than 0 and 1.
+    bool is_active(int kv_head) const {
+        return !active_heads || reinterpret_cast<const unsigned char*>(active_heads)[kv_head] != 0;
+    }
     // The KV heads whose rows are to be answered. The others cost nothing and find nothing.
     std::vector<int> heads(int kv_heads) const {
         std::vector<int> heads;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <memory>
 
 #include "bind.h"
@@ -52,7 +53,11 @@ struct PyStep {
 
     std::vector<std::uint8_t> heads_of(const HeadsArray& heads, const char* name) const {
         check_shape(heads, {plan.geometry.kv_heads}, name);
-        return {heads.data(), heads.data() + heads.size()};
+        std::vector<std::uint8_t> flags(heads.size());
+        std::memcpy(flags.data(), heads.data(),
+                    flags.size());  // its bytes may be other than 0 and 1
+        for (std::uint8_t& flag : flags) flag = flag != 0;
+        return flags;
     }
 
     void add(const PySearch& search) {
