@@ -15,6 +15,11 @@ constexpr double kOctavesMax = 1000;  // a double holds so much
 constexpr int kCandidates = 8;
 constexpr std::size_t kPagesFirst = 16;  // looked at where a share of the mass is wanted
 
+// A page's priority is computed again where pages are read, and may be rounded otherwise there.
+float lowered(float priority) {
+    return priority - 1e-6f * std::fabs(priority);
+}
+
 using Retrieval = CoarseOptions::Retrieval;
 
 // Priorities for ranking, which has no order with NaN: a page whose priority is NaN is looked at
@@ -140,7 +145,9 @@ void Thresholds::top_k(int kv_head) {
         if (options.exact) continue;
         // If that takes too many pages, these must do.
         const float least = best[r].least;
-        if (density_.excessive(kv_head, r) || least < plan.threshold) plan.page_threshold = least;
+        if (density_.excessive(kv_head, r) || least < plan.threshold) {
+            plan.page_threshold = lowered(least);
+        }
     }
 }
 
@@ -274,7 +281,7 @@ void Thresholds::top_p(int kv_head, int r) {
         const double spare = retrieved.sum * (1 - more) / more;
         const double rest = this->rest(pages, taken, retrieved.exponent, spare);
         if (!(rest <= spare)) return false;
-        plan.page_threshold = least;
+        plan.page_threshold = lowered(least);
         // All tokens of less weight than this can be left out together: they are not among the
         // fewest.
         const double weight =
