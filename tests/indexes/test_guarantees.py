@@ -65,7 +65,7 @@ MAKERS = [spread_keys, equal_keys, opposite_keys, outlier_keys, zero_keys, dista
 
 
 TOLD_APART = [maker for maker in MAKERS if maker is not near_keys]
-"""A known defect: of `near_keys`, the priority of a page is a small difference of large numbers, and clusters may lose the page."""
+"""A known defect: of `near_keys`, the priority of a page is a small difference of large numbers, and clusters may lose it."""
 
 
 @dataclass(frozen=True)
