@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import indexes._native as _native
 from indexes.base import Queries
 from indexes.blocks import Blocks
 from indexes.coarse.bounds import Bounds
@@ -16,14 +15,6 @@ from tests.indexes.coarse_data import Layer, check_rows, logits, rows, same_set,
 
 KINDS = [Bounds, Means, Clusters]
 RETRIEVALS = [Exact(), Dipr(0.05), TopK(12), TopP(0.7)]
-
-
-@pytest.fixture(params=_native.isas())
-def isa(request):
-    before = _native.isa()
-    _native.set_isa(request.param)
-    yield request.param
-    _native.set_isa(before)
 
 
 @pytest.fixture(scope="module")

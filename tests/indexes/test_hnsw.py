@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import indexes._native as native
 from indexes.base import Queries
 from indexes.blocks import DTYPES, Blocks
 from indexes.hnsw import Hnsw, Settings
@@ -15,14 +14,6 @@ from indexes.retrieval import Dipr, Exact, TopK, TopP
 from tests.indexes.hnsw_data import SCALE, TOKENS, ask, check_form, every_score, found_of, index, layer, pack, recall, wanted
 
 RETRIEVALS = [Exact(), Dipr(), TopK(20), TopP(0.9)]
-
-
-@pytest.fixture(params=native.isas())
-def isa(request):
-    before = native.isa()
-    native.set_isa(request.param)
-    yield request.param
-    native.set_isa(before)
 
 
 @pytest.mark.parametrize("retrieval", RETRIEVALS, ids=str)
