@@ -12,11 +12,11 @@ import kvdb.indexing.status as status
 import kvdb.session.batch as batch
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
-from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.layout_builder import build_layout
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.segment import Views
 from kvdb.catalog.snapshot import Snapshot
+from kvdb.catalog.stored_catalog import open_catalog
 from kvdb.config import Config, checked
 from kvdb.errors import ConfigError, InvalidArgument
 from kvdb.gpu.interface import GpuInterface
@@ -61,7 +61,8 @@ class Database:
 
     def __init__(self, config: Config | None = None, rules: Sequence[PlacedRule] = ()) -> None:
         """rules: added to those of the optimizer. Raises ConfigError for a rule in the configuration that does not exist, for a
-        GPU that does not exist or is too small, and InvalidArgument for a rule that cannot be added."""
+        GPU that does not exist or is too small, InvalidArgument for a rule that cannot be added, and for a store what
+        `open_catalog` and `StoreFolder` raise."""
         self.config = checked(config)
         try:
             base = base_rules(self.config.optimizer.short_context_tokens, self.config.indexes.on_demand)
@@ -71,9 +72,13 @@ class Database:
         except UnknownRule as error:
             raise ConfigError(f"optimizer.rules_off: {error}") from None
         self.machine = profile.load(self.config.optimizer.machine_file).machine
-        self._catalog = Catalog()
         device = open_configured_device(self.config.storage)
         self._blocks = BlockStore(self.config.storage, device)
+        try:
+            self._catalog = open_catalog(self._blocks)
+        except BaseException:
+            self._blocks.close()
+            raise
         self.gpu: GpuInterface | None = open_backend(device, self._blocks, self.config.optimizer.machine_file)
         indexes = self.config.indexes
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device))
@@ -267,6 +272,7 @@ class Database:
         self._auditor.shutdown()
         if self.gpu is not None:
             self.gpu.close()
+        self._catalog.close()
         self._blocks.close()
 
     def __enter__(self) -> Self:
