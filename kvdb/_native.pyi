@@ -236,6 +236,75 @@ class Step:
         logarithms of the sum of exp(scale * q.k) over everything; over the tokens read, without estimates; and over those left
         out, estimated. Both arrays hold nothing unless the step is answered."""
 
+class Version:
+    """A number that grows whenever a fact changes that plans depend on. Thread-safe."""
+
+    def __init__(self) -> None: ...
+    @property
+    def value(self) -> int: ...
+    def advance(self) -> None: ...
+
+class StepTotals:
+    """Sums over steps, as in `StepResult`; ns: the nanoseconds they took; bound_max: the largest."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def scanned(self) -> float: ...
+    @property
+    def retrieved(self) -> float: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def ns(self) -> int: ...
+    @property
+    def missed(self) -> float: ...
+    @property
+    def bound(self) -> float: ...
+    @property
+    def bound_max(self) -> float: ...
+
+class LayerSteps:
+    """Decode steps of one layer: a token is appended to the run's last block, and its query answered. The calls of one object
+    take turns.
+
+    like: an array of numpy of the dtype of queries, keys and values.
+    """
+
+    def __init__(self, geometry: Geometry, q_heads: int, scale: float, like: Any) -> None: ...
+    def follow(
+        self,
+        options: object,
+        plan: Step | None,
+        table: Any,
+        counts: Any,
+        blocks: int,
+        tokens: int,
+        steps: int,
+        facts: list[tuple[Version, int]],
+    ) -> None:
+        """How the next steps are carried out. options: the only object that stands for what they are asked. plan: None where
+        everything is read. table, counts: of the run, whose first `blocks` blocks are read; the last one takes the tokens, and
+        its count grows with them. tokens: of the run. steps: how many may be taken. facts: versions with the values that they
+        must have."""
+
+    def stop(self) -> None:
+        """Refuse further steps."""
+
+    def step(self, q: Any, k: Any, v: Any, out: Any, options: object, start: object) -> bool | None:
+        """Appends k and v [kv_heads, 1, head_dim] and answers q [q_heads, 1, head_dim] into out, contiguous. start: the position
+        of the token, or None. Returns whether the query is to be kept as a sample; or None where the step is none that `follow`
+        spoke of, an argument is wrong or a number not finite: then nothing was done, and out holds nothing."""
+
+    def sample_next(self, in_steps: int, every: int) -> None:
+        """Keep the query of the step after `in_steps` others, and then of every `every`-th; 0: of none."""
+
+    def take_totals(self) -> StepTotals:
+        """What was done since the last time."""
+
+    def last_query(self) -> bytes:
+        """The last query, [q_heads, head_dim], its bits."""
+
 def crc32c(table: Any, nbytes: int, out: Any) -> None:
     """The CRC-32C (Castagnoli) of the nbytes bytes at each address of table, uint64 [n], into out, uint32 [n]. On one thread."""
 
