@@ -288,6 +288,9 @@ class LayerSteps:
         its count grows with them. tokens: of the run. steps: how many may be taken. facts: versions with the values that they
         must have."""
 
+    def take_tensors(self, tensor: type, dtype: object) -> None:
+        """Take arrays of another type too: those of torch, in this dtype of its own."""
+
     def stop(self) -> None:
         """Refuse further steps."""
 

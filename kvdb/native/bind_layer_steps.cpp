@@ -10,49 +10,105 @@ namespace {
 
 using PyFacts = std::vector<std::pair<nb::object, std::int64_t>>;
 
-// The memory of a numpy array, which has no lock and no reference beyond the call.
-class ArrayView {
-  public:
-    explicit ArrayView(nb::handle array, int flags = PyBUF_STRIDED) {
-        if (PyObject_GetBuffer(array.ptr(), &view_, flags) != 0) {
-            PyErr_Clear();
-            view_.obj = nullptr;
-        }
-    }
-    ArrayView(const ArrayView&) = delete;
-    ArrayView& operator=(const ArrayView&) = delete;
-    ~ArrayView() {
-        if (view_.obj) PyBuffer_Release(&view_);
-    }
+// The names of attributes, made once.
+struct Names {
+    nb::object dtype = interned("dtype"), shape = interned("shape"), is_cpu = interned("is_cpu"),
+               is_neg = interned("is_neg"), data_ptr = interned("data_ptr"),
+               is_contiguous = interned("is_contiguous");
 
-    // Whether it is [heads, 1, head_dim], the last dimension contiguous.
-    bool is_token(std::int64_t heads, const Geometry& geometry) const {
-        const auto size = static_cast<Py_ssize_t>(geometry.element_bytes());
-        return view_.obj && view_.ndim == 3 && view_.itemsize == size && view_.shape[0] == heads &&
-               view_.shape[1] == 1 && view_.shape[2] == geometry.head_dim &&
-               view_.strides[2] == size && view_.strides[0] % size == 0;
+    static nb::object interned(const char* name) {
+        return nb::steal(PyUnicode_InternFromString(name));
     }
-    Rows rows() const { return {view_.buf, view_.strides[0] / view_.itemsize, view_.shape[2]}; }
-
-  private:
-    Py_buffer view_{};
 };
 
 // The steps of a layer, and what their addresses belong to.
 struct PyLayerSteps {
     LayerSteps steps;
-    nb::object array_type, dtype, options;
+    const Names names;
+    const nb::object array_type, array_dtype;
+    nb::object tensor_type, tensor_dtype, options;
     std::vector<nb::object> owners;
 
     PyLayerSteps(const Geometry& geometry, int q_heads, float scale, const nb::object& like)
         : steps(geometry, q_heads, scale),
           array_type(nb::borrow(like.type())),
-          dtype(like.attr("dtype")) {}
+          array_dtype(like.attr("dtype")) {}
+};
 
-    // Whether an array is of the type and dtype that steps take.
-    bool takes(nb::handle array) const {
-        return array.type().is(array_type) && nb::getattr(array, "dtype").is(dtype);
+// A caller's array [heads, 1, head_dim], of numpy or torch, as long as this object lives. It is
+// false where it is anything else.
+class TokenArray {
+  public:
+    TokenArray(const PyLayerSteps& owner, nb::handle array, std::int64_t heads,
+               int flags = PyBUF_STRIDED)
+        : owner_(owner), array_(array), geometry_(owner.steps.geometry), heads_(heads) {
+        if (array.type().is(owner.array_type)) {
+            read_buffer(flags);
+        } else if (owner.tensor_type.is_valid() && array.type().is(owner.tensor_type)) {
+            read_tensor();
+        }
     }
+    TokenArray(const TokenArray&) = delete;
+    TokenArray& operator=(const TokenArray&) = delete;
+    ~TokenArray() {
+        if (buffer_.obj) PyBuffer_Release(&buffer_);
+    }
+
+    explicit operator bool() const { return rows_.data; }
+    const Rows& rows() const { return rows_; }
+
+  private:
+    bool has(const nb::object& name, const nb::object& value) const { return get(name).is(value); }
+    nb::object get(const nb::object& name) const {
+        return checked(PyObject_GetAttr(array_.ptr(), name.ptr()));
+    }
+    nb::object call(const nb::object& name) const {
+        return checked(PyObject_CallMethodNoArgs(array_.ptr(), name.ptr()));
+    }
+    static nb::object checked(PyObject* object) {
+        if (!object) PyErr_Clear();  // its caller hears of it where Python looks at the array
+        return nb::steal(object);
+    }
+
+    void read_buffer(int flags) {
+        if (!has(owner_.names.dtype, owner_.array_dtype)) return;
+        if (PyObject_GetBuffer(array_.ptr(), &buffer_, flags) != 0) {
+            PyErr_Clear();
+            buffer_.obj = nullptr;
+            return;
+        }
+        const auto size = static_cast<Py_ssize_t>(geometry_.element_bytes());
+        if (buffer_.ndim == 3 && buffer_.itemsize == size && buffer_.shape[0] == heads_ &&
+            buffer_.shape[1] == 1 && buffer_.shape[2] == geometry_.head_dim &&
+            buffer_.strides[2] == size && buffer_.strides[0] % size == 0) {
+            rows_ = {buffer_.buf, buffer_.strides[0] / size, geometry_.head_dim};
+        }
+    }
+
+    void read_tensor() {
+        const Names& names = owner_.names;
+        const nb::object yes = nb::bool_(true), shape = get(names.shape);
+        if (!has(names.dtype, owner_.tensor_dtype) || !has(names.is_cpu, yes) ||
+            !call(names.is_contiguous).is(yes) || call(names.is_neg).is(yes) || !shape.is_valid() ||
+            !PyTuple_Check(shape.ptr()) || PyTuple_GET_SIZE(shape.ptr()) != 3) {
+            return;
+        }
+        const std::int64_t expected[] = {heads_, 1, geometry_.head_dim};
+        for (int i = 0; i < 3; ++i) {
+            if (PyLong_AsLongLong(PyTuple_GET_ITEM(shape.ptr(), i)) != expected[i]) return;
+        }
+        const nb::object address = call(names.data_ptr);
+        if (address.is_valid()) {
+            rows_ = {PyLong_AsVoidPtr(address.ptr()), geometry_.head_dim, geometry_.head_dim};
+        }
+    }
+
+    const PyLayerSteps& owner_;
+    const nb::handle array_;
+    const Geometry& geometry_;
+    const std::int64_t heads_;
+    Py_buffer buffer_{};
+    Rows rows_{};
 };
 
 void py_follow(PyLayerSteps& self, const nb::object& options, const nb::object& plan,
@@ -94,20 +150,18 @@ void py_follow(PyLayerSteps& self, const nb::object& options, const nb::object& 
 nb::object py_step(PyLayerSteps& self, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
                    nb::handle options, nb::handle start) {
     LayerSteps& steps = self.steps;
-    const Geometry& geometry = steps.geometry;
     if (!options.is(self.options) || !steps.goes_on()) return nb::none();
-    if (!self.takes(q) || !self.takes(k) || !self.takes(v)) return nb::none();
     if (!start.is_none() &&
         (!PyLong_CheckExact(start.ptr()) || PyLong_AsLongLong(start.ptr()) != steps.tokens())) {
         PyErr_Clear();  // of a number that is too large
         return nb::none();
     }
-    const ArrayView query(q), key(k), value(v), to(out, PyBUF_STRIDED | PyBUF_WRITABLE);
-    if (!query.is_token(steps.q_heads, geometry) || !key.is_token(geometry.kv_heads, geometry) ||
-        !value.is_token(geometry.kv_heads, geometry)) {
-        return nb::none();
-    }
-    if (!to.is_token(steps.q_heads, geometry) || to.rows().head_stride != geometry.head_dim) {
+    const int kv_heads = steps.geometry.kv_heads;
+    const TokenArray query(self, q, steps.q_heads), key(self, k, kv_heads),
+        value(self, v, kv_heads);
+    if (!query || !key || !value) return nb::none();
+    const TokenArray to(self, out, steps.q_heads, PyBUF_STRIDED | PyBUF_WRITABLE);
+    if (!to || to.rows().head_stride != steps.geometry.head_dim) {
         fail("out is not [q_heads, 1, head_dim], contiguous");
     }
     LayerSteps::Outcome outcome;
@@ -140,6 +194,13 @@ void bind_layer_steps(nb::module_& m) {
              "scale"_a, "like"_a)
         .def("follow", &py_follow, "options"_a, "plan"_a.none(), "table"_a, "counts"_a, "blocks"_a,
              "tokens"_a, "steps"_a, "facts"_a)
+        .def(
+            "take_tensors",
+            [](PyLayerSteps& self, const nb::object& type, const nb::object& dtype) {
+                self.tensor_type = type;
+                self.tensor_dtype = dtype;
+            },
+            "tensor"_a, "dtype"_a)
         .def("stop", [](PyLayerSteps& self) { self.steps.stop(); })
         .def("step", &py_step, "q"_a, "k"_a, "v"_a, "out"_a, "options"_a, "start"_a.none())
         .def(

@@ -5,7 +5,8 @@ took is added up. Whatever is rare ends the course: a full block, a plan that is
 is refused, and `kvdb.session.layer` carries it out.
 """
 
-from typing import NamedTuple
+import sys
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,19 +52,26 @@ class NativeSteps:
         self._native = _native.LayerSteps(native, spec.q_heads, spec.softmax_scale, np.empty(0, self._dtype))
         self._course: Course | None = None
         self._sample_in = self._sampled = 0
+        self._tensors = False
 
-    def attend(self, q: Array, k: Array, v: Array, options: QueryOptions, start: int | None) -> Array | None:
-        """Append one token and answer its query, `[q_heads, 1, head_dim]`, as `SessionState.attend` does. None where the step is
-        not for native code alone, which includes every wrong argument; then nothing was done."""
+    def attend(self, q: Any, k: Any, v: Any, options: QueryOptions, start: int | None) -> Any | None:
+        """Append one token and answer its query, `[q_heads, 1, head_dim]`, as `SessionState.attend` does; arrays of numpy or
+        tensors of torch in main memory. None where the step is not for native code alone, which includes every wrong argument;
+        then nothing was done."""
         if self._course is None:
             return None
-        out = np.empty(self._shape, self._dtype)
+        if type(q) is np.ndarray:
+            out: Any = np.empty(self._shape, self._dtype)
+        elif self._takes_tensor(q):
+            out = q.new_empty(self._shape)
+        else:
+            return None
         kept = self._native.step(q, k, v, out, options, start)
         if kept is None:
             return None
         if kept:
             self._query_samples.pass_by(self._sample_in)
-            self._query_samples.add(q)
+            self._query_samples.add(self._last_query())
             self._sampled += self._sample_in + 1
             self._sample_next()
         return out
@@ -104,7 +112,7 @@ class NativeSteps:
             return None
         self._tail.table.length += totals.steps
         self._query_samples.pass_by(totals.steps - self._sampled)
-        self._query_samples.last = np.frombuffer(self._native.last_query(), self._dtype).reshape(self._shape)
+        self._query_samples.last = self._last_query()
         self._sampled = 0
         self._sample_next()
         self._course.prepared.uses_left -= totals.steps
@@ -112,6 +120,19 @@ class NativeSteps:
             totals.scanned, totals.retrieved, totals.nbytes, totals.ns, totals.missed, totals.bound, totals.bound_max
         )
         return StepsTaken(self._course, totals.steps, stats)
+
+    def _takes_tensor(self, q: Any) -> bool:
+        """Whether q is a tensor of torch, which whoever has one has imported."""
+        torch = sys.modules.get("torch")
+        if torch is None or type(q) is not torch.Tensor or not q.is_cpu:
+            return False
+        if not self._tensors:
+            self._native.take_tensors(torch.Tensor, getattr(torch, self._dtype.name))
+            self._tensors = True
+        return True
+
+    def _last_query(self) -> Array:
+        return np.frombuffer(self._native.last_query(), self._dtype).reshape(self._shape)
 
     def _sample_next(self) -> None:
         self._sample_in = self._query_samples.next_in

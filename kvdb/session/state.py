@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from threading import RLock
+from typing import Any
 
 import kvdb.catalog.residency as residency
 import kvdb.validate as validate
@@ -135,14 +136,19 @@ class SessionState:
         """`update` and `attention` in one call, for the same n tokens. Raises what they raise, and ShapeError when q, k and v
         are not of the same n; then nothing is appended."""
         with self.turns:
+            out: Array | None = self.step(layer, q, k, v, options, start)
+            return self._attend(layer, q, k, v, options, start) if out is None else out
+
+    def step(self, layer: int, q: Any, k: Any, v: Any, options: QueryOptions, start: int | None) -> Any | None:
+        """`attend` of one token by native code alone; arrays are numpy's or torch's, in main memory, and the answer is as q. None
+        where more is needed, an argument is wrong, or the session is closed; then nothing was done."""
+        with self.turns:
             if type(layer) is int and 0 <= layer < len(self._native_steps):
-                out = self._native_steps[layer].attend(q, k, v, options, start)
-                if out is not None:
-                    return out
-            return self._attend(layer, q, k, v, options, start)
+                return self._native_steps[layer].attend(q, k, v, options, start)
+            return None
 
     def _attend(self, layer: int, q: Array, k: Array, v: Array, asked: QueryOptions, start: int | None) -> Array:
-        """`attend`, one thing after the other. The caller holds `turns`."""
+        """`attend` with Python's help. The caller holds `turns`."""
         state = self.layer(layer)
         n = state.check_queries(q)
         options = state.resolve(asked)
