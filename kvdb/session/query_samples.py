@@ -25,7 +25,7 @@ class QuerySamples:
 
     @property
     def every(self) -> int:
-        """Of how many queries one is kept now; 0 where none is."""
+        """One of this many queries is kept now; 0 where none is."""
         return self._step if self._max else 0
 
     @property
