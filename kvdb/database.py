@@ -7,6 +7,8 @@ from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 import kvdb.catalog.residency as residency
+import kvdb.hardware.cpu as cpu
+import kvdb.hardware.kernels as kernels
 import kvdb.hardware.profile as profile
 import kvdb.indexing.status as status
 import kvdb.session.batch as batch
@@ -60,10 +62,13 @@ class Database:
     """Contexts, their segments, and the sessions over them. Thread-safe."""
 
     def __init__(self, config: Config | None = None, rules: Sequence[PlacedRule] = ()) -> None:
-        """rules: added to those of the optimizer. Raises ConfigError for a rule in the configuration that does not exist, for a
-        GPU that does not exist or is too small, InvalidArgument for a rule that cannot be added, and for a store what
-        `open_catalog` and `StoreFolder` raise."""
+        """rules: added to those of the optimizer. A number of threads in the configuration is the process's from now on.
+
+        Raises ConfigError for a rule in the configuration that does not exist, for a GPU that does not exist or is too small,
+        InvalidArgument for a rule that cannot be added, and what `open_catalog` and `StoreFolder` raise.
+        """
         self.config = checked(config)
+        cpu.use(self.config.cpu)
         try:
             base = base_rules(self.config.optimizer.short_context_tokens, self.config.indexes.on_demand)
             self.optimizer = Optimizer(add_rules(base, rules), self.config.optimizer.rules_off, by_name=bool(rules))
@@ -71,14 +76,12 @@ class Database:
             raise InvalidArgument(f"rules: {error}") from None
         except UnknownRule as error:
             raise ConfigError(f"optimizer.rules_off: {error}") from None
-        self.machine = profile.load(self.config.optimizer.machine_file).machine
+        measured = profile.load(self.config.optimizer.machine_file)
+        self.machine = measured.machine
+        kernels.use(measured.kernels)
         device = open_configured_device(self.config.storage)
         self._blocks = BlockStore(self.config.storage, device)
-        try:
-            self._catalog = open_catalog(self._blocks)
-        except BaseException:
-            self._blocks.close()
-            raise
+        self._catalog = open_catalog(self._blocks)
         self.gpu: GpuInterface | None = open_backend(device, self._blocks, self.config.optimizer.machine_file)
         indexes = self.config.indexes
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device))

@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from contextlib import ExitStack
 from threading import Lock
 
 from kvdb.catalog.catalog import Catalog, Context
@@ -22,11 +23,18 @@ log = logging.getLogger(__name__)
 
 
 def open_catalog(blocks: BlockStore) -> Catalog:
-    """The catalogue of a database: that of its store, or an empty one. Raises IntegrityError, Unsupported, Unavailable, and
-    CapacityError where the budget has no room for what is stored, beside the blocks."""
+    """The catalogue of a database: that of its store, or an empty one.
+
+    Raises IntegrityError, Unsupported or Unavailable, ConfigError for blocks of another size than those in the store, and
+    CapacityError where the budget has no room for what stands beside them; then it has closed `blocks`.
+    """
     if blocks.folder is None or blocks.disk is None:
         return Catalog()
-    return StoredCatalog(blocks, blocks.folder, blocks.disk)
+    with ExitStack() as undo:
+        undo.callback(blocks.close)
+        catalog = StoredCatalog(blocks, blocks.folder, blocks.disk)
+        undo.pop_all()
+    return catalog
 
 
 class StoredCatalog(Catalog):
