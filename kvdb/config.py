@@ -20,6 +20,7 @@ OWN_CACHE = "own"
 ERROR_MAX = 0.02
 """How far the output of a layer may be from exact attention where nobody says otherwise."""
 GPU_DEVICE = re.compile("cuda(:[0-9]{1,3})?|interpreter")
+_STORAGE_BYTES_MIN = {"cpu_bytes_max": 1, "disk_bytes_max": 1, "arena_bytes": MIB, "gpu_bytes_max": 0, "gpu_slab_bytes": 0}
 GPU_FORMATS = ("", "float8", "int8")
 T = TypeVar("T")
 
@@ -77,17 +78,11 @@ class StorageConfig:
         _check_types(self, "storage")
         if not 1 <= self.block_size <= BLOCK_SIZE_MAX:
             raise ConfigError(f"storage.block_size is {self.block_size}; expected 1 to {BLOCK_SIZE_MAX} tokens")
-        if self.cpu_bytes_max is not None and self.cpu_bytes_max < 1:
-            raise ConfigError(f"storage.cpu_bytes_max is {self.cpu_bytes_max}; expected a positive number of bytes, or none")
-        if self.disk_bytes_max is not None and self.disk_bytes_max < 1:
-            raise ConfigError(f"storage.disk_bytes_max is {self.disk_bytes_max}; expected a positive number of bytes, or none")
         if self.path and self.disk_path:
             raise ConfigError("storage.path and storage.disk_path are both set; expected one: a store holds what is offloaded")
-        if self.arena_bytes < MIB:
-            raise ConfigError(f"storage.arena_bytes is {self.arena_bytes}; expected at least {MIB} bytes")
-        for name in ("gpu_bytes_max", "gpu_slab_bytes"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"storage.{name} is {getattr(self, name)}; expected 0 or more bytes")
+        for name, least in _STORAGE_BYTES_MIN.items():
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ConfigError(f"storage.{name} is {value}; expected at least {least} bytes")
         if not GPU_DEVICE.fullmatch(self.gpu_device):
             raise ConfigError(f"storage.gpu_device is {self.gpu_device!r}; expected cuda, cuda:0 and so on, or interpreter")
         if self.gpu_format not in GPU_FORMATS:
