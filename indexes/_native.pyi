@@ -166,7 +166,20 @@ def isas() -> list[str]:
     """The instruction sets that this machine can run, among avx512_bf16, avx512, avx2, neon and portable; best first."""
 
 def set_isa(name: str) -> None:
-    """Uses another instruction set from now on, for the whole process. Raises ValueError."""
+    """Uses another instruction set from now on, for every operation of the whole process. Raises ValueError."""
+
+def variants() -> list[str]:
+    """The instruction sets among which an operation may choose, best first: `isa()` and those below it, without portable code
+    unless it is all there is."""
+
+def kernels() -> dict[str, str]:
+    """The instruction set that each operation (decode, prefill, scan, gather) uses."""
+
+def set_kernels(operation: str, isa: str) -> None:
+    """Uses another instruction set, not better than `isa()`, for one operation of the whole process. Raises ValueError."""
+
+def processor_family() -> str:
+    """The processor's family in the table of what is fastest where nothing was measured; "" where it has none."""
 
 def threads() -> int:
     """The number of threads that one call may use: KVDB_THREADS from the environment, or the number of CPUs of this process."""

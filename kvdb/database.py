@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 import kvdb.catalog.residency as residency
+import kvdb.hardware.kernels as kernels
 import kvdb.hardware.profile as profile
 import kvdb.indexing.status as status
 import kvdb.session.batch as batch
@@ -70,7 +71,9 @@ class Database:
             raise InvalidArgument(f"rules: {error}") from None
         except UnknownRule as error:
             raise ConfigError(f"optimizer.rules_off: {error}") from None
-        self.machine = profile.load(self.config.optimizer.machine_file).machine
+        measured = profile.load(self.config.optimizer.machine_file)
+        self.machine = measured.machine
+        kernels.use(measured.kernels)
         self._catalog = Catalog()
         device = open_configured_device(self.config.storage)
         self._blocks = BlockStore(self.config.storage, device)

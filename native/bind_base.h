@@ -14,6 +14,7 @@
 
 #include "geometry.h"
 #include "isa.h"
+#include "processor.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
@@ -82,6 +83,17 @@ inline void bind_settings(nb::module_& m) {
     m.def("isa", &isa);
     m.def("isas", &isas);
     m.def("set_isa", &set_isa, "name"_a);
+    m.def("variants", &variants);
+    m.def("kernels", [] {
+        nb::dict used;
+        for (const auto& [operation, isa] : chosen_kernels()) used[operation.c_str()] = isa;
+        return used;
+    });
+    m.def("set_kernels", &set_kernels, "operation"_a, "isa"_a);
+    m.def("processor_family", [] {
+        const Family* family = processor_family();
+        return std::string(family ? family->name : "");
+    });
     m.def("threads", &ThreadPool::threads);
     m.def("set_threads", &ThreadPool::set_threads, "n"_a);
     m.def("spin_us", &ThreadPool::spin_us);

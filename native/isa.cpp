@@ -1,8 +1,11 @@
 #include "isa.h"
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
+
+#include "processor.h"
 
 namespace kvdb {
 namespace {
@@ -57,18 +60,43 @@ const Candidate& find(std::string_view name, const char* where) {
         "' is not an instruction set that this machine can run; use one of " + possible);
 }
 
-const Candidate& choose() {
-    const char* forced = std::getenv("KVDB_ISA");
-    if (forced && *forced) return find(forced, "KVDB_ISA: ");
-    for (const Candidate& candidate : kCandidates) {
-        if (candidate.supported()) return candidate;
-    }
-    return *std::rbegin(kCandidates);
-}
+constexpr const char* kOperationNames[kOperations] = {"decode", "prefill", "scan", "gather"};
 
-std::atomic<const Candidate*>& chosen() {
-    static std::atomic<const Candidate*> candidate{&choose()};
-    return candidate;
+struct Choice {
+    std::atomic<const Candidate*> best;
+    std::array<std::atomic<const Candidate*>, kOperations> of;
+
+    Choice() {
+        const char* forced = std::getenv("KVDB_ISA");
+        if (forced && *forced) {
+            use(find(forced, "KVDB_ISA: "));
+            return;
+        }
+        for (const Candidate& candidate : kCandidates) {
+            if (!candidate.supported()) continue;
+            use(candidate);
+            break;
+        }
+        const Family* family = processor_family();
+        for (int i = 0; family && i < kOperations; ++i) prefer(i, family->kernels[i]);
+    }
+
+    void use(const Candidate& candidate) {
+        best = &candidate;
+        for (auto& chosen : of) chosen = &candidate;
+    }
+
+    // Those of the family's table that the operating system or a hypervisor hides are left out.
+    void prefer(int operation, Isa isa) {
+        for (const Candidate& candidate : kCandidates) {
+            if (candidate.isa == isa && candidate.supported()) of[operation] = &candidate;
+        }
+    }
+};
+
+Choice& choice() {
+    static Choice choice;
+    return choice;
 }
 
 }  // namespace
@@ -82,15 +110,51 @@ std::vector<std::string> isas() {
 }
 
 Isa current_isa() {
-    return chosen().load(std::memory_order_relaxed)->isa;
+    return choice().best.load(std::memory_order_relaxed)->isa;
 }
 
 std::string isa() {
-    return chosen().load(std::memory_order_relaxed)->name;
+    return choice().best.load(std::memory_order_relaxed)->name;
 }
 
 void set_isa(std::string_view name) {
-    chosen() = &find(name, "isa: ");
+    choice().use(find(name, "isa: "));
+}
+
+Isa current_isa(Operation operation) {
+    return choice().of[static_cast<int>(operation)].load(std::memory_order_relaxed)->isa;
+}
+
+std::vector<std::pair<std::string, std::string>> chosen_kernels() {
+    std::vector<std::pair<std::string, std::string>> used;
+    for (int i = 0; i < kOperations; ++i)
+        used.emplace_back(kOperationNames[i], choice().of[i].load()->name);
+    return used;
+}
+
+std::vector<std::string> variants() {
+    const Candidate* best = choice().best;
+    std::vector<std::string> names{best->name};
+    for (const Candidate* at = best + 1; at < std::end(kCandidates); ++at) {
+        if (at->supported() && at->isa != Isa::portable) names.emplace_back(at->name);
+    }
+    return names;
+}
+
+void set_kernels(std::string_view operation, std::string_view isa) {
+    const Candidate& candidate = find(isa, "isa: ");
+    const Candidate* best = choice().best;
+    if (&candidate < best) {
+        throw std::invalid_argument("isa: '" + std::string(isa) + "' is better than the " +
+                                    best->name + " that is in use");
+    }
+    for (int i = 0; i < kOperations; ++i) {
+        if (operation != kOperationNames[i]) continue;
+        choice().of[i] = &candidate;
+        return;
+    }
+    throw std::invalid_argument("operation: '" + std::string(operation) +
+                                "' is unknown; use decode, prefill, scan or gather");
 }
 
 }  // namespace kvdb

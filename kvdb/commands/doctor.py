@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import kvdb.config as configuration
+import kvdb.hardware.kernels as kernels
 from kvdb.commands.arguments import sentence
 from kvdb.commands.environment import Section, describe, threads
 from kvdb.config import StorageConfig
@@ -77,6 +78,8 @@ def _gpus(environment: Section) -> Iterator[Row]:
 
 def _used(use: Section, config: StorageConfig) -> Iterator[Row]:
     yield "attention", use["attention"]
+    for choice in use["kernels"]:
+        yield f"kernels of {choice['operation']}", kernels.described(kernels.KernelChoice(**choice))
     if use["gpu"] is None:
         yield "GPU", f"none, because {use['why']}"
         if use["refused"]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import kvdb._native as _native
 import kvdb.gpu.probe as probe
+import kvdb.hardware.kernels as kernels
 import kvdb.hardware.profile as profile
 from kvdb.config import Config, StorageConfig
 from kvdb.version import __version__
@@ -42,6 +43,7 @@ def describe(config: Config) -> Section:
         "disk": _disk(config.storage.disk_path),
         "machine": _machine(config.optimizer.machine_file, driver),
         "use": {
+            "kernels": [asdict(choice) for choice in kernels.choices(profile.load(config.optimizer.machine_file).kernels)],
             "attention": f"CPU ({_native.isa()}, {threads(_native.threads())})",
             **_gpu(config.storage, driver),
         },

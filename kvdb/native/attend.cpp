@@ -120,7 +120,9 @@ Plan make_plan(const AttendCall& call) {
 class Attention {
   public:
     explicit Attention(const AttendCall& call)
-        : call_(call), plan_(make_plan(call)), kernels_(current_kernels()) {}
+        : call_(call),
+          plan_(make_plan(call)),
+          kernels_(current_kernels(plan_.prefill ? Operation::prefill : Operation::decode)) {}
 
     void run() {
         ThreadPool& pool = ThreadPool::instance();
@@ -251,7 +253,7 @@ void attend_retrieved(const AttendRetrievedCall& call) {
     const int group = call.q_heads / call.geometry.kv_heads;
     const std::size_t out_bytes = head_dim * (call.out_dtype == Dtype::float32 ? 4 : 2);
     const RetrievedKernel kernel =
-        current_kernels().retrieved[static_cast<int>(call.geometry.dtype)];
+        current_kernels(Operation::gather).retrieved[static_cast<int>(call.geometry.dtype)];
     ThreadPool& pool = ThreadPool::instance();
     const bool small = call.offsets[rows] * head_dim < kInlineRetrieved;
     pool.run(rows, small ? 1 : pool.threads(), [&](std::int64_t row, int) {

@@ -141,7 +141,8 @@ struct Kernels {
 
 KVDB_DECLARE_PER_ISA(Kernels, kernels);
 
-// The kernels of the instruction set in use.
+// The kernels of the instruction set that an operation uses, and of the best in use.
+const Kernels& current_kernels(Operation operation);
 const Kernels& current_kernels();
 
 }  // namespace kvdb

@@ -162,7 +162,8 @@ def _calibrate(setting: str) -> None:
     if path is None or profile.load(setting).measured:
         return
     try:
-        profile.write(path, calibrate())
+        found = calibrate()
+        profile.write(path, found.machine, kernels=found.kernels)
         said = f"kept in {path}"
     except KvdbError as error:
         said = str(error)
