@@ -14,6 +14,7 @@ from kvdb.errors import ConfigError
 
 MIB = 1 << 20
 BLOCK_SIZE_MAX = 1024
+THREADS_MAX = 1024
 OWN_CACHE = "own"
 """The value of optimizer.machine_file that means the user's cache folder."""
 ERROR_MAX = 0.02
@@ -87,6 +88,23 @@ class StorageConfig:
             raise ConfigError(f"storage.gpu_device is {self.gpu_device!r}; expected cuda, cuda:0 and so on, or interpreter")
         if self.gpu_format not in GPU_FORMATS:
             raise ConfigError(f'storage.gpu_format is {self.gpu_format!r}; expected float8, int8, or "" for the model\'s dtype')
+
+
+@dataclass(frozen=True)
+class CpuConfig:
+    """What of the processors may be used.
+
+    threads: how many threads one call may use, the caller's own included, in the whole process: of several databases in it, the
+    one that was opened last says so. None for KVDB_THREADS or, without it, the processors of the process's affinity, no more
+    than the CPU quota of its container is worth.
+    """
+
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_types(self, "cpu")
+        if self.threads is not None and not 1 <= self.threads <= THREADS_MAX:
+            raise ConfigError(f"cpu.threads is {self.threads}; expected 1 to {THREADS_MAX}")
 
 
 @dataclass(frozen=True)
@@ -218,9 +236,10 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that can be set. In a TOML file each field is a table: [storage], [optimizer], [window], [indexes], [server]."""
+    """Everything that can be set. In a TOML file each field is a table: [storage], [cpu], [optimizer] and so on."""
 
     storage: StorageConfig = StorageConfig()
+    cpu: CpuConfig = CpuConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     window: WindowConfig = WindowConfig()
     indexes: IndexConfig = IndexConfig()

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 import kvdb.catalog.residency as residency
+import kvdb.hardware.cpu as cpu
 import kvdb.hardware.kernels as kernels
 import kvdb.hardware.profile as profile
 import kvdb.indexing.status as status
@@ -61,9 +62,13 @@ class Database:
     """Contexts, their segments, and the sessions over them. Thread-safe."""
 
     def __init__(self, config: Config | None = None, rules: Sequence[PlacedRule] = ()) -> None:
-        """rules: added to those of the optimizer. Raises ConfigError for a rule in the configuration that does not exist, for a
-        GPU that does not exist or is too small, and InvalidArgument for a rule that cannot be added."""
+        """rules: added to those of the optimizer. A number of threads in the configuration is the process's from now on.
+
+        Raises ConfigError for a rule in the configuration that does not exist, for a GPU that does not exist or is too small, and
+        InvalidArgument for a rule that cannot be added.
+        """
         self.config = checked(config)
+        cpu.use(self.config.cpu)
         try:
             base = base_rules(self.config.optimizer.short_context_tokens, self.config.indexes.on_demand)
             self.optimizer = Optimizer(add_rules(base, rules), self.config.optimizer.rules_off, by_name=bool(rules))

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import kvdb.validate as validate
 from kvdb.client.client import Client
-from kvdb.config import Config
+from kvdb.config import Config, CpuConfig, checked
 from kvdb.database import Database
 from kvdb.errors import InvalidArgument, Unsupported
 from query_optimizer.custom_rules import PlacedRule
@@ -21,11 +22,13 @@ def connect(
     *,
     token: str = "",
     config: Config | None = None,
+    threads: int | None = None,
     rules: Sequence[PlacedRule] = (),
 ) -> Client:
     """Open a database: in this process and in memory without a target, on a server with `kvdb://host:port`.
 
-    token: the server's token. config: settings of an embedded database. rules: rules for its optimizer beside its own, each with
+    token: the server's token. config: settings of an embedded database. threads: config's cpu.threads, None for what config
+    says. rules: rules for its optimizer beside its own, each with
     a name, `before` (the name of the rule that is asked next) and `when(facts, part, heads)`. Raises InvalidArgument for a
     target that names no database or a rule that cannot be added, Unavailable for a server that does not answer, Unauthenticated
     for a wrong token, and ConfigError.
@@ -36,11 +39,12 @@ def connect(
         raise InvalidArgument(f"token is a {type(token).__name__}; expected the server's token as a string")
     added = list(validate.iterable("rules", rules, "rules of the optimizer"))
     if target is None:
-        return Client(Database(config, added))
+        return Client(Database(_with_threads(config, threads), added))
     if str(target).startswith(REMOTE):
-        if config is not None or added:
+        if config is not None or threads is not None or added:
             raise InvalidArgument(
-                "a remote database has its own configuration and rules; start the server with them: kvdb serve --config FILE"
+                "a remote database has its own configuration, threads and rules; start the server with them: kvdb serve "
+                "--config FILE"
             )
         from kvdb.client.remote import RemoteDatabase  # so that an embedded database needs no gRPC
 
@@ -52,3 +56,7 @@ def connect(
     if isinstance(target, str) and ADDRESS.fullmatch(target):
         raise InvalidArgument(f"{target} lacks its beginning; expected kvdb://{target} for the server there")
     raise Unsupported(f"{target!s} would be a durable store on disk, which kvdb cannot keep yet; connect() opens one in memory")
+
+
+def _with_threads(config: Config | None, threads: int | None) -> Config | None:
+    return config if threads is None else replace(checked(config), cpu=CpuConfig(threads))

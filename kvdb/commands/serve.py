@@ -21,6 +21,7 @@ def add(commands: "Subparsers") -> None:
     parser.add_argument(
         "--error-max", type=float, help="relative error that answers may have where a query names none, 0 to 1 (default 0.02)"
     )
+    parser.add_argument("--threads", type=int, help="how many threads a call may use (default KVDB_THREADS, or the usable CPUs)")
     parser.add_argument("--config", metavar="FILE", help="a TOML file of settings")
     parser.set_defaults(run=_run)
 
@@ -36,4 +37,6 @@ def _run(given: argparse.Namespace) -> int:
     config = replace(config, server=replace(config.server, **flags))
     if given.error_max is not None:
         config = replace(config, optimizer=replace(config.optimizer, error_max=given.error_max))
+    if given.threads is not None:
+        config = replace(config, cpu=configuration.CpuConfig(given.threads))
     return run(config)

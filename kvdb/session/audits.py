@@ -149,6 +149,22 @@ class Audits:
         else:
             self._running = self._executor.submit(self._compare, *given)
 
+    def follow(self, prepared: Prepared, stats: AttentionStats, queries: int) -> None:
+        """Count queries that were answered by a plan and compared with nothing. stats: sums over them."""
+        if prepared.budget is None:
+            return
+        if prepared.learns:
+            for evidence in prepared.evidence:
+                evidence.count_queries(self._layer, queries)
+        for way in prepared.ways:
+            self.ways[way] = self.ways.get(way, 0) + queries
+        if prepared.searches:
+            self._answer_ns += stats.kernel_ns
+            self._since += queries
+        else:
+            self._exact_ns += stats.kernel_ns
+            self._whole_ns = stats.kernel_ns / queries
+
     def settle(self) -> None:
         """Wait for the comparison under way: it reads what the next call may change."""
         running, self._running = self._running, None

@@ -42,7 +42,7 @@ class Recorder:
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self.module, name)
-        if not callable(target) or name in {"set_isa", "set_threads", "Dtype", "Blocks"}:
+        if not callable(target) or name in {"set_isa", "set_threads", "set_memory_nodes", "Dtype", "Blocks"}:
             return target
 
         def call(*args: Any, **named: Any) -> Any:

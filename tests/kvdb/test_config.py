@@ -52,6 +52,8 @@ def test_the_token_comes_from_the_environment_and_is_not_printed(monkeypatch):
         ("[server]\nport = true", "server.port is True"),
         ("[server]\nport = 70000", "0 to 65535"),
         ("storage = 1", "expected a table"),
+        ("[cpu]\nthreads = 0", "cpu.threads is 0; expected 1 to 1024"),
+        ("[cpu]\nthreads = 1025", "cpu.threads is 1025; expected 1 to 1024"),
         ("[optimizer]\nrules_off = [1]", "optimizer.rules_off is .1,.; expected a tuple of text"),
         ("[optimizer]\nerror_max = 1.5", "optimizer.error_max is 1.5; expected a relative error from 0, which is exact, to 1"),
         ("[optimizer]\nerror_max = nan", "optimizer.error_max is nan; expected a number"),
