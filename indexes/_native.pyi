@@ -264,7 +264,6 @@ def graph_search(
     scale: float,
     listed: bool,
     share: bool,
-    scan: bool,
     give_up: bool,
     patience: int,
     least: int,

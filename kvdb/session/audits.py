@@ -14,12 +14,12 @@ import numpy as np
 from kvdb.attention.device import DeviceFailed
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.state import AttentionState
-from kvdb.catalog.way_record import Audit, Bools
+from kvdb.catalog.way_record import Audit
 from kvdb.errors import KvdbError
 from kvdb.planning.budget import refreshed
 from kvdb.planning.planner import Planner
 from kvdb.planning.prepared import Prepared, Variant
-from kvdb.types import Array, Float32
+from kvdb.types import Array, Bools, Float32
 from query_optimizer.error_budget import trial_of
 from query_optimizer.head_shares import TIME_SHARE_GUESS
 from query_optimizer.query_options import QueryOptions
