@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import kvdb.config as configuration
 import kvdb.gpu.probe as probe
+import kvdb.hardware.cpu as cpu
 import kvdb.hardware.kernels as kernels
 import kvdb.hardware.profile as profile
 from kvdb.commands.arguments import sentence
@@ -61,6 +62,7 @@ def add(commands: "Subparsers") -> None:
 
 def _calibrate(given: argparse.Namespace) -> int:
     config = configuration.load(given.config)
+    cpu.use(config.cpu)
     setting = config.optimizer.machine_file if given.file is None else given.file
     path, before, load = profile.path_of(setting), profile.load(setting), _load()
     started = perf_counter()

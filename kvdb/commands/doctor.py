@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import kvdb.config as configuration
+import kvdb.hardware.cpu as cpu
 import kvdb.hardware.kernels as kernels
 from kvdb.commands.arguments import sentence
 from kvdb.commands.environment import Section, describe, threads
@@ -29,6 +30,7 @@ def add(commands: "Subparsers") -> None:
 
 def _doctor(given: argparse.Namespace) -> int:
     config = configuration.load(given.config)
+    cpu.use(config.cpu)
     environment = describe(config)
     if given.json:
         print(json.dumps(environment, indent=2))
