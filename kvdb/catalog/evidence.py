@@ -7,7 +7,8 @@ from threading import Lock
 import numpy as np
 
 import kvdb._native as _native
-from kvdb.catalog.way_record import Audit, Bools, Float64, WayEvidence, WayRecord
+from kvdb.catalog.way_record import Audit, Float64, WayEvidence, WayRecord
+from kvdb.types import Bools
 from query_optimizer.ways import Way
 
 

@@ -3,8 +3,7 @@
 import numpy as np
 
 from kvdb.attention.exact import AttentionStats
-from kvdb.catalog.way_record import Bools
-from kvdb.types import Array, Float32
+from kvdb.types import Array, Bools, Float32
 
 
 def head_errors(out: Array, exact: Array, kv_heads: int) -> Float32:

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../rotate.h"
+#include "../dot.h"
 #include "../rounded_query.h"
 
 namespace kvdb::indexes::flat {
