@@ -67,7 +67,7 @@ def main() -> None:
     given = arguments()
     report("machine", **machine_facts())
     started = time.perf_counter()
-    machine = Machine() if given.defaults else calibrate()
+    machine = Machine() if given.defaults else calibrate().machine
     report("calibrated", seconds=time.perf_counter() - started, **machine.to_dict())
     if given.fit is not None:
         cost_fit.fit(machine)

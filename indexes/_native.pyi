@@ -6,6 +6,7 @@ releases the GIL, may come from any thread, and runs on up to `threads()` thread
 """
 
 import enum
+from collections.abc import Sequence
 from typing import Any
 
 class Dtype(enum.Enum):
@@ -163,10 +164,26 @@ def isa() -> str:
     """The instruction set in use: KVDB_ISA from the environment, or the best of `isas()`."""
 
 def isas() -> list[str]:
-    """The instruction sets that this machine can run, among avx512_bf16, avx512, avx2, neon and portable; best first."""
+    """The instruction sets that this machine can run, among amx, avx512_bf16, avx512, avx2, neon and portable; best first."""
+
+def emulated_isas() -> list[str]:
+    """Those that this machine can emulate, for tests: amx_emulated is amx with the arithmetic of its tiles in C++."""
 
 def set_isa(name: str) -> None:
-    """Uses another instruction set from now on, for the whole process. Raises ValueError."""
+    """Uses another instruction set from now on, for every operation of the whole process. Raises ValueError."""
+
+def variants() -> list[str]:
+    """The instruction sets among which an operation may choose, best first: `isa()` and those below it, without portable code
+    unless it is all there is."""
+
+def kernels() -> dict[str, str]:
+    """The instruction set that each operation (decode, prefill, scan, gather) uses."""
+
+def set_kernels(operation: str, isa: str) -> None:
+    """Uses another instruction set, not better than `isa()`, for one operation of the whole process. Raises ValueError."""
+
+def processor_family() -> str:
+    """The processor's family in the table of what is fastest where nothing was measured; "" where it has none."""
 
 def threads() -> int:
     """The number of threads that one call may use: KVDB_THREADS from the environment, or the number of CPUs of this process."""
@@ -179,6 +196,29 @@ def spin_us() -> int:
 
 def set_spin_us(microseconds: int) -> None:
     """Sets the microseconds of spinning, 0 to 1,000,000, for the whole process. Raises ValueError."""
+
+def usable_cpus() -> int:
+    """The processors of this process's affinity, but no more than its CPU quota is worth, rounded down, and at least one."""
+
+def cpu_quota(root: str = "") -> float:
+    """The smallest CPU quota of the control groups (version 2 or 1) that this process is in, in processors; inf without one.
+    root: the folder below which proc/ and sys/ lie, "" for the system's."""
+
+def memory_nodes(root: str = "") -> list[tuple[int, list[int]]]:
+    """The memory nodes of the machine and the processors of each that this thread may use, of nodes that have some; empty where
+    the system does not say. root: the folder below which sys/ lies, "" for the system's."""
+
+def set_memory_nodes(nodes: Sequence[tuple[int, Sequence[int]]]) -> None:
+    """Sets the nodes, as `memory_nodes` returns them, over which memory and new threads are spread from now on, for the whole
+    process. With fewer than two nothing is. Raises ValueError."""
+
+def interleave(address: int, nbytes: int) -> bool:
+    """Ask for memory that nobody has touched yet from all memory nodes in turns, page by page. Whether the system took it; False
+    where there is but one node."""
+
+def pool_counters() -> list[tuple[int, int, int, int]]:
+    """For the callers together and each worker of this thread's pool: how many calls of several threads it took part in, items of
+    these, how often it was woken from sleep, and how often it met work while it spun."""
 
 def work_in_background() -> None:
     """Makes calls from this thread use the background pool, whose threads have the priority of the thread that first calls so."""
@@ -227,7 +267,6 @@ def graph_search(
     scale: float,
     listed: bool,
     share: bool,
-    scan: bool,
     give_up: bool,
     patience: int,
     least: int,

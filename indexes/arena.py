@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from indexes import _native
 from indexes.file import Shapes
 
 HUGE_PAGE = 2 << 20
@@ -19,7 +20,8 @@ class Arena:
 
     An arena of at least one huge page is aligned to huge pages, and the system is advised to use them for all of it but an
     incomplete one at its end. That end, and smaller arenas, are plain pages, so that writing a few bytes never takes a huge page
-    that nobody counts. huge: whether the system took the advice; None for an arena without a whole huge page.
+    that nobody counts. On a machine with several memory nodes its pages come from all of them in turns, so that whatever reads it
+    has the bandwidth of all. huge: whether the system took the advice; None for an arena without a whole huge page.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -30,6 +32,7 @@ class Arena:
         start = np.frombuffer(self._map, np.uint8).ctypes.data
         self.address = -(-start // HUGE_PAGE) * HUGE_PAGE if whole else start
         self.huge = _advise_huge(self._map, self.address - start, whole) if whole else None
+        _native.interleave(self.address, nbytes)
 
     def bytes(self) -> npt.NDArray[np.uint8]:
         """All of it, uint8 `[nbytes]`. Whoever holds the array keeps the memory, and then it cannot be closed."""

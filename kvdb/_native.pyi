@@ -10,6 +10,7 @@ GIL, may come from any thread, and runs on up to `threads()` threads.
 """
 
 import enum
+from collections.abc import Sequence
 from typing import Any, Literal
 
 class Dtype(enum.Enum):
@@ -236,6 +237,78 @@ class Step:
         logarithms of the sum of exp(scale * q.k) over everything; over the tokens read, without estimates; and over those left
         out, estimated. Both arrays hold nothing unless the step is answered."""
 
+class Version:
+    """A number that grows whenever a fact changes that plans depend on. Thread-safe."""
+
+    def __init__(self) -> None: ...
+    @property
+    def value(self) -> int: ...
+    def advance(self) -> None: ...
+
+class StepTotals:
+    """Sums over steps, as in `StepResult`; ns: the nanoseconds they took; bound_max: the largest."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def scanned(self) -> float: ...
+    @property
+    def retrieved(self) -> float: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def ns(self) -> int: ...
+    @property
+    def missed(self) -> float: ...
+    @property
+    def bound(self) -> float: ...
+    @property
+    def bound_max(self) -> float: ...
+
+class LayerSteps:
+    """Decode steps of one layer: a token is appended to the run's last block, and its query answered. The calls of one object
+    take turns.
+
+    like: an array of numpy of the dtype of queries, keys and values.
+    """
+
+    def __init__(self, geometry: Geometry, q_heads: int, scale: float, like: Any) -> None: ...
+    def follow(
+        self,
+        options: object,
+        plan: Step | None,
+        table: Any,
+        counts: Any,
+        blocks: int,
+        tokens: int,
+        steps: int,
+        facts: list[tuple[Version, int]],
+    ) -> None:
+        """How the next steps are carried out. options: the only object that stands for what they are asked. plan: None where
+        everything is read. table, counts: of the run, whose first `blocks` blocks are read; the last one takes the tokens, and
+        its count grows with them. tokens: of the run. steps: how many may be taken. facts: versions with the values that they
+        must have."""
+
+    def take_tensors(self, tensor: type, dtype: object) -> None:
+        """Take arrays of another type too: those of torch, in this dtype of its own."""
+
+    def stop(self) -> None:
+        """Refuse further steps."""
+
+    def step(self, q: Any, k: Any, v: Any, out: Any, options: object, start: object) -> bool | None:
+        """Appends k and v [kv_heads, 1, head_dim] and answers q [q_heads, 1, head_dim] into out, contiguous. start: the position
+        of the token, or None. Returns whether the query is to be kept as a sample; or None where the step is none that `follow`
+        spoke of, an argument is wrong or a number not finite: then nothing was done, and out holds nothing."""
+
+    def sample_next(self, in_steps: int, every: int) -> None:
+        """Keep the query of the step after `in_steps` others, and then of every `every`-th; 0: of none."""
+
+    def take_totals(self) -> StepTotals:
+        """What was done since the last time."""
+
+    def last_query(self) -> bytes:
+        """The last query, [q_heads, head_dim], its bits."""
+
 def crc32c(table: Any, nbytes: int, out: Any) -> None:
     """The CRC-32C (Castagnoli) of the nbytes bytes at each address of table, uint64 [n], into out, uint32 [n]. On one thread."""
 
@@ -246,10 +319,26 @@ def isa() -> str:
     """The instruction set in use: KVDB_ISA from the environment, or the best of `isas()`."""
 
 def isas() -> list[str]:
-    """What this machine can run, of avx512_bf16, avx512, avx2, neon, portable; best first."""
+    """What this machine can run, of amx, avx512_bf16, avx512, avx2, neon, portable; best first."""
+
+def emulated_isas() -> list[str]:
+    """Those that this machine can emulate, for tests: amx_emulated is amx with the arithmetic of its tiles in C++."""
 
 def set_isa(name: str) -> None:
-    """Uses another instruction set from now on, for the whole process. Raises ValueError."""
+    """Uses another instruction set from now on, for every operation of the whole process. Raises ValueError."""
+
+def variants() -> list[str]:
+    """The instruction sets among which an operation may choose, best first: `isa()` and those below it, without portable code
+    unless it is all there is."""
+
+def kernels() -> dict[str, str]:
+    """The instruction set that each operation (decode, prefill, scan, gather) uses."""
+
+def set_kernels(operation: str, isa: str) -> None:
+    """Uses another instruction set, not better than `isa()`, for one operation of the whole process. Raises ValueError."""
+
+def processor_family() -> str:
+    """The processor's family in the table of what is fastest where nothing was measured; "" where it has none."""
 
 def threads() -> int:
     """How many threads one call may use: KVDB_THREADS from the environment, or the CPUs this process may use."""
@@ -262,6 +351,29 @@ def spin_us() -> int:
 
 def set_spin_us(microseconds: int) -> None:
     """From 0 to 1,000,000, from now on, for the whole process. Raises ValueError."""
+
+def usable_cpus() -> int:
+    """The processors of this process's affinity, but no more than its CPU quota is worth, rounded down, and at least one."""
+
+def cpu_quota(root: str = "") -> float:
+    """The smallest CPU quota of the control groups (version 2 or 1) that this process is in, in processors; inf without one.
+    root: the folder below which proc/ and sys/ lie, "" for the system's."""
+
+def memory_nodes(root: str = "") -> list[tuple[int, list[int]]]:
+    """The memory nodes of the machine and the processors of each that this thread may use, of nodes that have some; empty where
+    the system does not say. root: the folder below which sys/ lies, "" for the system's."""
+
+def set_memory_nodes(nodes: Sequence[tuple[int, Sequence[int]]]) -> None:
+    """Sets the nodes, as `memory_nodes` returns them, over which memory and new threads are spread from now on, for the whole
+    process. With fewer than two nothing is. Raises ValueError."""
+
+def interleave(address: int, nbytes: int) -> bool:
+    """Ask for memory that nobody has touched yet from all memory nodes in turns, page by page. Whether the system took it; False
+    where there is but one node."""
+
+def pool_counters() -> list[tuple[int, int, int, int]]:
+    """For the callers together and each worker of this thread's pool: how many calls of several threads it took part in, items of
+    these, how often it was woken from sleep, and how often it met work while it spun."""
 
 def work_in_background() -> None:
     """From now on, calls from this thread are helped by threads of their own, which have the priority of those that call so."""

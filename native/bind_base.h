@@ -3,8 +3,10 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
@@ -14,7 +16,10 @@
 
 #include "geometry.h"
 #include "isa.h"
+#include "memory_nodes.h"
+#include "processor.h"
 #include "thread_pool.h"
+#include "usable_cpus.h"
 
 namespace nb = nanobind;
 
@@ -76,17 +81,73 @@ inline void bind_dtype(nb::module_& m) {
         .value("bfloat16", Dtype::bfloat16);
 }
 
+// What the machine is, as the system says, and what the pool did.
+inline void bind_machine(nb::module_& m) {
+    using namespace nb::literals;
+    using Node = std::pair<int, std::vector<int>>;
+    const auto pairs = [](const MemoryNodes& nodes) {
+        std::vector<Node> all;
+        for (const MemoryNode& node : nodes.all()) all.emplace_back(node.id, node.cpus);
+        return all;
+    };
+    m.def("usable_cpus", &usable_cpus);
+    m.def("cpu_quota", &cpu_quota, "root"_a = "");
+    m.def(
+        "memory_nodes", [pairs](const std::string& root) { return pairs(MemoryNodes::read(root)); },
+        "root"_a = "");
+    m.def(
+        "set_memory_nodes",
+        [](const std::vector<Node>& nodes) {
+            std::vector<MemoryNode> all;
+            for (const auto& [id, cpus] : nodes) {
+                if (id < 0 || id >= 1024 || cpus.empty()) {
+                    fail("node " + std::to_string(id) + " has " + std::to_string(cpus.size()) +
+                         " processors; expected a number from 0 to 1023 and at least one");
+                }
+                all.push_back({id, cpus});
+            }
+            MemoryNodes::set(MemoryNodes(std::move(all)));
+        },
+        "nodes"_a);
+    m.def(
+        "interleave",
+        [](std::uintptr_t address, std::size_t nbytes) {
+            return MemoryNodes::current().interleave(reinterpret_cast<void*>(address), nbytes);
+        },
+        "address"_a, "nbytes"_a);
+    m.def("pool_counters", [] {
+        std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>> rows;
+        for (const ThreadPool::Counters& slot : ThreadPool::instance().counters()) {
+            rows.emplace_back(slot.jobs, slot.items, slot.woken, slot.caught);
+        }
+        return rows;
+    });
+}
+
 // Settings of the whole process. A wrong KVDB_ISA or KVDB_THREADS fails here, not in a later call.
 inline void bind_settings(nb::module_& m) {
     using namespace nb::literals;
     m.def("isa", &isa);
     m.def("isas", &isas);
+    m.def("emulated_isas", &emulated_isas);
     m.def("set_isa", &set_isa, "name"_a);
+    m.def("variants", &variants);
+    m.def("kernels", [] {
+        nb::dict used;
+        for (const auto& [operation, isa] : chosen_kernels()) used[operation.c_str()] = isa;
+        return used;
+    });
+    m.def("set_kernels", &set_kernels, "operation"_a, "isa"_a);
+    m.def("processor_family", [] {
+        const Family* family = processor_family();
+        return std::string(family ? family->name : "");
+    });
     m.def("threads", &ThreadPool::threads);
     m.def("set_threads", &ThreadPool::set_threads, "n"_a);
     m.def("spin_us", &ThreadPool::spin_us);
     m.def("set_spin_us", &ThreadPool::set_spin_us, "microseconds"_a);
     m.def("work_in_background", &work_in_background);
+    bind_machine(m);
     isa();
     ThreadPool::threads();
 }

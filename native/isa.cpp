@@ -1,8 +1,12 @@
 #include "isa.h"
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
+
+#include "amx.h"
+#include "processor.h"
 
 namespace kvdb {
 namespace {
@@ -11,6 +15,7 @@ struct Candidate {
     const char* name;
     Isa isa;
     bool (*supported)();
+    bool emulated = false;
 };
 
 bool always() {
@@ -31,19 +36,34 @@ bool has_avx512_bf16() {
            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
            __builtin_cpu_supports("avx512vpopcntdq");
 }
+bool has_amx() {
+    return has_avx512_bf16() && amx_permitted();
+}
 #endif
 
 // Best first.
 constexpr Candidate kCandidates[] = {
 #if defined(__x86_64__)
+    {"amx", Isa::amx, has_amx},
     {"avx512_bf16", Isa::avx512_bf16, has_avx512_bf16},
     {"avx512", Isa::avx512, has_avx512},
     {"avx2", Isa::avx2, has_avx2},
+    {"amx_emulated", Isa::amx_emulated, has_avx512_bf16, true},
 #elif defined(__aarch64__)
     {"neon", Isa::neon, always},
 #endif
     {"portable", Isa::portable, always},
 };
+
+std::vector<std::string> names(bool emulated) {
+    std::vector<std::string> found;
+    for (const Candidate& candidate : kCandidates) {
+        if (candidate.supported() && candidate.emulated == emulated) {
+            found.emplace_back(candidate.name);
+        }
+    }
+    return found;
+}
 
 const Candidate& find(std::string_view name, const char* where) {
     std::string possible;
@@ -57,40 +77,105 @@ const Candidate& find(std::string_view name, const char* where) {
         "' is not an instruction set that this machine can run; use one of " + possible);
 }
 
-const Candidate& choose() {
-    const char* forced = std::getenv("KVDB_ISA");
-    if (forced && *forced) return find(forced, "KVDB_ISA: ");
-    for (const Candidate& candidate : kCandidates) {
-        if (candidate.supported()) return candidate;
-    }
-    return *std::rbegin(kCandidates);
-}
+constexpr const char* kOperationNames[kOperations] = {"decode", "prefill", "scan", "gather"};
 
-std::atomic<const Candidate*>& chosen() {
-    static std::atomic<const Candidate*> candidate{&choose()};
-    return candidate;
+struct Choice {
+    std::atomic<const Candidate*> best;
+    std::array<std::atomic<const Candidate*>, kOperations> of;
+
+    Choice() {
+        const char* forced = std::getenv("KVDB_ISA");
+        if (forced && *forced) {
+            use(find(forced, "KVDB_ISA: "));
+            return;
+        }
+        for (const Candidate& candidate : kCandidates) {
+            if (!candidate.supported() || candidate.emulated) continue;
+            use(candidate);
+            break;
+        }
+        const Family* family = processor_family();
+        for (int i = 0; family && i < kOperations; ++i) {
+            const Isa isa = family->kernels[i];
+            prefer(i, isa == Isa::amx && !amx_permitted() ? family->untiled : isa);
+        }
+    }
+
+    void use(const Candidate& candidate) {
+        best = &candidate;
+        for (auto& chosen : of) chosen = &candidate;
+    }
+
+    // Those of the family's table that the operating system or a hypervisor hides are left out.
+    void prefer(int operation, Isa isa) {
+        for (const Candidate& candidate : kCandidates) {
+            if (candidate.isa == isa && candidate.supported()) of[operation] = &candidate;
+        }
+    }
+};
+
+Choice& choice() {
+    static Choice choice;
+    return choice;
 }
 
 }  // namespace
 
 std::vector<std::string> isas() {
-    std::vector<std::string> names;
-    for (const Candidate& candidate : kCandidates) {
-        if (candidate.supported()) names.emplace_back(candidate.name);
+    return names(false);
+}
+
+std::vector<std::string> emulated_isas() {
+    return names(true);
+}
+
+Isa current_isa() {
+    return choice().best.load(std::memory_order_relaxed)->isa;
+}
+
+std::string isa() {
+    return choice().best.load(std::memory_order_relaxed)->name;
+}
+
+void set_isa(std::string_view name) {
+    choice().use(find(name, "isa: "));
+}
+
+Isa current_isa(Operation operation) {
+    return choice().of[static_cast<int>(operation)].load(std::memory_order_relaxed)->isa;
+}
+
+std::vector<std::pair<std::string, std::string>> chosen_kernels() {
+    std::vector<std::pair<std::string, std::string>> used;
+    for (int i = 0; i < kOperations; ++i)
+        used.emplace_back(kOperationNames[i], choice().of[i].load()->name);
+    return used;
+}
+
+std::vector<std::string> variants() {
+    const Candidate* best = choice().best;
+    std::vector<std::string> names{best->name};
+    for (const Candidate* at = best + 1; at < std::end(kCandidates); ++at) {
+        if (at->supported() && !at->emulated && at->isa != Isa::portable)
+            names.emplace_back(at->name);
     }
     return names;
 }
 
-Isa current_isa() {
-    return chosen().load(std::memory_order_relaxed)->isa;
-}
-
-std::string isa() {
-    return chosen().load(std::memory_order_relaxed)->name;
-}
-
-void set_isa(std::string_view name) {
-    chosen() = &find(name, "isa: ");
+void set_kernels(std::string_view operation, std::string_view isa) {
+    const Candidate& candidate = find(isa, "isa: ");
+    const Candidate* best = choice().best;
+    if (&candidate < best) {
+        throw std::invalid_argument("isa: '" + std::string(isa) + "' is better than the " +
+                                    best->name + " that is in use");
+    }
+    for (int i = 0; i < kOperations; ++i) {
+        if (operation != kOperationNames[i]) continue;
+        choice().of[i] = &candidate;
+        return;
+    }
+    throw std::invalid_argument("operation: '" + std::string(operation) +
+                                "' is unknown; use decode, prefill, scan or gather");
 }
 
 }  // namespace kvdb

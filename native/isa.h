@@ -1,49 +1,78 @@
-// Which instruction set the kernels use: chosen when the first module is loaded, for the whole
-// process; forced by KVDB_ISA.
+// Which instruction sets the kernels use, for the whole process: one for each operation, because
+// the widest is not the fastest on every processor. Chosen when the first module is loaded, by the
+// processor's family (processor.h) or by KVDB_ISA; later by what was measured.
 #pragma once
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "export.h"
 
 namespace kvdb {
 
-enum class Isa : int { avx512_bf16, avx512, avx2, neon, portable };
-inline constexpr int kIsas = 5;
+// amx_emulated is amx with the arithmetic of its tiles in C++: for tests, and never chosen.
+enum class Isa : int { amx, avx512_bf16, avx512, avx2, neon, portable, amx_emulated };
+inline constexpr int kIsas = 7;
+
+// What an instruction set is chosen for: attention of a few rows and of many, scores of codes, and
+// keys and values at scattered places.
+enum class Operation : int { decode, prefill, scan, gather };
+inline constexpr int kOperations = 4;
 
 // The instruction sets this machine can run, best first. The last is always "portable".
 KVDB_BASE std::vector<std::string> isas();
 
-// The one in use.
+// Those it can emulate, for tests.
+KVDB_BASE std::vector<std::string> emulated_isas();
+
+// The best in use, for everything that is no operation.
 KVDB_BASE Isa current_isa();
 KVDB_BASE std::string isa();
 
-// Throws std::invalid_argument if `name` is unknown or this machine cannot run it. Calls under way
-// finish with the instruction set they started with.
+// Uses one for everything. Throws std::invalid_argument if `name` is unknown or this machine cannot
+// run it. Calls under way finish with the instruction set they started with.
 KVDB_BASE void set_isa(std::string_view name);
+
+// The one that an operation uses, and all operations with theirs.
+KVDB_BASE Isa current_isa(Operation operation);
+KVDB_BASE std::vector<std::pair<std::string, std::string>> chosen_kernels();
+
+// The instruction sets among which an operation may choose, best first: isa() and those below it,
+// without the portable one unless it is all there is.
+KVDB_BASE std::vector<std::string> variants();
+
+// Uses one of isas() that is not better than isa() for an operation. Throws std::invalid_argument.
+KVDB_BASE void set_kernels(std::string_view operation, std::string_view isa);
 
 // One set of kernels for each instruction set; null where it is not compiled in.
 template <class Kernels>
 struct PerIsa {
     const Kernels* of[kIsas];
     const Kernels& current() const { return *of[static_cast<int>(current_isa())]; }
+    const Kernels& current(Operation operation) const {
+        return *of[static_cast<int>(current_isa(operation))];
+    }
 };
 
 // Declares and lists `name`_avx2, `name`_portable and so on, one for each simd/<isa>.cpp that is
-// compiled in.
+// compiled in. Kernels without tiles are the same in amx as in avx512_bf16.
 #if defined(__x86_64__)
 #define KVDB_DECLARE_PER_ISA(Kernels, name) \
     extern const Kernels name##_avx512_bf16, name##_avx512, name##_avx2, name##_portable
-#define KVDB_PER_ISA(name) \
-    {&name##_avx512_bf16, &name##_avx512, &name##_avx2, nullptr, &name##_portable}
+#define KVDB_PER_ISA_TILES(name, amx, amx_emulated)              \
+    {&amx,    &name##_avx512_bf16, &name##_avx512, &name##_avx2, \
+     nullptr, &name##_portable,    &amx_emulated}
 #elif defined(__aarch64__)
 #define KVDB_DECLARE_PER_ISA(Kernels, name) extern const Kernels name##_neon, name##_portable
-#define KVDB_PER_ISA(name) {nullptr, nullptr, nullptr, &name##_neon, &name##_portable}
+#define KVDB_PER_ISA_TILES(name, amx, amx_emulated) \
+    {nullptr, nullptr, nullptr, nullptr, &name##_neon, &name##_portable, nullptr}
 #else
 #define KVDB_DECLARE_PER_ISA(Kernels, name) extern const Kernels name##_portable
-#define KVDB_PER_ISA(name) {nullptr, nullptr, nullptr, nullptr, &name##_portable}
+#define KVDB_PER_ISA_TILES(name, amx, amx_emulated) \
+    {nullptr, nullptr, nullptr, nullptr, nullptr, &name##_portable, nullptr}
 #endif
+#define KVDB_PER_ISA(name) KVDB_PER_ISA_TILES(name, name##_avx512_bf16, name##_avx512_bf16)
 
 }  // namespace kvdb

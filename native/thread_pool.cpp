@@ -1,7 +1,6 @@
 #include "thread_pool.h"
 
 #include <pthread.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <chrono>
@@ -11,10 +10,14 @@
 #include <system_error>
 #include <thread>
 
+#include "memory_nodes.h"
+#include "usable_cpus.h"
+
 namespace kvdb {
 namespace {
 
 constexpr int kSpinDefault = 50;  // microseconds; benchmarks/wake.py shows that less does not pay
+constexpr std::int64_t kShares = 8;  // a thread takes this part of its share of the items at a time
 
 void pause() {
 #if defined(__x86_64__)
@@ -22,14 +25,6 @@ void pause() {
 #elif defined(__aarch64__)
     asm volatile("yield");
 #endif
-}
-
-int available_cpus() {
-#if defined(__linux__)
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-#endif
-    return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
 int checked(long value, int least, int most, const char* name) {
@@ -43,7 +38,7 @@ int checked(long value, int least, int most, const char* name) {
 
 int default_threads() {
     const char* text = std::getenv("KVDB_THREADS");
-    if (!text || !*text) return available_cpus();
+    if (!text || !*text) return std::min(usable_cpus(), ThreadPool::kThreadsMax);
     char* end = nullptr;
     const long threads = std::strtol(text, &end, 10);
     if (*end) {
@@ -65,6 +60,17 @@ std::atomic<ThreadPool*> background{nullptr};
 std::atomic<int> spin{kSpinDefault};
 thread_local bool in_background = false;
 
+// Of both pools: workers that do not sleep, and calls under way.
+alignas(kApart) std::atomic<int> awake{0};
+std::atomic<int> calls{0};
+
+// Whether there is a processor for each that is awake, a caller between two calls among them.
+bool may_spin() {
+    return awake.load(std::memory_order_relaxed) +
+               std::max(1, calls.load(std::memory_order_relaxed)) <=
+           usable_cpus();
+}
+
 // Whether `done` came true within the time of spinning.
 template <class Done>
 bool spin_until(Done&& done) {
@@ -72,7 +78,7 @@ bool spin_until(Done&& done) {
     const int spin_us = spin.load(std::memory_order_relaxed);
     if (spin_us == 0) return done();
     for (const auto end = Clock::now() + std::chrono::microseconds(spin_us); !done(); pause()) {
-        if (Clock::now() >= end) return false;
+        if (!may_spin() || Clock::now() >= end) return done();
     }
     return true;
 }
@@ -106,6 +112,8 @@ ThreadPool& ThreadPool::instance() {
     static const int registered = pthread_atfork(nullptr, nullptr, [] {
         foreground.store(nullptr);
         background.store(nullptr);
+        awake.store(0);
+        calls.store(0);
     });
     static_cast<void>(registered);
     auto* fresh = new ThreadPool;
@@ -116,80 +124,156 @@ ThreadPool& ThreadPool::instance() {
     return *fresh;
 }
 
+std::vector<ThreadPool::Counters> ThreadPool::counters() const {
+    std::vector<Counters> all;
+    for (int number = 0; number <= workers_.load(std::memory_order_acquire); ++number) {
+        const Slot& slot = slots_[number];
+        all.push_back({slot.jobs.load(std::memory_order_relaxed),
+                       slot.items.load(std::memory_order_relaxed),
+                       slot.woken.load(std::memory_order_relaxed),
+                       slot.caught.load(std::memory_order_relaxed)});
+    }
+    return all;
+}
+
 void ThreadPool::run_job(Job& job) {
     job.threads = static_cast<int>(std::min<std::int64_t>(job.threads, job.items));
     if (job.threads <= 1) {
         for (std::int64_t i = 0; i < job.items; ++i) job.call(job.context, i, 0);
         return;
     }
-    {
-        const std::lock_guard lock(mutex_);
-        start_workers(job.threads);
-        jobs_.push_back(&job);
-        posted_.fetch_add(1, std::memory_order_release);
-    }
-    wake_.notify_all();
+    start_workers(job.threads);
+    calls.fetch_add(1, std::memory_order_relaxed);
+    Post* post = offer(job);
+    if (post) wake_next(job, 0);
     run_items(job, 0);
-
-    std::unique_lock lock(mutex_);
-    std::erase(jobs_, &job);
-    if (job.helpers > 0) {  // most often for less than it takes to sleep and wake
-        lock.unlock();
-        spin_until([&] { return job.helpers == 0; });
-        lock.lock();
-    }
-    left_.wait(lock, [&] { return job.helpers == 0; });
+    if (post) withdraw(*post);
+    calls.fetch_sub(1, std::memory_order_relaxed);
     if (job.error) std::rethrow_exception(job.error);
 }
 
-void ThreadPool::run_items(Job& job, int slot) {
+void ThreadPool::run_items(Job& job, int number) {
+    std::int64_t done = 0;
     try {
-        for (std::int64_t i; (i = job.next.fetch_add(1, std::memory_order_relaxed)) < job.items;) {
-            job.call(job.context, i, slot);
+        const std::int64_t shares = kShares * job.threads;
+        std::int64_t begin = job.next.load(std::memory_order_relaxed);
+        while (begin < job.items) {
+            const std::int64_t end =
+                begin + std::max<std::int64_t>(1, (job.items - begin) / shares);
+            if (!job.next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) continue;
+            for (std::int64_t i = begin; i < end; ++i) job.call(job.context, i, number);
+            done += end - begin;
+            begin = job.next.load(std::memory_order_relaxed);
         }
     } catch (...) {
         job.next.store(job.items, std::memory_order_relaxed);
-        const std::lock_guard lock(mutex_);
-        if (!job.error) job.error = std::current_exception();
+        if (!job.failed.test_and_set()) job.error = std::current_exception();
     }
+    slots_[number].jobs.fetch_add(done > 0, std::memory_order_relaxed);
+    slots_[number].items.fetch_add(done, std::memory_order_relaxed);
+}
+
+// Where the workers find the job from now on; null if too many are offered already.
+ThreadPool::Post* ThreadPool::offer(Job& job) {
+    for (int i = 0; i < kPosts; ++i) {
+        Post& post = posts_[i];
+        if (post.taken.load(std::memory_order_relaxed) || post.taken.exchange(true)) continue;
+        for (int used = posts_used_;
+             used <= i && !posts_used_.compare_exchange_weak(used, i + 1);) {
+        }
+        post.job.store(&job);
+        posted_.fetch_add(1);
+        return &post;
+    }
+    return nullptr;
+}
+
+// Waits until no worker is at the job.
+void ThreadPool::withdraw(Post& post) {
+    post.job.store(nullptr);
+    spin_until([&] { return post.helpers.load() == 0; });  // most often shorter than sleep and wake
+    for (int helpers; (helpers = post.helpers.load()) != 0;) post.helpers.wait(helpers);
+    post.taken.store(false);
 }
 
 void ThreadPool::start_workers(int threads) {
+    if (workers_.load(std::memory_order_acquire) >= threads - 1) return;
+    const std::lock_guard lock(starting_);
     try {
-        for (; workers_ < threads - 1; ++workers_) {
-            std::thread([this, slot = workers_ + 1] { worker(slot); }).detach();
+        for (int number; (number = workers_ + 1) < threads; ++workers_) {
+            std::thread([this, number] { worker(number); }).detach();
         }
     } catch (const std::system_error&) {
         // The system grants no more threads, so the present ones do the work.
     }
 }
 
-ThreadPool::Job* ThreadPool::joinable(int slot) {
-    for (Job* job : jobs_) {
-        if (slot < job->threads && job->next.load(std::memory_order_relaxed) < job->items)
-            return job;
+// The workers form a tree: below the one in slot n are those in 2n + 1 and 2n + 2. Whoever is at
+// work with another call is left there, and those below are woken in its place.
+void ThreadPool::wake_next(const Job& job, int number) {
+    const int end = std::min(job.threads, workers_.load(std::memory_order_acquire) + 1);
+    for (int below = 2 * number + 1; below <= 2 * number + 2 && below < end; ++below) {
+        if (job.next.load(std::memory_order_relaxed) >= job.items) return;
+        Slot& slot = slots_[below];
+        int state = Slot::asleep;
+        if (slot.state.compare_exchange_strong(state, Slot::seeking)) {
+            awake.fetch_add(1, std::memory_order_relaxed);
+            slot.state.notify_one();
+        } else if (state == Slot::working) {
+            wake_next(job, below);
+        }
     }
-    return nullptr;
 }
 
-void ThreadPool::worker(int slot) {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-        if (Job* job = joinable(slot)) {
-            ++job->helpers;
-            lock.unlock();
-            run_items(*job, slot);
-            lock.lock();
-            if (--job->helpers == 0) left_.notify_all();
-            continue;
+// Joins a call that has items left; false if there is none.
+bool ThreadPool::help(int number) {
+    const int used = posts_used_.load();
+    for (int i = 0; i < used; ++i) {
+        Post& post = posts_[(i + number) % used];
+        if (!post.job.load()) continue;
+        post.helpers.fetch_add(1);
+        Job* const job = post.job.load();  // from here on it stays until this worker has left
+        const bool joins =
+            job && number < job->threads && job->next.load(std::memory_order_relaxed) < job->items;
+        if (joins) {
+            slots_[number].state.store(Slot::working);
+            wake_next(*job, number);
+            run_items(*job, number);
+            slots_[number].state.store(Slot::seeking);
         }
-        const std::uint32_t seen = posted_.load(std::memory_order_acquire);
-        const auto posted = [&] { return posted_.load(std::memory_order_acquire) != seen; };
-        lock.unlock();
-        spin_until(posted);
-        lock.lock();
-        wake_.wait(lock, posted);
+        if (post.helpers.fetch_sub(1) == 1) post.helpers.notify_one();
+        if (joins) return true;
     }
+    return false;
+}
+
+void ThreadPool::worker(int number) {
+    awake.fetch_add(1, std::memory_order_relaxed);
+    MemoryNodes::current().stay(number);
+    for (;;) {
+        const std::uint32_t seen = posted_.load();
+        if (!help(number)) rest(number, seen);
+    }
+}
+
+// Spins, then sleeps, until there may be a call that was offered after `seen` calls.
+void ThreadPool::rest(int number, std::uint32_t seen) {
+    Slot& slot = slots_[number];
+    const auto posted = [&] { return posted_.load() != seen; };
+    if (spin_until(posted)) {
+        slot.caught.fetch_add(1, std::memory_order_relaxed);
+        return;
+    }
+    awake.fetch_sub(1, std::memory_order_relaxed);
+    slot.state.store(Slot::asleep);
+    int asleep = Slot::asleep;
+    // A call that came meanwhile may have been offered before this worker could be woken.
+    if (posted() && slot.state.compare_exchange_strong(asleep, Slot::seeking)) {
+        awake.fetch_add(1, std::memory_order_relaxed);
+        return;
+    }
+    slot.state.wait(Slot::asleep);
+    slot.woken.fetch_add(1, std::memory_order_relaxed);
 }
 
 }  // namespace kvdb

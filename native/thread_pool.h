@@ -2,14 +2,15 @@
 // one for background work.
 #pragma once
 
+#include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <mutex>
 #include <type_traits>
 #include <vector>
 
+#include "cache_line.h"
 #include "export.h"
 
 namespace kvdb {
@@ -22,16 +23,23 @@ KVDB_BASE void work_in_background();
 // Calls may come from any number of threads at once: each caller works on its own items, idle
 // workers join whichever call still has items. So no call ever waits for another one. After a fork
 // the child starts with fresh pools.
+//
+// A caller wakes two workers, and each worker that joins wakes two more while there are items
+// nobody has taken, so that waking a hundred takes as long as waking seven in a row, and no worker
+// is woken for nothing. Joining and leaving a call take one atomic addition each, no lock.
 class KVDB_BASE ThreadPool {
   public:
     // The pool of the calling thread: the foreground one, or the background one.
     static ThreadPool& instance();
 
-    // Threads that one call may use, the caller included. The same number for both pools.
+    // Threads that one call may use, the caller included. The same number for both pools. At first
+    // that of KVDB_THREADS, else of the processors that this process may use.
     static int threads();
     static void set_threads(int threads);  // [1, kThreadsMax], else std::invalid_argument
 
     // Microseconds that a thread without work spins before it sleeps. The same for both pools.
+    // While more threads are awake than there are processors, none spins: it would keep others from
+    // working.
     static int spin_us();
     static void set_spin_us(int microseconds);  // [0, kSpinMax], else std::invalid_argument
 
@@ -49,6 +57,13 @@ class KVDB_BASE ThreadPool {
         run_job(job);
     }
 
+    // What the threads of one slot have done: calls of several threads they took part in, items of
+    // these, how often they were woken from sleep, and how often they met work while they spun.
+    struct Counters {
+        std::int64_t jobs, items, woken, caught;
+    };
+    std::vector<Counters> counters() const;  // of each slot
+
     static constexpr int kThreadsMax = 1024;
     static constexpr int kSpinMax = 1'000'000;
 
@@ -58,24 +73,44 @@ class KVDB_BASE ThreadPool {
         int threads = 1;
         void* context = nullptr;
         void (*call)(void*, std::int64_t, int) = nullptr;
-        std::atomic<std::int64_t> next{0};
-        std::atomic<int> helpers{0};  // workers inside; changed under the pool's mutex
-        std::exception_ptr error;     // guarded by it
+        std::atomic_flag failed;
+        std::exception_ptr error;  // written by whoever set `failed`
+        alignas(kApart) std::atomic<std::int64_t> next{0};
     };
+
+    // Where a call is offered. It belongs to the pool, so that a worker can say that it comes
+    // before it knows whether the call is still there.
+    struct alignas(kApart) Post {
+        std::atomic<bool> taken{false};
+        std::atomic<Job*> job{nullptr};
+        alignas(kApart) std::atomic<int> helpers{0};  // workers inside, or looking
+    };
+
+    struct alignas(kApart) Slot {
+        enum State : int { seeking, working, asleep };
+        std::atomic<int> state{seeking};
+        std::atomic<std::int64_t> jobs{0}, items{0}, woken{0}, caught{0};
+    };
+
+    static constexpr int kPosts = 64;  // calls with helpers at a time; more do without
 
     ThreadPool() = default;
     void run_job(Job& job);
-    void run_items(Job& job, int slot);
+    void run_items(Job& job, int number);
+    Post* offer(Job& job);
+    static void withdraw(Post& post);
     void start_workers(int threads);
-    void worker(int slot);
-    Job* joinable(int slot);
+    void wake_next(const Job& job, int number);
+    void worker(int number);
+    bool help(int number);
+    void rest(int number, std::uint32_t seen);
 
-    std::mutex mutex_;
-    std::condition_variable wake_;
-    std::condition_variable left_;
-    std::vector<Job*> jobs_;  // with items that nobody has taken
-    int workers_ = 0;
-    std::atomic<std::uint32_t> posted_{0};  // counts jobs, for workers that spin
+    std::array<Post, kPosts> posts_;
+    std::array<Slot, kThreadsMax> slots_;  // the first of all callers, then one for each worker
+    alignas(kApart) std::atomic<int> posts_used_{0};  // at most so many were offered at a time
+    std::atomic<int> workers_{0};
+    alignas(kApart) std::atomic<std::uint32_t> posted_{0};  // counts calls, for workers that spin
+    std::mutex starting_;
 };
 
 }  // namespace kvdb

@@ -247,7 +247,6 @@ class Hnsw:
             **self._limits(retrieval, queries.scale),
             listed=listed,
             share=share,
-            scan=False,
             give_up=give_up,
         )
         return SearchResult.of_kernel(queries, fields, tail=False, give_up=give_up)

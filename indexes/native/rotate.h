@@ -1,5 +1,5 @@
-// What coding a vector takes: a fixed rotation after which no dimension stands out, lengths, and
-// rounding up to bfloat16.
+// What coding a vector takes: a fixed rotation after which no dimension stands out, and rounding up
+// to bfloat16.
 #pragma once
 
 #include <cmath>
@@ -55,12 +55,6 @@ inline void unrotate(float* x, int head_dim) {
         hadamard(at, width);
         flip_signs(at, width);
     }
-}
-
-inline double length(const float* x, int n) {
-    double sum = 0;
-    for (int i = 0; i < n; ++i) sum += double{x[i]} * x[i];
-    return std::sqrt(sum);
 }
 
 // The smallest bfloat16 that is at least x >= 0, as its bits.

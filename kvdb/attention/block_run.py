@@ -110,6 +110,17 @@ class BlockRun:
         return self._counts[: self.blocks]
 
     @property
+    def arrays(self) -> tuple[Addresses, Counts]:
+        """The arrays that `addresses` and `counts` are the beginnings of. Native code that adds tokens to the last block counts
+        them there."""
+        return self._addresses, self._counts
+
+    @property
+    def placed(self) -> bool:
+        """Whether blocks were moved, or hold hidden tokens."""
+        return self._placement is not None
+
+    @property
     def all_blocks(self) -> BlockReads:
         """All blocks."""
         return BlockReads(self.addresses, self.counts, self._placement)

@@ -4,13 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 import kvdb._native as _native
 from indexes.base import SearchResult
-from kvdb.types import MEASURES, Float32
-
-Bools = npt.NDArray[np.bool_]
+from kvdb.types import MEASURES, Bools, Float32
 
 
 @dataclass(frozen=True)
@@ -22,7 +19,7 @@ class Observation:
     """
 
     values: Float32
-    seen: npt.NDArray[np.bool_] | None
+    seen: Bools | None
 
 
 def observation(  # noqa: PLR0913, PLR0917  # what a search has at hand is in no one place

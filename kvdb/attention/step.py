@@ -20,13 +20,14 @@ from kvdb.attention.partition import RunPartition, SearchedSpan
 from kvdb.attention.search import FOUND_SHARE_MAX, WHOLE_SHARE_MAX, AttentionQuery, shared_retrieval
 from kvdb.attention.state import AttentionState
 from kvdb.storage.block_layout import bits
+from query_optimizer.query_options import QueryOptions
 
 
 class PreparedStep:
     """A plan's step. searched: the parts that are searched, with the retrieval of each."""
 
     def __init__(self, native: _native.Step, searched: Sequence[tuple[SearchedSpan, Retrieval]]) -> None:
-        self._native = native
+        self.native = native
         self._searched = searched
 
     def answer(self, query: AttentionQuery) -> tuple[AttentionState | None, AttentionStats]:
@@ -35,7 +36,7 @@ class PreparedStep:
         started = perf_counter_ns()
         q, run = query.q, query.run
         out, logs = np.empty(q.shape, q.dtype), np.empty((3, q.shape[0], 1), np.float32)
-        result = self._native.run(bits(q), run.addresses, run.counts, bits(out), logs)
+        result = self.native.run(bits(q), run.addresses, run.counts, bits(out), logs)
         searches = StepSearches(self._searched, result)
         if result.end == _native.StepEnd.not_finite:
             logs[0] = np.nan
@@ -92,6 +93,14 @@ def prepared_step(query: AttentionQuery, partition: RunPartition, retrieval: Ret
     if partition.step is None or partition.step[0] != key:
         partition.step = key, _prepare(query, partition, retrieval)
     return partition.step[1]
+
+
+def made_step(partition: RunPartition, options: QueryOptions, retrieval: Retrieval) -> PreparedStep | None:
+    """The step of a partition, if it was made for these options."""
+    if partition.step is None or partition.step[0] != (options, retrieval):
+        return None
+    made: PreparedStep | None = partition.step[1]
+    return made
 
 
 def _search(

@@ -6,7 +6,9 @@ from threading import Lock
 
 import numpy as np
 
-from kvdb.catalog.way_record import Audit, Bools, Float64, WayEvidence, WayRecord
+import kvdb._native as _native
+from kvdb.catalog.way_record import Audit, Float64, WayEvidence, WayRecord
+from kvdb.types import Bools
 from query_optimizer.ways import Way
 
 
@@ -22,14 +24,19 @@ class Records:
 class Evidence:
     """The last audits of every way over the same keys. Thread-safe.
 
-    version: grows when a way is proven or withdrawn for some head, and when all records are taken or restored.
+    changes: its value is the `version`, which grows when a way is proven or withdrawn for some head, and when all records are
+    taken or restored.
     """
 
     def __init__(self) -> None:
-        self.version = 0
+        self.changes = _native.Version()
         self._queries: dict[int, int] = {}
         self._records: dict[int, dict[Way, WayRecord]] = {}
         self._lock = Lock()
+
+    @property
+    def version(self) -> int:
+        return self.changes.value
 
     def count_queries(self, layer: int, queries: int) -> None:
         """Count queries of a layer, audited or not. Their number tells which audits are old, and which ways have waited long
@@ -55,7 +62,8 @@ class Evidence:
             if limits is not None:
                 suspects = record.judge(audit, limits, now)
             changed = (np.isfinite(record.summary(now).bounds) != proven).any()
-            self.version += bool(changed or (limits is not None and audit.complete and _over(audit, limits)))
+            if changed or (limits is not None and audit.complete and _over(audit, limits)):
+                self.changes.advance()
             return suspects
 
     def of(self, layer: int) -> Mapping[Way, WayEvidence]:
@@ -74,7 +82,7 @@ class Evidence:
         with self._lock:
             taken = Records(self._queries, self._records)
             self._queries, self._records = {}, {}
-            self.version += 1
+            self.changes.advance()
             return taken
 
     def restore(self, records: Records) -> None:
@@ -82,7 +90,7 @@ class Evidence:
         with self._lock:
             self._queries = dict(records.queries)
             self._records = {layer: dict(ways) for layer, ways in records.ways.items()}
-            self.version += 1
+            self.changes.advance()
 
 
 def _over(audit: Audit, limits: Float64) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
 
+import kvdb._native as _native
 from indexes.base import Float32, Index
 from kvdb.catalog.stored_queries import StoredQueries
 
@@ -26,16 +27,20 @@ class Progress:
 class IndexSet:
     """The indexes over one segment so far. Layers appear one by one while sessions read. Thread-safe.
 
-    version: grows when indexes are added or removed.
+    changes: its value is the `version`, which grows when indexes are added or removed.
     """
 
     def __init__(self, queries: StoredQueries | None = None) -> None:
         """queries: some queries of these keys; the set takes them over."""
         self._queries = queries
-        self.version = 0
+        self.changes = _native.Version()
         self._progress: dict[str, Progress] = {}
         self._layers: dict[int, dict[str, Index]] = {}
         self._lock = Lock()
+
+    @property
+    def version(self) -> int:
+        return self.changes.value
 
     @property
     def queries(self) -> Mapping[int, Float32]:
@@ -67,14 +72,14 @@ class IndexSet:
         """Offer an index to every query from now on."""
         with self._lock:
             self._layers[layer] = {**self.of(layer), index.kind: index}
-            self.version += 1
+            self.changes.advance()
 
     def clear(self) -> None:
         """Forget every index, because the blocks that they were built over are freed now."""
         with self._lock:
             self._layers = {}
             self._progress = {kind: progress for kind, progress in self._progress.items() if progress.state == "failed"}
-            self.version += 1
+            self.changes.advance()
 
     def in_progress(self) -> tuple[str, ...]:
         """The kinds that are being built, or wait to be built."""

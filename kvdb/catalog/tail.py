@@ -43,6 +43,11 @@ class Tail:
         if self.copy is not None:
             self.copy.truncated()
 
+    @property
+    def until_seal(self) -> int:
+        """How many more tokens may come before `seal` would index any."""
+        return self._step - 1 - (self.table.length - self._recent - self.sealed) if self._step else 1 << 62
+
     def seal(self) -> None:
         """Index the tokens before the recent window, in steps of config.indexes.tail_tokens."""
         unsealed = self.table.length - self._recent - self.sealed

@@ -6,10 +6,9 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from kvdb.types import Float32
+from kvdb.types import Bools, Float32
 from query_optimizer.order_statistics import lower_bound, upper_bound
 
-Bools = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 

@@ -140,7 +140,8 @@ class Session:
     ) -> Any:
         """`update` and `attention` of the same n tokens in one call. Raises what both raise."""
         query = query_options(options, **keywords)
-        return like(self._transport.attend(layer, to_numpy(q), to_numpy(k), to_numpy(v), query, start), q)
+        out = self._transport.step(layer, q, k, v, query, start)
+        return like(self._transport.attend(layer, to_numpy(q), to_numpy(k), to_numpy(v), query, start), q) if out is None else out
 
     def fork(self) -> "Session":
         """Another session over the same tokens; nothing is copied until one of the two goes on. Raises SessionClosed."""

@@ -1,11 +1,12 @@
 """The protocols between a client's handles and the database, which is in this process or on a server.
 
 In this process, `kvdb.database.Database` and `kvdb.session.state.SessionState` satisfy them; `kvdb.client.remote` carries them to
-a server. Arrays are numpy here. The database checks them, wherever it is, so that both ways raise the same errors.
+a server. Arrays are numpy here, but for `step`. The database checks them, wherever it is, so that both ways raise the
+same errors.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvdb.blend.controller import Choice
 from kvdb.types import (
@@ -53,6 +54,11 @@ class SessionTransport(Protocol):
     def attention(self, layer: int, q: Array, options: QueryOptions) -> Array: ...
 
     def attend(self, layer: int, q: Array, k: Array, v: Array, options: QueryOptions, start: int | None = None) -> Array: ...
+
+    def step(self, layer: int, q: Any, k: Any, v: Any, options: QueryOptions, start: int | None, /) -> Any | None:
+        """`attend` of one token with the caller's own arrays, where the transport needs no others; None where it does, and then
+        nothing was done."""
+        ...
 
     def fork(self) -> "SessionTransport": ...
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import kvdb.config as configuration
 import kvdb.gpu.probe as probe
+import kvdb.hardware.cpu as cpu
+import kvdb.hardware.kernels as kernels
 import kvdb.hardware.profile as profile
 from kvdb.commands.arguments import sentence
 from kvdb.config import StorageConfig
@@ -60,20 +62,24 @@ def add(commands: "Subparsers") -> None:
 
 def _calibrate(given: argparse.Namespace) -> int:
     config = configuration.load(given.config)
+    cpu.use(config.cpu)
     setting = config.optimizer.machine_file if given.file is None else given.file
     path, before, load = profile.path_of(setting), profile.load(setting), _load()
     started = perf_counter()
-    machine = calibrate()
+    found = calibrate()
     spent = perf_counter() - started
     try:
         gpus, trouble = _gpu(config.storage), ""
     except (CapacityError, GpuLost, Unsupported) as error:
         gpus, trouble = {}, str(error)
-    tables = [_table(SHOWN, machine.to_dict(), before.machine.to_dict(), "before" if before.measured else "default")]
+    tables = [_table(SHOWN, found.machine.to_dict(), before.machine.to_dict(), "before" if before.measured else "default")]
     for card, gpu in gpus.items():
         kept = profile.load_gpu(setting, card)
         name = "before" if kept.measured else "assumed"
         tables.append(f"{card}\n{_table(GPU_SHOWN, gpu.to_dict(), kept.machine.to_dict(), name)}")
+    tables.append(
+        "\n".join(f"kernels of {choice.operation}: {kernels.described(choice)}" for choice in kernels.choices(found.kernels))
+    )
     busy = load > BUSY_LOAD
     print("\n\n".join(tables))
     if path is None:
@@ -81,7 +87,7 @@ def _calibrate(given: argparse.Namespace) -> int:
     elif busy and before.measured:
         print(f"measured in {spent:.1f} s, not kept: {path} holds what was measured before")
     else:
-        profile.write(path, machine, gpus)
+        profile.write(path, found.machine, gpus, found.kernels)
         print(f"measured in {spent:.1f} s, kept in {path}")
     if not before.measured:
         print(f"until now: {before.source}")

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import kvdb.config as configuration
+import kvdb.hardware.cpu as cpu
+import kvdb.hardware.kernels as kernels
 from kvdb.commands.arguments import sentence
 from kvdb.commands.environment import Section, describe, threads
 from kvdb.config import StorageConfig
@@ -28,6 +30,7 @@ def add(commands: "Subparsers") -> None:
 
 def _doctor(given: argparse.Namespace) -> int:
     config = configuration.load(given.config)
+    cpu.use(config.cpu)
     environment = describe(config)
     if given.json:
         print(json.dumps(environment, indent=2))
@@ -77,6 +80,8 @@ def _gpus(environment: Section) -> Iterator[Row]:
 
 def _used(use: Section, config: StorageConfig) -> Iterator[Row]:
     yield "attention", use["attention"]
+    for choice in use["kernels"]:
+        yield f"kernels of {choice['operation']}", kernels.described(kernels.KernelChoice(**choice))
     if use["gpu"] is None:
         yield "GPU", f"none, because {use['why']}"
         if use["refused"]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import kvdb._native as _native
 import kvdb.gpu.probe as probe
+import kvdb.hardware.kernels as kernels
 import kvdb.hardware.profile as profile
 from kvdb.config import Config, StorageConfig
 from kvdb.version import __version__
@@ -39,9 +40,10 @@ def describe(config: Config) -> Section:
         "python": platform.python_version(),
         "torch": None if torch is None else asdict(torch),
         **{name: _version(names) for name, names in DISTRIBUTIONS.items()},
-        "disk": _disk(config.storage.disk_path),
+        "disk": _disk(config.storage.path or config.storage.disk_path),
         "machine": _machine(config.optimizer.machine_file, driver),
         "use": {
+            "kernels": [asdict(choice) for choice in kernels.choices(profile.load(config.optimizer.machine_file).kernels)],
             "attention": f"CPU ({_native.isa()}, {threads(_native.threads())})",
             **_gpu(config.storage, driver),
         },
@@ -76,7 +78,8 @@ def _version(names: tuple[str, ...]) -> str | None:
 
 
 def _disk(path: str) -> Section | None:
-    """The folder storage.disk_path. direct: whether its files can be read past the page cache, None for unknown."""
+    """The folder of storage.path or storage.disk_path. direct: whether its files can be read past the page cache, None for
+    unknown."""
     if not path:
         return None
     try:

@@ -5,6 +5,7 @@ Each number is the lower quartile of a few samples, because other work on the ma
 
 import gc
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -12,13 +13,15 @@ import numpy as np
 import indexes._native as _index_native
 import indexes.registry as registry
 import kvdb._native as _native
+import kvdb.hardware.kernels as kernels
 from indexes.base import Queries
-from indexes.retrieval import Dipr
+from indexes.retrieval import Dipr, TopK
 from kvdb.attention.block_run import BlockRun, Span
 from kvdb.attention.partition import RunPartition, SearchedSpan
 from kvdb.attention.search import AttentionQuery
 from kvdb.attention.sparse import sparse
 from kvdb.config import StorageConfig
+from kvdb.hardware.kernels import KernelTimes
 from kvdb.storage.block_layout import bits
 from kvdb.storage.store import BlockStore
 from kvdb.types import ModelSpec
@@ -29,11 +32,12 @@ SPEC = ModelSpec("calibration", layers=1, q_heads=32, kv_heads=8, head_dim=128)
 TOKENS = 32_768
 """128 MiB of keys and values: more than caches hold."""
 CACHED_TOKENS = 4096
+CODED_TOKENS = 2048
 PIECE = 1024
 SAMPLES, SAMPLES_MIN, SAMPLES_LATE = 9, 3, 2
-BUDGET_S, ALL_S = 0.06, 0.9
+BUDGET_S, ALL_S, KERNELS_S = 0.05, 0.9, 0.15
 """After BUDGET_S seconds of one measurement, SAMPLES_MIN samples suffice; after ALL_S seconds of all together, SAMPLES_LATE
-do."""
+do. KERNELS_S are spent on choosing kernels."""
 ROWS = 16
 """The number of queries of each head, enough that multiplying takes longer than reading."""
 CACHE_BYTES_MIN = float(1 << 20)
@@ -43,13 +47,24 @@ LEAST = 1e-7
 """The least time in seconds; a smaller measurement is noise."""
 
 
-def calibrate() -> Machine:
-    """Measure this machine. Takes 128 MiB while it runs. Raises CapacityError."""
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured. machine: with the fastest kernels. kernels: what each operation takes with each that it may use."""
+
+    machine: Machine
+    kernels: KernelTimes
+
+
+def calibrate() -> Calibration:
+    """Measure this machine, and use the fastest kernels from now on. Takes 128 MiB while it runs. Raises CapacityError."""
     collecting = gc.isenabled()
     gc.disable()
     store = BlockStore(StorageConfig())
     try:
-        return _Measuring(store).machine()
+        measuring = _Measuring(store)
+        times = kernels.measure(measuring.kernel_calls(), KERNELS_S)
+        kernels.use(times)
+        return Calibration(measuring.machine(), times)
     finally:
         store.close()
         if collecting:
@@ -68,6 +83,24 @@ class _Measuring:
             self._table.append(piece, piece)
         self._run = BlockRun([(self._table, TOKENS)], self._tail)
         self._layout = self._table.layout
+
+    def kernel_calls(self) -> dict[str, Callable[[], object]]:
+        """A call for each operation that its kernels spend nearly all the time of."""
+        one, many = self._random(SPEC.q_heads, 1), self._random(SPEC.q_heads, ROWS)
+        index = registry.build("quantized", self._table.keys(CODED_TOKENS))
+        queries = Queries.of(one, SPEC.kv_heads, SPEC.softmax_scale, CODED_TOKENS)
+        values, keys = self._gather_values(128), self._score_keys(128)
+
+        def gather() -> None:
+            values()
+            keys()
+
+        return {
+            "decode": lambda: self._attend(TOKENS // 4, one),
+            "prefill": lambda: self._attend(PIECE, many),
+            "scan": lambda: index.search(queries, TopK(1)),
+            "gather": gather,
+        }
 
     def machine(self) -> Machine:
         call_s = self._attend_s(self._layout.block_size)
@@ -108,21 +141,30 @@ class _Measuring:
 
     def _jump(self) -> float:
         """Seconds that one core takes to read a key that is in no cache."""
-        rows, count = SPEC.kv_heads, 1024
+        count = 1024
+        return self._cold(self._score_keys(count)) * _native.threads() / (SPEC.kv_heads * count)
+
+    def _score_keys(self, count: int) -> Callable[[], None]:
+        """A call that scores `count` random keys of each KV head."""
+        rows = SPEC.kv_heads
         ids, offsets = self._picked(rows, count)
         queries = Queries.of(self._random(rows, 1), rows, SPEC.softmax_scale, TOKENS)
         keys, scores = self._table.keys(TOKENS).native, np.empty(len(ids), np.float32)
-        spent = self._cold(lambda: _index_native.score(keys, queries.native, offsets, ids, scores))
-        return spent * _native.threads() / len(ids)
+        return lambda: _index_native.score(keys, queries.native, offsets, ids, scores)
 
     def _gather(self) -> float:
         """Bytes a second of values at scattered places."""
-        ids, offsets = self._picked(SPEC.q_heads, 128)
+        count = 128
+        spent = self._cold(self._gather_values(count))
+        return SPEC.q_heads * count * self._layout.token_nbytes / (2 * SPEC.kv_heads) / spent
+
+    def _gather_values(self, count: int) -> Callable[[], None]:
+        """A call that attends to the values of `count` random tokens for each query head."""
+        ids, offsets = self._picked(SPEC.q_heads, count)
         shape = (SPEC.q_heads, 1, SPEC.head_dim)
         out, lse = np.zeros(shape, np.float32), np.zeros(shape[:2], np.float32)
         hits = offsets, ids, np.zeros(len(ids), np.float32), SPEC.softmax_scale
-        spent = self._cold(lambda: _native.attend_retrieved(self._layout.native, self._run.addresses, *hits, out, lse, out, lse))
-        return len(ids) * self._layout.token_nbytes / (2 * SPEC.kv_heads) / spent
+        return lambda: _native.attend_retrieved(self._layout.native, self._run.addresses, *hits, out, lse, out, lse)
 
     def _step(self) -> tuple[float, float, float]:
         """Three times in seconds: that of reading a window, of a step whose index has next to nothing to search, and of that

@@ -8,7 +8,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import kvdb._native as _native
 from kvdb.config import OWN_CACHE
 from kvdb.errors import ConfigError
+from kvdb.hardware.kernels import KernelTimes
 from query_optimizer.cost import GpuMachine, Machine, WrongMachine
 
 FORMAT = 2
@@ -26,11 +27,13 @@ ENTRIES_MAX = 16
 @dataclass(frozen=True)
 class MachineProfile:
     """The numbers in use for this machine. measured: whether they were measured here; otherwise they are the defaults. source:
-    the file they come from, or why they are the defaults."""
+    the file they come from, or why they are the defaults. kernels: the times by which kernels are chosen, empty if there are
+    none."""
 
     machine: Machine
     measured: bool
     source: str
+    kernels: KernelTimes = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def load(setting: str) -> MachineProfile:
     if path is None:
         return MachineProfile(Machine(), False, "defaults: no file is set")
     try:
-        return MachineProfile(read(path), True, str(path))
+        return MachineProfile(read(path), True, str(path), read_kernels(path))
     except FileNotFoundError:
         return MachineProfile(Machine(), False, f"defaults: {path} does not exist yet")
     except (OSError, ConfigError) as error:
@@ -94,6 +97,20 @@ def read_gpus(path: Path) -> dict[str, GpuMachine]:
         raise ConfigError(f"{path}: {error}; write it anew with kvdb calibrate") from None
 
 
+def read_kernels(path: Path) -> KernelTimes:
+    """The times of this machine's kernels that `write` kept. Raises as `read` does."""
+    kept = _own_entry(path).get("kernels", {})
+    try:
+        times = {
+            operation: {isa: float(spent) for isa, spent in _mapping(of).items()} for operation, of in _mapping(kept).items()
+        }
+        if all(0 < spent < float("inf") for of in times.values() for spent in of.values()):
+            return times
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(f"{path}: times of kernels are no positive numbers; write it anew with kvdb calibrate")
+
+
 def _own_entry(path: Path) -> Mapping[str, Any]:
     """The entry with the processor, threads and instruction set of this process. Raises ConfigError, OSError."""
     own, entries = identity(), _entries(path)
@@ -116,14 +133,17 @@ def _entries(path: Path) -> list[Mapping[str, Any]]:
     return entries
 
 
-def write(path: Path, machine: Machine, gpus: Mapping[str, GpuMachine] | None = None) -> None:
+def write(path: Path, machine: Machine, gpus: Mapping[str, GpuMachine] | None = None, kernels: KernelTimes | None = None) -> None:
     """Keep the numbers, whole or not at all, beside the entries of other machines and thread counts. gpus: the numbers of cards,
-    by their names; those of other cards stay. Raises ConfigError for a place that cannot be written."""
+    by their names; those of other cards stay. kernels: the times by which they are chosen. Raises ConfigError for a place that
+    cannot be written."""
     try:
         cards = read_gpus(path)
     except (OSError, ConfigError):
         cards = {}
     own: dict[str, Any] = {"of": identity(), "machine": machine.to_dict()}
+    if kernels:
+        own["kernels"] = {operation: dict(times) for operation, times in kernels.items()}
     if cards := cards | dict(gpus or {}):
         own["gpus"] = {card: numbers.to_dict() for card, numbers in cards.items()}
     try:

@@ -39,7 +39,9 @@ struct Plan {
 
     std::int64_t outputs() const { return kv_heads / heads * row_tiles; }
     std::int64_t split_count() const { return static_cast<std::int64_t>(splits.size()) - 1; }
-    std::int64_t padded_rows() const { return round_up(tile_rows, kRowPadding); }
+    std::int64_t padded_rows() const {
+        return prefill ? round_up(tile_rows, kPrefillRowPadding) : kDecodeRowsMax;
+    }
 };
 
 std::int64_t count_tokens(const Geometry& geometry, const Run& run) {
@@ -120,7 +122,9 @@ Plan make_plan(const AttendCall& call) {
 class Attention {
   public:
     explicit Attention(const AttendCall& call)
-        : call_(call), plan_(make_plan(call)), kernels_(current_kernels()) {}
+        : call_(call),
+          plan_(make_plan(call)),
+          kernels_(current_kernels(plan_.prefill ? Operation::prefill : Operation::decode)) {}
 
     void run() {
         ThreadPool& pool = ThreadPool::instance();
@@ -251,7 +255,7 @@ void attend_retrieved(const AttendRetrievedCall& call) {
     const int group = call.q_heads / call.geometry.kv_heads;
     const std::size_t out_bytes = head_dim * (call.out_dtype == Dtype::float32 ? 4 : 2);
     const RetrievedKernel kernel =
-        current_kernels().retrieved[static_cast<int>(call.geometry.dtype)];
+        current_kernels(Operation::gather).retrieved[static_cast<int>(call.geometry.dtype)];
     ThreadPool& pool = ThreadPool::instance();
     const bool small = call.offsets[rows] * head_dim < kInlineRetrieved;
     pool.run(rows, small ? 1 : pool.threads(), [&](std::int64_t row, int) {

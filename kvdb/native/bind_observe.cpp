@@ -23,6 +23,11 @@ void check_size(const AnyArray& array, std::int64_t size, const char* name) {
     }
 }
 
+// A caller's bytes may be other than 0 and 1.
+const std::uint8_t* bytes_of(const std::optional<ConstBoolsArray>& flags) {
+    return flags ? reinterpret_cast<const std::uint8_t*>(flags->data()) : nullptr;
+}
+
 // One row for each query head.
 RetrievedRows retrieved_rows(const OffsetsArray& offsets, const ScoresArray& scores,
                              const std::optional<ConstBoolsArray>& dense) {
@@ -34,7 +39,7 @@ RetrievedRows retrieved_rows(const OffsetsArray& offsets, const ScoresArray& sco
              std::to_string(scores.shape(0)));
     }
     if (dense) check_size(*dense, rows, "dense");
-    return {rows, at, scores.data(), dense ? dense->data() : nullptr};
+    return {rows, at, scores.data(), bytes_of(dense)};
 }
 
 void py_raise_top(const OffsetsArray& offsets, const ScoresArray& scores,
@@ -63,7 +68,7 @@ bool py_observe(const OffsetsArray& offsets, const ScoresArray& scores,
     check_size(lse, retrieved.rows, "lse");
     check_size(values, 4 * retrieved.rows, "values");
     check_size(seen, 4 * retrieved.rows, "seen");
-    const ObserveCall call{retrieved,     active_heads ? active_heads->data() : nullptr,
+    const ObserveCall call{retrieved,     bytes_of(active_heads),
                            kv_heads,      tokens,
                            window.data(), top.data(),
                            lse.data(),    scale,

@@ -1,93 +1,71 @@
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/tuple.h>
+#include "bind_step.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <memory>
-
-#include "bind.h"
-#include "step.h"
 
 using namespace nb::literals;
 
 namespace kvdb {
+
+StepBlocks PyStep::blocks_of(const PyReads& reads) {
+    const auto& [table, counts, placement] = reads;
+    if (table.shape(0) != counts.shape(0)) {
+        fail("counts has " + std::to_string(counts.shape(0)) +
+             " elements; expected one for each of " + std::to_string(table.shape(0)) + " blocks");
+    }
+    StepBlocks blocks{{table.data(), table.data() + table.size()},
+                      {counts.data(), counts.data() + counts.size()},
+                      {}};
+    if (placement) {
+        placements.push_back(std::make_unique<OwnedPlacement>(*placement));
+        blocks.placement =
+            placements.back()->of(plan.geometry, static_cast<std::int64_t>(blocks.table.size()));
+    }
+    return blocks;
+}
+
+std::vector<std::uint8_t> PyStep::heads_of(const HeadsArray& heads, const char* name) const {
+    check_shape(heads, {plan.geometry.kv_heads}, name);
+    std::vector<std::uint8_t> flags(heads.size());
+    std::memcpy(flags.data(), heads.data(),
+                flags.size());  // its bytes may be other than 0 and 1
+    for (std::uint8_t& flag : flags) flag = flag != 0;
+    return flags;
+}
+
+void PyStep::add(const PySearch& search) {
+    const auto& [searcher, begin, end, reads, active_heads, hidden] = search;
+    const auto* to = static_cast<const indexes::Searcher*>(
+        PyCapsule_IsValid(searcher.ptr(), indexes::kSearcherName)
+            ? PyCapsule_GetPointer(searcher.ptr(), indexes::kSearcherName)
+            : nullptr);
+    if (!to) fail("a search has no searcher of an index");
+    const Geometry &mine = plan.geometry, &its = to->geometry;
+    if (its.dtype != mine.dtype || its.kv_heads != mine.kv_heads || its.head_dim != mine.head_dim ||
+        its.block_size != mine.block_size) {
+        fail("a searcher is of blocks of another geometry");
+    }
+    if (begin < 0 || end < begin || end > to->tokens) {
+        fail("tokens [" + std::to_string(begin) + ", " + std::to_string(end) +
+             ") are searched; expected a range within the index's " + std::to_string(to->tokens));
+    }
+    if (hidden && static_cast<std::int64_t>(hidden->size()) < (to->tokens + 63) / 64) {
+        fail("hidden has " + std::to_string(hidden->size()) +
+             " words; expected a bit for each token");
+    }
+    StepSearch made{to, begin, end, blocks_of(reads), {}, {}};
+    if (active_heads) made.active_heads = heads_of(*active_heads, "active_heads");
+    if (hidden) made.hidden.assign(hidden->data(), hidden->data() + hidden->size());
+    plan.searches.push_back(std::move(made));
+    searchers.push_back(searcher);
+}
+
 namespace {
 
-using HeadsArray = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using WordsArray = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using GuardsArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using LogsArray = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using PyReads = std::tuple<TableArray, CountsArray, std::optional<OwnedPlacement>>;
-using PySearch = std::tuple<nb::object, std::int64_t, std::int64_t, PyReads,
-                            std::optional<HeadsArray>, std::optional<WordsArray>>;
 using PyWhole = std::tuple<PyReads, std::int64_t, HeadsArray>;
-
-// A plan, and what its addresses belong to.
-struct PyStep {
-    StepPlan plan;
-    std::vector<std::unique_ptr<OwnedPlacement>> placements;
-    std::vector<nb::object> searchers;
-
-    PyStep() = default;
-    PyStep(PyStep&&) = default;
-    PyStep(const PyStep&) = delete;  // the plan has the placements' addresses
-
-    StepBlocks blocks_of(const PyReads& reads) {
-        const auto& [table, counts, placement] = reads;
-        if (table.shape(0) != counts.shape(0)) {
-            fail("counts has " + std::to_string(counts.shape(0)) +
-                 " elements; expected one for each of " + std::to_string(table.shape(0)) +
-                 " blocks");
-        }
-        StepBlocks blocks{{table.data(), table.data() + table.size()},
-                          {counts.data(), counts.data() + counts.size()},
-                          {}};
-        if (placement) {
-            placements.push_back(std::make_unique<OwnedPlacement>(*placement));
-            blocks.placement = placements.back()->of(
-                plan.geometry, static_cast<std::int64_t>(blocks.table.size()));
-        }
-        return blocks;
-    }
-
-    std::vector<std::uint8_t> heads_of(const HeadsArray& heads, const char* name) const {
-        check_shape(heads, {plan.geometry.kv_heads}, name);
-        std::vector<std::uint8_t> flags(heads.size());
-        std::memcpy(flags.data(), heads.data(),
-                    flags.size());  // its bytes may be other than 0 and 1
-        for (std::uint8_t& flag : flags) flag = flag != 0;
-        return flags;
-    }
-
-    void add(const PySearch& search) {
-        const auto& [searcher, begin, end, reads, active_heads, hidden] = search;
-        const auto* to = static_cast<const indexes::Searcher*>(
-            PyCapsule_IsValid(searcher.ptr(), indexes::kSearcherName)
-                ? PyCapsule_GetPointer(searcher.ptr(), indexes::kSearcherName)
-                : nullptr);
-        if (!to) fail("a search has no searcher of an index");
-        const Geometry &mine = plan.geometry, &its = to->geometry;
-        if (its.dtype != mine.dtype || its.kv_heads != mine.kv_heads ||
-            its.head_dim != mine.head_dim || its.block_size != mine.block_size) {
-            fail("a searcher is of blocks of another geometry");
-        }
-        if (begin < 0 || end < begin || end > to->tokens) {
-            fail("tokens [" + std::to_string(begin) + ", " + std::to_string(end) +
-                 ") are searched; expected a range within the index's " +
-                 std::to_string(to->tokens));
-        }
-        if (hidden && static_cast<std::int64_t>(hidden->size()) < (to->tokens + 63) / 64) {
-            fail("hidden has " + std::to_string(hidden->size()) +
-                 " words; expected a bit for each token");
-        }
-        StepSearch made{to, begin, end, blocks_of(reads), {}, {}};
-        if (active_heads) made.active_heads = heads_of(*active_heads, "active_heads");
-        if (hidden) made.hidden.assign(hidden->data(), hidden->data() + hidden->size());
-        plan.searches.push_back(std::move(made));
-        searchers.push_back(searcher);
-    }
-};
 
 PyStep make_step(const Geometry& geometry, int q_heads, float scale, const PyReads& window,
                  std::int64_t grows_from, const std::optional<PyReads>& sinks,

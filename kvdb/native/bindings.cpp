@@ -243,6 +243,7 @@ NB_MODULE(_native, m) {
     bind_observe(m);
     bind_moves(m);
     bind_step(m);
+    bind_layer_steps(m);
     m.def("read_blocks", &py_read_blocks, "geometry"_a, "table"_a);
     bind_settings(m);
 }

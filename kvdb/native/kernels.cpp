@@ -2,9 +2,18 @@
 
 namespace kvdb {
 
+namespace {
+
+constexpr PerIsa<Kernels> kPerIsa{KVDB_PER_ISA_TILES(kernels, kernels_amx, kernels_amx_emulated)};
+
+}  // namespace
+
 const Kernels& current_kernels() {
-    static constexpr PerIsa<Kernels> kernels{KVDB_PER_ISA(kernels)};
-    return kernels.current();
+    return kPerIsa.current();
+}
+
+const Kernels& current_kernels(Operation operation) {
+    return kPerIsa.current(operation);
 }
 
 }  // namespace kvdb

@@ -22,7 +22,7 @@ void raise_top(const RetrievedRows& retrieved, float* top) {
             }
         }
         for (; score < end; ++score) lanes[0] = std::max(lanes[0], *score);
-        const bool left = retrieved.dense && retrieved.dense[row];
+        const bool left = retrieved.dense && retrieved.dense[row] != 0;
         top[row] = left ? INFINITY : *std::max_element(lanes, lanes + kLanes);
     }
 }
@@ -31,8 +31,8 @@ bool observe(const ObserveCall& call) {
     const std::int64_t rows = call.retrieved.rows, group = rows / call.kv_heads;
     bool all = true;
     for (std::int64_t row = 0; row < rows; ++row) {
-        const bool active_heads = !call.active_heads || call.active_heads[row / group];
-        const bool dense = call.retrieved.dense && call.retrieved.dense[row];
+        const bool active_heads = !call.active_heads || call.active_heads[row / group] != 0;
+        const bool dense = call.retrieved.dense && call.retrieved.dense[row] != 0;
         const bool known = std::isfinite(call.top[row]);
         const auto count = double(call.retrieved.offsets[row + 1] - call.retrieved.offsets[row]);
         const float logit = known ? call.scale * call.top[row] - call.lse[row] : -INFINITY;

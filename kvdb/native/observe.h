@@ -9,7 +9,7 @@ struct RetrievedRows {
     std::int64_t rows;
     const std::int64_t* offsets;  // [rows + 1]
     const float* scores;          // [offsets[rows]]
-    const bool* dense;            // optional, [rows]: rows that the search gave up
+    const std::uint8_t* dense;    // optional, [rows], not 0 where the search gave up the row
 };
 
 // Raises top, [rows], to the largest score of each row; to infinity where the search gave up the
@@ -18,7 +18,7 @@ void raise_top(const RetrievedRows& retrieved, float* top);
 
 struct ObserveCall {
     RetrievedRows retrieved;
-    const bool* active_heads;  // optional, [kv_heads]
+    const std::uint8_t* active_heads;  // optional, [kv_heads], not 0 where it was asked
     std::int64_t kv_heads;
     double tokens;
     const float* window;  // [rows]: the largest score outside of what was searched

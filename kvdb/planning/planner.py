@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
+from kvdb._native import Version
 from kvdb.attention.block_run import BlockRun
 from kvdb.attention.device import DeviceAttention
 from kvdb.catalog.evidence import Evidence
@@ -15,7 +16,7 @@ from kvdb.planning.gpu_facts import exact_seconds
 from kvdb.planning.hints import check_hints
 from kvdb.planning.partition import MakeDeviceAttention, device_part, run_partition
 from kvdb.planning.parts import Part, parts_of
-from kvdb.planning.prepared import SERVED, Prepared, Variant, Version
+from kvdb.planning.prepared import SERVED, Prepared, Variant, Versions
 from kvdb.planning.services import PlanningServices
 from kvdb.types import ModelSpec
 from query_optimizer.access import Access
@@ -61,7 +62,9 @@ class Planner:
         self._checked: set[QueryOptions] = set()
         self._failed_gpu_version: int | None = None
         self._device_attentions: dict[Hashable, DeviceAttention] = {}
-        self._device_attentions_version: Version = ()
+        self._device_attentions_version: Versions = ()
+        segments = [view.segment for view in snapshot.views]
+        self._changes = [tail.evidence.changes, *(owner.changes for one in segments for owner in (one.indexes, one.evidence))]
 
     @property
     def gpu(self) -> GpuInterface | None:
@@ -79,7 +82,7 @@ class Planner:
         if prepared is not None:
             self._last = key, prepared
             prepared.uses_left -= 1
-            still_good = prepared.version == self._version() and prepared.plan.holds_for(self._run.read_tokens)
+            still_good = prepared.version == self._versions() and prepared.plan.holds_for(self._run.read_tokens)
             if prepared.uses_left >= 0 and still_good:
                 return prepared
         if len(self._prepared) >= PREPARED_MAX:
@@ -93,6 +96,12 @@ class Planner:
         self._prepared[key] = prepared
         self._last = key, prepared
         return prepared
+
+    def facts_of(self, prepared: Prepared) -> list[tuple[Version, int]] | None:
+        """The facts a plan depends on that other threads may change, with the values that it holds for; None if it no longer
+        holds."""
+        facts = [(changes, changes.value) for changes in self._changes]
+        return facts if prepared.version == self._versions() else None
 
     def prepare_once(self, n: int, options: QueryOptions) -> Prepared:
         """A plan as from `prepare`, but made anew and not kept. Raises UnknownRule."""
@@ -165,7 +174,7 @@ class Planner:
             segment.statistics.mark_probed(self._layer, segment.usage.queries_in_all)
         return bool(due)
 
-    def _version(self) -> Version:
+    def _versions(self) -> Versions:
         gpu, copy = self._services.gpu, self._tail.copy
         on_gpu = (0, 0) if gpu is None else (gpu.version, copy is not None and copy.full)
         versions = [self._tail.seals, self._tail.evidence.version, self._run.version, *on_gpu]
@@ -189,7 +198,7 @@ class Planner:
         return replace(facts, budget=replace(budget, heads=heads))
 
     def _prepare(self, n: int, options: QueryOptions, uses: int, rechecks: bool = False, variant: Variant = SERVED) -> Prepared:
-        version, parts = self._version(), self._parts(n, options)
+        version, parts = self._versions(), self._parts(n, options)
         facts, evidence = self._budgeted(self._facts(n, options, parts), parts, variant), self._evidence(parts)
         if rechecks:
             hints = replace(facts.hints, rules_off=(*facts.hints.rules_off, DiffuseHead.name))
@@ -214,7 +223,7 @@ class Planner:
         def make(parts: Sequence[DevicePart], tail: bool) -> DeviceAttention:
             """The object for these parts. Plans with the same parts share it, because making its tables on the device takes
             longer than a query."""
-            version = self._version()
+            version = self._versions()
             if self._device_attentions_version != version or len(self._device_attentions) >= DEVICE_ATTENTIONS_MAX:
                 self._device_attentions.clear()
                 self._device_attentions_version = version

@@ -14,7 +14,7 @@ from query_optimizer.plan import Plan
 from query_optimizer.rules import FreshTail
 from query_optimizer.ways import LayerBudget, Way
 
-Version = tuple[int, ...]
+Versions = tuple[int, ...]
 """The versions of everything that a plan depends on beside the context's length."""
 
 
@@ -47,7 +47,7 @@ class Prepared:
     plan: Plan
     parts: Mapping[str, Part]
     partition: RunPartition
-    version: Version
+    version: Versions
     uses_left: int
     rechecks: bool = False
     budget: LayerBudget | None = None

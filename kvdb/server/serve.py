@@ -11,6 +11,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+import kvdb.hardware.cpu as cpu
 import kvdb.hardware.profile as profile
 from kvdb.config import Config, ServerConfig
 from kvdb.database import Database
@@ -125,6 +126,7 @@ def run(config: Config) -> int:
     Prints one line when clients may come. A second signal ends the process at once. For the main thread.
     """
     keep_freed_memory()
+    cpu.use(config.cpu)
     if config.optimizer.calibrate_at_start:
         _calibrate(config.optimizer.machine_file)
     told = Event()
@@ -162,7 +164,8 @@ def _calibrate(setting: str) -> None:
     if path is None or profile.load(setting).measured:
         return
     try:
-        profile.write(path, calibrate())
+        found = calibrate()
+        profile.write(path, found.machine, kernels=found.kernels)
         said = f"kept in {path}"
     except KvdbError as error:
         said = str(error)

@@ -14,12 +14,12 @@ import numpy as np
 from kvdb.attention.device import DeviceFailed
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.state import AttentionState
-from kvdb.catalog.way_record import Audit, Bools
+from kvdb.catalog.way_record import Audit
 from kvdb.errors import KvdbError
 from kvdb.planning.budget import refreshed
 from kvdb.planning.planner import Planner
 from kvdb.planning.prepared import Prepared, Variant
-from kvdb.types import Array, Float32
+from kvdb.types import Array, Bools, Float32
 from query_optimizer.error_budget import trial_of
 from query_optimizer.head_shares import TIME_SHARE_GUESS
 from query_optimizer.query_options import QueryOptions
@@ -148,6 +148,22 @@ class Audits:
             self._compare(*given)  # a device answers one thread at a time
         else:
             self._running = self._executor.submit(self._compare, *given)
+
+    def follow(self, prepared: Prepared, stats: AttentionStats, queries: int) -> None:
+        """Count queries that were answered by a plan and compared with nothing. stats: sums over them."""
+        if prepared.budget is None:
+            return
+        if prepared.learns:
+            for evidence in prepared.evidence:
+                evidence.count_queries(self._layer, queries)
+        for way in prepared.ways:
+            self.ways[way] = self.ways.get(way, 0) + queries
+        if prepared.searches:
+            self._answer_ns += stats.kernel_ns
+            self._since += queries
+        else:
+            self._exact_ns += stats.kernel_ns
+            self._whole_ns = stats.kernel_ns / queries
 
     def settle(self) -> None:
         """Wait for the comparison under way: it reads what the next call may change."""

@@ -18,8 +18,10 @@ class SessionCounters:
         self.tokens_scanned = self.tokens_retrieved = self.missed = self.missed_bound = self.missed_bound_max = 0.0
         self.rules: dict[str, int] = {}
 
-    def count(self, plan: Plan, stats: AttentionStats) -> None:
-        self.queries += 1
+    def count(self, plan: Plan, stats: AttentionStats, queries: int = 1) -> None:
+        """Count calls that were answered by a plan. stats: of one call, or sums over `queries` of them, but for the largest
+        bound."""
+        self.queries += queries
         self.tokens_scanned += stats.scanned
         self.tokens_retrieved += stats.retrieved
         self.bytes_read += stats.nbytes
@@ -27,7 +29,7 @@ class SessionCounters:
         self.missed += stats.missed
         self.missed_bound += stats.missed_bound
         self.missed_bound_max = max(self.missed_bound_max, stats.missed_bound_max)
-        self.rules[plan.rule] = self.rules.get(plan.rule, 0) + 1
+        self.rules[plan.rule] = self.rules.get(plan.rule, 0) + queries
 
     def stats(self, tokens: int, start: int, reused: int, tail_nbytes: int, audits: Sequence[Audits]) -> SessionStats:
         """The counters as statistics of a session. tokens: how many it holds, those from position `start` on in its tail. audits:

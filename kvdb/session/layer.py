@@ -21,6 +21,8 @@ from kvdb.errors import NonFiniteError, PositionError
 from kvdb.planning.planner import Planner
 from kvdb.planning.prepared import Prepared
 from kvdb.session.audits import Audits
+from kvdb.session.counters import SessionCounters
+from kvdb.session.native_steps import Course, NativeSteps
 from kvdb.session.query_samples import QuerySamples
 from kvdb.session.segment_counters import SegmentCounters
 from kvdb.session.services import SessionServices
@@ -34,6 +36,9 @@ log = logging.getLogger(__name__)
 NO_POSITIONS: Positions = np.zeros(0, np.int64)
 DECODE_TOKENS = 16
 """A call of more tokens is a prefill. Its time says nothing about a decode step, so it is not counted."""
+FOLLOWED_STEPS, LEARNING_STEPS = 1 << 20, 7
+"""After this many native steps at most, a layer looks whether anything is due; the second is for plans whose answers are compared
+with others now and then."""
 OBSERVED_FIRST, OBSERVED_STEP = 16, 8
 """Statistics are made of the first queries of one token, and then of every 8th."""
 
@@ -42,9 +47,16 @@ class Layer:
     """One layer of a session: its own tokens, the run of blocks that queries read, and the plans by which they are answered."""
 
     def __init__(
-        self, services: SessionServices, spec: ModelSpec, snapshot: Snapshot, number: int, tail: BlockTable, error_max: float
+        self,
+        services: SessionServices,
+        spec: ModelSpec,
+        snapshot: Snapshot,
+        number: int,
+        tail: BlockTable,
+        error_max: float,
+        counters: SessionCounters,
     ) -> None:
-        """error_max: the error budget of queries that name none."""
+        """error_max: the error budget of queries that name none. counters: those of the session."""
         self.tail = tail
         self.run = snapshot.run(number, tail)
         self.segment_counters = SegmentCounters(snapshot.views, services.advisor.count_queries)
@@ -62,15 +74,47 @@ class Layer:
         self._resolved = NO_OPTIONS, NO_OPTIONS.with_default(error_max)
         self.planner = Planner(services, spec, snapshot, number, self.run, self._tail)
         self.audits = Audits(number, self.planner, services.auditor)
+        self.native_steps = NativeSteps(spec, self.run, self._tail, self.planner, self.query_samples)
+        self._counters = counters
+        self._course: Course | None = None
 
     def ready(self) -> Self:
-        """Wait until audits under way have ended and everything that the layer reads is in main memory. Returns the layer. Raises
-        IntegrityError or Unavailable."""
-        self.audits.settle()
+        """Take over from native steps, and wait until audits under way have ended and everything that the layer reads is in main
+        memory. Returns the layer. Raises IntegrityError or Unavailable."""
+        self.settle()
         if self._waits:
             self._snapshot.wait(self.number)
             self._waits = False
         return self
+
+    def settle(self) -> None:
+        """Take over from native steps, and wait for audits under way."""
+        self.count_native_steps()
+        self.native_steps.stop()
+        self.audits.settle()
+
+    def count_native_steps(self) -> None:
+        """Count what native code answered by itself, so that the layer's tail and counters say it too."""
+        taken = self.native_steps.take()
+        if taken is not None:
+            course, number, stats = taken
+            self._counters.count(course.prepared.plan, stats, number)
+            self._count(stats, 1, course.options, number, searched=course.searches)
+            self.audits.follow(course.prepared, stats, number)
+            self._steps += number if _is_telling(1, course.options) else 0
+
+    def go_on(self, asked: QueryOptions) -> None:
+        """Let native code carry out the next steps, if they may be like the one just answered. asked: its options, as the caller
+        handed them in."""
+        if self._course is None:
+            return
+        prepared, options, _ = self._course
+        steps = FOLLOWED_STEPS
+        if prepared.partition.observes and _is_telling(1, options):
+            steps = OBSERVED_STEP - 1 - self._steps % OBSERVED_STEP if self._steps >= OBSERVED_FIRST else 0
+        if prepared.learns:
+            steps = min(steps, LEARNING_STEPS)
+        self.native_steps.follow(self._course, asked, steps)
 
     def append(self, k: Array, v: Array) -> None:
         """Append the KV of n tokens, `[kv_heads, n, head_dim]`. Raises NonFiniteError or CapacityError; then nothing was
@@ -170,33 +214,31 @@ class Layer:
     ) -> tuple[Array, AttentionStats]:
         """Answer queries by the plan that was prepared for them, and count the answer. pending: see `execute`. Raises
         NonFiniteError where float32 cannot hold the answer."""
-        # Where the caller names the index, giving up says more about the index than about the query.
-        telling = q.shape[1] == 1 and options.hints.index is None
-        observed = telling and (prepared.rechecks or self._observes())
-        comparison = self.audits.due(prepared, q.shape[1], options, alone=pending is None)
+        n = q.shape[1]
+        observed = _is_telling(n, options) and (prepared.rechecks or self._observes())
+        comparison = self.audits.due(prepared, n, options, alone=pending is None)
+        self._course = (
+            Course(prepared, options, self._searches(prepared))
+            if n == 1 and comparison is None and not prepared.rechecks
+            else None
+        )
         served = prepared if comparison is None else comparison.served
         state, stats = self.execute(served, q, options, observed, pending)
         if not self.tail.layout.finite(state.out, state.lse):
             raise beyond_float32()
-        self.count(stats, q.shape[1], options)
+        self._count(stats, n, options, searched=bool(stats.searches))
         self.audits.answered(prepared, comparison, q, state.out, stats, options, self.execute)
         return state.out, stats
 
     def answered_exactly(self, prepared: Prepared, q: Array, out: Array, stats: AttentionStats, options: QueryOptions) -> None:
         """Count an answer that was computed together with those of other sessions. q, out: `[q_heads, 1, head_dim]`."""
-        self.count(stats, 1, options)
+        self._count(stats, 1, options, searched=False)
         comparison = self.audits.due(prepared, 1, options, alone=False)
         self.audits.answered(prepared, comparison, q, out, stats, options, self.execute)
 
-    def count(self, stats: AttentionStats, n: int, options: QueryOptions) -> None:
-        """Count an answer to n queries for the segments, if it was a decode step that an index could have answered."""
-        if n <= DECODE_TOKENS and not isinstance(options.retrieval, Exact) and self.run.tokens > self._short:
-            self.segment_counters.count(stats.kernel_ns, stats.retrieved, self.run.tokens, searched=bool(stats.searches))
-
     def reads_all(self, prepared: Prepared, n: int) -> bool:
-        """Whether the CPU answers n queries by reading everything. Indexes cannot answer a query of a token before their last."""
-        partition = prepared.partition
-        return partition.device is None and (not partition.searched or n > partition.behind(self.run))
+        """Whether the CPU answers n queries by reading everything."""
+        return prepared.partition.device is None and not self._searches(prepared, n)
 
     def execute(
         self, prepared: Prepared, q: Array, options: QueryOptions, observed: bool = False, pending: Pending | None = None
@@ -215,19 +257,36 @@ class Layer:
                 log.warning("layer %d is answered by the CPU alone: %s", self.number, failure)
                 self.planner.leave_gpu()
                 return self.execute(self.planner.prepare_once(q.shape[1], options), q, options, observed)
-        if partition.device is None and query.searches(partition):
+        if self._searches(prepared, q.shape[1]):
             return sparse(query, partition, prepared.plan.retrieval)
         return exact_attention.exact(layout, self.run, q, q.shape[1], scale)
 
     def close(self) -> None:
         """Tell the segments what was counted, and give everything back but the snapshot."""
-        self.audits.settle()
+        self.settle()
         self.segment_counters.flush()
         self.query_samples.release()
         self._tail.release()
         self.tail.release()
 
+    def _count(self, stats: AttentionStats, n: int, options: QueryOptions, calls: int = 1, *, searched: bool) -> None:
+        """Count answers to n queries for the segments, if they were decode steps that an index could have answered. stats: sums
+        over the calls. searched: whether an index answered."""
+        if n <= DECODE_TOKENS and not isinstance(options.retrieval, Exact) and self.run.tokens > self._short:
+            self.segment_counters.count(calls, stats.kernel_ns, stats.retrieved, self.run.tokens, searched=searched)
+
+    def _searches(self, prepared: Prepared, n: int = 1) -> bool:
+        """Whether indexes alone answer n queries beside the window. They cannot if a query belongs to a token before their last,
+        which sees less than they hold."""
+        partition = prepared.partition
+        return partition.device is None and bool(partition.searched) and n <= partition.behind(self.run)
+
     def _observes(self) -> bool:
         """Whether this query goes into the statistics."""
         self._steps += 1
         return self._steps <= OBSERVED_FIRST or self._steps % OBSERVED_STEP == 0
+
+
+def _is_telling(n: int, options: QueryOptions) -> bool:
+    """Whether the search of n queries tells about them. Where the caller names the index, giving up says more about that."""
+    return n == 1 and options.hints.index is None

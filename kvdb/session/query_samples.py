@@ -23,6 +23,20 @@ class QuerySamples:
         self._kept: list[Array] = []
         self._reserved = reserved
 
+    @property
+    def every(self) -> int:
+        """One of this many queries is kept now; 0 where none is."""
+        return self._step if self._max else 0
+
+    @property
+    def next_in(self) -> int:
+        """How many queries come before the next one that is kept."""
+        return -self._seen % self._step
+
+    def pass_by(self, n: int) -> None:
+        """Count n queries of which none is kept."""
+        self._seen += n
+
     def add(self, q: Array) -> None:
         """Take queries `[q_heads, n, head_dim]`, of which some are kept."""
         n = q.shape[1]

@@ -18,17 +18,17 @@ class SegmentCounters:
         self._tokens = 0
         self._reset()
 
-    def count(self, nanoseconds: int, retrieved: float, tokens: int, searched: bool) -> None:
-        """Count one query that attended `retrieved` of `tokens` tokens. searched: whether an index found them."""
-        self._queries += 1
+    def count(self, queries: int, nanoseconds: int, retrieved: float, tokens: int, *, searched: bool) -> None:
+        """Count queries that attended `retrieved` tokens in all, of `tokens` each. searched: whether an index found them."""
+        self._queries += queries
         self._nanoseconds += nanoseconds
         self._tokens = tokens
         if searched:
             self._attended += retrieved / tokens
         else:
-            self._whole += 1
+            self._whole += queries
             self._whole_nanoseconds += nanoseconds
-        if self._queries == FLUSH_QUERIES:
+        if self._queries >= FLUSH_QUERIES:
             self.flush()
 
     def flush(self) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from threading import RLock
+from typing import Any
 
 import kvdb.catalog.residency as residency
 import kvdb.validate as validate
@@ -55,8 +56,11 @@ class SessionState:
         nbytes = session_nbytes(spec, snapshot.views, len(tokens))
         self._beside = residency.pin_snapshot(snapshot, tails, services.loader, services.budget, nbytes)
         self.error_max = services.config.optimizer.error_max if error_max is None else error_max
-        self._layers = [Layer(services, spec, snapshot, number, tail, self.error_max) for number, tail in enumerate(tails)]
         self.counters = SessionCounters()
+        self._layers = [
+            Layer(services, spec, snapshot, number, tail, self.error_max, self.counters) for number, tail in enumerate(tails)
+        ]
+        self._native_steps = [layer.native_steps for layer in self._layers]
         self.turns = RLock()
         self._open = True
         self._count_open(1)
@@ -132,22 +136,36 @@ class SessionState:
         """`update` and `attention` in one call, for the same n tokens. Raises what they raise, and ShapeError when q, k and v
         are not of the same n; then nothing is appended."""
         with self.turns:
-            state = self.layer(layer)
-            n = state.check_queries(q)
-            options = state.resolve(options)
-            validate.same_tokens(n, validate.keys_values(self.spec, k, v))
-            validate.start(start, state.run.tokens, layer)
-            state.check_no_gaps()
-            self.append(state, k, v)
-            answered = False
-            try:
-                out, plan, stats = state.answer(q, options)
-                answered = True
-            finally:
-                if not answered:
-                    state.take_back(n)
-            self.counters.count(plan, stats)
-            return out
+            out: Array | None = self.step(layer, q, k, v, options, start)
+            return self._attend(layer, q, k, v, options, start) if out is None else out
+
+    def step(self, layer: int, q: Any, k: Any, v: Any, options: QueryOptions, start: int | None) -> Any | None:
+        """`attend` of one token by native code alone; arrays are numpy's or torch's, in main memory, and the answer is as q. None
+        where more is needed, an argument is wrong, or the session is closed; then nothing was done."""
+        with self.turns:
+            if type(layer) is int and 0 <= layer < len(self._native_steps):
+                return self._native_steps[layer].attend(q, k, v, options, start)
+            return None
+
+    def _attend(self, layer: int, q: Array, k: Array, v: Array, asked: QueryOptions, start: int | None) -> Array:
+        """`attend` with Python's help. The caller holds `turns`."""
+        state = self.layer(layer)
+        n = state.check_queries(q)
+        options = state.resolve(asked)
+        validate.same_tokens(n, validate.keys_values(self.spec, k, v))
+        validate.start(start, state.run.tokens, layer)
+        state.check_no_gaps()
+        self.append(state, k, v)
+        answered = False
+        try:
+            out, plan, stats = state.answer(q, options)
+            answered = True
+        finally:
+            if not answered:
+                state.take_back(n)
+        self.counters.count(plan, stats)
+        state.go_on(asked)
+        return out
 
     def plan_recompute(self, seconds: float | None = None, floor: float = DEFAULT_RATIO, ratio: float | None = None) -> Choice:
         """How much to recompute of what was laid out, from measured rates; EXPLAIN shows it from now on.
@@ -156,7 +174,7 @@ class SessionState:
         quality needs. ratio: the ratio that the caller asks for, which is kept. Raises InvalidArgument or SessionClosed.
         """
         with self.turns:
-            self._check_open()
+            self._settle()
             return self._recomputing.plan(self.services.loader.rate, seconds, floor, ratio)
 
     def overlay(self, layer: int, positions: Positions, k: Array, v: Array) -> None:
@@ -249,7 +267,10 @@ class SessionState:
     def stats(self) -> SessionStats:
         """What the session holds and has done. Raises SessionClosed."""
         with self.turns:
-            self._settle()
+            self._check_open()
+            for layer in self._layers:
+                layer.count_native_steps()
+                layer.audits.settle()
             tail_nbytes = sum(tail.nbytes for tail in self.tails)
             tokens = min(layer.run.tokens for layer in self._layers)
             audits = [layer.audits for layer in self._layers]
@@ -275,10 +296,10 @@ class SessionState:
             view.segment.usage.count_open(sessions)
 
     def _settle(self) -> None:
-        """Wait for audits under way, which read what all layers hold. Raises SessionClosed."""
+        """Take over from native steps, and wait for audits under way, which read what all layers hold. Raises SessionClosed."""
         self._check_open()
         for layer in self._layers:
-            layer.audits.settle()
+            layer.settle()
 
     def _check_open(self) -> None:
         if not self._open:

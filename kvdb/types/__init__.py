@@ -1,6 +1,6 @@
 """Values that all rooms of kvdb share: what a model's cache is, and what the database says of itself."""
 
-from kvdb.types.arrays import DTYPES, Addresses, Array, Float32, Positions, Tokens
+from kvdb.types.arrays import DTYPES, Addresses, Array, Bools, Float32, Positions, Tokens
 from kvdb.types.contexts import ContextInfo, IndexInfo, Placed, PromptPart
 from kvdb.types.model_spec import (
     HEAD_DIM_MAX,
@@ -28,6 +28,7 @@ __all__ = [
     "TEXT_LENGTH_MAX",
     "Addresses",
     "Array",
+    "Bools",
     "ContextInfo",
     "ContextStatistics",
     "Float32",

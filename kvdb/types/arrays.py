@@ -12,6 +12,7 @@ Tokens = npt.NDArray[np.int32]
 Addresses = npt.NDArray[np.uint64]
 Float32 = npt.NDArray[np.float32]
 Positions = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),

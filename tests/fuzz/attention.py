@@ -74,7 +74,18 @@ def attended(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
     native.attend_retrieved(geometry, table, offsets, ids, scores, 0.1, out, lse, out.copy(), lse.copy())
     native.merge_tail(geometry, out, lse, out.copy(), lse.copy(), out.copy(), lse.copy())
     native.share(lse, lse.copy())
-    native.raise_top(offsets, scores, None, top.reshape(-1))
+    observed(rng, native, geometry.kv_heads, offsets, scores, lse.reshape(-1))
+
+
+def observed(rng: np.random.Generator, native: Any, kv_heads: int, offsets: Any, scores: Any, lse: Any) -> None:
+    """The largest score of each row, and measures of what was retrieved."""
+    rows = len(lse)
+    dense = rng.random(rows) < 0.2 if rng.random() < 0.5 else None
+    active = rng.random(kv_heads) < 0.5 if rng.random() < 0.5 else None
+    window = rng.standard_normal(rows).astype(np.float32)
+    top, values, seen = window.copy(), np.zeros((4, rows), np.float32), np.zeros((4, rows), bool)
+    native.raise_top(offsets, scores, dense, top)
+    native.observe(offsets, scores, dense, active, kv_heads, 100.0, window, top, lse, 0.1, values, seen)
 
 
 def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, q: Any) -> None:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -41,7 +42,7 @@ class Recorder:
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self.module, name)
-        if not callable(target) or name in {"set_isa", "set_threads", "Dtype", "Blocks"}:
+        if not callable(target) or name in {"set_isa", "set_threads", "set_memory_nodes", "Dtype", "Blocks"}:
             return target
 
         def call(*args: Any, **named: Any) -> Any:
@@ -110,7 +111,8 @@ def use(rng: np.random.Generator, kinds: list[str]) -> list[Any]:
     index = built(kind, blocks, query_samples if rng.random() < 0.5 else None, Plain() if rng.random() < 0.5 else None)
     q = rng.standard_normal((kv_heads * group, n, head_dim)).astype(np.float32) * 10.0 ** rng.integers(-6, 4)
     hidden = rng.integers(0, 1 << 63, -(-tokens // 64) + 1, dtype=np.uint64) if rng.random() < 0.5 else None
-    queries = Queries.of(q, kv_heads, float(head_dim) ** -0.5, tokens, hidden)
+    active = rng.random(kv_heads) < 0.5 if rng.random() < 0.5 else None
+    queries = replace(Queries.of(q, kv_heads, float(head_dim) ** -0.5, tokens, hidden), active_heads=active)
     for retrieval in (Exact(), Dipr(float(rng.random()) or 1), TopK(int(rng.integers(1, 900))), TopP(float(rng.random()) or 1)):
         index.search(queries, retrieval, estimate_tail=bool(rng.random() < 0.5), tight=bool(rng.random() < 0.5))
         searcher_of(index, retrieval, queries.scale, estimate_tail=index.estimates_tail and bool(rng.random() < 0.5))
@@ -200,7 +202,7 @@ def main() -> int:
     end = time.monotonic() + given.seconds
     while time.monotonic() < end:
         rng, choice = np.random.default_rng([given.seed, uses]), random.Random(given.seed << 32 | uses)
-        isas = recorder.isas()
+        isas = [*recorder.isas(), *recorder.emulated_isas()]
         recorder.set_isa(isas[uses % len(isas)])
         recorder.calls.clear()
         alive = use(rng, given.kinds) if given.package == "indexes" else attention.use(rng, recorder)

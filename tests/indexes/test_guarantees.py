@@ -64,10 +64,6 @@ def near_keys(rng, tokens):
 MAKERS = [spread_keys, equal_keys, opposite_keys, outlier_keys, zero_keys, distant_keys, near_keys]
 
 
-TOLD_APART = [maker for maker in MAKERS if maker is not near_keys]
-"""A known defect: of `near_keys`, the priority of a page is a small difference of large numbers, and clusters may lose it."""
-
-
 @dataclass(frozen=True)
 class Search:
     """Blocks, and queries over a part of them."""
@@ -96,11 +92,11 @@ class Search:
 
 
 @st.composite
-def searches(draw, makers=MAKERS):
+def searches(draw):
     tokens = draw(st.integers(1, 600))
     first, second, third, fourth = sorted(draw(st.lists(st.integers(0, tokens), min_size=4, max_size=4)))
     return Search(
-        draw(st.sampled_from(makers)),
+        draw(st.sampled_from(MAKERS)),
         tokens,
         draw(st.integers(0, 1000)),
         draw(st.sampled_from([0.1, 1.0, 10.0, 60.0])),
@@ -136,14 +132,34 @@ def test_top_k_finds_k_tokens_or_all_that_are_visible(kind, search, k):
 
 
 @pytest.mark.parametrize("kind", SHARE_KINDS)
-@given(search=searches(TOLD_APART), p=st.sampled_from([0.1, 0.5, 0.9, 0.99, 1.0]), give_up=st.booleans())
+@given(search=searches(), p=st.sampled_from([0.1, 0.5, 0.9, 0.99, 1.0]), give_up=st.booleans())
 def test_top_p_finds_the_share_p(kind, search, p, give_up):
     finds_the_share(kind, search, p, give_up)
 
 
-def test_a_page_of_few_visible_tokens_is_not_lost_to_rounding():
-    for seed in range(100):
-        finds_the_share(Clusters, Search(spread_keys, 23, seed, 0.1, False, 0.0, (0, 0), (0, 1)), 0.1, give_up=False)
+def test_a_page_whose_priority_is_small_beside_its_terms_is_not_lost_to_rounding(isa):
+    """The queries turn from the only visible key to its opposite: on the way, what the middle of its page lacks is about what
+    the reach adds."""
+    rng = np.random.default_rng(0)
+    keys = (rng.standard_normal((8, 1, HEAD_DIM)) + 0.3 * rng.standard_normal((8, 200, HEAD_DIM))).astype(np.float32)
+    index = Clusters.build(Blocks.of(keys, keys))
+    first = keys[:, :1] / np.linalg.norm(keys[:, :1], axis=2, keepdims=True)
+    other = rng.standard_normal(first.shape)
+    other -= (other * first).sum(axis=2, keepdims=True) * first
+    other /= np.linalg.norm(other, axis=2, keepdims=True)
+    none = np.full((8, 1), -np.inf, np.float32)
+    for angle in np.linspace(0.3 * np.pi, 0.9 * np.pi, 300):
+        q = np.ascontiguousarray(np.cos(angle) * first + np.sin(angle) * other, np.float32)
+        queries = Queries(q, 8, SCALE, np.array([0]), np.array([1]), none, none)
+        found = index.search(queries, TopP(0.1), give_up=False)
+        assert (np.diff(found.offsets) == 1).all()
+
+
+@pytest.mark.parametrize("kind", SHARE_KINDS)
+def test_a_share_of_weights_that_no_double_holds_is_found(kind):
+    """Beside 1, the exponential of each logit is 0; beside each other they are not."""
+    for seed in range(40):
+        finds_the_share(kind, Search(near_keys, 458, seed, 1.0, False, 0.0, (0, 0), (458, 458)), 0.5, give_up=False)
 
 
 def finds_the_share(kind, search, p, give_up):

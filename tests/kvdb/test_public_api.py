@@ -33,7 +33,7 @@ Client.explain(name, layer=None, *, analyze=False, options=None, **keywords)
 Client.tiers()
 Client.statistics(name)
 Client.close()
-Config(storage='StorageConfig', optimizer='OptimizerConfig', window='WindowConfig', indexes='IndexConfig', server='ServerConfig')
+Config(storage='StorageConfig', cpu='CpuConfig', optimizer='OptimizerConfig', window='WindowConfig', indexes='IndexConfig', server='ServerConfig')
 Context(transport, info)
 Context.name
 Context.spec
@@ -97,7 +97,7 @@ SessionStats(tokens, reused, tail_tokens, tail_nbytes, queries, tokens_scanned, 
 TierStats(name, blocks_used, blocks_total, block_nbytes, nbytes, huge, pinned_nbytes=0)
 TopK(k)
 TopP(p)
-connect(target=None, *, token='', config=None, rules=())
+connect(target=None, *, token='', config=None, threads=None, rules=())
 errors
 """  # noqa: E501  # a signature is a line
 

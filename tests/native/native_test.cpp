@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "run.h"
@@ -88,6 +89,23 @@ TEST_CASE("the pool runs every item once, on slots of their own") {
         CHECK_FALSE(shared);
         for (const auto& count : runs) CHECK(count == 1);
     }
+}
+
+TEST_CASE("many callers and many more threads than cores: every item runs once") {
+    std::vector<std::thread> callers;
+    std::atomic<int> wrong{0};
+    for (int caller = 0; caller < 6; ++caller) {
+        callers.emplace_back([&] {
+            for (int round = 0; round < 100; ++round) {
+                std::vector<std::atomic<int>> runs(1 + round * 7);
+                ThreadPool::instance().run(static_cast<std::int64_t>(runs.size()), 128,
+                                           [&](std::int64_t item, int) { ++runs[item]; });
+                for (const auto& count : runs) wrong += count != 1;
+            }
+        });
+    }
+    for (std::thread& caller : callers) caller.join();
+    CHECK(wrong == 0);
 }
 
 TEST_CASE("the first exception reaches the caller, and the pool goes on") {

@@ -43,8 +43,7 @@ void PageReader::mark(const PageSet& set, std::int64_t page) {
 }
 
 // Marks the pages that some row needs, or all pages where reading them in order costs less. Pages
-// that were scored to rank their tokens are marked in any case, because rounding may change their
-// priority.
+// that were scored to rank their tokens are marked in any case, because they cost nothing more.
 void PageReader::select(const SearchState& state, const SegmentHead& item) {
     const std::int64_t tokens = item.segment.end - item.segment.begin;
     selected_.assign(item.view.pages, 0);

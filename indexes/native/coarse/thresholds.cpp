@@ -15,18 +15,7 @@ constexpr double kOctavesMax = 1000;  // a double holds so much
 constexpr int kCandidates = 8;
 constexpr std::size_t kPagesFirst = 16;  // looked at where a share of the mass is wanted
 
-// A page's priority is computed again where pages are read, and may be rounded otherwise there.
-float lowered(float priority) {
-    return priority - 1e-6f * std::fabs(priority);
-}
-
 using Retrieval = CoarseOptions::Retrieval;
-
-// Priorities for ranking, which has no order with NaN: a page whose priority is NaN is looked at
-// first.
-float page_rank(float priority) {
-    return priority == priority ? priority : kAll;
-}
 
 }  // namespace
 
@@ -108,7 +97,7 @@ std::vector<Thresholds::Ranked> Thresholds::visible_pages(int kv_head, int r) co
         const float* counts = state_.counts(view, r);
         for (std::int64_t p = 0; p < view.pages; ++p) {
             if (!(counts[p] > 0)) continue;
-            const float priority = page_rank(view.priority(r, p, margin));
+            const float priority = view.priority(r, p, margin);
             const double most = double{view.middle(r)[p]} + view.reach(r)[p];
             pages.push_back({priority, std::uint32_t(s), std::uint32_t(p),
                              state_.factor * most + std::log2(double{counts[p]})});
@@ -145,9 +134,7 @@ void Thresholds::top_k(int kv_head) {
         if (options.exact) continue;
         // If that takes too many pages, these must do.
         const float least = best[r].least;
-        if (density_.excessive(kv_head, r) || least < plan.threshold) {
-            plan.page_threshold = lowered(least);
-        }
+        if (density_.excessive(kv_head, r) || least < plan.threshold) plan.page_threshold = least;
     }
 }
 
@@ -166,7 +153,7 @@ Thresholds::Best Thresholds::best_pages(int kv_head, int r) const {
         if (s == 0) pages.reserve(state_.segments.size() * view.pages);
         for (std::int64_t p = 0; p < view.pages; ++p) {
             if (!(counts[p] > 0)) continue;
-            const float priority = page_rank(view.priority(r, p, margin));
+            const float priority = view.priority(r, p, margin);
             pages.push_back({priority, counts[p], std::uint32_t(s), std::uint32_t(p)});
             visible += counts[p];
         }
@@ -278,10 +265,12 @@ void Thresholds::top_p(int kv_head, int r) {
     std::size_t tokens = 0, taken = 0;
     float least = kAll;
     const auto enough = [&] {
+        // Beside no mass at all, none of the rest is too little to count.
+        if (!(retrieved.sum > 0) && taken < pages.size()) return false;
         const double spare = retrieved.sum * (1 - more) / more;
         const double rest = this->rest(pages, taken, retrieved.exponent, spare);
         if (!(rest <= spare)) return false;
-        plan.page_threshold = lowered(least);
+        plan.page_threshold = least;
         // All tokens of less weight than this can be left out together: they are not among the
         // fewest.
         const double weight =

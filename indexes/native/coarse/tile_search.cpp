@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../dot.h"
 #include "missed_mass.h"
 #include "thread_pool.h"
 #include "thresholds.h"
@@ -12,16 +13,6 @@ namespace {
 
 // The largest error of float32 sums, relative to the lengths of query and key.
 constexpr float kRounding = 1e-5f;
-
-// Sums in eight lanes, in double.
-double dot(const float* x, const float* y, int n) {
-    double sums[8] = {};
-    for (int i = 0; i < n; i += 8) {
-        for (int j = 0; j < 8; ++j) sums[j] += double{x[i + j]} * y[i + j];
-    }
-    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
-           ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-}
 
 // The amount that the tokens of a page add to its middle if they are normally distributed: half
 // their variance. The variance is known for the segment as a whole, and assumed to be proportional
@@ -59,8 +50,7 @@ void TileSearch::give_up_all() {
 std::vector<ScanRow> TileSearch::scan_rows(const SegmentHead& item) const {
     const Tile::View& view = item.view;
     const float norm = *item.set.norm;
-    const auto shift_norm =
-        static_cast<float>(std::sqrt(dot(item.set.shift, item.set.shift, state.head_dim)));
+    const auto shift_norm = static_cast<float>(length(item.set.shift, state.head_dim));
     std::vector<ScanRow> rows(state.rows);
     for (int r = 0; r < state.rows; ++r) {
         const CodedQuery& query = state.tile.query(item.kv_head, r);

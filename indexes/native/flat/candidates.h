@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "batch.h"
+#include "cache_line.h"
 #include "scanner.h"
 #include "thresholds.h"
 
@@ -28,7 +29,7 @@ class Candidates {
         std::int32_t thread = 0;
         std::int64_t begin = 0, end = 0;
     };
-    struct Store {  // of one thread
+    struct alignas(kApart) Store {  // of one thread
         std::vector<std::int32_t> ids;
         std::vector<float> scores;
     };

@@ -2,6 +2,7 @@
 // code that checks them.
 #pragma once
 
+#include "../dot.h"
 #include "../each_chunk.h"
 #include "../rotate.h"
 #include "flat.h"

@@ -72,9 +72,9 @@ Density::Fractions Density::fractions(const Tile& tile, Scanner& scanner, int th
     const FlatOptions& options = thresholds_.options();
     Fractions fractions;
     if (!thresholds_.by_rank() && options.beta < INFINITY) {
-        if (scan(tile, scanner, scanned_[thread])) {
+        if (scan(tile, scanner, scanned_[thread].value)) {
             for (int r = 0; r < tile.rows; ++r)
-                fractions.of[r] = passing(tile, r, scanned_[thread]);
+                fractions.of[r] = passing(tile, r, scanned_[thread].value);
         }
         return fractions;
     }

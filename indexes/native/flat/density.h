@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "batch.h"
+#include "cache_line.h"
 #include "scanner.h"
 #include "thresholds.h"
 
@@ -45,8 +46,8 @@ class Density {
     const Batch& batch_;
     Thresholds& thresholds_;
     const float scale_;
-    std::vector<std::int64_t> chunks_;                // those scanned
-    std::vector<std::vector<ScannedChunk>> scanned_;  // of each thread
+    std::vector<std::int64_t> chunks_;                       // those scanned
+    std::vector<Apart<std::vector<ScannedChunk>>> scanned_;  // of each thread
     std::vector<float> bounds_;
 };
 

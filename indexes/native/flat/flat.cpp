@@ -4,14 +4,14 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../rotate.h"
+#include "../dot.h"
 #include "../rounded_query.h"
 
 namespace kvdb::indexes::flat {
 
 const FlatKernels& flat_kernels() {
     static constexpr PerIsa<FlatKernels> kernels{KVDB_PER_ISA(flat)};
-    return kernels.current();
+    return kernels.current(Operation::scan);
 }
 
 FlatTile make_tile(const QueryRows& queries, int head_dim, int kv_head, std::int64_t tile) {

@@ -5,11 +5,12 @@
 #include <vector>
 
 #include "batch.h"
+#include "cache_line.h"
 #include "thresholds.h"
 
 namespace kvdb::indexes::flat {
 
-class Scanner {
+class alignas(kApart) Scanner {
   public:
     Scanner(const Batch& batch, Thresholds& thresholds);
 

@@ -21,7 +21,7 @@ void BeamSearch::run(const QueryGroup& group, RowResult* out) {
     if (group.visible > 0) {
         score_outliers();
         score_probes();
-        if (group.options.scan) {
+        if (group.scan) {
             scan();
         } else {
             seed_frontier();
@@ -220,7 +220,7 @@ void BeamSearch::check_density(std::int64_t r) {
     Range& range = ranges_[r];
     const std::int64_t have = range.compact();
     range.check_again_beyond(std::max(2 * have, kDenseCheck));
-    if (group_->options.scan || group_->options.k > 0 || have < kDenseCheck) return;
+    if (group_->scan || group_->options.k > 0 || have < kDenseCheck) return;
     const float* scores = probe_scores(r);
     const auto inside = std::count_if(scores, scores + group_->probes.random,
                                       [&](float score) { return score >= range.limit(); });

@@ -134,11 +134,11 @@ nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQuerie
                     const In<std::int32_t, 2>& probes, const In<std::uint8_t, 3>& probe_codes,
                     std::int64_t random, const In<std::int32_t, 2>& outliers,
                     const In<float, 1>& radius, float beta, std::int64_t k, float scale,
-                    bool listed, bool share, bool scan, bool give_up, int patience,
-                    std::int64_t least, float slack, float dense_share, float budget) {
-    const PyWalk walk = checked_walk(graph, blocks, probes, probe_codes, random, outliers, radius,
-                                     {beta, k, scale, listed, share, scan, give_up, patience, least,
-                                      slack, dense_share, budget});
+                    bool listed, bool share, bool give_up, int patience, std::int64_t least,
+                    float slack, float dense_share, float budget) {
+    const PyWalk walk = checked_walk(
+        graph, blocks, probes, probe_codes, random, outliers, radius,
+        {beta, k, scale, listed, share, give_up, patience, least, slack, dense_share, budget});
     queries.check(walk.blocks);
     SearchResult result;
     {
@@ -156,7 +156,7 @@ nb::capsule py_searcher(const PyGraph& graph, const PyBlocks& blocks,
                         float budget) {
     const PyWalk walk = checked_walk(
         graph, blocks, probes, probe_codes, random, outliers, radius,
-        {beta, k, scale, false, true, false, true, patience, least, slack, dense_share, budget});
+        {beta, k, scale, false, true, true, patience, least, slack, dense_share, budget});
     return to_searcher({walk.blocks, blocks.table}, [=](const QueryRows& queries, const float*) {
         return search(graph.graph, walk.probes, walk.blocks, queries, walk.options);
     });
@@ -258,8 +258,8 @@ void bind(nb::module_& m) {
     m.def("graph_repair", &py_repair, "graph"_a, "parents"_a);
     m.def("graph_search", &py_search, "graph"_a, "blocks"_a, "queries"_a, "probes"_a,
           "probe_codes"_a, "random"_a, "outliers"_a, "radius"_a, nb::kw_only(), "beta"_a, "k"_a,
-          "scale"_a, "listed"_a, "share"_a, "scan"_a, "give_up"_a, "patience"_a, "least"_a,
-          "slack"_a, "dense_share"_a, "budget"_a);
+          "scale"_a, "listed"_a, "share"_a, "give_up"_a, "patience"_a, "least"_a, "slack"_a,
+          "dense_share"_a, "budget"_a);
     m.def("graph_searcher", &py_searcher, "graph"_a, "blocks"_a, "probes"_a, "probe_codes"_a,
           "random"_a, "outliers"_a, "radius"_a, nb::kw_only(), "beta"_a, "k"_a, "scale"_a,
           "patience"_a, "least"_a, "slack"_a, "dense_share"_a, "budget"_a);

@@ -8,7 +8,7 @@ namespace kvdb::indexes::graph {
 
 const GraphKernels& graph_kernels() {
     static constexpr PerIsa<GraphKernels> kernels{KVDB_PER_ISA(graph)};
-    return kernels.current();
+    return kernels.current(Operation::scan);
 }
 
 void encode(const Graph& graph, const Blocks& blocks, int kv_head, std::int64_t begin,

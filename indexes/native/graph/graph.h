@@ -42,7 +42,6 @@ struct GraphOptions {
     float scale;
     bool listed;         // the paper's form: candidates in the order in which they were met
     bool share;          // the query heads of a group search together
-    bool scan;           // all codes in order, no search
     bool give_up;        // rows whose range is too dense are left unanswered
     int patience;        // steps outside of the range
     std::int64_t least;  // listed: candidates taken whatever their score

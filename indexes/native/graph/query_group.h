@@ -22,12 +22,13 @@ struct QueryGroup {
     const Probes& probes;
     const Blocks& blocks;
     const QueryRows& queries;
-    GraphOptions options;
+    const GraphOptions& options;
     int kv_head;
     std::int64_t query;        // of the batch
     int head, heads;           // of the group: [head, head + heads)
     std::int64_t visible;      // tokens the query sees
     const std::uint8_t* rows;  // or null: only those rows that are set
+    bool scan;                 // all codes in order, no search
 
     bool has(std::int64_t r) const { return !rows || rows[r]; }
     bool sees(std::uint32_t token) const { return queries.visible(query, token); }

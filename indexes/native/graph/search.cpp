@@ -35,10 +35,10 @@ std::vector<std::int64_t> count_visible(const QueryRows& queries) {
 // lets them.
 void search_group(BeamSearch& searcher, QueryGroup group, RowResult* rows, std::int64_t& scanned,
                   std::int64_t& nbytes) {
-    GraphOptions& options = group.options;
-    options.scan = options.scan || group.visible <= kScanMax ||
-                   static_cast<double>(options.k) >
-                       double{options.dense_share} * static_cast<double>(group.visible);
+    const GraphOptions& options = group.options;
+    group.scan = group.visible <= kScanMax ||
+                 static_cast<double>(options.k) >
+                     double{options.dense_share} * static_cast<double>(group.visible);
     searcher.run(group, rows);
     scanned = searcher.scanned();
     nbytes = searcher.nbytes();
@@ -47,7 +47,7 @@ void search_group(BeamSearch& searcher, QueryGroup group, RowResult* rows, std::
     bool any = false;
     for (int r = 0; r < group.heads; ++r) any |= (again[r] = rows[r].dense);
     if (!any) return;
-    options.scan = true;
+    group.scan = true;
     group.rows = again;
     searcher.run(group, rows);
     scanned = std::max(scanned, searcher.scanned());
@@ -90,7 +90,7 @@ SearchResult search(const Graph& graph, const Probes& probes, const Blocks& bloc
         RowResult* to = rows.data() + (kv_head * queries.n + query) * queries.group + head;
         search_group(searcher,
                      {graph, probes, blocks, queries, options, kv_head, query, head, heads,
-                      visible[query], nullptr},
+                      visible[query], nullptr, false},
                      to, scanned[item], nbytes[item]);
     });
     std::vector<RowResult> ordered(rows.size());

@@ -8,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "../dot.h"
 #include "../each_chunk.h"
 #include "../rotate.h"
 #include "../score/kernels.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "../rotate.h"
+#include "../dot.h"
 #include "../score/kernels.h"
 #include "thread_pool.h"
 
@@ -17,19 +17,9 @@ constexpr float kRounding = 1e-5f;
 constexpr int kFirstBytes =
     4096;  // of a chunk's codes, which are fetched while bounds are computed
 
-// n: a multiple of 8.
-double dot(const float* x, const float* y, int n) {
-    double sums[8] = {};
-    for (int i = 0; i < n; i += 8) {
-        for (int lane = 0; lane < 8; ++lane) sums[lane] += double{x[i + lane]} * y[i + lane];
-    }
-    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
-           ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-}
-
 // The length of a vector, rounded up.
 float norm_up(const float* x, int n) {
-    return static_cast<float>(std::sqrt(dot(x, x, n)) * 1.000001);
+    return static_cast<float>(length(x, n) * 1.000001);
 }
 
 Row make_row(const float* q, int d, std::int64_t number, std::int64_t i) {

@@ -113,6 +113,10 @@ class RemoteSession:
                 outs.append(_writable(self._decode(request)))
             return _joined(outs)
 
+    def step(self, *_: object) -> None:
+        """None: a message is made of numpy's arrays; see `attend`."""
+        return
+
     def overlay(self, layer: int, positions: Positions, k: Array, v: Array) -> None:
         """Overlay tokens before the tail; see `kvdb.session.state.SessionState.overlay`, whose errors it raises."""
         with self._lock:

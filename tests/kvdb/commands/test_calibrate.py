@@ -10,8 +10,10 @@ import pytest
 
 import kvdb.commands.calibrate as command
 import kvdb.hardware.profile as profile
+from kvdb import _native
 from kvdb.__main__ import main
 from kvdb.errors import GpuLost
+from kvdb.hardware.calibrate import Calibration
 from query_optimizer.cost import GpuMachine, Machine
 
 MEASURED = Machine(stream_bytes_s=1.5e10, operations_s=2.7e11)
@@ -19,7 +21,7 @@ MEASURED = Machine(stream_bytes_s=1.5e10, operations_s=2.7e11)
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(command, "calibrate", lambda: MEASURED)
+    monkeypatch.setattr(command, "calibrate", lambda: Calibration(MEASURED, {"scan": {_native.isa(): 1e-4}}))
     monkeypatch.setattr(command.probe, "find_driver", lambda: None)
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
 

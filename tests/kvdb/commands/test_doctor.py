@@ -9,6 +9,7 @@ import pytest
 import kvdb
 import kvdb.commands.environment as environment
 import kvdb.gpu.probe as probe
+import kvdb.hardware.kernels as kernels
 import kvdb.hardware.profile as profile
 from kvdb import _native
 from kvdb.__main__ import main
@@ -66,6 +67,7 @@ def test_a_bare_machine_uses_its_cpu_and_says_why(bare, doctor):
     threads = _native.threads()
     assert used == {
         "attention": f"CPU ({_native.isa()}, {threads} thread{'s' if threads > 1 else ''})",
+        **{f"kernels of {choice.operation}": kernels.described(choice) for choice in kernels.choices({})},
         "GPU": "none, because there is no NVIDIA driver",
     }
 

@@ -1,0 +1,10 @@
+"""The settings of processors, as the native code takes them."""
+
+from kvdb import _native
+from kvdb.config import CpuConfig
+
+
+def use(settings: CpuConfig) -> None:
+    """Set the threads of this process, where the settings name a number."""
+    if settings.threads is not None:
+        _native.set_threads(settings.threads)

@@ -1,0 +1,82 @@
+// Decode steps of one layer of a session, from the caller's arrays to the answer: one token is
+// appended, and its query answered, with nothing of Python between.
+#pragma once
+
+#include <atomic>
+#include <utility>
+#include <vector>
+
+#include "step.h"
+
+namespace kvdb {
+
+// Grows whenever a fact changes that plans depend on. From any thread.
+class Version {
+  public:
+    std::int64_t value() const { return value_.load(std::memory_order_acquire); }
+    void advance() { value_.fetch_add(1, std::memory_order_release); }
+
+  private:
+    std::atomic<std::int64_t> value_{0};
+};
+
+// How the next steps are carried out, and until when.
+struct StepCourse {
+    const StepPlan* plan;        // null where everything is read
+    const std::uint64_t* table;  // of the run; the last block has room for all steps
+    std::int32_t* counts;
+    std::int64_t blocks;
+    std::int64_t tokens;                                         // of the run
+    std::int64_t steps;                                          // how many may be taken
+    std::vector<std::pair<const Version*, std::int64_t>> facts;  // with the values they must have
+};
+
+// Sums over steps.
+struct StepTotals {
+    std::int64_t steps = 0, nbytes = 0, ns = 0;
+    double scanned = 0, retrieved = 0, missed = 0, bound = 0, bound_max = 0;
+};
+
+class LayerSteps {
+  public:
+    enum class Outcome { refused, answered, sampled };  // sampled: answered, and to be kept
+
+    LayerSteps(const Geometry& geometry, int q_heads, float scale);
+
+    void follow(StepCourse course) { course_ = std::move(course); }
+    void stop() { course_.steps = 0; }
+    std::int64_t tokens() const { return course_.tokens; }
+    // Whether the next step may be taken.
+    bool goes_on() const;
+
+    // Appends a token, [kv_heads][1][head_dim], and answers its query, [q_heads][1][head_dim], into
+    // out, contiguous. Where it refuses, because a number is not finite, nothing has changed but
+    // `out`. `goes_on` must hold.
+    Outcome step(const Rows& q, const Rows& k, const Rows& v, void* out);
+
+    // Keeps the query of the step after `in` others, and then of every `every`-th; 0: of none.
+    void sample_next(std::int64_t in, std::int64_t every);
+
+    // What was done since the last time.
+    StepTotals take_totals() { return std::exchange(totals_, {}); }
+    // The last query, [q_heads][head_dim], of the geometry's type.
+    const std::vector<std::byte>& last_query() const { return last_query_; }
+
+    const Geometry geometry;
+    const int q_heads;
+
+  private:
+    bool answer(const Rows& q, void* out);
+    bool search(const Rows& q, void* out, StepTotals& spent);
+    void read_all(const Rows& q, void* out, StepTotals& spent);
+    void keep(const Rows& q);
+
+    const float scale_;
+    StepCourse course_{};
+    StepTotals totals_;
+    std::int64_t sample_in_ = 0, sample_every_ = 0;
+    std::vector<std::byte> last_query_;
+    std::vector<float> logs_;  // [3][q_heads]
+};
+
+}  // namespace kvdb

@@ -1,0 +1,139 @@
+"""Decode steps that native code carries out by itself, from the caller's arrays to the answer.
+
+A step like the one before it needs nothing of Python: the token is appended, its query answered by the same plan, and what that
+took is added up. Whatever is rare ends the course: a full block, a plan that is used up, new indexes or evidence. Then the step
+is refused, and `kvdb.session.layer` carries it out.
+"""
+
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import kvdb._native as _native
+from kvdb.attention.block_run import BlockRun
+from kvdb.attention.exact import AttentionStats
+from kvdb.attention.step import made_step
+from kvdb.catalog.tail import Tail
+from kvdb.planning.planner import Planner
+from kvdb.planning.prepared import Prepared
+from kvdb.session.query_samples import QuerySamples
+from kvdb.types import Array, ModelSpec
+from query_optimizer.query_options import QueryOptions
+
+
+class Course(NamedTuple):
+    """How steps are carried out: the plan, the options that it was made for, and whether it searches."""
+
+    prepared: Prepared
+    options: QueryOptions
+    searches: bool
+
+
+class StepsTaken(NamedTuple):
+    """Steps of a course. stats: sums over them, but for the largest bound."""
+
+    course: Course
+    number: int
+    stats: AttentionStats
+
+
+class NativeSteps:
+    """The native steps of one layer. The caller holds the session's turn."""
+
+    def __init__(self, spec: ModelSpec, run: BlockRun, tail: Tail, planner: Planner, query_samples: QuerySamples) -> None:
+        self._shape = spec.q_heads, 1, spec.head_dim
+        self._dtype = spec.numpy_dtype
+        self._run = run
+        self._tail = tail
+        self._planner = planner
+        self._query_samples = query_samples
+        native = tail.table.layout.native
+        self._native = _native.LayerSteps(native, spec.q_heads, spec.softmax_scale, np.empty(0, self._dtype))
+        self._course: Course | None = None
+        self._sample_in = self._sampled = 0
+        self._tensors = False
+
+    def attend(self, q: Any, k: Any, v: Any, options: QueryOptions, start: int | None) -> Any | None:
+        """Append one token and answer its query, `[q_heads, 1, head_dim]`, as `SessionState.attend` does; arrays of numpy or
+        tensors of torch in main memory. None where the step is not for native code alone, which includes every wrong argument;
+        then nothing was done."""
+        if self._course is None:
+            return None
+        if type(q) is np.ndarray:
+            out: Any = np.empty(self._shape, self._dtype)
+        elif self._takes_tensor(q):
+            out = q.new_empty(self._shape)
+        else:
+            return None
+        kept = self._native.step(q, k, v, out, options, start)
+        if kept is None:
+            return None
+        if kept:
+            self._query_samples.pass_by(self._sample_in)
+            self._query_samples.add(self._last_query())
+            self._sampled += self._sample_in + 1
+            self._sample_next()
+        return out
+
+    def follow(self, course: Course, asked: QueryOptions, steps: int) -> None:
+        """Go on by the plan that answered the last query. asked: the options as the caller handed them in. steps: how many may be
+        taken at most."""
+        run, tail, prepared = self._run, self._tail, course.prepared
+        if self._planner.gpu is not None or run.placed:
+            return
+        step = made_step(prepared.partition, course.options, prepared.plan.retrieval) if course.searches else None
+        steps = min(
+            steps,
+            prepared.uses_left,
+            prepared.plan.tokens_end - 1 - run.read_tokens,
+            -tail.table.length % tail.table.layout.block_size,
+            tail.until_seal if prepared.indexes_tail else steps,
+        )
+        facts = self._planner.facts_of(prepared)
+        if steps <= 0 or facts is None or (course.searches and step is None):
+            return
+        self._course = course
+        self._native.follow(asked, None if step is None else step.native, *run.arrays, run.blocks, run.tokens, steps, facts)
+        self._sample_next()
+
+    def stop(self) -> None:
+        """Refuse further steps, until `follow`. What was taken has to be counted before."""
+        if self._course is not None:
+            self._course = None
+            self._native.stop()
+
+    def take(self) -> StepsTaken | None:
+        """The steps since the last time, None for none. From then on the tail and the sample of queries know them too."""
+        if self._course is None:
+            return None
+        totals = self._native.take_totals()
+        if not totals.steps:
+            return None
+        self._tail.table.length += totals.steps
+        self._query_samples.pass_by(totals.steps - self._sampled)
+        self._query_samples.last = self._last_query()
+        self._sampled = 0
+        self._sample_next()
+        self._course.prepared.uses_left -= totals.steps
+        stats = AttentionStats(
+            totals.scanned, totals.retrieved, totals.nbytes, totals.ns, totals.missed, totals.bound, totals.bound_max
+        )
+        return StepsTaken(self._course, totals.steps, stats)
+
+    def _takes_tensor(self, q: Any) -> bool:
+        """Whether q is a tensor of torch, which whoever has one has imported."""
+        torch = sys.modules.get("torch")
+        if torch is None or type(q) is not torch.Tensor or not q.is_cpu:
+            return False
+        if not self._tensors:
+            self._native.take_tensors(torch.Tensor, getattr(torch, self._dtype.name))
+            self._tensors = True
+        return True
+
+    def _last_query(self) -> Array:
+        return np.frombuffer(self._native.last_query(), self._dtype).reshape(self._shape)
+
+    def _sample_next(self) -> None:
+        self._sample_in = self._query_samples.next_in
+        self._native.sample_next(self._sample_in, self._query_samples.every)
