@@ -19,13 +19,20 @@ from indexes.retrieval import Dipr
 STYLES: dict[str, tuple[str, str]] = {
     "exact": ("#000000", "s"),
     "flat": ("#0072B2", "o"),
+    "quantized": ("#CC79A7", "X"),
     "bounds": ("#56B4E9", "v"),
     "means": ("#009E73", "^"),
     "clusters": ("#E69F00", "D"),
     "hnsw": ("#D55E00", "P"),
-    "hnsw-unsampled": ("#CC79A7", "X"),
+    "hnsw-unsampled": ("#999999", "p"),
 }
-NAMES = {"exact": "exact kernel", "bounds": "coarse, bounds", "means": "coarse, means", "clusters": "coarse, clusters"}
+NAMES = {
+    "exact": "exact attention",
+    "bounds": "coarse-bounds",
+    "means": "coarse-means",
+    "clusters": "coarse-clusters",
+    "hnsw-unsampled": "hnsw, no sample queries",
+}
 Row = dict[str, Any]
 
 
