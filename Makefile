@@ -95,6 +95,11 @@ gpu-check: ## on a machine with a card: the kernels' tests compiled for it, and 
 native-test: $(VENV)/ready ## run the C++ tests, as they are shipped and under the sanitizers
 	@$(MAKE) -k native-test-release native-test-sanitized
 
+.PHONY: fault
+fault: $(VENV)/ready ## kill processes that use a store, and change bits of its files; KILLS=1000 FLIPS=10000 SEED=1
+	@$(BIN)/python -m tests.fault.kill --kills $(or $(KILLS),1000) --seed $(or $(SEED),1)
+	@$(BIN)/python -m tests.fault.flips --flips $(or $(FLIPS),10000) --seed $(or $(SEED),1)
+
 .PHONY: fuzz
 fuzz: $(VENV)/ready ## wrong calls of the native boundary under the sanitizers; SECONDS_MAX=30
 	@echo "== native fuzz, address and undefined-behaviour sanitizers"

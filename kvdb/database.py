@@ -14,11 +14,11 @@ import kvdb.indexing.status as status
 import kvdb.session.batch as batch
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
-from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.layout_builder import build_layout
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.segment import Views
 from kvdb.catalog.snapshot import Snapshot
+from kvdb.catalog.stored_catalog import open_catalog
 from kvdb.config import Config, checked
 from kvdb.errors import ConfigError, InvalidArgument
 from kvdb.gpu.interface import GpuInterface
@@ -64,8 +64,8 @@ class Database:
     def __init__(self, config: Config | None = None, rules: Sequence[PlacedRule] = ()) -> None:
         """rules: added to those of the optimizer. A number of threads in the configuration is the process's from now on.
 
-        Raises ConfigError for a rule in the configuration that does not exist, for a GPU that does not exist or is too small, and
-        InvalidArgument for a rule that cannot be added.
+        Raises ConfigError for a rule in the configuration that does not exist, for a GPU that does not exist or is too small,
+        InvalidArgument for a rule that cannot be added, and what `open_catalog` and `StoreFolder` raise.
         """
         self.config = checked(config)
         cpu.use(self.config.cpu)
@@ -79,9 +79,9 @@ class Database:
         measured = profile.load(self.config.optimizer.machine_file)
         self.machine = measured.machine
         kernels.use(measured.kernels)
-        self._catalog = Catalog()
         device = open_configured_device(self.config.storage)
         self._blocks = BlockStore(self.config.storage, device)
+        self._catalog = open_catalog(self._blocks)
         self.gpu: GpuInterface | None = open_backend(device, self._blocks, self.config.optimizer.machine_file)
         indexes = self.config.indexes
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device))
@@ -275,6 +275,7 @@ class Database:
         self._auditor.shutdown()
         if self.gpu is not None:
             self.gpu.close()
+        self._catalog.close()
         self._blocks.close()
 
     def __enter__(self) -> Self:

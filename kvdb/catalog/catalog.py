@@ -141,6 +141,9 @@ class Catalog:
         finally:
             self._release(context)
 
+    def close(self) -> None:
+        """The database ends; nothing is asked of the catalogue any more."""
+
     def alive(self) -> list[Context]:
         """Every context that holds segments: those that are stored, and those that are borrowed or being dropped."""
         with self._lock:

@@ -44,7 +44,7 @@ class Segment:
         beside: Reservation | None = None,
     ) -> None:
         """beside: what it takes of the budget beside its blocks."""
-        assert len(tokens) and all(table.length == len(tokens) for table in tables)
+        assert len(tokens) and all(table.length in {0, len(tokens)} for table in tables)
         self.base = base
         self.standalone = standalone
         self.number = next(_numbers)
@@ -148,23 +148,36 @@ class Segment:
             if self._evict_when_unpinned and not self._pins:
                 self._evict()
 
-    def offload(self, disk: SegmentFolder, spec: str) -> int:
-        """Write the segment to disk, if it is not there yet, and free its blocks and indexes: at once, or with the last pin,
-        unless it is pinned again before that. Returns the bytes of blocks that were freed at once. spec: the digest of its
-        model's spec. The caller holds a reference.
-
-        Raises CapacityError or Unavailable where it cannot be written, and then it is as it was.
-        """
+    def write(self, disk: SegmentFolder, spec: str) -> SegmentFile:
+        """Write the segment to disk, if it is not there yet. Returns its file. spec: the digest of its model's spec. The caller
+        holds a reference. Raises CapacityError or Unavailable where it cannot be written, and then it is as it was."""
         with self._write_lock:  # not `_lock`: sessions may be opened over it meanwhile
             if self.file is None:
                 file = disk.write(spec, self.tables[0].layout, len(self), self.tables)
                 with self._lock:
                     self.file, self._disk = file, disk
+            return self.file
+
+    def stand_on(self, disk: SegmentFolder, file: SegmentFile) -> None:
+        """Stand on a file that holds the segment already, because its tables are empty."""
+        assert not self.resident and self.file is None
+        self.file, self._disk = file, disk
+
+    def offload(self, disk: SegmentFolder, spec: str) -> int:
+        """Write the segment to disk, if it is not there yet, and free its blocks and indexes: at once, or with the last pin,
+        unless it is pinned again before that. Returns the bytes of blocks that were freed at once. Raises as `write` does."""
+        self.write(disk, spec)
         with self._lock:
             if not self.resident:
                 return 0
             self._evict_when_unpinned = bool(self._pins)
             return 0 if self._pins else self._evict()
+
+    def put_evidence_away(self) -> None:
+        """Keep its evidence beside its file, if it has one, because the database ends."""
+        with self._lock:
+            if self.resident and self.file is not None and self._disk is not None:
+                evidence_file.put_away(self.evidence, self._disk, self.file)
 
     def _load(self, loader: Loader) -> None:
         assert self.file is not None

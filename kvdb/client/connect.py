@@ -9,7 +9,7 @@ import kvdb.validate as validate
 from kvdb.client.client import Client
 from kvdb.config import Config, CpuConfig, checked
 from kvdb.database import Database
-from kvdb.errors import InvalidArgument, Unsupported
+from kvdb.errors import InvalidArgument
 from query_optimizer.custom_rules import PlacedRule
 
 REMOTE = ("kvdb://", "kvdb+unix://")
@@ -25,16 +25,19 @@ def connect(
     threads: int | None = None,
     rules: Sequence[PlacedRule] = (),
 ) -> Client:
-    """Open a database: in this process and in memory without a target, on a server with `kvdb://host:port`.
+    """Open a database: in this process and in memory without a target, in this process and kept in a folder with its path, on a
+    server with `kvdb://host:port`.
 
-    token: the server's token. config: settings of an embedded database. threads: config's cpu.threads, None for what config
-    says. rules: rules for its optimizer beside its own, each with
-    a name, `before` (the name of the rule that is asked next) and `when(facts, part, heads)`. Raises InvalidArgument for a
-    target that names no database or a rule that cannot be added, Unavailable for a server that does not answer, Unauthenticated
-    for a wrong token, and ConfigError.
+    A store keeps every context that was imported or stored, once that call has returned, and is open in one process at a time.
+    token: the server's token. config: settings of an embedded database. threads: config's cpu.threads, None for what config says.
+    rules: rules for its optimizer beside its own, each with a name, `before` (the name of the rule that is asked next) and
+    `when(facts, part, heads)`.
+
+    Raises InvalidArgument for a target that names no database or a rule that cannot be added, Unavailable for a server that does
+    not answer and a store that is open elsewhere, Unauthenticated for a wrong token, and ConfigError.
     """
     if not isinstance(target, str | Path | None):
-        raise InvalidArgument(f"target is {target!r}; expected kvdb://host:port, kvdb+unix:///path, or nothing for one in memory")
+        raise InvalidArgument(f"target is {target!r}; expected kvdb://host:port, a folder, or nothing for one in memory")
     if not isinstance(token, str):
         raise InvalidArgument(f"token is a {type(token).__name__}; expected the server's token as a string")
     added = list(validate.iterable("rules", rules, "rules of the optimizer"))
@@ -49,13 +52,21 @@ def connect(
         from kvdb.client.remote import RemoteDatabase  # so that an embedded database needs no gRPC
 
         return Client(RemoteDatabase(str(target), token))
-    if "://" in str(target):
+    if "://" in str(target) or target == "":
         raise InvalidArgument(
-            f"{target!s} names no database; expected kvdb://host:port or kvdb+unix:///path, or nothing for one in memory"
+            f"{target!r} names no database; expected kvdb://host:port, kvdb+unix:///path, a folder, or nothing for one in memory"
         )
     if isinstance(target, str) and ADDRESS.fullmatch(target):
         raise InvalidArgument(f"{target} lacks its beginning; expected kvdb://{target} for the server there")
-    raise Unsupported(f"{target!s} would be a durable store on disk, which kvdb cannot keep yet; connect() opens one in memory")
+    return Client(Database(_at(target, _with_threads(config, threads)), added))
+
+
+def _at(path: str | Path, config: Config | None) -> Config:
+    """The configuration with the store at that path."""
+    given = checked(config)
+    if given.storage.path not in {"", str(path)}:
+        raise InvalidArgument(f"target is {path!s}, and storage.path of the configuration {given.storage.path}; expected one")
+    return replace(given, storage=replace(given.storage, path=str(path)))
 
 
 def _with_threads(config: Config | None, threads: int | None) -> Config | None:

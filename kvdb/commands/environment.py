@@ -40,7 +40,7 @@ def describe(config: Config) -> Section:
         "python": platform.python_version(),
         "torch": None if torch is None else asdict(torch),
         **{name: _version(names) for name, names in DISTRIBUTIONS.items()},
-        "disk": _disk(config.storage.disk_path),
+        "disk": _disk(config.storage.path or config.storage.disk_path),
         "machine": _machine(config.optimizer.machine_file, driver),
         "use": {
             "kernels": [asdict(choice) for choice in kernels.choices(profile.load(config.optimizer.machine_file).kernels)],
@@ -78,7 +78,8 @@ def _version(names: tuple[str, ...]) -> str | None:
 
 
 def _disk(path: str) -> Section | None:
-    """The folder storage.disk_path. direct: whether its files can be read past the page cache, None for unknown."""
+    """The folder of storage.path or storage.disk_path. direct: whether its files can be read past the page cache, None for
+    unknown."""
     if not path:
         return None
     try:

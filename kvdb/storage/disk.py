@@ -1,13 +1,9 @@
-"""The disk tier: the folder of one database, with a file for each segment that was offloaded, and what is kept beside it."""
+"""The disk tier: the files of one database's segments, and what is kept beside them."""
 
-import fcntl
-import os
-import secrets
-import weakref
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import Condition
+from typing import Protocol
 
 from kvdb.errors import CapacityError, IntegrityError, Unavailable
 from kvdb.storage.block_layout import BlockLayout
@@ -15,25 +11,35 @@ from kvdb.storage.block_table import BlockTable
 from kvdb.storage.segment_file import Contents, SegmentFile
 from kvdb.types import TierStats
 
-LOCK = "lock"
-MARKER = b"kvdb: segments of one database, removed when it ends\n"
-"""The contents of the lock file in a database's folder. A folder without it is somebody else's and never touched."""
 FILE_SUFFIX, BESIDE_SUFFIX = ".segment", ".evidence"
 """The ends of the names of segments' files, and of what is kept beside them."""
-SUFFIX = ".segments"
-"""The end of the names of databases' folders below storage.disk_path."""
+
+
+class Home(Protocol):
+    """A folder that belongs to one database as long as it is open. key: names the folder among all others. path: where it is."""
+
+    key: str
+    path: Path
+
+    def sync(self) -> None:
+        """Wait until the names of files that came are on the disk, if they are to outlive the database. Raises Unavailable."""
+        ...
+
+    def close(self) -> None:
+        """Give the folder up. Closing twice does nothing."""
+        ...
 
 
 class SegmentFolder:
-    """Segment files in a folder below `path` that belongs to one database and is removed with it. Thread-safe.
+    """The files of segments in the folder of one database. Thread-safe.
 
-    The folder has a file with MARKER that is locked as long as its process lives. The files of dead processes are removed from
-    folders with that marker; nothing else below `path` is touched. bytes_max: the most bytes of all files together, None for no
-    limit. changes: the number of times that a file came or went.
+    bytes_max: the most bytes of all files together, None for no limit. changes: the number of times that a file came or went.
     """
 
-    def __init__(self, path: Path, bytes_max: int | None) -> None:
-        """Raises Unavailable for a folder that cannot be made or written to."""
+    def __init__(self, home: Home, bytes_max: int | None) -> None:
+        """home: is closed with this folder."""
+        self._home = home
+        self.path = home.path
         self._bytes_max = bytes_max
         self._files: dict[str, SegmentFile] = {}
         self._beside: dict[str, int] = {}  # the bytes of the file beside each of these
@@ -43,14 +49,6 @@ class SegmentFolder:
         self.changes = 0
         self._closed = False
         self._lock = Condition()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self.path, alive = _own_folder(path)
-        except OSError as error:
-            raise Unavailable(
-                f"storage.disk_path {path} cannot be used: {error.strerror}; expected a folder that can be written to"
-            ) from None
-        self._finalizer = weakref.finalize(self, _remove_own, self.path, alive, os.getpid())
 
     @property
     def nbytes(self) -> int:
@@ -63,12 +61,14 @@ class SegmentFolder:
             if self._closed:
                 raise Unavailable("the database is closed; connect again")
             name, self._made = f"{self._made}{FILE_SUFFIX}", self._made + 1
-            contents = Contents(f"{self.path.name}/{name}", spec, layout, len(tables), tokens)
+            contents = self._contents(name, spec, layout, len(tables), tokens)
             self._reserve(contents.nbytes)
             self._writing.add(name)
         file = None
         try:
-            file = SegmentFile.write(self.path / name, contents, tables)
+            written = SegmentFile.write(self.path / name, contents, tables)
+            self._home.sync()
+            file = written
         finally:
             with self._lock:
                 if file is None:
@@ -80,6 +80,29 @@ class SegmentFolder:
                 self._writing.remove(name)
                 self._lock.notify_all()
         return file
+
+    def adopt(self, name: str, spec: str, layout: BlockLayout, layers: int, tokens: int) -> SegmentFile:
+        """Take over a file that the folder held before it was opened, with what is kept beside it. Its contents are checked when
+        they are read. The rest as in `write`. Raises IntegrityError for one of another length, and Unavailable for none."""
+        file = SegmentFile(self.path / name, self._contents(name, spec, layout, layers, tokens))
+        file.check_length()
+        beside = _beside(file)
+        with self._lock:
+            self._files[name] = file
+            self._reserved += file.nbytes
+            self._made = max(self._made, int(name.removesuffix(FILE_SUFFIX)) + 1)
+            if beside.exists():
+                self._beside[name] = beside.stat().st_size
+                self._reserved += self._beside[name]
+        return file
+
+    def remove_strangers(self) -> None:
+        """Remove the files in the folder that are no segment's: those of a process that died before it made them known, or after
+        it forgot them. Nothing else may be going on."""
+        known = {name for file in self._files.values() for name in (file.path.name, _beside(file).name)}
+        for path in _written(self.path):
+            if path.name not in known:
+                path.unlink(missing_ok=True)
 
     def remove(self, file: SegmentFile) -> None:
         with self._lock:
@@ -152,14 +175,17 @@ class SegmentFolder:
             raise IntegrityError(f"{self.path} holds {len(there)} files that are not the {len(expected)} that were written")
 
     def close(self) -> None:
-        """Wait for files that are being written, as their blocks are read until then, and remove the folder with its files.
+        """Wait for files that are being written, as their blocks are read until then, and give the folder up.
 
         Closing twice does nothing.
         """
         with self._lock:
             self._closed = True
             self._lock.wait_for(lambda: not self._writing)
-        self._finalizer()
+        self._home.close()
+
+    def _contents(self, name: str, spec: str, layout: BlockLayout, layers: int, tokens: int) -> Contents:
+        return Contents(f"{self._home.key}/{name}", spec, layout, layers, tokens)
 
     def _remove_beside(self, file: SegmentFile) -> None:
         """`remove_beside`, with the lock held."""
@@ -182,50 +208,6 @@ def _beside(file: SegmentFile) -> Path:
     return file.path.with_suffix(BESIDE_SUFFIX)
 
 
-def _own_folder(path: Path) -> tuple[Path, int]:
-    """A new folder below `path` and its lock file, which stays locked; clears the folders of dead processes first."""
-    cleaning = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(cleaning, fcntl.LOCK_EX)  # so that nobody removes a new folder before it is locked
-        for folder in path.glob(f"*{SUFFIX}"):
-            _remove_dead(folder)
-        own = path / f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"
-        own.mkdir(mode=0o700)
-        alive = os.open(own / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(alive, fcntl.LOCK_EX)
-        os.write(alive, MARKER)
-        return own, alive
-    finally:
-        os.close(cleaning)
-
-
-def _remove_dead(folder: Path) -> None:
-    """Clear a folder that has the marker and that no process has locked."""
-    try:
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # not a folder of a database, or another user's
-        return
-    try:
-        if folder.is_symlink() or os.pread(lock, len(MARKER) + 1, 0) != MARKER:
-            return
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _clear(folder)
-    except OSError:  # it is in use, or cannot be cleared
-        return
-    finally:
-        os.close(lock)
-
-
-def _clear(folder: Path) -> None:
-    """Remove the files that databases write, the marker last, and the folder unless it holds other files."""
-    for file in (*folder.glob(f"*{FILE_SUFFIX}"), *folder.glob(f"*{BESIDE_SUFFIX}"), folder / LOCK):
-        file.unlink(missing_ok=True)
-    with suppress(OSError):
-        folder.rmdir()
-
-
-def _remove_own(folder: Path, alive: int, process: int) -> None:
-    if os.getpid() == process:  # not in a fork, which has inherited the finalizer
-        with suppress(OSError):
-            _clear(folder)
-        os.close(alive)
+def _written(folder: Path) -> Iterable[Path]:
+    """The files in a folder that are named as those of segments are, finished or not."""
+    return (path for path in folder.iterdir() if path.name.endswith((FILE_SUFFIX, BESIDE_SUFFIX)))

@@ -87,14 +87,18 @@ class Contents:
 
 
 class SegmentFile:
-    """A finished file at `path`, whose head was read and checked. It is never written again."""
+    """A finished file at `path`, which is never written again. Its head is read and checked before anything else of it is."""
 
     def __init__(self, path: Path, expected: Contents) -> None:
-        """Raises IntegrityError for a file whose head is not that of `expected`, Unavailable for one that cannot be read."""
         self.path = path
         self.contents = expected
-        with _open(path, direct_too=False) as file:
-            self._sums = _read_head(path, file, expected)
+
+    @cached_property
+    def _sums(self) -> Sums:
+        """The checksums of all blocks. Raises IntegrityError for a file whose head is not that of its contents, Unavailable for
+        one that cannot be read."""
+        with _open(self.path, direct_too=False) as file:
+            return _read_head(self.path, file, self.contents)
 
     @classmethod
     def write(cls, path: Path, contents: Contents, tables: Sequence[BlockTable]) -> "SegmentFile":
@@ -113,7 +117,9 @@ class SegmentFile:
             raise _not_written(path, contents.nbytes, error) from None
         finally:
             unfinished.unlink(missing_ok=True)
-        return cls(path, contents)
+        written = cls(path, contents)
+        assert written._sums.size, "its head can be read"
+        return written
 
     @property
     def nbytes(self) -> int:
@@ -138,6 +144,11 @@ class SegmentFile:
                 wrong = np.flatnonzero(_checksums(addresses[piece], nbytes) != sums[piece])  # while they are in the cache
                 if len(wrong):
                     raise _corrupt(self.path, f"block {piece.start + wrong[0]} of layer {layer} does not match its checksum")
+
+    def check_length(self) -> None:
+        """Raises IntegrityError for a file that is longer or shorter than it was written, and Unavailable for none."""
+        with _open(self.path, direct_too=False) as file:
+            _check_size(self.path, file, self.contents)
 
     def unlink(self) -> None:
         """Remove the file; one that is gone already is no error."""

@@ -17,6 +17,8 @@ from kvdb.storage.loader import Loader
 from kvdb.storage.segment_file import SegmentFile
 from kvdb.storage.slabs import Slabs
 from kvdb.storage.slot import SlotLayout
+from kvdb.storage.store_folder import StoreFolder
+from kvdb.storage.temporary_folder import TemporaryFolder
 from kvdb.storage.tier import Blocks
 from kvdb.types import ModelSpec, TierStats
 
@@ -41,15 +43,18 @@ class Owners(NamedTuple):
 class BlockStore:
     """Makes block tables; specs whose blocks have the same size share a pool. Thread-safe.
 
-    disk: the folder of offloaded segments, None without one. loader: loads them again. slabs: the tiers of the GPU, None without
+    folder: of a durable database, None for one that keeps nothing. disk: the files of segments in it, or in storage.disk_path;
+    None without either. loader: loads segments from there. slabs: the tiers of the GPU, None without
     one. budget: the budget of main memory, for the CPU tiers and everything stored beside their blocks.
     """
 
     def __init__(self, config: StorageConfig, gpu: "DeviceMemory | None" = None) -> None:
         """gpu: the device that `kvdb.gpu.opening.open_gpu` opened; the store closes it. Raises Unavailable for a folder that
-        cannot be used."""
+        cannot be used, and for a durable one what `StoreFolder` raises."""
         self._config = config
-        self.disk = SegmentFolder(Path(config.disk_path), config.disk_bytes_max) if config.disk_path else None
+        self.folder = StoreFolder(Path(config.path)) if config.path else None
+        home = self.folder or (TemporaryFolder(Path(config.disk_path)) if config.disk_path else None)
+        self.disk = None if home is None else SegmentFolder(home, config.disk_bytes_max)
         self.loader = Loader()
         self.slabs = None if gpu is None else Slabs(config, gpu)
         self.budget = CpuBudget(config.cpu_bytes_max)

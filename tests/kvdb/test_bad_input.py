@@ -247,11 +247,12 @@ def test_a_rope_that_cannot_be():
             kvdb.Rope(**wrong)
 
 
-def test_a_target_that_names_no_database(tmp_path):
-    with pytest.raises(errors.InvalidArgument, match="kvdb://host:port"):
-        kvdb.connect("http://example")
-    with pytest.raises(errors.Unsupported, match="in memory"):
-        kvdb.connect(tmp_path / "store")
+def test_a_target_that_names_no_database(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for target in ("", "http://localhost", "kvdb:/localhost:1://"):
+        with pytest.raises(errors.InvalidArgument, match="names no database; expected kvdb://host:port"):
+            kvdb.connect(target)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_rule_that_does_not_exist():

@@ -167,7 +167,8 @@ def test_calls_of_several_sessions(stored, rotated):
         "connect",
     ],
 )
-def test_values(make, fields):
+def test_values(make, fields, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # text may be the name of a store
     answered_or_refused(make, fields)
 
 

@@ -1,0 +1,185 @@
+"""The file of a durable catalogue: an SQLite database of the segments and contexts that are stored, and their models' specs.
+
+A row is there once the transaction that wrote it is on the disk (write-ahead log, synchronous=FULL), and names only files that
+were on the disk before. SQLite has no checksums, so each row has one, and `summary` counts the rows and adds up their checksums:
+a row that was changed, or lost, is noticed. A row that is wrong is never used.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from kvdb.catalog.catalog_records import ContextRecord, Records, Row, SegmentRecord, SpecRecord, checksum, parse
+from kvdb.errors import CapacityError, IntegrityError, Unavailable, Unsupported
+
+APPLICATION, VERSION = 0x6B766462, 1
+"""What SQLite keeps in its header: "kvdb", and the version of the tables below."""
+LOCK_SECONDS = 2
+"""How long a write waits for a tool that reads the file, such as a backup; no other database has it open."""
+SCHEMA = """
+CREATE TABLE spec (digest TEXT PRIMARY KEY, fields TEXT, crc INTEGER);
+CREATE TABLE segment (file TEXT PRIMARY KEY, spec TEXT, block_size INTEGER, base INTEGER, standalone INTEGER, tokens BLOB,
+    crc INTEGER);
+CREATE TABLE context (name TEXT PRIMARY KEY, spec TEXT, length INTEGER, prefix_end INTEGER, views TEXT, tokens BLOB, crc INTEGER);
+CREATE TABLE summary (rows INTEGER, total INTEGER);
+INSERT INTO summary VALUES (0, 0);
+"""
+TRIGGERS = """
+CREATE TRIGGER {0}_came AFTER INSERT ON {0} BEGIN UPDATE summary SET rows = rows + 1, total = total + NEW.crc; END;
+CREATE TRIGGER {0}_went AFTER DELETE ON {0} BEGIN UPDATE summary SET rows = rows - 1, total = total - OLD.crc; END;
+"""
+
+
+R = TypeVar("R", SpecRecord, SegmentRecord, ContextRecord)
+
+
+@dataclass(frozen=True)
+class Table(Generic[R]):
+    """How the records of one table are written and read."""
+
+    insert: str
+    select: str
+    from_row: Callable[..., R]
+
+
+SPECS = Table("INSERT OR IGNORE INTO spec VALUES (?, ?, ?)", "SELECT * FROM spec ORDER BY rowid", SpecRecord.from_row)
+SEGMENTS = Table(
+    "INSERT OR IGNORE INTO segment VALUES (?, ?, ?, ?, ?, ?, ?)", "SELECT * FROM segment ORDER BY rowid", SegmentRecord.from_row
+)
+CONTEXTS = Table(
+    "INSERT INTO context VALUES (?, ?, ?, ?, ?, ?, ?)", "SELECT * FROM context ORDER BY rowid", ContextRecord.from_row
+)
+
+
+class _Reading:
+    """Counts the rows that are read, and notes the keys of those that are not as they were written."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self.rows = self.total = 0
+        self.wrong: list[str] = []
+
+    def records(self, table: Table[R]) -> list[R]:
+        found = []
+        for *row, crc in self._db.execute(table.select):
+            self.rows += 1
+            self.total += crc if isinstance(crc, int) else 0
+            record = parse(table.from_row, tuple(row), crc)
+            if record is None:
+                self.wrong.append(str(row[0]))
+            else:
+                found.append(record)
+        return found
+
+
+class CatalogFile:
+    """The catalogue of one store. Not thread-safe: its owner locks.
+
+    After a write that failed, nothing is written any more until the store is opened again, because nobody knows what reached the
+    disk.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, or make it. Raises IntegrityError for a file that is no catalogue, Unsupported for one of another
+        version, and Unavailable where it cannot be used."""
+        self._path = path
+        self._failed = ""
+        with self._typed():
+            path.touch(0o600)
+            self._db = sqlite3.connect(path, LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+            self._db.text_factory = partial(str, encoding="utf-8", errors="replace")  # what was changed has a wrong checksum
+            try:
+                self._open()
+            except BaseException:
+                self._db.close()
+                raise
+
+    def read(self) -> Records:
+        """Everything in it. Raises IntegrityError where SQLite cannot read it, and Unavailable."""
+        with self._typed():
+            reading = _Reading(self._db)
+            specs, segments = reading.records(SPECS), reading.records(SEGMENTS)
+            others = len(reading.wrong)
+            contexts = reading.records(CONTEXTS)
+            summary = self._db.execute("SELECT * FROM summary").fetchall()
+        whole = not reading.wrong and summary == [(reading.rows, reading.total)]
+        return Records(dict(specs), {one.file: one for one in segments}, contexts, reading.wrong[others:], whole)
+
+    def insert(self, spec: SpecRecord, segments: Sequence[SegmentRecord], context: ContextRecord) -> None:
+        """Add a context, and those of its segments that are not there, and its spec; they are on the disk when this returns.
+        Raises CapacityError or Unavailable, and then none is there as far as anybody can see."""
+        with self._transaction():
+            self._add(SPECS, spec.row())
+            for segment in segments:
+                self._add(SEGMENTS, segment.row())
+            self._add(CONTEXTS, context.row())
+
+    def delete(self, name: str, segments: Sequence[str]) -> None:
+        """Remove a context, and segments that no other context names, by their files. Raises as `insert` does."""
+        with self._transaction():
+            self._db.execute("DELETE FROM context WHERE name = ?", (name,))
+            self._delete_segments(segments)
+
+    def delete_segments(self, segments: Sequence[str]) -> None:
+        """Remove segments that no context names, by their files. Raises as `insert` does."""
+        if segments:
+            with self._transaction():
+                self._delete_segments(segments)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _open(self) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        application = self._db.execute("PRAGMA application_id").fetchone()[0]
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if not application and not self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+            triggers = "".join(TRIGGERS.format(table) for table in ("spec", "segment", "context"))
+            marks = f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION};"
+            self._db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {triggers} {marks} COMMIT;")
+        elif application != APPLICATION:
+            raise IntegrityError(f"{self._path} is no catalogue of kvdb; nothing of it was touched")
+        elif version != VERSION:
+            raise Unsupported(f"{self._path} has version {version}; this kvdb reads version {VERSION}")
+
+    def _add(self, table: Table[R], row: Row) -> None:
+        self._db.execute(table.insert, (*row, checksum(row)))
+
+    def _delete_segments(self, segments: Sequence[str]) -> None:
+        self._db.executemany("DELETE FROM segment WHERE file = ?", [(file,) for file in segments])
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        if self._failed:
+            raise Unavailable(f"the store takes nothing more, because {self._failed}; close it and open it again")
+        with self._typed():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except sqlite3.Error as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                    self._failed = f"{self._path} could not be written ({error})"
+                with suppress(sqlite3.Error):
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _typed(self) -> Iterator[None]:
+        """Errors of SQLite become errors of kvdb."""
+        try:
+            yield
+        except OSError as error:
+            raise Unavailable(f"{self._path} cannot be used: {error.strerror}") from None
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                raise CapacityError(f"{self._path.parent} has no room for the catalogue; free some of the disk") from None
+            raise Unavailable(f"{self._path} cannot be used: {error}") from None
+        except sqlite3.Error as error:
+            raise IntegrityError(f"{self._path} was damaged: {error}; nothing of it was touched") from None

@@ -1,0 +1,119 @@
+"""What a durable catalogue keeps of specs, segments and contexts: values, their rows, and the rows' checksums."""
+
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Self, TypeVar
+
+import numpy as np
+
+from kvdb.errors import KvdbError
+from kvdb.types import ModelSpec, Tokens
+
+R = TypeVar("R")
+Row = tuple[str | int | bytes | None, ...]
+"""The columns of a row, its key first; in the file its checksum stands behind them."""
+
+
+class SpecRecord(NamedTuple):
+    """A model's spec, by its digest."""
+
+    digest: str
+    spec: ModelSpec
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> Self:
+        return cls(spec.digest, spec)
+
+    @classmethod
+    def from_row(cls, digest: str, fields: str) -> Self:
+        spec = ModelSpec.from_dict(json.loads(fields))
+        if spec.digest != digest:
+            raise ValueError(f"the spec of {digest} has the digest {spec.digest}")
+        return cls(digest, spec)
+
+    def row(self) -> Row:
+        return self.digest, json.dumps(self.spec.to_dict(), sort_keys=True)
+
+
+class SegmentRecord(NamedTuple):
+    """What is kept of a segment beside its file. spec: the digest of its model's spec. base, standalone: see `Segment`."""
+
+    file: str
+    spec: str
+    block_size: int
+    base: int
+    standalone: bool
+    tokens: Tokens
+
+    @classmethod
+    def from_row(cls, file: str, spec: str, block_size: int, base: int, standalone: int, tokens: bytes) -> Self:
+        return cls(file, spec, block_size, base, bool(standalone), _ids(tokens))
+
+    def row(self) -> Row:
+        return *self[:4], int(self.standalone), _bytes(self.tokens)
+
+
+class ViewRecord(NamedTuple):
+    """A view of the segment in that file; see `SegmentView`."""
+
+    file: str
+    visible: int
+    shift: int
+
+
+class ContextRecord(NamedTuple):
+    """What is kept of a context. tokens: None where its views show all of them. The rest: see `Layout`."""
+
+    name: str
+    spec: str
+    length: int
+    prefix_end: int
+    views: tuple[ViewRecord, ...]
+    tokens: Tokens | None
+
+    @classmethod
+    def from_row(cls, name: str, spec: str, length: int, prefix_end: int, views: str, tokens: bytes | None) -> Self:
+        listed = tuple(ViewRecord(*view) for view in json.loads(views))
+        return cls(name, spec, length, prefix_end, listed, None if tokens is None else _ids(tokens))
+
+    def row(self) -> Row:
+        return *self[:4], json.dumps(self.views), None if self.tokens is None else _bytes(self.tokens)
+
+
+@dataclass(frozen=True)
+class Records:
+    """Everything in a catalogue that is as it was written. damaged: the names of the other contexts. whole: whether every row
+    that was written is here."""
+
+    specs: dict[str, ModelSpec]
+    segments: dict[str, SegmentRecord]
+    contexts: list[ContextRecord]
+    damaged: list[str]
+    whole: bool
+
+
+def checksum(row: Row) -> int:
+    """The CRC-32 of a row's values, each with its type and length."""
+    total = 0
+    for value in row:
+        content = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+        total = zlib.crc32(content, zlib.crc32(f"{type(value).__name__} {len(content)} ".encode(), total))
+    return total
+
+
+def parse(from_row: Callable[..., R], row: Row, found: object) -> R | None:
+    """The record of a row whose checksum was found to be `found`; None where it is not as it was written."""
+    try:
+        return from_row(*row) if checksum(row) == found else None
+    except (KvdbError, ValueError, TypeError):
+        return None
+
+
+def _bytes(ids: Tokens) -> bytes:
+    return ids.astype("<i4").tobytes()
+
+
+def _ids(content: bytes) -> Tokens:
+    return np.frombuffer(content, "<i4").astype(np.int32)

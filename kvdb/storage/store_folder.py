@@ -1,0 +1,121 @@
+"""The folder of a durable database, which outlives it.
+
+    store.json      what the folder is: {"format": "kvdb store", "version": 1, "id": 32 hex digits}
+    lock            locked by the process that has the store open, and holds its number
+    catalog.db      what is stored; see `kvdb.catalog.catalog_file`
+    segments/       the files of segments; see `kvdb.storage.segment_file`
+
+Only a folder that is empty, or has the store.json of a version that is known, is ever written to.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import weakref
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from kvdb.errors import IntegrityError, InvalidArgument, KvdbError, Unavailable, Unsupported
+
+FORMAT, VERSION = "kvdb store", 1
+LABEL, LOCK, CATALOG, SEGMENTS = "store.json", "lock", "catalog.db", "segments"
+
+
+class StoreFolder:
+    """The folder of one store, which this process has locked; see `kvdb.storage.disk.Home`, whose path is that of the segments.
+
+    catalog: the path of its catalogue.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the store at a path, or make one where nothing is, or an empty folder.
+
+        Raises InvalidArgument for a folder that is no store and for what is no path, Unsupported for a store of another version,
+        IntegrityError for one whose label cannot be read, and Unavailable where it is open already or cannot be used.
+        """
+        self.path = path / SEGMENTS
+        self.catalog = path / CATALOG
+        with ExitStack() as undo:
+            try:
+                path.mkdir(parents=True, exist_ok=True, mode=0o700)
+                _check_is_store_or_empty(path)
+                lock = _lock(path)
+                undo.callback(os.close, lock)
+                self.key = _label(path)
+                self.path.mkdir(exist_ok=True, mode=0o700)
+                sync_folder(path)
+            except KvdbError:
+                raise
+            except OSError as error:
+                raise Unavailable(f"the store {path} cannot be used: {error.strerror}; expected a folder to write to") from None
+            except ValueError as error:  # a character that no path has
+                raise InvalidArgument(f"{str(path)!r} is no path of a store ({error})") from None
+            self._finalizer = weakref.finalize(self, undo.pop_all().close)
+
+    def sync(self) -> None:
+        """Wait until the names of all files are on the disk. Raises Unavailable."""
+        try:
+            sync_folder(self.path)
+        except OSError as error:
+            raise Unavailable(f"{self.path} cannot be synced to the disk: {error.strerror}") from None
+
+    def close(self) -> None:
+        """Unlock the store. Everything in it stays."""
+        self._finalizer()
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names of a folder's files are on the disk. Raises OSError."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _check_is_store_or_empty(path: Path) -> None:
+    names = {entry.name for entry in path.iterdir()}
+    if LABEL not in names and names - {LOCK, f".{LABEL}"}:  # these two are what making a store leaves if it is killed
+        raise InvalidArgument(f"{path} is no kvdb store, and not empty: it lacks {LABEL}; expected a store, or a new folder")
+
+
+def _lock(path: Path) -> int:
+    """The descriptor of the lock file, which stays locked until it is closed. Raises Unavailable where another has it."""
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with suppress(OSError):
+            holder = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
+        os.close(lock)
+        raise Unavailable(f"the store {path} is open already, in process {holder or 'unknown'}; close it there first") from None
+    except BaseException:
+        os.close(lock)
+        raise
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def _label(path: Path) -> str:
+    """The id of the store, whose label is made if there is none."""
+    label = path / LABEL
+    if not label.exists():
+        unfinished = path / f".{LABEL}"
+        fields = {"format": FORMAT, "version": VERSION, "id": secrets.token_hex(16)}
+        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+            json.dump(fields, file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(label)
+    try:
+        fields = json.loads(label.read_bytes())
+        found, version, key = fields["format"], fields["version"], fields["id"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise IntegrityError(f"{label} cannot be read ({error!r:.100}); nothing of the store was touched") from None
+    if found != FORMAT or not isinstance(key, str):
+        raise InvalidArgument(f"{path} is no kvdb store: its {LABEL} says {found!r:.100}")
+    if version != VERSION:
+        raise Unsupported(f"the store {path} has version {version!r:.100}; this kvdb reads version {VERSION}")
+    return key
