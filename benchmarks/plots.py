@@ -96,7 +96,7 @@ def _error_over_bytes(rows: list[Row], path: Path) -> None:
 
 def _panels(rows: list[Row]) -> tuple[Any, list[Axes]]:
     count = len(_by(rows, "workload"))
-    figure, panels = plt.subplots(1, count, figsize=(max(5.0, 4.0 * count), 4.8), dpi=200, sharey=True, squeeze=False)
+    figure, panels = plt.subplots(1, count, figsize=(max(7.5, 4.0 * count), 4.8), dpi=200, sharey=True, squeeze=False)
     for axes in panels[0]:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
