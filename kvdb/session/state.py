@@ -32,9 +32,8 @@ class SessionState:
     tokens: its known token ids, int32; at least those before the tail. start: the position of the tail's first token. reused: the
     number of tokens before it that were stored when it was opened. error_max: of queries that name nothing, None for the
     configuration's. Thread-safe: calls on one session take turns. A call that raises leaves the session as it was. Calls wait for
-    a layer that is still being loaded from disk, which may raise IntegrityError or Unavailable.
-
-    Raises Unavailable for a closed database, and CapacityError, and then everything was given back.
+    a layer that is still being loaded from disk, which may raise IntegrityError or Unavailable. The constructor raises Unavailable
+    for a closed database, and CapacityError, and then everything was given back.
     """
 
     def __init__(
@@ -143,9 +142,8 @@ class SessionState:
         """`attend` of one token by native code alone; arrays are numpy's or torch's, in main memory, and the answer is as q. None
         where more is needed, an argument is wrong, or the session is closed; then nothing was done."""
         with self.turns:
-            if type(layer) is int and 0 <= layer < len(self._native_steps):
-                return self._native_steps[layer].attend(q, k, v, options, start)
-            return None
+            known = type(layer) is int and 0 <= layer < len(self._native_steps)
+            return self._native_steps[layer].attend(q, k, v, options, start) if known else None
 
     def _attend(self, layer: int, q: Array, k: Array, v: Array, asked: QueryOptions, start: int | None) -> Array:
         """`attend` with Python's help. The caller holds `turns`."""
@@ -156,13 +154,11 @@ class SessionState:
         validate.start(start, state.run.tokens, layer)
         state.check_no_gaps()
         self.append(state, k, v)
-        answered = False
         try:
             out, plan, stats = state.answer(q, options)
-            answered = True
-        finally:
-            if not answered:
-                state.take_back(n)
+        except BaseException:
+            state.take_back(n)
+            raise
         self.counters.count(plan, stats)
         state.go_on(asked)
         return out
@@ -271,10 +267,8 @@ class SessionState:
             for layer in self._layers:
                 layer.count_native_steps()
                 layer.audits.settle()
-            tail_nbytes = sum(tail.nbytes for tail in self.tails)
-            tokens = min(layer.run.tokens for layer in self._layers)
-            audits = [layer.audits for layer in self._layers]
-            return self.counters.stats(tokens, self.start, self.reused, tail_nbytes, audits)
+            tokens, nbytes = min(layer.run.tokens for layer in self._layers), sum(tail.nbytes for tail in self.tails)
+            return self.counters.stats(tokens, self.start, self.reused, nbytes, [layer.audits for layer in self._layers])
 
     def close(self) -> None:
         """Give every block back. Closing twice does nothing."""
@@ -291,7 +285,7 @@ class SessionState:
                 self.services.handles.remove(self)
 
     def _count_open(self, sessions: int) -> None:
-        """Tell the segments that `more` more sessions are open over them."""
+        """Tell the segments that so many more sessions are open over them."""
         for view in self.views:
             view.segment.usage.count_open(sessions)
 
