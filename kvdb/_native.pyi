@@ -284,7 +284,7 @@ class LayerSteps:
         steps: int,
         facts: list[tuple[Version, int]],
     ) -> None:
-        """How the next steps are carried out. options: the only object that stands for what they are asked. plan: None where
+        """How the next steps are carried out. options: what they are asked; equal ones mean the same. plan: None where
         everything is read. table, counts: of the run, whose first `blocks` blocks are read; the last one takes the tokens, and
         its count grows with them. tokens: of the run. steps: how many may be taken. facts: versions with the values that they
         must have."""
