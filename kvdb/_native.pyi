@@ -300,6 +300,9 @@ class LayerSteps:
         start: the position of the token, or None. Returns None where the step is none that `follow` spoke of, an argument is
         wrong or a number not finite: then nothing was done."""
 
+    def undo(self) -> None:
+        """Takes the last step back, after which nothing else was called, as if it had not been taken."""
+
     def sample_next(self, in_steps: int, every: int) -> None:
         """Keep the query of the step after `in_steps` others, and then of every `every`-th; 0: of none."""
 

@@ -233,6 +233,7 @@ void bind_layer_steps(nb::module_& m) {
                 self.tensor_dtype = dtype;
             },
             "tensor"_a, "dtype"_a)
+        .def("undo", [](PyLayerSteps& self) { self.steps.undo(); })
         .def("stop", [](PyLayerSteps& self) { self.steps.stop(); })
         .def("step", &py_step, "q"_a, "k"_a, "v"_a, "options"_a, "start"_a.none())
         .def(

@@ -198,6 +198,7 @@ class Layer:
     def prepare(self, q: Array, options: QueryOptions) -> Prepared:
         """The plan by which the queries of the last n tokens are answered. Raises UnknownRule."""
         self.query_samples.add(q)
+        self._course = None
         if self._indexes_tail:
             self._tail.seal()
         prepared = self.planner.prepare(q.shape[1], options)

@@ -18,6 +18,7 @@ from kvdb.session.counters import SessionCounters
 from kvdb.session.explain_analyze import analyze_plan
 from kvdb.session.known_ids import ids_of
 from kvdb.session.layer import Layer
+from kvdb.session.native_steps import NativeSteps
 from kvdb.session.recompute import Recomputing
 from kvdb.session.services import SessionServices
 from kvdb.storage.block_table import BlockTable
@@ -143,9 +144,12 @@ class SessionState:
         """`attend` of one token by native code alone; arrays are numpy's or torch's, in main memory, and the answer is as q. None
         where more is needed, an argument is wrong, or the session is closed; then nothing was done."""
         with self.turns:
-            if type(layer) is int and 0 <= layer < len(self._native_steps):
-                return self._native_steps[layer].attend(q, k, v, options, start)
-            return None
+            steps = self.native_steps(layer)
+            return None if steps is None else steps.attend(q, k, v, options, start)
+
+    def native_steps(self, layer: int) -> NativeSteps | None:
+        """The native steps of one layer, None for a number that no layer has. The caller holds `turns`."""
+        return self._native_steps[layer] if type(layer) is int and 0 <= layer < len(self._native_steps) else None
 
     def _attend(self, layer: int, q: Array, k: Array, v: Array, asked: QueryOptions, start: int | None) -> Array:
         """`attend` with Python's help. The caller holds `turns`."""
