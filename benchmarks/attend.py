@@ -72,6 +72,13 @@ def matmul_softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.T
     return (weights @ v).view(Q_HEADS, 1, HEAD_DIM)
 
 
+def sdpa_grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """SDPA with the queries of a group as rows of their KV head. mask: [GROUP * queries, tokens]."""
+    rows = q.view(1, KV_HEADS, -1, HEAD_DIM)
+    out = torch.nn.functional.scaled_dot_product_attention(rows, k[None], v[None], attn_mask=mask)
+    return out.view(q.shape)
+
+
 def difference(out: torch.Tensor, expected: torch.Tensor) -> float:
     """Relative, in the Euclidean norm."""
     return float((out.double() - expected.double()).norm() / expected.double().norm())
@@ -82,13 +89,17 @@ def decode(tokens: int) -> None:
     q = context.query(1)
     out = torch.empty_like(q)
     k32, v32, q32 = context.k.float(), context.v.float(), q.float()
+    every = torch.ones((GROUP, tokens), dtype=torch.bool)
     seconds = measure(
         {
             "kvdb": lambda: context.attend(q, out),
             "read": lambda: _native.read_blocks(context.geometry, context.table),
             "torch_matmul_bfloat16": lambda: matmul_softmax(q, context.k, context.v),
+            "torch_matmul_float32": lambda: matmul_softmax(q32, k32, v32),
             "torch_sdpa_bfloat16": lambda: sdpa(q, context.k, context.v),
             "torch_sdpa_float32": lambda: sdpa(q32, k32, v32),
+            "torch_grouped_bfloat16": lambda: sdpa_grouped(q, context.k, context.v, every),
+            "torch_grouped_float32": lambda: sdpa_grouped(q32, k32, v32, every),
         },
         rounds=15,
     )
@@ -97,13 +108,14 @@ def decode(tokens: int) -> None:
         "attend/decode",
         tokens=tokens,
         dtype="bfloat16",
-        isa=_native.isa(),
+        isa=_native.kernels()["decode"],
         threads=_native.threads(),
         **{f"{name}_ms": 1e3 * value for name, value in seconds.items()},
         kvdb_gb_s=read_bytes / seconds["kvdb"] / 1e9,
         read_gb_s=read_bytes / seconds["read"] / 1e9,
         of_read_bandwidth=seconds["read"] / seconds["kvdb"],
-        speedup_over_sdpa_bfloat16=seconds["torch_sdpa_bfloat16"] / seconds["kvdb"],
+        fastest_torch=(fastest := fastest_of_torch(seconds)),
+        speedup_over_fastest_torch=seconds[fastest] / seconds["kvdb"],
         error=difference(out, sdpa(q32, k32, v32)),
     )
 
@@ -119,38 +131,53 @@ def sdpa_two_parts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.T
     return (share * past + (1 - share) * own)[0]
 
 
-def prefill(dtype: str) -> None:
+def fastest_of_torch(seconds: dict[str, float]) -> str:
+    return min((name for name in seconds if name.startswith("torch")), key=seconds.__getitem__)
+
+
+def torch_prefills(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+    """torch's ways to attend causally behind reused tokens; is_causal knows no offset."""
+    new, tokens = q.shape[1], k.shape[1]
+    seen = torch.arange(tokens)[None, :] <= (tokens - new + torch.arange(new))[:, None]
+    bias = torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, -torch.inf)
+    grouped_seen, grouped_bias = seen.repeat(GROUP, 1), bias.repeat(GROUP, 1)
+    return {
+        "bias": lambda: sdpa(q, k, v, attn_mask=bias),
+        "boolean": lambda: sdpa(q, k, v, attn_mask=seen),
+        "two_parts": lambda: sdpa_two_parts(q, k, v),
+        "grouped_bias": lambda: sdpa_grouped(q, k, v, grouped_bias),
+        "grouped_boolean": lambda: sdpa_grouped(q, k, v, grouped_seen),
+    }
+
+
+def prefill() -> None:
+    """Both dtypes in one run, so that each is beside the fastest of torch in any dtype and form."""
     new, reused = 512, 32768
-    context = Context(reused + new, dtype)
-    q = context.query(new)
-    out = torch.empty_like(q)
-    k32, v32, q32 = context.k.float(), context.v.float(), q.float()
-    seen = torch.arange(reused + new)[None, :] <= (reused + torch.arange(new))[:, None]
-    bias = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
-    seconds = measure(
-        {
-            "kvdb": lambda: context.attend(q, out, causal=new),
-            # is_causal knows no offset; these are torch's ways to say it.
-            "torch_sdpa_float32_bias": lambda: sdpa(q32, k32, v32, attn_mask=bias),
-            "torch_sdpa_float32_boolean": lambda: sdpa(q32, k32, v32, attn_mask=seen),
-            "torch_sdpa_float32_two_parts": lambda: sdpa_two_parts(q32, k32, v32),
-        },
-        rounds=5,
-    )
-    fastest = min((name for name in seconds if name != "kvdb"), key=lambda name: seconds[name])
+    candidates: dict[str, Callable[[], object]] = {}
+    contexts = {dtype: Context(reused + new, dtype) for dtype in DTYPES}
+    queries = {dtype: context.query(new) for dtype, context in contexts.items()}
+    outs = {dtype: torch.empty_like(q) for dtype, q in queries.items()}
+    for dtype, context in contexts.items():
+        candidates[f"kvdb_{dtype}"] = partial(context.attend, queries[dtype], outs[dtype], causal=new)
+        forms = torch_prefills(queries[dtype], context.k, context.v)
+        candidates |= {f"torch_{form}_{dtype}": run for form, run in forms.items()}
+    seconds = measure(candidates, rounds=5)
+    fastest = fastest_of_torch(seconds)
     products = 2 * Q_HEADS * HEAD_DIM * (new * reused + new * (new + 1) // 2)
     report(
         "attend/prefill",
         new=new,
         reused=reused,
-        dtype=dtype,
-        isa=_native.isa(),
+        isa=_native.kernels()["prefill"],
         threads=_native.threads(),
         **{f"{name}_ms": 1e3 * value for name, value in seconds.items()},
-        kvdb_gflops=2 * products / seconds["kvdb"] / 1e9,
+        **{f"kvdb_{dtype}_gflops": 2 * products / seconds[f"kvdb_{dtype}"] / 1e9 for dtype in DTYPES},
         fastest_torch=fastest,
-        speedup_over_fastest_torch=seconds[fastest] / seconds["kvdb"],
-        error=difference(out, sdpa(q32, k32, v32, attn_mask=bias)),
+        **{f"{dtype}_over_fastest_torch": seconds[fastest] / seconds[f"kvdb_{dtype}"] for dtype in DTYPES},
+        **{
+            f"{dtype}_error": difference(outs[dtype], sdpa_two_parts(queries[dtype].float(), c.k.float(), c.v.float()))
+            for dtype, c in contexts.items()
+        },
     )
 
 
@@ -210,7 +237,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     benchmarks: dict[str, list[Callable[[], None]]] = {
         "decode": [partial(decode, tokens) for tokens in (8192, 32768, 131072)],
-        "prefill": [partial(prefill, dtype) for dtype in DTYPES],
+        "prefill": [prefill],
         "overhead": [partial(overhead, tokens) for tokens in (1, 16, 64)],
         "append": [append],
     }

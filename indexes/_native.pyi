@@ -164,7 +164,10 @@ def isa() -> str:
     """The instruction set in use: KVDB_ISA from the environment, or the best of `isas()`."""
 
 def isas() -> list[str]:
-    """The instruction sets that this machine can run, among avx512_bf16, avx512, avx2, neon and portable; best first."""
+    """The instruction sets that this machine can run, among amx, avx512_bf16, avx512, avx2, neon and portable; best first."""
+
+def emulated_isas() -> list[str]:
+    """Those that this machine can emulate, for tests: amx_emulated is amx with the arithmetic of its tiles in C++."""
 
 def set_isa(name: str) -> None:
     """Uses another instruction set from now on, for every operation of the whole process. Raises ValueError."""

@@ -295,16 +295,19 @@ class LayerSteps:
     def stop(self) -> None:
         """Refuse further steps."""
 
-    def step(self, q: Any, k: Any, v: Any, out: Any, options: object, start: object) -> bool | None:
-        """Appends k and v [kv_heads, 1, head_dim] and answers q [q_heads, 1, head_dim] into out, contiguous. start: the position
-        of the token, or None. Returns whether the query is to be kept as a sample; or None where the step is none that `follow`
-        spoke of, an argument is wrong or a number not finite: then nothing was done, and out holds nothing."""
+    def step(self, q: Any, k: Any, v: Any, options: object, start: object) -> Any | None:
+        """Appends k and v [kv_heads, 1, head_dim] and answers q [q_heads, 1, head_dim]; the answer is of its shape and library.
+        start: the position of the token, or None. Returns None where the step is none that `follow` spoke of, an argument is
+        wrong or a number not finite: then nothing was done."""
 
     def sample_next(self, in_steps: int, every: int) -> None:
         """Keep the query of the step after `in_steps` others, and then of every `every`-th; 0: of none."""
 
     def take_totals(self) -> StepTotals:
         """What was done since the last time."""
+
+    def take_samples(self) -> list[tuple[int, bytes]]:
+        """The queries kept since the last time, their bits, and how many steps came before each since `take_totals`."""
 
     def last_query(self) -> bytes:
         """The last query, [q_heads, head_dim], its bits."""
@@ -319,7 +322,10 @@ def isa() -> str:
     """The instruction set in use: KVDB_ISA from the environment, or the best of `isas()`."""
 
 def isas() -> list[str]:
-    """What this machine can run, of avx512_bf16, avx512, avx2, neon, portable; best first."""
+    """What this machine can run, of amx, avx512_bf16, avx512, avx2, neon, portable; best first."""
+
+def emulated_isas() -> list[str]:
+    """Those that this machine can emulate, for tests: amx_emulated is amx with the arithmetic of its tiles in C++."""
 
 def set_isa(name: str) -> None:
     """Uses another instruction set from now on, for every operation of the whole process. Raises ValueError."""

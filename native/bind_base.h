@@ -129,6 +129,7 @@ inline void bind_settings(nb::module_& m) {
     using namespace nb::literals;
     m.def("isa", &isa);
     m.def("isas", &isas);
+    m.def("emulated_isas", &emulated_isas);
     m.def("set_isa", &set_isa, "name"_a);
     m.def("variants", &variants);
     m.def("kernels", [] {

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include "amx.h"
 #include "processor.h"
 
 namespace kvdb {
@@ -14,6 +15,7 @@ struct Candidate {
     const char* name;
     Isa isa;
     bool (*supported)();
+    bool emulated = false;
 };
 
 bool always() {
@@ -34,19 +36,34 @@ bool has_avx512_bf16() {
            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
            __builtin_cpu_supports("avx512vpopcntdq");
 }
+bool has_amx() {
+    return has_avx512_bf16() && amx_permitted();
+}
 #endif
 
 // Best first.
 constexpr Candidate kCandidates[] = {
 #if defined(__x86_64__)
+    {"amx", Isa::amx, has_amx},
     {"avx512_bf16", Isa::avx512_bf16, has_avx512_bf16},
     {"avx512", Isa::avx512, has_avx512},
     {"avx2", Isa::avx2, has_avx2},
+    {"amx_emulated", Isa::amx_emulated, has_avx512_bf16, true},
 #elif defined(__aarch64__)
     {"neon", Isa::neon, always},
 #endif
     {"portable", Isa::portable, always},
 };
+
+std::vector<std::string> names(bool emulated) {
+    std::vector<std::string> found;
+    for (const Candidate& candidate : kCandidates) {
+        if (candidate.supported() && candidate.emulated == emulated) {
+            found.emplace_back(candidate.name);
+        }
+    }
+    return found;
+}
 
 const Candidate& find(std::string_view name, const char* where) {
     std::string possible;
@@ -73,12 +90,15 @@ struct Choice {
             return;
         }
         for (const Candidate& candidate : kCandidates) {
-            if (!candidate.supported()) continue;
+            if (!candidate.supported() || candidate.emulated) continue;
             use(candidate);
             break;
         }
         const Family* family = processor_family();
-        for (int i = 0; family && i < kOperations; ++i) prefer(i, family->kernels[i]);
+        for (int i = 0; family && i < kOperations; ++i) {
+            const Isa isa = family->kernels[i];
+            prefer(i, isa == Isa::amx && !amx_permitted() ? family->untiled : isa);
+        }
     }
 
     void use(const Candidate& candidate) {
@@ -102,11 +122,11 @@ Choice& choice() {
 }  // namespace
 
 std::vector<std::string> isas() {
-    std::vector<std::string> names;
-    for (const Candidate& candidate : kCandidates) {
-        if (candidate.supported()) names.emplace_back(candidate.name);
-    }
-    return names;
+    return names(false);
+}
+
+std::vector<std::string> emulated_isas() {
+    return names(true);
 }
 
 Isa current_isa() {
@@ -136,7 +156,8 @@ std::vector<std::string> variants() {
     const Candidate* best = choice().best;
     std::vector<std::string> names{best->name};
     for (const Candidate* at = best + 1; at < std::end(kCandidates); ++at) {
-        if (at->supported() && at->isa != Isa::portable) names.emplace_back(at->name);
+        if (at->supported() && !at->emulated && at->isa != Isa::portable)
+            names.emplace_back(at->name);
     }
     return names;
 }

@@ -12,8 +12,9 @@
 
 namespace kvdb {
 
-enum class Isa : int { avx512_bf16, avx512, avx2, neon, portable };
-inline constexpr int kIsas = 5;
+// amx_emulated is amx with the arithmetic of its tiles in C++: for tests, and never chosen.
+enum class Isa : int { amx, avx512_bf16, avx512, avx2, neon, portable, amx_emulated };
+inline constexpr int kIsas = 7;
 
 // What an instruction set is chosen for: attention of a few rows and of many, scores of codes, and
 // keys and values at scattered places.
@@ -22,6 +23,9 @@ inline constexpr int kOperations = 4;
 
 // The instruction sets this machine can run, best first. The last is always "portable".
 KVDB_BASE std::vector<std::string> isas();
+
+// Those it can emulate, for tests.
+KVDB_BASE std::vector<std::string> emulated_isas();
 
 // The best in use, for everything that is no operation.
 KVDB_BASE Isa current_isa();
@@ -53,18 +57,22 @@ struct PerIsa {
 };
 
 // Declares and lists `name`_avx2, `name`_portable and so on, one for each simd/<isa>.cpp that is
-// compiled in.
+// compiled in. Kernels without tiles are the same in amx as in avx512_bf16.
 #if defined(__x86_64__)
 #define KVDB_DECLARE_PER_ISA(Kernels, name) \
     extern const Kernels name##_avx512_bf16, name##_avx512, name##_avx2, name##_portable
-#define KVDB_PER_ISA(name) \
-    {&name##_avx512_bf16, &name##_avx512, &name##_avx2, nullptr, &name##_portable}
+#define KVDB_PER_ISA_TILES(name, amx, amx_emulated)              \
+    {&amx,    &name##_avx512_bf16, &name##_avx512, &name##_avx2, \
+     nullptr, &name##_portable,    &amx_emulated}
 #elif defined(__aarch64__)
 #define KVDB_DECLARE_PER_ISA(Kernels, name) extern const Kernels name##_neon, name##_portable
-#define KVDB_PER_ISA(name) {nullptr, nullptr, nullptr, &name##_neon, &name##_portable}
+#define KVDB_PER_ISA_TILES(name, amx, amx_emulated) \
+    {nullptr, nullptr, nullptr, nullptr, &name##_neon, &name##_portable, nullptr}
 #else
 #define KVDB_DECLARE_PER_ISA(Kernels, name) extern const Kernels name##_portable
-#define KVDB_PER_ISA(name) {nullptr, nullptr, nullptr, nullptr, &name##_portable}
+#define KVDB_PER_ISA_TILES(name, amx, amx_emulated) \
+    {nullptr, nullptr, nullptr, nullptr, nullptr, &name##_portable, nullptr}
 #endif
+#define KVDB_PER_ISA(name) KVDB_PER_ISA_TILES(name, name##_avx512_bf16, name##_avx512_bf16)
 
 }  // namespace kvdb

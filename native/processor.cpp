@@ -18,31 +18,32 @@ struct Row {
     Family is;
 };
 
-constexpr Isa kPairs = Isa::avx512_bf16, kWidened = Isa::avx512;
+constexpr Isa kPairs = Isa::avx512_bf16, kWidened = Isa::avx512, kTiles = Isa::amx;
 
 // Dot products of bfloat16 pairs run at the full rate on Zen. On the Intel processors below they
 // are slower than widening to float32 and multiplying: measured on Sapphire Rapids, whose core the
-// others share. Dot products of bytes, for codes, are fast on all of them.
+// others share. Their tiles are for many rows. Dot products of bytes, for codes, are fast on all of
+// them.
 constexpr Row kRows[] = {
-    {"AuthenticAMD", 0x19, 0x10, 0x1f, {"AMD Zen 4", {kPairs, kPairs, kPairs, kPairs}}},
-    {"AuthenticAMD", 0x19, 0x60, 0x7f, {"AMD Zen 4", {kPairs, kPairs, kPairs, kPairs}}},
-    {"AuthenticAMD", 0x19, 0xa0, 0xaf, {"AMD Zen 4", {kPairs, kPairs, kPairs, kPairs}}},
-    {"AuthenticAMD", 0x1a, 0x00, 0xff, {"AMD Zen 5", {kPairs, kPairs, kPairs, kPairs}}},
+    {"AuthenticAMD", 0x19, 0x10, 0x1f, {"AMD Zen 4", {kPairs, kPairs, kPairs, kPairs}, kPairs}},
+    {"AuthenticAMD", 0x19, 0x60, 0x7f, {"AMD Zen 4", {kPairs, kPairs, kPairs, kPairs}, kPairs}},
+    {"AuthenticAMD", 0x19, 0xa0, 0xaf, {"AMD Zen 4", {kPairs, kPairs, kPairs, kPairs}, kPairs}},
+    {"AuthenticAMD", 0x1a, 0x00, 0xff, {"AMD Zen 5", {kPairs, kPairs, kPairs, kPairs}, kPairs}},
     {"GenuineIntel",
      6,
      0x8f,
      0x8f,
-     {"Intel Sapphire Rapids", {kWidened, kWidened, kPairs, kWidened}}},
+     {"Intel Sapphire Rapids", {kWidened, kTiles, kPairs, kWidened}, kWidened}},
     {"GenuineIntel",
      6,
      0xcf,
      0xcf,
-     {"Intel Emerald Rapids", {kWidened, kWidened, kPairs, kWidened}}},
+     {"Intel Emerald Rapids", {kWidened, kTiles, kPairs, kWidened}, kWidened}},
     {"GenuineIntel",
      6,
      0xad,
      0xae,
-     {"Intel Granite Rapids", {kWidened, kWidened, kPairs, kWidened}}},
+     {"Intel Granite Rapids", {kWidened, kTiles, kPairs, kWidened}, kWidened}},
 };
 
 }  // namespace

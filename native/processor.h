@@ -9,6 +9,7 @@ namespace kvdb {
 struct Family {
     const char* name;
     Isa kernels[kOperations];  // in the order of Operation
+    Isa untiled;               // instead of amx, where the system hides its tiles
 };
 
 // This processor's, or null where the table does not have it: then everything uses the best

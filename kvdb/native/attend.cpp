@@ -39,7 +39,9 @@ struct Plan {
 
     std::int64_t outputs() const { return kv_heads / heads * row_tiles; }
     std::int64_t split_count() const { return static_cast<std::int64_t>(splits.size()) - 1; }
-    std::int64_t padded_rows() const { return round_up(tile_rows, kRowPadding); }
+    std::int64_t padded_rows() const {
+        return prefill ? round_up(tile_rows, kPrefillRowPadding) : kDecodeRowsMax;
+    }
 };
 
 std::int64_t count_tokens(const Geometry& geometry, const Run& run) {

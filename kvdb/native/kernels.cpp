@@ -4,7 +4,7 @@ namespace kvdb {
 
 namespace {
 
-constexpr PerIsa<Kernels> kPerIsa{KVDB_PER_ISA(kernels)};
+constexpr PerIsa<Kernels> kPerIsa{KVDB_PER_ISA_TILES(kernels, kernels_amx, kernels_amx_emulated)};
 
 }  // namespace
 

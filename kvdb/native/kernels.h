@@ -27,7 +27,7 @@ struct State {
     float* values;  // [heads][rows][head_dim rounded up to kLanePadding]
     float* max;
     float* sum;
-    std::int64_t rows;  // rounded up to kRowPadding
+    std::int64_t rows;  // kDecodeRowsMax, or rounded up to kPrefillRowPadding
 };
 
 // One work item: rows [row_begin, row_end) of some KV heads over the tokens from `block` on up to
@@ -113,9 +113,10 @@ struct CopyItem {
     bool stream;  // past the caches: the copy is larger than they are
 };
 
-inline constexpr int kDecodeRowsMax = 16;  // more rows than this are worth packing keys for
-inline constexpr int kRowPadding = 12;     // states and scratch hold rows rounded up to this
-inline constexpr int kLanePadding = 32;    // and head_dim rounded up to this
+inline constexpr int kDecodeRowsMax = 16;      // more rows than this are worth packing keys for
+inline constexpr int kPrefillRowPadding = 96;  // states and scratch of prefill hold rows rounded up
+                                               // to this, those of decode kDecodeRowsMax
+inline constexpr int kLanePadding = 32;        // and head_dim rounded up to this
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t step) {
     return (value + step - 1) / step * step;
@@ -140,6 +141,9 @@ struct Kernels {
 };
 
 KVDB_DECLARE_PER_ISA(Kernels, kernels);
+#if defined(__x86_64__)
+extern const Kernels kernels_amx, kernels_amx_emulated;
+#endif
 
 // The kernels of the instruction set that an operation uses, and of the best in use.
 const Kernels& current_kernels(Operation operation);

@@ -21,10 +21,15 @@ struct Vector {
     typedef T type __attribute__((vector_size(bytes)));
 };
 
+// Of a matrix tile, where an instruction set has them.
+inline constexpr int kTileRows = 16;
+inline constexpr int kTileLanes = 16;  // 32-bit lanes of a row: floats, or pairs of bfloat16
+
 template <class Tag, int lanes>
 struct Generic {
     static constexpr int width = lanes;
     static constexpr bool has_bf16_dot = false;
+    static constexpr bool has_tiles = false;  // of bfloat16, see amx.h
     static constexpr int registers = 16;
     // The register tile of the matrix kernel: rows of A by vectors of B.
     static constexpr int tile_rows = 6;

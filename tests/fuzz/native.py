@@ -202,7 +202,7 @@ def main() -> int:
     end = time.monotonic() + given.seconds
     while time.monotonic() < end:
         rng, choice = np.random.default_rng([given.seed, uses]), random.Random(given.seed << 32 | uses)
-        isas = recorder.isas()
+        isas = [*recorder.isas(), *recorder.emulated_isas()]
         recorder.set_isa(isas[uses % len(isas)])
         recorder.calls.clear()
         alive = use(rng, given.kinds) if given.package == "indexes" else attention.use(rng, recorder)

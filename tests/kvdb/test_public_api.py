@@ -70,7 +70,7 @@ PromptPart(source, visible=None, at=None)
 QueryOptions(retrieval=None, max_missed_mass=None, estimate_tail=False, hints='Hints', error_max=None)
 QueryOptions.budgeted
 QueryOptions.with_default(error_max)
-Recompute(ratio=None, error_max=0.006, floor=0.0, steepness=0.3, check_layer=1, strategy=None)
+Recompute(ratio=None, error_max=0.03, floor=0.0, steepness=0.3, check_layer=1, strategy=None)
 Recompute.of(given)
 Recompute.share
 Rope(theta=10000.0, rotary_dims=None, layout='half', scaling=())

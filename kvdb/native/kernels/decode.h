@@ -1,20 +1,22 @@
 // Attention of a few rows: the context is read once, in place, and reading takes nearly all the
 // time.
-//
-// An item takes all KV heads of its blocks, tile by tile, so that memory is read in order, in two
-// streams: keys and values. (Head by head, the hardware's prefetchers and the TLB would start anew
-// every 16 KiB, which halves the bandwidth of one core.)
 #pragma once
 
 #include "../kernels.h"
 #include "decode_step.h"
+#include "decode_walk.h"
 #include "rotate.h"
 
 namespace kvdb::kernels {
 
 // Rows go in batches of 4, 2 or 1; the last batch may carry an idle row.
 template <class Isa, class T>
-class Decode {
+class Decode : DecodeWalk<Decode<Isa, T>, Isa, T> {
+    using Walk = DecodeWalk<Decode, Isa, T>;
+    using Loaded = typename Walk::Loaded;
+    using Walk::item_;
+    friend Walk;
+
   public:
     static void run(const AttendItem& item) { Decode(item).run(); }
 
@@ -25,10 +27,8 @@ class Decode {
     }
 
   private:
-    using Loaded = Gathered<Isa, T, kDecodeGroups>;
-
     explicit Decode(const AttendItem& item)
-        : item_(item),
+        : Walk(item),
           rows_(static_cast<int>(item.row_end - item.row_begin)),
           stride_(round_up(item.geometry.head_dim, kLanePadding)),
           query_(reinterpret_cast<float*>(item.scratch)),
@@ -38,34 +38,8 @@ class Decode {
 
     void run() {
         start();
-        const std::int64_t last_seen = visible(item_, item_.row_end - 1);
-        RunCursor cursor(item_.geometry, item_.run, item_.block, item_.token_begin,
-                         item_.token_end < last_seen ? item_.token_end : last_seen);
-        DecodeTile tiles[2];
-        cursor.next(tiles[0]);
-        if (tiles[0].count == 0) return end_sums();
-        int step = 0;
-        Loaded loaded = load(tiles[0], 0, step);
-        for (int i = 0; tiles[i].count > 0; i ^= 1) {
-            cursor.next(tiles[i ^ 1]);
-            if (tiles[i].view != view_) load_queries(tiles[i].view);
-            for (int head = 0; head < item_.heads; ++head) {
-                const bool last = head + 1 == item_.heads;
-                const DecodeTile& ahead = tiles[last ? i ^ 1 : i];
-                const Loaded next = load(ahead, last ? 0 : head + 1, ++step);
-                const bool prefetch = ahead.count == DecodeTile::tokens_max;
-                attend(tiles[i], loaded, prefetch ? &next : nullptr, head);
-                loaded = next;
-            }
-        }
+        Walk::walk(reinterpret_cast<T*>(gathered_));
         end_sums();
-    }
-
-    // Two tiles are loaded at a time, the one in use and the next.
-    Loaded load(const DecodeTile& tile, int head, int step) const {
-        auto* scratch = reinterpret_cast<T*>(gathered_);
-        return Loaded(item_.geometry, tile, item_.kv_head + head,
-                      scratch + step % 2 * Loaded::scratch_elements(item_.geometry.head_dim));
     }
 
     void attend(const DecodeTile& tile, const Loaded& loaded, const Loaded* next, int head) {
@@ -111,7 +85,6 @@ class Decode {
 
     // Queries, rotated for the keys of a view.
     void load_queries(std::int32_t view) {
-        view_ = view;
         for (int head = 0; head < item_.heads; ++head) {
             for (int r = 0; r < rows_; ++r) {
                 Rotate<Isa, T>::load_query(
@@ -153,14 +126,12 @@ class Decode {
     }
     float* lanes(float* of, int head, int r) const { return of + (head * rows_ + r) * Isa::width; }
 
-    const AttendItem& item_;
     const int rows_;
     const std::int64_t stride_;
     float* const query_;
     float* const max_;
     float* const sum_;
     float* const gathered_;
-    std::int32_t view_ = -1;
 };
 
 }  // namespace kvdb::kernels

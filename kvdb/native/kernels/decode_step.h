@@ -5,15 +5,13 @@
 #pragma once
 
 #include "../kernels.h"
-#include "gathered.h"
+#include "decode_walk.h"
 #include "operand.h"
 
 namespace kvdb::kernels {
 
-inline constexpr int kDecodeGroups = 4;
 inline constexpr int kGroupsFar = 6;  // how far ahead memory is asked for, of 16 tokens each
 inline constexpr int kGroupsNear = 3;
-using DecodeTile = Tile<kDecodeGroups>;
 
 // R rows that share each load, and their running softmax.
 struct DecodeRows {

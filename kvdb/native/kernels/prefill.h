@@ -8,89 +8,27 @@
 
 #include "../kernels.h"
 #include "gathered.h"
+#include "multiply.h"
+#include "multiply_tiles.h"
 #include "operand.h"
 #include "rotate.h"
 
 namespace kvdb::kernels {
-
-// C[tile_rows][vectors * width] = A[tile_rows][depth] * B[depth][vectors * width], where A's rows
-// lie a_stride floats apart and B is one panel. In the product before the softmax, C is scaled; in
-// the product after it, the result is added to C * decay of its row.
-template <class Isa, class T>
-struct Multiply {
-    using f32 = typename Isa::f32;
-    using Op = Operand<Isa, T>;
-
-    template <int vectors>
-    static void scaled(const float* a, std::int64_t a_stride, const float* b, std::int64_t depth,
-                       float* c, std::int64_t c_stride, float scale) {
-        f32 sums[Isa::tile_rows][vectors] = {};
-        accumulate<vectors>(a, a_stride, b, depth, sums);
-        KVDB_UNROLL
-        for (int r = 0; r < Isa::tile_rows; ++r) {
-            KVDB_UNROLL
-            for (int i = 0; i < vectors; ++i) {
-                Isa::store(c + r * c_stride + i * Isa::width, sums[r][i] * scale);
-            }
-        }
-    }
-
-    template <int vectors>
-    static void added(const float* a, std::int64_t a_stride, const float* b, std::int64_t depth,
-                      float* c, std::int64_t c_stride, const float* decay) {
-        f32 sums[Isa::tile_rows][vectors];
-        KVDB_UNROLL
-        for (int r = 0; r < Isa::tile_rows; ++r) {
-            KVDB_UNROLL
-            for (int i = 0; i < vectors; ++i) {
-                sums[r][i] = Isa::template load<f32>(c + r * c_stride + i * Isa::width) * decay[r];
-            }
-        }
-        accumulate<vectors>(a, a_stride, b, depth, sums);
-        KVDB_UNROLL
-        for (int r = 0; r < Isa::tile_rows; ++r) {
-            KVDB_UNROLL
-            for (int i = 0; i < vectors; ++i) {
-                Isa::store(c + r * c_stride + i * Isa::width, sums[r][i]);
-            }
-        }
-    }
-
-  private:
-    template <int vectors>
-    KVDB_INLINE static void accumulate(const float* a, std::int64_t a_stride, const float* b,
-                                       std::int64_t depth, f32 (&sums)[Isa::tile_rows][vectors]) {
-        for (std::int64_t k = 0; k < depth; ++k, ++a, b += vectors * Isa::width) {
-            f32 column[vectors];
-            KVDB_UNROLL
-            for (int i = 0; i < vectors; ++i) {
-                column[i] = Isa::template load<f32>(b + i * Isa::width);
-            }
-            KVDB_UNROLL
-            for (int r = 0; r < Isa::tile_rows; ++r) {
-                const f32 x = Isa::splat(a[r * a_stride]);
-                KVDB_UNROLL
-                for (int i = 0; i < vectors; ++i) {
-                    sums[r][i] = Op::multiply_add(x, column[i], sums[r][i]);
-                }
-            }
-        }
-    }
-};
 
 template <class Isa, class T>
 class Prefill {
     using f32 = typename Isa::f32;
     using i32 = typename Isa::i32;
     using Op = Operand<Isa, T>;
+    using Product = Multiply<Isa, T>;
     static constexpr int groups = 8;
     static constexpr int tile_tokens = groups * kGroup;
-    static constexpr int block_rows = 48;  // their scores stay in the L2 cache beside a tile
+    static constexpr int block_rows = Product::block_rows;
     static constexpr int panel = Isa::tile_vectors * Isa::width;
     using PrefillTile = Tile<groups>;
     using Loaded = Gathered<Isa, T, groups>;
 
-    static_assert(kRowPadding % Isa::tile_rows == 0 && block_rows % kRowPadding == 0);
+    static_assert(kPrefillRowPadding % Product::rows == 0 && block_rows % Product::rows == 0);
     static_assert(tile_tokens % panel == 0 && panel % Isa::width == 0);
 
   public:
@@ -98,7 +36,7 @@ class Prefill {
 
     static std::size_t scratch_floats(int head_dim, std::int64_t rows) {
         const std::int64_t stride = round_up(head_dim, kLanePadding);
-        return round_up(rows, kRowPadding) * stride + 2 * tile_tokens * stride +
+        return round_up(rows, Product::rows) * stride + 2 * tile_tokens * stride +
                block_rows * tile_tokens + block_rows + Loaded::scratch_elements(head_dim);
     }
 
@@ -108,9 +46,10 @@ class Prefill {
           rows_(item.row_end - item.row_begin),
           head_dim_(item.geometry.head_dim),
           lanes_(head_dim_ / Op::per_lane),
+          depth_(static_cast<int>(round_up(lanes_, Product::depth_step))),
           stride_(round_up(head_dim_, kLanePadding)),
           query_(reinterpret_cast<float*>(item.scratch)),
-          keys_(query_ + round_up(rows_, kRowPadding) * stride_),
+          keys_(query_ + round_up(rows_, Product::rows) * stride_),
           values_(keys_ + tile_tokens * stride_),
           scores_(values_ + tile_tokens * stride_),
           decay_(scores_ + block_rows * tile_tokens),
@@ -136,7 +75,7 @@ class Prefill {
     }
 
     void start() {
-        const std::int64_t padded = round_up(rows_, kRowPadding);
+        const std::int64_t padded = round_up(rows_, Product::rows);
         for (std::int64_t i = 0; i < padded * stride_; ++i) query_[i] = 0;
         for (std::int64_t i = 0; i < padded * stride_; ++i) item_.state.values[i] = 0;
         for (std::int64_t r = 0; r < rows_; ++r) {
@@ -165,11 +104,11 @@ class Prefill {
         for (int t = 0; t < tile_tokens; ++t) hidden_[t] = tile.hidden[t / 64] >> t % 64 & 1;
     }
 
-    // To panels [lanes][panel] of tokens.
+    // To panels [depth][panel] of tokens.
     void pack_keys(const PrefillTile& tile, const Loaded& loaded) {
         for (int token = 0; token < tile.group_count() * kGroup; token += Isa::width) {
             const T* key = loaded.keys[token / kGroup] + token % kGroup * head_dim_;
-            float* to = keys_ + token / panel * panel * lanes_ + token % panel;
+            float* to = keys_ + token / panel * panel * depth_ + token % panel;
             for (int lane = 0; lane < lanes_; lane += Isa::width) {
                 f32 square[Isa::width];
                 const int lanes = lanes_ - lane < Isa::width ? lanes_ - lane : Isa::width;
@@ -182,7 +121,7 @@ class Prefill {
                 simd::transpose<Isa>(square);
                 KVDB_UNROLL
                 for (int i = 0; i < Isa::width; ++i) {
-                    if (i < lanes) Isa::store(to + (lane + i) * panel, square[i]);
+                    if (lane + i < depth_) Isa::store(to + (lane + i) * panel, square[i]);
                 }
             }
         }
@@ -190,8 +129,12 @@ class Prefill {
 
     // To panels [tokens / per_lane][panel] of dimensions; the last may be narrower.
     void pack_values(const PrefillTile& tile, const Loaded& loaded) {
-        const int depth = tile.group_count() * kGroup / Op::per_lane;
-        for (int k = 0; k < depth; ++k) {
+        const int depth = value_depth(tile);
+        const int packed = tile.group_count() * kGroup / Op::per_lane;
+        for (int i = packed * panel_width(0); packed < depth && i < depth * stride_; ++i) {
+            values_[i] = 0;
+        }
+        for (int k = 0; k < packed; ++k) {
             const int token = k * Op::per_lane;
             const T* value = loaded.values[token / kGroup] + token % kGroup * head_dim_;
             for (int d = 0; d < head_dim_; d += Op::value_dims) {
@@ -211,6 +154,12 @@ class Prefill {
         }
     }
 
+    // Of the product behind the softmax.
+    static int value_depth(const PrefillTile& tile) {
+        const int packed = tile.group_count() * kGroup / Op::per_lane;
+        return static_cast<int>(round_up(packed, Product::depth_step));
+    }
+
     int panel_width(int first_dim) const {
         const auto left = static_cast<int>(round_up(head_dim_, Op::value_dims)) - first_dim;
         return left < panel ? left : panel;
@@ -219,23 +168,23 @@ class Prefill {
     // Rows [first, first + block_rows) over one tile.
     void attend(const PrefillTile& tile, std::int64_t first) {
         const std::int64_t count = rows_ - first < block_rows ? rows_ - first : block_rows;
-        const std::int64_t padded = round_up(count, Isa::tile_rows);
+        const std::int64_t padded = round_up(count, Product::rows);
         const int tokens = seen(tile, first + count - 1);
         if (tokens == 0) return;
         for (int t = 0; t < tokens; t += panel) {
-            for (std::int64_t r = 0; r < padded; r += Isa::tile_rows) {
-                Multiply<Isa, T>::template scaled<Isa::tile_vectors>(
-                    query_ + (first + r) * stride_, stride_, keys_ + t * lanes_, lanes_,
+            for (std::int64_t r = 0; r < padded; r += Product::rows) {
+                product_.template scaled<Isa::tile_vectors>(
+                    query_ + (first + r) * stride_, stride_, keys_ + t * depth_, depth_,
                     scores_ + r * tile_tokens + t, tile_tokens, item_.scale_log2e);
             }
         }
         for (std::int64_t r = 0; r < count; ++r) softmax(tile, tokens, first + r, r);
         for (std::int64_t r = count; r < padded; ++r) decay_[r] = 0;
 
-        const int depth = tile.group_count() * kGroup / Op::per_lane;
-        const int used = (tokens + Op::per_lane - 1) / Op::per_lane;
+        const int depth = value_depth(tile);
+        const int used = weights_end(tokens) / Op::per_lane;
         for (int d = 0; d < round_up(head_dim_, Op::value_dims); d += panel) {
-            for (std::int64_t r = 0; r < padded; r += Isa::tile_rows) {
+            for (std::int64_t r = 0; r < padded; r += Product::rows) {
                 add(panel_width(d) / Isa::width, scores_ + r * tile_tokens, values_ + d * depth,
                     used, item_.state.values + (first + r) * stride_ + d, decay_ + r);
             }
@@ -244,20 +193,19 @@ class Prefill {
 
     void add(int vectors, const float* weights, const float* values, int depth, float* to,
              const float* decay) {
-        using M = Multiply<Isa, T>;
         switch (vectors) {
             case 1:
-                return M::template added<1>(weights, tile_tokens, values, depth, to, stride_,
-                                            decay);
+                return product_.template added<1>(weights, tile_tokens, values, depth, to, stride_,
+                                                  decay);
             case 2:
-                return M::template added<2>(weights, tile_tokens, values, depth, to, stride_,
-                                            decay);
+                return product_.template added<2>(weights, tile_tokens, values, depth, to, stride_,
+                                                  decay);
             case 3:
-                return M::template added<3>(weights, tile_tokens, values, depth, to, stride_,
-                                            decay);
+                return product_.template added<3>(weights, tile_tokens, values, depth, to, stride_,
+                                                  decay);
             default:
-                return M::template added<4>(weights, tile_tokens, values, depth, to, stride_,
-                                            decay);
+                return product_.template added<4>(weights, tile_tokens, values, depth, to, stride_,
+                                                  decay);
         }
     }
 
@@ -265,6 +213,11 @@ class Prefill {
     int seen(const PrefillTile& tile, std::int64_t row) const {
         const std::int64_t tokens = visible(item_, item_.row_begin + row) - tile.begin;
         return tokens < 0 ? 0 : tokens < tile.count ? static_cast<int>(tokens) : tile.count;
+    }
+
+    // Tokens of a tile whose weights the product takes, where rows see the first `tokens`.
+    static int weights_end(int tokens) {
+        return static_cast<int>(round_up(tokens, Product::depth_step * Op::per_lane));
     }
 
     // Turns the scores of one row into weights, in place, for the first `tokens` of the tile.
@@ -292,7 +245,8 @@ class Prefill {
             Op::store_weights(scores, t, weights);
             sum += weights;
         }
-        for (int t = own_end; t < tokens; t += Isa::width) Op::store_weights(scores, t, f32{});
+        const int end = weights_end(tokens);
+        for (int t = own_end; t < end; t += Isa::width) Op::store_weights(scores, t, f32{});
         float& row_sum = item_.state.sum[row];
         row_sum = row_sum * decay_[local] + simd::sum_of_group<Isa, Isa::width>(sum)[0];
     }
@@ -309,6 +263,7 @@ class Prefill {
     const std::int64_t rows_;
     const int head_dim_;
     const int lanes_;
+    const int depth_;  // of the product before the softmax: lanes_, and zeros behind them
     const std::int64_t stride_;
     float* const query_;   // [rows][stride]
     float* const keys_;    // panels
@@ -317,6 +272,7 @@ class Prefill {
     float* const decay_;   // [block_rows]
     float* const gathered_;
     std::int32_t view_ = -1;
+    Product product_;
     alignas(64) std::int32_t hidden_[tile_tokens];  // 1 for a token that nobody sees
 };
 

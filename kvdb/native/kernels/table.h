@@ -1,8 +1,11 @@
 // The table of everything that one instruction set provides to the drivers.
 #pragma once
 
+#include <type_traits>
+
 #include "copy.h"
 #include "decode.h"
+#include "decode_tiles.h"
 #include "finish.h"
 #include "prefill.h"
 #include "retrieved.h"
@@ -14,6 +17,9 @@ template <class Isa>
 struct Table {
     template <class T>
     static void decode(const AttendItem& item) {
+        if constexpr (Isa::has_tiles && std::is_same_v<T, BFloat16>) {
+            if (DecodeTiles<Isa>::takes(item.geometry.head_dim)) return DecodeTiles<Isa>::run(item);
+        }
         Decode<Isa, T>::run(item);
     }
     template <class T>
@@ -21,10 +27,17 @@ struct Table {
         Prefill<Isa, T>::run(item);
     }
     static std::size_t decode_scratch_bytes(int head_dim, int heads, std::int64_t rows) {
-        return sizeof(float) * Decode<Isa, float>::scratch_floats(head_dim, heads, rows);
+        std::size_t floats = Decode<Isa, float>::scratch_floats(head_dim, heads, rows);
+        if constexpr (Isa::has_tiles) {
+            const std::size_t tiled = DecodeTiles<Isa>::scratch_floats(head_dim, heads);
+            if (tiled > floats) floats = tiled;
+        }
+        return sizeof(float) * floats;
     }
     static std::size_t prefill_scratch_bytes(int head_dim, std::int64_t rows) {
-        return sizeof(float) * Prefill<Isa, float>::scratch_floats(head_dim, rows);
+        const std::size_t halves = Prefill<Isa, BFloat16>::scratch_floats(head_dim, rows);
+        const std::size_t floats = Prefill<Isa, float>::scratch_floats(head_dim, rows);
+        return sizeof(float) * (halves > floats ? halves : floats);
     }
 
     static constexpr Kernels kernels{

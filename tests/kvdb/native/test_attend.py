@@ -48,6 +48,20 @@ def check(blocks, q, k, v, counts, causal=0, scale=None, out_dtype=None):
     np.testing.assert_allclose(lse, expected_lse, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("n", [1, 4, 40])
+def test_answers_of_all_kernels_agree(n):
+    counts = [64, 3, 64, 64, 17]
+    blocks, _, _ = filled("bfloat16", 2, 128, 64, counts)
+    q, used = random((8, n, 128), "bfloat16", 2), _native.isa()
+    out, lse = attend(blocks, q, counts, n)
+    for other in [*_native.isas(), *_native.emulated_isas()]:
+        _native.set_isa(other)
+        out_there, lse_there = attend(blocks, q, counts, n)
+        assert relative_error(out_there, out) <= TOLERANCE["bfloat16"]
+        np.testing.assert_allclose(lse_there, lse, rtol=1e-5, atol=1e-5)
+    _native.set_isa(used)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", EDGES)
 def test_lengths_around_block_edges(dtype, tokens):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -185,6 +186,12 @@ def test_a_read_only_output_is_refused():
 def test_portable_code_is_always_there():
     assert _native.isas()[-1] == "portable"
     assert _native.isa() in _native.isas()
+
+
+def test_tiles_are_offered_where_the_processor_has_them_and_emulated_ones_never():
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    assert ("amx" in _native.isas()) <= (" amx_bf16" in flags)
+    assert not set(_native.emulated_isas()) & {*_native.isas(), *_native.variants(), *_native.kernels().values()}
 
 
 def test_the_environment_chooses():

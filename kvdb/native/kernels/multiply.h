@@ -1,0 +1,77 @@
+// The matrix product of prefill, in registers of vectors.
+#pragma once
+
+#include "../kernels.h"
+#include "operand.h"
+
+namespace kvdb::kernels {
+
+// C[rows][vectors * width] = A[rows][depth] * B[depth][vectors * width], where A's rows
+// lie a_stride floats apart and B is one panel. In the product before the softmax, C is scaled; in
+// the product after it, the result is added to C * decay of its row.
+template <class Isa, class T>
+struct Multiply {
+    using f32 = typename Isa::f32;
+    using Op = Operand<Isa, T>;
+    static constexpr int rows = Isa::tile_rows;
+    static constexpr int block_rows = 48;  // their scores stay in the L2 cache beside a tile
+    static constexpr int depth_step = 1;   // depth is a multiple of it
+
+    template <int vectors>
+    static void scaled(const float* a, std::int64_t a_stride, const float* b, std::int64_t depth,
+                       float* c, std::int64_t c_stride, float scale) {
+        f32 sums[Isa::tile_rows][vectors] = {};
+        accumulate<vectors>(a, a_stride, b, depth, sums);
+        KVDB_UNROLL
+        for (int r = 0; r < Isa::tile_rows; ++r) {
+            KVDB_UNROLL
+            for (int i = 0; i < vectors; ++i) {
+                Isa::store(c + r * c_stride + i * Isa::width, sums[r][i] * scale);
+            }
+        }
+    }
+
+    template <int vectors>
+    static void added(const float* a, std::int64_t a_stride, const float* b, std::int64_t depth,
+                      float* c, std::int64_t c_stride, const float* decay) {
+        f32 sums[Isa::tile_rows][vectors];
+        KVDB_UNROLL
+        for (int r = 0; r < Isa::tile_rows; ++r) {
+            KVDB_UNROLL
+            for (int i = 0; i < vectors; ++i) {
+                sums[r][i] = Isa::template load<f32>(c + r * c_stride + i * Isa::width) * decay[r];
+            }
+        }
+        accumulate<vectors>(a, a_stride, b, depth, sums);
+        KVDB_UNROLL
+        for (int r = 0; r < Isa::tile_rows; ++r) {
+            KVDB_UNROLL
+            for (int i = 0; i < vectors; ++i) {
+                Isa::store(c + r * c_stride + i * Isa::width, sums[r][i]);
+            }
+        }
+    }
+
+  private:
+    template <int vectors>
+    KVDB_INLINE static void accumulate(const float* a, std::int64_t a_stride, const float* b,
+                                       std::int64_t depth, f32 (&sums)[Isa::tile_rows][vectors]) {
+        for (std::int64_t k = 0; k < depth; ++k, ++a, b += vectors * Isa::width) {
+            f32 column[vectors];
+            KVDB_UNROLL
+            for (int i = 0; i < vectors; ++i) {
+                column[i] = Isa::template load<f32>(b + i * Isa::width);
+            }
+            KVDB_UNROLL
+            for (int r = 0; r < Isa::tile_rows; ++r) {
+                const f32 x = Isa::splat(a[r * a_stride]);
+                KVDB_UNROLL
+                for (int i = 0; i < vectors; ++i) {
+                    sums[r][i] = Op::multiply_add(x, column[i], sums[r][i]);
+                }
+            }
+        }
+    }
+};
+
+}  // namespace kvdb::kernels

@@ -1,0 +1,10 @@
+#include "simd/amx.h"
+
+#include "../kernels.h"
+#include "../kernels/table.h"
+
+namespace kvdb {
+
+const Kernels kernels_amx = kernels::Table<simd::Amx>::kernels;
+
+}  // namespace kvdb
