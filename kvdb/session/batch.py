@@ -66,13 +66,13 @@ def _native_steps(
     sessions: Sequence[SessionState], layer: int, q: Array, k: Array, v: Array, options: QueryOptions, starts: Starts
 ) -> Array | None:
     """`attend` by native steps of sessions that search. None where one of them needs more, or anything is wrong; then nothing was
-    done."""
+    done. Raises InvalidArgument for starts that cannot be."""
     spec, count = sessions[0].spec, len(sessions)
     alone = [session.native_steps(layer) for session in sessions if session.spec == spec]
-    stacked = all(np.shape(array)[:1] == (count,) for array in (q, k, v))
-    placed = starts is None or np.shape(starts) == (count,)
-    if not (stacked and placed and len(alone) == count and all(steps is not None and steps.search for steps in alone)):
+    stacked = all(getattr(array, "shape", ())[:1] == (count,) for array in (q, k, v))
+    if not (stacked and len(alone) == count and all(steps is not None and steps.search for steps in alone)):
         return None
+    validate.starts(starts, count)
     taken: list[NativeSteps] = []
     out = np.empty((count, spec.q_heads, 1, spec.head_dim), spec.numpy_dtype)
     for i, steps in enumerate(alone):
