@@ -184,5 +184,5 @@ class CatalogFile:
             if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
                 raise CapacityError(f"{self._path.parent} has no room for the catalogue; free some of the disk") from None
             raise Unavailable(f"{self._path} cannot be used: {error}") from None
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # names of columns that were changed
             raise IntegrityError(f"{self._path} was damaged: {error}; nothing of it was touched") from None

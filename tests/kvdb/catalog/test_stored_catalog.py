@@ -299,6 +299,18 @@ def test_a_store_without_its_catalogue_is_not_touched(tmp_path, content, error, 
     assert len(list(tmp_path.glob("segments/*"))) == 1
 
 
+def test_tables_whose_columns_have_no_name_any_more_are_not_read(tmp_path):
+    with connect(tmp_path) as db:
+        put(db, DOC, "doc")
+    with sqlite3.connect(tmp_path / "catalog.db") as db:
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("UPDATE sqlite_schema SET sql = replace(sql, 'prefix_end', CAST(x'ECECEC' AS TEXT)) WHERE name = 'context'")
+    db.close()
+    with pytest.raises(IntegrityError, match="was damaged"):
+        connect(tmp_path)
+    assert len(list(tmp_path.glob("segments/*"))) == 1
+
+
 @pytest.mark.parametrize(
     ("pragma", "error", "told"),
     [
