@@ -40,7 +40,7 @@ def add(commands: "Subparsers") -> None:
 
 def _list(given: argparse.Namespace) -> int:
     with open_server(given) as db:
-        infos = [context.info for context in db.contexts() if context.name.startswith(given.prefix)]
+        infos = [context.info for context in db.contexts(given.prefix)]
     if given.json:
         for info in infos:
             print(json.dumps(_fields(info)))

@@ -52,7 +52,7 @@ def test_contexts_are_listed(run):
         ["contract", "model", "100", "1", "0.0", "chunk"],
         ["contract/2", "model", "62", "2", "0.0", "prefix"],
         ["größe", "model", "100", "1", "0.0", "chunk"],
-        ["3", "contexts,", "260", "tokens;", "what", "they", "share", "counts", "for", "each", "of", "them"],
+        ["in", "all", "262", "tokens;", "what", "contexts", "share", "counts", "for", "each", "of", "them"],
     ]
     assert run("ls", "contract/")[1][1:-1] == ["contract/2  model      62         2  0.0  prefix"]
     assert run("ls", "x") == (0, ["no context begins with 'x'"])
