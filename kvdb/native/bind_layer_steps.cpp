@@ -36,6 +36,14 @@ struct PyLayerSteps {
           empty(nb::module_::import_("numpy").attr("empty")),
           shape(nb::make_tuple(q_heads, 1, geometry.head_dim)) {}
 
+    // Whether these are the options of the present course, which most often are the same object.
+    bool follows(nb::handle asked) const {
+        if (asked.is(options)) return true;
+        const int equal = PyObject_RichCompareBool(asked.ptr(), options.ptr(), Py_EQ);
+        if (equal < 0) nb::raise_python_error();
+        return equal == 1;
+    }
+
     // An array of the shape of queries, of the library that `like` is of.
     nb::object empty_like(nb::handle like) const {
         if (like.type().is(array_type)) return empty(shape, array_dtype);
@@ -168,7 +176,7 @@ void py_follow(PyLayerSteps& self, const nb::object& options, const nb::object& 
 nb::object py_step(PyLayerSteps& self, nb::handle q, nb::handle k, nb::handle v, nb::handle options,
                    nb::handle start) {
     LayerSteps& steps = self.steps;
-    if (!options.is(self.options) || !steps.goes_on()) return nb::none();
+    if (!steps.goes_on() || !self.follows(options)) return nb::none();
     if (!start.is_none() &&
         (!PyLong_CheckExact(start.ptr()) || PyLong_AsLongLong(start.ptr()) != steps.tokens())) {
         PyErr_Clear();  // of a number that is too large
@@ -225,6 +233,7 @@ void bind_layer_steps(nb::module_& m) {
                 self.tensor_dtype = dtype;
             },
             "tensor"_a, "dtype"_a)
+        .def("undo", [](PyLayerSteps& self) { self.steps.undo(); })
         .def("stop", [](PyLayerSteps& self) { self.steps.stop(); })
         .def("step", &py_step, "q"_a, "k"_a, "v"_a, "options"_a, "start"_a.none())
         .def(

@@ -33,6 +33,7 @@ LayerSteps::LayerSteps(const Geometry& geometry, int q_heads, float scale)
       q_heads(q_heads),
       scale_(scale),
       last_query_(q_heads * geometry.row_bytes()),
+      query_before_(last_query_.size()),
       logs_(3 * q_heads) {}
 
 bool LayerSteps::goes_on() const {
@@ -47,12 +48,24 @@ bool LayerSteps::step(const Rows& q, const Rows& k, const Rows& v, void* out) {
     if (!finite(geometry, q_heads, 1, q)) return false;
     if (append(geometry, {course_.table + last, 1}, course_.counts[last], 1, k, v)) return false;
     AppendedToken token(course_.counts[last]);
+    const StepTotals before = totals_;
     if (!answer(q, out)) return false;
+    totals_before_ = before;
     token.keep();
     ++course_.tokens;
     --course_.steps;
     keep(q);
     return true;
+}
+
+void LayerSteps::undo() {
+    --course_.counts[course_.blocks - 1];
+    --course_.tokens;
+    ++course_.steps;
+    totals_ = totals_before_;
+    sample_in_ = sample_in_before_;
+    samples_.resize(samples_before_);
+    std::swap(last_query_, query_before_);
 }
 
 void LayerSteps::sample_next(std::int64_t in, std::int64_t every) {
@@ -61,6 +74,9 @@ void LayerSteps::sample_next(std::int64_t in, std::int64_t every) {
 }
 
 void LayerSteps::keep(const Rows& q) {
+    std::swap(last_query_, query_before_);
+    sample_in_before_ = sample_in_;
+    samples_before_ = samples_.size();
     const std::size_t bytes = geometry.row_bytes();
     for (int head = 0; head < q_heads; ++head) {
         const std::int64_t at =

@@ -58,6 +58,9 @@ class LayerSteps {
     // but `out`. `goes_on` must hold.
     bool step(const Rows& q, const Rows& k, const Rows& v, void* out);
 
+    // Takes the last step back, as if it had not been taken; none was taken or counted since.
+    void undo();
+
     // Keeps the query of the step after `in` others, and then of every `every`-th; 0: of none.
     void sample_next(std::int64_t in, std::int64_t every);
 
@@ -83,6 +86,11 @@ class LayerSteps {
     StepTotals totals_;
     std::int64_t sample_in_ = 0, sample_every_ = 0;
     std::vector<std::byte> last_query_;
+    // Before the last step.
+    StepTotals totals_before_;
+    std::int64_t sample_in_before_ = 0;
+    std::size_t samples_before_ = 0;
+    std::vector<std::byte> query_before_;
     std::vector<SampledQuery> samples_;
     std::vector<float> logs_;  // [3][q_heads]
 };

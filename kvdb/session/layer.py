@@ -131,7 +131,7 @@ class Layer:
         """The options, with the session's error_max if they name none. Raises InvalidArgument or Unsupported for
         hints that cannot be followed."""
         asked, resolved = self._resolved
-        if options is not asked:
+        if options is not asked and options != asked:
             resolved = options.with_default(self._error_max)
             self.planner.check(resolved)
             self._resolved = options, resolved
@@ -198,6 +198,7 @@ class Layer:
     def prepare(self, q: Array, options: QueryOptions) -> Prepared:
         """The plan by which the queries of the last n tokens are answered. Raises UnknownRule."""
         self.query_samples.add(q)
+        self._course = None
         if self._indexes_tail:
             self._tail.seal()
         prepared = self.planner.prepare(q.shape[1], options)

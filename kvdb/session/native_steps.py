@@ -63,6 +63,15 @@ class NativeSteps:
             self._take_tensors()
         return self._native.step(q, k, v, options, start)
 
+    def undo(self) -> None:
+        """Take the last step back, as if it had not been taken."""
+        self._native.undo()
+
+    @property
+    def search(self) -> bool:
+        """Whether the next steps search."""
+        return self._course is not None and self._course.searches
+
     def follow(self, course: Course, asked: QueryOptions, steps: int) -> None:
         """Go on by the plan that answered the last query. asked: the options as the caller handed them in. steps: how many may be
         taken at most."""
