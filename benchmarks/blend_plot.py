@@ -37,7 +37,7 @@ def draw(rows: list[Row], path: Path) -> None:
                 points += [(float(r), 100 * row[kind]) for row in mine for r in ("0.0", "1.0") if row["way"] == f"deviation {r}"]
             x, y = zip(*sorted(points), strict=True)
             axes.plot([100 * value for value in x], y, color=colour, marker=mark, ms=5, label=NAMES[strategy])
-        axes.axvline(15, color="grey", lw=1, ls=":", label="default ratio")
+        axes.axvline(15, color="grey", lw=1, ls=":", label="15 %")
         axes.set_title(f"{title} ({full[f'{kind}_asked']} questions)", fontsize=10)
         axes.set_xlabel("tokens recomputed, %")
     panels[0].set_ylabel("answers right, %")

@@ -19,13 +19,20 @@ from indexes.retrieval import Dipr
 STYLES: dict[str, tuple[str, str]] = {
     "exact": ("#000000", "s"),
     "flat": ("#0072B2", "o"),
+    "quantized": ("#CC79A7", "X"),
     "bounds": ("#56B4E9", "v"),
     "means": ("#009E73", "^"),
     "clusters": ("#E69F00", "D"),
     "hnsw": ("#D55E00", "P"),
-    "hnsw-unsampled": ("#CC79A7", "X"),
+    "hnsw-unsampled": ("#999999", "p"),
 }
-NAMES = {"exact": "exact kernel", "bounds": "coarse, bounds", "means": "coarse, means", "clusters": "coarse, clusters"}
+NAMES = {
+    "exact": "exact attention",
+    "bounds": "coarse-bounds",
+    "means": "coarse-means",
+    "clusters": "coarse-clusters",
+    "hnsw-unsampled": "hnsw, no sample queries",
+}
 Row = dict[str, Any]
 
 
@@ -89,7 +96,7 @@ def _error_over_bytes(rows: list[Row], path: Path) -> None:
 
 def _panels(rows: list[Row]) -> tuple[Any, list[Axes]]:
     count = len(_by(rows, "workload"))
-    figure, panels = plt.subplots(1, count, figsize=(max(5.0, 4.0 * count), 4.8), dpi=200, sharey=True, squeeze=False)
+    figure, panels = plt.subplots(1, count, figsize=(max(7.5, 4.0 * count), 4.8), dpi=200, sharey=True, squeeze=False)
     for axes in panels[0]:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")

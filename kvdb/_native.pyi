@@ -284,7 +284,7 @@ class LayerSteps:
         steps: int,
         facts: list[tuple[Version, int]],
     ) -> None:
-        """How the next steps are carried out. options: the only object that stands for what they are asked. plan: None where
+        """How the next steps are carried out. options: what they are asked; equal ones mean the same. plan: None where
         everything is read. table, counts: of the run, whose first `blocks` blocks are read; the last one takes the tokens, and
         its count grows with them. tokens: of the run. steps: how many may be taken. facts: versions with the values that they
         must have."""
@@ -295,16 +295,22 @@ class LayerSteps:
     def stop(self) -> None:
         """Refuse further steps."""
 
-    def step(self, q: Any, k: Any, v: Any, out: Any, options: object, start: object) -> bool | None:
-        """Appends k and v [kv_heads, 1, head_dim] and answers q [q_heads, 1, head_dim] into out, contiguous. start: the position
-        of the token, or None. Returns whether the query is to be kept as a sample; or None where the step is none that `follow`
-        spoke of, an argument is wrong or a number not finite: then nothing was done, and out holds nothing."""
+    def step(self, q: Any, k: Any, v: Any, options: object, start: object) -> Any | None:
+        """Appends k and v [kv_heads, 1, head_dim] and answers q [q_heads, 1, head_dim]; the answer is of its shape and library.
+        start: the position of the token, or None. Returns None where the step is none that `follow` spoke of, an argument is
+        wrong or a number not finite: then nothing was done."""
+
+    def undo(self) -> None:
+        """Takes the last step back, after which nothing else was called, as if it had not been taken."""
 
     def sample_next(self, in_steps: int, every: int) -> None:
         """Keep the query of the step after `in_steps` others, and then of every `every`-th; 0: of none."""
 
     def take_totals(self) -> StepTotals:
         """What was done since the last time."""
+
+    def take_samples(self) -> list[tuple[int, bytes]]:
+        """The queries kept since the last time, their bits, and how many steps came before each since `take_totals`."""
 
     def last_query(self) -> bytes:
         """The last query, [q_heads, head_dim], its bits."""

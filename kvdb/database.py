@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import wraps
 from types import TracebackType
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import Self
 
 import kvdb.catalog.residency as residency
 import kvdb.hardware.cpu as cpu
@@ -16,7 +15,7 @@ import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
 from kvdb.catalog.layout_builder import build_layout
 from kvdb.catalog.overlay import Overlay
-from kvdb.catalog.segment import Views
+from kvdb.catalog.segment import Views, release_views, visible_tokens
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.catalog.stored_catalog import open_catalog
 from kvdb.config import Config, checked
@@ -28,34 +27,17 @@ from kvdb.indexing.builder import IndexBuilder
 from kvdb.ingest.import_writer import ImportTarget, ImportWriter
 from kvdb.ingest.publisher import Publisher
 from kvdb.session.batch import Starts
-from kvdb.session.open_handles import OpenHandles
+from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.session.services import SessionServices
 from kvdb.session.state import SessionState
 from kvdb.storage.store import BlockStore, Owners
-from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, PromptPart, TierStats, Tokens
+from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, PrefixMatch, PromptPart, TierStats, Tokens
 from query_optimizer.build_policy import BuildPolicy
 from query_optimizer.custom_rules import BadRule, PlacedRule, add_rules
 from query_optimizer.optimizer import Optimizer, UnknownRule
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions, checked_error_max
 from query_optimizer.rules import base_rules
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _call(method: Callable[Concatenate["Database", P], R]) -> Callable[Concatenate["Database", P], R]:
-    """A method that closing waits for, and that raises Unavailable once the database is closed."""
-
-    @wraps(method)
-    def guarded(self: "Database", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        self._handles.begin_call()
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            self._handles.end_call()
-
-    return guarded
 
 
 class Database:
@@ -87,7 +69,7 @@ class Database:
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device))
         self._advisor = IndexAdvisor(self._builder, BuildPolicy(indexes.opened_often), indexes)
         self._publisher = Publisher(self._catalog, self._blocks.budget, self._advisor)
-        self._handles = OpenHandles()
+        self.handles = OpenHandles()
         self._auditor = ThreadPoolExecutor(1, "kvdb-audit")
         self._services = SessionServices(
             config=self.config,
@@ -97,12 +79,12 @@ class Database:
             advisor=self._advisor,
             budget=self._blocks.budget,
             loader=self._blocks.loader,
-            handles=self._handles,
+            handles=self.handles,
             publisher=self._publisher,
             auditor=self._auditor,
         )
 
-    @_call
+    @counted_call
     def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None) -> ImportWriter:
         """Start storing a context. Only the tokens behind the longest stored prefix, [import.start, n), are to be written.
 
@@ -121,9 +103,9 @@ class Database:
         else:
             views = self._catalog.match(spec, ids)
         target = ImportTarget(spec, ids, name, base)
-        return ImportWriter(self._handles, self._publisher, target, views, self._blocks.tables(spec))
+        return ImportWriter(self.handles, self._publisher, target, views, self._blocks.tables(spec))
 
-    @_call
+    @counted_call
     def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None) -> SessionState:
         """A session over the longest stored prefix of `tokens`; `session.reused` says how many of them need no prefill.
 
@@ -136,7 +118,7 @@ class Database:
         self._advisor.count_session(views)
         return SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids, budget)
 
-    @_call
+    @counted_call
     def create_session_of_parts(
         self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None
     ) -> SessionState:
@@ -153,7 +135,7 @@ class Database:
         self._advisor.count_session(laid.layout.views)
         return SessionState(self._services, spec, snapshot, self._blocks.tables(spec), laid.tokens, budget)
 
-    @_call
+    @counted_call
     def attend_together(
         self, sessions: Sequence[object], layer: int, q: Array, k: Array, v: Array, options: QueryOptions, starts: Starts = None
     ) -> Array:
@@ -161,13 +143,13 @@ class Database:
         database."""
         return batch.attend(self._own(sessions), layer, q, k, v, options, starts)
 
-    @_call
+    @counted_call
     def attention_together(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array:
         """A query of several of its sessions; see `kvdb.session.batch.attention`. Raises InvalidArgument for a session of another
         database."""
         return batch.attention(self._own(sessions), layer, q, options)
 
-    @_call
+    @counted_call
     def build_index(
         self, name: str, kind: str, wait: bool = True, is_wanted: Callable[[], bool] = lambda: True
     ) -> list[IndexInfo]:
@@ -185,14 +167,14 @@ class Database:
                 status.wait(builds, is_wanted)
             return status.index_infos(views)
 
-    @_call
+    @counted_call
     def indexes(self, name: str) -> list[IndexInfo]:
         """The indexes over the segments of a context. Raises NotFound."""
         with self._catalog.borrow(name) as context:
             views = context.views
             return status.index_infos(views)
 
-    @_call
+    @counted_call
     def verify(self, name: str) -> int:
         """Check every index of a context against its keys. Returns how many were checked. Raises NotFound or IntegrityError."""
         with self._catalog.borrow(name) as context:
@@ -201,7 +183,7 @@ class Database:
             with residency.pinned(indexed, self._blocks.loader):
                 return status.verify(indexed)
 
-    @_call
+    @counted_call
     def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]:
         """The plans of a query by one more token behind a context, for one layer or for each. analyze: whether to carry them out,
         with queries that were kept when the context was stored. Raises NotFound, LayerError or InvalidArgument."""
@@ -220,31 +202,48 @@ class Database:
         finally:
             session.close()
 
-    @_call
+    @counted_call
     def statistics(self, name: str) -> ContextStatistics:
         """Statistics of the queries that searched a context. Raises NotFound."""
         return self._catalog.get(name).statistics()
 
-    @_call
-    def contexts(self) -> list[ContextInfo]:
-        return [context.info() for context in self._catalog.contexts()]
+    @counted_call
+    def contexts(self, prefix: str = "", limit: int | None = None, after: str = "") -> list[ContextInfo]:
+        """The contexts in the order of their names: those that begin with `prefix` and come behind `after`, at most `limit`."""
+        return [context.info() for context in self._catalog.contexts(prefix, limit, after)]
 
-    @_call
+    @counted_call
+    def match(self, spec: ModelSpec, tokens: Tokens) -> PrefixMatch:
+        """How many leading tokens are stored, and in which tier, without opening a session. Raises what `create_session` raises
+        for tokens that are no ids."""
+        views = self._catalog.match(spec, validate.token_ids(tokens))
+        try:
+            resident = sum(view.visible for view in views if view.segment.resident)
+            return PrefixMatch(visible_tokens(views), resident)
+        finally:
+            release_views(views)
+
+    @counted_call
+    def token_ids(self, name: str) -> Tokens:
+        """The ids of all tokens of a context, int32 `[n]`. Raises NotFound."""
+        return self._catalog.get(name).tokens.copy()
+
+    @counted_call
     def get(self, name: str) -> ContextInfo:
         """Raises NotFound."""
         return self._catalog.get(name).info()
 
-    @_call
+    @counted_call
     def drop(self, name: str) -> None:
         """Forget a context. Open sessions over it go on; segments that nobody holds any more are freed. Raises NotFound."""
         self._catalog.drop(name)
 
-    @_call
+    @counted_call
     def tiers(self) -> list[TierStats]:
         """What each tier holds, one entry for each size of block."""
         return self._blocks.stats()
 
-    @_call
+    @counted_call
     def offload(self, name: str) -> int:
         """Move a context's segments to disk; see `residency.offload`. Raises NotFound too."""
         with self._catalog.borrow(name) as context:
@@ -267,11 +266,11 @@ class Database:
 
         New calls raise Unavailable, and those on sessions SessionClosed.
         """
-        if not self._handles.refuse():
+        if not self.handles.refuse():
             return
         self._blocks.loader.close()  # so that nobody waits for a segment any more
         self._builder.close()  # nor for an index
-        self._handles.close()
+        self.handles.close()
         self._auditor.shutdown()
         if self.gpu is not None:
             self.gpu.close()
@@ -286,7 +285,7 @@ class Database:
 
     def _owners(self) -> Owners:
         held = [*self._builder.held_segments(), *(self.gpu.held_segments() if self.gpu is not None else ())]
-        tables, files = self._handles.owners(self._catalog.alive(), held)
+        tables, files = self.handles.owners(self._catalog.alive(), held)
         return Owners(tables, files, None if self.gpu is None else self.gpu.owned())
 
     def _long(self, views: Views) -> Views:

@@ -1,7 +1,7 @@
 """Checks of a caller's arguments; each raises the error that says what was given and what was expected."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from numbers import Real
 from typing import Any
 
@@ -193,6 +193,22 @@ def name(given: Any) -> str:
     if not isinstance(given, str) or not given or len(given) > NAME_LENGTH_MAX or not given.isprintable():
         raise InvalidArgument(f"a context's name is {given!r}; expected 1 to {NAME_LENGTH_MAX} printable characters")
     return given
+
+
+def text(what: str, given: Any) -> str:
+    """Raises InvalidArgument unless the value is a string that UTF-8 can hold. what: its name."""
+    if isinstance(given, str):
+        with suppress(UnicodeEncodeError):
+            given.encode()
+            return given
+    raise InvalidArgument(f"{what} is {given!r:.200}; expected text")
+
+
+def limit(given: Any) -> int | None:
+    """Raises InvalidArgument unless the value is a number of contexts, at least 1, or None."""
+    if given is not None and not (is_whole(given) and 1 <= given < 1 << 63):
+        raise InvalidArgument(f"limit is {given!r:.200}; expected a number of contexts from 1, or None for all")
+    return None if given is None else int(given)
 
 
 def is_whole(given: Any) -> bool:

@@ -14,14 +14,18 @@ _TABLE = _rng.standard_normal((TOKENS_MAX, 2, SPEC.layers, SPEC.kv_heads, SPEC.h
 _QUERY = _rng.standard_normal((SPEC.q_heads, 1, SPEC.head_dim)).astype(np.float32)
 
 
-def connect(folder, **storage):
-    """A client of the store in a folder."""
-    config = Config(
+def config(**storage):
+    """The settings of a small database that builds no indexes."""
+    return Config(
         storage=StorageConfig(arena_bytes=1 << 20, **storage),
         optimizer=OptimizerConfig(machine_file=""),
         indexes=IndexConfig(on_demand="", automatic=False),
     )
-    return kvdb.connect(folder, config=config)
+
+
+def connect(folder, **storage):
+    """A client of the store in a folder."""
+    return kvdb.connect(folder, config=config(**storage))
 
 
 def kv_of(tokens):

@@ -107,7 +107,8 @@ class _Selection:
             known = scores[np.isfinite(scores)]
             self.deviation = float(known.mean()) if len(known) else None
         if isinstance(self.strategy, ByDeviation) and not self.strategy.settled:
-            self.choice = self._plan(floor=max(self._options.floor, ratio_within(scores, self._options.error_max)))
+            needed = ratio_within(scores, self._options.error_max, self.strategy.blended)
+            self.choice = self._plan(floor=max(self._options.floor, needed))
             self.strategy.settle(self.choice.ratio)
 
 

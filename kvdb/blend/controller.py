@@ -136,18 +136,20 @@ def choose(rates: Rates, chunks: Chunks, floor: float = DEFAULT_RATIO, ratio: fl
     )
 
 
-def ratio_within(scores: Float32, error_max: float) -> float:
-    """The least share of tokens to recompute, those of the largest scores, so that the scores of the others, divided by how many
-    tokens there are, sum up to at most `error_max`.
+def ratio_within(scores: Float32, error_max: float, layers: int) -> float:
+    """The least share of tokens to recompute, those of the largest scores, so that what is left is within `error_max` over all
+    layers.
 
-    scores: `[n]`, "weighted" of kvdb.blend.deviation; tokens with infinity, of which nothing is stored, do not count. A larger
-    budget never gives a larger share; 0 gives 1, also for tokens that do not deviate.
+    What is left in the measured layer is the sum of the other tokens' scores, divided by how many tokens there are. Every layer
+    adds as much, and errors of layers add up in squares, so each may leave `error_max / sqrt(layers)`. scores: `[n]`, "weighted"
+    of kvdb.blend.deviation; tokens with infinity, of which nothing is stored, do not count. layers: those that take stored KV, at
+    least 1. A larger budget or fewer layers never give a larger share; 0 gives 1, also for tokens that do not deviate.
     """
     known = np.sort(scores[np.isfinite(scores)].astype(np.float64))
     if not len(known) or error_max <= 0:
         return float(len(known) > 0)
     left = np.cumsum(known) / len(known)  # by how many of the smallest are left
-    return 1 - float(np.count_nonzero(left <= error_max)) / len(known)
+    return 1 - float(np.count_nonzero(left <= error_max / math.sqrt(layers))) / len(known)
 
 
 def pipelined_seconds(loads: Sequence[float], computes: Sequence[float]) -> float:

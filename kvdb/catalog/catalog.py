@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from heapq import nsmallest
 from threading import Lock
 
 from kvdb.catalog.layout import Layout
@@ -149,10 +150,11 @@ class Catalog:
         with self._lock:
             return [*self._contexts.values(), *self._borrowed]
 
-    def contexts(self) -> list[Context]:
-        """Every context, in the order of their names."""
+    def contexts(self, prefix: str = "", limit: int | None = None, after: str = "") -> list[Context]:
+        """The contexts in the order of their names: those that begin with `prefix` and come behind `after`, at most `limit`."""
         with self._lock:
-            return [self._contexts[name] for name in sorted(self._contexts)]
+            names = (name for name in self._contexts if name.startswith(prefix) and name > after)
+            return [self._contexts[name] for name in (sorted(names) if limit is None else nsmallest(limit, names))]
 
     def drop(self, name: str) -> None:
         """Forget a context, and free the segments that nobody else holds. Raises NotFound."""

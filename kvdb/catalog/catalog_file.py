@@ -1,8 +1,10 @@
 """The file of a durable catalogue: an SQLite database of the segments and contexts that are stored, and their models' specs.
 
 A row is there once the transaction that wrote it is on the disk (write-ahead log, synchronous=FULL), and names only files that
-were on the disk before. SQLite has no checksums, so each row has one, and `summary` counts the rows and adds up their checksums:
-a row that was changed, or lost, is noticed. A row that is wrong is never used.
+were on the disk before. Every commit goes on into the file itself: where a bit of the log changes, SQLite takes what follows for
+commits that were never finished, and they would be lost without a word. SQLite has no checksums, so each row has one, and
+`summary` counts the rows and adds up their checksums: a row that was changed, or lost, is noticed. A row that is wrong is never
+used.
 """
 
 import sqlite3
@@ -136,6 +138,7 @@ class CatalogFile:
     def _open(self) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("PRAGMA wal_autocheckpoint = 1")
         application = self._db.execute("PRAGMA application_id").fetchone()[0]
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if not application and not self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
@@ -181,5 +184,5 @@ class CatalogFile:
             if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
                 raise CapacityError(f"{self._path.parent} has no room for the catalogue; free some of the disk") from None
             raise Unavailable(f"{self._path} cannot be used: {error}") from None
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # names of columns that were changed
             raise IntegrityError(f"{self._path} was damaged: {error}; nothing of it was touched") from None

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from contextlib import ExitStack
+from pathlib import Path
 from threading import Lock
 
 from kvdb.catalog.catalog import Catalog, Context
@@ -46,7 +47,7 @@ class StoredCatalog(Catalog):
 
     def __init__(self, blocks: BlockStore, folder: StoreFolder, disk: SegmentFolder) -> None:
         super().__init__()
-        if not folder.catalog.exists() and any(disk.path.iterdir()):
+        if _is_gone(folder.catalog) and any(disk.path.iterdir()):
             raise IntegrityError(f"{folder.catalog} is gone, and {disk.path} is not empty; nothing of the store was touched")
         self._disk = disk
         self._named: Counter[str] = Counter()  # how many views name each file
@@ -183,6 +184,11 @@ class StoredContexts:
         segment.stand_on(self._disk, on_disk)
         self._segments[file] = segment
         return segment
+
+
+def _is_gone(path: Path) -> bool:
+    """Whether a catalogue is not there, or empty: it never is, once it was made."""
+    return not path.exists() or not path.stat().st_size
 
 
 def _record(segment: Segment, file: str, spec: ModelSpec) -> SegmentRecord:

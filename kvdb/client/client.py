@@ -13,7 +13,7 @@ from kvdb.client.query_keywords import QueryKeywords, query_options
 from kvdb.client.session import Session, transports_of
 from kvdb.client.transport import Transport
 from kvdb.errors import InvalidArgument, LayerError
-from kvdb.types import LAYERS_MAX, ContextStatistics, IndexInfo, ModelSpec, PromptPart, TierStats
+from kvdb.types import LAYERS_MAX, ContextStatistics, IndexInfo, ModelSpec, PrefixMatch, PromptPart, TierStats
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions, checked_error_max
 
@@ -152,17 +152,31 @@ class Client:
             raise InvalidArgument(f"session is a {type(session).__name__}; expected what create_session returns")
         return Context(self._transport, session.store(name, tokens, chunk=chunk))
 
-    def contexts(self) -> list[Context]:
-        """Every stored context, in the order of their names."""
-        return [Context(self._transport, info) for info in self._transport.contexts()]
+    def contexts(self, prefix: str = "", *, limit: int | None = None, after: str = "") -> list[Context]:
+        """The stored contexts, in the order of their names.
+
+        prefix: only names that begin like this. limit: how many at most, at least 1. after: only names behind this one, so that
+        the last of a page begins the next. Raises InvalidArgument.
+        """
+        page = validate.text("prefix", prefix), validate.limit(limit), validate.text("after", after)
+        return [Context(self._transport, info) for info in self._transport.contexts(*page)]
+
+    def match(self, spec: ModelSpec, tokens: Any) -> PrefixMatch:
+        """How many leading tokens of a prompt are stored, and how many of these are in main memory, without opening a session.
+
+        Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids.
+        """
+        return self._transport.match(validate.spec(spec), token_ids(tokens))
 
     def get(self, name: str) -> Context:
         """The context of that name. Raises NotFound."""
         return Context(self._transport, self._transport.get(validate.name(name)))
 
-    def drop(self, name: str) -> None:
-        """Forget a context. Open sessions over it go on; segments that nobody holds any more are freed. Raises NotFound."""
-        self._transport.drop(validate.name(name))
+    def drop(self, *names: str) -> None:
+        """Forget contexts. Open sessions over them go on; segments that nobody holds any more are freed. Raises NotFound for the
+        first that is not there; those before it are forgotten."""
+        for name in [validate.name(name) for name in names]:
+            self._transport.drop(name)
 
     def offload(self, name: str) -> int:
         """Move a context's KV to disk, and its indexes out of memory. Returns the bytes of main memory that were freed at once.

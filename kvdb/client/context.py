@@ -9,7 +9,7 @@ from kvdb.client.arrays import token_ids
 from kvdb.client.session import Session
 from kvdb.client.transport import Transport
 from kvdb.errors import SpecMismatch
-from kvdb.types import ContextInfo, ModelSpec
+from kvdb.types import ContextInfo, ModelSpec, Tokens
 from query_optimizer.query_options import checked_error_max
 
 
@@ -33,6 +33,10 @@ class Context:
     def tokens(self) -> int:
         """The number of its tokens."""
         return self.info.tokens
+
+    def token_ids(self) -> Tokens:
+        """The ids of its tokens, int32 `[tokens]`. Raises NotFound when it was dropped."""
+        return self._transport.token_ids(self.name)
 
     def create_session(self, tokens: Any, *, spec: ModelSpec | None = None, error_max: float | None = None) -> Session:
         """A session for a prompt, with this context's spec; see `Client.create_session`.

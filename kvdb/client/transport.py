@@ -18,6 +18,7 @@ from kvdb.types import (
     ModelSpec,
     Placed,
     Positions,
+    PrefixMatch,
     PromptPart,
     SessionStats,
     TierStats,
@@ -112,7 +113,11 @@ class Transport(Protocol):
 
     def attention_together(self, sessions: Sequence[SessionTransport], layer: int, q: Array, options: QueryOptions) -> Array: ...
 
-    def contexts(self) -> list[ContextInfo]: ...
+    def contexts(self, prefix: str, limit: int | None, after: str) -> list[ContextInfo]: ...
+
+    def token_ids(self, name: str) -> Tokens: ...
+
+    def match(self, spec: ModelSpec, tokens: Tokens) -> PrefixMatch: ...
 
     def get(self, name: str) -> ContextInfo: ...
 

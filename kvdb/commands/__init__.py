@@ -8,8 +8,9 @@ import kvdb.commands.calibrate as calibrate
 import kvdb.commands.doctor as doctor
 import kvdb.commands.explain as explain
 import kvdb.commands.indexes as indexes
+import kvdb.commands.ls as ls
 import kvdb.commands.serve as serve
 import kvdb.commands.stats as stats
 
-COMMANDS = (serve, indexes, calibrate, doctor, stats, explain)
+COMMANDS = (serve, ls, indexes, calibrate, doctor, stats, explain)
 """In the order in which `kvdb --help` lists them."""

@@ -1,13 +1,15 @@
 """Arguments that several commands take: a server, a context, a kind of index, a retrieval."""
 
 import argparse
+from pathlib import Path
 
 import kvdb.config as configuration
 from indexes.registry import KINDS
 from indexes.retrieval import KINDS as RETRIEVALS
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 from kvdb.client.client import Client
-from kvdb.client.connect import connect
+from kvdb.client.connect import ADDRESS, connect
+from kvdb.errors import NotFound
 
 SERVER = "kvdb://127.0.0.1:7700"
 
@@ -22,13 +24,27 @@ def add_context(parser: argparse.ArgumentParser, *, without: str = "") -> None:
     name is required."""
     named = f"the context's name (default: {without})" if without else "the context's name"
     parser.add_argument("name", metavar="NAME", type=_text, nargs="?" if without else None, help=named)
-    parser.add_argument("--server", default=SERVER, help=f"the server that stores it (default {SERVER})")
+    add_server(parser)
+
+
+def add_contexts(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments for the names of contexts and their server."""
+    parser.add_argument("names", metavar="NAME", type=_text, nargs="+", help="the name of a context")
+    add_server(parser)
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments for a server, or the folder of a store."""
+    parser.add_argument("--server", default=SERVER, help=f"the server, or the folder of a store (default {SERVER})")
     parser.add_argument("--token", type=_text, help="the token that the server expects (default KVDB_TOKEN)")
 
 
 def open_server(given: argparse.Namespace) -> Client:
-    """Connect to the server that `add_context` took. Raises what `kvdb.connect` raises."""
+    """Connect to the server that `add_server` took, or open the store. Raises what `kvdb.connect` raises, and NotFound for a
+    folder that is not there."""
     token = configuration.load().server.token if given.token is None else given.token
+    if "://" not in given.server and not Path(given.server).is_dir() and not ADDRESS.fullmatch(given.server):
+        raise NotFound(f"no store is at {given.server}; expected its folder, or a server such as {SERVER}")
     return connect(given.server, token=token)
 
 

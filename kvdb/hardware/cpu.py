@@ -1,6 +1,6 @@
 """The settings of processors, as the native code takes them."""
 
-from kvdb import _native
+import kvdb._native as _native
 from kvdb.config import CpuConfig
 
 

@@ -17,6 +17,7 @@ constexpr std::int64_t kPrefillRows = 768;        // their state and queries sta
 constexpr std::int64_t kItemsPerThread = 8;       // so that a thread that is held up costs little
 constexpr std::int64_t kSplitTokensMin = 256;     // a split costs a state and a merge
 constexpr std::int64_t kInlineElements = 65536;   // of K and V: less is read before a thread wakes
+constexpr std::int64_t kInlineMerged = 262144;    // of states: less is merged before a thread wakes
 constexpr std::int64_t kInlineRetrieved = 16384;  // of values here and there, in no cache
 
 // Where a part of the run begins, always at the first token of a block.
@@ -134,15 +135,19 @@ class Attention {
             reserve(plan_.threads);
             pool.run(outputs, plan_.threads, [&](std::int64_t output, int slot) {
                 attend_item(output, 0, slot, slot);
-                finish(output, slot);
+                finish(output, slot, 0, plan_.heads);
             });
         } else {
             reserve(outputs * splits);
             pool.run(outputs * splits, plan_.threads, [&](std::int64_t index, int slot) {
                 attend_item(index / splits, index % splits, slot, index);
             });
-            pool.run(outputs, plan_.prefill ? plan_.threads : 1,
-                     [&](std::int64_t output, int) { finish(output, output * splits); });
+            const bool inlined = splits * state_rows_ * row_floats_ < kInlineMerged;
+            pool.run(outputs * plan_.heads, inlined ? 1 : plan_.threads,
+                     [&](std::int64_t item, int) {
+                         const std::int64_t output = item / plan_.heads;
+                         finish(output, output * splits, static_cast<int>(item % plan_.heads), 1);
+                     });
         }
     }
 
@@ -164,9 +169,10 @@ class Attention {
         sum_ = max_ + states * state_rows_;
     }
 
-    State state(std::int64_t index) const {
-        return {values_ + index * state_rows_ * row_floats_, max_ + index * state_rows_,
-                sum_ + index * state_rows_, plan_.padded_rows()};
+    // The rows of a state from one of its KV heads on.
+    State state(std::int64_t index, int head = 0) const {
+        const std::int64_t row = index * state_rows_ + head * plan_.padded_rows();
+        return {values_ + row * row_floats_, max_ + row, sum_ + row, plan_.padded_rows()};
     }
 
     int first_head(std::int64_t output) const {
@@ -204,9 +210,9 @@ class Attention {
         (plan_.prefill ? kernels_.prefill : kernels_.decode)[dtype](item);
     }
 
-    void finish(std::int64_t output, std::int64_t state_index) const {
+    void finish(std::int64_t output, std::int64_t state_index, int head, int heads) const {
         kernels_.finish({
-            .state = state(state_index),
+            .state = state(state_index, head),
             .splits = static_cast<int>(plan_.split_count()),
             .step = state_rows_,
             .out = call_.out,
@@ -215,8 +221,8 @@ class Attention {
             .top = call_.top,
             .top_factor = call_.scale != 0 ? 0.693147181f / call_.scale : 0,
             .lse_stride = call_.n,
-            .kv_head = first_head(output),
-            .heads = plan_.heads,
+            .kv_head = first_head(output) + head,
+            .heads = heads,
             .group = plan_.group,
             .head_dim = call_.geometry.head_dim,
             .row_begin = first_row(output),

@@ -14,7 +14,7 @@ using PyFacts = std::vector<std::pair<nb::object, std::int64_t>>;
 struct Names {
     nb::object dtype = interned("dtype"), shape = interned("shape"), is_cpu = interned("is_cpu"),
                is_neg = interned("is_neg"), data_ptr = interned("data_ptr"),
-               is_contiguous = interned("is_contiguous");
+               is_contiguous = interned("is_contiguous"), new_empty = interned("new_empty");
 
     static nb::object interned(const char* name) {
         return nb::steal(PyUnicode_InternFromString(name));
@@ -25,14 +25,34 @@ struct Names {
 struct PyLayerSteps {
     LayerSteps steps;
     const Names names;
-    const nb::object array_type, array_dtype;
+    const nb::object array_type, array_dtype, empty, shape;
     nb::object tensor_type, tensor_dtype, options;
     std::vector<nb::object> owners;
 
     PyLayerSteps(const Geometry& geometry, int q_heads, float scale, const nb::object& like)
         : steps(geometry, q_heads, scale),
           array_type(nb::borrow(like.type())),
-          array_dtype(like.attr("dtype")) {}
+          array_dtype(like.attr("dtype")),
+          empty(nb::module_::import_("numpy").attr("empty")),
+          shape(nb::make_tuple(q_heads, 1, geometry.head_dim)) {}
+
+    // Whether these are the options of the present course, which most often are the same object.
+    bool follows(nb::handle asked) const {
+        if (asked.is(options)) return true;
+        const int equal = PyObject_RichCompareBool(asked.ptr(), options.ptr(), Py_EQ);
+        if (equal < 0) nb::raise_python_error();
+        return equal == 1;
+    }
+
+    // An array of the shape of queries, of the library that `like` is of.
+    nb::object empty_like(nb::handle like) const {
+        if (like.type().is(array_type)) return empty(shape, array_dtype);
+        PyObject* const arguments[] = {like.ptr(), shape.ptr()};
+        PyObject* made = PyObject_VectorcallMethod(names.new_empty.ptr(), arguments,
+                                                   2 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+        if (!made) nb::raise_python_error();
+        return nb::steal(made);
+    }
 };
 
 // A caller's array [heads, 1, head_dim], of numpy or torch, as long as this object lives. It is
@@ -89,8 +109,10 @@ class TokenArray {
         const Names& names = owner_.names;
         const nb::object yes = nb::bool_(true), shape = get(names.shape);
         if (!has(names.dtype, owner_.tensor_dtype) || !has(names.is_cpu, yes) ||
-            !call(names.is_contiguous).is(yes) || call(names.is_neg).is(yes) || !shape.is_valid() ||
-            !PyTuple_Check(shape.ptr()) || PyTuple_GET_SIZE(shape.ptr()) != 3) {
+            !call(names.is_contiguous).is(yes) ||
+            (geometry_.dtype == Dtype::float32 && call(names.is_neg).is(yes)) ||
+            !shape.is_valid() || !PyTuple_Check(shape.ptr()) ||
+            PyTuple_GET_SIZE(shape.ptr()) != 3) {
             return;
         }
         const std::int64_t expected[] = {heads_, 1, geometry_.head_dim};
@@ -110,6 +132,10 @@ class TokenArray {
     Py_buffer buffer_{};
     Rows rows_{};
 };
+
+nb::bytes bytes_of(const std::vector<std::byte>& bytes) {
+    return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
 
 void py_follow(PyLayerSteps& self, const nb::object& options, const nb::object& plan,
                const nb::object& table, const nb::object& counts, std::int64_t blocks,
@@ -146,11 +172,11 @@ void py_follow(PyLayerSteps& self, const nb::object& options, const nb::object& 
     self.steps.follow(std::move(course));
 }
 
-// None where the step is refused, else whether its query is to be kept.
-nb::object py_step(PyLayerSteps& self, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
-                   nb::handle options, nb::handle start) {
+// None where the step is refused.
+nb::object py_step(PyLayerSteps& self, nb::handle q, nb::handle k, nb::handle v, nb::handle options,
+                   nb::handle start) {
     LayerSteps& steps = self.steps;
-    if (!options.is(self.options) || !steps.goes_on()) return nb::none();
+    if (!steps.goes_on() || !self.follows(options)) return nb::none();
     if (!start.is_none() &&
         (!PyLong_CheckExact(start.ptr()) || PyLong_AsLongLong(start.ptr()) != steps.tokens())) {
         PyErr_Clear();  // of a number that is too large
@@ -160,17 +186,23 @@ nb::object py_step(PyLayerSteps& self, nb::handle q, nb::handle k, nb::handle v,
     const TokenArray query(self, q, steps.q_heads), key(self, k, kv_heads),
         value(self, v, kv_heads);
     if (!query || !key || !value) return nb::none();
+    nb::object out = self.empty_like(q);
     const TokenArray to(self, out, steps.q_heads, PyBUF_STRIDED | PyBUF_WRITABLE);
-    if (!to || to.rows().head_stride != steps.geometry.head_dim) {
-        fail("out is not [q_heads, 1, head_dim], contiguous");
-    }
-    LayerSteps::Outcome outcome;
+    if (!to || to.rows().head_stride != steps.geometry.head_dim) return nb::none();
+    bool answered;
     {
         const ReleaseGil release;
-        outcome = steps.step(query.rows(), key.rows(), value.rows(), to.rows().data);
+        answered = steps.step(query.rows(), key.rows(), value.rows(), to.rows().data);
     }
-    if (outcome == LayerSteps::Outcome::refused) return nb::none();
-    return nb::bool_(outcome == LayerSteps::Outcome::sampled);
+    return answered ? out : nb::none();
+}
+
+nb::list py_samples(PyLayerSteps& self) {
+    nb::list samples;
+    for (const SampledQuery& sample : self.steps.take_samples()) {
+        samples.append(nb::make_tuple(sample.step, bytes_of(sample.query)));
+    }
+    return samples;
 }
 
 }  // namespace
@@ -201,8 +233,9 @@ void bind_layer_steps(nb::module_& m) {
                 self.tensor_dtype = dtype;
             },
             "tensor"_a, "dtype"_a)
+        .def("undo", [](PyLayerSteps& self) { self.steps.undo(); })
         .def("stop", [](PyLayerSteps& self) { self.steps.stop(); })
-        .def("step", &py_step, "q"_a, "k"_a, "v"_a, "out"_a, "options"_a, "start"_a.none())
+        .def("step", &py_step, "q"_a, "k"_a, "v"_a, "options"_a, "start"_a.none())
         .def(
             "sample_next",
             [](PyLayerSteps& self, std::int64_t in, std::int64_t every) {
@@ -210,10 +243,9 @@ void bind_layer_steps(nb::module_& m) {
             },
             "in_steps"_a, "every"_a)
         .def("take_totals", [](PyLayerSteps& self) { return self.steps.take_totals(); })
-        .def("last_query", [](const PyLayerSteps& self) {
-            const std::vector<std::byte>& last = self.steps.last_query();
-            return nb::bytes(reinterpret_cast<const char*>(last.data()), last.size());
-        });
+        .def("take_samples", &py_samples)
+        .def("last_query",
+             [](const PyLayerSteps& self) { return bytes_of(self.steps.last_query()); });
 }
 
 }  // namespace kvdb

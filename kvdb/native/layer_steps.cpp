@@ -33,29 +33,39 @@ LayerSteps::LayerSteps(const Geometry& geometry, int q_heads, float scale)
       q_heads(q_heads),
       scale_(scale),
       last_query_(q_heads * geometry.row_bytes()),
+      query_before_(last_query_.size()),
       logs_(3 * q_heads) {}
 
 bool LayerSteps::goes_on() const {
-    return course_.steps > 0 &&
-           std::all_of(course_.facts.begin(), course_.facts.end(),
-                       [](const auto& fact) { return fact.first->value() == fact.second; });
+    return course_.steps > 0 && samples_.size() < kSamplesMax &&
+           std::all_of(
+               course_.facts.begin(), course_.facts.end(),
+               [](const auto& fact) { return fact.first->value() == fact.second; });
 }
 
-LayerSteps::Outcome LayerSteps::step(const Rows& q, const Rows& k, const Rows& v, void* out) {
+bool LayerSteps::step(const Rows& q, const Rows& k, const Rows& v, void* out) {
     const std::int64_t last = course_.blocks - 1;
-    if (!finite(geometry, q_heads, 1, q)) return Outcome::refused;
-    if (append(geometry, {course_.table + last, 1}, course_.counts[last], 1, k, v)) {
-        return Outcome::refused;
-    }
+    if (!finite(geometry, q_heads, 1, q)) return false;
+    if (append(geometry, {course_.table + last, 1}, course_.counts[last], 1, k, v)) return false;
     AppendedToken token(course_.counts[last]);
-    if (!answer(q, out)) return Outcome::refused;
+    const StepTotals before = totals_;
+    if (!answer(q, out)) return false;
+    totals_before_ = before;
     token.keep();
     ++course_.tokens;
     --course_.steps;
     keep(q);
-    if (sample_every_ == 0 || sample_in_-- > 0) return Outcome::answered;
-    sample_in_ = sample_every_ - 1;
-    return Outcome::sampled;
+    return true;
+}
+
+void LayerSteps::undo() {
+    --course_.counts[course_.blocks - 1];
+    --course_.tokens;
+    ++course_.steps;
+    totals_ = totals_before_;
+    sample_in_ = sample_in_before_;
+    samples_.resize(samples_before_);
+    std::swap(last_query_, query_before_);
 }
 
 void LayerSteps::sample_next(std::int64_t in, std::int64_t every) {
@@ -64,6 +74,9 @@ void LayerSteps::sample_next(std::int64_t in, std::int64_t every) {
 }
 
 void LayerSteps::keep(const Rows& q) {
+    std::swap(last_query_, query_before_);
+    sample_in_before_ = sample_in_;
+    samples_before_ = samples_.size();
     const std::size_t bytes = geometry.row_bytes();
     for (int head = 0; head < q_heads; ++head) {
         const std::int64_t at =
@@ -71,6 +84,9 @@ void LayerSteps::keep(const Rows& q) {
         std::memcpy(last_query_.data() + head * bytes, static_cast<const std::byte*>(q.data) + at,
                     bytes);
     }
+    if (sample_every_ == 0 || sample_in_-- > 0) return;
+    sample_in_ = sample_every_ - 1;
+    samples_.push_back({totals_.steps - 1, last_query_});
 }
 
 // Whether float32 could hold the answer. Only then it is counted.

@@ -37,10 +37,14 @@ struct StepTotals {
     double scanned = 0, retrieved = 0, missed = 0, bound = 0, bound_max = 0;
 };
 
+// A query that was kept, and how many steps since the last totals came before it.
+struct SampledQuery {
+    std::int64_t step;
+    std::vector<std::byte> query;  // [q_heads][head_dim]
+};
+
 class LayerSteps {
   public:
-    enum class Outcome { refused, answered, sampled };  // sampled: answered, and to be kept
-
     LayerSteps(const Geometry& geometry, int q_heads, float scale);
 
     void follow(StepCourse course) { course_ = std::move(course); }
@@ -50,16 +54,20 @@ class LayerSteps {
     bool goes_on() const;
 
     // Appends a token, [kv_heads][1][head_dim], and answers its query, [q_heads][1][head_dim], into
-    // out, contiguous. Where it refuses, because a number is not finite, nothing has changed but
-    // `out`. `goes_on` must hold.
-    Outcome step(const Rows& q, const Rows& k, const Rows& v, void* out);
+    // out, contiguous. Where it returns false, because a number is not finite, nothing has changed
+    // but `out`. `goes_on` must hold.
+    bool step(const Rows& q, const Rows& k, const Rows& v, void* out);
+
+    // Takes the last step back, as if it had not been taken; none was taken or counted since.
+    void undo();
 
     // Keeps the query of the step after `in` others, and then of every `every`-th; 0: of none.
     void sample_next(std::int64_t in, std::int64_t every);
 
     // What was done since the last time.
     StepTotals take_totals() { return std::exchange(totals_, {}); }
-    // The last query, [q_heads][head_dim], of the geometry's type.
+    std::vector<SampledQuery> take_samples() { return std::exchange(samples_, {}); }
+    // [q_heads][head_dim], of the geometry's type.
     const std::vector<std::byte>& last_query() const { return last_query_; }
 
     const Geometry geometry;
@@ -71,11 +79,19 @@ class LayerSteps {
     void read_all(const Rows& q, void* out, StepTotals& spent);
     void keep(const Rows& q);
 
+    static constexpr std::size_t kSamplesMax = 16;  // more are not kept before they are taken
+
     const float scale_;
     StepCourse course_{};
     StepTotals totals_;
     std::int64_t sample_in_ = 0, sample_every_ = 0;
     std::vector<std::byte> last_query_;
+    // Before the last step.
+    StepTotals totals_before_;
+    std::int64_t sample_in_before_ = 0;
+    std::size_t samples_before_ = 0;
+    std::vector<std::byte> query_before_;
+    std::vector<SampledQuery> samples_;
     std::vector<float> logs_;  // [3][q_heads]
 };
 

@@ -237,8 +237,14 @@ class ImportBegun(_message.Message):
     def __init__(self, start: _Optional[int] = ...) -> None: ...
 
 class ListContextsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("prefix", "after", "limit")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    after: str
+    limit: int
+    def __init__(self, prefix: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ListContextsReply(_message.Message):
     __slots__ = ("contexts",)
@@ -251,6 +257,36 @@ class GetContextRequest(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     name: str
     def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ContextTokensRequest(_message.Message):
+    __slots__ = ("name", "start")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    start: int
+    def __init__(self, name: _Optional[str] = ..., start: _Optional[int] = ...) -> None: ...
+
+class ContextTokensReply(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: bytes
+    def __init__(self, tokens: _Optional[bytes] = ...) -> None: ...
+
+class MatchPrefixRequest(_message.Message):
+    __slots__ = ("spec", "tokens")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    spec: ModelSpec
+    tokens: bytes
+    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+
+class MatchPrefixReply(_message.Message):
+    __slots__ = ("tokens", "resident")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    resident: int
+    def __init__(self, tokens: _Optional[int] = ..., resident: _Optional[int] = ...) -> None: ...
 
 class DropContextRequest(_message.Message):
     __slots__ = ("name",)

@@ -54,6 +54,16 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.GetContextRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextInfo.FromString,
                 _registered_method=True)
+        self.ContextTokens = channel.unary_unary(
+                '/kvdb.v1.Kvdb/ContextTokens',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextTokensRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextTokensReply.FromString,
+                _registered_method=True)
+        self.MatchPrefix = channel.unary_unary(
+                '/kvdb.v1.Kvdb/MatchPrefix',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.MatchPrefixRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.MatchPrefixReply.FromString,
+                _registered_method=True)
         self.DropContext = channel.unary_unary(
                 '/kvdb.v1.Kvdb/DropContext',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.SerializeToString,
@@ -188,6 +198,19 @@ class KvdbServicer:
 
     def GetContext(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ContextTokens(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MatchPrefix(self, request, context):
+        """Says how much of a prompt is stored, without opening a session.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -355,6 +378,16 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.GetContext,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.GetContextRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextInfo.SerializeToString,
+            ),
+            'ContextTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.ContextTokens,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextTokensRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextTokensReply.SerializeToString,
+            ),
+            'MatchPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.MatchPrefix,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.MatchPrefixRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.MatchPrefixReply.SerializeToString,
             ),
             'DropContext': grpc.unary_unary_rpc_method_handler(
                     servicer.DropContext,
@@ -570,6 +603,60 @@ class Kvdb:
             '/kvdb.v1.Kvdb/GetContext',
             kvdb_dot_rpc_dot_kvdb__pb2.GetContextRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.ContextInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ContextTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/ContextTokens',
+            kvdb_dot_rpc_dot_kvdb__pb2.ContextTokensRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.ContextTokensReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MatchPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/MatchPrefix',
+            kvdb_dot_rpc_dot_kvdb__pb2.MatchPrefixRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.MatchPrefixReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address
 from threading import Event, Timer
 
 import grpc
@@ -134,6 +135,8 @@ def run(config: Config) -> int:
         signal.signal(number, lambda *_: told.set())
     with Database(config) as database:
         server = Server(database, config.server)
+        if not config.server.token and is_exposed(config.server.host):
+            _warn(config.server.host)
         server.start()
         print(f"kvdb {__version__} ready on {server.target}", flush=True)  # noqa: T201
         while not told.wait(LOOK_SECONDS):
@@ -143,6 +146,19 @@ def run(config: Config) -> int:
         end_within(config.server.drain_seconds + END_SECONDS)
         server.stop(config.server.drain_seconds)
     return 0
+
+
+def is_exposed(host: str) -> bool:
+    """Whether other machines may reach a server that listens on `host`, an address, a name or unix:/path."""
+    if host.startswith("unix:"):
+        return False
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return not all(ip_address(address[0]).is_loopback for *_, address in found)
+
+
+def _warn(host: str) -> None:
+    said = "whoever reaches it may read and drop everything; set server.token, or KVDB_TOKEN, or listen on 127.0.0.1"
+    print(f"kvdb serve listens on {host} and asks for no token: {said}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def end_within(seconds: float) -> None:

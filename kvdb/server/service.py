@@ -12,13 +12,11 @@ from google.protobuf.message_factory import GetMessageClass
 from kvdb.config import ServerConfig
 from kvdb.database import Database
 from kvdb.errors import InvalidArgument
-from kvdb.ingest.import_writer import ImportWriter
-from kvdb.rpc import codec, import_chunk
+from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.import_chunk import Chunk
 from kvdb.rpc.plans import to_choice, to_plan
 from kvdb.rpc.query_options import to_query_options
-from kvdb.server import decode_calls, interceptors
+from kvdb.server import decode_calls, import_calls, interceptors
 from kvdb.server.incoming import Incoming
 from kvdb.server.inflight import InflightBytes
 from kvdb.server.interceptors import UnaryCalls
@@ -26,10 +24,12 @@ from kvdb.server.session_registry import Sessions
 from kvdb.server.streams import OpenStream, Streams
 from kvdb.server.turns import Turn, Turns
 from kvdb.session.state import SessionState
-from kvdb.types import ContextInfo, IndexInfo
+from kvdb.types import IndexInfo
 from kvdb.version import __version__
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
+TOKENS_OF_REPLY = 1 << 17
+"""The most ids in a reply, half of the smallest limit of a message."""
 BLOCKING = {"BuildIndex", "VerifyIndexes"}
 """Unary calls that hold their thread for long, and count among the streams therefore."""
 
@@ -63,7 +63,7 @@ class KvdbService:
 
     def import_context(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[pb.ImportReply]:
         with self._streams.opened(context, finishes=True) as stream, closing(self._incoming(stream.client)) as incoming:
-            begin = _begin(requests)
+            begin = import_calls.begin(requests)
             base = begin.base if begin.HasField("base") else None
             tokens = codec.from_tokens(begin.tokens)
             writer = self._database.begin_import(codec.from_spec(begin.spec), tokens, begin.name, base)
@@ -74,7 +74,7 @@ class KvdbService:
                 yield pb.ImportReply(begun=pb.ImportBegun(start=writer.start))
                 for data in requests:
                     self._streams.begin(stream)
-                    info = _imported(writer, incoming, data)
+                    info = import_calls.carry_out(writer, incoming, data)
                     self._streams.end(stream)
                     if info is not None:
                         yield pb.ImportReply(committed=codec.to_info(info))
@@ -82,8 +82,17 @@ class KvdbService:
             finally:
                 writer.abort()
 
-    def list_contexts(self, _request: pb.ListContextsRequest, _context: grpc.ServicerContext) -> pb.ListContextsReply:
-        return pb.ListContextsReply(contexts=map(codec.to_info, self._database.contexts()))
+    def list_contexts(self, request: pb.ListContextsRequest, _context: grpc.ServicerContext) -> pb.ListContextsReply:
+        infos = self._database.contexts(request.prefix, request.limit or None, request.after)
+        return pb.ListContextsReply(contexts=map(codec.to_info, infos))
+
+    def context_tokens(self, request: pb.ContextTokensRequest, _context: grpc.ServicerContext) -> pb.ContextTokensReply:
+        ids = self._database.token_ids(request.name)[request.start :]
+        return pb.ContextTokensReply(tokens=codec.to_tokens(ids[:TOKENS_OF_REPLY]))
+
+    def match_prefix(self, request: pb.MatchPrefixRequest, _context: grpc.ServicerContext) -> pb.MatchPrefixReply:
+        match = self._database.match(codec.from_spec(request.spec), codec.from_tokens(request.tokens))
+        return pb.MatchPrefixReply(tokens=match.tokens, resident=match.resident)
 
     def list_tiers(self, _request: pb.ListTiersRequest, _context: grpc.ServicerContext) -> pb.ListTiersReply:
         return pb.ListTiersReply(tiers=map(codec.to_tier, self._database.tiers()))
@@ -253,44 +262,6 @@ def _handler(service: KvdbService, unary: UnaryCalls, method: MethodDescriptor) 
     if method.name in BLOCKING:
         return interceptors.blocking(method.name, kind, behaviour)
     return unary.handler(method.name, kind, behaviour)
-
-
-def _imported(writer: ImportWriter, incoming: Incoming, data: bytes) -> ContextInfo | None:
-    """Carry out what one message of an import asks for; what was published, once it is. Raises InvalidArgument."""
-    request = import_chunk.deserialize(data)
-    try:
-        if isinstance(request, Chunk) or request.WhichOneof("step") != "part":
-            incoming.count(len(data))
-            return _written(writer, request)
-        whole = incoming.put_together(request.part)
-        return None if whole is None else _written(writer, import_chunk.deserialize(whole))
-    finally:
-        incoming.answered()
-
-
-def _written(writer: ImportWriter, request: Chunk | pb.ImportRequest) -> ContextInfo | None:
-    """Carry out one step of an import; what was published, once it is. Raises InvalidArgument."""
-    if isinstance(request, Chunk):
-        writer.write(request.layer, request.k, request.v)
-    elif request.WhichOneof("step") == "sample":
-        writer.sample(request.sample.layer, codec.from_array(request.sample.q))
-    else:
-        _expect(request, "commit")
-        return writer.commit()
-    return None
-
-
-def _begin(requests: Iterator[bytes]) -> pb.ImportBegin:
-    """The first message of an import. Raises InvalidArgument."""
-    first = import_chunk.deserialize(next(requests, b""))
-    return _expect(first, "begin").begin
-
-
-def _expect(request: Chunk | pb.ImportRequest, step: str) -> pb.ImportRequest:
-    given = "chunk" if isinstance(request, Chunk) else request.WhichOneof("step")
-    if isinstance(request, Chunk) or given != step:
-        raise InvalidArgument(f"an import goes on with {given or 'nothing'}; expected {step}: begin, chunks, then commit")
-    return request
 
 
 def _indexes(infos: Sequence[IndexInfo]) -> pb.IndexesReply:

@@ -19,7 +19,8 @@ from kvdb.errors import KvdbError
 from kvdb.planning.budget import refreshed
 from kvdb.planning.planner import Planner
 from kvdb.planning.prepared import Prepared, Variant
-from kvdb.types import Array, Bools, Float32
+from kvdb.session.answer_errors import given_up_heads, head_errors, largest_missed
+from kvdb.types import Array, Float32
 from query_optimizer.error_budget import trial_of
 from query_optimizer.head_shares import TIME_SHARE_GUESS
 from query_optimizer.query_options import QueryOptions
@@ -41,6 +42,9 @@ ERRORS_MAX = 1024
 """The number of errors that are kept for the statistics of the session."""
 LOOK_QUERIES = 32
 """A layer that compares nothing looks after this number of queries whether there is something to try now."""
+TRIAL_QUERIES = 7
+"""The number of queries after which a layer looks again whether there is time for a comparison that is due."""
+IDLE_QUERIES_MAX = 1 << 20
 TIME_SHARE_MIN = 0.01
 """The least assumed time of a search, relative to an exact answer."""
 
@@ -149,6 +153,18 @@ class Audits:
         else:
             self._running = self._executor.submit(self._compare, *given)
 
+    def idle_steps(self, prepared: Prepared) -> int:
+        """How many queries may be answered by a plan before it is time to look whether one of them is to be compared."""
+        budget = prepared.budget
+        if budget is None or not prepared.learns:
+            return IDLE_QUERIES_MAX
+        if self._suspects:
+            return 0
+        nothing_to_try = not budget.ways or (self._trial is None and self._looked_at is budget)
+        trial = LOOK_QUERIES - self._looked_for if nothing_to_try else TRIAL_QUERIES
+        audit = AUDIT_QUERIES - self._since if prepared.searches else LOOK_QUERIES
+        return min(trial, audit if audit > 0 else TRIAL_QUERIES)
+
     def follow(self, prepared: Prepared, stats: AttentionStats, queries: int) -> None:
         """Count queries that were answered by a plan and compared with nothing. stats: sums over them."""
         if prepared.budget is None:
@@ -158,6 +174,8 @@ class Audits:
                 evidence.count_queries(self._layer, queries)
         for way in prepared.ways:
             self.ways[way] = self.ways.get(way, 0) + queries
+        if self._looked_at is prepared.budget:
+            self._looked_for += queries
         if prepared.searches:
             self._answer_ns += stats.kernel_ns
             self._since += queries
@@ -239,12 +257,12 @@ class Audits:
             return
         kv_heads = len(budget.heads)
         errors = head_errors(state.out, exact, kv_heads)
-        missed = _missed(stats, errors.shape)
+        missed = largest_missed(stats, errors.shape)
         mask = np.zeros(kv_heads, np.bool_)
         mask[list(comparison.heads)] = True
         if not comparison.in_use:
             self._shadow_ns += stats.kernel_ns
-        given_up = _given_up(stats, kv_heads)
+        given_up = given_up_heads(stats, kv_heads)
         timed = not comparison.in_use and not given_up.all()
         limits = np.array([share.error_max for share in budget.heads])
         ways = [budget.way_of(head) for head in range(kv_heads)]
@@ -269,17 +287,6 @@ class Audits:
         self.largest = max(self.largest, float(layer_errors.max()))
 
 
-def head_errors(out: Array, exact: Array, kv_heads: int) -> Float32:
-    """The error of each KV head, float32 `[kv_heads, n]`: the L2 norm of its query heads' differences, relative to that of the
-    whole exact output. out, exact: `[q_heads, n, head_dim]`."""
-    right = exact.astype(np.float64)
-    squares = ((out.astype(np.float64) - right) ** 2).sum(axis=2).reshape(kv_heads, -1, out.shape[1]).sum(axis=1)
-    norms = (right**2).sum(axis=(0, 2))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        errors = np.sqrt(squares / norms)
-    return np.where(squares == 0, 0, errors).astype(np.float32)
-
-
 def _served(budget: LayerBudget, heads: Heads) -> bool:
     """Whether some of these KV heads are answered by a way."""
     return any(budget.heads[head].way is not None for head in heads)
@@ -288,20 +295,3 @@ def _served(budget: LayerBudget, heads: Heads) -> bool:
 def time_share(shadow_ns: float, exact_ns: float) -> float:
     """The time of an answer relative to that of the exact one."""
     return shadow_ns / max(exact_ns, 1)
-
-
-def _given_up(stats: AttentionStats, kv_heads: int) -> Bools:
-    """The KV heads that were read whole because a search gave up on one of their queries, bool `[kv_heads]`."""
-    heads = np.full(kv_heads, stats.missed_log is None)
-    for search in stats.searches:
-        if search.result.dense is not None:
-            heads |= search.result.dense.reshape(kv_heads, -1).any(axis=1)
-    return heads
-
-
-def _missed(stats: AttentionStats, shape: tuple[int, ...]) -> Float32:
-    """The logarithm of what was left out relative to what was read, of the query head with the most: float32 of that shape."""
-    if stats.missed_log is None or stats.lse is None:
-        return np.full(shape, -np.inf, np.float32)
-    missed: Float32 = (stats.missed_log - stats.lse).reshape(shape[0], -1, shape[1]).max(axis=1)
-    return missed

@@ -6,7 +6,7 @@ search are answered one after the other. So are calls of several tokens, which u
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from kvdb.attention.shared_prefix import exact_together, sharing_of
 from kvdb.catalog.segment import SegmentView
 from kvdb.planning.prepared import Prepared
 from kvdb.session.layer import Layer
+from kvdb.session.native_steps import NativeSteps
 from kvdb.session.state import SessionState
 from kvdb.types import Array, ModelSpec
 from query_optimizer.query_options import QueryOptions
@@ -43,19 +44,9 @@ def attend(
     starts: the position of each session's first token, as the caller believes. Raises what `attend` raises, then every session is
     as it was; InvalidArgument for a session that is given twice, SpecMismatch for sessions of several models.
     """
-    with _members(sessions, layer, options) as members:
-        spec = sessions[0].spec
-        validate.starts(starts, len(members))
-        for what, array in (("q", q), ("k", k), ("v", v)):
-            validate.stacked(what, array, len(members))
-        for i, (_, state, _) in enumerate(members):
-            with validate.numbered(i):
-                n = state.check_queries(q[i])
-                validate.same_tokens(n, validate.keys_values(spec, k[i], v[i]))
-                validate.start(None if starts is None else starts[i], state.run.tokens, layer)
-                state.check_no_gaps()
-        with _appended(members, k, v):
-            return _answer(spec, members, q)
+    with _turns(sessions):
+        out = _native_steps(sessions, layer, q, k, v, options, starts)
+        return _attend(sessions, layer, q, k, v, options, starts) if out is None else out
 
 
 def attention(sessions: Sequence[SessionState], layer: int, q: Array, options: QueryOptions) -> Array:
@@ -71,13 +62,66 @@ def attention(sessions: Sequence[SessionState], layer: int, q: Array, options: Q
         return _answer(sessions[0].spec, members, q)
 
 
+def _native_steps(
+    sessions: Sequence[SessionState], layer: int, q: Array, k: Array, v: Array, options: QueryOptions, starts: Starts
+) -> Array | None:
+    """`attend` by native steps of sessions that search. None where one of them needs more, or anything is wrong; then nothing was
+    done. Raises InvalidArgument for starts that cannot be."""
+    spec, count = sessions[0].spec, len(sessions)
+    alone = [session.native_steps(layer) for session in sessions if session.spec == spec]
+    stacked = all(getattr(array, "shape", ())[:1] == (count,) for array in (q, k, v))
+    if not (stacked and len(alone) == count and all(steps is not None and steps.search for steps in alone)):
+        return None
+    validate.starts(starts, count)
+    taken: list[NativeSteps] = []
+    out = np.empty((count, spec.q_heads, 1, spec.head_dim), spec.numpy_dtype)
+    for i, steps in enumerate(alone):
+        answer = None if steps is None else steps.attend(q[i], k[i], v[i], options, None if starts is None else starts[i])
+        if answer is None:
+            for other in taken:
+                other.undo()
+            return None
+        out[i] = answer
+        taken.append(cast(NativeSteps, steps))
+    return out
+
+
+def _attend(
+    sessions: Sequence[SessionState], layer: int, q: Array, k: Array, v: Array, options: QueryOptions, starts: Starts
+) -> Array:
+    """`attend` with Python's help."""
+    with _members(sessions, layer, options) as members:
+        spec = sessions[0].spec
+        validate.starts(starts, len(members))
+        for what, array in (("q", q), ("k", k), ("v", v)):
+            validate.stacked(what, array, len(members))
+        for i, (_, state, _) in enumerate(members):
+            with validate.numbered(i):
+                n = state.check_queries(q[i])
+                validate.same_tokens(n, validate.keys_values(spec, k[i], v[i]))
+                validate.start(None if starts is None else starts[i], state.run.tokens, layer)
+                state.check_no_gaps()
+        with _appended(members, k, v):
+            out = _answer(spec, members, q)
+        for _, state, _ in members:
+            state.go_on(options)
+        return out
+
+
+@contextmanager
+def _turns(sessions: Sequence[SessionState]) -> Iterator[None]:
+    """Take the turns of all sessions while the body runs."""
+    with ExitStack() as turns:
+        for session in sorted(sessions, key=id):  # always in the same order, so that no two calls wait for each other
+            turns.enter_context(session.turns)
+        yield
+
+
 @contextmanager
 def _members(sessions: Sequence[SessionState], layer: int, options: QueryOptions) -> Iterator[list[Member]]:
     """Take the turns of all sessions while the body runs. Raises SpecMismatch, and what `SessionState.layer` and `Layer.resolve`
     raise."""
-    with ExitStack() as turns:
-        for session in sorted(sessions, key=id):  # always in the same order, so that no two calls wait for each other
-            turns.enter_context(session.turns)
+    with _turns(sessions):
         members = []
         for i, session in enumerate(sessions):
             with validate.numbered(i):

@@ -11,6 +11,7 @@ from indexes.base import Float32
 from kvdb.attention.device import DeviceAttention, DeviceFailed
 from kvdb.attention.exact import AttentionStats, IndexSearch
 from kvdb.attention.state import AttentionState
+from kvdb.errors import InvalidArgument
 from kvdb.planning.prepared import Prepared
 from kvdb.session.layer import Layer
 from kvdb.types import Array, ModelSpec
@@ -19,12 +20,15 @@ from query_optimizer.plan import Outcome, Plan
 from query_optimizer.query_options import QueryOptions
 
 
-def analyze_plan(layer: Layer, spec: ModelSpec, options: QueryOptions, q: Array) -> Plan:
-    """The plan of query q of the last token, `[q_heads, 1, head_dim]`, with its measured costs.
+def analyze_plan(layer: Layer, spec: ModelSpec, options: QueryOptions) -> Plan:
+    """The plan of the layer's last query with its measured costs. Raises InvalidArgument where there was no query.
 
     Nodes that are read whole are read once more, each by itself, to be measured; usually one launch reads them all. The total is
     measured on the plan as it is usually carried out.
     """
+    q = layer.query_samples.last
+    if q is None:
+        raise InvalidArgument(f"layer {layer.number} has seen no query to analyze; ask one, or explain without analyze")
     started = perf_counter()
     prepared = layer.planner.prepare_once(1, options)
     planning = perf_counter() - started

@@ -36,9 +36,6 @@ log = logging.getLogger(__name__)
 NO_POSITIONS: Positions = np.zeros(0, np.int64)
 DECODE_TOKENS = 16
 """A call of more tokens is a prefill. Its time says nothing about a decode step, so it is not counted."""
-FOLLOWED_STEPS, LEARNING_STEPS = 1 << 20, 7
-"""After this many native steps at most, a layer looks whether anything is due; the second is for plans whose answers are compared
-with others now and then."""
 OBSERVED_FIRST, OBSERVED_STEP = 16, 8
 """Statistics are made of the first queries of one token, and then of every 8th."""
 
@@ -109,11 +106,9 @@ class Layer:
         if self._course is None:
             return
         prepared, options, _ = self._course
-        steps = FOLLOWED_STEPS
+        steps = self.audits.idle_steps(prepared)
         if prepared.partition.observes and _is_telling(1, options):
-            steps = OBSERVED_STEP - 1 - self._steps % OBSERVED_STEP if self._steps >= OBSERVED_FIRST else 0
-        if prepared.learns:
-            steps = min(steps, LEARNING_STEPS)
+            steps = min(steps, OBSERVED_STEP - 1 - self._steps % OBSERVED_STEP if self._steps >= OBSERVED_FIRST else 0)
         self.native_steps.follow(self._course, asked, steps)
 
     def append(self, k: Array, v: Array) -> None:
@@ -136,7 +131,7 @@ class Layer:
         """The options, with the session's error_max if they name none. Raises InvalidArgument or Unsupported for
         hints that cannot be followed."""
         asked, resolved = self._resolved
-        if options is not asked:
+        if options is not asked and options != asked:
             resolved = options.with_default(self._error_max)
             self.planner.check(resolved)
             self._resolved = options, resolved
@@ -203,6 +198,7 @@ class Layer:
     def prepare(self, q: Array, options: QueryOptions) -> Prepared:
         """The plan by which the queries of the last n tokens are answered. Raises UnknownRule."""
         self.query_samples.add(q)
+        self._course = None
         if self._indexes_tail:
             self._tail.seal()
         prepared = self.planner.prepare(q.shape[1], options)

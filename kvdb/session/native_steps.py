@@ -41,6 +41,8 @@ class StepsTaken(NamedTuple):
 class NativeSteps:
     """The native steps of one layer. The caller holds the session's turn."""
 
+    __slots__ = ("_course", "_dtype", "_native", "_planner", "_query_samples", "_run", "_shape", "_tail", "_takes_tensors")
+
     def __init__(self, spec: ModelSpec, run: BlockRun, tail: Tail, planner: Planner, query_samples: QuerySamples) -> None:
         self._shape = spec.q_heads, 1, spec.head_dim
         self._dtype = spec.numpy_dtype
@@ -51,8 +53,7 @@ class NativeSteps:
         native = tail.table.layout.native
         self._native = _native.LayerSteps(native, spec.q_heads, spec.softmax_scale, np.empty(0, self._dtype))
         self._course: Course | None = None
-        self._sample_in = self._sampled = 0
-        self._tensors = False
+        self._takes_tensors = False
 
     def attend(self, q: Any, k: Any, v: Any, options: QueryOptions, start: int | None) -> Any | None:
         """Append one token and answer its query, `[q_heads, 1, head_dim]`, as `SessionState.attend` does; arrays of numpy or
@@ -60,21 +61,18 @@ class NativeSteps:
         then nothing was done."""
         if self._course is None:
             return None
-        if type(q) is np.ndarray:
-            out: Any = np.empty(self._shape, self._dtype)
-        elif self._takes_tensor(q):
-            out = q.new_empty(self._shape)
-        else:
-            return None
-        kept = self._native.step(q, k, v, out, options, start)
-        if kept is None:
-            return None
-        if kept:
-            self._query_samples.pass_by(self._sample_in)
-            self._query_samples.add(self._last_query())
-            self._sampled += self._sample_in + 1
-            self._sample_next()
-        return out
+        if type(q) is not np.ndarray and not self._takes_tensors:
+            self._take_tensors()
+        return self._native.step(q, k, v, options, start)
+
+    def undo(self) -> None:
+        """Take the last step back, as if it had not been taken."""
+        self._native.undo()
+
+    @property
+    def search(self) -> bool:
+        """Whether the next steps search."""
+        return self._course is not None and self._course.searches
 
     def follow(self, course: Course, asked: QueryOptions, steps: int) -> None:
         """Go on by the plan that answered the last query. asked: the options as the caller handed them in. steps: how many may be
@@ -107,33 +105,38 @@ class NativeSteps:
         """The steps since the last time, None for none. From then on the tail and the sample of queries know them too."""
         if self._course is None:
             return None
+        samples = self._native.take_samples()
         totals = self._native.take_totals()
         if not totals.steps:
             return None
         self._tail.table.length += totals.steps
-        self._query_samples.pass_by(totals.steps - self._sampled)
-        self._query_samples.last = self._last_query()
-        self._sampled = 0
-        self._sample_next()
+        self._sample(totals.steps, samples)
         self._course.prepared.uses_left -= totals.steps
         stats = AttentionStats(
             totals.scanned, totals.retrieved, totals.nbytes, totals.ns, totals.missed, totals.bound, totals.bound_max
         )
         return StepsTaken(self._course, totals.steps, stats)
 
-    def _takes_tensor(self, q: Any) -> bool:
-        """Whether q is a tensor of torch, which whoever has one has imported."""
+    def _take_tensors(self) -> None:
+        """Take tensors of torch from now on, if there are any: whoever has one has imported it."""
         torch = sys.modules.get("torch")
-        if torch is None or type(q) is not torch.Tensor or not q.is_cpu:
-            return False
-        if not self._tensors:
+        if torch is not None:
             self._native.take_tensors(torch.Tensor, getattr(torch, self._dtype.name))
-            self._tensors = True
-        return True
+            self._takes_tensors = True
 
-    def _last_query(self) -> Array:
-        return np.frombuffer(self._native.last_query(), self._dtype).reshape(self._shape)
+    def _sample(self, steps: int, kept: list[tuple[int, bytes]]) -> None:
+        """Add the queries of these steps to the sample, those in between as passed by."""
+        seen = 0
+        for number, query in kept:
+            self._query_samples.pass_by(number - seen)
+            self._query_samples.add(self._query(query))
+            seen = number + 1
+        self._query_samples.pass_by(steps - seen)
+        self._query_samples.last = self._query(self._native.last_query())
+        self._sample_next()
+
+    def _query(self, bits: bytes) -> Array:
+        return np.frombuffer(bits, self._dtype).reshape(self._shape)
 
     def _sample_next(self) -> None:
-        self._sample_in = self._query_samples.next_in
-        self._native.sample_next(self._sample_in, self._query_samples.every)
+        self._native.sample_next(self._query_samples.next_in, self._query_samples.every)

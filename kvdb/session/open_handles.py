@@ -1,14 +1,41 @@
 """The sessions and imports that are open in a database."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from threading import Condition
-from typing import Protocol
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from kvdb.catalog.catalog import Context
 from kvdb.catalog.segment import Segment, Views
 from kvdb.errors import Unavailable
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.segment_file import SegmentFile
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class HasHandles(Protocol):
+    """A database, whose handles count its calls."""
+
+    handles: "OpenHandles"
+
+
+D = TypeVar("D", bound=HasHandles)
+
+
+def counted_call(method: Callable[Concatenate[D, P], R]) -> Callable[Concatenate[D, P], R]:
+    """A method of a database that closing waits for, and that raises Unavailable once the database is closed."""
+
+    @wraps(method)
+    def counted(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        self.handles.begin_call()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self.handles.end_call()
+
+    return counted
 
 
 class Handle(Protocol):

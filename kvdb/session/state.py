@@ -13,11 +13,12 @@ from kvdb.blend.strategies import DEFAULT_RATIO
 from kvdb.catalog.overhead import session_nbytes
 from kvdb.catalog.segment import Views
 from kvdb.catalog.snapshot import Snapshot
-from kvdb.errors import InvalidArgument, SessionClosed, Unavailable
+from kvdb.errors import SessionClosed, Unavailable
 from kvdb.session.counters import SessionCounters
 from kvdb.session.explain_analyze import analyze_plan
 from kvdb.session.known_ids import ids_of
 from kvdb.session.layer import Layer
+from kvdb.session.native_steps import NativeSteps
 from kvdb.session.recompute import Recomputing
 from kvdb.session.services import SessionServices
 from kvdb.storage.block_table import BlockTable
@@ -32,9 +33,8 @@ class SessionState:
     tokens: its known token ids, int32; at least those before the tail. start: the position of the tail's first token. reused: the
     number of tokens before it that were stored when it was opened. error_max: of queries that name nothing, None for the
     configuration's. Thread-safe: calls on one session take turns. A call that raises leaves the session as it was. Calls wait for
-    a layer that is still being loaded from disk, which may raise IntegrityError or Unavailable.
-
-    Raises Unavailable for a closed database, and CapacityError, and then everything was given back.
+    a layer that is still being loaded from disk, which may raise IntegrityError or Unavailable. The constructor raises
+    Unavailable for a closed database, and CapacityError, and then everything was given back.
     """
 
     def __init__(
@@ -123,9 +123,8 @@ class SessionState:
         """
         with self.turns:
             state = self.layer(layer)
-            n = state.check_queries(q)
             options = state.resolve(options)
-            state.check_last(n)
+            state.check_last(state.check_queries(q))
             out, plan, stats = state.answer(q, options)
             self.counters.count(plan, stats)
             return out
@@ -143,9 +142,12 @@ class SessionState:
         """`attend` of one token by native code alone; arrays are numpy's or torch's, in main memory, and the answer is as q. None
         where more is needed, an argument is wrong, or the session is closed; then nothing was done."""
         with self.turns:
-            if type(layer) is int and 0 <= layer < len(self._native_steps):
-                return self._native_steps[layer].attend(q, k, v, options, start)
-            return None
+            steps = self.native_steps(layer)
+            return None if steps is None else steps.attend(q, k, v, options, start)
+
+    def native_steps(self, layer: int) -> NativeSteps | None:
+        """The native steps of one layer, None for a number that no layer has. The caller holds `turns`."""
+        return self._native_steps[layer] if type(layer) is int and 0 <= layer < len(self._native_steps) else None
 
     def _attend(self, layer: int, q: Array, k: Array, v: Array, asked: QueryOptions, start: int | None) -> Array:
         """`attend` with Python's help. The caller holds `turns`."""
@@ -156,13 +158,11 @@ class SessionState:
         validate.start(start, state.run.tokens, layer)
         state.check_no_gaps()
         self.append(state, k, v)
-        answered = False
         try:
             out, plan, stats = state.answer(q, options)
-            answered = True
-        finally:
-            if not answered:
-                state.take_back(n)
+        except BaseException:
+            state.take_back(n)
+            raise
         self.counters.count(plan, stats)
         state.go_on(asked)
         return out
@@ -221,8 +221,8 @@ class SessionState:
         """Another session over the same tokens. Nothing is copied until one of the two writes."""
         with self.turns:
             self._settle()
-            tails = [tail.share() for tail in self.tails]
-            return SessionState(self.services, self.spec, self.snapshot.share(), tails, self.tokens, self.error_max)
+            snapshot, tails = self.snapshot.share(), [tail.share() for tail in self.tails]
+            return SessionState(self.services, self.spec, snapshot, tails, self.tokens, self.error_max)
 
     def store(self, name: str, tokens: Tokens | None = None, *, chunk: bool = False) -> ContextInfo:
         """Keep everything in the session as a context. tokens: the ids of all its tokens, if it has more than it was opened with.
@@ -246,12 +246,8 @@ class SessionState:
         LayerError, SessionClosed, and InvalidArgument for hints that cannot be, or an analysis before the first query."""
         with self.turns:
             state = self.layer(layer)
-            options = state.resolve(options)
-            if not analyze:
-                return replace(state.planner.plan(options), notes=self._recomputing.notes(layer))
-            if state.query_samples.last is None:
-                raise InvalidArgument(f"layer {layer} has seen no query to analyze; ask one, or explain without analyze")
-            plan = analyze_plan(state, self.spec, options, state.query_samples.last)
+            asked = state.resolve(options)
+            plan = analyze_plan(state, self.spec, asked) if analyze else state.planner.plan(asked)
             return replace(plan, notes=self._recomputing.notes(layer))
 
     def set_last_queries(self, queries_by_layer: Mapping[int, Float32]) -> None:
@@ -261,8 +257,8 @@ class SessionState:
 
     def query_samples(self) -> dict[int, Float32]:
         """A sample of the queries of each layer that had queries, float32 `[q_heads, m, head_dim]`."""
-        kept = {number: layer.query_samples.all() for number, layer in enumerate(self._layers)}
-        return {number: queries for number, queries in kept.items() if queries is not None}
+        kept = ((number, layer.query_samples.all()) for number, layer in enumerate(self._layers))
+        return {number: queries for number, queries in kept if queries is not None}
 
     def stats(self) -> SessionStats:
         """What the session holds and has done. Raises SessionClosed."""
@@ -271,10 +267,8 @@ class SessionState:
             for layer in self._layers:
                 layer.count_native_steps()
                 layer.audits.settle()
-            tail_nbytes = sum(tail.nbytes for tail in self.tails)
-            tokens = min(layer.run.tokens for layer in self._layers)
-            audits = [layer.audits for layer in self._layers]
-            return self.counters.stats(tokens, self.start, self.reused, tail_nbytes, audits)
+            tokens, nbytes = min(layer.run.tokens for layer in self._layers), sum(tail.nbytes for tail in self.tails)
+            return self.counters.stats(tokens, self.start, self.reused, nbytes, [layer.audits for layer in self._layers])
 
     def close(self) -> None:
         """Give every block back. Closing twice does nothing."""
@@ -291,7 +285,7 @@ class SessionState:
                 self.services.handles.remove(self)
 
     def _count_open(self, sessions: int) -> None:
-        """Tell the segments that `more` more sessions are open over them."""
+        """Tell the segments that so many more sessions are open over them."""
         for view in self.views:
             view.segment.usage.count_open(sessions)
 

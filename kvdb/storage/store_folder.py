@@ -34,6 +34,7 @@ class StoreFolder:
         Raises InvalidArgument for a folder that is no store and for what is no path, Unsupported for a store of another version,
         IntegrityError for one whose label cannot be read, and Unavailable where it is open already or cannot be used.
         """
+        path = path.absolute()  # the process may change its folder
         self.path = path / SEGMENTS
         self.catalog = path / CATALOG
         with ExitStack() as undo:

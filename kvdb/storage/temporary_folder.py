@@ -26,6 +26,7 @@ class TemporaryFolder:
 
     def __init__(self, path: Path) -> None:
         """Raises Unavailable for a path at which no folder can be made or written to."""
+        path = path.absolute()  # the process may change its folder
         try:
             path.mkdir(parents=True, exist_ok=True)
             self.path, alive = _own_folder(path)

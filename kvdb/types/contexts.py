@@ -22,6 +22,14 @@ class ContextInfo:
     blended: bool = False
 
 
+@dataclass(frozen=True)
+class PrefixMatch:
+    """How many leading tokens of a prompt are stored, and how many of these are in main memory; the others are on disk."""
+
+    tokens: int
+    resident: int
+
+
 @dataclass(frozen=True, eq=False)
 class PromptPart:
     """One part of a session that is laid out of several, in their order.

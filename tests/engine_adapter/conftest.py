@@ -42,7 +42,7 @@ def no_session_left(request):
     """Every session that was opened in a test is closed at its end, whatever happened in it."""
     database = request.getfixturevalue("engine") if "engine" in request.fixturenames else None
     yield
-    assert database is None or not database._handles
+    assert database is None or not database.handles
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_rows_without_a_follower_are_closed(cache, engine):
     cache.reorder_cache(torch.tensor([0, 1, 2, 2]))
     with pytest.raises(SessionClosed):
         dropped.stats()
-    assert len(engine._handles) == 4
+    assert len(engine.handles) == 4
 
 
 def test_rows_are_repeated_and_selected(cache):
@@ -110,7 +110,7 @@ def test_a_fork_that_fails_leaves_the_rows_as_they_were(cache, engine, monkeypat
     with pytest.raises(CapacityError):
         cache.reorder_cache(torch.tensor([1, 1, 1, 1]))
     assert cache.sessions == before
-    assert len(engine._handles) == 4, "the fork that was made is closed again"
+    assert len(engine.handles) == 4, "the fork that was made is closed again"
 
 
 def test_tokens_are_not_taken_back(cache):

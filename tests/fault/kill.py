@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from signal import SIGKILL
 from time import sleep
 
 import numpy as np
@@ -78,6 +79,7 @@ def _lines_until_killed(folder, seed, seconds):
         sleep(seconds)  # the very point at which it is killed is up to chance
         process.kill()
         lines += process.stdout.read().splitlines(keepends=True)
+        assert process.wait() == -SIGKILL, "the process ended by itself"
     return [line for line in lines if line.endswith("\n")]
 
 

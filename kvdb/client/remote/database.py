@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.imports import RemoteImport
@@ -11,7 +13,7 @@ from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_plan
 from kvdb.rpc.query_options import put_query_options
-from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, PromptPart, TierStats, Tokens
+from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, PrefixMatch, PromptPart, TierStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
@@ -93,16 +95,33 @@ class RemoteDatabase:
         put_query_options(request, options)
         return codec.from_array(connection.call(connection.stub.AttentionTogether, request).out).copy()
 
-    def contexts(self) -> list[ContextInfo]:
-        """Every stored context."""
+    def contexts(self, prefix: str, limit: int | None, after: str) -> list[ContextInfo]:
+        """The stored contexts; see `kvdb.database.Database.contexts`."""
         connection = self._connected()
-        reply = connection.call(connection.stub.ListContexts, pb.ListContextsRequest())
+        request = pb.ListContextsRequest(prefix=prefix, limit=limit or 0, after=after)
+        reply = connection.call(connection.stub.ListContexts, request)
         return [codec.from_info(info) for info in reply.contexts]
 
     def get(self, name: str) -> ContextInfo:
         """What is stored under a name. Raises NotFound."""
         connection = self._connected()
         return codec.from_info(connection.call(connection.stub.GetContext, pb.GetContextRequest(name=name)))
+
+    def token_ids(self, name: str) -> Tokens:
+        """The ids of a context's tokens, in as many replies as they need. Raises NotFound."""
+        connection, pieces, start = self._connected(), list[Tokens](), 0
+        while not pieces or len(pieces[-1]):
+            request = pb.ContextTokensRequest(name=name, start=start)
+            pieces.append(codec.from_tokens(connection.call(connection.stub.ContextTokens, request).tokens))
+            start += len(pieces[-1])
+        return np.concatenate(pieces)
+
+    def match(self, spec: ModelSpec, tokens: Tokens) -> PrefixMatch:
+        """How much of a prompt is stored on the server."""
+        connection = self._connected()
+        request = pb.MatchPrefixRequest(spec=codec.to_spec(spec), tokens=codec.to_tokens(validate.token_ids(tokens)))
+        reply = connection.call(connection.stub.MatchPrefix, request)
+        return PrefixMatch(int(reply.tokens), int(reply.resident))
 
     def tiers(self) -> list[TierStats]:
         """What each tier of the server holds."""

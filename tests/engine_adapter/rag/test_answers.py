@@ -130,7 +130,7 @@ def test_a_stream_that_is_left_ends_and_leaves_nothing(rag, engine, documents):
     for _ in stream:
         break
     assert stream.usage.generated < 400
-    assert not engine._handles
+    assert not engine.handles
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("kvdb-rag")]
 
 
@@ -145,7 +145,7 @@ def test_a_callback_that_raises_ends_the_answer(rag, engine, documents):
 
     with pytest.raises(RuntimeError, match="enough"):
         rag.answer("so?", list(documents), stream=stop, **NEW)
-    assert not engine._handles
+    assert not engine.handles
     rag.delete("doc 0")
     assert rag.answer("so?", ["doc 1"], **NEW).text
 

@@ -200,7 +200,7 @@ class AnyOrder(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             for context in self.db.contexts():
                 context.drop()
-            self.engine._handles.close()
+            self.engine.handles.close()
             self.engine.check_integrity()
             assert sum(tier.blocks_used for tier in self.engine.tiers()) == 0
             self.engine.close()

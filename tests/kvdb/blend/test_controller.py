@@ -21,6 +21,7 @@ POSITIVE = st.floats(1e-9, 1e12)
 TIERS = st.dictionaries(st.sampled_from(["gpu", "memory", "disk", "remote"]), st.one_of(POSITIVE, st.just(math.inf)), min_size=1)
 SHARES = st.floats(0, 1)
 SCORES = arrays(np.float32, st.integers(1, 60), elements=st.one_of(st.floats(0, 2, width=32), st.just(math.inf)))
+LAYERS = st.integers(1, 64)
 
 
 @st.composite
@@ -175,27 +176,27 @@ def test_a_pipeline_waits_for_the_slower_of_load_and_compute():
     assert pipelined_seconds([1, 5, 1], [2, 2, 2]) == 1 + 5 + 2 + 2
 
 
-@given(SCORES, SHARES, SHARES)
-def test_a_larger_budget_never_recomputes_more(scores, one, other):
-    small, large = sorted((one, other))
-    assert ratio_within(scores, large) <= ratio_within(scores, small)
+@given(SCORES, SHARES, SHARES, LAYERS, LAYERS)
+def test_a_larger_budget_and_fewer_layers_never_recompute_more(scores, one, other, few, many):
+    (small, large), (few, many) = sorted((one, other)), sorted((few, many))
+    assert ratio_within(scores, large, few) <= ratio_within(scores, small, many)
 
 
-@given(SCORES, SHARES)
-def test_the_least_share_keeps_what_is_left_within_the_budget(scores, error_max):
+@given(SCORES, SHARES, LAYERS)
+def test_the_least_share_keeps_what_all_layers_leave_within_the_budget(scores, error_max, layers):
     """The oracle tries every share, from none on."""
     known = sorted(scores[np.isfinite(scores)].astype(np.float64))
-    count = round(ratio_within(scores, error_max) * len(known))
+    count = round(ratio_within(scores, error_max, layers) * len(known))
     if error_max == 0:
         assert count == len(known)
         return
-    fits = [sum(known[: len(known) - taken]) <= error_max * len(known) * (1 + 1e-12) for taken in range(len(known) + 1)]
-    assert fits[count]
-    assert count == 0 or sum(known[: len(known) - count + 1]) > error_max * len(known) * (1 - 1e-12)
+    squared = [layers * (sum(known[: len(known) - taken]) / len(known)) ** 2 for taken in range(len(known) + 1)] if known else [0]
+    assert squared[count] <= error_max**2 * (1 + 1e-9)
+    assert count == 0 or squared[count - 1] > error_max**2 * (1 - 1e-9)
 
 
-@given(SCORES)
-def test_no_budget_recomputes_everything_and_chunks_that_do_not_deviate_nothing(scores):
-    assert ratio_within(scores, 0) == float(np.isfinite(scores).any())
-    assert ratio_within(np.zeros_like(scores), 1e-9) == 0
-    assert ratio_within(scores[:0], 0.5) == 0
+@given(SCORES, LAYERS)
+def test_no_budget_recomputes_everything_and_chunks_that_do_not_deviate_nothing(scores, layers):
+    assert ratio_within(scores, 0, layers) == float(np.isfinite(scores).any())
+    assert ratio_within(np.zeros_like(scores), 1e-9, layers) == 0
+    assert ratio_within(scores[:0], 0.5, layers) == 0

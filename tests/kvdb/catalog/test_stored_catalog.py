@@ -5,6 +5,8 @@ import resource
 import shutil
 import sqlite3
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+import kvdb
 from kvdb.errors import (
     AlreadyExists,
     CapacityError,
@@ -280,6 +283,7 @@ def test_a_block_that_was_changed_is_never_read(tmp_path):
     ("content", "error", "told"),
     [
         (b"no database at all, " * 100, IntegrityError, "was damaged: file is not a database"),
+        (b"", IntegrityError, "is gone, and .* is not empty"),
         (None, IntegrityError, "is gone, and .* is not empty"),
     ],
 )
@@ -292,6 +296,18 @@ def test_a_store_without_its_catalogue_is_not_touched(tmp_path, content, error, 
     for _ in range(2):
         with pytest.raises(error, match=told):
             connect(tmp_path)
+    assert len(list(tmp_path.glob("segments/*"))) == 1
+
+
+def test_tables_whose_columns_have_no_name_any_more_are_not_read(tmp_path):
+    with connect(tmp_path) as db:
+        put(db, DOC, "doc")
+    with sqlite3.connect(tmp_path / "catalog.db") as db:
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("UPDATE sqlite_schema SET sql = replace(sql, 'prefix_end', CAST(x'ECECEC' AS TEXT)) WHERE name = 'context'")
+    db.close()
+    with pytest.raises(IntegrityError, match="was damaged"):
+        connect(tmp_path)
     assert len(list(tmp_path.glob("segments/*"))) == 1
 
 
@@ -341,27 +357,62 @@ def test_a_full_store_takes_nothing_and_forgets_nothing(tmp_path):
 
 
 def test_a_catalogue_that_cannot_be_written_takes_nothing_more_until_it_is_opened_again(tmp_path):
-    """The log of the catalogue grows with every context, until no file may be as long as it."""
-    log_file = tmp_path / "catalog.db-wal"
+    """No file may become as long as the log would for this spec, which is longer than its segment."""
+    large = replace(SPEC, rope=kvdb.Rope(scaling=(("rope_type", "x" * 60_000),)))
     with connect(tmp_path) as db:
-        kept = 0
-        while log_file.stat().st_size < 100_000:
-            put(db, [kept], str(kept))
-            kept += 1
+        put(db, DOC, "doc")
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (log_file.stat().st_size, before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
         try:
             with pytest.raises(Unavailable, match="disk I/O error"):
-                put(db, DOC[:5], "other")
+                db.import_context(large, [1], kv_of([1]), name="other")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        for call in (lambda: put(db, DOC[:5], "other"), lambda: db.drop("0")):
+        for call in (lambda: put(db, DOC[:5], "other"), lambda: db.drop("doc")):
             with pytest.raises(Unavailable, match="takes nothing more, because .* could not be written"):
                 call()
-        assert len(names(db)) == kept
-        assert holds(db, [0])
+        assert names(db) == ["doc"]
+        assert holds(db, DOC)
+        assert len(list(tmp_path.glob("segments/*"))) == 1
     with connect(tmp_path) as db:
+        assert names(db) == ["doc"]
+        assert holds(db, DOC)
         put(db, DOC[:5], "other")
-        assert len(names(db)) == kept + 1
-        assert holds(db, [0])
-        assert holds(db, DOC[:5])
+
+
+def test_threads_may_store_and_drop_at_once(tmp_path):
+    def work(db, number):
+        rng = np.random.default_rng(number)
+        mine = {}
+        for step in range(12):
+            name = f"{number}-{int(rng.integers(3))}"
+            if name in mine:
+                db.drop(name)
+                del mine[name]
+            else:
+                mine[name] = np.r_[DOC[: int(rng.integers(0, 3)) * 50], number, step, 3]
+                put(db, mine[name], name)
+        return mine
+
+    with connect(tmp_path) as db, ThreadPoolExecutor(4) as pool:
+        stored = {name: tokens for mine in pool.map(lambda number: work(db, number), range(4)) for name, tokens in mine.items()}
+        with pytest.raises(AlreadyExists):
+            list(pool.map(lambda _: put(db, DOC, "the same"), range(4)))
+        stored["the same"] = DOC
+        assert names(db) == sorted(stored)
+    with connect(tmp_path) as db:
+        assert names(db) == sorted(stored)
+        assert all(holds(db, tokens) for tokens in stored.values())
+
+
+def test_a_store_may_be_named_by_a_path_that_is_not_absolute(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with connect("store") as db:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        put(db, DOC, "doc")
+        db.offload("doc")
+        assert holds(db, DOC)
+    assert not list((tmp_path / "elsewhere").iterdir())
+    with connect("../store") as db:
+        assert names(db) == ["doc"]

@@ -61,7 +61,7 @@ OF_A_DATABASE = {
     "statistics": {"name": "doc"},
     "offload": {"name": "doc"},
     "explain": {"name": "doc", "layer": 0, "analyze": False, **QUERY},
-    "drop": {"name": "doc"},
+    "contexts": {"prefix": "", "limit": 3, "after": ""},
 }
 
 

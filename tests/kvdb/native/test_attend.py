@@ -122,6 +122,23 @@ def test_long_runs_on_several_threads_equal_one_thread():
         _native.set_threads(threads)
 
 
+def test_states_of_many_splits_are_merged_by_several_threads():
+    """Sixteen rows of eight KV heads in many splits are more to merge than one thread should do."""
+    counts = whole_blocks(4608, 64)
+    blocks, k, v = filled("bfloat16", 8, 128, 64, counts)
+    q = random((128, 1, 128), "bfloat16", 2)
+    threads = _native.threads()
+    try:
+        _native.set_threads(16)
+        check(blocks, q, k, v, counts)
+        before = np.array(_native.pool_counters())[:, 1].sum()
+        attend(blocks, q, counts)
+        splits, merged = 1 + 4608 // 256, 8
+        assert np.array(_native.pool_counters())[:, 1].sum() - before == splits + merged
+    finally:
+        _native.set_threads(threads)
+
+
 @pytest.mark.parametrize("n", [1, 3, 40])
 def test_strided_queries_and_outputs(n):
     counts = whole_blocks(100, 64)

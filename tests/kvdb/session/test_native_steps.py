@@ -1,6 +1,6 @@
 """Steps by native code alone are the steps that Python carries out: the same answers, counters, samples and refusals."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvdb
+import kvdb.session.batch as batch
 from kvdb.client.arrays import like, to_numpy
 from kvdb.config import Config, IndexConfig, StorageConfig
 from kvdb.session.state import SessionState
@@ -86,6 +87,21 @@ def counted(session):
     return {field.name: getattr(stats, field.name) for field in fields(stats) if field.name != "kernel_seconds"}
 
 
+def same(one, other):
+    """Two sessions have the same counters and samples."""
+    mine, theirs = counted(one), counted(other)
+    for name in ("tokens_scanned", "tokens_retrieved", "missed_mass", "missed_mass_bound"):
+        assert mine.pop(name) == pytest.approx(theirs.pop(name), rel=1e-6)
+    assert mine == theirs
+    for layer, twin in zip(one._transport._layers, other._transport._layers, strict=True):
+        assert layer.query_samples.every == twin.query_samples.every
+        for mine, theirs in (
+            (layer.query_samples.last, twin.query_samples.last),
+            (layer.query_samples.all(), twin.query_samples.all()),
+        ):
+            assert (mine is None) if theirs is None else (mine == theirs).all()
+
+
 @pytest.mark.parametrize("asked", ASKED)
 @settings(max_examples=6, deadline=None)
 @given(actions=st.lists(st.sampled_from(ACTIONS), min_size=12, max_size=STEPS))
@@ -99,17 +115,7 @@ def test_they_are_those_of_python(stored, asked, actions):
                 outs.append(act(session, action, STORED + 2 * i, q, k, v, ASKED[asked]))
             mine, theirs = outs
             assert (mine == theirs) if not isinstance(mine, np.ndarray) else (mine == theirs).all(), action
-        mine, theirs = counted(native), counted(python)
-        for name in ("tokens_scanned", "tokens_retrieved", "missed_mass", "missed_mass_bound"):
-            assert mine.pop(name) == pytest.approx(theirs.pop(name), rel=1e-6)
-        assert mine == theirs
-        for one, other in zip(native._transport._layers, python._transport._layers, strict=True):
-            assert one.query_samples.every == other.query_samples.every
-            for mine, theirs in (
-                (one.query_samples.last, other.query_samples.last),
-                (one.query_samples.all(), other.query_samples.all()),
-            ):
-                assert (mine is None) if theirs is None else (mine == theirs).all()
+        same(native, python)
 
 
 @pytest.mark.parametrize("asked", ASKED)
@@ -120,12 +126,42 @@ def test_most_steps_need_nothing_of_python(stored, in_python, asked, kind):
         for i in range(32):
             turn = [np.ascontiguousarray(x[:, STORED + i : STORED + i + 1]) for x in (q, k, v)]
             turn = turn if kind == "numpy" else [like(x, torch.empty(0)) for x in turn]
-            out = session.attend(0, *turn, options=ASKED[asked])
+            out = session.attend(0, *turn, options=replace(ASKED[asked]))  # an equal one each time
             assert type(out) is type(turn[0])
         assert len(in_python) <= 8  # the first two, and where a block is full or a plan used up
         if asked == "exact":
             expected, _ = attention(q[:, STORED + 31 : STORED + 32], k[:, : STORED + 32], v[:, : STORED + 32], spec.softmax_scale)
             assert relative_error(to_numpy(out), expected) <= TOLERANCE[spec.dtype]
+
+
+@pytest.mark.parametrize("asked", ["estimate", "range"])
+def test_steps_of_several_sessions_are_all_taken_or_none(stored, asked, monkeypatch):
+    db, spec, q, k, v = stored
+    calls, attend = [], batch._attend
+    monkeypatch.setattr(batch, "_attend", lambda *given: calls.append(given) or attend(*given))
+    native, python = ([db.create_session(spec, np.arange(STORED)) for _ in range(3)] for _ in range(2))
+    for i in range(40):
+        turn = [np.stack([x[:, STORED + i + j : STORED + i + j + 1] for j in range(3)]) for x in (q, k, v)]
+        starts = [session.start + session.stats().tail_tokens for session in native]
+        if i in {9, 21}:
+            turn[2][1, 0, 0, 5] = np.nan
+        if i == 14:
+            starts[2] += 1
+        outs = []
+        for sessions in (native, python):
+            if sessions is python:
+                for session in sessions:
+                    session._transport._settle()
+            try:
+                outs.append(db.attend(sessions, 0, *turn, starts=starts, options=ASKED[asked]))
+            except kvdb.KvdbError as error:
+                outs.append((type(error), str(error)))
+        assert (outs[0] == outs[1]).all() if isinstance(outs[0], np.ndarray) else outs[0] == outs[1]
+    assert 40 < len(calls) <= 40 + 16  # of Python's sessions each, and few of the others
+    for one, other in zip(native, python, strict=True):
+        same(one, other)
+        one.close()
+        other.close()
 
 
 def test_an_index_that_is_built_meanwhile_ends_them(stored, in_python):

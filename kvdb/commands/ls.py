@@ -1,0 +1,118 @@
+"""`kvdb ls`, `kvdb show`, `kvdb drop` and `kvdb offload`: the contexts of a server or a store."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from kvdb.commands.arguments import add_contexts, add_server, open_server, sentence
+from kvdb.types import ContextInfo, IndexInfo
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+TITLES = ("name", "model", "tokens", "segments", "MiB", "kind")
+
+
+def add(commands: "Subparsers") -> None:
+    """Add the four to the `kvdb` command."""
+    what = "list the contexts"
+    parser = commands.add_parser("ls", help=what, description=sentence(what))
+    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that begin like this")
+    _add_json(parser, "print one JSON object a line, for machines")
+    add_server(parser)
+    parser.set_defaults(run=_list)
+    what = "show what is stored of a context, and its indexes"
+    parser = commands.add_parser("show", help=what, description=sentence(what))
+    add_contexts(parser)
+    _add_json(parser, "print one JSON object a line, for machines")
+    parser.set_defaults(run=_show)
+    what = "forget contexts"
+    parser = commands.add_parser("drop", help=what, description=sentence(what))
+    add_contexts(parser)
+    parser.set_defaults(run=_drop)
+    what = "move contexts from main memory to disk until a session needs them"
+    parser = commands.add_parser("offload", help=what, description=sentence(what))
+    add_contexts(parser)
+    parser.set_defaults(run=_offload)
+
+
+def _list(given: argparse.Namespace) -> int:
+    with open_server(given) as db:
+        infos = [context.info for context in db.contexts(given.prefix)]
+    if given.json:
+        for info in infos:
+            print(json.dumps(_fields(info)))
+    elif infos:
+        print(_table(infos))
+    else:
+        print(f"no context begins with {given.prefix!r}" if given.prefix else "no context is stored")
+    return 0
+
+
+def _show(given: argparse.Namespace) -> int:
+    with open_server(given) as db:
+        found = [(db.get(name).info, db.indexes(name)) for name in given.names]
+    for info, indexes in found:
+        if given.json:
+            print(json.dumps({**_fields(info), "indexes": [asdict(index) for index in indexes]}))
+        else:
+            print(_described(info, indexes))
+    return 0
+
+
+def _drop(given: argparse.Namespace) -> int:
+    with open_server(given) as db:
+        for name in given.names:
+            db.drop(name)
+            print(f"{name!r} is forgotten", flush=True)
+    return 0
+
+
+def _offload(given: argparse.Namespace) -> int:
+    with open_server(given) as db:
+        for name in given.names:
+            print(f"{name!r}: {_mib(db.offload(name))} MiB of main memory are free again", flush=True)
+    return 0
+
+
+def _add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--json", action="store_true", help=what)
+
+
+def _table(infos: Sequence[ContextInfo]) -> str:
+    """The contexts in columns, and what they hold together."""
+    rows = [TITLES]
+    for info in infos:
+        rows.append((info.name, info.spec.name, f"{info.tokens:,}", str(info.segments), _mib(info.nbytes), _kind(info)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for name, model, *figures, kind in rows:
+        aligned = map(str.rjust, figures, widths[2:-1])
+        lines.append("  ".join([name.ljust(widths[0]), model.ljust(widths[1]), *aligned, kind]).rstrip())
+    tokens = sum(info.tokens for info in infos)
+    return "\n".join([*lines, f"in all {tokens:,} tokens; what contexts share counts for each of them"])
+
+
+def _described(info: ContextInfo, indexes: Sequence[IndexInfo]) -> str:
+    """A context in lines: what it is, its model, its indexes."""
+    lines = [
+        f"{info.name!r}: {info.tokens:,} tokens, {_kind(info)}, segments: {info.segments}, {_mib(info.nbytes)} MiB",
+        f"  of {info.spec}",
+    ]
+    for index in indexes:
+        lines.append(f"  {index.kind} over segment {index.segment}: {index.state}, {_mib(index.nbytes)} MiB")
+    return "\n".join(lines)
+
+
+def _fields(info: ContextInfo) -> dict[str, Any]:
+    return {**asdict(info), "spec": info.spec.to_dict(), "kind": _kind(info)}
+
+
+def _kind(info: ContextInfo) -> str:
+    return "chunk" if info.chunk else "blended" if info.blended else "prefix"
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / (1 << 20):,.1f}"

@@ -1,0 +1,98 @@
+"""`kvdb ls`, `kvdb show`, `kvdb drop` and `kvdb offload`, on a server and on a store."""
+
+import json
+
+import numpy as np
+import pytest
+
+import kvdb
+from kvdb.__main__ import main
+from kvdb.config import ServerConfig
+from kvdb.database import Database
+from kvdb.server.serve import Server
+from tests.stores import SPEC, config, connect, names, put
+
+DOC = np.arange(100) % 50
+
+
+@pytest.fixture(params=["server", "store"])
+def place(request, tmp_path):
+    """Where three contexts are: what --server takes."""
+    with connect(tmp_path / "store") as db:
+        put(db, DOC, "contract")
+        put(db, np.r_[DOC[:60], 1, 2], "contract/2")
+        db.import_chunk(SPEC, DOC[::-1], [(np.zeros((1, 100, 16), np.float32),) * 2] * 2, name="größe")
+    if request.param == "store":
+        yield str(tmp_path / "store")
+        return
+    with Database(config(path=str(tmp_path / "store"))) as engine:
+        server = Server(engine, ServerConfig(port=0))
+        server.start()
+        yield server.target
+        server.stop(grace=0)
+
+
+@pytest.fixture
+def run(place, capsys):
+    """`run(*arguments)`: the status, and the lines that were printed."""
+
+    def run(*arguments):
+        status = main([*arguments, "--server", place])
+        said = capsys.readouterr()
+        return status, (said.out + said.err).splitlines()
+
+    return run
+
+
+def test_contexts_are_listed(run):
+    status, lines = run("ls")
+    assert status == 0
+    assert [line.split() for line in lines] == [
+        ["name", "model", "tokens", "segments", "MiB", "kind"],
+        ["contract", "model", "100", "1", "0.0", "chunk"],
+        ["contract/2", "model", "62", "2", "0.0", "prefix"],
+        ["größe", "model", "100", "1", "0.0", "chunk"],
+        ["in", "all", "262", "tokens;", "what", "contexts", "share", "counts", "for", "each", "of", "them"],
+    ]
+    assert run("ls", "contract/")[1][1:-1] == ["contract/2  model      62         2  0.0  prefix"]
+    assert run("ls", "x") == (0, ["no context begins with 'x'"])
+    fields = [json.loads(line) for line in run("ls", "--json")[1]]
+    assert [(one["name"], one["tokens"], one["kind"]) for one in fields][2] == ("größe", 100, "chunk")
+    assert kvdb.ModelSpec.from_dict(fields[0]["spec"]) == SPEC
+
+
+def test_a_context_is_shown(run):
+    status, lines = run("show", "contract", "größe")
+    assert status == 0
+    assert lines[0] == "'contract': 100 tokens, chunk, segments: 1, 0.0 MiB"
+    assert lines[1].strip() == f"of {SPEC}"
+    assert json.loads(run("show", "contract", "--json")[1][0])["indexes"] == []
+    assert run("show", "none")[0] == 1
+
+
+def test_contexts_are_dropped(run):
+    assert run("drop", "contract", "größe") == (0, ["'contract' is forgotten", "'größe' is forgotten"])
+    assert len(run("ls")[1]) == 3
+    status, lines = run("drop", "contract")
+    assert status == 1
+    assert "no context is named 'contract'" in lines[0]
+    run("drop", "contract/2")
+    assert run("ls") == (0, ["no context is stored"])
+
+
+def test_contexts_are_offloaded(run):
+    assert run("offload", "contract") == (0, ["'contract': 0.0 MiB of main memory are free again"])
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path, capsys):
+    assert main(["ls", "--server", str(tmp_path / "typo")]) == 1
+    assert "no store is at" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_store_that_is_open_is_told(tmp_path, capsys):
+    with connect(tmp_path) as db:
+        put(db, DOC, "doc")
+        assert main(["ls", "--server", str(tmp_path)]) == 1
+        assert "is open already, in process" in capsys.readouterr().err
+        assert names(db) == ["doc"]
