@@ -96,9 +96,10 @@ native-test: $(VENV)/ready ## run the C++ tests, as they are shipped and under t
 	@$(MAKE) -k native-test-release native-test-sanitized
 
 .PHONY: fault
-fault: $(VENV)/ready ## kill processes that use a store, and change bits of its files; KILLS=1000 FLIPS=10000 SEED=1
+fault: $(VENV)/ready ## stores: kills, changed bits, and a fault at each system call (strace); KILLS=1000 FLIPS=10000 SEED=1
 	@$(BIN)/python -m tests.fault.kill --kills $(or $(KILLS),1000) --seed $(or $(SEED),1)
 	@$(BIN)/python -m tests.fault.flips --flips $(or $(FLIPS),10000) --seed $(or $(SEED),1)
+	@for fault in KILL EIO ENOSPC; do $(BIN)/python -m tests.fault.every_call --fault $$fault || exit 1; done
 
 .PHONY: fuzz
 fuzz: $(VENV)/ready ## wrong calls of the native boundary under the sanitizers; SECONDS_MAX=30

@@ -9,7 +9,7 @@ from kvdb.types import ModelSpec
 
 CONTEXT_BYTES, SEGMENT_BYTES, TABLE_BYTES = 2048, 2048, 640
 """The bytes of a context, of a segment, and of each of its tables, one a layer."""
-SESSION_BYTES, LAYER_BYTES, RUN_BYTES = 2048, 6144, 16
+SESSION_BYTES, LAYER_BYTES, RUN_BYTES = 2048, 7680, 16
 """The bytes of a session, of each of its layers with a plan or two, and of each block that a layer reads."""
 ID_BYTES = 4
 """The bytes of a token's id."""
@@ -28,5 +28,5 @@ def segment_nbytes(layers: int, tokens: int) -> int:
 def session_nbytes(spec: ModelSpec, views: Views, ids: int) -> int:
     """Bytes of a session over these views beside its blocks and the queries that it keeps. ids: how many it knows."""
     blocks = sum(view.segment.tables[0].layout.blocks_for(view.visible) for view in views)
-    last_query = spec.q_heads * spec.head_dim * spec.numpy_dtype.itemsize
-    return SESSION_BYTES + spec.layers * (LAYER_BYTES + TABLE_BYTES + RUN_BYTES * blocks + last_query) + ID_BYTES * ids
+    last_queries = 3 * spec.q_heads * spec.head_dim * spec.numpy_dtype.itemsize  # one of Python, two of native steps
+    return SESSION_BYTES + spec.layers * (LAYER_BYTES + TABLE_BYTES + RUN_BYTES * blocks + last_queries) + ID_BYTES * ids

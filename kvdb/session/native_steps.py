@@ -41,6 +41,8 @@ class StepsTaken(NamedTuple):
 class NativeSteps:
     """The native steps of one layer. The caller holds the session's turn."""
 
+    __slots__ = ("_course", "_dtype", "_native", "_planner", "_query_samples", "_run", "_shape", "_tail", "_takes_tensors")
+
     def __init__(self, spec: ModelSpec, run: BlockRun, tail: Tail, planner: Planner, query_samples: QuerySamples) -> None:
         self._shape = spec.q_heads, 1, spec.head_dim
         self._dtype = spec.numpy_dtype

@@ -1,6 +1,7 @@
 """The disk tier: the files of one database's segments, and what is kept beside them."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Condition
 from typing import Protocol
@@ -73,7 +74,8 @@ class SegmentFolder:
             with self._lock:
                 if file is None:
                     self._reserved -= contents.nbytes
-                    (self.path / name).unlink(missing_ok=True)  # a file that was written but cannot be read
+                    with suppress(OSError):
+                        (self.path / name).unlink(missing_ok=True)  # a file that was written but cannot be read
                 else:
                     self._files[name] = file
                     self.changes += 1
@@ -102,7 +104,8 @@ class SegmentFolder:
         known = {name for file in self._files.values() for name in (file.path.name, _beside(file).name)}
         for path in _written(self.path):
             if path.name not in known:
-                path.unlink(missing_ok=True)
+                with suppress(OSError):  # it is tried again when the store is opened again
+                    path.unlink(missing_ok=True)
 
     def remove(self, file: SegmentFile) -> None:
         with self._lock:
@@ -125,7 +128,8 @@ class SegmentFolder:
                 path.write_bytes(content)
             except OSError as error:
                 self._reserved -= len(content)
-                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
                 raise Unavailable(f"{path} cannot be written: {error.strerror}") from None
             self._beside[file.path.name] = len(content)
 
@@ -192,7 +196,8 @@ class SegmentFolder:
         nbytes = self._beside.pop(file.path.name, None)
         if nbytes is not None:
             self._reserved -= nbytes
-            _beside(file).unlink(missing_ok=True)
+            with suppress(OSError):  # it is dropped when it is read, if it is not there as it was written
+                _beside(file).unlink(missing_ok=True)
 
     def _reserve(self, nbytes: int) -> None:
         if self._bytes_max is not None and self._reserved + nbytes > self._bytes_max:

@@ -14,9 +14,10 @@ another name, synced to the disk and renamed, so a file of its own name is alway
 
 import errno
 import json
+import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,7 @@ from kvdb.storage.block_table import BlockTable
 from kvdb.storage.direct_io import PAGE
 from kvdb.types import Addresses
 
+log = logging.getLogger(__name__)
 Sums = npt.NDArray[np.uint32]
 MAGIC = b"KVDBSEG\n"
 VERSION = 1
@@ -109,14 +111,18 @@ class SegmentFile:
         assert len(tables) == contents.layers
         assert all(table.length == contents.tokens and table.layout == contents.layout for table in tables)
         unfinished = path.with_name(f".{path.name}")
+        renamed = False
         try:
             with direct_io.open_file(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, direct=contents.direct) as file:
                 _write(file, contents, tables)
             os.rename(unfinished, path)
+            renamed = True
         except OSError as error:
             raise _not_written(path, contents.nbytes, error) from None
         finally:
-            unfinished.unlink(missing_ok=True)
+            if not renamed:
+                with suppress(OSError):
+                    unfinished.unlink(missing_ok=True)
         written = cls(path, contents)
         assert written._sums.size, "its head can be read"
         return written
@@ -151,8 +157,11 @@ class SegmentFile:
             _check_size(self.path, file, self.contents)
 
     def unlink(self) -> None:
-        """Remove the file; one that is gone already is no error."""
-        self.path.unlink(missing_ok=True)
+        """Remove the file; one that is gone already is no error. One that cannot be removed stays, with a line in the log."""
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s stays, as it cannot be removed: %s", self.path, error.strerror)
 
 
 def _pages(nbytes: int) -> int:
