@@ -16,7 +16,6 @@ struct CoarseTable {
     // Independent sums for each of them, so that one does not wait for the other.
     static constexpr int kChains = kParts == 1 ? 2 : 1;
     static constexpr float kNone = -__builtin_inff();
-    static constexpr float kSmallest = 1e-30f;  // far from what a float cannot hold
 
     // c + the products of the four bytes of each lane, unsigned, with four signed bytes.
     KVDB_INLINE static i32 dot_bytes(u32 a, std::int32_t four, i32 c) {
@@ -70,11 +69,9 @@ struct CoarseTable {
         }
     }
 
-    // No less than the same priority with any other rounding; infinite for NaN, which has no order.
-    KVDB_INLINE static f32 rounded_up(f32 priority, f32 middle, f32 reach) {
-        const f32 length = Isa::max(middle, -middle) + reach + Isa::splat(kSmallest);
-        const f32 most = Isa::fma(length, Isa::splat(0x1p-21f), priority);
-        return most == most ? most : Isa::splat(-kNone);
+    // NaN has no order: a page of such a priority comes first.
+    KVDB_INLINE static f32 ordered(f32 priority) {
+        return priority == priority ? priority : Isa::splat(-kNone);
     }
 
     template <int rows>
@@ -109,7 +106,7 @@ struct CoarseTable {
                 float* squares = row[r].squares + p * Isa::width;
                 Isa::store(squares, Isa::fma(reach * reach, Isa::widen(row[r].count + at),
                                              Isa::widen(squares)));
-                best = Isa::max(best, seen ? rounded_up(priority, middle, reach) : none);
+                best = Isa::max(best, seen ? ordered(priority) : none);
             }
             row[r].best[group] = simd::max_of_group<Isa, Isa::width>(best)[0];
         }
