@@ -12,11 +12,18 @@ struct Avx512Base : Generic<Self, 16> {
     using typename Base::f32;
     using typename Base::u16;
     static constexpr int registers = 32;
+    static constexpr bool has_scaling = true;
     static constexpr int tile_vectors = 4;
 
     KVDB_INLINE static f32 splat(float x) { return _mm512_set1_ps(x); }
     KVDB_INLINE static f32 fma(f32 a, f32 b, f32 c) { return _mm512_fmadd_ps(a, b, c); }
     KVDB_INLINE static f32 max(f32 a, f32 b) { return _mm512_max_ps(a, b); }
+
+    KVDB_INLINE static f32 round(f32 x) {
+        return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    }
+    // x * 2^whole
+    KVDB_INLINE static f32 scale(f32 x, f32 whole) { return _mm512_scalef_ps(x, whole); }
 
     KVDB_INLINE static f32 widen(const float* from) { return _mm512_loadu_ps(from); }
     KVDB_INLINE static f32 widen(const BFloat16* from) {

@@ -29,7 +29,8 @@ template <class Tag, int lanes>
 struct Generic {
     static constexpr int width = lanes;
     static constexpr bool has_bf16_dot = false;
-    static constexpr bool has_tiles = false;  // of bfloat16, see amx.h
+    static constexpr bool has_scaling = false;  // by powers of two that are floats
+    static constexpr bool has_tiles = false;    // of bfloat16, see amx.h
     static constexpr int registers = 16;
     // The register tile of the matrix kernel: rows of A by vectors of B.
     static constexpr int tile_rows = 6;
@@ -137,25 +138,34 @@ struct Generic {
 // ---- what follows from the operations above
 // ------------------------------------------------------
 
-// 2^x for x <= 0; 0 below the normal range, NaN for NaN. Relative error below 1e-7 (minimax
-// polynomial on [-1/2, 1/2], then rounding).
+// 2^f for f in [-1/2, 1/2]: a minimax polynomial, of relative error below 1e-7.
 template <class Isa>
-KVDB_INLINE typename Isa::f32 exp2(typename Isa::f32 x) {
-    using f32 = typename Isa::f32;
-    using i32 = typename Isa::i32;
-    const auto underflows = x < -126.0f;
-    const f32 clamped = underflows ? Isa::splat(-126.0f) : x;
-    // In [2^23, 2^24) a float's spacing is 1: adding rounds to the nearest integer.
-    const float rounding = 0x1.8p23f;
-    const f32 shifted = clamped + rounding;
-    const f32 f = clamped - (shifted - rounding);
-    f32 p = Isa::splat(0.000153458121587f);
+KVDB_INLINE typename Isa::f32 exp2_of_fraction(typename Isa::f32 f) {
+    typename Isa::f32 p = Isa::splat(0.000153458121587f);
     p = Isa::fma(p, f, Isa::splat(0.00133999312095f));
     p = Isa::fma(p, f, Isa::splat(0.00961848895652f));
     p = Isa::fma(p, f, Isa::splat(0.05550328777f));
     p = Isa::fma(p, f, Isa::splat(0.240226468906f));
     p = Isa::fma(p, f, Isa::splat(0.693147205737f));
-    p = Isa::fma(p, f, Isa::splat(1.0f));
+    return Isa::fma(p, f, Isa::splat(1.0f));
+}
+
+// 2^x for x <= 0; 0 below the normal range, NaN for NaN.
+template <class Isa>
+KVDB_INLINE typename Isa::f32 exp2(typename Isa::f32 x) {
+    using f32 = typename Isa::f32;
+    using i32 = typename Isa::i32;
+    const auto underflows = x < -126.0f;
+    if constexpr (Isa::has_scaling) {
+        const f32 whole = Isa::round(x);
+        const f32 scaled = Isa::scale(exp2_of_fraction<Isa>(x - whole), whole);
+        return underflows ? f32{} : scaled;
+    }
+    const f32 clamped = underflows ? Isa::splat(-126.0f) : x;
+    // In [2^23, 2^24) a float's spacing is 1: adding rounds to the nearest integer.
+    const float rounding = 0x1.8p23f;
+    const f32 shifted = clamped + rounding;
+    const f32 p = exp2_of_fraction<Isa>(clamped - (shifted - rounding));
     const i32 exponent = ((i32)shifted - (0x4b400000 - 127)) << 23;
     return underflows ? f32{} : p * (f32)exponent;
 }

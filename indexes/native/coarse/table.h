@@ -70,15 +70,11 @@ struct CoarseTable {
         }
     }
 
-    // NaN has no order: a page of such a priority comes first.
-    KVDB_INLINE static f32 ordered(f32 priority) {
-        return priority == priority ? priority : Isa::splat(-kNone);
-    }
-
-    // No less than the same priority with any other rounding.
+    // No less than the same priority with any other rounding; infinite for NaN, which has no order.
     KVDB_INLINE static f32 rounded_up(f32 priority, f32 middle, f32 reach) {
         const f32 length = Isa::max(middle, -middle) + reach + Isa::splat(kSmallest);
-        return ordered(Isa::fma(length, Isa::splat(0x1p-21f), priority));
+        const f32 most = Isa::fma(length, Isa::splat(0x1p-21f), priority);
+        return most == most ? most : Isa::splat(-kNone);
     }
 
     template <int rows>
@@ -105,9 +101,7 @@ struct CoarseTable {
                 const f32 none = Isa::splat(kNone);
                 Isa::store(row[r].middle + at, seen ? middle : none);
                 Isa::store(row[r].reach + at, reach);
-                if (row[r].priority) {
-                    Isa::store(row[r].priority + at, seen ? ordered(priority) : none);
-                }
+                if (row[r].priority) Isa::store(row[r].priority + at, seen ? priority : none);
                 float* most = row[r].most + p * Isa::width;
                 Isa::store(most, Isa::max(Isa::widen(most), seen ? middle : none));
                 most += kPageGroup;
