@@ -33,6 +33,10 @@ struct Gathered {
             values[g] = copy(rows, tokens, head + plane, row_bytes, scratch + group_elements);
             scratch += 2 * group_elements;
         }
+        for (int g = tile.group_count(); g < groups; ++g) {  // to be prefetched, not to be read
+            keys[g] = keys[0];
+            values[g] = values[0];
+        }
     }
 
   private:
