@@ -36,12 +36,12 @@ Density::Reads Density::reads(int kv_head, int r, std::size_t shares, double sto
         const float* counts = state_.counts(view, r);
         const float* best = view.best(r);
         for (std::int64_t g = 0; g < view.pages / kPageGroup; ++g) {
-            if (!(best[g] >= plan.page_threshold)) continue;
+            if (best[g] < plan.page_threshold) continue;
             for (std::size_t s = 0; s < shares; ++s) {
                 const float margin = kShares[s] * plan.margin;
                 float tokens[4] = {};
                 for (std::int64_t p = g * kPageGroup; p < (g + 1) * kPageGroup; ++p) {
-                    const bool read = view.priority(r, p, margin) >= plan.page_threshold;
+                    const bool read = !(view.priority(r, p, margin) < plan.page_threshold);
                     tokens[p % 4] += read ? counts[p] : 0.0f;
                 }
                 total[s] += double{tokens[0] + tokens[1] + tokens[2] + tokens[3]};
@@ -96,12 +96,12 @@ double Density::reads_together(int kv_head, double stop) const {
             const float* counts = state_.counts(view, r);
             const float* best = view.best(r);
             for (std::int64_t p = 0; p < view.pages; ++p) {
-                if (!(best[p / kPageGroup] >= plan.page_threshold)) {
+                if (best[p / kPageGroup] < plan.page_threshold) {
                     p += kPageGroup - 1;
                     continue;
                 }
-                const bool reached = view.priority(r, p, plan.margin) >= plan.page_threshold;
-                if (reached) read[p] = std::max(read[p], counts[p]);
+                const bool below = view.priority(r, p, plan.margin) < plan.page_threshold;
+                if (!below) read[p] = std::max(read[p], counts[p]);
             }
         }
         for (const float tokens : read) total += double{tokens};

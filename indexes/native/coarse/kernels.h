@@ -37,7 +37,7 @@ struct ScanRow {
     float* middle;       // [pages] out: q.k of the representative; -inf where no token is visible
     float* reach;        // [pages] out: no token's q.k lies farther above it
     float* priority;     // [pages] out, or null
-    float* best;         // [pages / kPageGroup] out: no page of the group has a higher priority
+    float* best;         // [pages / kPageGroup] out: the largest priority of each group
     float most[2 * kPageGroup] = {};  // in and out: the largest middle and reach of each lane
     float squares[kPageGroup] = {};   // in and out: the sum over tokens of reach squared
 };

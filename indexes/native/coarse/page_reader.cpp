@@ -76,9 +76,9 @@ void PageReader::select_for(const SearchState& state, const SegmentHead& item, i
     }
     const float* best = item.view.best(r);
     for (std::int64_t g = 0; g < item.view.pages / kPageGroup; ++g) {
-        if (!(best[g] >= plan.page_threshold)) continue;
+        if (best[g] < plan.page_threshold) continue;
         for (std::int64_t p = g * kPageGroup; p < (g + 1) * kPageGroup; ++p) {
-            if (item.view.priority(r, p, plan.margin) >= plan.page_threshold) mark(item.set, p);
+            if (!(item.view.priority(r, p, plan.margin) < plan.page_threshold)) mark(item.set, p);
         }
     }
 }

@@ -16,7 +16,6 @@ struct CoarseTable {
     // Independent sums for each of them, so that one does not wait for the other.
     static constexpr int kChains = kParts == 1 ? 2 : 1;
     static constexpr float kNone = -__builtin_inff();
-    static constexpr float kSmallest = 1e-30f;  // far from what a float cannot hold
 
     // c + the products of the four bytes of each lane, unsigned, with four signed bytes.
     KVDB_INLINE static i32 dot_bytes(u32 a, std::int32_t four, i32 c) {
@@ -75,12 +74,6 @@ struct CoarseTable {
         return priority == priority ? priority : Isa::splat(-kNone);
     }
 
-    // No less than the same priority with any other rounding.
-    KVDB_INLINE static f32 rounded_up(f32 priority, f32 middle, f32 reach) {
-        const f32 length = Isa::max(middle, -middle) + reach + Isa::splat(kSmallest);
-        return ordered(Isa::fma(length, Isa::splat(0x1p-21f), priority));
-    }
-
     template <int rows>
     KVDB_INLINE static void scan_group(const ScanItem& item, std::int64_t group, ScanRow* row) {
         f32 center[rows][kParts], radius[rows][kParts] = {}, farthest[rows][kParts];
@@ -105,9 +98,7 @@ struct CoarseTable {
                 const f32 none = Isa::splat(kNone);
                 Isa::store(row[r].middle + at, seen ? middle : none);
                 Isa::store(row[r].reach + at, reach);
-                if (row[r].priority) {
-                    Isa::store(row[r].priority + at, seen ? ordered(priority) : none);
-                }
+                if (row[r].priority) Isa::store(row[r].priority + at, seen ? priority : none);
                 float* most = row[r].most + p * Isa::width;
                 Isa::store(most, Isa::max(Isa::widen(most), seen ? middle : none));
                 most += kPageGroup;
@@ -115,7 +106,7 @@ struct CoarseTable {
                 float* squares = row[r].squares + p * Isa::width;
                 Isa::store(squares, Isa::fma(reach * reach, Isa::widen(row[r].count + at),
                                              Isa::widen(squares)));
-                best = Isa::max(best, seen ? rounded_up(priority, middle, reach) : none);
+                best = Isa::max(best, seen ? ordered(priority) : none);
             }
             row[r].best[group] = simd::max_of_group<Isa, Isa::width>(best)[0];
         }

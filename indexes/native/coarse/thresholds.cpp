@@ -17,6 +17,12 @@ constexpr std::size_t kPagesFirst = 16;  // looked at where a share of the mass 
 
 using Retrieval = CoarseOptions::Retrieval;
 
+// Priorities for ranking, which has no order with NaN: a page whose priority is NaN is looked at
+// first.
+float page_rank(float priority) {
+    return priority == priority ? priority : kAll;
+}
+
 }  // namespace
 
 void Thresholds::find(int kv_head) {
@@ -97,9 +103,9 @@ std::vector<Thresholds::Ranked> Thresholds::visible_pages(int kv_head, int r) co
         const float* counts = state_.counts(view, r);
         for (std::int64_t p = 0; p < view.pages; ++p) {
             if (!(counts[p] > 0)) continue;
-            const float priority = view.priority(r, p, margin);
+            const float priority = page_rank(view.priority(r, p, margin));
             const double most = double{view.middle(r)[p]} + view.reach(r)[p];
-            pages.push_back({priority, std::uint32_t(s), std::uint32_t(p),
+            pages.push_back({priority, view.rounding(r, p), std::uint32_t(s), std::uint32_t(p),
                              state_.factor * most + std::log2(double{counts[p]})});
         }
     }
@@ -111,10 +117,12 @@ float Thresholds::select_best(int kv_head, std::int64_t i, std::vector<Ranked>& 
                               std::vector<std::int32_t>& tokens) const {
     const auto higher = [](const Ranked& a, const Ranked& b) { return a.priority > b.priority; };
     std::nth_element(pages.begin() + taken, pages.begin() + (take - 1), pages.end(), higher);
+    float least = kAll;
     for (std::size_t p = taken; p < take; ++p) {
         state_.members(state_.at(pages[p].segment, kv_head), pages[p].page, i, tokens);
+        least = std::min(least, pages[p].priority - pages[p].rounding);
     }
-    return pages[take - 1].priority;
+    return least;
 }
 
 // Thresholds of every row: the k-th largest score among the tokens of the best pages that hold k.
@@ -153,7 +161,7 @@ Thresholds::Best Thresholds::best_pages(int kv_head, int r) const {
         if (s == 0) pages.reserve(state_.segments.size() * view.pages);
         for (std::int64_t p = 0; p < view.pages; ++p) {
             if (!(counts[p] > 0)) continue;
-            const float priority = view.priority(r, p, margin);
+            const float priority = page_rank(view.priority(r, p, margin));
             pages.push_back({priority, counts[p], std::uint32_t(s), std::uint32_t(p)});
             visible += counts[p];
         }
@@ -285,7 +293,7 @@ void Thresholds::top_p(int kv_head, int r) {
     while (taken < pages.size()) {
         const std::size_t take = std::min(std::max(kPagesFirst, 2 * taken), pages.size());
         std::vector<std::int32_t> ids;
-        least = select_best(kv_head, query.i, pages, taken, take, ids);
+        least = std::min(least, select_best(kv_head, query.i, pages, taken, take, ids));
         taken = take;
         for (const float score : state_.scores_of(kv_head, r, ids)) {
             retrieved.add(double{state_.factor} * score, 1);

@@ -14,7 +14,7 @@ class Thresholds {
 
   private:
     struct Ranked {
-        float priority;
+        float priority, rounding;
         std::uint32_t segment, page;
         double exponent;  // of 2, what the mass of its tokens is at most
     };
@@ -39,7 +39,8 @@ class Thresholds {
     double rest(const std::vector<Ranked>& pages, std::size_t taken, double exponent,
                 double stop) const;
     // Moves `take` pages of the highest priorities to the front, of which `taken` lie there
-    // already, adds the tokens of the others, and returns the least priority.
+    // already, adds the tokens of the others, and returns the least that their priorities may be
+    // where they are computed again.
     float select_best(int kv_head, std::int64_t i, std::vector<Ranked>& pages, std::size_t taken,
                       std::size_t take, std::vector<std::int32_t>& tokens) const;
 

@@ -1,7 +1,7 @@
 // A tile of queries, coded, and the page scores that a search computes for it.
 #pragma once
 
-#include <limits>
+#include <cmath>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -56,13 +56,14 @@ class Tile {
         float* middle(int r) const { return middle_ + r * pages; }
         float* reach(int r) const { return reach_ + r * pages; }
         float* best(int r) const { return best_ + r * (pages / kPageGroup); }
-        // The same number wherever it is asked for: a double holds the product of two floats
-        // exactly, so that it does not matter whether the compiler fuses it with the sum.
         float priority(int r, std::int64_t p, float margin) const {
-            const std::int64_t at = r * pages + p;
-            if (priority_) return priority_[at];
-            const double sum = double{middle_[at]} + double{margin} * double{reach_[at]};
-            return sum == sum ? static_cast<float>(sum) : std::numeric_limits<float>::infinity();
+            if (priority_) return priority_[r * pages + p];
+            return middle_[r * pages + p] + margin * reach_[r * pages + p];
+        }
+        // At most so much less is the same priority where it is computed elsewhere, with product
+        // and sum fused or not.
+        float rounding(int r, std::int64_t p) const {
+            return 0x1p-21f * (std::fabs(middle_[r * pages + p]) + reach_[r * pages + p] + 1e-30f);
         }
     };
     View view(const Segment& segment, int kv_head) const;

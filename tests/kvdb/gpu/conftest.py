@@ -26,10 +26,10 @@ def make_engine():
         storage = {"arena_bytes": 1 << 20, "block_size": 16, "gpu_bytes_max": budget, "gpu_device": DEVICE, **storage}
         engine = Database(
             Config(
-                StorageConfig(**storage),
-                OptimizerConfig(short_context_tokens=64),
-                WindowConfig(16, 32),
-                IndexConfig(on_demand="", segment_tokens_min=64, automatic=False),
+                storage=StorageConfig(**storage),
+                optimizer=OptimizerConfig(short_context_tokens=64),
+                window=WindowConfig(16, 32),
+                indexes=IndexConfig(on_demand="", segment_tokens_min=64, automatic=False),
             )
         )
         if engine.gpu is not None:
