@@ -1,7 +1,6 @@
 """`kvdb calibrate`: measure this machine, and keep the numbers where the optimizer finds them."""
 
 import argparse
-import os
 from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ import kvdb.hardware.profile as profile
 from kvdb.commands.arguments import sentence
 from kvdb.config import StorageConfig
 from kvdb.errors import CapacityError, GpuLost, Unsupported
-from kvdb.hardware.calibrate import calibrate
+from kvdb.hardware.calibrate import BUSY_LOAD, calibrate, current_load
 from query_optimizer.cost import GpuMachine
 
 if TYPE_CHECKING:
@@ -41,8 +40,6 @@ GPU_SHOWN = (
     ("step_s", "shortest step of a search", 1e-6, "us"),
 )
 """The same for GpuMachine."""
-BUSY_LOAD = 0.5
-"""A machine with a higher load for each CPU is too busy to be measured."""
 Shown = tuple[tuple[str, str, float, str], ...]
 
 
@@ -64,7 +61,7 @@ def _calibrate(given: argparse.Namespace) -> int:
     config = configuration.load(given.config)
     cpu.use(config.cpu)
     setting = config.optimizer.machine_file if given.file is None else given.file
-    path, before, load = profile.path_of(setting), profile.load(setting), _load()
+    path, before, load = profile.path_of(setting), profile.load(setting), current_load()
     started = perf_counter()
     found = calibrate()
     spent = perf_counter() - started
@@ -96,11 +93,6 @@ def _calibrate(given: argparse.Namespace) -> int:
     if busy:
         print(f"the machine was busy, with a load of {load:.1f} for each CPU; measure again when it is not")
     return 0
-
-
-def _load() -> float:
-    """The number of processes that wanted each CPU in the last minute; 0 where the system does not tell."""
-    return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
 
 
 def _gpu(config: StorageConfig) -> dict[str, GpuMachine]:

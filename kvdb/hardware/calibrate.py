@@ -4,6 +4,7 @@ Each number is the lower quartile of a few samples, because other work on the ma
 """
 
 import gc
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -47,9 +48,19 @@ LEAST = 1e-7
 """The least time in seconds; a smaller measurement is noise."""
 
 
+BUSY_LOAD = 0.5
+"""A machine with a higher load for each CPU is too busy for kernels to be told apart, and its numbers are no good ones."""
+
+
+def current_load() -> float:
+    """The number of processes that wanted each CPU in the last minute; 0 where the system does not tell."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
+
+
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured. machine: with the fastest kernels. kernels: what each operation takes with each that it may use."""
+    """What was measured. machine: with the fastest kernels. kernels: what each operation takes with each that it may use; empty
+    on a busy machine, where the kernels in use stay."""
 
     machine: Machine
     kernels: KernelTimes
@@ -62,7 +73,7 @@ def calibrate() -> Calibration:
     store = BlockStore(StorageConfig())
     try:
         measuring = _Measuring(store)
-        times = kernels.measure(measuring.kernel_calls(), KERNELS_S)
+        times = kernels.measure(measuring.kernel_calls(), KERNELS_S) if current_load() <= BUSY_LOAD else {}
         kernels.use(times)
         return Calibration(measuring.machine(), times)
     finally:

@@ -14,7 +14,7 @@ import kvdb._native as _native
 KernelTimes = Mapping[str, Mapping[str, float]]
 """Seconds that an operation took with each instruction set: `times["decode"]["avx2"]`."""
 
-ROUNDS, ROUNDS_MIN = 7, 2
+ROUNDS, ROUNDS_MIN, TURN_S = 7, 2, 1e-3
 GAIN_MIN = 0.05
 """The share of its time that another instruction set must save; less is noise, and the table stands."""
 
@@ -31,8 +31,8 @@ class KernelChoice:
 
 
 def measure(calls: Mapping[str, Callable[[], object]], budget_s: float) -> KernelTimes:
-    """Time one call of each operation with each instruction set it may use, in turns: the least of ROUNDS_MIN to ROUNDS samples,
-    of as many as `budget_s` seconds suffice for. The kernels in use are as before when it returns."""
+    """Time one call of each operation with each instruction set it may use, in turns: the least of ROUNDS_MIN to ROUNDS turns, of
+    as many as `budget_s` seconds suffice for. The kernels in use are as before when it returns."""
     before, times = _native.kernels(), {operation: dict[str, float]() for operation in calls}
     started = perf_counter()
     try:
@@ -40,18 +40,27 @@ def measure(calls: Mapping[str, Callable[[], object]], budget_s: float) -> Kerne
             if done > ROUNDS_MIN and perf_counter() - started > budget_s:
                 break
             for operation, call in calls.items():
-                call()  # so that the first finds in the caches what the others do
                 for isa in _native.variants():
                     _native.set_kernels(operation, isa)
-                    begin = perf_counter()
-                    call()
-                    spent = perf_counter() - begin
+                    spent = _least(call)
                     if done:  # the first round warms up
                         times[operation][isa] = min(spent, times[operation].get(isa, spent))
     finally:
         for operation, isa in before.items():
             _native.set_kernels(operation, isa)
     return times
+
+
+def _least(call: Callable[[], object]) -> float:
+    """The least seconds of the calls that TURN_S suffices for, at least one: the first of short ones finds other caches."""
+    least, ends = float("inf"), perf_counter() + TURN_S
+    while True:
+        begin = perf_counter()
+        call()
+        now = perf_counter()
+        least = min(least, now - begin)
+        if now >= ends:
+            return least
 
 
 def fastest(times: Mapping[str, float], preferred: str) -> str:
