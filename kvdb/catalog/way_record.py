@@ -51,8 +51,9 @@ class WayEvidence:
     audits: int64, how many count. bounds, least: float64, what the 95th percentile of the error is at most and at least, each
     with a confidence of 95 %. guards: float32, the largest `missed` of any audit. median, largest: float64, of the errors.
     given_up: float64, the share of audits in which the head was read whole. waits: bool, whether the way was withdrawn and is not
-    to be tried. time_share: the median, None before any was timed. rows: float32 `[n, kv_heads]`, the errors of the last complete
-    audits, a row for each query; NaN where a head was not compared.
+    to be tried. time_share: the lower quartile, as other work of the processors only adds to a time; None before any was timed.
+    rows: float32 `[n, kv_heads]`, the errors of the last complete audits, a row for each query; NaN where a head was not
+    compared.
     """
 
     audits: Int64
@@ -163,7 +164,7 @@ class WayRecord:
             bounds[head], least[head] = float(upper_bound(errors)), float(lower_bound(errors))
             median[head], largest[head] = float(np.median(errors)), float(errors.max())
             guards[head] = self.missed[head, : counts[head]].max()
-        time_share = float(np.median(self.times)) if len(self.times) else None
+        time_share = float(np.quantile(self.times, 0.25)) if len(self.times) else None
         return WayEvidence(counts, bounds, least, guards, median, largest, self.given_up.copy(), waits, time_share, self.rows)
 
     def _forget(self, heads: Bools) -> None:

@@ -90,6 +90,14 @@ def test_an_audit_of_some_heads_counts_for_these():
     assert known.time_share == pytest.approx(0.2)
 
 
+def test_times_that_other_work_stretched_do_not_make_a_way_slow():
+    evidence = Evidence()
+    prove(evidence)
+    for time_share in (0.2, 2.0, 3.0) * AUDITS_MIN:
+        evidence.add(0, WAY, audit(0.001, time_share=time_share))
+    assert evidence.of(0)[WAY].time_share == pytest.approx(0.2)
+
+
 def test_a_head_that_breaks_its_share_is_withdrawn_at_once_where_the_proof_breaks_with_it():
     evidence = Evidence()
     prove(evidence)
