@@ -9,7 +9,7 @@ used.
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -94,11 +94,10 @@ class CatalogFile:
             path.touch(0o600)
             self._db = sqlite3.connect(path, LOCK_SECONDS, isolation_level=None, check_same_thread=False)
             self._db.text_factory = partial(str, encoding="utf-8", errors="replace")  # what was changed has a wrong checksum
-            try:
+            with ExitStack() as undo:
+                undo.callback(self._db.close)
                 self._open()
-            except BaseException:
-                self._db.close()
-                raise
+                undo.pop_all()
 
     def read(self) -> Records:
         """Everything in it. Raises IntegrityError where SQLite cannot read it, and Unavailable."""

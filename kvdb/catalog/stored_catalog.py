@@ -53,11 +53,10 @@ class StoredCatalog(Catalog):
         self._named: Counter[str] = Counter()  # how many views name each file
         self._commit_lock = Lock()  # names come and go in the file and in memory together
         self._file = CatalogFile(folder.catalog)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._file.close)
             self._damaged = self._read(blocks)
-        except BaseException:
-            self._file.close()
-            raise
+            undo.pop_all()
         if self._damaged:
             log.error("%s was damaged; nothing is answered from: %s", folder.catalog, ", ".join(sorted(self._damaged)))
 

@@ -1,6 +1,7 @@
 """An open session: views of what is stored, a mutable tail for each layer, and the queries over both."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from threading import RLock
 from typing import Any
@@ -158,11 +159,10 @@ class SessionState:
         validate.start(start, state.run.tokens, layer)
         state.check_no_gaps()
         self.append(state, k, v)
-        try:
+        with ExitStack() as undo:
+            undo.callback(state.take_back, n)
             out, plan, stats = state.answer(q, options)
-        except BaseException:
-            state.take_back(n)
-            raise
+            undo.pop_all()
         self.counters.count(plan, stats)
         state.go_on(asked)
         return out

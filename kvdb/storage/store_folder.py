@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import weakref
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from kvdb.errors import IntegrityError, InvalidArgument, KvdbError, Unavailable, Unsupported
@@ -84,18 +84,16 @@ def _check_is_store_or_empty(path: Path) -> None:
 def _lock(path: Path) -> int:
     """The descriptor of the lock file, which stays locked until it is closed. Raises Unavailable where another has it."""
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        with suppress(OSError):
-            holder = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
-        os.close(lock)
-        raise Unavailable(f"the store {path} is open already, in process {holder or 'unknown'}; close it there first") from None
-    except BaseException:
-        os.close(lock)
-        raise
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    with ExitStack() as undo:
+        undo.callback(os.close, lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(lock, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            raise Unavailable(f"the store {path} is open already, in process {holder}; close it there first") from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        undo.pop_all()
     return lock
 
 
