@@ -30,7 +30,7 @@ from query_optimizer.cost import Machine
 TOKENS = [1 << bits for bits in range(10, 23, 2)]
 KINDS = ("flat", "quantized", "clusters", "hnsw")
 RETRIEVALS: dict[str, Retrieval] = {"quantized": TopK(64)}
-"""Of kinds that are not asked for a range."""
+"""Retrievals of the kinds that are not asked for a range."""
 ROUNDS = 8
 
 

@@ -27,7 +27,7 @@ from engine_adapter.transformers import attach
 
 CHUNKS, QUESTION_TOKENS = 4, 32
 Seconds = tuple[float, float]
-"""Of the clock, and of all processors."""
+"""Seconds of the clock, and of all processors together."""
 
 
 def main() -> None:

@@ -91,7 +91,7 @@ class StorageConfig:
 
 @dataclass(frozen=True)
 class CpuConfig:
-    """What of the processors may be used.
+    """How much of the processors may be used.
 
     threads: how many threads one call may use, the caller's own included, in the whole process: of several databases in it, the
     one that was opened last says so. None for KVDB_THREADS or, without it, the processors of the process's affinity, no more
