@@ -35,6 +35,29 @@ class Geometry:
     @property
     def block_bytes(self) -> int: ...
 
+class BlockFormat(enum.Enum):
+    """How the numbers of a block are stored: as they came, keys and values in eight bits, values in four, or both in four."""
+
+    raw = 0
+    int8 = 1
+    int8_int4 = 2
+    int4 = 3
+
+def block_bytes(geometry: Geometry, format: BlockFormat) -> int:
+    """The bytes of a block. A quantized one takes a multiple of 64, and its block_size is a multiple of 16."""
+
+def quantize(geometry: Geometry, format: BlockFormat, table: Any, n: int, out: Any) -> tuple[float, float, float, float]:
+    """Writes the first n tokens of a run into quantized blocks, uint64 `out`, one for each block of the run.
+
+    Numbers are rotated, so that no channel stands out, and coded relative to the mean of their channel in the block, with a scale
+    for each key and each value. Returns the squared length of what rounding changed in the keys, that of the keys, and the same
+    of the values.
+    """
+
+def dequantize(geometry: Geometry, format: BlockFormat, table: Any, start: int, n: int, k_out: Any, v_out: Any) -> None:
+    """Reads positions [start, start + n) of quantized blocks into k_out, v_out [kv_heads, n, head_dim], rounded to the geometry's
+    type."""
+
 class Placement:
     """That the first blocks of a run stand elsewhere than they were computed. See `attend`; the arrays are copied.
 
@@ -110,6 +133,10 @@ def attend(
     placement: Placement | None = None,
 ) -> None:
     """Softmax attention of q [q_heads, n, head_dim] over the first counts[b] tokens of each block b, in order.
+
+    Blocks may be of several formats: the three lowest bits of an address are the value of its block's `BlockFormat`. A quantized
+    block is attended as it is stored; a query and the weights of 64 tokens are rounded to 16 bits beside codes of eight, and to
+    eight beside codes of four.
 
     counts: int32 [blocks]. causal: 0, every query sees all N tokens; or n, the last n tokens are the queries' own, and query i
     sees the first N - n + i + 1. Query head h reads KV head h // (q_heads // kv_heads). out: [q_heads, n, head_dim] of q's type

@@ -1,24 +1,23 @@
 #include "attend.h"
 
 #include <algorithm>
-#include <cmath>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "isa.h"
+#include "quantize.h"
 #include "thread_pool.h"
 #include "workspace.h"
 
 namespace kvdb {
 namespace {
 
-constexpr std::int64_t kPrefillRows = 768;        // their state and queries stay in the L2 cache
-constexpr std::int64_t kItemsPerThread = 8;       // so that a thread that is held up costs little
-constexpr std::int64_t kSplitTokensMin = 256;     // a split costs a state and a merge
-constexpr std::int64_t kInlineElements = 65536;   // of K and V: less is read before a thread wakes
-constexpr std::int64_t kInlineMerged = 262144;    // of states: less is merged before a thread wakes
-constexpr std::int64_t kInlineRetrieved = 16384;  // of values here and there, in no cache
+constexpr std::int64_t kPrefillRows = 768;       // their state and queries stay in the L2 cache
+constexpr std::int64_t kItemsPerThread = 8;      // so that a thread that is held up costs little
+constexpr std::int64_t kSplitTokensMin = 256;    // a split costs a state and a merge
+constexpr std::int64_t kInlineElements = 65536;  // of K and V: less is read before a thread wakes
+constexpr std::int64_t kInlineMerged = 262144;   // of states: less is merged before a thread wakes
 
 // Where a part of the run begins, always at the first token of a block.
 struct Split {
@@ -74,6 +73,18 @@ std::vector<Split> split_tokens(const Run& run, std::int64_t tokens, std::int64_
     return splits;
 }
 
+void check_causal(const AttendCall& call, std::int64_t tokens) {
+    if (call.causal != 0 && call.causal != call.n) {
+        throw std::invalid_argument("causal is " + std::to_string(call.causal) +
+                                    "; expected 0 or the number of queries, " +
+                                    std::to_string(call.n));
+    }
+    if (call.causal > tokens) {
+        throw std::invalid_argument("causal is " + std::to_string(call.causal) +
+                                    ", more than the run's " + std::to_string(tokens) + " tokens");
+    }
+}
+
 void check_ends(const AttendCall& call, std::int64_t tokens) {
     if (!call.ends || call.n == 0) return;
     if (call.causal != 0) throw std::invalid_argument("ends are given, and causal is not 0");
@@ -90,15 +101,9 @@ Plan make_plan(const AttendCall& call) {
     const Geometry& geometry = call.geometry;
     Plan plan{};
     plan.tokens = count_tokens(geometry, call.run);
-    if (call.causal > plan.tokens) {
-        throw std::invalid_argument("causal is " + std::to_string(call.causal) +
-                                    ", more than the run's " + std::to_string(plan.tokens) +
-                                    " tokens");
-    }
-    check_ends(call, plan.tokens);
     plan.group = call.q_heads / geometry.kv_heads;
     plan.rows = plan.group * call.n;
-    plan.prefill = plan.rows > kDecodeRowsMax;
+    plan.prefill = plan.rows > kDecodeRowsMax && call.format == BlockFormat::raw;
     plan.kv_heads = call.kv_end - call.kv_begin;
     plan.heads = plan.prefill ? 1 : plan.kv_heads;
     const std::int64_t rows_max = plan.prefill ? kPrefillRows : kDecodeRowsMax;
@@ -155,10 +160,7 @@ class Attention {
     // Scratch for each thread, then `states` states: all values, all maxima, all sums.
     void reserve(std::int64_t states) {
         const int head_dim = call_.geometry.head_dim;
-        const std::size_t bytes =
-            plan_.prefill ? kernels_.prefill_scratch_bytes(head_dim, plan_.tile_rows)
-                          : kernels_.decode_scratch_bytes(head_dim, plan_.heads, plan_.tile_rows);
-        scratch_bytes_ = round_up(bytes, 64);
+        scratch_bytes_ = round_up(scratch_bytes(), 64);
         state_rows_ = plan_.heads * plan_.padded_rows();
         row_floats_ = round_up(head_dim, kLanePadding);
         const std::size_t floats = states * state_rows_ * (row_floats_ + 2);
@@ -167,6 +169,21 @@ class Attention {
         values_ = reinterpret_cast<float*>(scratch_ + scratch_bytes_ * plan_.threads);
         max_ = values_ + states * state_rows_ * row_floats_;
         sum_ = max_ + states * state_rows_;
+    }
+
+    std::size_t scratch_bytes() const {
+        const int head_dim = call_.geometry.head_dim;
+        if (plan_.prefill) return kernels_.prefill_scratch_bytes(head_dim, plan_.tile_rows);
+        const auto bytes = call_.format == BlockFormat::raw ? kernels_.decode_scratch_bytes
+                                                            : kernels_.quantized_scratch_bytes;
+        return bytes(head_dim, plan_.heads, plan_.tile_rows);
+    }
+
+    AttendKernel kernel() const {
+        const int format = static_cast<int>(call_.format);
+        if (format > 0) return kernels_.decode_quantized[format - 1];
+        return (plan_.prefill ? kernels_.prefill
+                              : kernels_.decode)[static_cast<int>(call_.geometry.dtype)];
     }
 
     // The rows of a state from one of its KV heads on.
@@ -206,8 +223,7 @@ class Attention {
             .state = state(state_index),
             .scratch = scratch_ + scratch_bytes_ * slot,
         };
-        const int dtype = static_cast<int>(call_.geometry.dtype);
-        (plan_.prefill ? kernels_.prefill : kernels_.decode)[dtype](item);
+        kernel()(item);
     }
 
     void finish(std::int64_t output, std::int64_t state_index, int head, int heads) const {
@@ -244,56 +260,18 @@ class Attention {
 
 }  // namespace
 
-void attend(const AttendCall& call) {
-    if (call.causal != 0 && call.causal != call.n) {
-        throw std::invalid_argument("causal is " + std::to_string(call.causal) +
-                                    "; expected 0 or the number of queries, " +
-                                    std::to_string(call.n));
-    }
+void check_attended(const AttendCall& call) {
+    const std::int64_t tokens = count_tokens(call.geometry, call.run);
+    check_causal(call, tokens);
+    check_ends(call, tokens);
+}
+
+void attend_uniform(const AttendCall& call) {
+    check_attended(call);
+    check_format(call.geometry, call.format);
     if (call.n == 0 || call.kv_begin == call.kv_end) return;
     Attention attention(call);
     attention.run();
-}
-
-void attend_retrieved(const AttendRetrievedCall& call) {
-    const std::int64_t rows = call.q_heads * call.n;
-    const int head_dim = call.geometry.head_dim;
-    const int group = call.q_heads / call.geometry.kv_heads;
-    const std::size_t out_bytes = head_dim * (call.out_dtype == Dtype::float32 ? 4 : 2);
-    const RetrievedKernel kernel =
-        current_kernels(Operation::gather).retrieved[static_cast<int>(call.geometry.dtype)];
-    ThreadPool& pool = ThreadPool::instance();
-    const bool small = call.offsets[rows] * head_dim < kInlineRetrieved;
-    pool.run(rows, small ? 1 : pool.threads(), [&](std::int64_t row, int) {
-        kernel({
-            .geometry = call.geometry,
-            .table = call.table,
-            .kv_head = static_cast<int>(row / call.n) / group,
-            .ids = call.ids + call.offsets[row],
-            .scores = call.scores + call.offsets[row],
-            .count = call.offsets[row + 1] - call.offsets[row],
-            .scale = call.scale,
-            .state_out = call.state_out + row * head_dim,
-            .state_lse = call.state_lse[row],
-            .tail_out = call.tail_out ? call.tail_out + row * head_dim : nullptr,
-            .tail_lse = call.tail_out ? call.tail_lse[row] : -INFINITY,
-            .out = static_cast<std::byte*>(call.out) + row * out_bytes,
-            .out_dtype = call.out_dtype,
-            .lse = call.lse + row,
-        });
-    });
-}
-
-Share share_of(const float* missed, const float* lse, std::size_t count) {
-    Share all{0, 0};
-    for (std::size_t i = 0; i < count; ++i) {
-        const double log = missed[i];
-        double share = log == -INFINITY ? 0 : 1 / (1 + std::exp(lse[i] - log));
-        if (!(share <= 1)) share = 1;  // not a number: nothing is known
-        all.mean += share / double(count);
-        all.largest = std::max(all.largest, share);
-    }
-    return all;
 }
 
 }  // namespace kvdb

@@ -5,9 +5,12 @@
 
 namespace kvdb {
 
+inline constexpr std::uint64_t kFormatMask = 7;  // of a block's address, where its format is
+
 struct AttendCall {
     Geometry geometry;
-    Rows query;  // [q_heads, n, head_dim] of the geometry's type
+    BlockFormat format;  // of all blocks; set by attend
+    Rows query;          // [q_heads, n, head_dim] of the geometry's type
     int q_heads;
     std::int64_t n;
     Run run;
@@ -25,7 +28,15 @@ struct AttendCall {
 // out = softmax(scale * q K^T) V and lse = log sum exp(scale * q K^T), accumulated in float32. A
 // query that sees no token gets out 0 and lse -inf. Query head h reads KV head
 // h / (q_heads / kv_heads). Throws std::invalid_argument if counts, causal or ends make no sense.
+//
+// The lowest bits of a block's address tell its format (kFormatMask); attend sorts blocks by them.
 void attend(const AttendCall& call);
+
+// The same over blocks of one format, whose addresses are plain.
+void attend_uniform(const AttendCall& call);
+
+// What attend throws.
+void check_attended(const AttendCall& call);
 
 struct AttendRetrievedCall {
     Geometry geometry;

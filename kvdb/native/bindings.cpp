@@ -226,6 +226,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("block_bytes", &Geometry::block_bytes);
 
     bind_placement(m);
+    bind_format(m);
     m.def("append", &py_append, "geometry"_a, "table"_a, "start"_a, "k"_a, "v"_a);
     m.def("finite", &py_finite, "geometry"_a, "array"_a, "logs"_a = nb::none());
     m.def("gather", &py_gather, "geometry"_a, "table"_a, "start"_a, "n"_a, "k_out"_a, "v_out"_a);

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "block_format.h"
 #include "geometry.h"
 #include "isa.h"
 #include "run.h"
@@ -48,6 +49,29 @@ struct AttendItem {
     float scale_log2e;
     State state;
     std::byte* scratch;
+};
+
+// The first `tokens` keys and values, [tokens][head_dim], of one KV head of a block. error, norm:
+// to which the squared lengths of what rounding changed, and of the rows, are added, of keys and of
+// values.
+struct QuantizeItem {
+    Geometry geometry;
+    int key_bits, value_bits;
+    const std::byte *keys, *values;
+    int tokens;
+    std::byte* to;
+    float* scratch;
+    double *error, *norm;
+};
+
+// Tokens [begin, end) of one KV head of a quantized block, as rows of the geometry's type.
+struct DequantizeItem {
+    Geometry geometry;
+    int key_bits, value_bits;
+    const std::byte* from;
+    int begin, end;
+    std::byte *keys, *values;
+    std::int64_t key_stride, value_stride;  // bytes
 };
 
 // Divides and writes rows [row_begin, row_end): the log-sum-exp merge of consecutive states.
@@ -125,6 +149,8 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t step) {
 using AttendKernel = void (*)(const AttendItem&);
 using RotateKernel = void (*)(const RotateItem&);
 using RetrievedKernel = void (*)(const RetrievedItem&);
+using QuantizeKernel = void (*)(const QuantizeItem&);
+using DequantizeKernel = void (*)(const DequantizeItem&);
 using CopyKernel = bool (*)(const CopyItem&);
 
 struct Kernels {
@@ -132,9 +158,14 @@ struct Kernels {
     AttendKernel prefill[kDtypes];
     std::size_t (*decode_scratch_bytes)(int head_dim, int heads, std::int64_t rows);
     std::size_t (*prefill_scratch_bytes)(int head_dim, std::int64_t rows);
+    AttendKernel decode_quantized[kQuantizedFormats];
+    std::size_t (*quantized_scratch_bytes)(int head_dim, int heads, std::int64_t rows);
     void (*finish)(const FinishItem&);
     RetrievedKernel retrieved[kDtypes];
     RotateKernel rotate[kDtypes];
+    QuantizeKernel quantize[kDtypes];
+    std::size_t (*quantize_scratch_bytes)(const Geometry& geometry);
+    DequantizeKernel dequantize[kDtypes];
     CopyKernel copy;                  // returns true
     CopyKernel copy_finite[kDtypes];  // returns whether every element is finite
     std::uint64_t (*read)(const std::byte*, std::size_t bytes);  // xor of 64-bit words

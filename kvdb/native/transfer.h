@@ -14,8 +14,6 @@ struct Table {
     std::int64_t size;
 };
 
-enum class Plane : int { key, value };
-
 struct NotFinite {
     Plane plane;
     int kv_head;

@@ -16,14 +16,16 @@ class Rotate {
     static void load_query(float* lanes, const T* row, const AttendItem& item, std::int32_t view) {
         const int head_dim = item.geometry.head_dim;
         if (view < 0) return load_row<Isa, T>(lanes, row, head_dim);
-        const Placement& placement = *item.run.placement;
-        const std::int64_t angles = std::int64_t{view} * placement.pairs;
         alignas(64) T rotated[kHeadDimMax];
-        rotate(row, head_dim,
-               {placement.cos + angles, placement.sin + angles, placement.pairs,
-                placement.interleaved},
-               -1.0f, rotated);
+        rotate(row, head_dim, of_view(*item.run.placement, view), -1.0f, rotated);
         load_row<Isa, T>(lanes, rotated, head_dim);
+    }
+
+    // The same as floats, as many as whole vectors hold, and not rounded.
+    static void load_floats(float* to, const T* row, const AttendItem& item, std::int32_t view) {
+        const int head_dim = item.geometry.head_dim;
+        if (view < 0) return widen_row(row, head_dim, to);
+        rotate(row, head_dim, of_view(*item.run.placement, view), -1.0f, to);
     }
 
     static void run(const RotateItem& item) {
@@ -35,6 +37,12 @@ class Rotate {
     }
 
   private:
+    static Rotation of_view(const Placement& placement, std::int32_t view) {
+        const std::int64_t angles = std::int64_t{view} * placement.pairs;
+        return {placement.cos + angles, placement.sin + angles, placement.pairs,
+                placement.interleaved};
+    }
+
     template <class Out>
     static void run(const RotateItem& item) {
         const auto* from = static_cast<const std::byte*>(item.from);

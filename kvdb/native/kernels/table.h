@@ -5,9 +5,11 @@
 
 #include "copy.h"
 #include "decode.h"
+#include "decode_quantized.h"
 #include "decode_tiles.h"
 #include "finish.h"
 #include "prefill.h"
+#include "quantize.h"
 #include "retrieved.h"
 #include "rotate.h"
 
@@ -45,10 +47,18 @@ struct Table {
         .prefill = {prefill<float>, prefill<Float16>, prefill<BFloat16>},
         .decode_scratch_bytes = decode_scratch_bytes,
         .prefill_scratch_bytes = prefill_scratch_bytes,
+        .decode_quantized = {DecodeQuantized<Isa, 8, 8>::run, DecodeQuantized<Isa, 8, 4>::run,
+                             DecodeQuantized<Isa, 4, 4>::run},
+        .quantized_scratch_bytes = DecodeQuantized<Isa, 8, 8>::scratch_bytes,
         .finish = Finish<Isa>::run,
         .retrieved = {Retrieved<Isa, float>::run, Retrieved<Isa, Float16>::run,
                       Retrieved<Isa, BFloat16>::run},
         .rotate = {Rotate<Isa, float>::run, Rotate<Isa, Float16>::run, Rotate<Isa, BFloat16>::run},
+        .quantize = {Quantize<Isa, float>::encode, Quantize<Isa, Float16>::encode,
+                     Quantize<Isa, BFloat16>::encode},
+        .quantize_scratch_bytes = Quantize<Isa, float>::scratch_bytes,
+        .dequantize = {Quantize<Isa, float>::decode, Quantize<Isa, Float16>::decode,
+                       Quantize<Isa, BFloat16>::decode},
         .copy = Copy<Isa>::plain,
         .copy_finite = {Copy<Isa>::finite_float32, Copy<Isa>::finite_float16,
                         Copy<Isa>::finite_bfloat16},

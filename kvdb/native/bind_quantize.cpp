@@ -1,0 +1,48 @@
+#include <nanobind/stl/tuple.h>
+
+#include "bind.h"
+#include "quantize.h"
+
+using namespace nb::literals;
+
+namespace kvdb {
+namespace {
+
+std::tuple<double, double, double, double> py_quantize(const Geometry& geometry, BlockFormat format,
+                                                       const TableArray& table, std::int64_t n,
+                                                       const TableArray& out) {
+    if (format == BlockFormat::raw) fail("format is raw; expected a quantized one");
+    const ReleaseGil release;
+    const QuantizationError of = quantize(geometry, format, table_of(table), n, table_of(out));
+    return {of.error[0], of.norm[0], of.error[1], of.norm[1]};
+}
+
+void py_dequantize(const Geometry& geometry, BlockFormat format, const TableArray& table,
+                   std::int64_t start, std::int64_t n, const Array& k_out, const Array& v_out) {
+    if (format == BlockFormat::raw) fail("format is raw; expected a quantized one");
+    const Rows keys = rows_of(k_out, geometry.kv_heads, n, geometry, geometry.dtype, "k_out");
+    const Rows values = rows_of(v_out, geometry.kv_heads, n, geometry, geometry.dtype, "v_out");
+    const ReleaseGil release;
+    dequantize(geometry, format, table_of(table), start, n, keys, values);
+}
+
+std::size_t py_block_bytes(const Geometry& geometry, BlockFormat format) {
+    check_format(geometry, format);
+    return block_bytes(geometry, format);
+}
+
+}  // namespace
+
+void bind_format(nb::module_& m) {
+    nb::enum_<BlockFormat>(m, "BlockFormat")
+        .value("raw", BlockFormat::raw)
+        .value("int8", BlockFormat::int8)
+        .value("int8_int4", BlockFormat::int8_int4)
+        .value("int4", BlockFormat::int4);
+    m.def("block_bytes", &py_block_bytes, "geometry"_a, "format"_a);
+    m.def("quantize", &py_quantize, "geometry"_a, "format"_a, "table"_a, "n"_a, "out"_a);
+    m.def("dequantize", &py_dequantize, "geometry"_a, "format"_a, "table"_a, "start"_a, "n"_a,
+          "k_out"_a, "v_out"_a);
+}
+
+}  // namespace kvdb

@@ -1,0 +1,85 @@
+#include "quantize.h"
+
+#include <mutex>
+
+#include "span.h"
+#include "workspace.h"
+
+namespace kvdb {
+
+void check_format(const Geometry& geometry, BlockFormat format) {
+    if (format != BlockFormat::raw && geometry.block_size % kQuantizedGroup != 0) {
+        throw std::invalid_argument("block_size is " + std::to_string(geometry.block_size) +
+                                    "; quantized blocks hold a multiple of " +
+                                    std::to_string(kQuantizedGroup) + " tokens");
+    }
+}
+
+QuantizationError quantize(const Geometry& geometry, BlockFormat format, const Table& from,
+                           std::int64_t n, const Table& to) {
+    check_format(geometry, format);
+    check_range(geometry, from, 0, n, "quantize: source");
+    check_range(geometry, to, 0, n, "quantize: target");
+    const Kernels& kernels = current_kernels();
+    const QuantizeKernel kernel = kernels.quantize[static_cast<int>(geometry.dtype)];
+    const QuantizedHead head_layout(geometry, key_bits(format), value_bits(format));
+    const std::int64_t blocks = blocks_touched(0, n, geometry.block_size);
+    QuantizationError all{};
+    std::mutex adding;
+    for_each(blocks, payload_bytes(geometry, n), [&](std::int64_t block) {
+        const Span span = span_in_block(0, n, geometry.block_size, block);
+        QuantizationError part{};
+        auto* scratch = reinterpret_cast<float*>(
+            Workspace::of_this_thread().reserve(kernels.quantize_scratch_bytes(geometry)));
+        for (int head = 0; head < geometry.kv_heads; ++head) {
+            kernel({
+                .geometry = geometry,
+                .key_bits = key_bits(format),
+                .value_bits = value_bits(format),
+                .keys = block_rows(geometry, from, span, head, Plane::key),
+                .values = block_rows(geometry, from, span, head, Plane::value),
+                .tokens = static_cast<int>(span.tokens),
+                .to = reinterpret_cast<std::byte*>(to.blocks[block]) + head * head_layout.bytes,
+                .scratch = scratch,
+                .error = part.error,
+                .norm = part.norm,
+            });
+        }
+        const std::lock_guard lock(adding);
+        for (int plane = 0; plane < 2; ++plane) {
+            all.error[plane] += part.error[plane];
+            all.norm[plane] += part.norm[plane];
+        }
+    });
+    return all;
+}
+
+void dequantize(const Geometry& geometry, BlockFormat format, const Table& from, std::int64_t start,
+                std::int64_t n, const Rows& keys, const Rows& values) {
+    check_format(geometry, format);
+    check_range(geometry, from, start, n, "dequantize");
+    const DequantizeKernel kernel = current_kernels().dequantize[static_cast<int>(geometry.dtype)];
+    const QuantizedHead head_layout(geometry, key_bits(format), value_bits(format));
+    const auto element = static_cast<std::int64_t>(geometry.element_bytes());
+    for_each(blocks_touched(start, n, geometry.block_size), payload_bytes(geometry, n),
+             [&](std::int64_t index) {
+                 const Span span = span_in_block(start, n, geometry.block_size, index);
+                 const auto* block = reinterpret_cast<const std::byte*>(from.blocks[span.block]);
+                 for (int head = 0; head < geometry.kv_heads; ++head) {
+                     kernel({
+                         .geometry = geometry,
+                         .key_bits = key_bits(format),
+                         .value_bits = value_bits(format),
+                         .from = block + head * head_layout.bytes,
+                         .begin = static_cast<int>(span.slot),
+                         .end = static_cast<int>(span.slot + span.tokens),
+                         .keys = array_rows(geometry, keys, span.offset, head),
+                         .values = array_rows(geometry, values, span.offset, head),
+                         .key_stride = keys.token_stride * element,
+                         .value_stride = values.token_stride * element,
+                     });
+                 }
+             });
+}
+
+}  // namespace kvdb
