@@ -92,7 +92,7 @@ def test_an_import_that_falls_silent_leaves_nothing(serve, stub_of, spec, engine
         begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=codec.to_tokens(np.arange(4, dtype=np.int32)), name="doc")
         yield pb.ImportRequest(begin=begin)
         yield pb.ImportRequest(
-            chunk=pb.ImportChunk(layer=0, dtype="float32", shape=[2, 4, 16]), data=bytes(2 * ones(2, 4).nbytes)
+            chunk=pb.KvChunk(layer=0, dtype="float32", shape=[2, 4, 16]), data=bytes(2 * ones(2, 4).nbytes)
         )
         yield from silence()
 

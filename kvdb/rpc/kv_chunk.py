@@ -37,7 +37,7 @@ def serialize(request: "Chunk | pb.ImportRequest") -> bytes:
         return request.SerializeToString()
     k, v = request.k, request.v
     assert (k.shape, k.dtype) == (v.shape, v.dtype)
-    head = pb.ImportRequest(chunk=pb.ImportChunk(layer=request.layer))
+    head = pb.ImportRequest(chunk=pb.KvChunk(layer=request.layer))
     put_head(head.chunk, k)
     return b"".join([head.SerializeToString(), _data_begin(k.nbytes + v.nbytes), *_rows(k), *_rows(v)])
 
@@ -59,7 +59,7 @@ def _in_place(data: bytes) -> Chunk | None:
     if len(data) < 2 or data[0] != _CHUNK_TAG or data[1] > 127:  # a header is shorter, and its length one byte
         return None
     end = 2 + data[1]
-    head = pb.ImportChunk.FromString(data[2:end])
+    head = pb.KvChunk.FromString(data[2:end])
     dtype = wire_dtype(head.dtype)
     if dtype is None:
         return None
@@ -70,7 +70,7 @@ def _in_place(data: bytes) -> Chunk | None:
     return _chunk(head, memoryview(data)[end + len(begin) :])
 
 
-def _chunk(head: pb.ImportChunk, data: memoryview) -> Chunk:
+def _chunk(head: pb.KvChunk, data: memoryview) -> Chunk:
     """Raises DtypeError or ShapeError."""
     k, v = data[: len(data) // 2], data[len(data) // 2 :]
     shape = tuple(head.shape)
