@@ -46,7 +46,7 @@ class Overlay:
         return twin
 
     def cut(self, tokens: int) -> "Overlay":
-        """Another overlay, of the rows at positions before `tokens`. Blocks are shared as far as no row is left out before others.
+        """Another overlay, of the rows at positions before `tokens`; those before the first that is left out share their blocks.
         Raises CapacityError, and then nothing was taken."""
         with ExitStack() as undo:
             twin = Overlay([])

@@ -1,9 +1,9 @@
-"""Import chunks on the wire: a generated header, and the raw bytes of the arrays behind it.
+"""Chunks of KV on the wire, in either direction: a generated header, and the raw bytes of the arrays behind it.
 
-An import is memory traffic, and protobuf's Python classes copy the data of a message three times on each side. Here the data is
-copied once, from the caller's arrays straight into the message, and read in place. The bytes are those of an `ImportRequest` as
-https://protobuf.dev/programming-guides/encoding defines them: the header, then the field `data`. A request that is written in
-another way is parsed by the generated class.
+Imports and reads are memory traffic, and protobuf's Python classes copy the data of a message three times on each side. Here the
+data is copied once, from the caller's arrays straight into the message, and read in place. The bytes are those of an
+`ImportRequest` and of a `ReadReply`, as https://protobuf.dev/programming-guides/encoding defines them: the header, then the
+field `data`. A message that is written in another way is parsed by the generated class.
 """
 
 import math
@@ -17,6 +17,8 @@ from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.codec import build_array, put_head, wire_dtype
 from kvdb.types import Array
 
+CHUNK_BYTES = 1 << 20
+"""About how large the data of a chunk is."""
 _BYTES = 2  # the wire type of a field that begins with its length
 _CHUNK_TAG = pb.ImportRequest.CHUNK_FIELD_NUMBER << 3 | _BYTES
 _DATA_TAG = pb.ImportRequest.DATA_FIELD_NUMBER << 3 | _BYTES

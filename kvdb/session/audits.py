@@ -68,8 +68,8 @@ class Audits:
     """Decides which answers are compared, compares them, and tells the evidence.
 
     errors: estimates of the layer's relative error from audits of ways in use, the last ERRORS_MAX. audited, largest: how many
-    there were, and the largest. ways: how many queries each way answered, for some head. planner: that of the layer. The owner calls `settle` before each use
-    of the layer, because the executor compares in another thread.
+    there were, and the largest. ways: how many queries each way answered, for some head. planner: that of the layer. The owner
+    calls `settle` before each use of the layer, because the executor compares in another thread.
     """
 
     def __init__(self, layer: int, planner: Planner, executor: Executor) -> None:

@@ -71,7 +71,7 @@ class BlockLayout:
         return k, v
 
     def read_into(self, addresses: Addresses, start: int, k: Array, v: Array) -> None:
-        """Like `read`, into contiguous arrays of the caller's in the layout's dtype."""
+        """Like `read`, into arrays of the caller's in the layout's dtype, whose last dimension is contiguous."""
         _native.gather(self.native, addresses, start, k.shape[1], bits(k), bits(v))
 
     def read_at(self, addresses: Addresses, tokens: Int64) -> tuple[Array, Array]:

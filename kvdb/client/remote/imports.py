@@ -6,12 +6,11 @@ from kvdb.client.remote.stream import Stream
 from kvdb.errors import SessionClosed
 from kvdb.rpc import codec, kv_chunk
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.kv_chunk import Chunk
+from kvdb.rpc.kv_chunk import CHUNK_BYTES, Chunk
 from kvdb.rpc.request_parts import cut
 from kvdb.types import Array, ContextInfo, ModelSpec
 
 METHOD = "/kvdb.v1.Kvdb/ImportContext"
-CHUNK_BYTES = 1 << 20
 ABORT_SECONDS_MAX = 5.0
 """How long an abort waits for the server to confirm that everything was given back."""
 
