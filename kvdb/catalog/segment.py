@@ -79,6 +79,12 @@ class Segment:
         return bool(self.tables[0].length)
 
     @property
+    def place(self) -> tuple[SegmentFolder, SegmentFile] | None:
+        """The folder of its file, and the file; None while it is in main memory only."""
+        disk, file = self._disk, self.file
+        return None if disk is None or file is None else (disk, file)
+
+    @property
     def references(self) -> int:
         return self._references
 
