@@ -8,11 +8,12 @@ from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 
+from kvdb.catalog.life import Life
 from kvdb.errors import KvdbError
 from kvdb.types import ModelSpec, Tokens
 
 R = TypeVar("R")
-Row = tuple[str | int | bytes | None, ...]
+Row = tuple[str | int | float | bytes | None, ...]
 """The columns of a row, its key first; in the file its checksum stands behind them."""
 
 
@@ -64,7 +65,8 @@ class ViewRecord(NamedTuple):
 
 
 class ContextRecord(NamedTuple):
-    """What is kept of a context. tokens: None where its views show all of them. The rest: see `Layout`."""
+    """What is kept of a context and never changes but for its name. tokens: None where its views show all of them. salt: what a
+    lookup must say beside the tokens. The rest: see `Layout`."""
 
     name: str
     spec: str
@@ -72,24 +74,46 @@ class ContextRecord(NamedTuple):
     prefix_end: int
     views: tuple[ViewRecord, ...]
     tokens: Tokens | None
+    salt: str = ""
 
     @classmethod
-    def from_row(cls, name: str, spec: str, length: int, prefix_end: int, views: str, tokens: bytes | None) -> Self:
+    def from_row(
+        cls, name: str, spec: str, length: int, prefix_end: int, views: str, tokens: bytes | None, salt: str = ""
+    ) -> Self:
         listed = tuple(ViewRecord(*view) for view in json.loads(views))
-        return cls(name, spec, length, prefix_end, listed, None if tokens is None else _ids(tokens))
+        return cls(name, spec, length, prefix_end, listed, None if tokens is None else _ids(tokens), salt)
 
     def row(self) -> Row:
-        return *self[:4], json.dumps(self.views), None if self.tokens is None else _bytes(self.tokens)
+        return *self[:4], json.dumps(self.views), None if self.tokens is None else _bytes(self.tokens), self.salt
+
+
+class LifeRecord(NamedTuple):
+    """What changes of a context while it is stored."""
+
+    name: str
+    life: Life
+
+    @classmethod
+    def from_row(
+        cls, name: str, pinned: int, expires: float | None, metadata: str, created: float, used: float, uses: int
+    ) -> Self:
+        return cls(name, Life(bool(pinned), expires, json.loads(metadata), created, used, uses))
+
+    def row(self) -> Row:
+        life = self.life
+        noted = json.dumps(dict(life.metadata), sort_keys=True)
+        return self.name, int(life.pinned), life.expires, noted, life.created, life.used, life.uses
 
 
 @dataclass(frozen=True)
 class Records:
-    """Everything in a catalogue that is as it was written. damaged: the names of the other contexts. whole: whether every row
-    that was written is here."""
+    """Everything in a catalogue that is as it was written. lives: by the names of contexts. damaged: the names of the other
+    contexts. whole: whether every row that was written is here, but for those of lives."""
 
     specs: dict[str, ModelSpec]
     segments: dict[str, SegmentRecord]
     contexts: list[ContextRecord]
+    lives: dict[str, Life]
     damaged: list[str]
     whole: bool
 

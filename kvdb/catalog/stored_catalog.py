@@ -10,6 +10,7 @@ from kvdb.catalog.catalog import Catalog, Context
 from kvdb.catalog.catalog_file import CatalogFile
 from kvdb.catalog.catalog_records import ContextRecord, Records, SegmentRecord, SpecRecord, ViewRecord
 from kvdb.catalog.layout import Layout
+from kvdb.catalog.life import Life
 from kvdb.catalog.overhead import context_nbytes, segment_nbytes
 from kvdb.catalog.prefix_tree import concatenate
 from kvdb.catalog.segment import Segment, SegmentView
@@ -55,6 +56,7 @@ class StoredCatalog(Catalog):
         self._file = CatalogFile(folder.catalog)
         with ExitStack() as undo:
             undo.callback(self._file.close)
+            folder.stamp()
             self._damaged = self._read(blocks)
             undo.pop_all()
         if self._damaged:
@@ -75,7 +77,7 @@ class StoredCatalog(Catalog):
         record = ContextRecord(context.name, context.spec.digest, layout.length, layout.prefix_end, tuple(views), tokens)
         with self._commit_lock:
             self.check_free(context.name)
-            self._file.insert(SpecRecord.of(context.spec), segments, record)
+            self._file.insert(SpecRecord.of(context.spec), segments, record, context.life)
             self._named.update(view.file for view in views)
             super().publish(context)
 
@@ -160,12 +162,20 @@ class StoredContexts:
         beside = Reservation(self._blocks.budget, context_nbytes(len(tokens)))
         for segment in segments:
             segment.retain()
-        return Context(record.name, spec, Layout(views, record.length, record.prefix_end), tokens, beside=beside)
+        layout = Layout(views, record.length, record.prefix_end)
+        return Context(record.name, spec, layout, tokens, beside=beside, life=self._life(record.name))
 
     def release(self) -> None:
         """Release the segments; the contexts hold theirs."""
         for segment in self._segments.values():
             segment.release()
+
+    def _life(self, name: str) -> Life:
+        """What the catalogue's file says of the life of a context; one that is always kept where it was damaged."""
+        if name not in self._records.lives:
+            log.error("what was noted of context %r was damaged; it is pinned from now on, without metadata", name)
+            return Life(pinned=True)
+        return self._records.lives[name]
 
     def _segment(self, file: str, spec: ModelSpec | None) -> Segment:
         if file in self._segments:
