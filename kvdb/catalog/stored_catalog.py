@@ -105,7 +105,7 @@ class StoredCatalog(Catalog):
     def close(self) -> None:
         """Keep the evidence of every segment beside its file, and close the catalogue's file."""
         for segment in {view.segment for context in self.contexts() for view in context.views}:
-            segment.put_evidence_away()
+            segment.put_away()
         with self._commit_lock:
             self._file.close()
 
