@@ -85,8 +85,9 @@ class Catalog:
         self._borrowed: list[Context] = []
         self._lock = Lock()
 
-    def publish(self, context: Context) -> None:
-        """Make a context visible; it takes over the caller's references to its segments. Raises AlreadyExists."""
+    def publish(self, context: Context) -> Context:
+        """Make a context visible; it takes over the caller's references to its segments. Returns it as it is stored. Raises
+        AlreadyExists."""
         with self._lock:
             self._check_free(context.name)
             self._contexts[context.name] = context
@@ -95,6 +96,7 @@ class Catalog:
             if (segment := context.chunk) is not None:
                 self._chunks.setdefault(_text(context.spec, segment.tokens), segment)
                 self._chunk_names[segment] += 1
+        return context
 
     def check_free(self, name: str) -> None:
         """Raises AlreadyExists when the name is taken."""

@@ -34,7 +34,7 @@ CREATE TABLE spec (digest TEXT PRIMARY KEY, fields TEXT, crc INTEGER);
 CREATE TABLE segment (file TEXT PRIMARY KEY, spec TEXT, block_size INTEGER, base INTEGER, standalone INTEGER, tokens BLOB,
     crc INTEGER);
 CREATE TABLE context (name TEXT PRIMARY KEY, spec TEXT, length INTEGER, prefix_end INTEGER, views TEXT, tokens BLOB, crc INTEGER,
-    salt TEXT);
+    salt TEXT, overlay BLOB);
 CREATE TABLE summary (rows INTEGER, total INTEGER);
 INSERT INTO summary VALUES (0, 0);
 """
@@ -65,8 +65,8 @@ SEGMENTS = Table(
     "INSERT OR IGNORE INTO segment VALUES (?, ?, ?, ?, ?, ?, ?)", "SELECT * FROM segment ORDER BY rowid", SegmentRecord.from_row
 )
 CONTEXTS = Table(
-    "INSERT INTO context (name, spec, length, prefix_end, views, tokens, salt, crc) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-    "SELECT name, spec, length, prefix_end, views, tokens, salt, crc FROM context ORDER BY rowid",
+    "INSERT INTO context (name, spec, length, prefix_end, views, tokens, salt, overlay, crc) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "SELECT name, spec, length, prefix_end, views, tokens, salt, overlay, crc FROM context ORDER BY rowid",
     ContextRecord.from_row,
 )
 FIRST_CONTEXTS = replace(CONTEXTS, select="SELECT name, spec, length, prefix_end, views, tokens, crc FROM context ORDER BY rowid")
@@ -180,7 +180,8 @@ class CatalogFile:
     def _upgrade_first(self) -> None:
         """Make a catalogue of version 1 one of version 2. A context that was damaged stays so, because its checksum stays."""
         with self._transaction():
-            for statement in (LIFE_TABLE, "ALTER TABLE context ADD COLUMN salt TEXT", *map(CHANGED.format, SUMMED)):
+            columns = ("ALTER TABLE context ADD COLUMN salt TEXT", "ALTER TABLE context ADD COLUMN overlay BLOB")
+            for statement in (LIFE_TABLE, *columns, *map(CHANGED.format, SUMMED)):
                 self._db.execute(statement)
             for record in _Reading(self._db).records(FIRST_CONTEXTS):
                 row = record.row()

@@ -4,7 +4,7 @@ import json
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -64,9 +64,31 @@ class ViewRecord(NamedTuple):
     shift: int
 
 
+class OverlayRecord(NamedTuple):
+    """What is kept of a context's recomputed tokens beside their file: its name, "" for no tokens, and their positions by
+    layer."""
+
+    file: str
+    block_size: int
+    positions: tuple[Tokens, ...]
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        head, _, rest = content.partition(b"\n")
+        file, block_size, rows = json.loads(head)
+        ends = np.cumsum(rows)
+        if not isinstance(file, str) or len(rest) != 4 * (ends[-1] if len(rows) else 0):
+            raise ValueError("the record of an overlay has another length")
+        return cls(file, block_size, tuple(np.split(_ids(rest), ends[:-1])))
+
+    def to_bytes(self) -> bytes:
+        head = json.dumps([self.file, self.block_size, [len(positions) for positions in self.positions]])
+        return b"".join([head.encode(), b"\n", *map(_bytes, self.positions)])
+
+
 class ContextRecord(NamedTuple):
     """What is kept of a context and never changes but for its name. tokens: None where its views show all of them. salt: what a
-    lookup must say beside the tokens. The rest: see `Layout`."""
+    lookup must say beside the tokens. overlay: None for a context that is no blend. The rest: see `Layout`."""
 
     name: str
     spec: str
@@ -75,16 +97,21 @@ class ContextRecord(NamedTuple):
     views: tuple[ViewRecord, ...]
     tokens: Tokens | None
     salt: str = ""
+    overlay: OverlayRecord | None = None
 
     @classmethod
-    def from_row(
-        cls, name: str, spec: str, length: int, prefix_end: int, views: str, tokens: bytes | None, salt: str = ""
-    ) -> Self:
+    def from_row(cls, name: str, spec: str, length: int, prefix_end: int, views: str, *rest: Any) -> Self:
+        """rest: the tokens, and from version 2 on salt and overlay."""
+        tokens, salt, overlay = rest if len(rest) > 1 else (*rest, "", None)
         listed = tuple(ViewRecord(*view) for view in json.loads(views))
-        return cls(name, spec, length, prefix_end, listed, None if tokens is None else _ids(tokens), salt)
+        ids = None if tokens is None else _ids(tokens)
+        recomputed = None if overlay is None else OverlayRecord.from_bytes(overlay)
+        return cls(name, spec, length, prefix_end, listed, ids, salt, recomputed)
 
     def row(self) -> Row:
-        return *self[:4], json.dumps(self.views), None if self.tokens is None else _bytes(self.tokens), self.salt
+        ids = None if self.tokens is None else _bytes(self.tokens)
+        overlay = None if self.overlay is None else self.overlay.to_bytes()
+        return *self[:4], json.dumps(self.views), ids, self.salt, overlay
 
 
 class LifeRecord(NamedTuple):
