@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from time import perf_counter
 
 import indexes.registry as registry
@@ -29,6 +30,7 @@ class Build:
         self.layers = deque(missing_layers(segment, kind))
         self.future: Future[None] = Future()
         self.steps: Generator[float, None, Index] | None = None
+        self._layer = ExitStack()  # holds the layer that is being built
         self.running = self.holds_segment = False
         self.seconds = self.layer_seconds = self.share = 0.0
 
@@ -54,6 +56,7 @@ class Build:
         """Release the segment, and drop the unfinished layer."""
         if self.steps is not None:
             self.steps.close()
+        self._layer.close()
         if self.holds_segment:
             self.holds_segment = False
             self.segment.unpin()
@@ -64,13 +67,14 @@ class Build:
         kind's build does."""
         layer, started = self.layers[0], perf_counter()
         if self.steps is None:
-            self.segment.wait(layer)
+            self._layer.enter_context(self.segment.holding(layer))
             keys = self.segment.tables[layer].keys(len(self.segment))
             self.steps = registry.build_steps(self.kind, keys, self.segment.indexes.queries.get(layer), accelerator)
         try:
             self.share = next(self.steps)
         except StopIteration as done:
             self.steps, self.share = None, 0.0
+            self._layer.close()
             self.layers.popleft()
             index: Index = done.value
             return index
