@@ -7,6 +7,7 @@ from itertools import count
 from threading import Lock
 
 import kvdb.catalog.evidence_file as evidence_file
+import kvdb.catalog.statistics_file as statistics_file
 from kvdb.catalog.evidence import Evidence
 from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.statistics import Statistics
@@ -14,11 +15,10 @@ from kvdb.catalog.usage import SegmentUsage
 from kvdb.errors import CapacityError
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import Reservation
-from kvdb.storage.buffer_pool import PagedSegment, pinned
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.loader import Loader, Loading
+from kvdb.storage.paged_segment import PagedSegment, pinned
 from kvdb.storage.segment_file import SegmentFile
-from kvdb.storage.tier import Tier
 from kvdb.types import Tokens
 
 _numbers = count(1)
@@ -56,7 +56,7 @@ class Segment:
         self.tokens = tokens
         self.tables = tables
         self.indexes = indexes or IndexSet()
-        self.statistics = Statistics()
+        self._statistics = Statistics()
         self.evidence = Evidence()
         self.usage = SegmentUsage()
         self._beside = beside
@@ -64,7 +64,6 @@ class Segment:
         self._disk: SegmentFolder | None = None
         self._loading: Loading | None = None
         self._paged: PagedSegment | None = None
-        self._tier: Tier | None = None  # of its blocks when it is not paged
         self._pins = 0
         self._evict_when_unpinned = False
         self._references = 1
@@ -86,6 +85,12 @@ class Segment:
         return bool(self.tables[0].length)
 
     @property
+    def place(self) -> tuple[SegmentFolder, SegmentFile] | None:
+        """The folder of its file, and the file; None while it is in main memory only."""
+        disk, file = self._disk, self.file
+        return None if disk is None or file is None else (disk, file)
+
+    @property
     def references(self) -> int:
         return self._references
 
@@ -93,6 +98,13 @@ class Segment:
     def paged(self) -> PagedSegment | None:
         """Its layers in the buffer pool, if it is paged; this stays as it is while it is pinned."""
         return self._paged
+
+    @property
+    def statistics(self) -> Statistics:
+        """Averages over its queries, and over those of earlier databases that had the store."""
+        if not self._statistics.version and self._disk is not None and self.file is not None:
+            statistics_file.bring_back(self._statistics, self._disk, self.file)
+        return self._statistics
 
     def is_due_for_probe(self, layer: int, queries: int) -> bool:
         """Whether `queries` more queries of each layer were asked since this layer was last probed for what its queries
@@ -198,9 +210,11 @@ class Segment:
             self._evict_when_unpinned = bool(self._pins)
             return 0 if self._pins else self._evict()
 
-    def put_evidence_away(self) -> None:
-        """Keep its evidence beside its file, if it has one, because the database ends."""
+    def put_away(self) -> None:
+        """Keep its evidence and statistics beside its file, if it has one, because the database ends."""
         with self._lock:
+            if self.file is not None and self._disk is not None:
+                statistics_file.put_away(self._statistics, self._disk, self.file)
             if self.resident and self.file is not None and self._disk is not None:
                 evidence_file.put_away(self.evidence, self._disk, self.file)
 
@@ -209,13 +223,10 @@ class Segment:
         with ExitStack() as undo:
             undo.callback(self._free)
             try:
-                self._reserve()
+                for table in self.tables:
+                    table.reserve(len(self))
             except CapacityError:
                 self._free()
-                self._tier = self.tables[0].tier
-                for table in self.tables:
-                    table.move_to(loader.pool.tier(table.layout.nbytes))
-                self._reserve()
                 self._paged = PagedSegment(loader.pool, self.file, self.tables)
                 loader.pool.open(self._paged)
             else:
@@ -223,11 +234,6 @@ class Segment:
             undo.pop_all()
         if self._disk is not None:
             evidence_file.bring_back(self.evidence, self._disk, self.file)
-
-    def _reserve(self) -> None:
-        """Take blocks for all layers. Raises CapacityError."""
-        for table in self.tables:
-            table.reserve(len(self))
 
     def _evict(self) -> int:
         """Free the blocks of a segment that is on disk, and the indexes over them, and move its evidence there. Returns the bytes
@@ -250,8 +256,6 @@ class Segment:
             self._paged = None
         for table in self.tables:
             table.release()
-            if self._tier is not None:
-                table.move_to(self._tier)
 
 
 @dataclass(frozen=True)

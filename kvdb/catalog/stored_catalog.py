@@ -3,17 +3,21 @@
 import logging
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
+import kvdb.catalog.stored_overlay as stored_overlay
 from kvdb.catalog.catalog import Catalog, Context
 from kvdb.catalog.catalog_file import CatalogFile
 from kvdb.catalog.catalog_records import ContextRecord, Records, SegmentRecord, SpecRecord, ViewRecord
 from kvdb.catalog.layout import Layout
+from kvdb.catalog.life import Life
 from kvdb.catalog.overhead import context_nbytes, segment_nbytes
+from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.prefix_tree import concatenate
 from kvdb.catalog.segment import Segment, SegmentView
-from kvdb.errors import AlreadyExists, ConfigError, IntegrityError, Unavailable, Unsupported
+from kvdb.errors import AlreadyExists, ConfigError, IntegrityError, Unavailable
 from kvdb.storage.budget import Reservation
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.store import BlockStore
@@ -55,16 +59,14 @@ class StoredCatalog(Catalog):
         self._file = CatalogFile(folder.catalog)
         with ExitStack() as undo:
             undo.callback(self._file.close)
+            folder.stamp()
             self._damaged = self._read(blocks)
             undo.pop_all()
         if self._damaged:
             log.error("%s was damaged; nothing is answered from: %s", folder.catalog, ", ".join(sorted(self._damaged)))
 
-    def publish(self, context: Context) -> None:
-        """Write a context to the disk, and make it visible. Raises AlreadyExists, CapacityError, Unavailable, and Unsupported for
-        recomputed tokens of a blend."""
-        if context.overlay is not None:
-            raise Unsupported(f"context {context.name!r} holds recomputed tokens of a blend; a store cannot keep those yet")
+    def publish(self, context: Context) -> Context:
+        """Write a context to the disk, and make it visible. Raises AlreadyExists, CapacityError and Unavailable."""
         self.check_free(context.name)
         segments, views = [], []
         for view in context.views:
@@ -73,11 +75,23 @@ class StoredCatalog(Catalog):
             views.append(ViewRecord(file, view.visible, view.shift))
         layout, tokens = context.layout, None if context.plain else context.tokens
         record = ContextRecord(context.name, context.spec.digest, layout.length, layout.prefix_end, tuple(views), tokens)
+        if context.overlay is None:
+            return self._commit(context, segments, record)
+        overlay, kept = stored_overlay.store(context.overlay, self._disk, context.spec.digest)
+        with ExitStack() as undo:
+            undo.callback(overlay.release)
+            stored = self._commit(replace(context, overlay=overlay), segments, record._replace(overlay=kept))
+            undo.pop_all()
+        context.overlay.release()
+        return stored
+
+    def _commit(self, context: Context, segments: list[SegmentRecord], record: ContextRecord) -> Context:
+        """Write what the catalogue's file is to say of a context, and make it visible."""
         with self._commit_lock:
             self.check_free(context.name)
-            self._file.insert(SpecRecord.of(context.spec), segments, record)
-            self._named.update(view.file for view in views)
-            super().publish(context)
+            self._file.insert(SpecRecord.of(context.spec), segments, record, context.life)
+            self._named.update(view.file for view in record.views)
+            return super().publish(context)
 
     def check_free(self, name: str) -> None:
         """Raises AlreadyExists when the name is taken, also by a context that was damaged."""
@@ -103,7 +117,7 @@ class StoredCatalog(Catalog):
     def close(self) -> None:
         """Keep the evidence of every segment beside its file, and close the catalogue's file."""
         for segment in {view.segment for context in self.contexts() for view in context.views}:
-            segment.put_evidence_away()
+            segment.put_away()
         with self._commit_lock:
             self._file.close()
 
@@ -148,11 +162,14 @@ class StoredContexts:
         spec = self._records.specs.get(record.spec)
         try:
             segments = [self._segment(view.file, spec) for view in record.views]
+            overlay = self._overlay(record, spec)
         except (IntegrityError, Unavailable) as error:
             log.error("context %r: %s", record.name, error)
             self.damaged.append(record.name)
             return None
-        assert spec is not None
+        if spec is None:  # a blend without views
+            self.damaged.append(record.name)
+            return None
         views = tuple(
             SegmentView(segment, view.visible, view.shift) for segment, view in zip(segments, record.views, strict=True)
         )
@@ -160,12 +177,25 @@ class StoredContexts:
         beside = Reservation(self._blocks.budget, context_nbytes(len(tokens)))
         for segment in segments:
             segment.retain()
-        return Context(record.name, spec, Layout(views, record.length, record.prefix_end), tokens, beside=beside)
+        layout = Layout(views, record.length, record.prefix_end)
+        return Context(record.name, spec, layout, tokens, overlay, beside, self._life(record.name))
 
     def release(self) -> None:
         """Release the segments; the contexts hold theirs."""
         for segment in self._segments.values():
             segment.release()
+
+    def _life(self, name: str) -> Life:
+        """What the catalogue's file says of the life of a context; one that is always kept where it was damaged."""
+        if name not in self._records.lives:
+            log.error("what was noted of context %r was damaged; it is pinned from now on, without metadata", name)
+            return Life(pinned=True)
+        return self._records.lives[name]
+
+    def _overlay(self, record: ContextRecord, spec: ModelSpec | None) -> Overlay | None:
+        if record.overlay is None or spec is None:
+            return None
+        return stored_overlay.restore(record.overlay, self._disk, spec.digest, self._blocks.tables(spec))
 
     def _segment(self, file: str, spec: ModelSpec | None) -> Segment:
         if file in self._segments:

@@ -18,7 +18,7 @@ from kvdb.planning.prepared import Prepared
 from kvdb.session.layer import Layer
 from kvdb.session.native_steps import NativeSteps
 from kvdb.session.state import SessionState
-from kvdb.storage.buffer_pool import pinned
+from kvdb.storage.paged_segment import pinned
 from kvdb.types import Array, ModelSpec
 from query_optimizer.query_options import QueryOptions
 

@@ -14,7 +14,7 @@ from kvdb.attention.state import AttentionState
 from kvdb.errors import InvalidArgument
 from kvdb.planning.prepared import Prepared
 from kvdb.session.layer import Layer
-from kvdb.storage.buffer_pool import pinned
+from kvdb.storage.paged_segment import pinned
 from kvdb.types import Array, ModelSpec
 from query_optimizer.access import Access, Actual
 from query_optimizer.plan import Outcome, Plan

@@ -12,7 +12,7 @@ from kvdb.catalog.snapshot import Snapshot
 from kvdb.errors import InvalidArgument, PositionError
 from kvdb.session.layer import Layer
 from kvdb.storage.block_table import BlockTable
-from kvdb.storage.buffer_pool import pinned
+from kvdb.storage.paged_segment import pinned
 from kvdb.types import Array, ModelSpec, Positions
 
 

@@ -1,108 +1,26 @@
-"""An open session: views of what is stored, a mutable tail for each layer, and the queries over both."""
+"""An open session: appends to what it holds, and queries over it."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from threading import RLock
 from typing import Any
 
-import kvdb.catalog.residency as residency
 import kvdb.validate as validate
 from indexes.base import Float32
 from kvdb.blend.controller import Choice
 from kvdb.blend.strategies import DEFAULT_RATIO
-from kvdb.catalog.overhead import session_nbytes
-from kvdb.catalog.segment import Views
-from kvdb.catalog.snapshot import Snapshot
-from kvdb.errors import SessionClosed, Unavailable
-from kvdb.session.counters import SessionCounters
 from kvdb.session.explain_analyze import analyze_plan
-from kvdb.session.known_ids import ids_of
-from kvdb.session.layer import Layer
-from kvdb.session.native_steps import NativeSteps
-from kvdb.session.recompute import Recomputing
-from kvdb.session.services import SessionServices
-from kvdb.storage.block_table import BlockTable
-from kvdb.types import Array, ContextInfo, ModelSpec, Placed, Positions, SessionStats, Tokens
+from kvdb.session.open_session import OpenSession
+from kvdb.types import Array, ContextInfo, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 
 
-class SessionState:
-    """One open session. It takes over the `snapshot` and the `tails`, one for each layer; `close` releases them.
+class SessionState(OpenSession):
+    """The calls on one open session. A call that raises leaves the session as it was.
 
-    tokens: its known token ids, int32; at least those before the tail. start: the position of the tail's first token. reused: the
-    number of tokens before it that were stored when it was opened. error_max: of queries that name nothing, None for the
-    configuration's. Thread-safe: calls on one session take turns. A call that raises leaves the session as it was. Calls wait for
-    a layer that is still being loaded from disk, which may raise IntegrityError or Unavailable. The constructor raises
-    Unavailable for a closed database, and CapacityError, and then everything was given back.
+    Calls wait for a layer that is still being loaded from disk, which may raise IntegrityError or Unavailable.
     """
-
-    def __init__(
-        self,
-        services: SessionServices,
-        spec: ModelSpec,
-        snapshot: Snapshot,
-        tails: list[BlockTable],
-        tokens: Tokens,
-        error_max: float | None = None,
-    ) -> None:
-        self.spec = spec
-        self.snapshot = snapshot
-        self.tokens = tokens
-        self.start = snapshot.layout.length
-        self.reused = self.start - len(snapshot.missing(0))
-        self.services = services
-        self._recomputing = Recomputing(spec, snapshot)
-        nbytes = session_nbytes(spec, snapshot.views, len(tokens))
-        self._beside = residency.pin_snapshot(snapshot, tails, services.loader, services.budget, nbytes)
-        self.error_max = services.config.optimizer.error_max if error_max is None else error_max
-        self.counters = SessionCounters()
-        self._layers = [
-            Layer(services, spec, snapshot, number, tail, self.error_max, self.counters) for number, tail in enumerate(tails)
-        ]
-        self._native_steps = [layer.native_steps for layer in self._layers]
-        self.turns = RLock()
-        self._open = True
-        self._count_open(1)
-        try:
-            services.handles.add(self)
-        except Unavailable:
-            self.close()
-            raise
-
-    @property
-    def tails(self) -> list[BlockTable]:
-        """The tails, one for each layer; the session owns them."""
-        return [layer.tail for layer in self._layers]
-
-    @property
-    def views(self) -> Views:
-        """The views of stored segments below the session."""
-        return self.snapshot.views
-
-    def own_tables(self) -> list[BlockTable]:
-        """The tables of its tails and of its overlay."""
-        overlay = self.snapshot.overlay
-        return self.tails if overlay is None else [*self.tails, *overlay.tables]
-
-    @property
-    def layout(self) -> tuple[Placed, ...]:
-        """The layout of the positions before the tail."""
-        return self.snapshot.layout.placed
-
-    def layer(self, number: int) -> Layer:
-        """One layer, once it is in main memory. The caller holds `turns`. Raises LayerError, SessionClosed, IntegrityError or
-        Unavailable."""
-        self._check_open()
-        validate.layer(self.spec, number)
-        return self._layers[number].ready()
-
-    def append(self, layer: Layer, k: Array, v: Array) -> None:
-        """Append keys and values, which were checked before, to a layer. The caller holds `turns`. Raises NonFiniteError or
-        CapacityError."""
-        self._recomputing.forget()  # recomputing ends where appending begins
-        layer.append(k, v)
 
     def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None:
         """Append the KV of n tokens to one layer: k (after RoPE) and v, `[kv_heads, n, head_dim]`.
@@ -145,10 +63,6 @@ class SessionState:
         with self.turns:
             steps = self.native_steps(layer)
             return None if steps is None else steps.attend(q, k, v, options, start)
-
-    def native_steps(self, layer: int) -> NativeSteps | None:
-        """The native steps of one layer, None for a number that no layer has. The caller holds `turns`."""
-        return self._native_steps[layer] if type(layer) is int and 0 <= layer < len(self._native_steps) else None
 
     def _attend(self, layer: int, q: Array, k: Array, v: Array, asked: QueryOptions, start: int | None) -> Array:
         """`attend` with Python's help. The caller holds `turns`."""
@@ -237,10 +151,6 @@ class SessionState:
                 layer.check_no_gaps()
             return self.services.publisher.store(self, name, tokens, chunk=chunk)
 
-    def ids(self, tokens: Tokens | None) -> Tokens:
-        """The ids of all its tokens; `tokens`, if given, are all of them. Raises PositionError or InvalidArgument."""
-        return ids_of({self.start + tail.length for tail in self.tails}, self.tokens, tokens)
-
     def explain(self, layer: int, options: QueryOptions = NO_OPTIONS, analyze: bool = False) -> Plan:
         """The plan of a query. analyze: whether to carry it out for the layer's last query, and add its measured costs. Raises
         LayerError, SessionClosed, and InvalidArgument for hints that cannot be, or an analysis before the first query."""
@@ -269,32 +179,3 @@ class SessionState:
                 layer.audits.settle()
             tokens, nbytes = min(layer.run.tokens for layer in self._layers), sum(tail.nbytes for tail in self.tails)
             return self.counters.stats(tokens, self.start, self.reused, nbytes, [layer.audits for layer in self._layers])
-
-    def close(self) -> None:
-        """Give every block back. Closing twice does nothing."""
-        with self.turns:
-            if self._open:
-                self._open = False
-                for layer in self._layers:
-                    layer.close()
-                self._recomputing.forget()
-                self._count_open(-1)
-                residency.unpin(self.views)
-                self.snapshot.release()
-                self._beside.release()
-                self.services.handles.remove(self)
-
-    def _count_open(self, sessions: int) -> None:
-        """Tell the segments that so many more sessions are open over them."""
-        for view in self.views:
-            view.segment.usage.count_open(sessions)
-
-    def _settle(self) -> None:
-        """Take over from native steps, and wait for audits under way, which read what all layers hold. Raises SessionClosed."""
-        self._check_open()
-        for layer in self._layers:
-            layer.settle()
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise SessionClosed("the session is closed; open another with create_session")

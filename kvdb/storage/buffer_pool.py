@@ -5,69 +5,17 @@ A layer is pinned while it is read. Pinned layers stay; of the others those go f
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from threading import Condition
 
 from kvdb.errors import CapacityError, KvdbError, Unavailable
-from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import CpuBudget
-from kvdb.storage.next_use import NextUse
 from kvdb.storage.paged import PagedTier
-from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.paged_segment import PagedLayer, PagedSegment
 
 log = logging.getLogger(__name__)
-
-
-class PagedLayer:
-    """One layer of a paged segment. Its table has its blocks, at addresses that stay; they hold its tokens while it is resident.
-
-    pins: how often it is pinned. loading: whether it is being read from disk. error: why it was not read when it was last tried.
-    """
-
-    def __init__(self, segment: "PagedSegment", number: int) -> None:
-        self.segment = segment
-        self.number = number
-        self.table = segment.tables[number]
-        self.nbytes = self.table.nbytes
-        self.pins = 0
-        self.loading = self.resident = False
-        self.error: KvdbError | None = None
-        self.use = NextUse()
-
-    @property
-    def next(self) -> "PagedLayer":
-        """The layer that a decode step asks for behind this one; behind the last comes the first, of the next step."""
-        return self.segment.layers[(self.number + 1) % len(self.segment.layers)]
-
-    def read(self) -> None:
-        """Fill its blocks from its file. Raises IntegrityError or Unavailable."""
-        self.segment.file.read_layer(self.number, self.table)
-
-
-class PagedSegment:
-    """The layers of one segment in a pool. reserved: the bytes of main memory that nobody else may take of the pool, as long as
-    the segment is open."""
-
-    def __init__(self, pool: "BufferPool", file: SegmentFile, tables: Sequence[BlockTable]) -> None:
-        self.pool = pool
-        self.file = file
-        self.tables = tables
-        self.layers = [PagedLayer(self, number) for number in range(len(tables))]
-        self.reserved = 0
-        self._used: PagedLayer | None = None
-
-    @property
-    def resident_nbytes(self) -> int:
-        """The bytes of its layers in main memory."""
-        return sum(layer.nbytes for layer in self.layers if layer.resident)
-
-    def note_use(self, layer: PagedLayer, now: int) -> None:
-        """Note the use of a layer. Uses one right behind the other, as of an answer and its audit, are one."""
-        if layer is not self._used:
-            layer.use.used(now)
-            self._used = layer
 
 
 class BufferPool:
@@ -100,28 +48,26 @@ class BufferPool:
             return self._tiers.setdefault(block_nbytes, PagedTier(block_nbytes, self._budget))
 
     def open(self, segment: PagedSegment) -> None:
-        """Reserve room for one layer of a segment. Raises CapacityError where there is none, and Unavailable once closed."""
+        """See `Pool.open`."""
         with self._changed:
             self._check_open()
             self._reserve(segment, max(layer.nbytes for layer in segment.layers))
 
     def close(self, segment: PagedSegment) -> None:
-        """Undo `open`. Its layers stay until somebody else needs the room."""
+        """See `Pool.close`."""
         with self._changed:
             self._reserve(segment, 0)
 
     def drop(self, segment: PagedSegment) -> None:
-        """Free what a segment that is not open takes; when this returns, nothing is written to its blocks any more."""
+        """See `Pool.drop`."""
         with self._changed:
             self._changed.wait_for(lambda: not any(layer.loading for layer in segment.layers))
+            self._reserve(segment, 0)
             self._evict([layer for layer in segment.layers if layer.resident])
+        segment.leave()
 
     def pin(self, layers: Sequence[PagedLayer]) -> None:
-        """Bring these layers into memory and keep them there until `unpin`; what is expected next is read ahead meanwhile.
-
-        Waits for memory that other calls have pinned. Raises CapacityError where even that would not be enough, IntegrityError,
-        or Unavailable; then none is pinned.
-        """
+        """See `Pool.pin`."""
         with self._changed:
             self._take_room(layers)
             missing = [layer for layer in layers if not (layer.resident or layer.loading)]
@@ -138,7 +84,7 @@ class BufferPool:
             undo.pop_all()
 
     def unpin(self, layers: Sequence[PagedLayer]) -> None:
-        """Undo one `pin`."""
+        """See `Pool.unpin`."""
         with self._changed:
             for layer in layers:
                 assert layer.pins > 0, "an unpinned layer was unpinned"
@@ -297,20 +243,6 @@ class BufferPool:
     def _check_open(self) -> None:
         if self._closed:
             raise Unavailable("the database was closed while a segment was loaded from disk")
-
-
-@contextmanager
-def pinned(layers: Sequence[PagedLayer]) -> Iterator[None]:
-    """Keep layers in memory while the body runs; the same one may stand there twice. Raises what `BufferPool.pin` raises."""
-    if not layers:
-        yield
-        return
-    pool, once = layers[0].segment.pool, list(dict.fromkeys(layers))
-    pool.pin(once)
-    try:
-        yield
-    finally:
-        pool.unpin(once)
 
 
 def _log_death(reading: Future[None]) -> None:
