@@ -11,7 +11,6 @@ from indexes.retrieval import Exact
 from kvdb.attention.device import DeviceFailed, Pending, TailHasNoRoom
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.hybrid import hybrid_attention
-from kvdb.attention.materialized import MaterializedKeys
 from kvdb.attention.search import AttentionQuery
 from kvdb.attention.sparse import sparse
 from kvdb.attention.state import AttentionState, beyond_float32
@@ -28,6 +27,7 @@ from kvdb.session.segment_counters import SegmentCounters
 from kvdb.session.services import SessionServices
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import Reservation
+from kvdb.storage.paged_segment import pinned
 from kvdb.types import Array, ModelSpec, Positions
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
@@ -74,6 +74,7 @@ class Layer:
         self._snapshot = snapshot
         self._complete = not len(snapshot.missing(self.number))
         self.run = snapshot.run(self.number, self.tail)
+        self.pages = snapshot.pages(self.number)
         self.segment_counters = SegmentCounters(snapshot.views, self._services.advisor.count_queries)
         self.planner = Planner(self._services, self._spec, snapshot, self.number, self.run, self._tail)
         self.native_steps = NativeSteps(self._spec, self.run, self._tail, self.planner, self.query_samples)
@@ -107,7 +108,7 @@ class Layer:
     def go_on(self, asked: QueryOptions) -> None:
         """Let native code carry out the next steps, if they may be like the one just answered. asked: its options, as the caller
         handed them in."""
-        if self._course is None:
+        if self._course is None or self.pages:  # native code pins nothing
             return
         prepared, options, _ = self._course
         steps = self.audits.idle_steps(prepared)
@@ -131,8 +132,7 @@ class Layer:
         self._tail.truncated()
 
     def cut(self, snapshot: Snapshot) -> None:
-        """Forget the tail, and read the stored tokens of this snapshot, which has the first of those that were read before. The
-        layer is settled."""
+        """Forget the tail, and read this snapshot, which has the first of the tokens read before. The layer is settled."""
         self.take_back(self.tail.length)
         self.segment_counters.flush()
         self._stand_on(snapshot)
@@ -191,14 +191,6 @@ class Layer:
         finally:
             self.run.update_overlay(overlay.positions[self.number])  # also if nothing was added, see `append`
 
-    def recompute(self, materialized: MaterializedKeys, q: Array, positions: Positions) -> Array:
-        """Attention of queries at these positions, each over all tokens up to its own. materialized: the keys of this layer.
-        Raises NonFiniteError where float32 cannot hold a result."""
-        state = materialized.attend(q, positions, self._spec.softmax_scale)
-        if not self.tail.layout.finite(state.out, state.lse):
-            raise beyond_float32()
-        return state.out
-
     def answer(self, q: Array, options: QueryOptions) -> tuple[Array, Plan, AttentionStats]:
         """Answer the queries of the last n tokens, `[q_heads, n, head_dim]`. Returns the output, the plan, and what was read.
         Raises UnknownRule or NonFiniteError."""
@@ -241,6 +233,7 @@ class Layer:
         """Count an answer that was computed together with those of other sessions. q, out: `[q_heads, 1, head_dim]`."""
         self._count(stats, 1, options, searched=False)
         comparison = self.audits.due(prepared, 1, options, alone=False)
+        self._course = Course(prepared, options, False) if comparison is None and not prepared.rechecks else None
         self.audits.answered(prepared, comparison, q, out, stats, options, self.execute)
 
     def reads_all(self, prepared: Prepared, n: int) -> bool:
@@ -251,7 +244,14 @@ class Layer:
         self, prepared: Prepared, q: Array, options: QueryOptions, observed: bool = False, pending: Pending | None = None
     ) -> tuple[AttentionState, AttentionStats]:
         """Answer the queries q of the last n tokens by a plan. observed: whether they go into the statistics. pending: what was
-        already launched on the GPU for them, None for nothing."""
+        already launched on the GPU for them, None for nothing. Raises what `Pool.pin` raises for a layer on disk."""
+        with pinned(self.pages):
+            return self._execute(prepared, q, options, observed, pending)
+
+    def _execute(
+        self, prepared: Prepared, q: Array, options: QueryOptions, observed: bool, pending: Pending | None
+    ) -> tuple[AttentionState, AttentionStats]:
+        """`execute`, once everything that it reads is in main memory."""
         layout, scale, partition = self.tail.layout, self._spec.softmax_scale, prepared.partition
         query = AttentionQuery(layout, self.run, q, scale, options, observed)
         if partition.device is not None and partition.device.takes(q.shape[1]):

@@ -15,6 +15,7 @@ from kvdb.catalog.key_values import read_tokens
 from kvdb.errors import PositionError
 from kvdb.session.explain_analyze import analyze_plan
 from kvdb.session.open_session import OpenSession
+from kvdb.storage.paged_segment import pinned
 from kvdb.types import Array, ContextInfo, KeysValues, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
@@ -170,7 +171,9 @@ class SessionState(OpenSession):
             for i, number in enumerate(layers):
                 if out is None:
                     pairs.append((np.empty(shape, self.spec.numpy_dtype), np.empty(shape, self.spec.numpy_dtype)))
-                read_tokens(self.snapshot, number, self.layer(number).tail, start, *pairs[i])
+                layer = self.layer(number)
+                with pinned(layer.pages):
+                    read_tokens(self.snapshot, number, layer.tail, start, *pairs[i])
             return pairs
 
     def check_read(self, layers: Sequence[int], start: int, stop: int | None = None) -> int:
