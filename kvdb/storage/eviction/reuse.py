@@ -14,7 +14,7 @@ GHOSTS = 4
 
 
 class Reuse(EvictionPolicy[K]):
-    """As LRU, but what was used again stays as if it had been used later: those who continue a conversation are likelier to
+    """LRU, but what was used again stays as if it had been used later: those who continue a conversation are likelier to
     continue it once more.
 
     The clock counts the bytes that came. An entry is due at the time of its last use, and the bytes of all entries times TURNOVER
