@@ -40,6 +40,7 @@ Context.name
 Context.spec
 Context.tokens
 Context.token_ids()
+Context.read(layers, start=0, stop=None, *, out=None)
 Context.create_session(tokens, *, spec=None, error_max=None)
 Context.drop()
 Context.close()
@@ -91,6 +92,8 @@ Session.overlay(layer, positions, k, v)
 Session.deviation(layer, positions, k, v, *, score=None)
 Session.attention(layer, q, *, positions=None, options=None, **keywords)
 Session.attend(layer, q, k, v, *, start=None, options=None, **keywords)
+Session.truncate(tokens)
+Session.read(layers, start=0, stop=None, *, out=None)
 Session.fork()
 Session.store(name, tokens=None, *, chunk=False)
 Session.explain(layer, *, analyze=False, options=None, **keywords)
