@@ -18,6 +18,7 @@ from kvdb.planning.prepared import Prepared
 from kvdb.session.layer import Layer
 from kvdb.session.native_steps import NativeSteps
 from kvdb.session.state import SessionState
+from kvdb.storage.paged_segment import pinned
 from kvdb.types import Array, ModelSpec
 from query_optimizer.query_options import QueryOptions
 
@@ -154,7 +155,8 @@ def _answer(spec: ModelSpec, members: Sequence[Member], q: Array) -> Array:
     if together:
         runs = [members[i].layer.run for i in together]
         layout = members[0].layer.tail.layout
-        rows, all_stats = exact_together(layout, runs, sharing, q[together][:, :, 0], spec.softmax_scale)
+        with pinned([page for i in together for page in members[i].layer.pages]):
+            rows, all_stats = exact_together(layout, runs, sharing, q[together][:, :, 0], spec.softmax_scale)
         out[together] = rows[:, :, None]
         for i, stats in zip(together, all_stats, strict=True):
             members[i].layer.answered_exactly(prepared[i], q[i], out[i], stats, members[i].options)

@@ -28,6 +28,7 @@ from kvdb.session.segment_counters import SegmentCounters
 from kvdb.session.services import SessionServices
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import Reservation
+from kvdb.storage.paged_segment import pinned
 from kvdb.types import Array, ModelSpec, Positions
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
@@ -59,6 +60,7 @@ class Layer:
         self.segment_counters = SegmentCounters(snapshot.views, services.advisor.count_queries)
         self.query_samples = QuerySamples(services.config.indexes.sample_queries, Reservation(services.budget))
         self.number = number
+        self.pages = snapshot.pages(number)
         self._waits = True
         self._short = services.config.optimizer.short_context_tokens
         self._spec = spec
@@ -103,7 +105,7 @@ class Layer:
     def go_on(self, asked: QueryOptions) -> None:
         """Let native code carry out the next steps, if they may be like the one just answered. asked: its options, as the caller
         handed them in."""
-        if self._course is None:
+        if self._course is None or self.pages:  # native code pins nothing
             return
         prepared, options, _ = self._course
         steps = self.audits.idle_steps(prepared)
@@ -240,7 +242,14 @@ class Layer:
         self, prepared: Prepared, q: Array, options: QueryOptions, observed: bool = False, pending: Pending | None = None
     ) -> tuple[AttentionState, AttentionStats]:
         """Answer the queries q of the last n tokens by a plan. observed: whether they go into the statistics. pending: what was
-        already launched on the GPU for them, None for nothing."""
+        already launched on the GPU for them, None for nothing. Raises what `Pool.pin` raises for a layer on disk."""
+        with pinned(self.pages):
+            return self._execute(prepared, q, options, observed, pending)
+
+    def _execute(
+        self, prepared: Prepared, q: Array, options: QueryOptions, observed: bool, pending: Pending | None
+    ) -> tuple[AttentionState, AttentionStats]:
+        """`execute`, once everything that it reads is in main memory."""
         layout, scale, partition = self.tail.layout, self._spec.softmax_scale, prepared.partition
         query = AttentionQuery(layout, self.run, q, scale, options, observed)
         if partition.device is not None and partition.device.takes(q.shape[1]):

@@ -12,6 +12,7 @@ from kvdb.catalog.snapshot import Snapshot
 from kvdb.errors import InvalidArgument, PositionError
 from kvdb.session.layer import Layer
 from kvdb.storage.block_table import BlockTable
+from kvdb.storage.paged_segment import pinned
 from kvdb.types import Array, ModelSpec, Positions
 
 
@@ -92,10 +93,12 @@ class MaterializedLayer:
             self._materialized = MaterializedKeys(tail.layout, snapshot.layout.length)
         materialized, overlaid = self._materialized, snapshot.overlaid(number)
         if self._number != number:
+            self._number = None
+            with pinned(snapshot.pages(number)):
+                for i, view in enumerate(snapshot.views):
+                    turn, table = snapshot.moves.angles_of(i), view.segment.tables[number]
+                    materialized.place(table, view.visible, view.begin, turn, interleaved=snapshot.moves.interleaved)
             self._number, self._rows = number, 0
-            for i, view in enumerate(snapshot.views):
-                turn, table = snapshot.moves.angles_of(i), view.segment.tables[number]
-                materialized.place(table, view.visible, view.begin, turn, interleaved=snapshot.moves.interleaved)
         materialized.scatter(snapshot.overlay.tables[number], overlaid[self._rows :], self._rows)
         self._rows = len(overlaid)
         return materialized

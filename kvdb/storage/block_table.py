@@ -70,6 +70,11 @@ class BlockTable:
         self._allocate(self.layout.blocks_for(n))
         self.length = n
 
+    def move_to(self, tier: Tier) -> None:
+        """Take blocks of another tier from now on; the table has to be empty."""
+        assert not self._count
+        self.tier = tier
+
     def read(self, start: int, n: int) -> tuple[Array, Array]:
         """k and v, `[kv_heads, n, head_dim]`, of tokens [start, start + n)."""
         assert start >= 0
