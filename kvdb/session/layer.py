@@ -232,6 +232,7 @@ class Layer:
         """Count an answer that was computed together with those of other sessions. q, out: `[q_heads, 1, head_dim]`."""
         self._count(stats, 1, options, searched=False)
         comparison = self.audits.due(prepared, 1, options, alone=False)
+        self._course = Course(prepared, options, False) if comparison is None and not prepared.rechecks else None
         self.audits.answered(prepared, comparison, q, out, stats, options, self.execute)
 
     def reads_all(self, prepared: Prepared, n: int) -> bool:
