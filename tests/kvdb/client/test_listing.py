@@ -10,7 +10,7 @@ import kvdb
 from kvdb.config import ServerConfig
 from kvdb.database import Database
 from kvdb.errors import InvalidArgument, NotFound
-from kvdb.server import service
+from kvdb.server import context_calls
 from kvdb.server.serve import Server
 from tests.stores import SPEC, config, connect, names, put
 
