@@ -11,6 +11,8 @@ MIB = 1 << 20
 BLOCK_SIZE_MAX = 1024
 GPU_DEVICE = re.compile("cuda(:[0-9]{1,3})?|interpreter")
 GPU_FORMATS = ("", "float8", "int8")
+EVICTIONS = ("reuse", "lru", "arc", "s3-fifo", "none")
+"""What decides which contexts go where room is short; none: nothing goes by itself."""
 _STORAGE_BYTES_MIN = {"cpu_bytes_max": 1, "disk_bytes_max": 1, "arena_bytes": MIB, "gpu_bytes_max": 0, "gpu_slab_bytes": 0}
 
 
@@ -23,6 +25,8 @@ class StorageConfig:
     context, "" for a database that keeps nothing. disk_path: a folder for segments that are offloaded, where there is no store,
     "" for none; several databases may share it. durability: what a context in a store outlives where the caller does not say; see
     `kvdb.types.DURABILITIES`. disk_bytes_max: bytes that this database may keep there, None for no limit.
+    eviction: which contexts make room where a limit is reached, one of EVICTIONS: from main memory they go to disk, and from the
+    last place that there is they are dropped, unless they are pinned or in use; "none" refuses what finds no room instead.
     gpu_bytes_max: bytes of the GPU's memory for copies of blocks, 0 for no GPU; block tables and results need some more.
     gpu_device: "cuda", "cuda:1", or "interpreter" for tests without a GPU. gpu_format: "" for the model's dtype, "float8" or
     "int8". gpu_slab_bytes: how much of gpu_bytes_max the blocks of one shape may take, 0 for all that is left when the first of
@@ -36,6 +40,7 @@ class StorageConfig:
     disk_path: str = ""
     durability: str = "durable"
     disk_bytes_max: int | None = None
+    eviction: str = "reuse"
     gpu_bytes_max: int = 0
     gpu_device: str = "cuda"
     gpu_format: str = ""
@@ -52,6 +57,8 @@ class StorageConfig:
         for name, least in _STORAGE_BYTES_MIN.items():
             if (value := getattr(self, name)) is not None and value < least:
                 raise ConfigError(f"storage.{name} is {value}; expected at least {least} bytes")
+        if self.eviction not in EVICTIONS:
+            raise ConfigError(f"storage.eviction is {self.eviction!r}; expected one of {', '.join(EVICTIONS)}")
         if not GPU_DEVICE.fullmatch(self.gpu_device):
             raise ConfigError(f"storage.gpu_device is {self.gpu_device!r}; expected cuda, cuda:0 and so on, or interpreter")
         if self.gpu_format not in GPU_FORMATS:
