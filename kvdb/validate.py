@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 import indexes.registry as registry
 from kvdb.errors import DtypeError, InvalidArgument, KvdbError, LayerError, PositionError, ShapeError, SpecError, SpecMismatch
-from kvdb.types import Array, ModelSpec, PromptPart, Tokens
+from kvdb.types import DURABILITIES, Array, ModelSpec, PromptPart, Tokens
 
 NAME_LENGTH_MAX = 1024
 POSITION_MAX = 1 << 53
@@ -217,6 +217,13 @@ def name(given: Any) -> str:
     if not isinstance(given, str) or not given or len(given) > NAME_LENGTH_MAX or not given.isprintable():
         raise InvalidArgument(f"a context's name is {given!r}; expected 1 to {NAME_LENGTH_MAX} printable characters")
     return given
+
+
+def durability(given: Any) -> str | None:
+    """Raises InvalidArgument unless the value is one of DURABILITIES, or None for the configuration's."""
+    if given is not None and given not in DURABILITIES:
+        raise InvalidArgument(f"durability is {given!r}; expected one of {', '.join(map(repr, DURABILITIES))}, or none")
+    return None if given is None else str(given)
 
 
 def text(what: str, given: Any) -> str:

@@ -169,10 +169,11 @@ class Session:
         """Another session over the same tokens; nothing is copied until one of the two goes on. Raises SessionClosed."""
         return Session(self._transport.fork())
 
-    def store(self, name: str, tokens: Any = None, *, chunk: bool = False) -> ContextInfo:
+    def store(self, name: str, tokens: Any = None, *, chunk: bool = False, durability: str | None = None) -> ContextInfo:
         """Keep everything in the session as a context; see `Client.store`."""
         ids = None if tokens is None else token_ids(tokens)
-        return self._transport.store(validate.name(name), ids, chunk=validate.flag("chunk", chunk))
+        level = validate.durability(durability)
+        return self._transport.store(validate.name(name), ids, chunk=validate.flag("chunk", chunk), durability=level)
 
     def explain(
         self,

@@ -66,7 +66,7 @@ class KvdbService(ContextCalls, ReadCalls):
             begin = import_calls.begin(requests)
             base = begin.base if begin.HasField("base") else None
             tokens = codec.from_tokens(begin.tokens)
-            writer = self._database.begin_import(codec.from_spec(begin.spec), tokens, begin.name, base)
+            writer = self._database.begin_import(codec.from_spec(begin.spec), tokens, begin.name, base, begin.durability or None)
             if not context.add_callback(writer.abort):  # called when the call ends, in whatever way
                 writer.abort()
                 return
@@ -139,7 +139,7 @@ class KvdbService(ContextCalls, ReadCalls):
     def store(self, request: pb.StoreRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
         tokens = codec.from_tokens(request.tokens) if request.HasField("tokens") else None
         with self._sessions.borrow(request.session_id) as session:
-            return codec.to_info(session.store(request.name, tokens, chunk=request.chunk))
+            return codec.to_info(session.store(request.name, tokens, chunk=request.chunk, durability=request.durability or None))
 
     def explain(self, request: pb.ExplainRequest, _context: grpc.ServicerContext) -> pb.ExplainReply:
         with self._sessions.borrow(request.session_id) as session:

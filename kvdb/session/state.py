@@ -199,9 +199,12 @@ class SessionState(OpenSession):
             snapshot, tails = self.snapshot.share(), [tail.share() for tail in self.tails]
             return SessionState(self.services, self.spec, snapshot, tails, self.tokens, self.error_max)
 
-    def store(self, name: str, tokens: Tokens | None = None, *, chunk: bool = False) -> ContextInfo:
+    def store(
+        self, name: str, tokens: Tokens | None = None, *, chunk: bool = False, durability: str | None = None
+    ) -> ContextInfo:
         """Keep everything in the session as a context. tokens: the ids of all its tokens, if it has more than it was opened with.
-        chunk: whether to store only the tokens behind `start`, as a chunk.
+        chunk: whether to store only the tokens behind `start`, as a chunk. durability: what the context outlives, None for the
+        configuration's.
 
         Raises AlreadyExists, InvalidArgument, PositionError (layers of different lengths, or gaps that hold nothing yet) or
         SessionClosed.
@@ -210,7 +213,7 @@ class SessionState(OpenSession):
             self._settle()
             for layer in self._layers:
                 layer.check_no_gaps()
-            return self.services.publisher.store(self, name, tokens, chunk=chunk)
+            return self.services.publisher.store(self, name, tokens, chunk=chunk, durability=durability)
 
     def explain(self, layer: int, options: QueryOptions = NO_OPTIONS, analyze: bool = False) -> Plan:
         """The plan of a query. analyze: whether to carry it out for the layer's last query, and add its measured costs. Raises

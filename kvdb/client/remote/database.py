@@ -45,13 +45,16 @@ class RemoteDatabase:
         self._connection = Connection(target, token)
         self._sessions = OpenSessions()
 
-    def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None) -> RemoteImport:
+    def begin_import(
+        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None
+    ) -> RemoteImport:
         """Start storing a context; see `kvdb.database.Database.begin_import`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
         ids = codec.to_tokens(validate.token_ids(tokens))
         connection.check_size("the list of tokens", len(ids))
         first = None if base is None else validate.base(base)
-        begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, name=validate.name(name), base=first)
+        level = validate.durability(durability)
+        begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, name=validate.name(name), base=first, durability=level)
         return RemoteImport(connection, spec, begin)
 
     def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None) -> RemoteSession:

@@ -173,12 +173,15 @@ class RemoteSession:
         reply = self.connection.call(self.connection.stub.Fork, pb.ForkRequest(session_id=self.id))
         return RemoteSession(self.connection, self.spec, reply, self.tokens, self._sessions)
 
-    def store(self, name: str, tokens: Tokens | None = None, *, chunk: bool = False) -> ContextInfo:
+    def store(
+        self, name: str, tokens: Tokens | None = None, *, chunk: bool = False, durability: str | None = None
+    ) -> ContextInfo:
         """Keep everything in the session as a context; see `kvdb.session.state.SessionState.store`, whose errors it raises."""
         self._check_open()
         ids = None if tokens is None else codec.to_tokens(validate.token_ids(tokens))
         self.connection.check_size("the list of tokens", len(ids or b""))
-        request = pb.StoreRequest(session_id=self.id, name=validate.name(name), tokens=ids, chunk=bool(chunk))
+        level, checked = validate.durability(durability), validate.name(name)
+        request = pb.StoreRequest(session_id=self.id, name=checked, tokens=ids, chunk=bool(chunk), durability=level)
         return codec.from_info(self.connection.call(self.connection.stub.Store, request))
 
     def explain(self, layer: int, options: QueryOptions, analyze: bool = False) -> Plan:
