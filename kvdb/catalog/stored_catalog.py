@@ -101,7 +101,8 @@ class StoredCatalog(Catalog):
             segments.append(_record(view.segment, file, context.spec))
             views.append(ViewRecord(file, view.visible, view.shift))
         layout, tokens = context.layout, None if context.plain else context.tokens
-        record = ContextRecord(context.name, context.spec.digest, layout.length, layout.prefix_end, tuple(views), tokens)
+        place = layout.length, layout.prefix_end, tuple(views)
+        record = ContextRecord(context.name, context.spec.digest, *place, tokens, context.salt)
         if context.overlay is None:
             return context, segments, record
         overlay, kept = stored_overlay.store(context.overlay, self._disk, context.spec.digest, synced=synced)
@@ -220,7 +221,7 @@ class StoredContexts:
         for segment in segments:
             segment.retain()
         layout = Layout(views, record.length, record.prefix_end)
-        return Context(record.name, spec, layout, tokens, overlay, beside, self._life(record.name))
+        return Context(record.name, spec, layout, tokens, overlay, beside, self._life(record.name), salt=record.salt)
 
     def release(self) -> None:
         """Release the segments; the contexts hold theirs."""
