@@ -28,7 +28,8 @@ from benchmarks.harness import huge_pages, machine, report
 from benchmarks.workloads import Shape, Workload, generate
 from kvdb.client.client import Client
 from kvdb.config import Config, IndexConfig, StorageConfig
-from kvdb.storage.segment_file import DEPTH, PIECE_BYTES
+from kvdb.storage.direct_io import DEPTH
+from kvdb.storage.segment_file import PIECE_BYTES
 
 Pairs = list[tuple[np.ndarray, np.ndarray]]
 WAYS = {

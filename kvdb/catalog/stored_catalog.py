@@ -17,7 +17,7 @@ from kvdb.catalog.overhead import context_nbytes, segment_nbytes
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.prefix_tree import concatenate
 from kvdb.catalog.segment import Segment, SegmentView
-from kvdb.errors import AlreadyExists, ConfigError, IntegrityError, Unavailable
+from kvdb.errors import AlreadyExists, CapacityError, ConfigError, IntegrityError, Unavailable
 from kvdb.storage.budget import Reservation
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.store import BlockStore
@@ -27,8 +27,8 @@ from kvdb.types import ModelSpec
 log = logging.getLogger(__name__)
 
 
-def open_catalog(blocks: BlockStore) -> Catalog:
-    """The catalogue of a database: that of its store, or an empty one.
+def open_catalog(blocks: BlockStore, durability: str) -> Catalog:
+    """The catalogue of a database: that of its store, or an empty one. durability: of contexts for which nobody asks for another.
 
     Raises IntegrityError, Unsupported or Unavailable, ConfigError for blocks of another size than those in the store, and
     CapacityError where the budget has no room for what stands beside them; then it has closed `blocks`.
@@ -37,7 +37,7 @@ def open_catalog(blocks: BlockStore) -> Catalog:
         return Catalog()
     with ExitStack() as undo:
         undo.callback(blocks.close)
-        catalog = StoredCatalog(blocks, blocks.folder, blocks.disk)
+        catalog = StoredCatalog(blocks, blocks.folder, blocks.disk, durability)
         undo.pop_all()
     return catalog
 
@@ -46,17 +46,20 @@ class StoredCatalog(Catalog):
     """A catalogue that is kept in a file. Thread-safe.
 
     The files of a context's segments are written before it, and removed after it. A file that no context names is removed when
-    the store is opened. A context that was damaged keeps its name until it is dropped, and is never used.
+    the store is opened. A context that was damaged keeps its name until it is dropped, and is never used. One of the durability
+    "memory" is written when the store is closed.
     """
 
-    def __init__(self, blocks: BlockStore, folder: StoreFolder, disk: SegmentFolder) -> None:
+    def __init__(self, blocks: BlockStore, folder: StoreFolder, disk: SegmentFolder, durability: str) -> None:
         super().__init__()
         if _is_gone(folder.catalog) and any(disk.path.iterdir()):
             raise IntegrityError(f"{folder.catalog} is gone, and {disk.path} is not empty; nothing of the store was touched")
         self._disk = disk
         self._named: Counter[str] = Counter()  # how many views name each file
         self._commit_lock = Lock()  # names come and go in the file and in memory together
-        self._file = CatalogFile(folder.catalog)
+        self._durability = durability
+        self._unwritten: set[str] = set()  # the names of contexts that are in memory only
+        self._file = CatalogFile(folder.catalog, disk.sync)
         with ExitStack() as undo:
             undo.callback(self._file.close)
             folder.stamp()
@@ -65,33 +68,51 @@ class StoredCatalog(Catalog):
         if self._damaged:
             log.error("%s was damaged; nothing is answered from: %s", folder.catalog, ", ".join(sorted(self._damaged)))
 
+    def durability(self, asked: str | None) -> str:
+        """What a context is to outlive: what the caller asks for, or the configuration."""
+        return asked or self._durability
+
     def publish(self, context: Context) -> Context:
-        """Write a context to the disk, and make it visible. Raises AlreadyExists, CapacityError and Unavailable."""
+        """Write a context to the disk as its durability asks, and make it visible. Raises AlreadyExists, CapacityError and
+        Unavailable."""
         self.check_free(context.name)
-        segments, views = [], []
+        if context.durability == "memory":
+            with self._commit_lock:
+                self.check_free(context.name)
+                self._unwritten.add(context.name)
+                return super().publish(context)
+        with ExitStack() as undo:
+            stored, segments, record = self._write_files(context, undo)
+            with self._commit_lock:
+                self.check_free(context.name)
+                self._insert(stored, segments, record)
+                super().publish(stored)
+            undo.pop_all()
+        if context.overlay is not None:
+            context.overlay.release()
+        return stored
+
+    def _write_files(self, context: Context, undo: ExitStack) -> tuple[Context, list[SegmentRecord], ContextRecord]:
+        """Write the files of a context. Returns it as it stands on them, and what the catalogue's file is to say. undo: removes
+        what nothing will name."""
+        segments, views, synced = [], [], context.durability != "os"
         for view in context.views:
-            file = view.segment.write(self._disk, context.spec.digest).path.name
+            file = view.segment.write(self._disk, context.spec.digest, synced=synced).path.name
             segments.append(_record(view.segment, file, context.spec))
             views.append(ViewRecord(file, view.visible, view.shift))
         layout, tokens = context.layout, None if context.plain else context.tokens
         record = ContextRecord(context.name, context.spec.digest, layout.length, layout.prefix_end, tuple(views), tokens)
         if context.overlay is None:
-            return self._commit(context, segments, record)
-        overlay, kept = stored_overlay.store(context.overlay, self._disk, context.spec.digest)
-        with ExitStack() as undo:
-            undo.callback(overlay.release)
-            stored = self._commit(replace(context, overlay=overlay), segments, record._replace(overlay=kept))
-            undo.pop_all()
-        context.overlay.release()
-        return stored
+            return context, segments, record
+        overlay, kept = stored_overlay.store(context.overlay, self._disk, context.spec.digest, synced=synced)
+        undo.callback(overlay.release)
+        return replace(context, overlay=overlay), segments, record._replace(overlay=kept)
 
-    def _commit(self, context: Context, segments: list[SegmentRecord], record: ContextRecord) -> Context:
-        """Write what the catalogue's file is to say of a context, and make it visible."""
-        with self._commit_lock:
-            self.check_free(context.name)
-            self._file.insert(SpecRecord.of(context.spec), segments, record, context.life)
-            self._named.update(view.file for view in record.views)
-            return super().publish(context)
+    def _insert(self, context: Context, segments: list[SegmentRecord], record: ContextRecord) -> None:
+        """Name a context in the catalogue's file; called with the lock held."""
+        synced = context.durability != "os"
+        self._file.insert(SpecRecord.of(context.spec), segments, record, context.life, synced=synced)
+        self._named.update(view.file for view in record.views)
 
     def check_free(self, name: str) -> None:
         """Raises AlreadyExists when the name is taken, also by a context that was damaged."""
@@ -107,6 +128,10 @@ class StoredCatalog(Catalog):
                 self._file.delete(name, ())
                 self._damaged.remove(name)
                 return
+            if name in self._unwritten:
+                super().drop(name)
+                self._unwritten.remove(name)
+                return
             files = [view.segment.file for view in self.get(name).views]
             named = Counter(file.path.name for file in files if file is not None)
             last = [file for file, views in named.items() if self._named[file] == views]
@@ -115,11 +140,28 @@ class StoredCatalog(Catalog):
             super().drop(name)
 
     def close(self) -> None:
-        """Keep the evidence of every segment beside its file, and close the catalogue's file."""
+        """Write what is in memory only, keep the evidence of every segment beside its file, and close the catalogue's file. What
+        cannot be written is lost, with a line in the log."""
+        for name in sorted(self._unwritten):
+            self._write_last(self.get(name))
         for segment in {view.segment for context in self.contexts() for view in context.views}:
             segment.put_away()
         with self._commit_lock:
-            self._file.close()
+            try:
+                self._file.close()
+            except Unavailable as error:
+                log.error("what was to outlive the process alone may be lost: %s", error)
+
+    def _write_last(self, context: Context) -> None:
+        """Write a context that was in memory only, as the database ends."""
+        try:
+            with ExitStack() as undo:
+                stored, segments, record = self._write_files(context, undo)
+                with self._commit_lock:
+                    self._insert(stored, segments, record)
+                undo.pop_all()
+        except (CapacityError, Unavailable) as error:
+            log.error("context %r is lost, as it cannot be written: %s", context.name, error)
 
     def _find(self, name: str) -> Context:
         if name in self._damaged:

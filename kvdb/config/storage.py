@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from kvdb.config.checks import check_types
 from kvdb.errors import ConfigError
+from kvdb.types.contexts import DURABILITIES
 
 MIB = 1 << 20
 BLOCK_SIZE_MAX = 1024
@@ -22,7 +23,8 @@ class StorageConfig:
     block_size: tokens of one block. cpu_bytes_max: bytes of main memory for blocks and what is kept beside them, None for no
     limit. arena_bytes: the most that is asked of the system at a time. path: the folder of a durable store, which keeps every
     context, "" for a database that keeps nothing. disk_path: a folder for segments that are offloaded, where there is no store,
-    "" for none; several databases may share it. disk_bytes_max: bytes that this database may keep there, None for no limit.
+    "" for none; several databases may share it. durability: what a context in a store outlives where the caller does not say; see
+    `kvdb.types.DURABILITIES`. disk_bytes_max: bytes that this database may keep there, None for no limit.
     eviction: which contexts make room where a limit is reached, one of EVICTIONS: from main memory they go to disk, and from the
     last place that there is they are dropped, unless they are pinned or in use; "none" refuses what finds no room instead.
     gpu_bytes_max: bytes of the GPU's memory for copies of blocks, 0 for no GPU; block tables and results need some more.
@@ -36,6 +38,7 @@ class StorageConfig:
     arena_bytes: int = 64 * MIB
     path: str = ""
     disk_path: str = ""
+    durability: str = "durable"
     disk_bytes_max: int | None = None
     eviction: str = "reuse"
     gpu_bytes_max: int = 0
@@ -49,6 +52,8 @@ class StorageConfig:
             raise ConfigError(f"storage.block_size is {self.block_size}; expected 1 to {BLOCK_SIZE_MAX} tokens")
         if self.path and self.disk_path:
             raise ConfigError("storage.path and storage.disk_path are both set; expected one: a store holds what is offloaded")
+        if self.durability not in DURABILITIES:
+            raise ConfigError(f"storage.durability is {self.durability!r}; expected one of {', '.join(DURABILITIES)}")
         for name, least in _STORAGE_BYTES_MIN.items():
             if (value := getattr(self, name)) is not None and value < least:
                 raise ConfigError(f"storage.{name} is {value}; expected at least {least} bytes")

@@ -9,15 +9,15 @@ segment may be left there.
 Processors have an instruction for CRC-32C: `_native.crc32c` sums as fast as memory is read (21 to 26 GB/s, zlib.crc32 only 2.9),
 so checking takes hardly any time from the computation that hides the loading. For the same reason a file is read and written past
 the page cache (O_DIRECT) where its blocks are pages; what is offloaded then takes no memory as cache. A file is written under
-another name, synced to the disk and renamed, so a file of its own name is always whole.
+another name, synced to the disk and renamed, so a file of its own name is always whole; one that is to outlive the process
+alone, and not the loss of power, is not synced.
 """
 
 import errno
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -43,9 +43,6 @@ PIECE_BYTES = 4 << 20
 PIECE_BLOCKS = 1024
 """The most that one read or write moves: from 1 MiB on the disk is no faster, as measured, and Linux takes at most 1,024 buffers
 in a call."""
-DEPTH = 4
-"""The number of pieces that are moved at once: one at a time leaves a third of a disk's rate unused, and more than four are no
-faster, as measured. Each is a call in a thread, which waits in the system without the GIL."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -107,8 +104,8 @@ class SegmentFile:
             return _read_head(self.path, file, self.contents)
 
     @classmethod
-    def write(cls, path: Path, contents: Contents, tables: Sequence[BlockTable]) -> "SegmentFile":
-        """Write these tables, one a layer and each whole, to a new file, which has reached the disk when this returns.
+    def write(cls, path: Path, contents: Contents, tables: Sequence[BlockTable], *, synced: bool = True) -> "SegmentFile":
+        """Write these tables, one a layer and each whole, to a new file. synced: wait until it has reached the disk.
 
         Raises CapacityError where the disk is full and Unavailable where it cannot be written; then there is no file.
         """
@@ -119,6 +116,8 @@ class SegmentFile:
         try:
             with direct_io.open_file(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, direct=contents.direct) as file:
                 _write(file, contents, tables)
+                if synced:
+                    direct_io.sync(file)
             os.rename(unfinished, path)
             renamed = True
         except OSError as error:
@@ -156,7 +155,13 @@ class SegmentFile:
                 if len(wrong):
                     raise _corrupt(self.path, f"block {piece.start + wrong[0]} of layer {layer} does not match its checksum")
 
-            _at_once(read, contents)
+            direct_io.at_once(read, _pieces(contents))
+
+    def sync(self) -> None:
+        """Wait until the file has reached the disk. Raises Unavailable; what was not written then may be lost, and waiting again
+        would not say so."""
+        with _open(self.path, direct_too=False) as file:
+            direct_io.sync(file)
 
     def check_length(self) -> None:
         """Raises IntegrityError for a file that is longer or shorter than it was written, and Unavailable for none."""
@@ -180,26 +185,6 @@ def _pieces(contents: Contents) -> Iterator[slice]:
     count = min(PIECE_BLOCKS, max(1, PIECE_BYTES // contents.layout.nbytes))
     for first in range(0, contents.blocks, count):
         yield slice(first, min(first + count, contents.blocks))
-
-
-def _at_once(move: Callable[[slice], None], contents: Contents) -> None:
-    """Move all pieces of a layer, DEPTH of them at a time. Raises what `move` raises, once nothing is under way any more."""
-    pieces = list(_pieces(contents))
-    if len(pieces) == 1:
-        move(pieces[0])
-        return
-    with ThreadPoolExecutor(min(DEPTH, len(pieces)), "kvdb-move") as executor:
-        moving = []
-        for piece in pieces:
-            try:
-                moving.append(executor.submit(move, piece))
-            except RuntimeError:  # the interpreter ends
-                move(piece)
-        try:
-            for one in moving:
-                one.result()
-        finally:
-            executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _checksums(addresses: Addresses, nbytes: int) -> Sums:
@@ -233,13 +218,12 @@ def _write(file: int, contents: Contents, tables: Sequence[BlockTable]) -> None:
     for layer, table in enumerate(tables):
         addresses = _zero_padded(table, scratch)
         at = contents.extents_at + layer * contents.extent_nbytes
-        _at_once(partial(_write_piece, file, at, layout.nbytes, addresses, sums[layer]), contents)
+        direct_io.at_once(partial(_write_piece, file, at, layout.nbytes, addresses, sums[layer]), _pieces(contents))
     text = contents.text
     head = len(text).to_bytes(4, "little") + text + sums.astype("<u4").tobytes()
     start = MAGIC + len(head).to_bytes(4, "little") + _checksum(head).to_bytes(4, "little") + head
     scratch[: contents.extents_at] = np.frombuffer(start.ljust(contents.extents_at, b"\0"), np.uint8)
     direct_io.write(file, 0, np.array([scratch.ctypes.data], np.uint64), contents.extents_at)
-    direct_io.sync(file)
 
 
 def _write_piece(file: int, at: int, nbytes: int, addresses: Addresses, sums: Sums, piece: slice) -> None:
