@@ -5,13 +5,18 @@ from typing import Any
 
 from kvdb.types.model_spec import ModelSpec
 
+DURABILITIES = ("memory", "os", "durable")
+"""What a context in a store outlives: an orderly end of the database alone, the end of the process however it comes, or the loss
+of the machine's power too. Each takes longer than the one before."""
+
 
 @dataclass(frozen=True)
 class ContextInfo:
     """What is known of a stored context. nbytes: of the blocks it names, shared ones counted in full.
 
     chunk: whether it was computed alone, so that a session may lay it out anywhere. blended: whether it was laid out of chunks;
-    then it is reused as a part of a session (`create_session(parts=)`), never found by its tokens."""
+    then it is reused as a part of a session (`create_session(parts=)`), never found by its tokens. salt: what a lookup has to say
+    beside the tokens to find it."""
 
     name: str
     spec: ModelSpec
@@ -20,6 +25,7 @@ class ContextInfo:
     nbytes: int
     chunk: bool = False
     blended: bool = False
+    salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,8 +64,9 @@ class Placed:
 @dataclass(frozen=True)
 class IndexInfo:
     """One kind of index over one segment of a context. layers: how many have it, of layers_total. nbytes: its size in memory.
-    state: "ready", "building", "waiting" to be built, or "failed". progress: the share of all layers that is done, 0 to 1.
-    seconds: spent on it so far, of seconds_expected in all. error: why it failed, "" otherwise."""
+    state: "ready", "stored" on disk until a session needs it, "building", "waiting" to be built, or "failed". progress: the share
+    of all layers that is done, 0 to 1. seconds: spent on it so far, of seconds_expected in all. error: why it failed, ""
+    otherwise."""
 
     segment: int
     tokens: int
