@@ -43,10 +43,10 @@ class BlockFormat(enum.Enum):
     int8_int4 = 2
     int4 = 3
 
-def block_bytes(geometry: Geometry, format: BlockFormat) -> int:
+def block_bytes(geometry: Geometry, block_format: BlockFormat) -> int:
     """The bytes of a block. A quantized one takes a multiple of 64, and its block_size is a multiple of 16."""
 
-def quantize(geometry: Geometry, format: BlockFormat, table: Any, n: int, out: Any) -> tuple[float, float, float, float]:
+def quantize(geometry: Geometry, block_format: BlockFormat, table: Any, n: int, out: Any) -> tuple[float, float, float, float]:
     """Writes the first n tokens of a run into quantized blocks, uint64 `out`, one for each block of the run.
 
     Numbers are rotated, so that no channel stands out, and coded relative to the mean of their channel in the block, with a scale
@@ -54,7 +54,7 @@ def quantize(geometry: Geometry, format: BlockFormat, table: Any, n: int, out: A
     of the values.
     """
 
-def dequantize(geometry: Geometry, format: BlockFormat, table: Any, start: int, n: int, k_out: Any, v_out: Any) -> None:
+def dequantize(geometry: Geometry, block_format: BlockFormat, table: Any, start: int, n: int, k_out: Any, v_out: Any) -> None:
     """Reads positions [start, start + n) of quantized blocks into k_out, v_out [kv_heads, n, head_dim], rounded to the geometry's
     type."""
 

@@ -66,7 +66,7 @@ class Database(ContextOperations, IndexOperations):
         indexes = self.config.indexes
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device))
         self._advisor = IndexAdvisor(self._builder, BuildPolicy(indexes.opened_often), indexes)
-        self._publisher = Publisher(self._catalog, self._blocks.budget, self._advisor)
+        self._publisher = Publisher(self._catalog, self._blocks, self._advisor)
         self.handles = OpenHandles()
         self._auditor = ThreadPoolExecutor(1, "kvdb-audit")
         self._services = SessionServices(

@@ -23,8 +23,6 @@ inline constexpr int kHeadDimMax = 256;
 inline constexpr int kHeadDimStep = 8;  // head_dim is a multiple of this
 inline constexpr int kBlockSizeMax = 1024;
 
-enum class Plane : int { key, value };
-
 // A block is one allocation of [k, v][kv_heads][block_size][head_dim], contiguous.
 struct Geometry {
     Dtype dtype;

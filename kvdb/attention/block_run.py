@@ -79,7 +79,7 @@ class BlockRun:
         self.version += 1
         if self._blended is not None and len(overlaid):
             tables.append((self._blended.overlay, len(overlaid)))
-        addresses = [table.addresses[: -(-visible // self._block_size)] for table, visible in tables]
+        addresses = [table.tagged[: -(-visible // self._block_size)] for table, visible in tables]
         counts = [_counts(visible, self._block_size) for _, visible in tables]
         self._base = self._capacity = self.blocks = sum(len(a) for a in addresses)
         self._base_read = sum(visible for _, visible in tables)

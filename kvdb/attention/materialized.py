@@ -31,8 +31,12 @@ class MaterializedKeys:
     def place(self, table: BlockTable, visible: int, begin: int, turn: Turn | None, *, interleaved: bool) -> None:
         """Copy the first `visible` tokens of a view, moved so that they begin at position `begin`."""
         cos, sin = (None, None) if turn is None else turn
-        geometry = self._layout.native
-        _native.place(geometry, table.addresses, 0, self._table, begin, visible, cos, sin, interleaved)
+        geometry, source = self._layout.native, table.addresses
+        if table.layout.format:
+            plain = MaterializedKeys(self._layout, visible)
+            self._layout.write(plain._table, 0, *table.read(0, visible))
+            source = plain._table
+        _native.place(geometry, source, 0, self._table, begin, visible, cos, sin, interleaved)
 
     def scatter(self, table: BlockTable, positions: Positions, first_row: int = 0) -> None:
         """Copy rows [first_row, ...) of an overlay to their positions."""

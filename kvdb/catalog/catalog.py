@@ -14,6 +14,7 @@ from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.prefix_tree import PrefixTree
 from kvdb.catalog.segment import Segment, Views, release_views
 from kvdb.errors import AlreadyExists, NotFound, Unsupported
+from kvdb.storage.block_layout import Rounding
 from kvdb.storage.budget import Reservation
 from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 
@@ -47,6 +48,7 @@ class Context:
 
     def info(self) -> ContextInfo:
         overlaid = 0 if self.overlay is None else self.overlay.nbytes
+        rounding = Rounding.of_all([view.segment.rounding for view in self.views])
         return ContextInfo(
             name=self.name,
             spec=self.spec,
@@ -56,6 +58,9 @@ class Context:
             chunk=self.chunk is not None,
             blended=not self.plain and self.chunk is None,
             salt=self.salt,
+            format="+".join(dict.fromkeys(view.segment.format or "raw" for view in self.views)) if rounding.keys else "",
+            key_error=rounding.key_error,
+            value_error=rounding.value_error,
         )
 
     @property

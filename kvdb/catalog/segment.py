@@ -13,6 +13,7 @@ from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.statistics import Statistics
 from kvdb.catalog.usage import SegmentUsage
 from kvdb.errors import CapacityError
+from kvdb.storage.block_layout import Rounding
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import Reservation
 from kvdb.storage.disk import SegmentFolder
@@ -30,7 +31,7 @@ class Segment:
     tokens: int32 `[n]`, n >= 1. tables: one for each layer, each n tokens long; the segment owns them. indexes: the indexes over
     its keys. base: the position of its first token when it was computed. standalone: whether nothing was before it then, so that
     it may stand anywhere; otherwise it is exact only behind its parent. statistics: averages over its queries. evidence: the
-    measured errors of its answers. usage: how often it was opened and queried.
+    measured errors of its answers. usage: how often it was opened and queried. rounding: what quantizing changed.
 
     Its blocks are in main memory until it is offloaded, and as long as it is pinned. Afterwards the tables are empty, and `file`
     holds their contents; it is never written again, because a segment never changes. The evidence goes to disk and back with
@@ -48,7 +49,7 @@ class Segment:
         standalone: bool = False,
         beside: Reservation | None = None,
     ) -> None:
-        """beside: what it takes of the budget beside its blocks."""
+        """beside: what it takes of the budget beside blocks."""
         assert len(tokens) and all(table.length in {0, len(tokens)} for table in tables)
         self.base = base
         self.standalone = standalone
@@ -59,6 +60,7 @@ class Segment:
         self._statistics = Statistics()
         self.evidence = Evidence()
         self.usage = SegmentUsage()
+        self.rounding = Rounding.of_all(())
         self._beside = beside
         self.file: SegmentFile | None = None
         self._disk: SegmentFolder | None = None
@@ -76,8 +78,12 @@ class Segment:
     @property
     def nbytes(self) -> int:
         """The bytes of its blocks, wherever they are."""
-        layout = self.tables[0].layout
-        return len(self.tables) * layout.blocks_for(len(self)) * layout.nbytes
+        return len(self.tables) * self.tables[0].layout.blocks_for(len(self)) * self.tables[0].layout.nbytes
+
+    @property
+    def format(self) -> str:
+        """How its blocks hold keys and values, see `BlockLayout`."""
+        return self.tables[0].layout.format
 
     @property
     def resident(self) -> bool:
@@ -261,8 +267,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class SegmentView:
-    """A segment as one context sees it: only its first `visible` tokens, moved by `shift` positions from where it was
-    computed."""
+    """A segment as a context sees it: only its first `visible` tokens, moved by `shift` from where it was computed."""
 
     segment: Segment
     visible: int

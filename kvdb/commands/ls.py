@@ -101,6 +101,8 @@ def _described(info: ContextInfo, indexes: Sequence[IndexInfo]) -> str:
         f"{info.name!r}: {info.tokens:,} tokens, {_kind(info)}, segments: {info.segments}, {_mib(info.nbytes)} MiB",
         f"  of {info.spec}",
     ]
+    if info.format:
+        lines.append(f"  stored as {info.format}: keys are off by {info.key_error:.2%}, values by {info.value_error:.2%}")
     for index in indexes:
         lines.append(f"  {index.kind} over segment {index.segment}: {index.state}, {_mib(index.nbytes)} MiB")
     return "\n".join(lines)

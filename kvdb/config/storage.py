@@ -9,7 +9,11 @@ from kvdb.types.contexts import DURABILITIES
 
 MIB = 1 << 20
 BLOCK_SIZE_MAX = 1024
+QUANTIZED_GROUP = 16
+"""Quantized blocks hold a multiple of this many tokens."""
 GPU_DEVICE = re.compile("cuda(:[0-9]{1,3})?|interpreter")
+FORMATS = ("", "int8", "int8-int4", "int4")
+"""How segments hold keys and values: as they came, both in eight bits, values in four, or both in four."""
 GPU_FORMATS = ("", "float8", "int8")
 EVICTIONS = ("reuse", "lru", "arc", "s3-fifo", "none")
 """What decides which contexts go where room is short; none: nothing goes by itself."""
@@ -20,10 +24,12 @@ _STORAGE_BYTES_MIN = {"cpu_bytes_max": 1, "disk_bytes_max": 1, "arena_bytes": MI
 class StorageConfig:
     """Where blocks are kept, and how much of it there may be.
 
-    block_size: tokens of one block. cpu_bytes_max: bytes of main memory for blocks and what is kept beside them, None for no
-    limit. arena_bytes: the most that is asked of the system at a time. path: the folder of a durable store, which keeps every
-    context, "" for a database that keeps nothing. disk_path: a folder for segments that are offloaded, where there is no store,
-    "" for none; several databases may share it. durability: what a context in a store outlives where the caller does not say; see
+    block_size: tokens of one block. format: how segments that are stored from now on hold keys and values, one of FORMATS; the
+    tokens of open sessions are held as they came. cpu_bytes_max: bytes of main memory for blocks and what is kept beside them,
+    None for no limit. arena_bytes: the most that is asked of the system at a time. path: the folder of a durable store, which
+    keeps every context, "" for a database that keeps nothing. disk_path: a folder for segments that are offloaded, where there is
+    no store, "" for none; several databases may share it.
+    durability: what a context in a store outlives where the caller does not say; see
     `kvdb.types.DURABILITIES`. disk_bytes_max: bytes that this database may keep there, None for no limit.
     eviction: which contexts make room where a limit is reached, one of EVICTIONS: from main memory they go to disk, and from the
     last place that there is they are dropped, unless they are pinned or in use; "none" refuses what finds no room instead.
@@ -34,6 +40,7 @@ class StorageConfig:
     """
 
     block_size: int = 64
+    format: str = ""
     cpu_bytes_max: int | None = None
     arena_bytes: int = 64 * MIB
     path: str = ""
@@ -50,6 +57,17 @@ class StorageConfig:
         check_types(self, "storage")
         if not 1 <= self.block_size <= BLOCK_SIZE_MAX:
             raise ConfigError(f"storage.block_size is {self.block_size}; expected 1 to {BLOCK_SIZE_MAX} tokens")
+        if self.format not in FORMATS:
+            raise ConfigError(
+                f'storage.format is {self.format!r}; expected int8, int8-int4, int4, or "" for the dtype of the model'
+            )
+        if self.format and self.block_size % QUANTIZED_GROUP:
+            raise ConfigError(
+                f"storage.block_size is {self.block_size}; with storage.format={self.format!r} expected a multiple of "
+                f"{QUANTIZED_GROUP} tokens"
+            )
+        if self.format and self.path:
+            raise ConfigError("storage.format and storage.path are both set; a store holds keys and values as they came")
         if self.path and self.disk_path:
             raise ConfigError("storage.path and storage.disk_path are both set; expected one: a store holds what is offloaded")
         if self.durability not in DURABILITIES:

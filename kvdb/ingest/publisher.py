@@ -17,8 +17,10 @@ from kvdb.catalog.stored_queries import StoredQueries
 from kvdb.errors import CapacityError, InvalidArgument
 from kvdb.indexing.advisor import IndexAdvisor
 from kvdb.session.services import StorableSession
+from kvdb.storage.block_layout import Rounding
 from kvdb.storage.block_table import BlockTable
-from kvdb.storage.budget import CpuBudget, Reservation
+from kvdb.storage.budget import Reservation
+from kvdb.storage.store import BlockStore
 from kvdb.types import ContextInfo, ModelSpec, Tokens
 
 
@@ -47,14 +49,17 @@ class NewSegment(NamedTuple):
     base: int
     queries: StoredQueries
 
-    def view(self, budget: CpuBudget, *, standalone: bool, shift: int = 0) -> SegmentView:
-        """All of the segment, which has taken everything over. Raises CapacityError, and then everything was given back."""
+    def view(self, blocks: BlockStore, *, standalone: bool, shift: int = 0) -> SegmentView:
+        """All of the segment, which has taken everything over, in the format that segments are stored in. Raises CapacityError or
+        InvalidArgument, and then everything was given back."""
         with ExitStack() as undo:
             undo.callback(self.release)
-            beside = Reservation(budget, segment_nbytes(len(self.tables), len(self.tokens)))
+            rounding = Rounding.of_all(blocks.quantize(self.tables))
+            beside = Reservation(blocks.budget, segment_nbytes(len(self.tables), len(self.tokens)))
             undo.pop_all()
         ids = self.tokens.copy()  # a copy, because they may be the end of a longer array
         segment = Segment(ids, self.tables, IndexSet(self.queries), self.base, standalone=standalone, beside=beside)
+        segment.rounding = rounding
         return SegmentView(segment, len(ids), shift)
 
     def release(self) -> None:
@@ -70,8 +75,9 @@ class Publisher:
     budget: the budget of main memory, in which stored queries count. advisor: told about each new context.
     """
 
-    def __init__(self, catalog: Catalog, budget: CpuBudget, advisor: IndexAdvisor) -> None:
-        self.budget = budget
+    def __init__(self, catalog: Catalog, blocks: BlockStore, advisor: IndexAdvisor) -> None:
+        self.budget = blocks.budget
+        self._blocks = blocks
         self._catalog = catalog
         self._advisor = advisor
 
@@ -129,7 +135,7 @@ class Publisher:
         if views:
             new.release()
         else:
-            views = (new.view(self.budget, standalone=True, shift=-new.base),)
+            views = (new.view(self._blocks, standalone=True, shift=-new.base),)
         return self._publish(context.of(Layout.contiguous(views), tokens))
 
     def chunk_views(self, spec: ModelSpec, tokens: Tokens, salt: str) -> Views:
@@ -142,7 +148,7 @@ class Publisher:
         """The views and a new segment behind them. Raises CapacityError, and then everything was released."""
         with ExitStack() as undo:
             undo.callback(release_views, views)
-            extended = (*views, new.view(self.budget, standalone=standalone))
+            extended = (*views, new.view(self._blocks, standalone=standalone))
             undo.pop_all()
         return extended
 

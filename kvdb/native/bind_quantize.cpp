@@ -39,9 +39,9 @@ void bind_format(nb::module_& m) {
         .value("int8", BlockFormat::int8)
         .value("int8_int4", BlockFormat::int8_int4)
         .value("int4", BlockFormat::int4);
-    m.def("block_bytes", &py_block_bytes, "geometry"_a, "format"_a);
-    m.def("quantize", &py_quantize, "geometry"_a, "format"_a, "table"_a, "n"_a, "out"_a);
-    m.def("dequantize", &py_dequantize, "geometry"_a, "format"_a, "table"_a, "start"_a, "n"_a,
+    m.def("block_bytes", &py_block_bytes, "geometry"_a, "block_format"_a);
+    m.def("quantize", &py_quantize, "geometry"_a, "block_format"_a, "table"_a, "n"_a, "out"_a);
+    m.def("dequantize", &py_dequantize, "geometry"_a, "block_format"_a, "table"_a, "start"_a, "n"_a,
           "k_out"_a, "v_out"_a);
 }
 

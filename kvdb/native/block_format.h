@@ -19,7 +19,7 @@ namespace kvdb {
 
 enum class BlockFormat : int { raw, int8, int8_int4, int4 };
 inline constexpr int kQuantizedFormats = 3;
-inline constexpr int kQuantizedGroup = 16;       // tokens; block_size is a multiple of it
+inline constexpr int kQuantizedGroup = 16;  // tokens; block_size is a multiple of it
 
 constexpr int key_bits(BlockFormat format) {
     return format == BlockFormat::int4 ? 4 : 8;

@@ -121,7 +121,7 @@ class QueryOptions(_message.Message):
     def __init__(self, retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., max_missed_mass: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ..., error_max: _Optional[float] = ...) -> None: ...
 
 class ContextInfo(_message.Message):
-    __slots__ = ("name", "spec", "tokens", "segments", "nbytes", "chunk", "blended", "salt")
+    __slots__ = ("name", "spec", "tokens", "segments", "nbytes", "chunk", "blended", "salt", "format", "key_error", "value_error")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,9 @@ class ContextInfo(_message.Message):
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     BLENDED_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    KEY_ERROR_FIELD_NUMBER: _ClassVar[int]
+    VALUE_ERROR_FIELD_NUMBER: _ClassVar[int]
     name: str
     spec: ModelSpec
     tokens: int
@@ -138,7 +141,10 @@ class ContextInfo(_message.Message):
     chunk: bool
     blended: bool
     salt: str
-    def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[int] = ..., segments: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk: _Optional[bool] = ..., blended: _Optional[bool] = ..., salt: _Optional[str] = ...) -> None: ...
+    format: str
+    key_error: float
+    value_error: float
+    def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[int] = ..., segments: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk: _Optional[bool] = ..., blended: _Optional[bool] = ..., salt: _Optional[str] = ..., format: _Optional[str] = ..., key_error: _Optional[float] = ..., value_error: _Optional[float] = ...) -> None: ...
 
 class IndexInfo(_message.Message):
     __slots__ = ("segment", "tokens", "kind", "layers", "layers_total", "nbytes", "state", "progress", "seconds", "seconds_expected", "error")

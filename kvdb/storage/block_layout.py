@@ -1,8 +1,10 @@
 """The layout of one block in memory, and copies of tokens into and out of runs of blocks."""
 
 import atexit
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from math import sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,14 +22,43 @@ class NonFinite(NamedTuple):
     token: int
 
 
+class Rounding(NamedTuple):
+    """Squared lengths: of what quantizing changed in the keys, of the keys, and the same of the values."""
+
+    keys_changed: float
+    keys: float
+    values_changed: float
+    values: float
+
+    @classmethod
+    def of_all(cls, roundings: Sequence["Rounding"]) -> "Rounding":
+        """That of several layers or segments together; zeros for none."""
+        return cls(*(sum(lengths) for lengths in zip(*roundings, strict=True))) if roundings else cls(0.0, 0.0, 0.0, 0.0)
+
+    @property
+    def key_error(self) -> float:
+        """The relative error of the keys."""
+        return sqrt(self.keys_changed / self.keys) if self.keys else 0.0
+
+    @property
+    def value_error(self) -> float:
+        """The relative error of the values."""
+        return sqrt(self.values_changed / self.values) if self.values else 0.0
+
+
 @dataclass(frozen=True)
 class BlockLayout:
-    """A block is `[2, kv_heads, block_size, head_dim]`: the K plane, then the V plane, so that one head's keys lie together."""
+    """A block is `[2, kv_heads, block_size, head_dim]`: the K plane, then the V plane, so that one head's keys lie together.
+
+    dtype: that of the keys and values that come in and go out. format: "" for blocks that hold them as they are, or one of
+    `kvdb.config.storage.FORMATS`: then they are written once, by `quantize`, and read as what rounding left.
+    """
 
     dtype: str
     kv_heads: int
     head_dim: int
     block_size: int
+    format: str = ""
 
     @classmethod
     def of(cls, spec: ModelSpec, block_size: int) -> "BlockLayout":
@@ -35,6 +66,8 @@ class BlockLayout:
 
     @cached_property
     def nbytes(self) -> int:
+        if self.format:
+            return _native.block_bytes(self.native, self.native_format)
         return 2 * self.kv_heads * self.block_size * self.head_dim * DTYPES[self.dtype].itemsize
 
     @cached_property
@@ -49,6 +82,19 @@ class BlockLayout:
     @property
     def native(self) -> _native.Geometry:
         return _geometry(self.dtype, self.kv_heads, self.head_dim, self.block_size)
+
+    @property
+    def native_format(self) -> _native.BlockFormat:
+        return _native.BlockFormat[self.format.replace("-", "_") or "raw"]
+
+    @property
+    def tag(self) -> np.uint64:
+        """What is added to the address of a block for the kernels of attention, so that they know its format."""
+        return np.uint64(self.native_format.value)
+
+    def quantized(self, format: str) -> "BlockLayout":  # noqa: A002  # the field's name
+        """The layout of the same tokens in that format."""
+        return replace(self, format=format)
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -72,7 +118,14 @@ class BlockLayout:
 
     def read_into(self, addresses: Addresses, start: int, k: Array, v: Array) -> None:
         """Like `read`, into arrays of the caller's in the layout's dtype, whose last dimension is contiguous."""
-        _native.gather(self.native, addresses, start, k.shape[1], bits(k), bits(v))
+        if self.format:
+            _native.dequantize(self.native, self.native_format, addresses, start, k.shape[1], bits(k), bits(v))
+        else:
+            _native.gather(self.native, addresses, start, k.shape[1], bits(k), bits(v))
+
+    def quantize(self, source: Addresses, n: int, target: Addresses) -> Rounding:
+        """Write the first n tokens of a run of plain blocks into blocks of this layout, one for each."""
+        return Rounding(*_native.quantize(self.native, self.native_format, source, n, target))
 
     def read_at(self, addresses: Addresses, tokens: Int64) -> tuple[Array, Array]:
         """k and v, `[kv_heads, n, head_dim]`, of n tokens of a run, int64, in any order."""

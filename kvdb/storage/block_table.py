@@ -1,13 +1,14 @@
 """Block tables: logical block number -> physical block."""
 
 from contextlib import ExitStack
+from math import isfinite
 
 import numpy as np
 
 import indexes.blocks as indexable
 from indexes.base import Int64
-from kvdb.errors import NonFiniteError
-from kvdb.storage.block_layout import BlockLayout
+from kvdb.errors import InvalidArgument, NonFiniteError
+from kvdb.storage.block_layout import BlockLayout, Rounding
 from kvdb.storage.tier import Blocks, Tier
 from kvdb.types import Addresses, Array
 
@@ -38,7 +39,13 @@ class BlockTable:
 
     @property
     def addresses(self) -> Addresses:
+        """uint64, where the blocks lie."""
         return self._addresses[: self._count]
+
+    @property
+    def tagged(self) -> Addresses:
+        """The addresses as the kernels of attention take them, with the format of the blocks."""
+        return self.addresses | self.layout.tag if self.layout.format else self.addresses
 
     @property
     def nbytes(self) -> int:
@@ -83,6 +90,22 @@ class BlockTable:
         assert start >= 0
         assert start + n <= self.length
         return self.layout.read(self.addresses, start, n)
+
+    def quantized(self, tier: Tier, layout: BlockLayout) -> tuple["BlockTable", Rounding]:
+        """A table of the same tokens in the format of `layout`, with blocks of `tier`. Raises CapacityError, and InvalidArgument
+        for numbers that are too large to be rotated in float32."""
+        twin = BlockTable(tier, layout)
+        with ExitStack() as undo:
+            undo.callback(twin.release)
+            twin.reserve(self.length)
+            rounding = layout.quantize(self.addresses, self.length, twin.addresses)
+            if not all(map(isfinite, rounding)):
+                raise InvalidArgument(
+                    f"keys or values are too large for storage.format={layout.format!r}; expected them to be below 1e36, "
+                    'or store them with ""'
+                )
+            undo.pop_all()
+        return twin, rounding
 
     def keys(self, tokens: int) -> indexable.Blocks:
         """The first `tokens` tokens as indexes read them; valid as long as the table holds its blocks."""

@@ -68,7 +68,10 @@ class Contents:
 
     @cached_property
     def text(self) -> bytes:
-        return json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True).encode()
+        fields = {"version": VERSION, **asdict(self)}
+        if not self.layout.format:  # as all files were before there were formats
+            del fields["layout"]["format"]
+        return json.dumps(fields, sort_keys=True).encode()
 
     @cached_property
     def head_nbytes(self) -> int:
@@ -236,7 +239,7 @@ def _zero_padded(table: BlockTable, scratch: npt.NDArray[np.uint8]) -> Addresses
     """The addresses of the table's blocks. A last block that is not full is copied to `scratch`, with zeros behind its tokens."""
     layout, addresses = table.layout, table.addresses.copy()
     filled = table.length % layout.block_size
-    if filled:
+    if filled and not layout.format:  # quantized blocks have zeros there
         scratch[: layout.nbytes] = 0
         copy = np.array([scratch.ctypes.data], np.uint64)
         layout.copy(addresses[-1:], 0, copy, 0, filled)

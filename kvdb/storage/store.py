@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvdb.config import StorageConfig
 from kvdb.errors import IntegrityError
-from kvdb.storage.block_layout import BlockLayout
+from kvdb.storage.block_layout import BlockLayout, Rounding
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import CpuBudget
 from kvdb.storage.buffer_pool import BufferPool
@@ -66,11 +66,27 @@ class BlockStore:
     def tables(self, spec: ModelSpec) -> list[BlockTable]:
         """An empty table for each layer. Takes no blocks."""
         layout = BlockLayout.of(spec, self._config.block_size)
+        tier = self._tier(layout)
+        return [BlockTable(tier, layout) for _ in range(spec.layers)]
+
+    def quantize(self, tables: list[BlockTable]) -> list[Rounding]:
+        """Replace tables that are to be stored, layer by layer, by those of the same tokens in `storage.format`. Returns how much
+        each layer was changed, nothing where keys and values are stored as they came. Raises CapacityError and InvalidArgument;
+        then all are still there, some in either form."""
+        roundings: list[Rounding] = []
+        for i, table in enumerate(tables if self._config.format else []):
+            layout = table.layout.quantized(self._config.format)
+            tables[i], rounding = table.quantized(self._tier(layout), layout)
+            table.release()
+            roundings.append(rounding)
+        return roundings
+
+    def _tier(self, layout: BlockLayout) -> CpuTier:
         with self._lock:
             tier = self._tiers.get(layout.nbytes)
             if tier is None:
                 tier = self._tiers[layout.nbytes] = CpuTier(layout.nbytes, self._config.arena_bytes, self.budget)
-        return [BlockTable(tier, layout) for _ in range(spec.layers)]
+            return tier
 
     def gpu_tier(self, spec: ModelSpec) -> "GpuTier | None":
         """The tier for copies of a model's blocks, opened at the first call; None without a GPU that can hold them."""

@@ -16,7 +16,8 @@ class ContextInfo:
 
     chunk: whether it was computed alone, so that a session may lay it out anywhere. blended: whether it was laid out of chunks;
     then it is reused as a part of a session (`create_session(parts=)`), never found by its tokens. salt: what a lookup has to say
-    beside the tokens to find it."""
+    beside the tokens to find it. format: how its segments hold keys and values, "" as they came, "int8" and so on, several with +
+    between them. key_error, value_error: the relative errors of what quantizing made of its keys and values."""
 
     name: str
     spec: ModelSpec
@@ -26,6 +27,9 @@ class ContextInfo:
     chunk: bool = False
     blended: bool = False
     salt: str = ""
+    format: str = ""
+    key_error: float = 0.0
+    value_error: float = 0.0
 
 
 @dataclass(frozen=True)

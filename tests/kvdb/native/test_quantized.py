@@ -101,11 +101,13 @@ def test_a_run_may_mix_formats(n):
     dtype, counts = "bfloat16", [64, 64, 20]
     names = ["raw", "int8", "int4", "int8_int4"]
     parts = [filled(dtype, 2, 64, 64, sum(counts), seed=2 * i) for i in range(4)]
-    stored = [None if name == "raw" else Quantized(blocks, sum(counts), name) for name, (blocks, _, _) in zip(names, parts)]
+    stored = [
+        None if name == "raw" else Quantized(blocks, sum(counts), name) for name, (blocks, _, _) in zip(names, parts, strict=True)
+    ]
     order = [1, 2, 0, 3, 0]  # raw behind quantized blocks and before them, as stored segments and a tail may lie
     table = np.concatenate([parts[0][0].table if i == 0 else stored[i].tagged for i in order])
-    k, v = (np.concatenate([np.asarray(parts[0][w] if i == 0 else (stored[i].k, stored[i].v)[w - 1], np.float32) for i in order], 1)
-            for w in (1, 2))  # fmt: skip
+    held = [(stored[i].k, stored[i].v) if i else parts[0][1:] for i in order]
+    k, v = (np.concatenate([np.asarray(pair[which], np.float32) for pair in held], axis=1) for which in (0, 1))
     q = random((8, n, 64), dtype, 99)
     for causal in (0, n):
         out, lse, _ = attend(parts[0][0].geometry, q, table, counts * len(order), causal)
