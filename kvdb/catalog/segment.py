@@ -10,6 +10,7 @@ import kvdb.catalog.evidence_file as evidence_file
 import kvdb.catalog.statistics_file as statistics_file
 from kvdb.catalog.evidence import Evidence
 from kvdb.catalog.index_set import IndexSet
+from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.statistics import Statistics
 from kvdb.catalog.usage import SegmentUsage
 from kvdb.errors import CapacityError
@@ -27,10 +28,10 @@ _numbers = count(1)
 class Segment:
     """Tokens with one block table a layer. It lives as long as somebody holds a reference.
 
-    tokens: int32 `[n]`, n >= 1. tables: one for each layer, each n tokens long; the segment owns them. indexes: the indexes over
-    its keys. base: the position of its first token when it was computed. standalone: whether nothing was before it then, so that
-    it may stand anywhere; otherwise it is exact only behind its parent. statistics: averages over its queries. evidence: the
-    measured errors of its answers. usage: how often it was opened and queried.
+    tokens: int32 `[n]`, n >= 1, kept as `ids`. tables: one for each layer, each n tokens long; the segment owns them. indexes:
+    the indexes over its keys. base: the position of its first token when it was computed. standalone: whether nothing was before
+    it then, so that it may stand anywhere; otherwise it is exact only behind its parent. statistics: averages over its queries.
+    evidence: the measured errors of its answers. usage: how often it was used.
 
     Its blocks are in main memory until it is offloaded, and as long as it is pinned. Afterwards the tables are empty, and `file`
     holds their contents; it is never written again, because a segment never changes. The evidence goes to disk and back with
@@ -53,7 +54,7 @@ class Segment:
         self.base = base
         self.standalone = standalone
         self.number = next(_numbers)
-        self.tokens = tokens
+        self.ids = PackedIds(tokens)
         self.tables = tables
         self.indexes = indexes or IndexSet()
         self._statistics = Statistics()
@@ -71,7 +72,12 @@ class Segment:
         self._write_lock = Lock()
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.ids)
+
+    @property
+    def tokens(self) -> Tokens:
+        """The ids of its tokens, int32 `[n]`, unpacked anew each time."""
+        return self.ids.unpack()
 
     @property
     def nbytes(self) -> int:

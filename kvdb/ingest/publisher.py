@@ -11,6 +11,7 @@ from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.overhead import context_nbytes, segment_nbytes
 from kvdb.catalog.overlay import Overlay
+from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.prefix_tree import concatenate
 from kvdb.catalog.segment import Segment, SegmentView, Views, release_views, visible_tokens
 from kvdb.catalog.stored_queries import StoredQueries
@@ -32,7 +33,8 @@ class NewContext(NamedTuple):
 
     def of(self, layout: Layout, tokens: Tokens, overlay: Overlay | None = None) -> Context:
         """The context, which holds this."""
-        return Context(self.name, self.spec, layout, tokens, overlay, durability=self.durability, salt=self.salt)
+        ids = None if visible_tokens(layout.views) == layout.length else PackedIds(tokens)
+        return Context(self.name, self.spec, layout, ids, overlay, durability=self.durability, salt=self.salt)
 
 
 class NewSegment(NamedTuple):
@@ -53,9 +55,8 @@ class NewSegment(NamedTuple):
             undo.callback(self.release)
             beside = Reservation(budget, segment_nbytes(len(self.tables), len(self.tokens)))
             undo.pop_all()
-        ids = self.tokens.copy()  # a copy, because they may be the end of a longer array
-        segment = Segment(ids, self.tables, IndexSet(self.queries), self.base, standalone=standalone, beside=beside)
-        return SegmentView(segment, len(ids), shift)
+        segment = Segment(self.tokens, self.tables, IndexSet(self.queries), self.base, standalone=standalone, beside=beside)
+        return SegmentView(segment, len(segment), shift)
 
     def release(self) -> None:
         """Release everything, because no segment is made."""
@@ -150,7 +151,7 @@ class Publisher:
         """Take over a context and have its indexes built. Raises AlreadyExists or CapacityError, and then it is released."""
         published = False
         try:
-            context = replace(context, beside=Reservation(self.budget, context_nbytes(len(context.tokens))))
+            context = replace(context, beside=Reservation(self.budget, context_nbytes(context.kept_ids)))
             context = self._catalog.publish(context)
             published = True
         finally:
