@@ -1,21 +1,18 @@
 """One database in this process. `kvdb.connect` wraps it for users, `kvdb serve` offers it over gRPC."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-import kvdb.catalog.residency as residency
 import kvdb.hardware.cpu as cpu
 import kvdb.hardware.kernels as kernels
 import kvdb.hardware.profile as profile
-import kvdb.indexing.status as status
 import kvdb.session.batch as batch
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
 from kvdb.catalog.layout_builder import build_layout
 from kvdb.catalog.overlay import Overlay
-from kvdb.catalog.segment import Views, release_views, visible_tokens
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.catalog.stored_catalog import open_catalog
 from kvdb.config import Config, checked
@@ -26,21 +23,22 @@ from kvdb.indexing.advisor import IndexAdvisor
 from kvdb.indexing.builder import IndexBuilder
 from kvdb.ingest.import_writer import ImportTarget, ImportWriter
 from kvdb.ingest.publisher import Publisher
+from kvdb.operations.contexts import ContextOperations
+from kvdb.operations.indexes import IndexOperations
 from kvdb.session.batch import Starts
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.session.services import SessionServices
 from kvdb.session.state import SessionState
 from kvdb.storage.store import BlockStore, Owners
-from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, PrefixMatch, PromptPart, TierStats, Tokens
+from kvdb.types import Array, ModelSpec, PromptPart, Tokens
 from query_optimizer.build_policy import BuildPolicy
 from query_optimizer.custom_rules import BadRule, PlacedRule, add_rules
 from query_optimizer.optimizer import Optimizer, UnknownRule
-from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions, checked_error_max
 from query_optimizer.rules import base_rules
 
 
-class Database:
+class Database(ContextOperations, IndexOperations):
     """Contexts, their segments, and the sessions over them. Thread-safe."""
 
     def __init__(self, config: Config | None = None, rules: Sequence[PlacedRule] = ()) -> None:
@@ -63,7 +61,7 @@ class Database:
         kernels.use(measured.kernels)
         device = open_configured_device(self.config.storage)
         self._blocks = BlockStore(self.config.storage, device)
-        self._catalog = open_catalog(self._blocks)
+        self._catalog = open_catalog(self._blocks, self.config.storage.durability)
         self.gpu: GpuInterface | None = open_backend(device, self._blocks, self.config.optimizer.machine_file)
         indexes = self.config.indexes
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device))
@@ -85,13 +83,17 @@ class Database:
         )
 
     @counted_call
-    def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None) -> ImportWriter:
+    def begin_import(
+        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None
+    ) -> ImportWriter:
         """Start storing a context. Only the tokens behind the longest stored prefix, [import.start, n), are to be written.
 
         base: for a chunk, the position at which its first token was computed, None for a prefix. A chunk is stored whole or, if
-        its text is stored already, not at all. Raises AlreadyExists, InvalidArgument, or Unsupported for a chunk of a model whose
-        keys cannot be moved.
+        its text is stored already, not at all. durability: what the context outlives, None for the configuration's. Raises
+        AlreadyExists, InvalidArgument, or Unsupported for a chunk of a model whose keys cannot be moved and for a durability that
+        cannot be had.
         """
+        level = self._catalog.durability(validate.durability(durability))
         self._catalog.check_free(validate.name(name))
         ids = validate.token_ids(tokens)
         if not len(ids):
@@ -102,7 +104,7 @@ class Database:
             views = self._publisher.chunk_views(spec, ids)
         else:
             views = self._catalog.match(spec, ids)
-        target = ImportTarget(spec, ids, name, base)
+        target = ImportTarget(spec, ids, name, base, level)
         return ImportWriter(self.handles, self._publisher, target, views, self._blocks.tables(spec))
 
     @counted_call
@@ -149,106 +151,6 @@ class Database:
         database."""
         return batch.attention(self._own(sessions), layer, q, options)
 
-    @counted_call
-    def build_index(
-        self, name: str, kind: str, wait: bool = True, is_wanted: Callable[[], bool] = lambda: True
-    ) -> list[IndexInfo]:
-        """Build that kind of index over the segments of a context that are long enough. Returns the indexes over the context.
-
-        wait: whether to wait until it is built, or `is_wanted` says no; otherwise it is built in the background. Raises NotFound,
-        InvalidArgument for a kind that does not exist, CapacityError where the indexes would keep more than indexes.bytes_max,
-        Unsupported for a kind whose library is not installed, Unavailable, and what the build itself raised.
-        """
-        with self._catalog.borrow(name) as context:
-            views = context.views
-            with residency.pinned(self._long(views), self._blocks.loader):
-                builds = self._builder.request([view.segment for view in self._long(views)], kind)
-            if wait:
-                status.wait(builds, is_wanted)
-            return status.index_infos(views)
-
-    @counted_call
-    def indexes(self, name: str) -> list[IndexInfo]:
-        """The indexes over the segments of a context. Raises NotFound."""
-        with self._catalog.borrow(name) as context:
-            views = context.views
-            return status.index_infos(views)
-
-    @counted_call
-    def verify(self, name: str) -> int:
-        """Check every index of a context against its keys. Returns how many were checked. Raises NotFound or IntegrityError."""
-        with self._catalog.borrow(name) as context:
-            views = context.views
-            indexed = tuple(view for view in views if view.segment.indexes.built())
-            with residency.pinned(indexed, self._blocks.loader):
-                return status.verify(indexed)
-
-    @counted_call
-    def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]:
-        """The plans of a query by one more token behind a context, for one layer or for each. analyze: whether to carry them out,
-        with queries that were kept when the context was stored. Raises NotFound, LayerError or InvalidArgument."""
-        context = self._catalog.acquire(name)
-        if context.plain:
-            snapshot = Snapshot.prefix(context.views)
-        else:
-            overlay = context.overlay or Overlay(self._blocks.tables(context.spec))
-            snapshot = Snapshot.blended(context.spec, context.layout, overlay)
-        session = SessionState(self._services, context.spec, snapshot, self._blocks.tables(context.spec), context.tokens)
-        try:
-            for view in context.views:
-                session.set_last_queries(view.segment.indexes.queries)
-            layers = range(context.spec.layers) if layer is None else [layer]
-            return [session.explain(number, options, analyze) for number in layers]
-        finally:
-            session.close()
-
-    @counted_call
-    def statistics(self, name: str) -> ContextStatistics:
-        """Statistics of the queries that searched a context. Raises NotFound."""
-        return self._catalog.get(name).statistics()
-
-    @counted_call
-    def contexts(self, prefix: str = "", limit: int | None = None, after: str = "") -> list[ContextInfo]:
-        """The contexts in the order of their names: those that begin with `prefix` and come behind `after`, at most `limit`."""
-        return [context.info() for context in self._catalog.contexts(prefix, limit, after)]
-
-    @counted_call
-    def match(self, spec: ModelSpec, tokens: Tokens) -> PrefixMatch:
-        """How many leading tokens are stored, and in which tier, without opening a session. Raises what `create_session` raises
-        for tokens that are no ids."""
-        views = self._catalog.match(spec, validate.token_ids(tokens))
-        try:
-            resident = sum(view.visible for view in views if view.segment.resident)
-            return PrefixMatch(visible_tokens(views), resident)
-        finally:
-            release_views(views)
-
-    @counted_call
-    def token_ids(self, name: str) -> Tokens:
-        """The ids of all tokens of a context, int32 `[n]`. Raises NotFound."""
-        return self._catalog.get(name).tokens.copy()
-
-    @counted_call
-    def get(self, name: str) -> ContextInfo:
-        """Raises NotFound."""
-        return self._catalog.get(name).info()
-
-    @counted_call
-    def drop(self, name: str) -> None:
-        """Forget a context. Open sessions over it go on; segments that nobody holds any more are freed. Raises NotFound."""
-        self._catalog.drop(name)
-
-    @counted_call
-    def tiers(self) -> list[TierStats]:
-        """What each tier holds, one entry for each size of block."""
-        return self._blocks.stats()
-
-    @counted_call
-    def offload(self, name: str) -> int:
-        """Move a context's segments to disk; see `residency.offload`. Raises NotFound too."""
-        with self._catalog.borrow(name) as context:
-            return residency.offload(context, self._blocks)
-
     def check_integrity(self) -> None:
         """Prove that free and used blocks add up and that every reference has its owner. Raises IntegrityError.
 
@@ -287,10 +189,6 @@ class Database:
         held = [*self._builder.held_segments(), *(self.gpu.held_segments() if self.gpu is not None else ())]
         tables, files = self.handles.owners(self._catalog.alive(), held)
         return Owners(tables, files, None if self.gpu is None else self.gpu.owned())
-
-    def _long(self, views: Views) -> Views:
-        """The views whose segments are long enough for an index."""
-        return tuple(view for view in views if len(view.segment) >= self.config.indexes.segment_tokens_min)
 
     def _own(self, sessions: Sequence[object]) -> list[SessionState]:
         own = [session for session in sessions if isinstance(session, SessionState) and session.services is self._services]

@@ -3,16 +3,17 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from heapq import nsmallest
 from threading import Lock
 
 from kvdb.catalog.layout import Layout
+from kvdb.catalog.life import Life
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.prefix_tree import PrefixTree
 from kvdb.catalog.segment import Segment, Views, release_views
-from kvdb.errors import AlreadyExists, NotFound
+from kvdb.errors import AlreadyExists, NotFound, Unsupported
 from kvdb.storage.budget import Reservation
 from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 
@@ -20,7 +21,8 @@ from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 @dataclass(frozen=True)
 class Context:
     """A named layout of segment views, with an overlay of recomputed tokens. tokens: the ids of all its positions, int32. beside:
-    the bytes of the budget that it takes beside its blocks."""
+    the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was used. durability: what it
+    is to outlive; see `kvdb.types.DURABILITIES`."""
 
     name: str
     spec: ModelSpec
@@ -28,6 +30,8 @@ class Context:
     tokens: Tokens
     overlay: Overlay | None = None
     beside: Reservation | None = None
+    life: Life = field(default_factory=Life)
+    durability: str = "memory"
 
     @property
     def views(self) -> Views:
@@ -83,8 +87,16 @@ class Catalog:
         self._borrowed: list[Context] = []
         self._lock = Lock()
 
-    def publish(self, context: Context) -> None:
-        """Make a context visible; it takes over the caller's references to its segments. Raises AlreadyExists."""
+    def durability(self, asked: str | None) -> str:
+        """What a context is to outlive, if the caller asks for that. Raises Unsupported for more than a database without a store
+        can promise."""
+        if asked not in {None, "memory"}:
+            raise Unsupported(f"durability={asked!r} needs a store, and this database keeps nothing: kvdb.connect(FOLDER)")
+        return "memory"
+
+    def publish(self, context: Context) -> Context:
+        """Make a context visible; it takes over the caller's references to its segments. Returns it as it is stored. Raises
+        AlreadyExists."""
         with self._lock:
             self._check_free(context.name)
             self._contexts[context.name] = context
@@ -93,6 +105,7 @@ class Catalog:
             if (segment := context.chunk) is not None:
                 self._chunks.setdefault(_text(context.spec, segment.tokens), segment)
                 self._chunk_names[segment] += 1
+        return context
 
     def check_free(self, name: str) -> None:
         """Raises AlreadyExists when the name is taken."""

@@ -1,9 +1,12 @@
 """Overlays: recomputed keys and values of some tokens of a context, layer by layer. Stored blocks are never rewritten."""
 
+from contextlib import ExitStack
+
 import numpy as np
 
 from indexes.base import Int64
 from kvdb.storage.block_table import BlockTable
+from kvdb.storage.segment_file import SegmentFile
 from kvdb.types import Array
 
 
@@ -19,6 +22,11 @@ class Overlay:
         self.tables = tables
         self.positions: list[Int64] = [np.zeros(0, np.int64) for _ in tables]
         self.version = 0
+
+    @property
+    def file(self) -> SegmentFile | None:
+        """The file that holds its rows until they are loaded; None for one in main memory."""
+        return None
 
     @property
     def nbytes(self) -> int:
@@ -42,6 +50,23 @@ class Overlay:
         twin = Overlay([table.share() for table in self.tables])
         twin.positions = list(self.positions)
         return twin
+
+    def cut(self, tokens: int) -> "Overlay":
+        """Another overlay, of the rows at positions before `tokens`; those before the first that is left out share their blocks.
+        Raises CapacityError, and then nothing was taken."""
+        with ExitStack() as undo:
+            twin = Overlay([])
+            undo.callback(twin.release)
+            for table, positions in zip(self.tables, self.positions, strict=True):
+                kept = np.flatnonzero(positions < tokens)
+                twin.tables.append(table.picked(kept))
+                twin.positions.append(positions[kept])
+            undo.pop_all()
+        return twin
+
+    def loaded(self) -> "Overlay":
+        """An overlay in main memory in place of this one: itself."""
+        return self
 
     def release(self) -> None:
         """Give every block back; it is empty afterwards."""

@@ -11,14 +11,14 @@ from kvdb.client.context import Context
 from kvdb.client.imports import import_all
 from kvdb.client.query_keywords import QueryKeywords, query_options
 from kvdb.client.session import Session, transports_of
-from kvdb.client.transport import Transport
-from kvdb.errors import InvalidArgument, LayerError
-from kvdb.types import LAYERS_MAX, ContextStatistics, IndexInfo, ModelSpec, PrefixMatch, PromptPart, TierStats
-from query_optimizer.plan import Plan
+from kvdb.client.stored_contexts import StoredContexts
+from kvdb.client.transport import ImportTransport, Transport
+from kvdb.errors import InvalidArgument
+from kvdb.types import ModelSpec, PromptPart, Tokens
 from query_optimizer.query_options import QueryOptions, checked_error_max
 
 
-class Client:
+class Client(StoredContexts):
     """An open database. Close it, or use it in a `with`. Thread-safe."""
 
     def __init__(self, transport: Transport) -> None:
@@ -32,16 +32,21 @@ class Client:
         *,
         name: str,
         queries: Iterable[Any] | None = None,
+        durability: str | None = None,
     ) -> Context:
         """Store the KV of n tokens under a name. The longest prefix of them that is stored already is not stored again.
 
         tokens: n ids. kv: one (k, v) for each layer, in order, both `[kv_heads, n, head_dim]` in the spec's dtype, keys after
         RoPE; it may be a generator, so that one layer at a time is in memory. queries: a sample of each layer's queries, from
-        which indexes learn, one `[q_heads, m, head_dim]` (after RoPE) or None for each layer; they are kept as float32. Raises
-        AlreadyExists, ShapeError, DtypeError, NonFiniteError, LayerError, CapacityError or InvalidArgument, and then nothing is
-        stored.
+        which indexes learn, one `[q_heads, m, head_dim]` (after RoPE) or None for each layer; they are kept as float32.
+        durability: of a store, what the context outlives once this returns: "memory", an orderly end of the database; "os", the
+        end of the process, however it comes; "durable", the loss of power too; None for `storage.durability`. Raises
+        AlreadyExists, ShapeError, DtypeError, NonFiniteError, LayerError, CapacityError, InvalidArgument, or Unsupported for a
+        durability without a store, and then nothing is stored.
         """
-        return self._import(spec, tokens, name, None, kv, queries)
+        ids = validate.token_ids(token_ids(tokens))
+        writer = self._begin(spec, ids, name, None, durability)
+        return Context(self._transport, import_all(writer, len(ids), kv, queries))
 
     def import_chunk(
         self,
@@ -52,6 +57,7 @@ class Client:
         name: str,
         base: int = 0,
         queries: Iterable[Any] | None = None,
+        durability: str | None = None,
     ) -> Context:
         """Store the KV of n tokens that were computed alone, or behind what every prompt begins with, to be laid out anywhere.
 
@@ -60,7 +66,9 @@ class Client:
         that raises, and Unsupported for a model whose keys cannot be moved: one without RoPE, or with one whose frequencies
         depend on the length.
         """
-        return self._import(spec, tokens, name, validate.base(base), kv, queries)
+        ids = validate.token_ids(token_ids(tokens))
+        writer = self._begin(spec, ids, name, validate.base(base), durability)
+        return Context(self._transport, import_all(writer, len(ids), kv, queries))
 
     def create_session(
         self, spec: ModelSpec, tokens: Any = None, *, parts: Iterable[Any] | None = None, error_max: float | None = None
@@ -138,116 +146,29 @@ class Client:
         query = query_options(options, **keywords)
         return like(self._transport.attention_together(transports_of(sessions), layer, to_numpy(q), query), q)
 
-    def store(self, session: Session, *, name: str, tokens: Any = None, chunk: bool = False) -> Context:
+    def store(
+        self, session: Session, *, name: str, tokens: Any = None, chunk: bool = False, durability: str | None = None
+    ) -> Context:
         """Keep everything in a session as a context. The session goes on, and shares its blocks with what is stored.
 
         tokens: the ids of everything in it, needed when it holds more than it was opened with. chunk: keep only what stands
         behind `session.start`, as a chunk, see `import_chunk`; it was computed alone, or behind the stored tokens that the
         session was opened on. Otherwise a session that was laid out of parts becomes a blended context: it is not exact, so it is
-        never found by its tokens, but sessions may begin with it as a part. Raises AlreadyExists, InvalidArgument, PositionError
-        (layers of different lengths, or gaps that hold nothing), CapacityError, Unsupported or SessionClosed, and then nothing is
-        stored.
+        never found by its tokens, but sessions may begin with it as a part. durability: as in `import_context`. Raises
+        AlreadyExists, InvalidArgument, PositionError (layers of different lengths, or gaps that hold nothing), CapacityError,
+        Unsupported or SessionClosed, and then nothing is stored.
         """
         if not isinstance(session, Session):
             raise InvalidArgument(f"session is a {type(session).__name__}; expected what create_session returns")
-        return Context(self._transport, session.store(name, tokens, chunk=chunk))
-
-    def contexts(self, prefix: str = "", *, limit: int | None = None, after: str = "") -> list[Context]:
-        """The stored contexts, in the order of their names.
-
-        prefix: only names that begin like this. limit: how many at most, at least 1. after: only names behind this one, so that
-        the last of a page begins the next. Raises InvalidArgument.
-        """
-        page = validate.text("prefix", prefix), validate.limit(limit), validate.text("after", after)
-        return [Context(self._transport, info) for info in self._transport.contexts(*page)]
-
-    def match(self, spec: ModelSpec, tokens: Any) -> PrefixMatch:
-        """How many leading tokens of a prompt are stored, and how many of these are in main memory, without opening a session.
-
-        Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids.
-        """
-        return self._transport.match(validate.spec(spec), token_ids(tokens))
-
-    def get(self, name: str) -> Context:
-        """The context of that name. Raises NotFound."""
-        return Context(self._transport, self._transport.get(validate.name(name)))
-
-    def drop(self, *names: str) -> None:
-        """Forget contexts. Open sessions over them go on; segments that nobody holds any more are freed. Raises NotFound for the
-        first that is not there; those before it are forgotten."""
-        for name in [validate.name(name) for name in names]:
-            self._transport.drop(name)
-
-    def offload(self, name: str) -> int:
-        """Move a context's KV to disk, and its indexes out of memory. Returns the bytes of main memory that were freed at once.
-
-        KV that a session reads, or an index is built over, leaves memory when that ends. The next session over the context
-        brings it back layer by layer, and answers queries of a layer as soon as that is back. Raises NotFound, Unsupported for a
-        database without storage.disk_path, CapacityError for a full disk or more than storage.disk_bytes_max, Unavailable for a
-        folder that cannot be written; what was not written is in memory as before.
-        """
-        return self._transport.offload(validate.name(name))
-
-    def build_index(self, name: str, kind: str = "flat", *, wait: bool = True) -> list[IndexInfo]:
-        """Build an index over a context's keys, which queries may search from then on. Returns the indexes that there are then.
-
-        kind: "flat", "quantized", "coarse-bounds", "coarse-means", "coarse-clusters" or "hnsw". wait: whether to return when it
-        is ready; otherwise it is built in the background. Segments shorter than indexes.segment_tokens_min are read whole and
-        get none.
-        Raises NotFound, InvalidArgument for another kind, CapacityError where all indexes together would take more than
-        indexes.bytes_max, Unsupported for a kind whose library is missing.
-        """
-        return self._transport.build_index(validate.name(name), validate.kind(kind), validate.flag("wait", wait))
-
-    def indexes(self, name: str) -> list[IndexInfo]:
-        """The indexes over a context's segments, ready or being built. Raises NotFound."""
-        return self._transport.indexes(validate.name(name))
-
-    def verify(self, name: str) -> int:
-        """Check every index of a context against its keys. Returns how many there are. Raises NotFound or IntegrityError."""
-        return self._transport.verify(validate.name(name))
-
-    def explain(
-        self,
-        name: str,
-        layer: int | None = None,
-        *,
-        analyze: bool = False,
-        options: QueryOptions | None = None,
-        **keywords: Unpack[QueryKeywords],
-    ) -> list[Plan]:
-        """The plans of a query by one more token behind a context, one for each layer, or only for the given layer.
-
-        analyze: carry the plans out, for queries that were kept when the context was stored. options, keywords: what the query
-        asks for, as in `Session.attention`. Raises NotFound, LayerError, or InvalidArgument (also for an analysis where no query
-        was kept).
-        """
-        query = query_options(options, **keywords)
-        if layer is not None and not (validate.is_whole(layer) and abs(layer) < LAYERS_MAX):
-            raise LayerError(f"layer is {layer!r}; expected the number of a layer, or None for all")
-        return self._transport.explain(validate.name(name), layer, query, validate.flag("analyze", analyze))
-
-    def tiers(self) -> list[TierStats]:
-        """What each tier holds and takes, to the byte, one entry for each size of block. The tiers are main memory and, where
-        they are used, the GPU ("gpu" for blocks, "gpu tables" for everything else there) and disk."""
-        return self._transport.tiers()
-
-    def statistics(self, name: str) -> ContextStatistics:
-        """Statistics of the queries that searched a context's segments, by layer and head: the share of the tokens they
-        retrieved, how sharp they were, how often the window held their largest token. They are averages over a sample of the
-        queries, in which the latest count most. Raises NotFound."""
-        return self._transport.statistics(validate.name(name))
+        return Context(self._transport, session.store(name, tokens, chunk=chunk, durability=durability))
 
     def close(self) -> None:
         """Close it and, when embedded, every session. Closing twice does nothing."""
         self._transport.close()
 
-    def _import(  # what `import_chunk` takes
-        self, spec: ModelSpec, tokens: Any, name: str, base: int | None, kv: Iterable[Any], queries: Iterable[Any] | None
-    ) -> Context:
-        ids = validate.token_ids(token_ids(tokens))
-        writer = self._transport.begin_import(validate.spec(spec), ids, validate.name(name), base)
-        return Context(self._transport, import_all(writer, len(ids), kv, queries))
+    def _begin(self, spec: ModelSpec, ids: Tokens, name: str, base: int | None, durability: str | None) -> ImportTransport:
+        level = validate.durability(durability)
+        return self._transport.begin_import(validate.spec(spec), ids, validate.name(name), base, level)
 
     def __enter__(self) -> Self:
         return self

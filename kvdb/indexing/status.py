@@ -4,9 +4,10 @@ from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future
 
-from indexes.base import IndexCorrupt
+import kvdb.catalog.index_files as index_files
+from indexes.base import Index, IndexCorrupt
 from kvdb.catalog.index_set import Progress
-from kvdb.catalog.segment import Views
+from kvdb.catalog.segment import Segment, Views
 from kvdb.errors import IntegrityError, Unavailable
 from kvdb.types import IndexInfo
 
@@ -24,13 +25,16 @@ def wait(builds: list[Future[None]], is_wanted: Callable[[], bool]) -> None:
 
 
 def index_infos(views: Views) -> list[IndexInfo]:
-    """The indexes over the segments of a context by segment and kind, unfinished and failed ones included."""
+    """The indexes over the segments of a context by segment and kind, including those that are unfinished, that failed, and that
+    are on disk until a session needs them ("stored")."""
     infos = []
     for view in views:
         segment, built = view.segment, view.segment.indexes.built()
-        for kind in dict.fromkeys([*built, *segment.indexes.progress]):
-            finished = built.get(kind, [])
-            progress = segment.indexes.progress.get(kind) or Progress("ready", len(finished) / len(segment.tables))
+        stored = index_files.kept(segment)
+        for kind in dict.fromkeys([*built, *segment.indexes.progress, *stored]):
+            finished, files = built.get(kind, []), stored.get(kind, set())
+            share = max(len(finished), len(files)) / len(segment.tables)
+            progress = segment.indexes.progress.get(kind) or Progress("ready" if finished else "stored", share)
             infos.append(
                 IndexInfo(
                     segment=segment.number,
@@ -53,13 +57,17 @@ def verify(views: Views) -> int:
     """Check every index over these segments against its keys; the number of indexes. Raises IntegrityError."""
     count = 0
     for view in views:
-        for kind, built in view.segment.indexes.built().items():
-            for index in built:
-                try:
-                    index.verify()
-                except IndexCorrupt as error:
-                    raise IntegrityError(
-                        f"index {kind} of segment {view.segment.number} does not fit its keys: {error}"
-                    ) from None
+        segment = view.segment
+        for layer in range(len(segment.tables)):
+            for index in segment.indexes.of(layer).values():
+                with segment.holding(layer):
+                    _verify_index(segment, index)
                 count += 1
     return count
+
+
+def _verify_index(segment: Segment, index: Index) -> None:
+    try:
+        index.verify()
+    except IndexCorrupt as error:
+        raise IntegrityError(f"index {index.kind} of segment {segment.number} does not fit its keys: {error}") from None

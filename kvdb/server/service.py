@@ -1,7 +1,7 @@
 """The calls of kvdb.v1.Kvdb, each of them the engine's own method between two messages."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from re import sub
 
@@ -17,24 +17,23 @@ from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import to_choice, to_plan
 from kvdb.rpc.query_options import to_query_options
 from kvdb.server import decode_calls, import_calls, interceptors
+from kvdb.server.context_calls import ContextCalls
 from kvdb.server.incoming import Incoming
 from kvdb.server.inflight import InflightBytes
 from kvdb.server.interceptors import UnaryCalls
+from kvdb.server.read_calls import ReadCalls
 from kvdb.server.session_registry import Sessions
 from kvdb.server.streams import OpenStream, Streams
 from kvdb.server.turns import Turn, Turns
 from kvdb.session.state import SessionState
-from kvdb.types import IndexInfo
 from kvdb.version import __version__
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
-TOKENS_OF_REPLY = 1 << 17
-"""The most ids in a reply, half of the smallest limit of a message."""
 BLOCKING = {"BuildIndex", "VerifyIndexes"}
 """Unary calls that hold their thread for long, and count among the streams therefore."""
 
 
-class KvdbService:
+class KvdbService(ContextCalls, ReadCalls):
     """One method for each call, named as in the proto but in Python's way; what they raise becomes a status."""
 
     def __init__(
@@ -50,6 +49,7 @@ class KvdbService:
         self._sessions = sessions
         self._streams = streams
         self._turns = turns
+        self._inflight = inflight
         self._incoming = partial(Incoming, inflight, nbytes_max=config.request_bytes_max)
         self._greeting = pb.HelloReply(
             version=__version__,
@@ -66,7 +66,7 @@ class KvdbService:
             begin = import_calls.begin(requests)
             base = begin.base if begin.HasField("base") else None
             tokens = codec.from_tokens(begin.tokens)
-            writer = self._database.begin_import(codec.from_spec(begin.spec), tokens, begin.name, base)
+            writer = self._database.begin_import(codec.from_spec(begin.spec), tokens, begin.name, base, begin.durability or None)
             if not context.add_callback(writer.abort):  # called when the call ends, in whatever way
                 writer.abort()
                 return
@@ -81,50 +81,6 @@ class KvdbService:
                         return
             finally:
                 writer.abort()
-
-    def list_contexts(self, request: pb.ListContextsRequest, _context: grpc.ServicerContext) -> pb.ListContextsReply:
-        infos = self._database.contexts(request.prefix, request.limit or None, request.after)
-        return pb.ListContextsReply(contexts=map(codec.to_info, infos))
-
-    def context_tokens(self, request: pb.ContextTokensRequest, _context: grpc.ServicerContext) -> pb.ContextTokensReply:
-        ids = self._database.token_ids(request.name)[request.start :]
-        return pb.ContextTokensReply(tokens=codec.to_tokens(ids[:TOKENS_OF_REPLY]))
-
-    def match_prefix(self, request: pb.MatchPrefixRequest, _context: grpc.ServicerContext) -> pb.MatchPrefixReply:
-        match = self._database.match(codec.from_spec(request.spec), codec.from_tokens(request.tokens))
-        return pb.MatchPrefixReply(tokens=match.tokens, resident=match.resident)
-
-    def list_tiers(self, _request: pb.ListTiersRequest, _context: grpc.ServicerContext) -> pb.ListTiersReply:
-        return pb.ListTiersReply(tiers=map(codec.to_tier, self._database.tiers()))
-
-    def get_context(self, request: pb.GetContextRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
-        return codec.to_info(self._database.get(request.name))
-
-    def drop_context(self, request: pb.DropContextRequest, _context: grpc.ServicerContext) -> pb.DropContextReply:
-        self._database.drop(request.name)
-        return pb.DropContextReply()
-
-    def offload_context(self, request: pb.OffloadContextRequest, _context: grpc.ServicerContext) -> pb.OffloadContextReply:
-        return pb.OffloadContextReply(nbytes=self._database.offload(request.name))
-
-    def build_index(self, request: pb.BuildIndexRequest, context: grpc.ServicerContext) -> pb.IndexesReply:
-        """A call that waits counts among the streams, because it holds a thread as long as they do. It ends with its client."""
-        with self._streams.opened(context) if request.wait else nullcontext():
-            built = self._database.build_index(request.name, request.kind, request.wait, context.is_active)
-        return _indexes(built)
-
-    def list_indexes(self, request: pb.ListIndexesRequest, _context: grpc.ServicerContext) -> pb.IndexesReply:
-        return _indexes(self._database.indexes(request.name))
-
-    def verify_indexes(self, request: pb.VerifyIndexesRequest, context: grpc.ServicerContext) -> pb.VerifyIndexesReply:
-        with self._streams.opened(context) as stream:
-            self._streams.begin(stream)
-            return pb.VerifyIndexesReply(indexes=self._database.verify(request.name))
-
-    def context_statistics(
-        self, request: pb.ContextStatisticsRequest, _context: grpc.ServicerContext
-    ) -> pb.ContextStatisticsReply:
-        return codec.to_statistics(self._database.statistics(request.name))
 
     def create_session(self, request: pb.CreateSessionRequest, _context: grpc.ServicerContext) -> pb.SessionReply:
         spec = codec.from_spec(request.spec)
@@ -174,20 +130,21 @@ class KvdbService:
             twin = session.fork()
         return self._opened(twin)
 
+    def truncate(self, request: pb.TruncateRequest, _context: grpc.ServicerContext) -> pb.TruncateReply:
+        with self._sessions.borrow(request.session_id) as session:
+            session.truncate(request.tokens)
+            layout = map(codec.to_placed, session.layout)
+            return pb.TruncateReply(reused=session.reused, start=session.start, layout=layout)
+
     def store(self, request: pb.StoreRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
         tokens = codec.from_tokens(request.tokens) if request.HasField("tokens") else None
         with self._sessions.borrow(request.session_id) as session:
-            return codec.to_info(session.store(request.name, tokens, chunk=request.chunk))
+            return codec.to_info(session.store(request.name, tokens, chunk=request.chunk, durability=request.durability or None))
 
     def explain(self, request: pb.ExplainRequest, _context: grpc.ServicerContext) -> pb.ExplainReply:
         with self._sessions.borrow(request.session_id) as session:
             plan = session.explain(request.layer, to_query_options(request), request.analyze)
         return pb.ExplainReply(plan=to_plan(plan))
-
-    def explain_context(self, request: pb.ExplainContextRequest, _context: grpc.ServicerContext) -> pb.ExplainContextReply:
-        layer = request.layer if request.HasField("layer") else None
-        plans = self._database.explain(request.name, layer, to_query_options(request), request.analyze)
-        return pb.ExplainContextReply(plans=map(to_plan, plans))
 
     def plan_recompute(self, request: pb.PlanRecomputeRequest, _context: grpc.ServicerContext) -> pb.PlanRecomputeReply:
         seconds, ratio = (getattr(request, name) if request.HasField(name) else None for name in ("seconds", "ratio"))
@@ -259,10 +216,8 @@ def _handler(service: KvdbService, unary: UnaryCalls, method: MethodDescriptor) 
     if method.client_streaming:
         return interceptors.stream(method.name, behaviour)
     kind = GetMessageClass(method.input_type)
+    if method.server_streaming:
+        return interceptors.replies(method.name, kind, behaviour)
     if method.name in BLOCKING:
         return interceptors.blocking(method.name, kind, behaviour)
     return unary.handler(method.name, kind, behaviour)
-
-
-def _indexes(infos: Sequence[IndexInfo]) -> pb.IndexesReply:
-    return pb.IndexesReply(indexes=map(codec.to_index_info, infos))

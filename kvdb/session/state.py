@@ -1,108 +1,31 @@
-"""An open session: views of what is stored, a mutable tail for each layer, and the queries over both."""
+"""An open session: appends to what it holds, and queries over it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from threading import RLock
 from typing import Any
 
-import kvdb.catalog.residency as residency
+import numpy as np
+
 import kvdb.validate as validate
 from indexes.base import Float32
 from kvdb.blend.controller import Choice
 from kvdb.blend.strategies import DEFAULT_RATIO
-from kvdb.catalog.overhead import session_nbytes
-from kvdb.catalog.segment import Views
-from kvdb.catalog.snapshot import Snapshot
-from kvdb.errors import SessionClosed, Unavailable
-from kvdb.session.counters import SessionCounters
+from kvdb.catalog.key_values import read_tokens
+from kvdb.errors import PositionError
 from kvdb.session.explain_analyze import analyze_plan
-from kvdb.session.known_ids import ids_of
-from kvdb.session.layer import Layer
-from kvdb.session.native_steps import NativeSteps
-from kvdb.session.recompute import Recomputing
-from kvdb.session.services import SessionServices
-from kvdb.storage.block_table import BlockTable
-from kvdb.types import Array, ContextInfo, ModelSpec, Placed, Positions, SessionStats, Tokens
+from kvdb.session.open_session import OpenSession
+from kvdb.storage.paged_segment import pinned
+from kvdb.types import Array, ContextInfo, KeysValues, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 
 
-class SessionState:
-    """One open session. It takes over the `snapshot` and the `tails`, one for each layer; `close` releases them.
+class SessionState(OpenSession):
+    """The calls on one open session. A call that raises leaves the session as it was.
 
-    tokens: its known token ids, int32; at least those before the tail. start: the position of the tail's first token. reused: the
-    number of tokens before it that were stored when it was opened. error_max: of queries that name nothing, None for the
-    configuration's. Thread-safe: calls on one session take turns. A call that raises leaves the session as it was. Calls wait for
-    a layer that is still being loaded from disk, which may raise IntegrityError or Unavailable. The constructor raises
-    Unavailable for a closed database, and CapacityError, and then everything was given back.
+    Calls wait for a layer that is still being loaded from disk, which may raise IntegrityError or Unavailable.
     """
-
-    def __init__(
-        self,
-        services: SessionServices,
-        spec: ModelSpec,
-        snapshot: Snapshot,
-        tails: list[BlockTable],
-        tokens: Tokens,
-        error_max: float | None = None,
-    ) -> None:
-        self.spec = spec
-        self.snapshot = snapshot
-        self.tokens = tokens
-        self.start = snapshot.layout.length
-        self.reused = self.start - len(snapshot.missing(0))
-        self.services = services
-        self._recomputing = Recomputing(spec, snapshot)
-        nbytes = session_nbytes(spec, snapshot.views, len(tokens))
-        self._beside = residency.pin_snapshot(snapshot, tails, services.loader, services.budget, nbytes)
-        self.error_max = services.config.optimizer.error_max if error_max is None else error_max
-        self.counters = SessionCounters()
-        self._layers = [
-            Layer(services, spec, snapshot, number, tail, self.error_max, self.counters) for number, tail in enumerate(tails)
-        ]
-        self._native_steps = [layer.native_steps for layer in self._layers]
-        self.turns = RLock()
-        self._open = True
-        self._count_open(1)
-        try:
-            services.handles.add(self)
-        except Unavailable:
-            self.close()
-            raise
-
-    @property
-    def tails(self) -> list[BlockTable]:
-        """The tails, one for each layer; the session owns them."""
-        return [layer.tail for layer in self._layers]
-
-    @property
-    def views(self) -> Views:
-        """The views of stored segments below the session."""
-        return self.snapshot.views
-
-    def own_tables(self) -> list[BlockTable]:
-        """The tables of its tails and of its overlay."""
-        overlay = self.snapshot.overlay
-        return self.tails if overlay is None else [*self.tails, *overlay.tables]
-
-    @property
-    def layout(self) -> tuple[Placed, ...]:
-        """The layout of the positions before the tail."""
-        return self.snapshot.layout.placed
-
-    def layer(self, number: int) -> Layer:
-        """One layer, once it is in main memory. The caller holds `turns`. Raises LayerError, SessionClosed, IntegrityError or
-        Unavailable."""
-        self._check_open()
-        validate.layer(self.spec, number)
-        return self._layers[number].ready()
-
-    def append(self, layer: Layer, k: Array, v: Array) -> None:
-        """Append keys and values, which were checked before, to a layer. The caller holds `turns`. Raises NonFiniteError or
-        CapacityError."""
-        self._recomputing.forget()  # recomputing ends where appending begins
-        layer.append(k, v)
 
     def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None:
         """Append the KV of n tokens to one layer: k (after RoPE) and v, `[kv_heads, n, head_dim]`.
@@ -145,10 +68,6 @@ class SessionState:
         with self.turns:
             steps = self.native_steps(layer)
             return None if steps is None else steps.attend(q, k, v, options, start)
-
-    def native_steps(self, layer: int) -> NativeSteps | None:
-        """The native steps of one layer, None for a number that no layer has. The caller holds `turns`."""
-        return self._native_steps[layer] if type(layer) is int and 0 <= layer < len(self._native_steps) else None
 
     def _attend(self, layer: int, q: Array, k: Array, v: Array, asked: QueryOptions, start: int | None) -> Array:
         """`attend` with Python's help. The caller holds `turns`."""
@@ -217,6 +136,62 @@ class SessionState:
             validate.positions(positions, n, self.start, layer)
             return self._recomputing.measure_deviation(state, positions, k, v, score)
 
+    def truncate(self, tokens: int) -> None:
+        """Keep the first `tokens` tokens of every layer, and forget those behind; a layer that holds fewer stays as it is.
+
+        It may cut into what was stored, which stays stored: then `start` and `reused` are less from now on. Ids behind `tokens`
+        are forgotten too. Raises PositionError for more tokens than any layer holds, CapacityError where recomputed tokens have
+        to be copied, Unavailable or SessionClosed, and then the session is as it was.
+        """
+        with self.turns:
+            self._settle()
+            longest = max(layer.run.tokens for layer in self._layers)
+            validate.held("tokens", tokens, longest, "as many as the session holds")
+            if tokens < self.start:
+                self.cut(tokens)
+            for layer in self._layers:
+                layer.take_back(max(0, layer.run.tokens - tokens))
+            self.tokens = self.tokens[:tokens]
+
+    def read(
+        self, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
+    ) -> list[KeysValues]:
+        """The KV of tokens [start, stop) of some layers, in their order, as attention sees it: keys at these positions, and
+        recomputed tokens in place of stored ones. stop: None for all tokens that every layer holds.
+
+        out: what to write into and return, None for new arrays. Raises LayerError, ShapeError, DtypeError, InvalidArgument or
+        SessionClosed, and PositionError for tokens that are not there.
+        """
+        with self.turns:
+            end = self.check_read(layers, start, stop)
+            pairs = [] if out is None else list(out)
+            for k, v in pairs:
+                validate.buffers(self.spec, k, v, end - start)
+            shape = self.spec.kv_heads, end - start, self.spec.head_dim
+            for i, number in enumerate(layers):
+                if out is None:
+                    pairs.append((np.empty(shape, self.spec.numpy_dtype), np.empty(shape, self.spec.numpy_dtype)))
+                layer = self.layer(number)
+                with pinned(layer.pages):
+                    read_tokens(self.snapshot, number, layer.tail, start, *pairs[i])
+            return pairs
+
+    def check_read(self, layers: Sequence[int], start: int, stop: int | None = None) -> int:
+        """The token at which `read` of these layers would stop. Raises LayerError, PositionError or SessionClosed."""
+        with self.turns:
+            self._settle()
+            for number in layers:
+                validate.layer(self.spec, number)
+            asked = self._layers if stop is None else [self._layers[number] for number in layers] or self._layers
+            held = min(layer.run.tokens for layer in asked)
+            end = held if stop is None else validate.held("stop", stop, held, "as many tokens as the layers hold")
+            validate.held("start", start, end, "where the tokens end that are read")
+            for number in layers:
+                missing = self._layers[number].missing()
+                if len(missing[(missing >= start) & (missing < end)]):
+                    raise PositionError(f"tokens of layer {number} hold nothing yet; hand in their KV with overlay first")
+            return end
+
     def fork(self) -> "SessionState":
         """Another session over the same tokens. Nothing is copied until one of the two writes."""
         with self.turns:
@@ -224,9 +199,12 @@ class SessionState:
             snapshot, tails = self.snapshot.share(), [tail.share() for tail in self.tails]
             return SessionState(self.services, self.spec, snapshot, tails, self.tokens, self.error_max)
 
-    def store(self, name: str, tokens: Tokens | None = None, *, chunk: bool = False) -> ContextInfo:
+    def store(
+        self, name: str, tokens: Tokens | None = None, *, chunk: bool = False, durability: str | None = None
+    ) -> ContextInfo:
         """Keep everything in the session as a context. tokens: the ids of all its tokens, if it has more than it was opened with.
-        chunk: whether to store only the tokens behind `start`, as a chunk.
+        chunk: whether to store only the tokens behind `start`, as a chunk. durability: what the context outlives, None for the
+        configuration's.
 
         Raises AlreadyExists, InvalidArgument, PositionError (layers of different lengths, or gaps that hold nothing yet) or
         SessionClosed.
@@ -235,11 +213,7 @@ class SessionState:
             self._settle()
             for layer in self._layers:
                 layer.check_no_gaps()
-            return self.services.publisher.store(self, name, tokens, chunk=chunk)
-
-    def ids(self, tokens: Tokens | None) -> Tokens:
-        """The ids of all its tokens; `tokens`, if given, are all of them. Raises PositionError or InvalidArgument."""
-        return ids_of({self.start + tail.length for tail in self.tails}, self.tokens, tokens)
+            return self.services.publisher.store(self, name, tokens, chunk=chunk, durability=durability)
 
     def explain(self, layer: int, options: QueryOptions = NO_OPTIONS, analyze: bool = False) -> Plan:
         """The plan of a query. analyze: whether to carry it out for the layer's last query, and add its measured costs. Raises
@@ -269,32 +243,3 @@ class SessionState:
                 layer.audits.settle()
             tokens, nbytes = min(layer.run.tokens for layer in self._layers), sum(tail.nbytes for tail in self.tails)
             return self.counters.stats(tokens, self.start, self.reused, nbytes, [layer.audits for layer in self._layers])
-
-    def close(self) -> None:
-        """Give every block back. Closing twice does nothing."""
-        with self.turns:
-            if self._open:
-                self._open = False
-                for layer in self._layers:
-                    layer.close()
-                self._recomputing.forget()
-                self._count_open(-1)
-                residency.unpin(self.views)
-                self.snapshot.release()
-                self._beside.release()
-                self.services.handles.remove(self)
-
-    def _count_open(self, sessions: int) -> None:
-        """Tell the segments that so many more sessions are open over them."""
-        for view in self.views:
-            view.segment.usage.count_open(sessions)
-
-    def _settle(self) -> None:
-        """Take over from native steps, and wait for audits under way, which read what all layers hold. Raises SessionClosed."""
-        self._check_open()
-        for layer in self._layers:
-            layer.settle()
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise SessionClosed("the session is closed; open another with create_session")

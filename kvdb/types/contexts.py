@@ -5,6 +5,10 @@ from typing import Any
 
 from kvdb.types.model_spec import ModelSpec
 
+DURABILITIES = ("memory", "os", "durable")
+"""What a context in a store outlives: an orderly end of the database alone, the end of the process however it comes, or the loss
+of the machine's power too. Each takes longer than the one before."""
+
 
 @dataclass(frozen=True)
 class ContextInfo:
@@ -58,8 +62,9 @@ class Placed:
 @dataclass(frozen=True)
 class IndexInfo:
     """One kind of index over one segment of a context. layers: how many have it, of layers_total. nbytes: its size in memory.
-    state: "ready", "building", "waiting" to be built, or "failed". progress: the share of all layers that is done, 0 to 1.
-    seconds: spent on it so far, of seconds_expected in all. error: why it failed, "" otherwise."""
+    state: "ready", "stored" on disk until a session needs it, "building", "waiting" to be built, or "failed". progress: the share
+    of all layers that is done, 0 to 1. seconds: spent on it so far, of seconds_expected in all. error: why it failed, ""
+    otherwise."""
 
     segment: int
     tokens: int

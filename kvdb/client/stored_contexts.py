@@ -1,0 +1,105 @@
+"""What a user asks of stored contexts, and does with them, without a session."""
+
+from typing import Any, Unpack
+
+import kvdb.validate as validate
+from kvdb.client.arrays import token_ids
+from kvdb.client.context import Context
+from kvdb.client.query_keywords import QueryKeywords, query_options
+from kvdb.client.transport import Transport
+from kvdb.errors import LayerError
+from kvdb.types import LAYERS_MAX, ContextStatistics, IndexInfo, ModelSpec, PrefixMatch, TierStats
+from query_optimizer.plan import Plan
+from query_optimizer.query_options import QueryOptions
+
+
+class StoredContexts:
+    """The contexts of a database, by their names. Thread-safe."""
+
+    _transport: Transport
+
+    def contexts(self, prefix: str = "", *, limit: int | None = None, after: str = "") -> list[Context]:
+        """The stored contexts, in the order of their names.
+
+        prefix: only names that begin like this. limit: how many at most, at least 1. after: only names behind this one, so that
+        the last of a page begins the next. Raises InvalidArgument.
+        """
+        page = validate.text("prefix", prefix), validate.limit(limit), validate.text("after", after)
+        return [Context(self._transport, info) for info in self._transport.contexts(*page)]
+
+    def match(self, spec: ModelSpec, tokens: Any) -> PrefixMatch:
+        """How many leading tokens of a prompt are stored, and how many of these are in main memory, without opening a session.
+
+        Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids.
+        """
+        return self._transport.match(validate.spec(spec), token_ids(tokens))
+
+    def get(self, name: str) -> Context:
+        """The context of that name. Raises NotFound."""
+        return Context(self._transport, self._transport.get(validate.name(name)))
+
+    def drop(self, *names: str) -> None:
+        """Forget contexts. Open sessions over them go on; segments that nobody holds any more are freed. Raises NotFound for the
+        first that is not there; those before it are forgotten."""
+        for name in [validate.name(name) for name in names]:
+            self._transport.drop(name)
+
+    def offload(self, name: str) -> int:
+        """Move a context's KV to disk, and its indexes out of memory. Returns the bytes of main memory that were freed at once.
+
+        KV that a session reads, or an index is built over, leaves memory when that ends. The next session over the context
+        brings it back layer by layer, and answers queries of a layer as soon as that is back. Raises NotFound, Unsupported for a
+        database without storage.disk_path, CapacityError for a full disk or more than storage.disk_bytes_max, Unavailable for a
+        folder that cannot be written; what was not written is in memory as before.
+        """
+        return self._transport.offload(validate.name(name))
+
+    def build_index(self, name: str, kind: str = "flat", *, wait: bool = True) -> list[IndexInfo]:
+        """Build an index over a context's keys, which queries may search from then on. Returns the indexes that there are then.
+
+        kind: "flat", "quantized", "coarse-bounds", "coarse-means", "coarse-clusters" or "hnsw". wait: whether to return when it
+        is ready; otherwise it is built in the background. Segments shorter than indexes.segment_tokens_min are read whole and
+        get none.
+        Raises NotFound, InvalidArgument for another kind, CapacityError where all indexes together would take more than
+        indexes.bytes_max, Unsupported for a kind whose library is missing.
+        """
+        return self._transport.build_index(validate.name(name), validate.kind(kind), validate.flag("wait", wait))
+
+    def indexes(self, name: str) -> list[IndexInfo]:
+        """The indexes over a context's segments, ready or being built. Raises NotFound."""
+        return self._transport.indexes(validate.name(name))
+
+    def verify(self, name: str) -> int:
+        """Check every index of a context against its keys. Returns how many there are. Raises NotFound or IntegrityError."""
+        return self._transport.verify(validate.name(name))
+
+    def explain(
+        self,
+        name: str,
+        layer: int | None = None,
+        *,
+        analyze: bool = False,
+        options: QueryOptions | None = None,
+        **keywords: Unpack[QueryKeywords],
+    ) -> list[Plan]:
+        """The plans of a query by one more token behind a context, one for each layer, or only for the given layer.
+
+        analyze: carry the plans out, for queries that were kept when the context was stored. options, keywords: what the query
+        asks for, as in `Session.attention`. Raises NotFound, LayerError, or InvalidArgument (also for an analysis where no query
+        was kept).
+        """
+        query = query_options(options, **keywords)
+        if layer is not None and not (validate.is_whole(layer) and abs(layer) < LAYERS_MAX):
+            raise LayerError(f"layer is {layer!r}; expected the number of a layer, or None for all")
+        return self._transport.explain(validate.name(name), layer, query, validate.flag("analyze", analyze))
+
+    def tiers(self) -> list[TierStats]:
+        """What each tier holds and takes, to the byte, one entry for each size of block. The tiers are main memory and, where
+        they are used, the GPU ("gpu" for blocks, "gpu tables" for everything else there) and disk."""
+        return self._transport.tiers()
+
+    def statistics(self, name: str) -> ContextStatistics:
+        """Statistics of the queries that searched a context's segments, by layer and head: the share of the tokens they
+        retrieved, how sharp they were, how often the window held their largest token. They are averages over a sample of the
+        queries, in which the latest count most. Raises NotFound."""
+        return self._transport.statistics(validate.name(name))

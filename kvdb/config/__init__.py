@@ -1,0 +1,22 @@
+"""Settings: one frozen tree, with a table for each part of kvdb."""
+
+from kvdb.config.query import ERROR_MAX, OWN_CACHE, CpuConfig, IndexConfig, OptimizerConfig, WindowConfig
+from kvdb.config.server import ServerConfig
+from kvdb.config.storage import GPU_DEVICE, MIB, StorageConfig
+from kvdb.config.tree import Config, checked, load
+
+__all__ = [
+    "ERROR_MAX",
+    "GPU_DEVICE",
+    "MIB",
+    "OWN_CACHE",
+    "Config",
+    "CpuConfig",
+    "IndexConfig",
+    "OptimizerConfig",
+    "ServerConfig",
+    "StorageConfig",
+    "WindowConfig",
+    "checked",
+    "load",
+]

@@ -1,0 +1,58 @@
+"""The settings of `kvdb serve`."""
+
+from dataclasses import dataclass, field
+
+from kvdb.config.checks import check_types
+from kvdb.config.storage import MIB
+from kvdb.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """How `kvdb serve` answers.
+
+    host: an address, or unix:/path. port: 0 picks a free one. token: what clients must send, "" for no check. workers: how many
+    Decode streams and imports may be open at once; one client may have three quarters of them. message_bytes_max: the largest
+    gRPC message in bytes. request_bytes_max: the largest request of a stream, which comes in several messages.
+    inflight_bytes_max: the total bytes of requests that may wait to be answered; one client may have three quarters of them.
+    session_idle_seconds: how long a session may go unused before it is closed. stream_idle_seconds: how long a Decode stream or
+    an import may say nothing before it is ended; sessions stay. drain_seconds: how long SIGTERM waits for calls under way.
+    reflection: whether the server describes its own methods over gRPC.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 7700
+    token: str = field(default="", repr=False)
+    workers: int = 256
+    message_bytes_max: int = 4 * MIB
+    request_bytes_max: int = 64 * MIB
+    inflight_bytes_max: int = 512 * MIB
+    session_idle_seconds: float = 3600.0
+    stream_idle_seconds: float = 300.0
+    drain_seconds: float = 10.0
+    reflection: bool = False
+
+    def __post_init__(self) -> None:
+        check_types(self, "server")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"server.port is {self.port}; expected 0 to 65535")
+        if self.workers < 1:
+            raise ConfigError(f"server.workers is {self.workers}; expected at least 1")
+        if self.message_bytes_max < MIB:
+            raise ConfigError(f"server.message_bytes_max is {self.message_bytes_max}; expected at least {MIB} bytes")
+        if self.request_bytes_max < self.message_bytes_max:
+            raise ConfigError(
+                f"server.request_bytes_max is {self.request_bytes_max}; expected at least server.message_bytes_max, which is "
+                f"{self.message_bytes_max}"
+            )
+        least = -(-self.request_bytes_max * 4 // 3)
+        if self.inflight_bytes_max < least:
+            raise ConfigError(
+                f"server.inflight_bytes_max is {self.inflight_bytes_max}; expected at least {least}, so that three quarters of "
+                "it, which one client may have, hold a request of server.request_bytes_max"
+            )
+        for name in ("session_idle_seconds", "stream_idle_seconds"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"server.{name} is {getattr(self, name)}; expected a positive number of seconds")
+        if self.drain_seconds < 0:
+            raise ConfigError(f"server.drain_seconds is {self.drain_seconds}; expected 0 or more seconds")

@@ -1,0 +1,64 @@
+"""What can be asked of stored contexts, and done with them, without a session."""
+
+import kvdb.catalog.residency as residency
+import kvdb.validate as validate
+from kvdb.catalog.catalog import Catalog
+from kvdb.catalog.segment import release_views, visible_tokens
+from kvdb.session.open_handles import OpenHandles, counted_call
+from kvdb.storage.store import BlockStore
+from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, PrefixMatch, TierStats, Tokens
+
+
+class ContextOperations:
+    """The calls of a database that name a context, or none. The database sets what they work on. Thread-safe."""
+
+    handles: OpenHandles
+    _catalog: Catalog
+    _blocks: BlockStore
+
+    @counted_call
+    def contexts(self, prefix: str = "", limit: int | None = None, after: str = "") -> list[ContextInfo]:
+        """The contexts in the order of their names: those that begin with `prefix` and come behind `after`, at most `limit`."""
+        return [context.info() for context in self._catalog.contexts(prefix, limit, after)]
+
+    @counted_call
+    def match(self, spec: ModelSpec, tokens: Tokens) -> PrefixMatch:
+        """How many leading tokens are stored, and in which tier, without opening a session. Raises what `create_session` raises
+        for tokens that are no ids."""
+        views = self._catalog.match(spec, validate.token_ids(tokens))
+        try:
+            resident = sum(view.visible for view in views if view.segment.resident)
+            return PrefixMatch(visible_tokens(views), resident)
+        finally:
+            release_views(views)
+
+    @counted_call
+    def token_ids(self, name: str) -> Tokens:
+        """The ids of all tokens of a context, int32 `[n]`. Raises NotFound."""
+        return self._catalog.get(name).tokens.copy()
+
+    @counted_call
+    def get(self, name: str) -> ContextInfo:
+        """Raises NotFound."""
+        return self._catalog.get(name).info()
+
+    @counted_call
+    def drop(self, name: str) -> None:
+        """Forget a context. Open sessions over it go on; segments that nobody holds any more are freed. Raises NotFound."""
+        self._catalog.drop(name)
+
+    @counted_call
+    def tiers(self) -> list[TierStats]:
+        """What each tier holds, one entry for each size of block."""
+        return self._blocks.stats()
+
+    @counted_call
+    def offload(self, name: str) -> int:
+        """Move a context's segments to disk; see `residency.offload`. Raises NotFound too."""
+        with self._catalog.borrow(name) as context:
+            return residency.offload(context, self._blocks)
+
+    @counted_call
+    def statistics(self, name: str) -> ContextStatistics:
+        """Statistics of the queries that searched a context. Raises NotFound."""
+        return self._catalog.get(name).statistics()

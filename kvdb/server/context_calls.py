@@ -1,0 +1,77 @@
+"""The calls about stored contexts, without a session."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import grpc
+
+from kvdb.database import Database
+from kvdb.rpc import codec
+from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.plans import to_plan
+from kvdb.rpc.query_options import to_query_options
+from kvdb.server.streams import Streams
+from kvdb.types import IndexInfo
+
+TOKENS_OF_REPLY = 1 << 17
+"""The most ids in a reply, half of the smallest limit of a message."""
+
+
+class ContextCalls:
+    """Calls of the service that name a context, or none; the service sets what they work on."""
+
+    _database: Database
+    _streams: Streams
+
+    def list_contexts(self, request: pb.ListContextsRequest, _context: grpc.ServicerContext) -> pb.ListContextsReply:
+        infos = self._database.contexts(request.prefix, request.limit or None, request.after)
+        return pb.ListContextsReply(contexts=map(codec.to_info, infos))
+
+    def context_tokens(self, request: pb.ContextTokensRequest, _context: grpc.ServicerContext) -> pb.ContextTokensReply:
+        ids = self._database.token_ids(request.name)[request.start :]
+        return pb.ContextTokensReply(tokens=codec.to_tokens(ids[:TOKENS_OF_REPLY]))
+
+    def match_prefix(self, request: pb.MatchPrefixRequest, _context: grpc.ServicerContext) -> pb.MatchPrefixReply:
+        match = self._database.match(codec.from_spec(request.spec), codec.from_tokens(request.tokens))
+        return pb.MatchPrefixReply(tokens=match.tokens, resident=match.resident)
+
+    def list_tiers(self, _request: pb.ListTiersRequest, _context: grpc.ServicerContext) -> pb.ListTiersReply:
+        return pb.ListTiersReply(tiers=map(codec.to_tier, self._database.tiers()))
+
+    def get_context(self, request: pb.GetContextRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
+        return codec.to_info(self._database.get(request.name))
+
+    def drop_context(self, request: pb.DropContextRequest, _context: grpc.ServicerContext) -> pb.DropContextReply:
+        self._database.drop(request.name)
+        return pb.DropContextReply()
+
+    def offload_context(self, request: pb.OffloadContextRequest, _context: grpc.ServicerContext) -> pb.OffloadContextReply:
+        return pb.OffloadContextReply(nbytes=self._database.offload(request.name))
+
+    def build_index(self, request: pb.BuildIndexRequest, context: grpc.ServicerContext) -> pb.IndexesReply:
+        """A call that waits counts among the streams, because it holds a thread as long as they do. It ends with its client."""
+        with self._streams.opened(context) if request.wait else nullcontext():
+            built = self._database.build_index(request.name, request.kind, request.wait, context.is_active)
+        return _indexes(built)
+
+    def list_indexes(self, request: pb.ListIndexesRequest, _context: grpc.ServicerContext) -> pb.IndexesReply:
+        return _indexes(self._database.indexes(request.name))
+
+    def verify_indexes(self, request: pb.VerifyIndexesRequest, context: grpc.ServicerContext) -> pb.VerifyIndexesReply:
+        with self._streams.opened(context) as stream:
+            self._streams.begin(stream)
+            return pb.VerifyIndexesReply(indexes=self._database.verify(request.name))
+
+    def context_statistics(
+        self, request: pb.ContextStatisticsRequest, _context: grpc.ServicerContext
+    ) -> pb.ContextStatisticsReply:
+        return codec.to_statistics(self._database.statistics(request.name))
+
+    def explain_context(self, request: pb.ExplainContextRequest, _context: grpc.ServicerContext) -> pb.ExplainContextReply:
+        layer = request.layer if request.HasField("layer") else None
+        plans = self._database.explain(request.name, layer, to_query_options(request), request.analyze)
+        return pb.ExplainContextReply(plans=map(to_plan, plans))
+
+
+def _indexes(infos: Sequence[IndexInfo]) -> pb.IndexesReply:
+    return pb.IndexesReply(indexes=map(codec.to_index_info, infos))

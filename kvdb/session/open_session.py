@@ -1,0 +1,154 @@
+"""What an open session holds: views of what is stored, and a mutable tail for each layer; and how it is given back."""
+
+from contextlib import ExitStack
+from threading import RLock
+
+import kvdb.catalog.residency as residency
+import kvdb.validate as validate
+from kvdb.catalog.overhead import session_nbytes
+from kvdb.catalog.segment import Views
+from kvdb.catalog.snapshot import Snapshot
+from kvdb.errors import SessionClosed, Unavailable
+from kvdb.session.counters import SessionCounters
+from kvdb.session.known_ids import ids_of
+from kvdb.session.layer import Layer
+from kvdb.session.native_steps import NativeSteps
+from kvdb.session.recompute import Recomputing
+from kvdb.session.services import SessionServices
+from kvdb.storage.block_table import BlockTable
+from kvdb.types import Array, ModelSpec, Placed, Tokens
+
+
+class OpenSession:
+    """What an open session holds. It takes over the `snapshot` and the `tails`, one for each layer; `close` releases them.
+
+    tokens: its known token ids, int32; at least those before the tail. start: the position of the tail's first token. reused: the
+    number of tokens before it that were stored when it was opened. error_max: of queries that name nothing, None for the
+    configuration's. Thread-safe: calls on one session take turns. The constructor raises Unavailable for a closed database, and
+    CapacityError, and then everything was given back.
+    """
+
+    def __init__(
+        self,
+        services: SessionServices,
+        spec: ModelSpec,
+        snapshot: Snapshot,
+        tails: list[BlockTable],
+        tokens: Tokens,
+        error_max: float | None = None,
+    ) -> None:
+        self.spec = spec
+        self.snapshot = snapshot
+        self.tokens = tokens
+        self.start = snapshot.layout.length
+        self.reused = self.start - len(snapshot.missing(0))
+        self.services = services
+        self._recomputing = Recomputing(spec, snapshot)
+        nbytes = session_nbytes(spec, snapshot.views, len(tokens))
+        self._beside = residency.pin_snapshot(snapshot, tails, services.loader, services.budget, nbytes)
+        self.error_max = services.config.optimizer.error_max if error_max is None else error_max
+        self.counters = SessionCounters()
+        self._layers = [
+            Layer(services, spec, snapshot, number, tail, self.error_max, self.counters) for number, tail in enumerate(tails)
+        ]
+        self.turns = RLock()
+        self._open = True
+        _count_open(self.views, 1)
+        try:
+            services.handles.add(self)
+        except Unavailable:
+            self.close()
+            raise
+
+    @property
+    def tails(self) -> list[BlockTable]:
+        """The tails, one for each layer; the session owns them."""
+        return [layer.tail for layer in self._layers]
+
+    @property
+    def views(self) -> Views:
+        """The views of stored segments below the session."""
+        return self.snapshot.views
+
+    def own_tables(self) -> list[BlockTable]:
+        """The tables of its tails and of its overlay."""
+        overlay = self.snapshot.overlay
+        return self.tails if overlay is None else [*self.tails, *overlay.tables]
+
+    @property
+    def layout(self) -> tuple[Placed, ...]:
+        """The layout of the positions before the tail."""
+        return self.snapshot.layout.placed
+
+    def layer(self, number: int) -> Layer:
+        """One layer, once it is in main memory. The caller holds `turns`. Raises LayerError, SessionClosed, IntegrityError or
+        Unavailable."""
+        self._check_open()
+        validate.layer(self.spec, number)
+        return self._layers[number].ready()
+
+    def native_steps(self, layer: int) -> NativeSteps | None:
+        """The native steps of one layer, None for a number that no layer has. The caller holds `turns`."""
+        return self._layers[layer].native_steps if type(layer) is int and 0 <= layer < len(self._layers) else None
+
+    def append(self, layer: Layer, k: Array, v: Array) -> None:
+        """Append keys and values, which were checked before, to a layer. The caller holds `turns`. Raises NonFiniteError or
+        CapacityError."""
+        self._recomputing.forget()  # recomputing ends where appending begins
+        layer.append(k, v)
+
+    def ids(self, tokens: Tokens | None) -> Tokens:
+        """The ids of all its tokens; `tokens`, if given, are all of them. Raises PositionError or InvalidArgument."""
+        return ids_of({self.start + tail.length for tail in self.tails}, self.tokens, tokens)
+
+    def cut(self, tokens: int) -> None:
+        """Forget the tails, and the stored tokens from position `tokens` on; what is stored stays as it is. The caller holds
+        `turns` and has settled all layers. Raises CapacityError or Unavailable, and then nothing was done."""
+        snapshot = self.snapshot.cut(tokens)
+        with ExitStack() as undo:
+            undo.callback(snapshot.release)
+            residency.pin(snapshot.views, self.services.loader)
+            undo.pop_all()
+        before, self.snapshot = self.snapshot, snapshot
+        for layer in self._layers:
+            layer.cut(snapshot)
+        self._recomputing = Recomputing(self.spec, snapshot)
+        _count_open(snapshot.views, 1)
+        _let_go(before)
+        self.start = tokens
+        self.reused = min(self.reused, tokens - len(snapshot.missing(0)))
+
+    def close(self) -> None:
+        """Give every block back. Closing twice does nothing."""
+        with self.turns:
+            if self._open:
+                self._open = False
+                for layer in self._layers:
+                    layer.close()
+                self._recomputing.forget()
+                _let_go(self.snapshot)
+                self._beside.release()
+                self.services.handles.remove(self)
+
+    def _settle(self) -> None:
+        """Take over from native steps, and wait for audits under way, which read what all layers hold. Raises SessionClosed."""
+        self._check_open()
+        for layer in self._layers:
+            layer.settle()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise SessionClosed("the session is closed; open another with create_session")
+
+
+def _let_go(snapshot: Snapshot) -> None:
+    """Give back what a session stood on."""
+    _count_open(snapshot.views, -1)
+    residency.unpin(snapshot.views)
+    snapshot.release()
+
+
+def _count_open(views: Views, sessions: int) -> None:
+    """Tell the segments that so many more sessions are open over them."""
+    for view in views:
+        view.segment.usage.count_open(sessions)
