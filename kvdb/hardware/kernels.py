@@ -18,8 +18,8 @@ ROUNDS, ROUNDS_MIN, TURN_S = 7, 2, 1e-3
 GAIN_MIN = 0.05
 """The share of its time that another instruction set must save; less is noise."""
 KNOWN_GAIN_MIN = 0.3
-"""The same on a processor that the table has: its row was measured at leisure, while a second of calibration beside other work has
-been seen to be wrong by a quarter."""
+"""The same on a processor that the table has: its row was measured at leisure, while a second of calibration beside other work
+has been seen to be wrong by a quarter."""
 
 
 @dataclass(frozen=True)
