@@ -21,6 +21,7 @@ from kvdb.gpu.interface import GpuInterface
 from kvdb.gpu.opening import open_accelerator, open_backend, open_configured_device
 from kvdb.indexing.advisor import IndexAdvisor
 from kvdb.indexing.builder import IndexBuilder
+from kvdb.ingest.compactor import Compactor
 from kvdb.ingest.import_writer import ImportTarget, ImportWriter
 from kvdb.ingest.publisher import Publisher
 from kvdb.operations.contexts import ContextOperations
@@ -66,7 +67,8 @@ class Database(ContextOperations, IndexOperations):
         indexes = self.config.indexes
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device))
         self._advisor = IndexAdvisor(self._builder, BuildPolicy(indexes.opened_often), indexes)
-        self._publisher = Publisher(self._catalog, self._blocks.budget, self._advisor)
+        self._compactor = Compactor(self._catalog, self._blocks.budget, self._blocks.loader, self._advisor)
+        self._publisher = Publisher(self._catalog, self._blocks.budget, self._advisor, self._compactor)
         self.handles = OpenHandles()
         self._auditor = ThreadPoolExecutor(1, "kvdb-audit")
         self._services = SessionServices(
@@ -147,6 +149,22 @@ class Database(ContextOperations, IndexOperations):
         database."""
         return batch.attention(self._own(sessions), layer, q, options)
 
+    @counted_call
+    def drop(self, name: str) -> None:
+        """Forget a context, and give back the space of what nobody sees any more. Open sessions over it go on. Raises
+        NotFound."""
+        super().drop(name)
+        self._compactor.settle()
+
+    @counted_call
+    def compact(self) -> int:
+        """Give back the space of tokens that no context names, and of blocks that are hardly filled, also of segments that had to
+        be loaded from disk for it; queries go on meanwhile. Returns the bytes of blocks that were given back. Raises
+        CapacityError, Unavailable, and IntegrityError for a segment on disk that was changed."""
+        before = self._blocks.used_nbytes()
+        self._compactor.compact()
+        return max(0, before - self._blocks.used_nbytes())
+
     def check_integrity(self) -> None:
         """Prove that free and used blocks add up and that every reference has its owner. Raises IntegrityError.
 
@@ -170,6 +188,7 @@ class Database(ContextOperations, IndexOperations):
         self._builder.close()  # nor for an index
         self.handles.close()
         self._auditor.shutdown()
+        self._compactor.close()
         if self.gpu is not None:
             self.gpu.close()
         self._catalog.close()
@@ -182,7 +201,11 @@ class Database(ContextOperations, IndexOperations):
         self.close()
 
     def _owners(self) -> Owners:
-        held = [*self._builder.held_segments(), *(self.gpu.held_segments() if self.gpu is not None else ())]
+        held = [
+            *self._builder.held_segments(),
+            *self._compactor.held_segments(),
+            *(self.gpu.held_segments() if self.gpu is not None else ()),
+        ]
         tables, files = self.handles.owners(self._catalog.alive(), held)
         return Owners(tables, files, None if self.gpu is None else self.gpu.owned())
 

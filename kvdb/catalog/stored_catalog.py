@@ -6,9 +6,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
 
-from kvdb.catalog.catalog import Catalog, Context
+from kvdb.catalog.catalog import Context
 from kvdb.catalog.catalog_file import CatalogFile
 from kvdb.catalog.catalog_records import ContextRecord, Records, SegmentRecord, SpecRecord, ViewRecord
+from kvdb.catalog.compactable import CompactableCatalog
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.overhead import context_nbytes, segment_nbytes
 from kvdb.catalog.prefix_tree import concatenate
@@ -23,14 +24,14 @@ from kvdb.types import ModelSpec
 log = logging.getLogger(__name__)
 
 
-def open_catalog(blocks: BlockStore) -> Catalog:
+def open_catalog(blocks: BlockStore) -> CompactableCatalog:
     """The catalogue of a database: that of its store, or an empty one.
 
     Raises IntegrityError, Unsupported or Unavailable, ConfigError for blocks of another size than those in the store, and
     CapacityError where the budget has no room for what stands beside them; then it has closed `blocks`.
     """
     if blocks.folder is None or blocks.disk is None:
-        return Catalog()
+        return CompactableCatalog()
     with ExitStack() as undo:
         undo.callback(blocks.close)
         catalog = StoredCatalog(blocks, blocks.folder, blocks.disk)
@@ -38,7 +39,7 @@ def open_catalog(blocks: BlockStore) -> Catalog:
     return catalog
 
 
-class StoredCatalog(Catalog):
+class StoredCatalog(CompactableCatalog):
     """A catalogue that is kept in a file. Thread-safe.
 
     The files of a context's segments are written before it, and removed after it. A file that no context names is removed when
