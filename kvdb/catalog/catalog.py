@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from heapq import nsmallest
 from threading import Lock
 from typing import NamedTuple
 
 from kvdb.catalog.layout import Layout
+from kvdb.catalog.life import Life
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.prefix_tree import PrefixTree
 from kvdb.catalog.segment import Segment, Views, release_views
@@ -21,7 +22,7 @@ from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 @dataclass(frozen=True)
 class Context:
     """A named layout of segment views, with an overlay of recomputed tokens. tokens: the ids of all its positions, int32. beside:
-    the bytes of the budget that it takes beside its blocks."""
+    the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was used."""
 
     name: str
     spec: ModelSpec
@@ -29,6 +30,7 @@ class Context:
     tokens: Tokens
     overlay: Overlay | None = None
     beside: Reservation | None = None
+    life: Life = field(default_factory=Life)
 
     @property
     def views(self) -> Views:
@@ -91,12 +93,14 @@ class Catalog:
         self._changed: list[Text] = []
         self._lock = Lock()
 
-    def publish(self, context: Context) -> None:
-        """Make a context visible; it takes over the caller's references to its segments. Raises AlreadyExists."""
+    def publish(self, context: Context) -> Context:
+        """Make a context visible; it takes over the caller's references to its segments. Returns it as it is stored. Raises
+        AlreadyExists."""
         with self._lock:
             self._check_free(context.name)
             self._add(context)
             self._note_change(context)
+        return context
 
     def check_free(self, name: str) -> None:
         """Raises AlreadyExists when the name is taken."""

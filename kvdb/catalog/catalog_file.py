@@ -8,40 +8,62 @@ used.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from kvdb.catalog.catalog_records import ContextRecord, Records, Row, SegmentRecord, SpecRecord, checksum, parse
+from kvdb.catalog.catalog_records import (
+    ContextRecord,
+    LifeRecord,
+    Records,
+    Row,
+    SegmentRecord,
+    SpecRecord,
+    ViewRecord,
+    checksum,
+    parse,
+)
+from kvdb.catalog.life import Life
 from kvdb.errors import CapacityError, IntegrityError, Unavailable, Unsupported
+from kvdb.storage.store_folder import VERSION
 
-APPLICATION, VERSION = 0x6B766462, 1
-"""What SQLite keeps in its header: "kvdb", and the version of the tables below."""
+APPLICATION, FIRST_VERSION = 0x6B766462, 1
+"""What SQLite keeps in its header: "kvdb", and the version of the tables, which is that of the store; here the oldest that is
+read."""
 LOCK_SECONDS = 2
 """How long a write waits for a tool that reads the file, such as a backup; no other database has it open."""
+LIFE_TABLE = """
+CREATE TABLE life (name TEXT PRIMARY KEY, pinned INTEGER, expires REAL, metadata TEXT, created REAL, used REAL, uses INTEGER,
+    crc INTEGER);
+"""
 SCHEMA = """
 CREATE TABLE spec (digest TEXT PRIMARY KEY, fields TEXT, crc INTEGER);
 CREATE TABLE segment (file TEXT PRIMARY KEY, spec TEXT, block_size INTEGER, base INTEGER, standalone INTEGER, tokens BLOB,
     crc INTEGER);
-CREATE TABLE context (name TEXT PRIMARY KEY, spec TEXT, length INTEGER, prefix_end INTEGER, views TEXT, tokens BLOB, crc INTEGER);
+CREATE TABLE context (name TEXT PRIMARY KEY, spec TEXT, length INTEGER, prefix_end INTEGER, views TEXT, tokens BLOB, crc INTEGER,
+    salt TEXT, overlay BLOB);
 CREATE TABLE summary (rows INTEGER, total INTEGER);
 INSERT INTO summary VALUES (0, 0);
 """
-TRIGGERS = """
+SUMMED = ("spec", "segment", "context")
+"""The tables whose rows `summary` counts. Lives come and go with contexts and are written often; one that is lost is noticed by
+its context."""
+CAME_AND_WENT = """
 CREATE TRIGGER {0}_came AFTER INSERT ON {0} BEGIN UPDATE summary SET rows = rows + 1, total = total + NEW.crc; END;
 CREATE TRIGGER {0}_went AFTER DELETE ON {0} BEGIN UPDATE summary SET rows = rows - 1, total = total - OLD.crc; END;
 """
+CHANGED = "CREATE TRIGGER {0}_changed AFTER UPDATE ON {0} BEGIN UPDATE summary SET total = total + NEW.crc - OLD.crc; END;"
 
 
-R = TypeVar("R", SpecRecord, SegmentRecord, ContextRecord)
+R = TypeVar("R", SpecRecord, SegmentRecord, ContextRecord, LifeRecord)
 
 
 @dataclass(frozen=True)
 class Table(Generic[R]):
-    """How the records of one table are written and read."""
+    """How the records of one table are written and read. from_row: makes a record of the columns but the last, the checksum."""
 
     insert: str
     select: str
@@ -53,8 +75,13 @@ SEGMENTS = Table(
     "INSERT OR IGNORE INTO segment VALUES (?, ?, ?, ?, ?, ?, ?)", "SELECT * FROM segment ORDER BY rowid", SegmentRecord.from_row
 )
 CONTEXTS = Table(
-    "INSERT INTO context VALUES (?, ?, ?, ?, ?, ?, ?)", "SELECT * FROM context ORDER BY rowid", ContextRecord.from_row
+    "INSERT INTO context (name, spec, length, prefix_end, views, tokens, salt, overlay, crc) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "SELECT name, spec, length, prefix_end, views, tokens, salt, overlay, crc FROM context ORDER BY rowid",
+    ContextRecord.from_row,
 )
+ONE_CONTEXT = replace(CONTEXTS, select=CONTEXTS.select.replace("ORDER BY rowid", "WHERE name = ?"))
+FIRST_CONTEXTS = replace(CONTEXTS, select="SELECT name, spec, length, prefix_end, views, tokens, crc FROM context ORDER BY rowid")
+LIVES = Table("REPLACE INTO life VALUES (?, ?, ?, ?, ?, ?, ?, ?)", "SELECT * FROM life", LifeRecord.from_row)
 
 
 class _Reading:
@@ -65,9 +92,9 @@ class _Reading:
         self.rows = self.total = 0
         self.wrong: list[str] = []
 
-    def records(self, table: Table[R]) -> list[R]:
+    def records(self, table: Table[R], *key: str) -> list[R]:
         found = []
-        for *row, crc in self._db.execute(table.select):
+        for *row, crc in self._db.execute(table.select, key):
             self.rows += 1
             self.total += crc if isinstance(crc, int) else 0
             record = parse(table.from_row, tuple(row), crc)
@@ -107,22 +134,51 @@ class CatalogFile:
             others = len(reading.wrong)
             contexts = reading.records(CONTEXTS)
             summary = self._db.execute("SELECT * FROM summary").fetchall()
+            lives = _Reading(self._db).records(LIVES)
         whole = not reading.wrong and summary == [(reading.rows, reading.total)]
-        return Records(dict(specs), {one.file: one for one in segments}, contexts, reading.wrong[others:], whole)
+        by_file = {one.file: one for one in segments}
+        return Records(dict(specs), by_file, contexts, dict(lives), reading.wrong[others:], whole)
 
-    def insert(self, spec: SpecRecord, segments: Sequence[SegmentRecord], context: ContextRecord) -> None:
+    def insert(self, spec: SpecRecord, segments: Sequence[SegmentRecord], context: ContextRecord, life: Life) -> None:
         """Add a context, and those of its segments that are not there, and its spec; they are on the disk when this returns.
         Raises CapacityError or Unavailable, and then none is there as far as anybody can see."""
         with self._transaction():
-            self._add(SPECS, spec.row())
+            self._write(SPECS, spec.row())
             for segment in segments:
-                self._add(SEGMENTS, segment.row())
-            self._add(CONTEXTS, context.row())
+                self._write(SEGMENTS, segment.row())
+            self._write(CONTEXTS, context.row())
+            self._write(LIVES, LifeRecord(context.name, life).row())
+
+    def replace(
+        self, segments: Sequence[SegmentRecord], views: Mapping[str, tuple[ViewRecord, ...]], gone: Sequence[str]
+    ) -> None:
+        """Let contexts have these views, by their names, of segments some of which are added, and remove segments that none has
+        any more, by their files. Raises as `insert` does, and IntegrityError for a context that was damaged meanwhile."""
+        changed = []
+        for name, listed in views.items():
+            with self._typed():
+                found = _Reading(self._db).records(ONE_CONTEXT, name)
+            if not found:
+                raise IntegrityError(f"context {name!r} was damaged in {self._path}; drop it, import it anew, and check the disk")
+            row = found[0]._replace(views=listed).row()
+            changed.append((row[4], checksum(row), name))
+        with self._transaction():
+            for segment in segments:
+                self._write(SEGMENTS, segment.row())
+            self._db.executemany("UPDATE context SET views = ?, crc = ? WHERE name = ?", changed)
+            self._delete_segments(gone)
+
+    def write_lives(self, lives: Sequence[LifeRecord]) -> None:
+        """Keep what changed of contexts. Raises as `insert` does."""
+        with self._transaction():
+            for record in lives:
+                self._write(LIVES, record.row())
 
     def delete(self, name: str, segments: Sequence[str]) -> None:
         """Remove a context, and segments that no other context names, by their files. Raises as `insert` does."""
         with self._transaction():
             self._db.execute("DELETE FROM context WHERE name = ?", (name,))
+            self._db.execute("DELETE FROM life WHERE name = ?", (name,))
             self._delete_segments(segments)
 
     def delete_segments(self, segments: Sequence[str]) -> None:
@@ -141,15 +197,30 @@ class CatalogFile:
         application = self._db.execute("PRAGMA application_id").fetchone()[0]
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if not application and not self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-            triggers = "".join(TRIGGERS.format(table) for table in ("spec", "segment", "context"))
+            triggers = "".join((CAME_AND_WENT + CHANGED).format(table) for table in SUMMED)
             marks = f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION};"
-            self._db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {triggers} {marks} COMMIT;")
+            self._db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {LIFE_TABLE} {triggers} {marks} COMMIT;")
         elif application != APPLICATION:
             raise IntegrityError(f"{self._path} is no catalogue of kvdb; nothing of it was touched")
-        elif version != VERSION:
-            raise Unsupported(f"{self._path} has version {version}; this kvdb reads version {VERSION}")
+        elif not FIRST_VERSION <= version <= VERSION:
+            raise Unsupported(f"{self._path} has version {version}; this kvdb reads versions {FIRST_VERSION} to {VERSION}")
+        elif version == FIRST_VERSION:
+            self._upgrade_first()
 
-    def _add(self, table: Table[R], row: Row) -> None:
+    def _upgrade_first(self) -> None:
+        """Make a catalogue of version 1 one of version 2. A context that was damaged stays so, because its checksum stays."""
+        with self._transaction():
+            columns = ("ALTER TABLE context ADD COLUMN salt TEXT", "ALTER TABLE context ADD COLUMN overlay BLOB")
+            for statement in (LIFE_TABLE, *columns, *map(CHANGED.format, SUMMED)):
+                self._db.execute(statement)
+            for record in _Reading(self._db).records(FIRST_CONTEXTS):
+                row = record.row()
+                changed = record.salt, checksum(row), record.name
+                self._db.execute("UPDATE context SET salt = ?, crc = ? WHERE name = ?", changed)
+                self._write(LIVES, LifeRecord(record.name, Life()).row())
+            self._db.execute(f"PRAGMA user_version = {VERSION}")
+
+    def _write(self, table: Table[R], row: Row) -> None:
         self._db.execute(table.insert, (*row, checksum(row)))
 
     def _delete_segments(self, segments: Sequence[str]) -> None:
@@ -182,6 +253,8 @@ class CatalogFile:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
                 raise CapacityError(f"{self._path.parent} has no room for the catalogue; free some of the disk") from None
+            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # a table or column that is not there any more
+                raise IntegrityError(f"{self._path} was damaged: {error}; nothing of it was touched") from None
             raise Unavailable(f"{self._path} cannot be used: {error}") from None
         except (sqlite3.Error, UnicodeDecodeError) as error:  # names of columns that were changed
             raise IntegrityError(f"{self._path} was damaged: {error}; nothing of it was touched") from None

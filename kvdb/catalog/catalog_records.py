@@ -4,15 +4,16 @@ import json
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
+from kvdb.catalog.life import Life
 from kvdb.errors import KvdbError
 from kvdb.types import ModelSpec, Tokens
 
 R = TypeVar("R")
-Row = tuple[str | int | bytes | None, ...]
+Row = tuple[str | int | float | bytes | None, ...]
 """The columns of a row, its key first; in the file its checksum stands behind them."""
 
 
@@ -63,8 +64,31 @@ class ViewRecord(NamedTuple):
     shift: int
 
 
+class OverlayRecord(NamedTuple):
+    """What is kept of a context's recomputed tokens beside their file: its name, "" for no tokens, and their positions by
+    layer."""
+
+    file: str
+    block_size: int
+    positions: tuple[Tokens, ...]
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        head, _, rest = content.partition(b"\n")
+        file, block_size, rows = json.loads(head)
+        ends = np.cumsum(rows)
+        if not isinstance(file, str) or len(rest) != 4 * (ends[-1] if len(rows) else 0):
+            raise ValueError("the record of an overlay has another length")
+        return cls(file, block_size, tuple(np.split(_ids(rest), ends[:-1])))
+
+    def to_bytes(self) -> bytes:
+        head = json.dumps([self.file, self.block_size, [len(positions) for positions in self.positions]])
+        return b"".join([head.encode(), b"\n", *map(_bytes, self.positions)])
+
+
 class ContextRecord(NamedTuple):
-    """What is kept of a context. tokens: None where its views show all of them. The rest: see `Layout`."""
+    """What is kept of a context and never changes but for its name. tokens: None where its views show all of them. salt: what a
+    lookup must say beside the tokens. overlay: None for a context that is no blend. The rest: see `Layout`."""
 
     name: str
     spec: str
@@ -72,24 +96,51 @@ class ContextRecord(NamedTuple):
     prefix_end: int
     views: tuple[ViewRecord, ...]
     tokens: Tokens | None
+    salt: str = ""
+    overlay: OverlayRecord | None = None
 
     @classmethod
-    def from_row(cls, name: str, spec: str, length: int, prefix_end: int, views: str, tokens: bytes | None) -> Self:
+    def from_row(cls, name: str, spec: str, length: int, prefix_end: int, views: str, *rest: Any) -> Self:
+        """rest: the tokens, and from version 2 on salt and overlay."""
+        tokens, salt, overlay = rest if len(rest) > 1 else (*rest, "", None)
         listed = tuple(ViewRecord(*view) for view in json.loads(views))
-        return cls(name, spec, length, prefix_end, listed, None if tokens is None else _ids(tokens))
+        ids = None if tokens is None else _ids(tokens)
+        recomputed = None if overlay is None else OverlayRecord.from_bytes(overlay)
+        return cls(name, spec, length, prefix_end, listed, ids, salt, recomputed)
 
     def row(self) -> Row:
-        return *self[:4], json.dumps(self.views), None if self.tokens is None else _bytes(self.tokens)
+        ids = None if self.tokens is None else _bytes(self.tokens)
+        overlay = None if self.overlay is None else self.overlay.to_bytes()
+        return *self[:4], json.dumps(self.views), ids, self.salt, overlay
+
+
+class LifeRecord(NamedTuple):
+    """What changes of a context while it is stored."""
+
+    name: str
+    life: Life
+
+    @classmethod
+    def from_row(
+        cls, name: str, pinned: int, expires: float | None, metadata: str, created: float, used: float, uses: int
+    ) -> Self:
+        return cls(name, Life(bool(pinned), expires, json.loads(metadata), created, used, uses))
+
+    def row(self) -> Row:
+        life = self.life
+        noted = json.dumps(dict(life.metadata), sort_keys=True)
+        return self.name, int(life.pinned), life.expires, noted, life.created, life.used, life.uses
 
 
 @dataclass(frozen=True)
 class Records:
-    """Everything in a catalogue that is as it was written. damaged: the names of the other contexts. whole: whether every row
-    that was written is here."""
+    """Everything in a catalogue that is as it was written. lives: by the names of contexts. damaged: the names of the other
+    contexts. whole: whether every row that was written is here, but for those of lives."""
 
     specs: dict[str, ModelSpec]
     segments: dict[str, SegmentRecord]
     contexts: list[ContextRecord]
+    lives: dict[str, Life]
     damaged: list[str]
     whole: bool
 

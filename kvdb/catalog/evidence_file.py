@@ -28,6 +28,7 @@ from kvdb.storage.segment_file import SegmentFile
 from query_optimizer.ways import Way
 
 log = logging.getLogger(__name__)
+SUFFIX = ".evidence"
 MAGIC = b"KVDBEVD\n"
 VERSION = 1
 START = struct.Struct("<8sQI")
@@ -72,7 +73,7 @@ def put_away(evidence: Evidence, disk: SegmentFolder, file: SegmentFile) -> None
         evidence.restore(records)
         return
     try:
-        disk.write_beside(file, pack(Owner.of(file), records))
+        disk.write_beside(file, SUFFIX, pack(Owner.of(file), records))
     except KvdbError as error:
         evidence.restore(records)
         log.warning("evidence stays in main memory: %s", error)
@@ -84,7 +85,7 @@ def bring_back(evidence: Evidence, disk: SegmentFolder, file: SegmentFile) -> No
     records = _read(disk, file)
     if records is not None:
         evidence.restore(records)
-        disk.remove_beside(file)
+        disk.remove_beside(file, SUFFIX)
 
 
 def look(disk: SegmentFolder, file: SegmentFile) -> Evidence | None:
@@ -134,11 +135,11 @@ def unpack(owner: Owner, content: bytes) -> Records:
 
 def _read(disk: SegmentFolder, file: SegmentFile) -> Records | None:
     try:
-        content = disk.read_beside(file)
+        content = disk.read_beside(file, SUFFIX)
         return None if content is None else unpack(Owner.of(file), content)
     except KvdbError as error:
         log.warning("evidence is dropped: %s", error)
-        disk.remove_beside(file)
+        disk.remove_beside(file, SUFFIX)
         return None
 
 

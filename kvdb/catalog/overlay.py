@@ -4,6 +4,7 @@ import numpy as np
 
 from indexes.base import Int64
 from kvdb.storage.block_table import BlockTable
+from kvdb.storage.segment_file import SegmentFile
 from kvdb.types import Array
 
 
@@ -19,6 +20,11 @@ class Overlay:
         self.tables = tables
         self.positions: list[Int64] = [np.zeros(0, np.int64) for _ in tables]
         self.version = 0
+
+    @property
+    def file(self) -> SegmentFile | None:
+        """The file that holds its rows until they are loaded; None for one in main memory."""
+        return None
 
     @property
     def nbytes(self) -> int:
@@ -42,6 +48,10 @@ class Overlay:
         twin = Overlay([table.share() for table in self.tables])
         twin.positions = list(self.positions)
         return twin
+
+    def loaded(self) -> "Overlay":
+        """An overlay in main memory in place of this one: itself."""
+        return self
 
     def release(self) -> None:
         """Give every block back; it is empty afterwards."""

@@ -6,6 +6,7 @@ from itertools import count
 from threading import Lock
 
 import kvdb.catalog.evidence_file as evidence_file
+import kvdb.catalog.statistics_file as statistics_file
 from kvdb.catalog.evidence import Evidence
 from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.statistics import Statistics
@@ -51,7 +52,7 @@ class Segment:
         self.tokens = tokens
         self.tables = tables
         self.indexes = indexes or IndexSet()
-        self.statistics = Statistics()
+        self._statistics = Statistics()
         self.evidence = Evidence()
         self.usage = SegmentUsage()
         self._beside = beside
@@ -79,8 +80,21 @@ class Segment:
         return bool(self.tables[0].length)
 
     @property
+    def place(self) -> tuple[SegmentFolder, SegmentFile] | None:
+        """The folder of its file, and the file; None while it is in main memory only."""
+        disk, file = self._disk, self.file
+        return None if disk is None or file is None else (disk, file)
+
+    @property
     def references(self) -> int:
         return self._references
+
+    @property
+    def statistics(self) -> Statistics:
+        """Averages over its queries, and over those of earlier databases that had the store."""
+        if not self._statistics.version and self._disk is not None and self.file is not None:
+            statistics_file.bring_back(self._statistics, self._disk, self.file)
+        return self._statistics
 
     def is_due_for_probe(self, layer: int, queries: int) -> bool:
         """Whether `queries` more queries of each layer were asked since this layer was last probed for what its queries
@@ -173,9 +187,11 @@ class Segment:
             self._evict_when_unpinned = bool(self._pins)
             return 0 if self._pins else self._evict()
 
-    def put_evidence_away(self) -> None:
-        """Keep its evidence beside its file, if it has one, because the database ends."""
+    def put_away(self) -> None:
+        """Keep its evidence and statistics beside its file, if it has one, because the database ends."""
         with self._lock:
+            if self.file is not None and self._disk is not None:
+                statistics_file.put_away(self._statistics, self._disk, self.file)
             if self.resident and self.file is not None and self._disk is not None:
                 evidence_file.put_away(self.evidence, self._disk, self.file)
 

@@ -34,12 +34,12 @@ class Snapshot:
 
     @classmethod
     def blended(cls, spec: ModelSpec, layout: Layout, overlay: Overlay) -> "Snapshot":
-        """Views that stand anywhere, with gaps. Takes over the references to the views and the overlay, also when it raises
-        Unsupported, for a spec whose keys cannot be moved."""
+        """Views that stand anywhere, with gaps. Takes over the references to the views and the overlay, which is loaded where it
+        lies in a file, also when it raises Unsupported, for a spec whose keys cannot be moved, or what `Overlay.loaded` does."""
         with ExitStack() as undo:
             undo.callback(release_views, layout.views)
             undo.callback(overlay.release)
-            snapshot = cls(layout, RopeShifts(spec, [view.shift for view in layout.views]), overlay)
+            snapshot = cls(layout, RopeShifts(spec, [view.shift for view in layout.views]), overlay.loaded())
             undo.pop_all()
         return snapshot
 

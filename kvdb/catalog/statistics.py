@@ -32,7 +32,7 @@ class LayerStatistics:
 
 
 @dataclass(frozen=True)
-class _State:
+class LayerAverages:
     """The averages of one layer, which are replaced and never written.
 
     counts: int64 `[4, q_heads]`, how often each of MEASURES was seen; averages: float32 `[4, q_heads]`.
@@ -50,7 +50,7 @@ class Statistics:
 
     def __init__(self) -> None:
         self.version = 0
-        self._layers: dict[int, _State] = {}
+        self._layers: dict[int, LayerAverages] = {}
         self._probed: dict[int, int] = {}
         self._lock = Lock()
 
@@ -59,13 +59,13 @@ class Statistics:
         with self._lock:
             state = self._layers.get(layer)
             if state is None:
-                state = _State(np.zeros(one.values.shape, np.int64), np.zeros(one.values.shape, np.float32))
+                state = LayerAverages(np.zeros(one.values.shape, np.int64), np.zeros(one.values.shape, np.float32))
             counts = state.counts + (1 if one.seen is None else one.seen)
             weights = _WEIGHTS[np.minimum(counts, MEMORY)]
             if one.seen is not None:
                 weights *= one.seen
             averages = state.averages + weights * (one.values - state.averages)
-            self._layers[layer] = _State(counts, averages)
+            self._layers[layer] = LayerAverages(counts, averages)
             self.version += 1
 
     def of(self, layer: int) -> LayerStatistics | None:
@@ -76,6 +76,18 @@ class Statistics:
         state.counts.flags.writeable = state.averages.flags.writeable = False
         retrieved, dense, _, _ = state.averages
         return LayerStatistics(state.counts[0], retrieved, dense)
+
+    def layers(self) -> dict[int, LayerAverages]:
+        """Every layer with observations, as it is now."""
+        with self._lock:
+            return dict(self._layers)
+
+    def restore(self, layers: dict[int, LayerAverages]) -> None:
+        """Begin with what `layers` returned of an earlier database, unless something was observed already."""
+        with self._lock:
+            if not self._layers:
+                self._layers = dict(layers)
+                self.version += 1
 
     def mark_probed(self, layer: int, queries: int) -> None:
         """Remember that a layer was probed, to see what its queries retrieve now, when the segment had been queried `queries`
@@ -91,9 +103,7 @@ class Statistics:
         segment, None for none."""
         queries = np.zeros(shape, np.int64)
         averages = np.zeros((len(MEASURES), *shape), np.float32)
-        with self._lock:
-            layers = dict(self._layers)
-        for layer, state in layers.items():
+        for layer, state in self.layers().items():
             queries[layer], averages[:, layer] = state.counts[0], state.averages
         queries.flags.writeable = averages.flags.writeable = False
         audited = audited_errors(evidence or Evidence(), shape)

@@ -2,19 +2,25 @@
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
+import kvdb.catalog.stored_overlay as stored_overlay
 from kvdb.catalog.catalog import Context
 from kvdb.catalog.catalog_file import CatalogFile
 from kvdb.catalog.catalog_records import ContextRecord, Records, SegmentRecord, SpecRecord, ViewRecord
 from kvdb.catalog.compactable import CompactableCatalog
 from kvdb.catalog.layout import Layout
+from kvdb.catalog.life import Life
 from kvdb.catalog.overhead import context_nbytes, segment_nbytes
+from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.prefix_tree import concatenate
-from kvdb.catalog.segment import Segment, SegmentView
-from kvdb.errors import AlreadyExists, ConfigError, IntegrityError, Unavailable, Unsupported
+from kvdb.catalog.relayout import Relayout
+from kvdb.catalog.segment import Segment, SegmentView, Views, release_views
+from kvdb.errors import AlreadyExists, ConfigError, IntegrityError, Unavailable
 from kvdb.storage.budget import Reservation
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.store import BlockStore
@@ -46,6 +52,8 @@ class StoredCatalog(CompactableCatalog):
     the store is opened. A context that was damaged keeps its name until it is dropped, and is never used.
     """
 
+    durable = True
+
     def __init__(self, blocks: BlockStore, folder: StoreFolder, disk: SegmentFolder) -> None:
         super().__init__()
         if _is_gone(folder.catalog) and any(disk.path.iterdir()):
@@ -56,29 +64,64 @@ class StoredCatalog(CompactableCatalog):
         self._file = CatalogFile(folder.catalog)
         with ExitStack() as undo:
             undo.callback(self._file.close)
+            folder.stamp()
             self._damaged = self._read(blocks)
             undo.pop_all()
         if self._damaged:
             log.error("%s was damaged; nothing is answered from: %s", folder.catalog, ", ".join(sorted(self._damaged)))
 
-    def publish(self, context: Context) -> None:
-        """Write a context to the disk, and make it visible. Raises AlreadyExists, CapacityError, Unavailable, and Unsupported for
-        recomputed tokens of a blend."""
-        if context.overlay is not None:
-            raise Unsupported(f"context {context.name!r} holds recomputed tokens of a blend; a store cannot keep those yet")
+    def publish(self, context: Context) -> Context:
+        """Write a context to the disk, and make it visible. Raises AlreadyExists, CapacityError and Unavailable."""
         self.check_free(context.name)
-        segments, views = [], []
         for view in context.views:
-            file = view.segment.write(self._disk, context.spec.digest).path.name
-            segments.append(_record(view.segment, file, context.spec))
-            views.append(ViewRecord(file, view.visible, view.shift))
+            view.segment.write(self._disk, context.spec.digest)
+        segments, views = _records(context.spec.digest, context.views)
         layout, tokens = context.layout, None if context.plain else context.tokens
-        record = ContextRecord(context.name, context.spec.digest, layout.length, layout.prefix_end, tuple(views), tokens)
+        record = ContextRecord(context.name, context.spec.digest, layout.length, layout.prefix_end, views, tokens)
+        if context.overlay is None:
+            return self._commit(context, segments, record)
+        overlay, kept = stored_overlay.store(context.overlay, self._disk, context.spec.digest)
+        with ExitStack() as undo:
+            undo.callback(overlay.release)
+            stored = self._commit(replace(context, overlay=overlay), segments, record._replace(overlay=kept))
+            undo.pop_all()
+        context.overlay.release()
+        return stored
+
+    def replace(self, spec: str, relayout: Relayout) -> None:
+        """Write the targets to the disk, then let contexts see them; see `CompactableCatalog.replace`. Raises CapacityError or
+        Unavailable."""
+        for target in relayout.targets:
+            target.segment.write(self._disk, spec)
+        super().replace(spec, relayout)
+
+    def _replace(self, names: Sequence[str], relayout: Relayout) -> None:
+        """One transaction says that these contexts see the targets, before anybody sees them there."""
+        with self._commit_lock, ExitStack() as undo:
+            pairs = self._rewritten(names, relayout)
+            for _, new in pairs:
+                undo.callback(release_views, new.views)
+            more = Counter[str]()  # views of each file
+            segments: dict[str, SegmentRecord] = {}
+            views: dict[str, tuple[ViewRecord, ...]] = {}
+            for old, new in pairs:
+                records, views[new.name] = _records(new.spec.digest, new.views)
+                segments.update((record.file, record) for record in records)
+                more.update(view.file for view in views[new.name])
+                more.subtract(view.file for view in _records(old.spec.digest, old.views)[1])
+            gone = [file for file, count in more.items() if count < 0 and self._named[file] + count == 0]
+            self._file.replace(list(segments.values()), views, gone)
+            undo.pop_all()
+            self._named.update(more)
+            self._swap(pairs)
+
+    def _commit(self, context: Context, segments: list[SegmentRecord], record: ContextRecord) -> Context:
+        """Write what the catalogue's file is to say of a context, and make it visible."""
         with self._commit_lock:
             self.check_free(context.name)
-            self._file.insert(SpecRecord.of(context.spec), segments, record)
-            self._named.update(view.file for view in views)
-            super().publish(context)
+            self._file.insert(SpecRecord.of(context.spec), segments, record, context.life)
+            self._named.update(view.file for view in record.views)
+            return super().publish(context)
 
     def check_free(self, name: str) -> None:
         """Raises AlreadyExists when the name is taken, also by a context that was damaged."""
@@ -104,7 +147,7 @@ class StoredCatalog(CompactableCatalog):
     def close(self) -> None:
         """Keep the evidence of every segment beside its file, and close the catalogue's file."""
         for segment in {view.segment for context in self.contexts() for view in context.views}:
-            segment.put_evidence_away()
+            segment.put_away()
         with self._commit_lock:
             self._file.close()
 
@@ -125,6 +168,7 @@ class StoredCatalog(CompactableCatalog):
                     self._named.update(view.file for view in record.views)
         finally:
             reader.release()
+        self.take_changed()  # what was left behind before waits for `compact`
         damaged = {*records.damaged, *reader.damaged}
         if records.whole and not damaged:  # nothing else can name a file
             self._file.delete_segments([file for file in records.segments if not self._named[file]])
@@ -149,11 +193,14 @@ class StoredContexts:
         spec = self._records.specs.get(record.spec)
         try:
             segments = [self._segment(view.file, spec) for view in record.views]
+            overlay = self._overlay(record, spec)
         except (IntegrityError, Unavailable) as error:
             log.error("context %r: %s", record.name, error)
             self.damaged.append(record.name)
             return None
-        assert spec is not None
+        if spec is None:  # a blend without views
+            self.damaged.append(record.name)
+            return None
         views = tuple(
             SegmentView(segment, view.visible, view.shift) for segment, view in zip(segments, record.views, strict=True)
         )
@@ -161,12 +208,25 @@ class StoredContexts:
         beside = Reservation(self._blocks.budget, context_nbytes(len(tokens)))
         for segment in segments:
             segment.retain()
-        return Context(record.name, spec, Layout(views, record.length, record.prefix_end), tokens, beside=beside)
+        layout = Layout(views, record.length, record.prefix_end)
+        return Context(record.name, spec, layout, tokens, overlay, beside, self._life(record.name))
 
     def release(self) -> None:
         """Release the segments; the contexts hold theirs."""
         for segment in self._segments.values():
             segment.release()
+
+    def _life(self, name: str) -> Life:
+        """What the catalogue's file says of the life of a context; one that is always kept where it was damaged."""
+        if name not in self._records.lives:
+            log.error("what was noted of context %r was damaged; it is pinned from now on, without metadata", name)
+            return Life(pinned=True)
+        return self._records.lives[name]
+
+    def _overlay(self, record: ContextRecord, spec: ModelSpec | None) -> Overlay | None:
+        if record.overlay is None or spec is None:
+            return None
+        return stored_overlay.restore(record.overlay, self._disk, spec.digest, self._blocks.tables(spec))
 
     def _segment(self, file: str, spec: ModelSpec | None) -> Segment:
         if file in self._segments:
@@ -191,6 +251,13 @@ def _is_gone(path: Path) -> bool:
     return not path.exists() or not path.stat().st_size
 
 
-def _record(segment: Segment, file: str, spec: ModelSpec) -> SegmentRecord:
-    block_size = segment.tables[0].layout.block_size
-    return SegmentRecord(file, spec.digest, block_size, segment.base, segment.standalone, segment.tokens)
+def _records(spec: str, views: Views) -> tuple[list[SegmentRecord], tuple[ViewRecord, ...]]:
+    """What is kept of views and their segments, which are on the disk. spec: the digest of their spec."""
+    segments, listed = [], []
+    for view in views:
+        segment = view.segment
+        assert segment.file is not None
+        file, block_size = segment.file.path.name, segment.tables[0].layout.block_size
+        segments.append(SegmentRecord(file, spec, block_size, segment.base, segment.standalone, segment.tokens))
+        listed.append(ViewRecord(file, view.visible, view.shift))
+    return segments, tuple(listed)

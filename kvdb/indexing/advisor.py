@@ -54,8 +54,10 @@ class IndexAdvisor:
             self._builder.schedule(segment, kind)
 
     def count_session(self, views: Views) -> None:
-        """Count a session that was opened over these segments, and review a segment that was opened often."""
+        """Count a session that was opened over these segments, bring their indexes back from disk, and review a segment that was
+        opened often."""
         for view in views:
+            self._builder.load(view.segment)
             if view.segment.usage.count_session() % self._policy.opened_often == 0:
                 self.review(view.segment)
 

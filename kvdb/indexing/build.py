@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from time import perf_counter
 
 import indexes.registry as registry
+import kvdb.catalog.index_files as index_files
 from indexes.accelerate import Accelerator
 from indexes.base import Index
 from kvdb.catalog.segment import Segment
@@ -58,6 +59,17 @@ class Build:
             self.holds_segment = False
             self.segment.unpin()
             self.segment.release()
+
+    def load(self) -> Index | None:
+        """The index of the first layer, if nothing of it is built yet and a file beside the segment's holds it."""
+        if self.steps is not None:
+            return None
+        self.segment.wait(self.layers[0])
+        keys = self.segment.tables[self.layers[0]].keys(len(self.segment))
+        index = index_files.load(self.segment, self.kind, self.layers[0], keys)
+        if index is not None:
+            self.layers.popleft()
+        return index
 
     def step(self, accelerator: Accelerator | None) -> Index | None:
         """Go on with the first layer. Returns its index once it is built, None before. Raises Unsupported, and whatever the

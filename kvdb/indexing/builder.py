@@ -12,6 +12,7 @@ from typing import NamedTuple
 from weakref import WeakSet
 
 import indexes._native as _native
+import kvdb.catalog.index_files as index_files
 import kvdb.validate as validate
 from indexes.accelerate import Accelerator
 from kvdb.catalog.index_set import Progress
@@ -22,6 +23,8 @@ from kvdb.indexing.build_costs import BuildCosts
 from kvdb.storage.loader import Loader
 
 log = logging.getLogger(__name__)
+LOAD_BYTES_PER_SECOND = 1e9
+"""How fast an index is read from its file, roughly; it decides which build comes first."""
 NICE = 10
 """The nice value that building threads add to that of their process, on Linux."""
 
@@ -94,6 +97,12 @@ class IndexBuilder:
             self._add(segment, kind, requested=False)
             due = self._dispatch()
         self._carry_out(due)
+
+    def load(self, segment: Segment) -> None:
+        """Bring back in the background the indexes over a segment that are on disk and not in memory, as far as there is room."""
+        for kind in index_files.kept(segment):
+            if missing_layers(segment, kind):
+                self.schedule(segment, kind)
 
     def nbytes(self) -> int:
         """The memory of all indexes in bytes; unfinished ones count as finished."""
@@ -171,9 +180,12 @@ class IndexBuilder:
         build.acquire(self._loader)
         self._report(build, "building")
         layer = build.layers[0]
-        index = build.step(self._accelerator)
+        loaded = build.load()
+        index = loaded or build.step(self._accelerator)
         if index is not None:
             build.segment.indexes.put(layer, index)
+        if index is not None and loaded is None:
+            index_files.keep(build.segment, layer, index)
             self.costs.learn(build.kind, build.segment, build.layer_seconds)
             build.seconds, build.layer_seconds = build.seconds + build.layer_seconds, 0.0
 
@@ -212,7 +224,9 @@ class IndexBuilder:
 
     def _seconds_left(self, build: Build) -> float:
         """Seconds that the rest of a build is expected to take."""
-        return self.costs.of(build.kind, build.segment).seconds * (len(build.layers) - build.share)
+        cost = self.costs.of(build.kind, build.segment)
+        loads = len(index_files.kept(build.segment).get(build.kind, set()).intersection(build.layers))
+        return cost.seconds * max(len(build.layers) - loads - build.share, 0.0) + cost.nbytes * loads / LOAD_BYTES_PER_SECOND
 
     def _is_abandoned(self, segment: Segment) -> bool:
         """Whether nobody but builds holds the segment."""

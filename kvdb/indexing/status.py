@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future
 
+import kvdb.catalog.index_files as index_files
 from indexes.base import IndexCorrupt
 from kvdb.catalog.index_set import Progress
 from kvdb.catalog.segment import Views
@@ -24,13 +25,16 @@ def wait(builds: list[Future[None]], is_wanted: Callable[[], bool]) -> None:
 
 
 def index_infos(views: Views) -> list[IndexInfo]:
-    """The indexes over the segments of a context by segment and kind, unfinished and failed ones included."""
+    """The indexes over the segments of a context by segment and kind, including those that are unfinished, that failed, and that
+    are on disk until a session needs them ("stored")."""
     infos = []
     for view in views:
         segment, built = view.segment, view.segment.indexes.built()
-        for kind in dict.fromkeys([*built, *segment.indexes.progress]):
-            finished = built.get(kind, [])
-            progress = segment.indexes.progress.get(kind) or Progress("ready", len(finished) / len(segment.tables))
+        stored = index_files.kept(segment)
+        for kind in dict.fromkeys([*built, *segment.indexes.progress, *stored]):
+            finished, files = built.get(kind, []), stored.get(kind, set())
+            share = max(len(finished), len(files)) / len(segment.tables)
+            progress = segment.indexes.progress.get(kind) or Progress("ready" if finished else "stored", share)
             infos.append(
                 IndexInfo(
                     segment=segment.number,

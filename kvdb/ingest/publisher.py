@@ -106,7 +106,7 @@ class Publisher:
         published = False
         try:
             context = replace(context, beside=Reservation(self.budget, context_nbytes(len(context.tokens))))
-            self._catalog.publish(context)
+            context = self._catalog.publish(context)
             published = True
         finally:
             if not published:

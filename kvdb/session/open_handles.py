@@ -104,7 +104,9 @@ class OpenHandles:
                 tables += handle.own_tables()
         tables += [table for segment in segments for table in segment.tables]
         once = {id(table): table for table in tables}  # an import has its tables still while they are a segment's already
-        return list(once.values()), [file for segment in segments if (file := segment.file) is not None]
+        files = {context.overlay.file for context in contexts if context.overlay is not None}
+        files.update(segment.file for segment in segments)
+        return list(once.values()), [file for file in files if file is not None]
 
     def close(self) -> None:
         """Close everything that is open, and wait for calls under way. After `refuse`."""

@@ -1,19 +1,20 @@
 """The disk tier: the files of one database's segments, and what is kept beside them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Condition
 from typing import Protocol
 
 from kvdb.errors import CapacityError, IntegrityError, Unavailable
+from kvdb.storage.beside import BesideFiles, beside, final_name, written
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.segment_file import Contents, SegmentFile
 from kvdb.types import TierStats
 
-FILE_SUFFIX, BESIDE_SUFFIX = ".segment", ".evidence"
-"""The ends of the names of segments' files, and of what is kept beside them."""
+FILE_SUFFIX = ".segment"
+"""The end of the name of a segment's file."""
 
 
 class Home(Protocol):
@@ -43,9 +44,9 @@ class SegmentFolder:
         self.path = home.path
         self._bytes_max = bytes_max
         self._files: dict[str, SegmentFile] = {}
-        self._beside: dict[str, int] = {}  # the bytes of the file beside each of these
+        self._beside = BesideFiles(home.path)
         self._reserved = 0
-        self._made = 0
+        self._made = self._beside.next_number
         self._writing: set[str] = set()  # names of files that are not yet known
         self.changes = 0
         self._closed = False
@@ -88,21 +89,16 @@ class SegmentFolder:
         they are read. The rest as in `write`. Raises IntegrityError for one of another length, and Unavailable for none."""
         file = SegmentFile(self.path / name, self._contents(name, spec, layout, layers, tokens))
         file.check_length()
-        beside = _beside(file)
         with self._lock:
             self._files[name] = file
-            self._reserved += file.nbytes
-            self._made = max(self._made, int(name.removesuffix(FILE_SUFFIX)) + 1)
-            if beside.exists():
-                self._beside[name] = beside.stat().st_size
-                self._reserved += self._beside[name]
+            self._reserved += file.nbytes + self._beside.adopt(file)
         return file
 
     def remove_strangers(self) -> None:
         """Remove the files in the folder that are no segment's: those of a process that died before it made them known, or after
         it forgot them. Nothing else may be going on."""
-        known = {name for file in self._files.values() for name in (file.path.name, _beside(file).name)}
-        for path in _written(self.path):
+        known = self._expected()
+        for path in written(self.path):
             if path.name not in known:
                 with suppress(OSError):  # it is tried again when the store is opened again
                     path.unlink(missing_ok=True)
@@ -110,20 +106,19 @@ class SegmentFolder:
     def remove(self, file: SegmentFile) -> None:
         with self._lock:
             if self._files.pop(file.path.name, None) is not None:
-                self._remove_beside(file)
-                self._reserved -= file.nbytes
+                self._reserved -= file.nbytes + self._beside.remove_all(file)
                 self.changes += 1
                 file.unlink()
 
-    def write_beside(self, file: SegmentFile, content: bytes) -> None:
-        """Keep some bytes in a file beside that of a segment, instead of those that are kept there, until they or the segment's
-        file are removed. Raises CapacityError or Unavailable; then nothing is kept there."""
-        path = _beside(file)
+    def write_beside(self, file: SegmentFile, suffix: str, content: bytes) -> None:
+        """Keep some bytes in a file beside that of a segment, until they or the segment's file are removed. suffix: the end of
+        its name; what is kept under that name already is replaced. Raises CapacityError or Unavailable; then nothing is kept
+        there."""
         with self._lock:
-            if file.path.name not in self._files:
-                raise Unavailable(f"{file.path} was removed; nothing is kept beside it")
-            self._remove_beside(file)
+            self._check_known(file)
+            self._reserved -= self._beside.remove(file, suffix)
             self._reserve(len(content))
+            path = beside(file, suffix)
             try:
                 path.write_bytes(content)
             except OSError as error:
@@ -131,32 +126,66 @@ class SegmentFolder:
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
                 raise Unavailable(f"{path} cannot be written: {error.strerror}") from None
-            self._beside[file.path.name] = len(content)
+            self._beside.put(file, suffix, len(content))
 
-    def read_beside(self, file: SegmentFile) -> bytes | None:
+    def save_beside(self, file: SegmentFile, suffix: str, nbytes: int, save: Callable[[Path], None]) -> None:
+        """Keep in a file beside that of a segment what `save` writes to a path, in about `nbytes` bytes, without keeping others
+        waiting. The rest as in `write_beside`; what indexes take is not taken for it."""
+        path = beside(file, suffix)
+        with self._lock:
+            self._check_known(file)
+            self._reserved -= self._beside.remove(file, suffix)
+            self._reserve(nbytes, of_indexes=False)
+            self._writing.add(path.name)
+        size = 0
+        try:
+            save(path)
+            size = path.stat().st_size
+        except OSError as error:
+            raise Unavailable(f"{path} cannot be written: {error.strerror}") from None
+        finally:
+            with self._lock:
+                self._reserved -= nbytes
+                self._writing.remove(path.name)
+                if file.path.name in self._files and size:
+                    self._beside.put(file, suffix, size)
+                    self._reserved += size
+                else:  # the segment was removed meanwhile, or nothing was written
+                    with suppress(OSError):
+                        path.unlink(missing_ok=True)
+                self.changes += 1
+                self._lock.notify_all()
+
+    def read_beside(self, file: SegmentFile, suffix: str) -> bytes | None:
         """What is kept beside a segment's file, None for nothing. Raises Unavailable where it cannot be read."""
         with self._lock:
-            if file.path.name not in self._beside:
+            if suffix not in self._beside.suffixes(file):
                 return None
             try:
-                return _beside(file).read_bytes()
+                return beside(file, suffix).read_bytes()
             except OSError as error:
-                raise Unavailable(f"{_beside(file)} cannot be read: {error.strerror}") from None
+                raise Unavailable(f"{beside(file, suffix)} cannot be read: {error.strerror}") from None
 
-    def remove_beside(self, file: SegmentFile) -> None:
+    def remove_beside(self, file: SegmentFile, suffix: str) -> None:
         """Remove what is kept beside a segment's file, if anything is."""
         with self._lock:
-            self._remove_beside(file)
+            self._reserved -= self._beside.remove(file, suffix)
+
+    def kept_beside(self, file: SegmentFile) -> tuple[str, ...]:
+        """The ends of the names of what is kept beside a segment's file."""
+        with self._lock:
+            return self._beside.suffixes(file)
 
     def stats(self) -> list[TierStats]:
         """One entry for each size of block that files hold."""
         with self._lock:
-            files, beside = list(self._files.values()), dict(self._beside)
+            files = list(self._files.values())
+            beside_nbytes = {file: self._beside.nbytes(file) for file in files}
         stats = []
         for block_nbytes in sorted({file.contents.layout.nbytes for file in files}):
             of_size = [file for file in files if file.contents.layout.nbytes == block_nbytes]
             blocks = sum(file.contents.layers * file.contents.blocks for file in of_size)
-            nbytes = sum(file.nbytes + beside.get(file.path.name, 0) for file in of_size)
+            nbytes = sum(file.nbytes + beside_nbytes[file] for file in of_size)
             stats.append(TierStats("disk", blocks, blocks, block_nbytes, nbytes, huge=False))
         return stats
 
@@ -166,12 +195,9 @@ class SegmentFolder:
         with self._lock:
             if self._closed:
                 return
-            files = dict(self._files)
-            written = [path for path in self.path.glob(f"*{FILE_SUFFIX}") if path.name.lstrip(".") not in self._writing]
-            written += self.path.glob(f"*{BESIDE_SUFFIX}")
-            there = {path.name: path.stat().st_size for path in written}
-            expected = {file.path.name: file.nbytes for file in files.values()}
-            expected |= {_beside(files[name]).name: nbytes for name, nbytes in self._beside.items()}
+            files, expected = dict(self._files), self._expected()
+            finished = [path for path in written(self.path) if final_name(path.name) not in self._writing]
+            there = {path.name: path.stat().st_size for path in finished}
         owners = sorted(file.path.name for file in owned)
         if owners != sorted(files):
             raise IntegrityError(f"segments own {len(owners)} files, and {len(files)} are known; expected the same, each once")
@@ -191,28 +217,34 @@ class SegmentFolder:
     def _contents(self, name: str, spec: str, layout: BlockLayout, layers: int, tokens: int) -> Contents:
         return Contents(f"{self._home.key}/{name}", spec, layout, layers, tokens)
 
-    def _remove_beside(self, file: SegmentFile) -> None:
-        """`remove_beside`, with the lock held."""
-        nbytes = self._beside.pop(file.path.name, None)
-        if nbytes is not None:
-            self._reserved -= nbytes
-            with suppress(OSError):  # it is dropped when it is read, if it is not there as it was written
-                _beside(file).unlink(missing_ok=True)
+    def _expected(self) -> dict[str, int]:
+        """The bytes of every file that the folder should hold, by name."""
+        return {file.path.name: file.nbytes for file in self._files.values()} | self._beside.by_name()
 
-    def _reserve(self, nbytes: int) -> None:
-        if self._bytes_max is not None and self._reserved + nbytes > self._bytes_max:
+    def _check_known(self, file: SegmentFile) -> None:
+        if file.path.name not in self._files:
+            raise Unavailable(f"{file.path} was removed; nothing is kept beside it")
+
+    def _reserve(self, nbytes: int, *, of_indexes: bool = True) -> None:
+        """Take bytes of the budget, with the lock held. of_indexes: whether indexes are removed where there is no room. Raises
+        CapacityError."""
+        if of_indexes and not self._has_room(nbytes):
+            self._remove_indexes(nbytes)
+        if not self._has_room(nbytes):
             raise CapacityError(
                 f"the disk tier needs {nbytes:,} bytes more and holds {self._reserved:,} of storage.disk_bytes_max="
                 f"{self._bytes_max}; drop contexts or raise the budget"
             )
         self._reserved += nbytes
 
+    def _has_room(self, nbytes: int) -> bool:
+        return self._bytes_max is None or self._reserved + nbytes <= self._bytes_max
 
-def _beside(file: SegmentFile) -> Path:
-    """The path of what is kept beside a segment's file."""
-    return file.path.with_suffix(BESIDE_SUFFIX)
-
-
-def _written(folder: Path) -> Iterable[Path]:
-    """The files in a folder that are named as those of segments are, finished or not."""
-    return (path for path in folder.iterdir() if path.name.endswith((FILE_SUFFIX, BESIDE_SUFFIX)))
+    def _remove_indexes(self, nbytes: int) -> None:
+        """Remove indexes, one after the other, until there is room for `nbytes`, if all of them make so much."""
+        kept = self._beside.indexes()
+        if self._has_room(nbytes - sum(size for _, _, size in kept)):
+            for file, suffix, _ in kept:
+                if self._has_room(nbytes):
+                    break
+                self._reserved -= self._beside.remove(file, suffix)

@@ -1,11 +1,12 @@
 """The folder of a durable database, which outlives it.
 
-    store.json      what the folder is: {"format": "kvdb store", "version": 1, "id": 32 hex digits}
+    store.json      what the folder is: {"format": "kvdb store", "version": 2, "id": 32 hex digits}
     lock            locked by the process that has the store open, and holds its number
     catalog.db      what is stored; see `kvdb.catalog.catalog_file`
     segments/       the files of segments; see `kvdb.storage.segment_file`
 
-Only a folder that is empty, or has the store.json of a version that is known, is ever written to.
+Only a folder that is empty, or has the store.json of a version that is known, is ever written to. A store of an older version
+becomes one of this when it is opened: its catalogue in one transaction, and then its label.
 """
 
 import fcntl
@@ -18,7 +19,8 @@ from pathlib import Path
 
 from kvdb.errors import IntegrityError, InvalidArgument, KvdbError, Unavailable, Unsupported
 
-FORMAT, VERSION = "kvdb store", 1
+FORMAT, VERSION = "kvdb store", 2
+"""What the label says of a store that is written today. Older ones become so when they are opened (`StoreFolder.stamp`)."""
 LABEL, LOCK, CATALOG, SEGMENTS = "store.json", "lock", "catalog.db", "segments"
 
 
@@ -35,6 +37,7 @@ class StoreFolder:
         IntegrityError for one whose label cannot be read, and Unavailable where it is open already or cannot be used.
         """
         path = path.absolute()  # the process may change its folder
+        self._folder = path
         self.path = path / SEGMENTS
         self.catalog = path / CATALOG
         with ExitStack() as undo:
@@ -43,7 +46,7 @@ class StoreFolder:
                 _check_is_store_or_empty(path)
                 lock = _lock(path)
                 undo.callback(os.close, lock)
-                self.key = _label(path)
+                self.key, self._version = _label(path)
                 self.path.mkdir(exist_ok=True, mode=0o700)
                 sync_folder(path)
             except KvdbError:
@@ -53,6 +56,16 @@ class StoreFolder:
             except ValueError as error:  # a character that no path has
                 raise InvalidArgument(f"{str(path)!r} is no path of a store ({error})") from None
             self._finalizer = weakref.finalize(self, undo.pop_all().close)
+
+    def stamp(self) -> None:
+        """Say in the label that everything in the store is of this version. Raises Unavailable."""
+        if self._version != VERSION:
+            try:
+                _write_label(self._folder, self.key)
+                sync_folder(self._folder)
+            except OSError as error:
+                raise Unavailable(f"the label of {self._folder} cannot be written: {error.strerror}") from None
+            self._version = VERSION
 
     def sync(self) -> None:
         """Wait until the names of all files are on the disk. Raises Unavailable."""
@@ -97,17 +110,22 @@ def _lock(path: Path) -> int:
     return lock
 
 
-def _label(path: Path) -> str:
-    """The id of the store, whose label is made if there is none."""
+def _write_label(path: Path, key: str) -> None:
+    """Write the label of a store under another name, and rename it. Raises OSError."""
+    unfinished = path / f".{LABEL}"
+    fields = {"format": FORMAT, "version": VERSION, "id": key}
+    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+        json.dump(fields, file)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.rename(path / LABEL)
+
+
+def _label(path: Path) -> tuple[str, int]:
+    """The id and the version of the store, whose label is made if there is none."""
     label = path / LABEL
     if not label.exists():
-        unfinished = path / f".{LABEL}"
-        fields = {"format": FORMAT, "version": VERSION, "id": secrets.token_hex(16)}
-        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-            json.dump(fields, file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(label)
+        _write_label(path, secrets.token_hex(16))
     try:
         fields = json.loads(label.read_bytes())
         found, version, key = fields["format"], fields["version"], fields["id"]
@@ -115,6 +133,6 @@ def _label(path: Path) -> str:
         raise IntegrityError(f"{label} cannot be read ({error!r:.100}); nothing of the store was touched") from None
     if found != FORMAT or not isinstance(key, str):
         raise InvalidArgument(f"{path} is no kvdb store: its {LABEL} says {found!r:.100}")
-    if version != VERSION:
-        raise Unsupported(f"the store {path} has version {version!r:.100}; this kvdb reads version {VERSION}")
-    return key
+    if version not in range(1, VERSION + 1):
+        raise Unsupported(f"the store {path} has version {version!r:.100}; this kvdb reads versions 1 to {VERSION}")
+    return key, version

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvdb.errors import Unavailable
-from kvdb.storage.disk import BESIDE_SUFFIX, FILE_SUFFIX
+from kvdb.storage.beside import written
 
 LOCK = "lock"
 MARKER = b"kvdb: segments of one database, removed when it ends\n"
@@ -81,7 +81,7 @@ def _remove_dead(folder: Path) -> None:
 
 def _clear(folder: Path) -> None:
     """Remove the files that databases write, the marker last, and the folder unless it holds other files."""
-    for file in (*folder.glob(f"*{FILE_SUFFIX}"), *folder.glob(f"*{BESIDE_SUFFIX}"), folder / LOCK):
+    for file in (*written(folder), folder / LOCK):
         file.unlink(missing_ok=True)
     with suppress(OSError):
         folder.rmdir()

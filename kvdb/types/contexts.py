@@ -58,8 +58,9 @@ class Placed:
 @dataclass(frozen=True)
 class IndexInfo:
     """One kind of index over one segment of a context. layers: how many have it, of layers_total. nbytes: its size in memory.
-    state: "ready", "building", "waiting" to be built, or "failed". progress: the share of all layers that is done, 0 to 1.
-    seconds: spent on it so far, of seconds_expected in all. error: why it failed, "" otherwise."""
+    state: "ready", "stored" on disk until a session needs it, "building", "waiting" to be built, or "failed". progress: the share
+    of all layers that is done, 0 to 1. seconds: spent on it so far, of seconds_expected in all. error: why it failed, ""
+    otherwise."""
 
     segment: int
     tokens: int

@@ -16,10 +16,10 @@ def runs_of_trie(contexts):
     begins = [node for node in nodes if node[:-1] == () or len(children[node[:-1]]) > 1]
     lengths = []
     for node in begins:
-        length = 1
-        while len(children[node]) == 1:
-            (node,), length = children[node], length + 1
-        lengths.append(length)
+        run = [node]
+        while len(children[run[-1]]) == 1:
+            run += children[run[-1]]
+        lengths.append(len(run))
     return sorted(lengths)
 
 

@@ -97,18 +97,6 @@ def test_offloading_uses_the_store_and_needs_no_second_file(tmp_path):
         assert holds(db, DOC)
 
 
-def test_recomputed_tokens_of_a_blend_are_refused_and_nothing_is_left(tmp_path):
-    with connect(tmp_path) as db:
-        db.import_chunk(SPEC, DOC[:64], kv_of(DOC[:64]), name="a")
-        with db.create_session(SPEC, parts=["a", [1, 2, 3], "a"]) as session:
-            rows = np.zeros((1, 3, 16), np.float32)
-            for layer in range(SPEC.layers):
-                session.overlay(layer, np.arange(64, 67), rows, rows)
-            with pytest.raises(Unsupported, match="recomputed tokens of a blend"):
-                session.store("blend")
-        assert names(db) == ["a"]
-
-
 class StoreMachine(RuleBasedStateMachine):
     """Any order of calls, ends and kills beside a dictionary of what was acknowledged.
 
@@ -314,7 +302,7 @@ def test_tables_whose_columns_have_no_name_any_more_are_not_read(tmp_path):
 @pytest.mark.parametrize(
     ("pragma", "error", "told"),
     [
-        ("user_version = 9", Unsupported, "has version 9; this kvdb reads version 1"),
+        ("user_version = 9", Unsupported, "has version 9; this kvdb reads versions 1 to 2"),
         ("application_id = 7", IntegrityError, "no catalogue"),
     ],
 )

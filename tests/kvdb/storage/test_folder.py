@@ -46,25 +46,25 @@ def test_files_are_counted_by_the_size_of_their_blocks_and_go_when_removed(tmp_p
 def test_what_is_kept_beside_a_file_is_counted_and_goes_with_it(tmp_path, stored):
     folder = SegmentFolder(TemporaryFolder(tmp_path), stored.contents("x" * 30).nbytes + 100)
     file = write(folder, stored)
-    assert folder.read_beside(file) is None
+    assert folder.read_beside(file, ".evidence") is None
     for content in (b"a" * 100, b"b" * 60):
-        folder.write_beside(file, content)
-        assert folder.read_beside(file) == content
+        folder.write_beside(file, ".evidence", content)
+        assert folder.read_beside(file, ".evidence") == content
         assert folder.nbytes == file.nbytes + len(content) == folder.stats()[0].nbytes
         folder.check_integrity([file])
     with pytest.raises(CapacityError, match="the disk tier needs 101 bytes more"):
-        folder.write_beside(file, b"c" * 101)
-    assert (folder.read_beside(file), folder.nbytes) == (None, file.nbytes)
-    folder.write_beside(file, b"d")
+        folder.write_beside(file, ".evidence", b"c" * 101)
+    assert (folder.read_beside(file, ".evidence"), folder.nbytes) == (None, file.nbytes)
+    folder.write_beside(file, ".evidence", b"d")
     next(folder.path.glob("*.evidence")).write_bytes(b"")
     with pytest.raises(IntegrityError, match="that are not the 2 that were written"):
         folder.check_integrity([file])
     folder.remove(file)
     assert (folder.nbytes, [path.name for path in folder.path.iterdir()]) == (0, ["lock"])
     with pytest.raises(Unavailable, match="was removed"):
-        folder.write_beside(file, b"e")
+        folder.write_beside(file, ".evidence", b"e")
     file = write(folder, stored)
-    folder.write_beside(file, b"f")
+    folder.write_beside(file, ".evidence", b"f")
     folder.close()
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 

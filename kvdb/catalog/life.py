@@ -1,0 +1,27 @@
+"""How long a context is to be kept, what is noted of it, and how it was used."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Life:
+    """What changes of a context while it is stored; its catalogue changes it, with its lock held. Times are seconds since the
+    epoch.
+
+    pinned: whether it stays whatever room is asked for. expires: when it is dropped, None for never. metadata: what its owner
+    noted of it, as in JSON. created: when it was stored. used: when tokens of it were last reused, or it was stored. uses: how
+    often tokens of it were reused.
+    """
+
+    pinned: bool = False
+    expires: float | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    created: float = field(default_factory=time.time)
+    used: float = 0.0
+    uses: int = 0
+
+    def __post_init__(self) -> None:
+        self.used = self.used or self.created
