@@ -40,6 +40,10 @@ class Arena:
         begin = self.address - everything.ctypes.data
         return everything[begin : begin + self.nbytes]
 
+    def discard(self) -> None:
+        """Give the physical memory back. The addresses stay valid, and hold zeros."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
     def close(self) -> None:
         """Return the memory. Addresses inside are invalid afterwards."""
         self._map.close()

@@ -300,9 +300,6 @@ class LayerSteps:
         start: the position of the token, or None. Returns None where the step is none that `follow` spoke of, an argument is
         wrong or a number not finite: then nothing was done."""
 
-    def undo(self) -> None:
-        """Takes the last step back, after which nothing else was called, as if it had not been taken."""
-
     def sample_next(self, in_steps: int, every: int) -> None:
         """Keep the query of the step after `in_steps` others, and then of every `every`-th; 0: of none."""
 
@@ -314,6 +311,21 @@ class LayerSteps:
 
     def last_query(self) -> bytes:
         """The last query, [q_heads, head_dim], its bits."""
+
+def take_steps(
+    layers: list[LayerSteps],
+    q: Any,
+    k: Any,
+    v: Any,
+    options: object,
+    starts: Sequence[int] | None,
+    out: Any,
+    shared_tokens_min: int,
+) -> bool:
+    """A step of each layer, all of them or none: of searches that ask one index for the same one is made, and blocks of so many
+    tokens that several read whole are read once. q, k, v, starts: of each layer as `LayerSteps.step` takes it; the answers go to
+    out [layers, q_heads, 1, head_dim]. False where one is refused as `LayerSteps.step` would: then nothing was done. Raises
+    ValueError for a layer that comes twice, and for layers of several models."""
 
 def crc32c(table: Any, nbytes: int, out: Any) -> None:
     """The CRC-32C (Castagnoli) of the nbytes bytes at each address of table, uint64 [n], into out, uint32 [n]. On one thread."""

@@ -62,7 +62,7 @@ class Database(ContextOperations, IndexOperations):
         kernels.use(measured.kernels)
         device = open_configured_device(self.config.storage)
         self._blocks = BlockStore(self.config.storage, device)
-        self._catalog = open_catalog(self._blocks)
+        self._catalog = open_catalog(self._blocks, self.config.storage.durability)
         self.gpu: GpuInterface | None = open_backend(device, self._blocks, self.config.optimizer.machine_file)
         indexes = self.config.indexes
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device))
@@ -85,13 +85,17 @@ class Database(ContextOperations, IndexOperations):
         )
 
     @counted_call
-    def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None) -> ImportWriter:
+    def begin_import(
+        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None
+    ) -> ImportWriter:
         """Start storing a context. Only the tokens behind the longest stored prefix, [import.start, n), are to be written.
 
         base: for a chunk, the position at which its first token was computed, None for a prefix. A chunk is stored whole or, if
-        its text is stored already, not at all. Raises AlreadyExists, InvalidArgument, or Unsupported for a chunk of a model whose
-        keys cannot be moved.
+        its text is stored already, not at all. durability: what the context outlives, None for the configuration's. Raises
+        AlreadyExists, InvalidArgument, or Unsupported for a chunk of a model whose keys cannot be moved and for a durability that
+        cannot be had.
         """
+        level = self._catalog.durability(validate.durability(durability))
         self._catalog.check_free(validate.name(name))
         ids = validate.token_ids(tokens)
         if not len(ids):
@@ -102,7 +106,7 @@ class Database(ContextOperations, IndexOperations):
             views = self._publisher.chunk_views(spec, ids)
         else:
             views = self._catalog.match(spec, ids)
-        target = ImportTarget(spec, ids, name, base)
+        target = ImportTarget(spec, ids, name, base, level)
         return ImportWriter(self.handles, self._publisher, target, views, self._blocks.tables(spec))
 
     @counted_call

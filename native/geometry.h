@@ -30,6 +30,7 @@ struct Geometry {
     int head_dim;
     int block_size;
 
+    bool operator==(const Geometry&) const = default;
     std::size_t element_bytes() const { return dtype == Dtype::float32 ? 4 : 2; }
     std::size_t row_bytes() const { return element_bytes() * head_dim; }
     std::size_t head_bytes() const { return row_bytes() * block_size; }

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "export.h"
 #include "geometry.h"
@@ -16,8 +18,15 @@ inline constexpr const char* kSearcherName = "kvdb.indexes.Searcher";
 // alive what it reads but the blocks, which the caller does.
 class KVDB_BASE Searcher {
   public:
-    Searcher(const Geometry& geometry, const std::uint64_t* table, std::int64_t tokens)
-        : geometry(geometry), table(table), tokens(tokens) {}
+    // index: an address in the index that no other has. asked: what for; equal numbers mean the
+    // same.
+    Searcher(const Geometry& geometry, const std::uint64_t* table, std::int64_t tokens,
+             const void* index, std::vector<double> asked)
+        : geometry(geometry),
+          table(table),
+          tokens(tokens),
+          index_(index),
+          asked_(std::move(asked)) {}
     Searcher(const Searcher&) = delete;
     Searcher& operator=(const Searcher&) = delete;
     virtual ~Searcher();
@@ -27,9 +36,19 @@ class KVDB_BASE Searcher {
     // head costs less to be read whole may be given up.
     virtual SearchResult search(const QueryRows& queries, const float* outside) const = 0;
 
+    // Whether the other asks the same index for the same, so that one call answers both's queries.
+    bool asks_like(const Searcher& other) const {
+        return table == other.table && tokens == other.tokens && index_ == other.index_ &&
+               asked_ == other.asked_;
+    }
+
     const Geometry geometry;
     const std::uint64_t* const table;  // block base addresses
     const std::int64_t tokens;
+
+  private:
+    const void* const index_;
+    const std::vector<double> asked_;
 };
 
 }  // namespace kvdb::indexes

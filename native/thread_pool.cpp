@@ -59,6 +59,7 @@ std::atomic<ThreadPool*> foreground{nullptr};
 std::atomic<ThreadPool*> background{nullptr};
 std::atomic<int> spin{kSpinDefault};
 thread_local bool in_background = false;
+thread_local bool in_call = false;  // at the items of a call of several threads
 
 // Of both pools: workers that do not sleep, and calls under way.
 alignas(kApart) std::atomic<int> awake{0};
@@ -138,7 +139,7 @@ std::vector<ThreadPool::Counters> ThreadPool::counters() const {
 
 void ThreadPool::run_job(Job& job) {
     job.threads = static_cast<int>(std::min<std::int64_t>(job.threads, job.items));
-    if (job.threads <= 1) {
+    if (job.threads <= 1 || in_call) {
         for (std::int64_t i = 0; i < job.items; ++i) job.call(job.context, i, 0);
         return;
     }
@@ -146,7 +147,9 @@ void ThreadPool::run_job(Job& job) {
     calls.fetch_add(1, std::memory_order_relaxed);
     Post* post = offer(job);
     if (post) wake_next(job, 0);
+    in_call = true;
     run_items(job, 0);
+    in_call = false;
     if (post) withdraw(*post);
     calls.fetch_sub(1, std::memory_order_relaxed);
     if (job.error) std::rethrow_exception(job.error);
@@ -248,6 +251,7 @@ bool ThreadPool::help(int number) {
 }
 
 void ThreadPool::worker(int number) {
+    in_call = true;
     awake.fetch_add(1, std::memory_order_relaxed);
     MemoryNodes::current().stay(number);
     for (;;) {

@@ -45,6 +45,7 @@ class KVDB_BASE ThreadPool {
 
     // body(item, slot) for every item in [0, items). Calls that run at the same time have different
     // slots in [0, threads). The first exception is rethrown when all items are done or dropped.
+    // Within an item of a call of several threads the thread works alone: all are busy already.
     template <class Body>
     void run(std::int64_t items, int threads, Body&& body) {
         Job job;

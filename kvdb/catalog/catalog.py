@@ -14,7 +14,7 @@ from kvdb.catalog.life import Life
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.prefix_tree import PrefixTree
 from kvdb.catalog.segment import Segment, Views, release_views
-from kvdb.errors import AlreadyExists, NotFound
+from kvdb.errors import AlreadyExists, NotFound, Unsupported
 from kvdb.storage.budget import Reservation
 from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 
@@ -22,7 +22,8 @@ from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 @dataclass(frozen=True)
 class Context:
     """A named layout of segment views, with an overlay of recomputed tokens. tokens: the ids of all its positions, int32. beside:
-    the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was used."""
+    the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was used. durability: what it
+    is to outlive; see `kvdb.types.DURABILITIES`."""
 
     name: str
     spec: ModelSpec
@@ -31,6 +32,7 @@ class Context:
     overlay: Overlay | None = None
     beside: Reservation | None = None
     life: Life = field(default_factory=Life)
+    durability: str = "memory"
 
     @property
     def views(self) -> Views:
@@ -92,6 +94,13 @@ class Catalog:
         self._borrowed: list[Context] = []
         self._changed: list[Text] = []
         self._lock = Lock()
+
+    def durability(self, asked: str | None) -> str:
+        """What a context is to outlive, if the caller asks for that. Raises Unsupported for more than a database without a store
+        can promise."""
+        if asked not in {None, "memory"}:
+            raise Unsupported(f"durability={asked!r} needs a store, and this database keeps nothing: kvdb.connect(FOLDER)")
+        return "memory"
 
     def publish(self, context: Context) -> Context:
         """Make a context visible; it takes over the caller's references to its segments. Returns it as it is stored. Raises

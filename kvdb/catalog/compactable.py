@@ -18,10 +18,10 @@ CONTEXTS_AT_ONCE = 256
 class CompactableCatalog(Catalog):
     """A catalogue that knows where segments take more space than their contexts need, and can replace them. Thread-safe.
 
-    durable: whether it keeps every segment in a file of its own.
+    on_disk: whether it keeps every segment in a file of its own.
     """
 
-    durable = False
+    on_disk = False
 
     def ends_at(self, spec: ModelSpec, views: Views) -> bool:
         """Whether no context sees more of the last segment of a path than the path does."""

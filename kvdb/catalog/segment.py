@@ -1,6 +1,7 @@
 """Segments: immutable runs of tokens with their KV, shared by contexts and sessions."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from threading import Lock
@@ -11,10 +12,12 @@ from kvdb.catalog.evidence import Evidence
 from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.statistics import Statistics
 from kvdb.catalog.usage import SegmentUsage
+from kvdb.errors import CapacityError
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import Reservation
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.loader import Loader, Loading
+from kvdb.storage.paged_segment import PagedSegment, pinned
 from kvdb.storage.segment_file import SegmentFile
 from kvdb.types import Tokens
 
@@ -31,7 +34,8 @@ class Segment:
 
     Its blocks are in main memory until it is offloaded, and as long as it is pinned. Afterwards the tables are empty, and `file`
     holds their contents; it is never written again, because a segment never changes. The evidence goes to disk and back with
-    them, each time anew. Before a layer is read, the segment has to be pinned and the layer waited for.
+    them, each time anew. Before a layer is read, the segment has to be pinned and the layer waited for. Where its blocks do not
+    fit into main memory together it is paged: each layer comes in when it is read, and has to be pinned meanwhile (`holding`).
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class Segment:
         self.file: SegmentFile | None = None
         self._disk: SegmentFolder | None = None
         self._loading: Loading | None = None
+        self._paged: PagedSegment | None = None
         self._pins = 0
         self._evict_when_unpinned = False
         self._references = 1
@@ -76,7 +81,7 @@ class Segment:
 
     @property
     def resident(self) -> bool:
-        """Whether its blocks are in main memory, or on their way there."""
+        """Whether its blocks are in main memory, or on their way there, or come in when they are read."""
         return bool(self.tables[0].length)
 
     @property
@@ -88,6 +93,11 @@ class Segment:
     @property
     def references(self) -> int:
         return self._references
+
+    @property
+    def paged(self) -> PagedSegment | None:
+        """Its layers in the buffer pool, if it is paged; this stays as it is while it is pinned."""
+        return self._paged
 
     @property
     def statistics(self) -> Statistics:
@@ -135,15 +145,18 @@ class Segment:
 
     def pin(self, loader: Loader) -> None:
         """Keep the blocks in main memory until `unpin`. A segment on disk is loaded once for all who pin it, layer by layer (see
-        `wait`); after a failed loading, the missing layers are tried again.
+        `wait`); after a failed loading, the missing layers are tried again. One that does not fit is paged, and remains so until
+        it is offloaded.
 
-        Raises CapacityError without room for them, and Unavailable once the database is closed; then it is not pinned.
+        Raises CapacityError without room for one layer, and Unavailable once the database is closed; then it is not pinned.
         """
         with self._lock:
             if not self.resident:
                 self._load(loader)
             elif self._loading is not None and self._loading.error is not None:
                 self._loading = loader.load(self._loading.file, self.tables, self._loading.ready)
+            elif self._paged is not None and not self._pins:
+                self._paged.pool.open(self._paged)
             self._pins += 1
             self._evict_when_unpinned = False
 
@@ -154,20 +167,31 @@ class Segment:
         if loading is not None:
             loading.wait(layer)
 
+    @contextmanager
+    def holding(self, layer: int) -> Iterator[None]:
+        """Keep the tokens of that layer in its blocks while the body runs; the caller pins the segment. Raises IntegrityError,
+        Unavailable or CapacityError."""
+        self.wait(layer)
+        with pinned(() if self._paged is None else (self._paged.layers[layer],)):
+            yield
+
     def unpin(self) -> None:
         """Undo one `pin`. With the last, the blocks are freed if the segment was offloaded meanwhile."""
         with self._lock:
             assert self._pins > 0, "an unpinned segment was unpinned"
             self._pins -= 1
+            if self._paged is not None and not self._pins:
+                self._paged.pool.close(self._paged)
             if self._evict_when_unpinned and not self._pins:
                 self._evict()
 
-    def write(self, disk: SegmentFolder, spec: str) -> SegmentFile:
-        """Write the segment to disk, if it is not there yet. Returns its file. spec: the digest of its model's spec. The caller
-        holds a reference. Raises CapacityError or Unavailable where it cannot be written, and then it is as it was."""
+    def write(self, disk: SegmentFolder, spec: str, *, synced: bool = True) -> SegmentFile:
+        """Write the segment to disk, if it is not there yet. Returns its file. spec: the digest of its model's spec. synced: see
+        `SegmentFolder.write`. The caller holds a reference. Raises CapacityError or Unavailable where it cannot be written, and
+        then it is as it was."""
         with self._write_lock:  # not `_lock`: sessions may be opened over it meanwhile
             if self.file is None:
-                file = disk.write(spec, self.tables[0].layout, len(self), self.tables)
+                file = disk.write(spec, self.tables[0].layout, len(self), self.tables, synced=synced)
                 with self._lock:
                     self.file, self._disk = file, disk
             return self.file
@@ -198,10 +222,16 @@ class Segment:
     def _load(self, loader: Loader) -> None:
         assert self.file is not None
         with ExitStack() as undo:
-            for table in self.tables:
-                undo.callback(table.release)
-                table.reserve(len(self))
-            self._loading = loader.load(self.file, self.tables)
+            undo.callback(self._free)
+            try:
+                for table in self.tables:
+                    table.reserve(len(self))
+            except CapacityError:
+                self._free()
+                self._paged = PagedSegment(loader.pool, self.file, self.tables)
+                loader.pool.open(self._paged)
+            else:
+                self._loading = loader.load(self.file, self.tables)
             undo.pop_all()
         if self._disk is not None:
             evidence_file.bring_back(self.evidence, self._disk, self.file)
@@ -209,7 +239,7 @@ class Segment:
     def _evict(self) -> int:
         """Free the blocks of a segment that is on disk, and the indexes over them, and move its evidence there. Returns the bytes
         of the blocks. Called with the lock held."""
-        nbytes = sum(table.nbytes for table in self.tables)
+        nbytes = self._paged.resident_nbytes if self._paged is not None else self.nbytes
         self._evict_when_unpinned = False
         self.indexes.clear()
         self._free()
@@ -222,6 +252,9 @@ class Segment:
         if self._loading is not None:
             self._loading.loader.cancel(self._loading)
             self._loading = None
+        if self._paged is not None:
+            self._paged.pool.drop(self._paged)
+            self._paged = None
         for table in self.tables:
             table.release()
 

@@ -12,6 +12,7 @@ from kvdb.catalog.layout import Layout
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.segment import Views, release_views
 from kvdb.storage.block_table import BlockTable
+from kvdb.storage.paged_segment import PagedLayer
 from kvdb.types import ModelSpec, Positions
 
 
@@ -95,6 +96,20 @@ class Snapshot:
         """Wait until that layer of every segment is in main memory. Raises IntegrityError or Unavailable."""
         for view in self.views:
             view.segment.wait(number)
+
+    def cut(self, tokens: int) -> "Snapshot":
+        """Another snapshot, of the first `tokens` positions over the same blocks. Raises CapacityError where rows of the overlay
+        have to be copied and there is no room."""
+        overlay = None if self.overlay is None else self.overlay.cut(tokens)
+        layout = self.layout.cut(tokens)
+        for view in layout.views:
+            view.segment.retain()
+        return Snapshot(layout, None if self.moves is None else self.moves.of_first(len(layout.views)), overlay)
+
+    def pages(self, number: int) -> tuple[PagedLayer, ...]:
+        """That layer of the paged segments, which has to be pinned while it is read; the segments are pinned already."""
+        paged = [view.segment.paged for view in self.views]
+        return tuple(segment.layers[number] for segment in paged if segment is not None)
 
     def share(self) -> "Snapshot":
         """Another snapshot over the same blocks."""

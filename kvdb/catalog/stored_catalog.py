@@ -19,8 +19,9 @@ from kvdb.catalog.overhead import context_nbytes, segment_nbytes
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.prefix_tree import concatenate
 from kvdb.catalog.relayout import Relayout
-from kvdb.catalog.segment import Segment, SegmentView, Views, release_views
-from kvdb.errors import AlreadyExists, ConfigError, IntegrityError, Unavailable
+from kvdb.catalog.segment import Segment, SegmentView, release_views
+from kvdb.catalog.segment_records import records_of
+from kvdb.errors import AlreadyExists, CapacityError, ConfigError, IntegrityError, Unavailable
 from kvdb.storage.budget import Reservation
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.store import BlockStore
@@ -30,8 +31,8 @@ from kvdb.types import ModelSpec
 log = logging.getLogger(__name__)
 
 
-def open_catalog(blocks: BlockStore) -> CompactableCatalog:
-    """The catalogue of a database: that of its store, or an empty one.
+def open_catalog(blocks: BlockStore, durability: str) -> CompactableCatalog:
+    """The catalogue of a database: that of its store, or an empty one. durability: of contexts for which nobody asks for another.
 
     Raises IntegrityError, Unsupported or Unavailable, ConfigError for blocks of another size than those in the store, and
     CapacityError where the budget has no room for what stands beside them; then it has closed `blocks`.
@@ -40,7 +41,7 @@ def open_catalog(blocks: BlockStore) -> CompactableCatalog:
         return CompactableCatalog()
     with ExitStack() as undo:
         undo.callback(blocks.close)
-        catalog = StoredCatalog(blocks, blocks.folder, blocks.disk)
+        catalog = StoredCatalog(blocks, blocks.folder, blocks.disk, durability)
         undo.pop_all()
     return catalog
 
@@ -49,19 +50,22 @@ class StoredCatalog(CompactableCatalog):
     """A catalogue that is kept in a file. Thread-safe.
 
     The files of a context's segments are written before it, and removed after it. A file that no context names is removed when
-    the store is opened. A context that was damaged keeps its name until it is dropped, and is never used.
+    the store is opened. A context that was damaged keeps its name until it is dropped, and is never used. One of the durability
+    "memory" is written when the store is closed.
     """
 
-    durable = True
+    on_disk = True
 
-    def __init__(self, blocks: BlockStore, folder: StoreFolder, disk: SegmentFolder) -> None:
+    def __init__(self, blocks: BlockStore, folder: StoreFolder, disk: SegmentFolder, durability: str) -> None:
         super().__init__()
         if _is_gone(folder.catalog) and any(disk.path.iterdir()):
             raise IntegrityError(f"{folder.catalog} is gone, and {disk.path} is not empty; nothing of the store was touched")
         self._disk = disk
         self._named: Counter[str] = Counter()  # how many views name each file
         self._commit_lock = Lock()  # names come and go in the file and in memory together
-        self._file = CatalogFile(folder.catalog)
+        self._durability = durability
+        self._unwritten: set[str] = set()  # the names of contexts that are in memory only
+        self._file = CatalogFile(folder.catalog, disk.sync)
         with ExitStack() as undo:
             undo.callback(self._file.close)
             folder.stamp()
@@ -70,23 +74,44 @@ class StoredCatalog(CompactableCatalog):
         if self._damaged:
             log.error("%s was damaged; nothing is answered from: %s", folder.catalog, ", ".join(sorted(self._damaged)))
 
+    def durability(self, asked: str | None) -> str:
+        """What a context is to outlive: what the caller asks for, or the configuration."""
+        return asked or self._durability
+
     def publish(self, context: Context) -> Context:
-        """Write a context to the disk, and make it visible. Raises AlreadyExists, CapacityError and Unavailable."""
+        """Write a context to the disk as its durability asks, and make it visible. Raises AlreadyExists, CapacityError and
+        Unavailable."""
         self.check_free(context.name)
+        if context.durability == "memory":
+            with self._commit_lock:
+                self.check_free(context.name)
+                self._unwritten.add(context.name)
+                return super().publish(context)
+        with ExitStack() as undo:
+            stored, segments, record = self._write_files(context, undo)
+            with self._commit_lock:
+                self.check_free(context.name)
+                self._insert(stored, segments, record)
+                super().publish(stored)
+            undo.pop_all()
+        if context.overlay is not None:
+            context.overlay.release()
+        return stored
+
+    def _write_files(self, context: Context, undo: ExitStack) -> tuple[Context, list[SegmentRecord], ContextRecord]:
+        """Write the files of a context. Returns it as it stands on them, and what the catalogue's file is to say. undo: removes
+        what nothing will name."""
+        synced = context.durability != "os"
         for view in context.views:
-            view.segment.write(self._disk, context.spec.digest)
-        segments, views = _records(context.spec.digest, context.views)
+            view.segment.write(self._disk, context.spec.digest, synced=synced)
+        segments, views = records_of(context.spec.digest, context.views)
         layout, tokens = context.layout, None if context.plain else context.tokens
         record = ContextRecord(context.name, context.spec.digest, layout.length, layout.prefix_end, views, tokens)
         if context.overlay is None:
-            return self._commit(context, segments, record)
-        overlay, kept = stored_overlay.store(context.overlay, self._disk, context.spec.digest)
-        with ExitStack() as undo:
-            undo.callback(overlay.release)
-            stored = self._commit(replace(context, overlay=overlay), segments, record._replace(overlay=kept))
-            undo.pop_all()
-        context.overlay.release()
-        return stored
+            return context, segments, record
+        overlay, kept = stored_overlay.store(context.overlay, self._disk, context.spec.digest, synced=synced)
+        undo.callback(overlay.release)
+        return replace(context, overlay=overlay), segments, record._replace(overlay=kept)
 
     def replace(self, spec: str, relayout: Relayout) -> None:
         """Write the targets to the disk, then let contexts see them; see `CompactableCatalog.replace`. Raises CapacityError or
@@ -104,24 +129,22 @@ class StoredCatalog(CompactableCatalog):
             more = Counter[str]()  # views of each file
             segments: dict[str, SegmentRecord] = {}
             views: dict[str, tuple[ViewRecord, ...]] = {}
-            for old, new in pairs:
-                records, views[new.name] = _records(new.spec.digest, new.views)
+            for old, new in (pair for pair in pairs if pair[0].name not in self._unwritten):
+                records, views[new.name] = records_of(new.spec.digest, new.views)
                 segments.update((record.file, record) for record in records)
                 more.update(view.file for view in views[new.name])
-                more.subtract(view.file for view in _records(old.spec.digest, old.views)[1])
+                more.subtract(view.file for view in records_of(old.spec.digest, old.views)[1])
             gone = [file for file, count in more.items() if count < 0 and self._named[file] + count == 0]
             self._file.replace(list(segments.values()), views, gone)
             undo.pop_all()
             self._named.update(more)
             self._swap(pairs)
 
-    def _commit(self, context: Context, segments: list[SegmentRecord], record: ContextRecord) -> Context:
-        """Write what the catalogue's file is to say of a context, and make it visible."""
-        with self._commit_lock:
-            self.check_free(context.name)
-            self._file.insert(SpecRecord.of(context.spec), segments, record, context.life)
-            self._named.update(view.file for view in record.views)
-            return super().publish(context)
+    def _insert(self, context: Context, segments: list[SegmentRecord], record: ContextRecord) -> None:
+        """Name a context in the catalogue's file; called with the lock held."""
+        synced = context.durability != "os"
+        self._file.insert(SpecRecord.of(context.spec), segments, record, context.life, synced=synced)
+        self._named.update(view.file for view in record.views)
 
     def check_free(self, name: str) -> None:
         """Raises AlreadyExists when the name is taken, also by a context that was damaged."""
@@ -137,6 +160,10 @@ class StoredCatalog(CompactableCatalog):
                 self._file.delete(name, ())
                 self._damaged.remove(name)
                 return
+            if name in self._unwritten:
+                super().drop(name)
+                self._unwritten.remove(name)
+                return
             files = [view.segment.file for view in self.get(name).views]
             named = Counter(file.path.name for file in files if file is not None)
             last = [file for file, views in named.items() if self._named[file] == views]
@@ -145,11 +172,28 @@ class StoredCatalog(CompactableCatalog):
             super().drop(name)
 
     def close(self) -> None:
-        """Keep the evidence of every segment beside its file, and close the catalogue's file."""
+        """Write what is in memory only, keep the evidence of every segment beside its file, and close the catalogue's file. What
+        cannot be written is lost, with a line in the log."""
+        for name in sorted(self._unwritten):
+            self._write_last(self.get(name))
         for segment in {view.segment for context in self.contexts() for view in context.views}:
             segment.put_away()
         with self._commit_lock:
-            self._file.close()
+            try:
+                self._file.close()
+            except Unavailable as error:
+                log.error("what was to outlive the process alone may be lost: %s", error)
+
+    def _write_last(self, context: Context) -> None:
+        """Write a context that was in memory only, as the database ends."""
+        try:
+            with ExitStack() as undo:
+                stored, segments, record = self._write_files(context, undo)
+                with self._commit_lock:
+                    self._insert(stored, segments, record)
+                undo.pop_all()
+        except (CapacityError, Unavailable) as error:
+            log.error("context %r is lost, as it cannot be written: %s", context.name, error)
 
     def _find(self, name: str) -> Context:
         if name in self._damaged:
@@ -249,15 +293,3 @@ class StoredContexts:
 def _is_gone(path: Path) -> bool:
     """Whether a catalogue is not there, or empty: it never is, once it was made."""
     return not path.exists() or not path.stat().st_size
-
-
-def _records(spec: str, views: Views) -> tuple[list[SegmentRecord], tuple[ViewRecord, ...]]:
-    """What is kept of views and their segments, which are on the disk. spec: the digest of their spec."""
-    segments, listed = [], []
-    for view in views:
-        segment = view.segment
-        assert segment.file is not None
-        file, block_size = segment.file.path.name, segment.tables[0].layout.block_size
-        segments.append(SegmentRecord(file, spec, block_size, segment.base, segment.standalone, segment.tokens))
-        listed.append(ViewRecord(file, view.visible, view.shift))
-    return segments, tuple(listed)

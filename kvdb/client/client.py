@@ -12,9 +12,9 @@ from kvdb.client.imports import import_all
 from kvdb.client.query_keywords import QueryKeywords, query_options
 from kvdb.client.session import Session, transports_of
 from kvdb.client.stored_contexts import StoredContexts
-from kvdb.client.transport import Transport
+from kvdb.client.transport import ImportTransport, Transport
 from kvdb.errors import InvalidArgument
-from kvdb.types import ModelSpec, PromptPart
+from kvdb.types import ModelSpec, PromptPart, Tokens
 from query_optimizer.query_options import QueryOptions, checked_error_max
 
 
@@ -32,16 +32,21 @@ class Client(StoredContexts):
         *,
         name: str,
         queries: Iterable[Any] | None = None,
+        durability: str | None = None,
     ) -> Context:
         """Store the KV of n tokens under a name. The longest prefix of them that is stored already is not stored again.
 
         tokens: n ids. kv: one (k, v) for each layer, in order, both `[kv_heads, n, head_dim]` in the spec's dtype, keys after
         RoPE; it may be a generator, so that one layer at a time is in memory. queries: a sample of each layer's queries, from
-        which indexes learn, one `[q_heads, m, head_dim]` (after RoPE) or None for each layer; they are kept as float32. Raises
-        AlreadyExists, ShapeError, DtypeError, NonFiniteError, LayerError, CapacityError or InvalidArgument, and then nothing is
-        stored.
+        which indexes learn, one `[q_heads, m, head_dim]` (after RoPE) or None for each layer; they are kept as float32.
+        durability: of a store, what the context outlives once this returns: "memory", an orderly end of the database; "os", the
+        end of the process, however it comes; "durable", the loss of power too; None for `storage.durability`. Raises
+        AlreadyExists, ShapeError, DtypeError, NonFiniteError, LayerError, CapacityError, InvalidArgument, or Unsupported for a
+        durability without a store, and then nothing is stored.
         """
-        return self._import(spec, tokens, name, None, kv, queries)
+        ids = validate.token_ids(token_ids(tokens))
+        writer = self._begin(spec, ids, name, None, durability)
+        return Context(self._transport, import_all(writer, len(ids), kv, queries))
 
     def import_chunk(
         self,
@@ -52,6 +57,7 @@ class Client(StoredContexts):
         name: str,
         base: int = 0,
         queries: Iterable[Any] | None = None,
+        durability: str | None = None,
     ) -> Context:
         """Store the KV of n tokens that were computed alone, or behind what every prompt begins with, to be laid out anywhere.
 
@@ -60,7 +66,9 @@ class Client(StoredContexts):
         that raises, and Unsupported for a model whose keys cannot be moved: one without RoPE, or with one whose frequencies
         depend on the length.
         """
-        return self._import(spec, tokens, name, validate.base(base), kv, queries)
+        ids = validate.token_ids(token_ids(tokens))
+        writer = self._begin(spec, ids, name, validate.base(base), durability)
+        return Context(self._transport, import_all(writer, len(ids), kv, queries))
 
     def create_session(
         self, spec: ModelSpec, tokens: Any = None, *, parts: Iterable[Any] | None = None, error_max: float | None = None
@@ -138,30 +146,29 @@ class Client(StoredContexts):
         query = query_options(options, **keywords)
         return like(self._transport.attention_together(transports_of(sessions), layer, to_numpy(q), query), q)
 
-    def store(self, session: Session, *, name: str, tokens: Any = None, chunk: bool = False) -> Context:
+    def store(
+        self, session: Session, *, name: str, tokens: Any = None, chunk: bool = False, durability: str | None = None
+    ) -> Context:
         """Keep everything in a session as a context. The session goes on, and shares its blocks with what is stored.
 
         tokens: the ids of everything in it, needed when it holds more than it was opened with. chunk: keep only what stands
         behind `session.start`, as a chunk, see `import_chunk`; it was computed alone, or behind the stored tokens that the
         session was opened on. Otherwise a session that was laid out of parts becomes a blended context: it is not exact, so it is
-        never found by its tokens, but sessions may begin with it as a part. Raises AlreadyExists, InvalidArgument, PositionError
-        (layers of different lengths, or gaps that hold nothing), CapacityError, Unsupported or SessionClosed, and then nothing is
-        stored.
+        never found by its tokens, but sessions may begin with it as a part. durability: as in `import_context`. Raises
+        AlreadyExists, InvalidArgument, PositionError (layers of different lengths, or gaps that hold nothing), CapacityError,
+        Unsupported or SessionClosed, and then nothing is stored.
         """
         if not isinstance(session, Session):
             raise InvalidArgument(f"session is a {type(session).__name__}; expected what create_session returns")
-        return Context(self._transport, session.store(name, tokens, chunk=chunk))
+        return Context(self._transport, session.store(name, tokens, chunk=chunk, durability=durability))
 
     def close(self) -> None:
         """Close it and, when embedded, every session. Closing twice does nothing."""
         self._transport.close()
 
-    def _import(  # what `import_chunk` takes
-        self, spec: ModelSpec, tokens: Any, name: str, base: int | None, kv: Iterable[Any], queries: Iterable[Any] | None
-    ) -> Context:
-        ids = validate.token_ids(token_ids(tokens))
-        writer = self._transport.begin_import(validate.spec(spec), ids, validate.name(name), base)
-        return Context(self._transport, import_all(writer, len(ids), kv, queries))
+    def _begin(self, spec: ModelSpec, ids: Tokens, name: str, base: int | None, durability: str | None) -> ImportTransport:
+        level = validate.durability(durability)
+        return self._transport.begin_import(validate.spec(spec), ids, validate.name(name), base, level)
 
     def __enter__(self) -> Self:
         return self

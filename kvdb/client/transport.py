@@ -15,6 +15,7 @@ from kvdb.types import (
     ContextStatistics,
     Float32,
     IndexInfo,
+    KeysValues,
     ModelSpec,
     Placed,
     Positions,
@@ -61,9 +62,17 @@ class SessionTransport(Protocol):
         nothing was done."""
         ...
 
+    def truncate(self, tokens: int) -> None: ...
+
+    def read(
+        self, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
+    ) -> list[KeysValues]: ...
+
     def fork(self) -> "SessionTransport": ...
 
-    def store(self, name: str, tokens: Tokens | None = None, *, chunk: bool = False) -> ContextInfo: ...
+    def store(
+        self, name: str, tokens: Tokens | None = None, *, chunk: bool = False, durability: str | None = None
+    ) -> ContextInfo: ...
 
     def explain(self, layer: int, options: QueryOptions, analyze: bool = False) -> Plan: ...
 
@@ -92,7 +101,9 @@ class ImportTransport(Protocol):
 class Transport(Protocol):
     """One database."""
 
-    def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None) -> ImportTransport: ...
+    def begin_import(
+        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None
+    ) -> ImportTransport: ...
 
     def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None) -> SessionTransport: ...
 
@@ -116,6 +127,10 @@ class Transport(Protocol):
     def contexts(self, prefix: str, limit: int | None, after: str) -> list[ContextInfo]: ...
 
     def token_ids(self, name: str) -> Tokens: ...
+
+    def read(
+        self, name: str, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
+    ) -> list[KeysValues]: ...
 
     def match(self, spec: ModelSpec, tokens: Tokens) -> PrefixMatch: ...
 

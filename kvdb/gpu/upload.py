@@ -30,8 +30,8 @@ class Uploader:
         device, segment = self._device, mirror.segment
         pages = Pages(tier.slab, tier.layout)
         for number, table in enumerate(segment.tables):
-            segment.wait(number)
-            self._upload_layer(pages, table, mirror.first_token, mirror.slots[number])
+            with segment.holding(number):
+                self._upload_layer(pages, table, mirror.first_token, mirror.slots[number])
         with device.watch():
             device.copy_stream.synchronize()
 

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from time import perf_counter
 
 import indexes.registry as registry
@@ -30,6 +31,7 @@ class Build:
         self.layers = deque(missing_layers(segment, kind))
         self.future: Future[None] = Future()
         self.steps: Generator[float, None, Index] | None = None
+        self._layer = ExitStack()  # holds the layer that is being built, until its index is kept
         self.running = self.holds_segment = False
         self.seconds = self.layer_seconds = self.share = 0.0
 
@@ -55,6 +57,7 @@ class Build:
         """Release the segment, and drop the unfinished layer."""
         if self.steps is not None:
             self.steps.close()
+        self._layer.close()
         if self.holds_segment:
             self.holds_segment = False
             self.segment.unpin()
@@ -64,9 +67,10 @@ class Build:
         """The index of the first layer, if nothing of it is built yet and a file beside the segment's holds it."""
         if self.steps is not None:
             return None
-        self.segment.wait(self.layers[0])
-        keys = self.segment.tables[self.layers[0]].keys(len(self.segment))
-        index = index_files.load(self.segment, self.kind, self.layers[0], keys)
+        self._layer.close()
+        with self.segment.holding(self.layers[0]):
+            keys = self.segment.tables[self.layers[0]].keys(len(self.segment))
+            index = index_files.load(self.segment, self.kind, self.layers[0], keys)
         if index is not None:
             self.layers.popleft()
         return index
@@ -76,7 +80,7 @@ class Build:
         kind's build does."""
         layer, started = self.layers[0], perf_counter()
         if self.steps is None:
-            self.segment.wait(layer)
+            self._layer.enter_context(self.segment.holding(layer))
             keys = self.segment.tables[layer].keys(len(self.segment))
             self.steps = registry.build_steps(self.kind, keys, self.segment.indexes.queries.get(layer), accelerator)
         try:

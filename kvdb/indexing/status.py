@@ -5,9 +5,9 @@ from concurrent import futures
 from concurrent.futures import Future
 
 import kvdb.catalog.index_files as index_files
-from indexes.base import IndexCorrupt
+from indexes.base import Index, IndexCorrupt
 from kvdb.catalog.index_set import Progress
-from kvdb.catalog.segment import Views
+from kvdb.catalog.segment import Segment, Views
 from kvdb.errors import IntegrityError, Unavailable
 from kvdb.types import IndexInfo
 
@@ -57,13 +57,17 @@ def verify(views: Views) -> int:
     """Check every index over these segments against its keys; the number of indexes. Raises IntegrityError."""
     count = 0
     for view in views:
-        for kind, built in view.segment.indexes.built().items():
-            for index in built:
-                try:
-                    index.verify()
-                except IndexCorrupt as error:
-                    raise IntegrityError(
-                        f"index {kind} of segment {view.segment.number} does not fit its keys: {error}"
-                    ) from None
+        segment = view.segment
+        for layer in range(len(segment.tables)):
+            for index in segment.indexes.of(layer).values():
+                with segment.holding(layer):
+                    _verify_index(segment, index)
                 count += 1
     return count
+
+
+def _verify_index(segment: Segment, index: Index) -> None:
+    try:
+        index.verify()
+    except IndexCorrupt as error:
+        raise IntegrityError(f"index {index.kind} of segment {segment.number} does not fit its keys: {error}") from None

@@ -51,7 +51,7 @@ class Compactor:
         self._loader = loader
         self._advisor = advisor
         self._held: list[Segment] = []
-        self._executor = ThreadPoolExecutor(1, "kvdb-compact") if catalog.durable else None
+        self._executor = ThreadPoolExecutor(1, "kvdb-compact") if catalog.on_disk else None
         self._waiting: Future[None] | None = None
         self._turn = Lock()
 

@@ -20,12 +20,14 @@ from kvdb.types import Array, ContextInfo, ModelSpec, Tokens
 
 
 class ImportTarget(NamedTuple):
-    """The context that an import will become. base: the position of a chunk's first token; None for a prefix."""
+    """The context that an import will become. base: the position of a chunk's first token; None for a prefix. durability:
+    what it outlives."""
 
     spec: ModelSpec
     tokens: Tokens
     name: str
     base: int | None = None
+    durability: str = "memory"
 
 
 class ImportWriter:
@@ -48,6 +50,7 @@ class ImportWriter:
         self._tokens = target.tokens
         self._name = target.name
         self._base = target.base
+        self._durability = target.durability
         self._queries = StoredQueries(publisher.budget)
         self._beside = Reservation(publisher.budget)
         self._lock = Lock()
@@ -108,9 +111,9 @@ class ImportWriter:
             try:
                 if self._base is None:
                     new_segment = NewSegment(self._tokens[self.start :], self.tables, self.start, self._queries)
-                    return self._publisher.publish(self.spec, self._name, self.views, new_segment)
+                    return self._publisher.publish(self.spec, self._name, self.views, new_segment, self._durability)
                 new_segment = NewSegment(self._tokens, self.tables, self._base, self._queries)
-                return self._publisher.publish_chunk(self.spec, self._name, self.views, new_segment)
+                return self._publisher.publish_chunk(self.spec, self._name, self.views, new_segment, self._durability)
             finally:
                 self._handles.remove(self)
 

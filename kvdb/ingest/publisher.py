@@ -35,19 +35,23 @@ class Publisher:
         self._advisor = advisor
         self._compactor = compactor
 
-    def store(self, session: StorableSession, name: str, tokens: Tokens | None, *, chunk: bool = False) -> ContextInfo:
+    def store(
+        self, session: StorableSession, name: str, tokens: Tokens | None, *, chunk: bool = False, durability: str | None = None
+    ) -> ContextInfo:
         """Store a session's tokens as a context; the session goes on. Tokens that are stored already are shared.
 
-        chunk: store what stands behind the tokens that it was opened on as a chunk, which may stand anywhere. Raises
-        AlreadyExists, InvalidArgument, PositionError or CapacityError, Unsupported for a chunk of a model whose keys cannot be
-        moved, and then nothing is stored.
+        chunk: store what stands behind the tokens that it was opened on as a chunk, which may stand anywhere. durability: what
+        the context outlives, None for the configuration's. Raises AlreadyExists, InvalidArgument, PositionError or CapacityError,
+        Unsupported for a chunk of a model whose keys cannot be moved and for a durability that cannot be had, and then nothing is
+        stored.
         """
+        level = self._catalog.durability(validate.durability(durability))
         self._catalog.check_free(validate.name(name))
         ids = session.ids(tokens)
         if chunk:
-            return self._store_chunk(session, name, ids)
+            return self._store_chunk(session, name, ids, level)
         if session.snapshot.overlay is not None:
-            return self._store_laid_out(session, name, ids)
+            return self._store_laid_out(session, name, ids, level)
         views = self._catalog.match(session.spec, ids)
         if visible_tokens(views) < session.reused:  # the contexts this session was opened on were dropped meanwhile
             release_views(views)
@@ -60,10 +64,11 @@ class Publisher:
         except CapacityError:
             release_views(views)
             raise
-        return self.publish(session.spec, name, views, NewSegment(ids[stored:], tables, stored, self._queries_of(session)))
+        new = NewSegment(ids[stored:], tables, stored, self._queries_of(session))
+        return self.publish(session.spec, name, views, new, level)
 
-    def publish(self, spec: ModelSpec, name: str, views: Views, new: NewSegment) -> ContextInfo:
-        """Make a context of the views and, behind them, a new segment, if it has any tokens.
+    def publish(self, spec: ModelSpec, name: str, views: Views, new: NewSegment, durability: str) -> ContextInfo:
+        """Make a context of the views and, behind them, a new segment, if it has any tokens. durability: what it outlives.
 
         Takes over the references to the views and the new segment, also when it raises AlreadyExists or CapacityError.
         """
@@ -71,11 +76,11 @@ class Publisher:
             views = self._extended(views, new, standalone=not new.base)
         else:
             new.release()
-        return self._publish(Context(name, spec, Layout.contiguous(views), concatenate(views)))
+        return self._publish(Context(name, spec, Layout.contiguous(views), concatenate(views), durability=durability))
 
-    def publish_chunk(self, spec: ModelSpec, name: str, views: Views, new: NewSegment) -> ContextInfo:
+    def publish_chunk(self, spec: ModelSpec, name: str, views: Views, new: NewSegment, durability: str) -> ContextInfo:
         """Make a chunk of the stored segment that `views` show, or of a new one. If its text was stored meanwhile, it becomes
-        another name for what is stored.
+        another name for what is stored. durability: what it outlives.
 
         Takes over the references to the views and the new segment, which is empty where views are given, also when it raises
         AlreadyExists or CapacityError.
@@ -86,7 +91,7 @@ class Publisher:
             new.release()
         else:
             views = (new.view(self.budget, standalone=True, shift=-new.base),)
-        return self._publish(Context(name, spec, Layout.contiguous(views), tokens))
+        return self._publish(Context(name, spec, Layout.contiguous(views), tokens, durability=durability))
 
     def chunk_views(self, spec: ModelSpec, tokens: Tokens) -> Views:
         """The stored chunk of exactly these tokens, if there is one; the caller owns a reference to it."""
@@ -119,7 +124,7 @@ class Publisher:
         """The views without segments at their end that the session wrote and stored before, if the new segment had better hold
         their tokens too: they lie in the session's own blocks, which it shares. Such a segment ends in the middle of a block,
         nobody sees more of it, and nothing is known of it that would be lost."""
-        if self._catalog.durable:  # a file would be written anew each time; the compactor merges many at once
+        if self._catalog.on_disk:  # a file would be written anew each time; the compactor merges many at once
             return views
         size = session.tails[0].layout.block_size
         while views and views[-1].begin >= session.start and not views[-1].segment.indexes.kinds:
@@ -130,7 +135,7 @@ class Publisher:
             views = views[:-1]
         return views
 
-    def _store_chunk(self, session: StorableSession, name: str, ids: Tokens) -> ContextInfo:
+    def _store_chunk(self, session: StorableSession, name: str, ids: Tokens, durability: str) -> ContextInfo:
         base = session.start
         if base and session.snapshot.overlay is not None:
             raise InvalidArgument("the session was laid out of parts; a chunk comes from a session opened on tokens, or on none")
@@ -138,9 +143,10 @@ class Publisher:
             raise InvalidArgument(f"the session holds nothing behind the {base} tokens that it was opened on; expected a chunk")
         inverse_frequencies(session.spec.rope, session.spec.head_dim)
         tables = _tail_tables(session, base)
-        return self.publish_chunk(session.spec, name, (), NewSegment(ids[base:], tables, base, self._queries_of(session)))
+        new = NewSegment(ids[base:], tables, base, self._queries_of(session))
+        return self.publish_chunk(session.spec, name, (), new, durability)
 
-    def _store_laid_out(self, session: StorableSession, name: str, ids: Tokens) -> ContextInfo:
+    def _store_laid_out(self, session: StorableSession, name: str, ids: Tokens, durability: str) -> ContextInfo:
         """Store a blended session: its layout and overlay, and behind them its tail as a segment that is exact only there."""
         tables = _tail_tables(session, session.start) if session.start < len(ids) else []
         snapshot = session.snapshot.share()
@@ -152,7 +158,8 @@ class Publisher:
                     undo.callback(snapshot.overlay.release)
                 views = self._extended(views, new, standalone=False)
                 undo.pop_all()
-        return self._publish(Context(name, session.spec, Layout(views, len(ids)), ids, snapshot.overlay))
+        laid = Layout(views, len(ids))
+        return self._publish(Context(name, session.spec, laid, ids, snapshot.overlay, durability=durability))
 
     def _queries_of(self, session: StorableSession) -> StoredQueries:
         """Some queries of the session, if there is room for them: they help indexes, but only the tokens must be kept."""

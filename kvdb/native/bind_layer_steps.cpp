@@ -1,7 +1,9 @@
-#include <nanobind/stl/pair.h>
+#include "bind_layer_steps.h"
 
-#include "bind_step.h"
-#include "layer_steps.h"
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
 
 using namespace nb::literals;
 
@@ -10,128 +12,14 @@ namespace {
 
 using PyFacts = std::vector<std::pair<nb::object, std::int64_t>>;
 
-// The names of attributes, made once.
-struct Names {
-    nb::object dtype = interned("dtype"), shape = interned("shape"), is_cpu = interned("is_cpu"),
-               is_neg = interned("is_neg"), data_ptr = interned("data_ptr"),
-               is_contiguous = interned("is_contiguous"), new_empty = interned("new_empty");
-
-    static nb::object interned(const char* name) {
-        return nb::steal(PyUnicode_InternFromString(name));
+template <class Taken>
+Taken taken(const nb::object& array, const char* name) {
+    Taken cast;
+    if (!nb::try_cast(array, cast)) {
+        throw nb::type_error((std::string(name) + " has another dtype or layout").c_str());
     }
-};
-
-// The steps of a layer, and what their addresses belong to.
-struct PyLayerSteps {
-    LayerSteps steps;
-    const Names names;
-    const nb::object array_type, array_dtype, empty, shape;
-    nb::object tensor_type, tensor_dtype, options;
-    std::vector<nb::object> owners;
-
-    PyLayerSteps(const Geometry& geometry, int q_heads, float scale, const nb::object& like)
-        : steps(geometry, q_heads, scale),
-          array_type(nb::borrow(like.type())),
-          array_dtype(like.attr("dtype")),
-          empty(nb::module_::import_("numpy").attr("empty")),
-          shape(nb::make_tuple(q_heads, 1, geometry.head_dim)) {}
-
-    // Whether these are the options of the present course, which most often are the same object.
-    bool follows(nb::handle asked) const {
-        if (asked.is(options)) return true;
-        const int equal = PyObject_RichCompareBool(asked.ptr(), options.ptr(), Py_EQ);
-        if (equal < 0) nb::raise_python_error();
-        return equal == 1;
-    }
-
-    // An array of the shape of queries, of the library that `like` is of.
-    nb::object empty_like(nb::handle like) const {
-        if (like.type().is(array_type)) return empty(shape, array_dtype);
-        PyObject* const arguments[] = {like.ptr(), shape.ptr()};
-        PyObject* made = PyObject_VectorcallMethod(names.new_empty.ptr(), arguments,
-                                                   2 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
-        if (!made) nb::raise_python_error();
-        return nb::steal(made);
-    }
-};
-
-// A caller's array [heads, 1, head_dim], of numpy or torch, as long as this object lives. It is
-// false where it is anything else.
-class TokenArray {
-  public:
-    TokenArray(const PyLayerSteps& owner, nb::handle array, std::int64_t heads,
-               int flags = PyBUF_STRIDED)
-        : owner_(owner), array_(array), geometry_(owner.steps.geometry), heads_(heads) {
-        if (array.type().is(owner.array_type)) {
-            read_buffer(flags);
-        } else if (owner.tensor_type.is_valid() && array.type().is(owner.tensor_type)) {
-            read_tensor();
-        }
-    }
-    TokenArray(const TokenArray&) = delete;
-    TokenArray& operator=(const TokenArray&) = delete;
-    ~TokenArray() {
-        if (buffer_.obj) PyBuffer_Release(&buffer_);
-    }
-
-    explicit operator bool() const { return rows_.data; }
-    const Rows& rows() const { return rows_; }
-
-  private:
-    bool has(const nb::object& name, const nb::object& value) const { return get(name).is(value); }
-    nb::object get(const nb::object& name) const {
-        return checked(PyObject_GetAttr(array_.ptr(), name.ptr()));
-    }
-    nb::object call(const nb::object& name) const {
-        return checked(PyObject_CallMethodNoArgs(array_.ptr(), name.ptr()));
-    }
-    static nb::object checked(PyObject* object) {
-        if (!object) PyErr_Clear();  // its caller hears of it where Python looks at the array
-        return nb::steal(object);
-    }
-
-    void read_buffer(int flags) {
-        if (!has(owner_.names.dtype, owner_.array_dtype)) return;
-        if (PyObject_GetBuffer(array_.ptr(), &buffer_, flags) != 0) {
-            PyErr_Clear();
-            buffer_.obj = nullptr;
-            return;
-        }
-        const auto size = static_cast<Py_ssize_t>(geometry_.element_bytes());
-        if (buffer_.ndim == 3 && buffer_.itemsize == size && buffer_.shape[0] == heads_ &&
-            buffer_.shape[1] == 1 && buffer_.shape[2] == geometry_.head_dim &&
-            buffer_.strides[2] == size && buffer_.strides[0] % size == 0) {
-            rows_ = {buffer_.buf, buffer_.strides[0] / size, geometry_.head_dim};
-        }
-    }
-
-    void read_tensor() {
-        const Names& names = owner_.names;
-        const nb::object yes = nb::bool_(true), shape = get(names.shape);
-        if (!has(names.dtype, owner_.tensor_dtype) || !has(names.is_cpu, yes) ||
-            !call(names.is_contiguous).is(yes) ||
-            (geometry_.dtype == Dtype::float32 && call(names.is_neg).is(yes)) ||
-            !shape.is_valid() || !PyTuple_Check(shape.ptr()) ||
-            PyTuple_GET_SIZE(shape.ptr()) != 3) {
-            return;
-        }
-        const std::int64_t expected[] = {heads_, 1, geometry_.head_dim};
-        for (int i = 0; i < 3; ++i) {
-            if (PyLong_AsLongLong(PyTuple_GET_ITEM(shape.ptr(), i)) != expected[i]) return;
-        }
-        const nb::object address = call(names.data_ptr);
-        if (address.is_valid()) {
-            rows_ = {PyLong_AsVoidPtr(address.ptr()), geometry_.head_dim, geometry_.head_dim};
-        }
-    }
-
-    const PyLayerSteps& owner_;
-    const nb::handle array_;
-    const Geometry& geometry_;
-    const std::int64_t heads_;
-    Py_buffer buffer_{};
-    Rows rows_{};
-};
+    return cast;
+}
 
 nb::bytes bytes_of(const std::vector<std::byte>& bytes) {
     return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
@@ -140,16 +28,18 @@ nb::bytes bytes_of(const std::vector<std::byte>& bytes) {
 void py_follow(PyLayerSteps& self, const nb::object& options, const nb::object& plan,
                const nb::object& table, const nb::object& counts, std::int64_t blocks,
                std::int64_t tokens, std::int64_t steps, const PyFacts& facts) {
-    const auto addresses = nb::cast<TableArray>(table);
-    const auto filled = nb::cast<nb::ndarray<std::int32_t, nb::ndim<1>, nb::c_contig>>(counts);
+    const auto addresses = taken<TableArray>(table, "table");
+    const auto filled =
+        taken<nb::ndarray<std::int32_t, nb::ndim<1>, nb::c_contig>>(counts, "counts");
     const auto size = static_cast<std::int64_t>(std::min(addresses.size(), filled.size()));
     const Geometry& geometry = self.steps.geometry;
     if (blocks < 1 || blocks > size) {
         fail("blocks is " + std::to_string(blocks) + "; expected 1 to " + std::to_string(size));
     }
-    if (steps < 0 || filled.data()[blocks - 1] + steps > geometry.block_size) {
-        fail("the last block holds " + std::to_string(filled.data()[blocks - 1]) +
-             " tokens and has no room for " + std::to_string(steps));
+    const std::int32_t held = filled.data()[blocks - 1];
+    if (steps < 0 || held < 0 || steps > geometry.block_size - held) {
+        fail("the last block holds " + std::to_string(held) + " tokens and has no room for " +
+             std::to_string(steps));
     }
     StepCourse course{};
     if (!plan.is_none()) {
@@ -172,29 +62,82 @@ void py_follow(PyLayerSteps& self, const nb::object& options, const nb::object& 
     self.steps.follow(std::move(course));
 }
 
+// A caller's arrays of one step, as long as this object lives. It is false where one is anything
+// else.
+class StepArrays {
+  public:
+    StepArrays(const PyLayerSteps& owner, nb::handle q, nb::handle k, nb::handle v, nb::handle out)
+        : q_(owner, q, owner.steps.q_heads),
+          k_(owner, k, owner.steps.geometry.kv_heads),
+          v_(owner, v, owner.steps.geometry.kv_heads),
+          out_(owner, out, owner.steps.q_heads, PyBUF_STRIDED | PyBUF_WRITABLE) {}
+
+    explicit operator bool() const {
+        return q_ && k_ && v_ && out_ && out_.rows().head_stride == out_.rows().token_stride;
+    }
+    TokenStep of(LayerSteps& layer) const {
+        return {&layer, q_.rows(), k_.rows(), v_.rows(), out_.rows().data};
+    }
+
+  private:
+    const TokenArray q_, k_, v_, out_;
+};
+
+// Whether a layer takes the next step, and for these options, at this position.
+bool goes_on(const PyLayerSteps& layer, nb::handle options, nb::handle start) {
+    if (!layer.steps.goes_on() || !layer.follows(options)) return false;
+    const bool elsewhere =
+        !start.is_none() &&
+        (!PyLong_CheckExact(start.ptr()) || PyLong_AsLongLong(start.ptr()) != layer.steps.tokens());
+    PyErr_Clear();  // of a number that is too large
+    return !elsewhere;
+}
+
 // None where the step is refused.
 nb::object py_step(PyLayerSteps& self, nb::handle q, nb::handle k, nb::handle v, nb::handle options,
                    nb::handle start) {
-    LayerSteps& steps = self.steps;
-    if (!steps.goes_on() || !self.follows(options)) return nb::none();
-    if (!start.is_none() &&
-        (!PyLong_CheckExact(start.ptr()) || PyLong_AsLongLong(start.ptr()) != steps.tokens())) {
-        PyErr_Clear();  // of a number that is too large
-        return nb::none();
-    }
-    const int kv_heads = steps.geometry.kv_heads;
-    const TokenArray query(self, q, steps.q_heads), key(self, k, kv_heads),
-        value(self, v, kv_heads);
-    if (!query || !key || !value) return nb::none();
+    if (!goes_on(self, options, start)) return nb::none();
+    if (!self.takes(q)) return nb::none();
     nb::object out = self.empty_like(q);
-    const TokenArray to(self, out, steps.q_heads, PyBUF_STRIDED | PyBUF_WRITABLE);
-    if (!to || to.rows().head_stride != steps.geometry.head_dim) return nb::none();
+    const StepArrays arrays(self, q, k, v, out);
+    if (!arrays) return nb::none();
     bool answered;
     {
         const ReleaseGil release;
-        answered = steps.step(query.rows(), key.rows(), value.rows(), to.rows().data);
+        answered = take_steps({arrays.of(self.steps)}, 0);
     }
     return answered ? out : nb::none();
+}
+
+// One step of each layer, all or none. q, k, v, out: arrays whose elements are those of the layers.
+bool py_steps(const std::vector<PyLayerSteps*>& layers, const nb::sequence& q,
+              const nb::sequence& k, const nb::sequence& v, nb::handle options,
+              const nb::object& starts, const nb::sequence& out, std::int64_t shared_tokens_min) {
+    for (const nb::sequence* whole : {&q, &k, &v, &out}) {
+        if (nb::len(*whole) != layers.size()) return false;
+    }
+    if (!starts.is_none() && nb::len(starts) != layers.size()) return false;
+    std::vector<nb::object> owned;
+    std::vector<std::unique_ptr<StepArrays>> arrays;
+    std::vector<TokenStep> tokens;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+        PyLayerSteps* layer = layers[i];
+        const auto earlier = layers.begin() + static_cast<std::ptrdiff_t>(i);
+        if (!layer || std::find(layers.begin(), earlier, layer) != earlier) {
+            fail("every layer has one step at most");
+        }
+        if (!layer->steps.like(layers[0]->steps)) fail("the layers are of several models");
+        const nb::object start = starts.is_none() ? nb::none() : nb::object(starts[i]);
+        if (!goes_on(*layer, options, start)) return false;
+        const std::size_t first = owned.size();
+        for (const nb::sequence* whole : {&q, &k, &v, &out}) owned.push_back((*whole)[i]);
+        arrays.push_back(std::make_unique<StepArrays>(*layer, owned[first], owned[first + 1],
+                                                      owned[first + 2], owned[first + 3]));
+        if (!*arrays.back()) return false;
+        tokens.push_back(arrays.back()->of(layer->steps));
+    }
+    const ReleaseGil release;
+    return take_steps(tokens, shared_tokens_min);
 }
 
 nb::list py_samples(PyLayerSteps& self) {
@@ -233,7 +176,6 @@ void bind_layer_steps(nb::module_& m) {
                 self.tensor_dtype = dtype;
             },
             "tensor"_a, "dtype"_a)
-        .def("undo", [](PyLayerSteps& self) { self.steps.undo(); })
         .def("stop", [](PyLayerSteps& self) { self.steps.stop(); })
         .def("step", &py_step, "q"_a, "k"_a, "v"_a, "options"_a, "start"_a.none())
         .def(
@@ -246,6 +188,8 @@ void bind_layer_steps(nb::module_& m) {
         .def("take_samples", &py_samples)
         .def("last_query",
              [](const PyLayerSteps& self) { return bytes_of(self.steps.last_query()); });
+    m.def("take_steps", &py_steps, "layers"_a, "q"_a, "k"_a, "v"_a, "options"_a, "starts"_a.none(),
+          "out"_a, "shared_tokens_min"_a);
 }
 
 }  // namespace kvdb

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "exact_steps.h"
 #include "transfer.h"
 
 namespace kvdb {
@@ -12,18 +13,124 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Takes a token back unless it is kept.
-class AppendedToken {
+// Tokens that are taken back unless they are kept.
+class AppendedTokens {
   public:
-    explicit AppendedToken(std::int32_t& count) : count_(count) { ++count_; }
-    AppendedToken(const AppendedToken&) = delete;
-    AppendedToken& operator=(const AppendedToken&) = delete;
-    ~AppendedToken() { count_ -= !kept_; }
-    void keep() { kept_ = true; }
+    AppendedTokens() = default;
+    AppendedTokens(const AppendedTokens&) = delete;
+    AppendedTokens& operator=(const AppendedTokens&) = delete;
+    ~AppendedTokens() {
+        for (LayerSteps* layer : layers_) layer->take_back();
+    }
+
+    bool add(const TokenStep& token) {
+        if (!token.layer->append(token)) return false;
+        layers_.push_back(token.layer);
+        return true;
+    }
+    void keep() { layers_.clear(); }
 
   private:
-    std::int32_t& count_;
-    bool kept_ = false;
+    std::vector<LayerSteps*> layers_;
+};
+
+// The answers to the queries of some tokens that were appended.
+class Answers {
+  public:
+    Answers(const std::vector<TokenStep>& tokens, std::int64_t shared_tokens_min)
+        : tokens_(tokens), shared_tokens_min_(shared_tokens_min), spent_(tokens.size()) {}
+
+    // Whether float32 could hold all of them.
+    bool make() { return search() && read_whole() && finite(); }
+    const StepTotals& spent(std::size_t i) const { return spent_[i]; }
+
+  private:
+    bool search() {
+        std::vector<PlannedCall> calls;
+        std::vector<std::size_t> numbers;
+        for (std::size_t i = 0; i < tokens_.size(); ++i) {
+            LayerSteps& layer = *tokens_[i].layer;
+            const StepCourse& course = layer.course();
+            if (!course.plan) {
+                whole_.push_back(i);
+                continue;
+            }
+            float* logs = layer.logs();
+            calls.push_back(
+                {course.plan,
+                 {tokens_[i].q, course.table, course.counts, course.blocks, tokens_[i].out, logs,
+                  logs + layer.q_heads, logs + 2 * layer.q_heads}});
+            numbers.push_back(i);
+        }
+        if (calls.empty()) return true;
+        const auto started = Clock::now();
+        const std::vector<StepResult> results = run_steps(calls);
+        share_time(numbers, started);
+        for (std::size_t number = 0; number < results.size(); ++number) {
+            const StepResult& result = results[number];
+            StepTotals& spent = spent_[numbers[number]];
+            if (result.end == StepEnd::not_finite) return false;
+            spent.nbytes = result.nbytes;
+            if (result.end == StepEnd::reads_everything) {
+                whole_.push_back(numbers[number]);
+                continue;
+            }
+            spent.scanned = result.scanned;
+            spent.retrieved = result.retrieved;
+            spent.missed = result.missed.mean;
+            spent.bound = result.bound.mean;
+            spent.bound_max = result.bound.largest;
+        }
+        return true;
+    }
+
+    bool read_whole() {
+        if (whole_.empty()) return true;
+        const auto started = Clock::now();
+        std::vector<ExactStep> steps;
+        for (const std::size_t i : whole_) {
+            LayerSteps& layer = *tokens_[i].layer;
+            const StepCourse& course = layer.course();
+            steps.push_back({tokens_[i].q,
+                             {course.table, course.counts, course.blocks},
+                             tokens_[i].out,
+                             layer.logs(),
+                             0});
+        }
+        const LayerSteps& first = *tokens_[0].layer;
+        attend_steps(first.geometry, first.q_heads, first.scale, shared_tokens_min_, steps);
+        share_time(whole_, started);
+        for (std::size_t number = 0; number < steps.size(); ++number) {
+            StepTotals& spent = spent_[whole_[number]];
+            const auto tokens = static_cast<double>(tokens_[whole_[number]].layer->tokens() + 1);
+            spent.scanned = spent.retrieved = tokens;
+            spent.nbytes += steps[number].nbytes;
+        }
+        return true;
+    }
+
+    void share_time(const std::vector<std::size_t>& numbers, Clock::time_point started) {
+        const auto spent =
+            std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - started).count();
+        for (const std::size_t i : numbers) {
+            spent_[i].ns += spent / static_cast<std::int64_t>(numbers.size());
+        }
+    }
+
+    bool finite() const {
+        return std::all_of(tokens_.begin(), tokens_.end(), [](const TokenStep& token) {
+            LayerSteps& layer = *token.layer;
+            const std::int64_t head_dim = layer.geometry.head_dim;
+            return std::all_of(layer.logs(), layer.logs() + layer.q_heads,
+                               [](float x) { return std::isfinite(x); }) &&
+                   kvdb::finite(layer.geometry, layer.q_heads, 1, {token.out, head_dim, head_dim});
+        });
+    }
+
+    const std::vector<TokenStep>& tokens_;
+    const std::int64_t shared_tokens_min_;
+    std::vector<std::size_t> whole_;  // the numbers of those that read everything
+    std::vector<StepTotals> spent_;
 };
 
 }  // namespace
@@ -31,9 +138,8 @@ class AppendedToken {
 LayerSteps::LayerSteps(const Geometry& geometry, int q_heads, float scale)
     : geometry(geometry),
       q_heads(q_heads),
-      scale_(scale),
+      scale(scale),
       last_query_(q_heads * geometry.row_bytes()),
-      query_before_(last_query_.size()),
       logs_(3 * q_heads) {}
 
 bool LayerSteps::goes_on() const {
@@ -43,29 +149,19 @@ bool LayerSteps::goes_on() const {
                [](const auto& fact) { return fact.first->value() == fact.second; });
 }
 
-bool LayerSteps::step(const Rows& q, const Rows& k, const Rows& v, void* out) {
+bool LayerSteps::append(const TokenStep& token) {
     const std::int64_t last = course_.blocks - 1;
-    if (!finite(geometry, q_heads, 1, q)) return false;
-    if (append(geometry, {course_.table + last, 1}, course_.counts[last], 1, k, v)) return false;
-    AppendedToken token(course_.counts[last]);
-    const StepTotals before = totals_;
-    if (!answer(q, out)) return false;
-    totals_before_ = before;
-    token.keep();
-    ++course_.tokens;
-    --course_.steps;
-    keep(q);
+    if (!finite(geometry, q_heads, 1, token.q) ||
+        kvdb::append(geometry, {course_.table + last, 1}, course_.counts[last], 1, token.k,
+                     token.v)) {
+        return false;
+    }
+    ++course_.counts[last];
     return true;
 }
 
-void LayerSteps::undo() {
+void LayerSteps::take_back() {
     --course_.counts[course_.blocks - 1];
-    --course_.tokens;
-    ++course_.steps;
-    totals_ = totals_before_;
-    sample_in_ = sample_in_before_;
-    samples_.resize(samples_before_);
-    std::swap(last_query_, query_before_);
 }
 
 void LayerSteps::sample_next(std::int64_t in, std::int64_t every) {
@@ -73,36 +169,9 @@ void LayerSteps::sample_next(std::int64_t in, std::int64_t every) {
     sample_every_ = every;
 }
 
-void LayerSteps::keep(const Rows& q) {
-    std::swap(last_query_, query_before_);
-    sample_in_before_ = sample_in_;
-    samples_before_ = samples_.size();
-    const std::size_t bytes = geometry.row_bytes();
-    for (int head = 0; head < q_heads; ++head) {
-        const std::int64_t at =
-            head * q.head_stride * static_cast<std::int64_t>(geometry.element_bytes());
-        std::memcpy(last_query_.data() + head * bytes, static_cast<const std::byte*>(q.data) + at,
-                    bytes);
-    }
-    if (sample_every_ == 0 || sample_in_-- > 0) return;
-    sample_in_ = sample_every_ - 1;
-    samples_.push_back({totals_.steps - 1, last_query_});
-}
-
-// Whether float32 could hold the answer. Only then it is counted.
-bool LayerSteps::answer(const Rows& q, void* out) {
-    StepTotals spent;
-    const auto started = Clock::now();
-    if (!course_.plan) {
-        read_all(q, out, spent);
-    } else if (!search(q, out, spent)) {
-        return false;
-    }
-    spent.ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - started).count();
-    const bool held = std::all_of(logs_.begin(), logs_.begin() + q_heads,
-                                  [](float x) { return std::isfinite(x); });
-    const std::int64_t head_dim = geometry.head_dim;
-    if (!held || !finite(geometry, q_heads, 1, {out, head_dim, head_dim})) return false;
+void LayerSteps::keep(const TokenStep& token, const StepTotals& spent) {
+    ++course_.tokens;
+    --course_.steps;
     totals_.steps += 1;
     totals_.nbytes += spent.nbytes;
     totals_.ns += spent.ns;
@@ -111,47 +180,29 @@ bool LayerSteps::answer(const Rows& q, void* out) {
     totals_.missed += spent.missed;
     totals_.bound += spent.bound;
     totals_.bound_max = std::max(totals_.bound_max, spent.bound_max);
-    return true;
-}
-
-bool LayerSteps::search(const Rows& q, void* out, StepTotals& spent) {
-    const StepResult result =
-        run_step(*course_.plan, {q, course_.table, course_.counts, course_.blocks, out,
-                                 logs_.data(), logs_.data() + q_heads, logs_.data() + 2 * q_heads});
-    if (result.end == StepEnd::not_finite) return false;
-    spent.nbytes = result.nbytes;
-    if (result.end == StepEnd::reads_everything) {
-        read_all(q, out, spent);
-        return true;
+    const std::size_t bytes = geometry.row_bytes();
+    for (int head = 0; head < q_heads; ++head) {
+        const std::int64_t at =
+            head * token.q.head_stride * static_cast<std::int64_t>(geometry.element_bytes());
+        std::memcpy(last_query_.data() + head * bytes,
+                    static_cast<const std::byte*>(token.q.data) + at, bytes);
     }
-    spent.scanned = result.scanned;
-    spent.retrieved = result.retrieved;
-    spent.missed = result.missed.mean;
-    spent.bound = result.bound.mean;
-    spent.bound_max = result.bound.largest;
-    return true;
+    if (sample_every_ == 0 || sample_in_-- > 0) return;
+    sample_in_ = sample_every_ - 1;
+    samples_.push_back({totals_.steps - 1, last_query_});
 }
 
-void LayerSteps::read_all(const Rows& q, void* out, StepTotals& spent) {
-    const std::int64_t head_dim = geometry.head_dim, tokens = course_.tokens + 1;
-    AttendCall call{};
-    call.geometry = geometry;
-    call.query = q;
-    call.q_heads = q_heads;
-    call.n = 1;
-    call.run = {course_.table, course_.counts, course_.blocks};
-    call.kv_begin = 0;
-    call.kv_end = geometry.kv_heads;
-    call.causal = 1;
-    call.scale = scale_;
-    call.out = {out, head_dim, head_dim};
-    call.out_dtype = geometry.dtype;
-    call.lse = logs_.data();
-    attend(call);
-    const auto token_bytes =
-        static_cast<std::int64_t>(2 * geometry.kv_heads * geometry.row_bytes());
-    spent.scanned = spent.retrieved = static_cast<double>(tokens);
-    spent.nbytes += tokens * token_bytes;
+bool take_steps(const std::vector<TokenStep>& tokens, std::int64_t shared_tokens_min) {
+    AppendedTokens appended;
+    for (const TokenStep& token : tokens) {
+        if (!appended.add(token)) return false;
+    }
+    Answers answers(tokens, shared_tokens_min);
+    if (!answers.make()) return false;
+    appended.keep();
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+        tokens[i].layer->keep(tokens[i], answers.spent(i));
+    return true;
 }
 
 }  // namespace kvdb

@@ -43,6 +43,13 @@ struct SampledQuery {
     std::vector<std::byte> query;  // [q_heads][head_dim]
 };
 
+// A token of one layer of one session. out: as the query, contiguous.
+struct TokenStep {
+    class LayerSteps* layer;
+    Rows q, k, v;  // [q_heads][1][head_dim], [kv_heads][1][head_dim], [kv_heads][1][head_dim]
+    void* out;
+};
+
 class LayerSteps {
   public:
     LayerSteps(const Geometry& geometry, int q_heads, float scale);
@@ -50,16 +57,12 @@ class LayerSteps {
     void follow(StepCourse course) { course_ = std::move(course); }
     void stop() { course_.steps = 0; }
     std::int64_t tokens() const { return course_.tokens; }
+    // Whether both are layers of one model.
+    bool like(const LayerSteps& other) const {
+        return geometry == other.geometry && q_heads == other.q_heads && scale == other.scale;
+    }
     // Whether the next step may be taken.
     bool goes_on() const;
-
-    // Appends a token, [kv_heads][1][head_dim], and answers its query, [q_heads][1][head_dim], into
-    // out, contiguous. Where it returns false, because a number is not finite, nothing has changed
-    // but `out`. `goes_on` must hold.
-    bool step(const Rows& q, const Rows& k, const Rows& v, void* out);
-
-    // Takes the last step back, as if it had not been taken; none was taken or counted since.
-    void undo();
 
     // Keeps the query of the step after `in` others, and then of every `every`-th; 0: of none.
     void sample_next(std::int64_t in, std::int64_t every);
@@ -70,29 +73,33 @@ class LayerSteps {
     // [q_heads][head_dim], of the geometry's type.
     const std::vector<std::byte>& last_query() const { return last_query_; }
 
+    // The parts of a step, for `take_steps`. A token that was appended is kept or taken back.
+    bool append(const TokenStep& token);  // false where a number is not finite
+    void take_back();
+    void keep(const TokenStep& token, const StepTotals& spent);
+
+    const StepCourse& course() const { return course_; }
+    float* logs() { return logs_.data(); }  // [3][q_heads]
+
     const Geometry geometry;
     const int q_heads;
+    const float scale;
 
   private:
-    bool answer(const Rows& q, void* out);
-    bool search(const Rows& q, void* out, StepTotals& spent);
-    void read_all(const Rows& q, void* out, StepTotals& spent);
-    void keep(const Rows& q);
-
     static constexpr std::size_t kSamplesMax = 16;  // more are not kept before they are taken
 
-    const float scale_;
     StepCourse course_{};
     StepTotals totals_;
     std::int64_t sample_in_ = 0, sample_every_ = 0;
     std::vector<std::byte> last_query_;
-    // Before the last step.
-    StepTotals totals_before_;
-    std::int64_t sample_in_before_ = 0;
-    std::size_t samples_before_ = 0;
-    std::vector<std::byte> query_before_;
     std::vector<SampledQuery> samples_;
-    std::vector<float> logs_;  // [3][q_heads]
+    std::vector<float> logs_;
 };
+
+// Appends a token of each session and answers its query: all of them or none. Where it returns
+// false, because a number is not finite, nothing has changed but `out`. `goes_on` must hold for
+// each, geometry, q_heads and scale are those of all, and no layer comes twice. Blocks of so many
+// tokens that several read whole are read once.
+bool take_steps(const std::vector<TokenStep>& tokens, std::int64_t shared_tokens_min);
 
 }  // namespace kvdb

@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <numeric>
-#include <stdexcept>
 
-#include "move.h"
-#include "step_states.h"
+#include "step_run.h"
+#include "thread_pool.h"
 
 namespace kvdb {
 namespace {
@@ -16,281 +13,118 @@ using indexes::QueryRows;
 using indexes::SearchResult;
 using Clock = std::chrono::steady_clock;
 
-constexpr float kNone = -INFINITY;
-
 std::int64_t nanoseconds(Clock::time_point since) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - since).count();
 }
 
-class StepRun {
-  public:
-    StepRun(const StepPlan& plan, const StepCall& call)
-        : plan_(plan),
-          call_(call),
-          heads_(plan.geometry.kv_heads),
-          group_(plan.rows_of_head()),
-          rows_(plan.q_heads),
-          dim_(plan.geometry.head_dim),
-          window_(rows_, dim_),
-          state_(rows_, dim_),
-          floor_(rows_) {}
+// Whether the tokens and KV heads that are asked for are the same, so that one call answers both.
+bool asks_like(const StepSearch& one, const StepSearch& other) {
+    return one.searcher->asks_like(*other.searcher) && one.begin == other.begin &&
+           one.end == other.end && one.active_heads == other.active_heads &&
+           one.hidden == other.hidden;
+}
 
-    StepResult run() {
-        if (!attend_window()) return ended(StepEnd::not_finite);
-        search();
-        give_up_where_many_are_found();
-        if (!attend_found()) return ended(StepEnd::reads_everything);
-        const std::vector<std::uint8_t> heads = unguarded();
-        if (std::any_of(heads.begin(), heads.end(), [](std::uint8_t head) { return head != 0; })) {
-            give_up(heads);
-            if (!attend_found()) return ended(StepEnd::reads_everything);
-        }
-        result_.missed = share_of(missed_.data(), state_.lse.data(), missed_.size());
-        result_.bound = share_of(bound_.data(), state_.lse.data(), bound_.size());
-        std::copy(state_.lse.begin(), state_.lse.end(), call_.read_lse);
-        std::copy(missed_.begin(), missed_.end(), call_.missed);
-        return ended(finish() ? StepEnd::answered : StepEnd::not_finite);
-    }
-
-  private:
-    StepResult ended(StepEnd end) {
-        result_.end = end;
-        count(end == StepEnd::answered ? static_cast<double>(window_tokens_) + whole_ : 0);
-        return std::move(result_);
-    }
-
-    // read: how many tokens count as read whole.
-    void count(double read) {
-        const auto token_bytes = static_cast<std::int64_t>(2 * plan_.geometry.row_bytes()) * heads_;
-        result_.scanned = read;
-        result_.retrieved = read + static_cast<double>(attended_) / static_cast<double>(rows_);
-        result_.nbytes = static_cast<std::int64_t>(read * static_cast<double>(token_bytes));
-        for (const SearchResult& found : result_.found) {
-            const auto ids = static_cast<std::int64_t>(found.retrieved.ids.size());
-            result_.scanned += static_cast<double>(found.scanned) / heads_;
-            result_.nbytes += found.nbytes + ids * token_bytes / (2 * heads_);  // their values
-        }
-    }
-
-    Rows rows_of(float* data) const { return {data, dim_, dim_}; }
-
-    bool attend_window() {
-        StepBlocks window = plan_.window;
-        if (plan_.grows_from >= 0) {
-            window.table.insert(window.table.end(), call_.table + plan_.grows_from,
-                                call_.table + call_.blocks);
-            window.counts.insert(window.counts.end(), call_.counts + plan_.grows_from,
-                                 call_.counts + call_.blocks);
-        }
-        attend_blocks(plan_, call_.query, window, window_, floor_.data(), 0, heads_);
-        window_tokens_ = tokens_of(window);
-        if (!finite_or_none(window_.lse) || !finite_or_none(floor_)) return false;
-        if (!plan_.sinks.table.empty()) {
-            States sinks(rows_, dim_);
-            attend_blocks(plan_, call_.query, plan_.sinks, sinks, nullptr, 0, heads_);
-            if (!finite_or_none(sinks.lse)) return false;
-            merge_into(plan_, window_, sinks);
-            window_tokens_ += tokens_of(plan_.sinks);
-        }
-        return true;
-    }
-
-    static std::int64_t tokens_of(const StepBlocks& blocks) {
-        return std::accumulate(blocks.counts.begin(), blocks.counts.end(), std::int64_t{0});
-    }
-
-    // Asks each index in turn. The largest score so far goes from one to the next.
-    void search() {
-        std::vector<float> q(rows_ * dim_);
-        rotate_back(plan_.geometry, plan_.q_heads, 1, call_.query, {}, rows_of(q.data()), true);
-        if (!all_finite(q)) throw std::invalid_argument("q holds NaN or infinity");
-        std::vector<float> floor = floor_;
-        for (const StepSearch& part : plan_.searches) {
-            const auto started = Clock::now();
-            const auto* active = reinterpret_cast<const bool*>(part.active_heads.data());
-            const QueryRows queries{
-                q.data(),     1,
-                group_,       &part.begin,
-                &part.end,    part.hidden.empty() ? nullptr : part.hidden.data(),
-                floor.data(), part.active_heads.empty() ? nullptr : active};
-            SearchResult found = part.searcher->search(queries, window_.lse.data());
-            found.dense.resize(rows_);
-            const auto& retrieved = found.retrieved;
-            for (std::int64_t row = 0; row < rows_; ++row) {
-                for (std::int64_t i = retrieved.offsets[row]; i < retrieved.offsets[row + 1]; ++i) {
-                    floor[row] = std::max(floor[row], retrieved.scores[i]);
-                }
-            }
-            const bool all = std::all_of(found.dense.begin(), found.dense.end(),
-                                         [](std::uint8_t dense) { return dense != 0; });
-            result_.found.push_back(std::move(found));
-            result_.found_ns.push_back(nanoseconds(started));
-            if (all) return;
-        }
-    }
-
-    // Gives up the KV heads for which so many tokens were found that reading everything costs less
-    // than picking them.
-    void give_up_where_many_are_found() {
-        const double most = plan_.found_share_max * static_cast<double>(plan_.tokens);
-        std::vector<std::int64_t> found(heads_);
-        for (const SearchResult& result : result_.found) {
-            for (std::int64_t row = 0; row < rows_; ++row) {
-                found[row / group_] +=
-                    result.retrieved.offsets[row + 1] - result.retrieved.offsets[row];
-            }
-        }
-        std::vector<std::uint8_t> many(heads_);
-        for (int head = 0; head < heads_; ++head) {
-            many[head] = static_cast<double>(found[head]) / group_ > most;
-        }
-        give_up(many);
-    }
-
-    void give_up(const std::vector<std::uint8_t>& heads) {
-        for (std::size_t i = 0; i < result_.found.size(); ++i) {
-            const std::vector<std::uint8_t>& active = plan_.searches[i].active_heads;
-            for (std::int64_t row = 0; row < rows_; ++row) {
-                const std::int64_t head = row / group_;
-                if (heads[head] && (active.empty() || active[head]))
-                    result_.found[i].dense[row] = 1;
-            }
-        }
-    }
-
-    std::vector<std::uint8_t> dense_heads(const SearchResult& result) const {
-        std::vector<std::uint8_t> heads(heads_);
-        for (std::int64_t row = 0; row < rows_; ++row) heads[row / group_] |= result.dense[row];
-        return heads;
-    }
-
-    // Attention over the window, what was found, and what is read whole; false where reading
-    // everything costs less.
-    bool attend_found() {
-        std::vector<std::vector<std::uint8_t>> dense;
-        whole_ = 0;
-        const auto count = [&](std::int64_t tokens, const std::vector<std::uint8_t>& heads) {
-            whole_ += static_cast<double>(tokens) *
-                      static_cast<double>(std::accumulate(heads.begin(), heads.end(), 0)) / heads_;
+// What a search found for one of the n queries of each head.
+SearchResult result_of(const SearchResult& all, std::int64_t q_heads, std::int64_t n,
+                       std::int64_t query) {
+    SearchResult own;
+    own.scanned = all.scanned / n;
+    own.nbytes = all.nbytes / n;
+    const std::size_t dims = all.tail.size() / (q_heads * n);
+    for (std::int64_t head = 0; head < q_heads; ++head) {
+        const std::int64_t row = head * n + query;
+        const auto copy = [](const auto& from, auto& to, std::int64_t begin, std::int64_t end) {
+            to.insert(to.end(), from.begin() + begin, from.begin() + end);
         };
-        for (const StepWhole& part : plan_.whole) count(part.tokens, part.heads);
-        for (std::size_t i = 0; i < result_.found.size(); ++i) {
-            dense.push_back(dense_heads(result_.found[i]));
-            count(plan_.searches[i].end - plan_.searches[i].begin, dense[i]);
-        }
-        const auto searched = static_cast<double>(std::max<std::int64_t>(plan_.tokens, 1));
-        if (whole_ / searched > plan_.whole_share_max) {
-            return false;
-        }
-        state_ = window_;
-        missed_.assign(rows_, kNone);
-        bound_.assign(rows_, kNone);
-        attended_ = 0;
-        for (std::size_t i = 0; i < result_.found.size(); ++i) attend_one(i, dense[i]);
-        for (const StepWhole& part : plan_.whole) read_whole(part.blocks, part.heads);
-        for (std::size_t i = 0; i < result_.found.size(); ++i) {
-            read_whole(plan_.searches[i].blocks, dense[i]);
-        }
-        return true;
+        const std::int64_t begin = all.retrieved.offsets[row], end = all.retrieved.offsets[row + 1];
+        copy(all.retrieved.ids, own.retrieved.ids, begin, end);
+        copy(all.retrieved.scores, own.retrieved.scores, begin, end);
+        own.retrieved.offsets.push_back(static_cast<std::int64_t>(own.retrieved.ids.size()));
+        own.missed.push_back(all.missed[row]);
+        own.bound.push_back(all.bound[row]);
+        if (!all.dense.empty()) own.dense.push_back(all.dense[row]);
+        copy(all.tail, own.tail, row * dims, (row + 1) * dims);
     }
+    return own;
+}
 
-    // Merges what one search found, but for the KV heads that are read whole.
-    void attend_one(std::size_t i, const std::vector<std::uint8_t>& dense) {
-        const SearchResult* found = &result_.found[i];
-        SearchResult kept;
-        if (std::any_of(dense.begin(), dense.end(), [](std::uint8_t head) { return head != 0; })) {
-            kept = without(*found, dense);
-            found = &kept;
-        }
-        merge_states(plan_, state_, nullptr, found, plan_.searches[i].searcher->table,
-                     state_.out.data(), Dtype::float32, state_.lse.data());
-        attended_ += found->retrieved.offsets[rows_];
-        for (std::int64_t row = 0; row < rows_; ++row) {
-            missed_[row] = log_sum(missed_[row], found->missed[row]);
-            bound_[row] = log_sum(bound_[row], found->bound[row]);
+// The next search of some steps, which ask alike, as one call.
+void search(const std::vector<StepRun*>& steps, const StepPlan& plan) {
+    const auto started = Clock::now();
+    const auto n = static_cast<std::int64_t>(steps.size());
+    const std::int64_t rows = plan.q_heads, dim = plan.geometry.head_dim;
+    std::vector<float> query(rows * n * dim), floor(rows * n), outside(rows * n);
+    for (std::int64_t i = 0; i < n; ++i) {
+        for (std::int64_t row = 0; row < rows; ++row) {
+            std::copy_n(steps[i]->query() + row * dim, dim, query.data() + (row * n + i) * dim);
+            floor[row * n + i] = steps[i]->floor()[row];
+            outside[row * n + i] = steps[i]->outside()[row];
         }
     }
-
-    // The result without the rows of some KV heads, which miss nothing.
-    SearchResult without(const SearchResult& result, const std::vector<std::uint8_t>& heads) const {
-        SearchResult kept;
-        kept.retrieved.offsets.assign(1, 0);
-        for (std::int64_t row = 0; row < rows_; ++row) {
-            const bool left = heads[row / group_];
-            const std::int64_t begin = result.retrieved.offsets[row];
-            const std::int64_t end = left ? begin : result.retrieved.offsets[row + 1];
-            const auto add = [&](const auto& from, auto& to) {
-                to.insert(to.end(), from.begin() + begin, from.begin() + end);
-            };
-            add(result.retrieved.ids, kept.retrieved.ids);
-            add(result.retrieved.scores, kept.retrieved.scores);
-            kept.retrieved.offsets.push_back(kept.retrieved.offsets.back() + end - begin);
-            kept.missed.push_back(left ? kNone : result.missed[row]);
-            kept.bound.push_back(left ? kNone : result.bound[row]);
-        }
-        return kept;
+    const StepSearch& part = *steps[0]->next();
+    const auto* active = reinterpret_cast<const bool*>(part.active_heads.data());
+    const std::vector<std::int64_t> begin(n, part.begin), end(n, part.end);
+    const QueryRows queries{query.data(),        n,
+                            plan.rows_of_head(), begin.data(),
+                            end.data(),          part.hidden.empty() ? nullptr : part.hidden.data(),
+                            floor.data(),        part.active_heads.empty() ? nullptr : active};
+    SearchResult found = part.searcher->search(queries, outside.data());
+    if (n == 1) {
+        steps[0]->take(std::move(found), nanoseconds(started));
+        return;
     }
+    const std::int64_t ns = nanoseconds(started) / n;
+    for (std::int64_t i = 0; i < n; ++i) steps[i]->take(result_of(found, rows, n, i), ns);
+}
 
-    void read_whole(const StepBlocks& blocks, const std::vector<std::uint8_t>& heads) {
-        States whole(rows_, dim_);
-        bool any = false;
-        for (int head = 0; head < heads_; ++head) {
-            if (!heads[head]) continue;
-            int end = head;
-            while (end < heads_ && heads[end]) ++end;
-            attend_blocks(plan_, call_.query, blocks, whole, nullptr, head, end);
-            any = true;
-            head = end;
+// body(i) for each of so many steps: on threads of their own where there are enough steps for all.
+template <class Body>
+void each(std::size_t count, Body&& body) {
+    const int threads = ThreadPool::threads();
+    const bool apart = count >= static_cast<std::size_t>(threads);
+    ThreadPool::instance().run(static_cast<std::int64_t>(count), apart ? threads : 1,
+                               [&](std::int64_t i, int) { body(static_cast<std::size_t>(i)); });
+}
+
+// Makes the next search of every step that has one. False where none has.
+bool search_next(std::vector<StepRun>& steps, const std::vector<PlannedCall>& calls) {
+    std::vector<std::vector<std::size_t>> alike;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+        if (!steps[i].next()) continue;
+        const auto group = std::find_if(alike.begin(), alike.end(), [&](const auto& group) {
+            return calls[group[0]].plan->q_heads == calls[i].plan->q_heads &&
+                   asks_like(*steps[group[0]].next(), *steps[i].next());
+        });
+        if (group == alike.end()) {
+            alike.push_back({i});
+        } else {
+            group->push_back(i);
         }
-        if (any) merge_into(plan_, state_, whole);
     }
-
-    // The KV heads of which a query is estimated to miss more than its guard allows.
-    std::vector<std::uint8_t> unguarded() const {
-        std::vector<std::uint8_t> heads(heads_);
-        for (std::int64_t row = 0; row < rows_ && !plan_.guards.empty(); ++row) {
-            // Written so that what is no number counts as too much.
-            const bool held = missed_[row] - state_.lse[row] <= plan_.guards[row / group_];
-            heads[row / group_] |= static_cast<std::uint8_t>(!held);
-        }
-        return heads;
-    }
-
-    // Merges the estimates of what was not found; false where float32 cannot hold one.
-    bool finish() {
-        std::optional<States> last;
-        for (const SearchResult& found : result_.found) {
-            if (found.tail.empty()) continue;
-            if (last) merge_into(plan_, state_, *last);
-            last.emplace(rows_, dim_);
-            last->out = found.tail;
-            const std::vector<std::uint8_t> dense = dense_heads(found);
-            for (std::int64_t row = 0; row < rows_; ++row) {
-                if (!dense[row / group_]) last->lse[row] = found.missed[row];
-            }
-            if (!all_finite(last->out) || !finite_or_none(last->lse)) return false;
-        }
-        merge_states(plan_, state_, last ? &*last : nullptr, nullptr, nullptr, call_.out,
-                     plan_.geometry.dtype, call_.lse);
-        return true;
-    }
-
-    const StepPlan& plan_;
-    const StepCall& call_;
-    const int heads_, group_;
-    const std::int64_t rows_;
-    const int dim_;
-    States window_, state_;
-    std::vector<float> floor_, missed_, bound_;
-    std::int64_t window_tokens_ = 0, attended_ = 0;  // attended: found ones, over all rows
-    double whole_ = 0;                               // searched tokens that were read whole
-    StepResult result_;
-};
+    each(alike.size(), [&](std::size_t number) {
+        std::vector<StepRun*> group;
+        for (const std::size_t i : alike[number]) group.push_back(&steps[i]);
+        search(group, *calls[alike[number][0]].plan);
+    });
+    return !alike.empty();
+}
 
 }  // namespace
 
+std::vector<StepResult> run_steps(const std::vector<PlannedCall>& calls) {
+    std::vector<StepRun> steps;
+    steps.reserve(calls.size());
+    for (const PlannedCall& planned : calls) steps.emplace_back(*planned.plan, planned.call);
+    each(calls.size(), [&](std::size_t i) { steps[i].begin(); });
+    while (search_next(steps, calls)) {
+    }
+    std::vector<StepResult> results(calls.size());
+    each(calls.size(), [&](std::size_t i) { results[i] = steps[i].finish(); });
+    return results;
+}
+
 StepResult run_step(const StepPlan& plan, const StepCall& call) {
-    return StepRun(plan, call).run();
+    return std::move(run_steps({{&plan, call}})[0]);
 }
 
 }  // namespace kvdb

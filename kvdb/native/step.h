@@ -76,7 +76,15 @@ struct StepResult {
     Share missed{0, 0}, bound{0, 0};
 };
 
-// Where the end is not `answered`, out, lse, read_lse and missed hold nothing.
+// A call and the plan that answers it.
+struct PlannedCall {
+    const StepPlan* plan;
+    StepCall call;
+};
+
+// Where the end is not `answered`, out, lse, read_lse and missed hold nothing. Searches of several
+// that ask one index for the same are one search.
+std::vector<StepResult> run_steps(const std::vector<PlannedCall>& calls);
 StepResult run_step(const StepPlan& plan, const StepCall& call);
 
 }  // namespace kvdb

@@ -1,23 +1,26 @@
 """One call on several sessions of one model: all of them take part or none, and views that they share are read once.
 
-Sessions whose plans read everything share the views that they have in common (`kvdb.attention.shared_prefix`). Sessions that
-search are answered one after the other. So are calls of several tokens, which use what they read many times over.
+Steps of one token are one native call where no session needs Python (`_native.take_steps`): searches that ask one index for the
+same are made as one, and blocks with which several runs begin are read once. What needs Python shares the views that it reads
+whole (`kvdb.attention.shared_prefix`) and is searched one session after the other; so are calls of several tokens, which use what
+they read many times over.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
+import kvdb._native as _native
 import kvdb.validate as validate
 from kvdb.attention.device import DeviceFailed, Pending
 from kvdb.attention.shared_prefix import exact_together, sharing_of
 from kvdb.catalog.segment import SegmentView
 from kvdb.planning.prepared import Prepared
 from kvdb.session.layer import Layer
-from kvdb.session.native_steps import NativeSteps
 from kvdb.session.state import SessionState
+from kvdb.storage.paged_segment import pinned
 from kvdb.types import Array, ModelSpec
 from query_optimizer.query_options import QueryOptions
 
@@ -65,25 +68,18 @@ def attention(sessions: Sequence[SessionState], layer: int, q: Array, options: Q
 def _native_steps(
     sessions: Sequence[SessionState], layer: int, q: Array, k: Array, v: Array, options: QueryOptions, starts: Starts
 ) -> Array | None:
-    """`attend` by native steps of sessions that search. None where one of them needs more, or anything is wrong; then nothing was
-    done. Raises InvalidArgument for starts that cannot be."""
+    """`attend` by one call of native code. None where a session needs more, or anything is wrong; then nothing was done. Raises
+    InvalidArgument for starts that cannot be."""
     spec, count = sessions[0].spec, len(sessions)
     alone = [session.native_steps(layer) for session in sessions if session.spec == spec]
     stacked = all(getattr(array, "shape", ())[:1] == (count,) for array in (q, k, v))
-    if not (stacked and len(alone) == count and all(steps is not None and steps.search for steps in alone)):
+    ready = [steps for steps in alone if steps is not None]
+    if not stacked or len(ready) < count:
         return None
     validate.starts(starts, count)
-    taken: list[NativeSteps] = []
     out = np.empty((count, spec.q_heads, 1, spec.head_dim), spec.numpy_dtype)
-    for i, steps in enumerate(alone):
-        answer = None if steps is None else steps.attend(q[i], k[i], v[i], options, None if starts is None else starts[i])
-        if answer is None:
-            for other in taken:
-                other.undo()
-            return None
-        out[i] = answer
-        taken.append(cast(NativeSteps, steps))
-    return out
+    native = [steps.native for steps in ready]
+    return out if _native.take_steps(native, q, k, v, options, starts, out, SHARED_TOKENS_MIN) else None
 
 
 def _attend(
@@ -154,7 +150,8 @@ def _answer(spec: ModelSpec, members: Sequence[Member], q: Array) -> Array:
     if together:
         runs = [members[i].layer.run for i in together]
         layout = members[0].layer.tail.layout
-        rows, all_stats = exact_together(layout, runs, sharing, q[together][:, :, 0], spec.softmax_scale)
+        with pinned([page for i in together for page in members[i].layer.pages]):
+            rows, all_stats = exact_together(layout, runs, sharing, q[together][:, :, 0], spec.softmax_scale)
         out[together] = rows[:, :, None]
         for i, stats in zip(together, all_stats, strict=True):
             members[i].layer.answered_exactly(prepared[i], q[i], out[i], stats, members[i].options)

@@ -14,6 +14,7 @@ from kvdb.attention.state import AttentionState
 from kvdb.errors import InvalidArgument
 from kvdb.planning.prepared import Prepared
 from kvdb.session.layer import Layer
+from kvdb.storage.paged_segment import pinned
 from kvdb.types import Array, ModelSpec
 from query_optimizer.access import Access, Actual
 from query_optimizer.plan import Outcome, Plan
@@ -29,6 +30,11 @@ def analyze_plan(layer: Layer, spec: ModelSpec, options: QueryOptions) -> Plan:
     q = layer.query_samples.last
     if q is None:
         raise InvalidArgument(f"layer {layer.number} has seen no query to analyze; ask one, or explain without analyze")
+    with pinned(layer.pages):  # reading from disk is not what is measured
+        return _analyzed(layer, spec, options, q)
+
+
+def _analyzed(layer: Layer, spec: ModelSpec, options: QueryOptions, q: Array) -> Plan:
     started = perf_counter()
     prepared = layer.planner.prepare_once(1, options)
     planning = perf_counter() - started

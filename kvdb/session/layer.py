@@ -11,7 +11,6 @@ from indexes.retrieval import Exact
 from kvdb.attention.device import DeviceFailed, Pending, TailHasNoRoom
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.hybrid import hybrid_attention
-from kvdb.attention.materialized import MaterializedKeys
 from kvdb.attention.search import AttentionQuery
 from kvdb.attention.sparse import sparse
 from kvdb.attention.state import AttentionState, beyond_float32
@@ -28,6 +27,7 @@ from kvdb.session.segment_counters import SegmentCounters
 from kvdb.session.services import SessionServices
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import Reservation
+from kvdb.storage.paged_segment import pinned
 from kvdb.types import Array, ModelSpec, Positions
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
@@ -55,24 +55,29 @@ class Layer:
     ) -> None:
         """error_max: the error budget of queries that name none. counters: those of the session."""
         self.tail = tail
-        self.run = snapshot.run(number, tail)
-        self.segment_counters = SegmentCounters(snapshot.views, services.advisor.count_queries)
         self.query_samples = QuerySamples(services.config.indexes.sample_queries, Reservation(services.budget))
         self.number = number
         self._waits = True
-        self._short = services.config.optimizer.short_context_tokens
+        self._services = services
         self._spec = spec
-        self._snapshot = snapshot
-        self._complete = not len(snapshot.missing(number))
         self._tail = Tail(services.config, tail)
         self._indexes_tail = False
         self._steps = 0
         self._error_max = error_max
         self._resolved = NO_OPTIONS, NO_OPTIONS.with_default(error_max)
-        self.planner = Planner(services, spec, snapshot, number, self.run, self._tail)
-        self.audits = Audits(number, self.planner, services.auditor)
-        self.native_steps = NativeSteps(spec, self.run, self._tail, self.planner, self.query_samples)
         self._counters = counters
+        self._stand_on(snapshot)
+        self.audits = Audits(number, self.planner, services.auditor)
+
+    def _stand_on(self, snapshot: Snapshot) -> None:
+        """Read the stored tokens of this snapshot from now on."""
+        self._snapshot = snapshot
+        self._complete = not len(snapshot.missing(self.number))
+        self.run = snapshot.run(self.number, self.tail)
+        self.pages = snapshot.pages(self.number)
+        self.segment_counters = SegmentCounters(snapshot.views, self._services.advisor.count_queries)
+        self.planner = Planner(self._services, self._spec, snapshot, self.number, self.run, self._tail)
+        self.native_steps = NativeSteps(self._spec, self.run, self._tail, self.planner, self.query_samples)
         self._course: Course | None = None
 
     def ready(self) -> Self:
@@ -103,7 +108,7 @@ class Layer:
     def go_on(self, asked: QueryOptions) -> None:
         """Let native code carry out the next steps, if they may be like the one just answered. asked: its options, as the caller
         handed them in."""
-        if self._course is None:
+        if self._course is None or self.pages:  # native code pins nothing
             return
         prepared, options, _ = self._course
         steps = self.audits.idle_steps(prepared)
@@ -121,11 +126,17 @@ class Layer:
             self.run.refresh(start)  # also if nothing was appended, because a shared last block may have been copied
 
     def take_back(self, n: int) -> None:
-        """Undo the last append, of n tokens."""
-        start = self.tail.length - n
-        self.tail.truncate(start)
-        self.run.refresh(start)
+        """Forget the last n tokens of the tail. The layer is settled."""
+        self.tail.truncate(self.tail.length - n)
+        self.run.refresh(self.tail.length)
         self._tail.truncated()
+
+    def cut(self, snapshot: Snapshot) -> None:
+        """Forget the tail, and read this snapshot, which has the first of the tokens read before. The layer is settled."""
+        self.take_back(self.tail.length)
+        self.segment_counters.flush()
+        self._stand_on(snapshot)
+        self.audits.planner = self.planner
 
     def resolve(self, options: QueryOptions) -> QueryOptions:
         """The options, with the session's error_max if they name none. Raises InvalidArgument or Unsupported for
@@ -180,14 +191,6 @@ class Layer:
         finally:
             self.run.update_overlay(overlay.positions[self.number])  # also if nothing was added, see `append`
 
-    def recompute(self, materialized: MaterializedKeys, q: Array, positions: Positions) -> Array:
-        """Attention of queries at these positions, each over all tokens up to its own. materialized: the keys of this layer.
-        Raises NonFiniteError where float32 cannot hold a result."""
-        state = materialized.attend(q, positions, self._spec.softmax_scale)
-        if not self.tail.layout.finite(state.out, state.lse):
-            raise beyond_float32()
-        return state.out
-
     def answer(self, q: Array, options: QueryOptions) -> tuple[Array, Plan, AttentionStats]:
         """Answer the queries of the last n tokens, `[q_heads, n, head_dim]`. Returns the output, the plan, and what was read.
         Raises UnknownRule or NonFiniteError."""
@@ -230,6 +233,7 @@ class Layer:
         """Count an answer that was computed together with those of other sessions. q, out: `[q_heads, 1, head_dim]`."""
         self._count(stats, 1, options, searched=False)
         comparison = self.audits.due(prepared, 1, options, alone=False)
+        self._course = Course(prepared, options, False) if comparison is None and not prepared.rechecks else None
         self.audits.answered(prepared, comparison, q, out, stats, options, self.execute)
 
     def reads_all(self, prepared: Prepared, n: int) -> bool:
@@ -240,7 +244,14 @@ class Layer:
         self, prepared: Prepared, q: Array, options: QueryOptions, observed: bool = False, pending: Pending | None = None
     ) -> tuple[AttentionState, AttentionStats]:
         """Answer the queries q of the last n tokens by a plan. observed: whether they go into the statistics. pending: what was
-        already launched on the GPU for them, None for nothing."""
+        already launched on the GPU for them, None for nothing. Raises what `Pool.pin` raises for a layer on disk."""
+        with pinned(self.pages):
+            return self._execute(prepared, q, options, observed, pending)
+
+    def _execute(
+        self, prepared: Prepared, q: Array, options: QueryOptions, observed: bool, pending: Pending | None
+    ) -> tuple[AttentionState, AttentionStats]:
+        """`execute`, once everything that it reads is in main memory."""
         layout, scale, partition = self.tail.layout, self._spec.softmax_scale, prepared.partition
         query = AttentionQuery(layout, self.run, q, scale, options, observed)
         if partition.device is not None and partition.device.takes(q.shape[1]):
@@ -268,7 +279,8 @@ class Layer:
     def _count(self, stats: AttentionStats, n: int, options: QueryOptions, calls: int = 1, *, searched: bool) -> None:
         """Count answers to n queries for the segments, if they were decode steps that an index could have answered. stats: sums
         over the calls. searched: whether an index answered."""
-        if n <= DECODE_TOKENS and not isinstance(options.retrieval, Exact) and self.run.tokens > self._short:
+        short = self._services.config.optimizer.short_context_tokens
+        if n <= DECODE_TOKENS and not isinstance(options.retrieval, Exact) and self.run.tokens > short:
             self.segment_counters.count(calls, stats.kernel_ns, stats.retrieved, self.run.tokens, searched=searched)
 
     def _searches(self, prepared: Prepared, n: int = 1) -> bool:

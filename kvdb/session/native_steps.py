@@ -39,9 +39,10 @@ class StepsTaken(NamedTuple):
 
 
 class NativeSteps:
-    """The native steps of one layer. The caller holds the session's turn."""
+    """The native steps of one layer. The caller holds the session's turn. native: for `_native.take_steps`, which takes steps of
+    several sessions."""
 
-    __slots__ = ("_course", "_dtype", "_native", "_planner", "_query_samples", "_run", "_shape", "_tail", "_takes_tensors")
+    __slots__ = ("_course", "_dtype", "_planner", "_query_samples", "_run", "_shape", "_tail", "_takes_tensors", "native")
 
     def __init__(self, spec: ModelSpec, run: BlockRun, tail: Tail, planner: Planner, query_samples: QuerySamples) -> None:
         self._shape = spec.q_heads, 1, spec.head_dim
@@ -51,7 +52,7 @@ class NativeSteps:
         self._planner = planner
         self._query_samples = query_samples
         native = tail.table.layout.native
-        self._native = _native.LayerSteps(native, spec.q_heads, spec.softmax_scale, np.empty(0, self._dtype))
+        self.native = _native.LayerSteps(native, spec.q_heads, spec.softmax_scale, np.empty(0, self._dtype))
         self._course: Course | None = None
         self._takes_tensors = False
 
@@ -63,16 +64,7 @@ class NativeSteps:
             return None
         if type(q) is not np.ndarray and not self._takes_tensors:
             self._take_tensors()
-        return self._native.step(q, k, v, options, start)
-
-    def undo(self) -> None:
-        """Take the last step back, as if it had not been taken."""
-        self._native.undo()
-
-    @property
-    def search(self) -> bool:
-        """Whether the next steps search."""
-        return self._course is not None and self._course.searches
+        return self.native.step(q, k, v, options, start)
 
     def follow(self, course: Course, asked: QueryOptions, steps: int) -> None:
         """Go on by the plan that answered the last query. asked: the options as the caller handed them in. steps: how many may be
@@ -92,21 +84,21 @@ class NativeSteps:
         if steps <= 0 or facts is None or (course.searches and step is None):
             return
         self._course = course
-        self._native.follow(asked, None if step is None else step.native, *run.arrays, run.blocks, run.tokens, steps, facts)
+        self.native.follow(asked, None if step is None else step.native, *run.arrays, run.blocks, run.tokens, steps, facts)
         self._sample_next()
 
     def stop(self) -> None:
         """Refuse further steps, until `follow`. What was taken has to be counted before."""
         if self._course is not None:
             self._course = None
-            self._native.stop()
+            self.native.stop()
 
     def take(self) -> StepsTaken | None:
         """The steps since the last time, None for none. From then on the tail and the sample of queries know them too."""
         if self._course is None:
             return None
-        samples = self._native.take_samples()
-        totals = self._native.take_totals()
+        samples = self.native.take_samples()
+        totals = self.native.take_totals()
         if not totals.steps:
             return None
         self._tail.table.length += totals.steps
@@ -121,7 +113,7 @@ class NativeSteps:
         """Take tensors of torch from now on, if there are any: whoever has one has imported it."""
         torch = sys.modules.get("torch")
         if torch is not None:
-            self._native.take_tensors(torch.Tensor, getattr(torch, self._dtype.name))
+            self.native.take_tensors(torch.Tensor, getattr(torch, self._dtype.name))
             self._takes_tensors = True
 
     def _sample(self, steps: int, kept: list[tuple[int, bytes]]) -> None:
@@ -132,11 +124,11 @@ class NativeSteps:
             self._query_samples.add(self._query(query))
             seen = number + 1
         self._query_samples.pass_by(steps - seen)
-        self._query_samples.last = self._query(self._native.last_query())
+        self._query_samples.last = self._query(self.native.last_query())
         self._sample_next()
 
     def _query(self, bits: bytes) -> Array:
         return np.frombuffer(bits, self._dtype).reshape(self._shape)
 
     def _sample_next(self) -> None:
-        self._native.sample_next(self._query_samples.next_in, self._query_samples.every)
+        self.native.sample_next(self._query_samples.next_in, self._query_samples.every)

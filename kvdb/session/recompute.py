@@ -6,12 +6,14 @@ import numpy as np
 
 from indexes.base import Float32
 from kvdb.attention.materialized import MaterializedKeys
+from kvdb.attention.state import beyond_float32
 from kvdb.blend.controller import Choice, Chunks, Rates, choose
 from kvdb.blend.deviation import measured, score_name
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.errors import InvalidArgument, PositionError
 from kvdb.session.layer import Layer
 from kvdb.storage.block_table import BlockTable
+from kvdb.storage.paged_segment import pinned
 from kvdb.types import Array, ModelSpec, Positions
 
 
@@ -52,9 +54,12 @@ class Recomputing:
 
     def attention(self, layer: Layer, q: Array, positions: Positions) -> Array:
         """Attention of queries `[q_heads, n, head_dim]` at these positions, each over everything up to its own. Raises
-        InvalidArgument."""
+        InvalidArgument, or NonFiniteError where float32 cannot hold a result."""
         self._check_laid_out()
-        return layer.recompute(self._materialized.of(layer.number, layer.tail), q, positions)
+        state = self._materialized.of(layer.number, layer.tail).attend(q, positions, self._spec.softmax_scale)
+        if not layer.tail.layout.finite(state.out, state.lse):
+            raise beyond_float32()
+        return state.out
 
     def measure_deviation(self, layer: Layer, positions: Positions, k: Array, v: Array, score: str | None) -> Float32:
         """Measures of how far fresh KV is from the layer's stored KV, float32 `[2, n]`, NaN for gaps. Raises InvalidArgument."""
@@ -92,10 +97,12 @@ class MaterializedLayer:
             self._materialized = MaterializedKeys(tail.layout, snapshot.layout.length)
         materialized, overlaid = self._materialized, snapshot.overlaid(number)
         if self._number != number:
+            self._number = None
+            with pinned(snapshot.pages(number)):
+                for i, view in enumerate(snapshot.views):
+                    turn, table = snapshot.moves.angles_of(i), view.segment.tables[number]
+                    materialized.place(table, view.visible, view.begin, turn, interleaved=snapshot.moves.interleaved)
             self._number, self._rows = number, 0
-            for i, view in enumerate(snapshot.views):
-                turn, table = snapshot.moves.angles_of(i), view.segment.tables[number]
-                materialized.place(table, view.visible, view.begin, turn, interleaved=snapshot.moves.interleaved)
         materialized.scatter(snapshot.overlay.tables[number], overlaid[self._rows :], self._rows)
         self._rows = len(overlaid)
         return materialized

@@ -1,8 +1,11 @@
 """Block tables: logical block number -> physical block."""
 
+from contextlib import ExitStack
+
 import numpy as np
 
 import indexes.blocks as indexable
+from indexes.base import Int64
 from kvdb.errors import NonFiniteError
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.tier import Blocks, Tier
@@ -70,6 +73,11 @@ class BlockTable:
         self._allocate(self.layout.blocks_for(n))
         self.length = n
 
+    def move_to(self, tier: Tier) -> None:
+        """Take blocks of another tier from now on; the table has to be empty."""
+        assert not self._count
+        self.tier = tier
+
     def read(self, start: int, n: int) -> tuple[Array, Array]:
         """k and v, `[kv_heads, n, head_dim]`, of tokens [start, start + n)."""
         assert start >= 0
@@ -113,6 +121,19 @@ class BlockTable:
             self._allocate(self.layout.blocks_for(self.length + n) - count)
             self.layout.copy(source.addresses, start, self.addresses, self.length, n)
         self.length += n
+
+    def picked(self, rows: Int64) -> "BlockTable":
+        """A table of these tokens, int64 `[n]`, ascending. It shares the blocks up to the first token that is left out, and holds
+        a copy of what stands behind. Raises CapacityError."""
+        together = int((rows == np.arange(len(rows))).sum())  # ascending: the first rows, up to the first that is left out
+        twin = self.share()
+        twin.truncate(together)
+        if together < len(rows):
+            with ExitStack() as undo:
+                undo.callback(twin.release)
+                twin.append(*self.layout.read_at(self.addresses, rows[together:]))
+                undo.pop_all()
+        return twin
 
     def release(self) -> None:
         """Give every block back; the table is empty afterwards."""

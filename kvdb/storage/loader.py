@@ -8,6 +8,7 @@ from time import perf_counter
 
 from kvdb.errors import InternalError, KvdbError, Unavailable
 from kvdb.storage.block_table import BlockTable
+from kvdb.storage.buffer_pool import BufferPool
 from kvdb.storage.segment_file import SegmentFile
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,9 @@ class Loader:
     a session over many segments needs the first layer of each before the second of any.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pool: BufferPool) -> None:
+        """pool: takes the segments that do not fit as a whole."""
+        self.pool = pool
         self._executor = ThreadPoolExecutor(1, "kvdb-load")
         self._active: list[Loading] = []
         self._reading: Loading | None = None
@@ -103,6 +106,7 @@ class Loader:
             self._closed = True
             for loading in list(self._active):
                 self._end(loading, _closed())
+        self.pool.shut_down()
         self._executor.shutdown()
 
     def _start(self) -> Future[None] | None:

@@ -9,7 +9,8 @@ segment may be left there.
 Processors have an instruction for CRC-32C: `_native.crc32c` sums as fast as memory is read (21 to 26 GB/s, zlib.crc32 only 2.9),
 so checking takes hardly any time from the computation that hides the loading. For the same reason a file is read and written past
 the page cache (O_DIRECT) where its blocks are pages; what is offloaded then takes no memory as cache. A file is written under
-another name, synced to the disk and renamed, so a file of its own name is always whole.
+another name, synced to the disk and renamed, so a file of its own name is always whole; one that is to outlive the process
+alone, and not the loss of power, is not synced.
 """
 
 import errno
@@ -103,8 +104,8 @@ class SegmentFile:
             return _read_head(self.path, file, self.contents)
 
     @classmethod
-    def write(cls, path: Path, contents: Contents, tables: Sequence[BlockTable]) -> "SegmentFile":
-        """Write these tables, one a layer and each whole, to a new file, which has reached the disk when this returns.
+    def write(cls, path: Path, contents: Contents, tables: Sequence[BlockTable], *, synced: bool = True) -> "SegmentFile":
+        """Write these tables, one a layer and each whole, to a new file. synced: wait until it has reached the disk.
 
         Raises CapacityError where the disk is full and Unavailable where it cannot be written; then there is no file.
         """
@@ -115,6 +116,8 @@ class SegmentFile:
         try:
             with direct_io.open_file(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, direct=contents.direct) as file:
                 _write(file, contents, tables)
+                if synced:
+                    direct_io.sync(file)
             os.rename(unfinished, path)
             renamed = True
         except OSError as error:
@@ -150,6 +153,12 @@ class SegmentFile:
                 wrong = np.flatnonzero(_checksums(addresses[piece], nbytes) != sums[piece])  # while they are in the cache
                 if len(wrong):
                     raise _corrupt(self.path, f"block {piece.start + wrong[0]} of layer {layer} does not match its checksum")
+
+    def sync(self) -> None:
+        """Wait until the file has reached the disk. Raises Unavailable; what was not written then may be lost, and waiting again
+        would not say so."""
+        with _open(self.path, direct_too=False) as file:
+            direct_io.sync(file)
 
     def check_length(self) -> None:
         """Raises IntegrityError for a file that is longer or shorter than it was written, and Unavailable for none."""
@@ -214,7 +223,6 @@ def _write(file: int, contents: Contents, tables: Sequence[BlockTable]) -> None:
     start = MAGIC + len(head).to_bytes(4, "little") + _checksum(head).to_bytes(4, "little") + head
     scratch[: contents.extents_at] = np.frombuffer(start.ljust(contents.extents_at, b"\0"), np.uint8)
     direct_io.write(file, 0, np.array([scratch.ctypes.data], np.uint64), contents.extents_at)
-    direct_io.sync(file)
 
 
 def _zero_padded(table: BlockTable, scratch: npt.NDArray[np.uint8]) -> Addresses:

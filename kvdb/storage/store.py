@@ -11,9 +11,11 @@ from kvdb.errors import IntegrityError
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import CpuBudget
+from kvdb.storage.buffer_pool import BufferPool
 from kvdb.storage.cpu import CpuTier
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.loader import Loader
+from kvdb.storage.paged import PagedTier
 from kvdb.storage.segment_file import SegmentFile
 from kvdb.storage.slabs import Slabs
 from kvdb.storage.slot import SlotLayout
@@ -55,9 +57,9 @@ class BlockStore:
         self.folder = StoreFolder(Path(config.path)) if config.path else None
         home = self.folder or (TemporaryFolder(Path(config.disk_path)) if config.disk_path else None)
         self.disk = None if home is None else SegmentFolder(home, config.disk_bytes_max)
-        self.loader = Loader()
         self.slabs = None if gpu is None else Slabs(config, gpu)
         self.budget = CpuBudget(config.cpu_bytes_max)
+        self.loader = Loader(BufferPool(self.budget))
         self._tiers: dict[int, CpuTier] = {}
         self._lock = Lock()
 
@@ -113,9 +115,9 @@ class BlockStore:
         for tier in self._cpu_tiers():
             tier.close()
 
-    def _cpu_tiers(self) -> list[CpuTier]:
+    def _cpu_tiers(self) -> list[CpuTier | PagedTier]:
         with self._lock:
-            return list(self._tiers.values())
+            return [*self._tiers.values(), *self.loader.pool.tiers]
 
     def _check(self, owners: Owners) -> None:
         for tier in self._cpu_tiers():

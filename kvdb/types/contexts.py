@@ -5,6 +5,10 @@ from typing import Any
 
 from kvdb.types.model_spec import ModelSpec
 
+DURABILITIES = ("memory", "os", "durable")
+"""What a context in a store outlives: an orderly end of the database alone, the end of the process however it comes, or the loss
+of the machine's power too. Each takes longer than the one before."""
+
 
 @dataclass(frozen=True)
 class ContextInfo:

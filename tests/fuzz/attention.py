@@ -47,6 +47,7 @@ def use(rng: np.random.Generator, native: Any) -> list[Any]:
     native.rotate(geometry, q, cos[0], sin[0], False, q)
     attended(rng, native, geometry, source, q, cos, sin)
     stepped(rng, native, geometry, source, some(kv_heads * group, 1, head_dim))
+    together(rng, native, geometry, source, [some(3, heads, 1, head_dim) for heads in (kv_heads * group, kv_heads, kv_heads)])
     return [kept, moved]
 
 
@@ -136,3 +137,23 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
     begin, end = sorted(rng.integers(0, tokens + 1, 2).tolist())
     grows, logs = int(rng.integers(-1, blocks + 1)), np.zeros((3, heads, 1), np.float32)
     native.made(step, searcher, q, 0.1, counts, begin, end, grows, active, hidden, guards, whole, tokens, q.copy(), logs, table)
+
+
+def together(rng: np.random.Generator, native: Any, geometry: Any, table: Table, tokens: list[Any]) -> None:
+    """Steps of three layers whose runs begin alike, in one call. tokens: q, k and v."""
+    heads, size, blocks = tokens[0].shape[1], geometry.block_size, len(table)
+    filled = np.full(blocks, size, np.int32)
+    filled[-1] = rng.integers(0, size)
+    version, module, options = native.module.Version(), native.module, "what is asked"
+
+    def take(
+        table: Any, filled: Any, blocks: Any, length: Any, steps: Any, q: Any, k: Any, v: Any, starts: Any, out: Any, least: Any
+    ) -> None:
+        layers = [module.LayerSteps(geometry, heads, 0.1, q[:0]) for _ in range(3)]
+        for layer in layers:
+            layer.follow(options, None, table, filled.copy(), blocks, length, steps, [(version, 0)])
+        module.take_steps(layers, q, k, v, options, starts, out, least)
+        module.take_steps(layers[:2] + layers[:1], q, k, v, options, None, out, least)
+
+    starts = [7, 7, 7] if rng.random() < 0.5 else None
+    native.made(take, table, filled, blocks, 7, 1, *tokens, starts, tokens[0].copy(), int(rng.integers(0, 2 * size)))

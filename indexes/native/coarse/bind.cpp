@@ -157,13 +157,16 @@ nb::capsule py_searcher(const PyBlocks& blocks, const nb::list& batches, int ret
         checked_options(retrieval, parameter, scale, margin, tail, false, true);
     std::vector<nb::object> alive;
     for (const nb::handle batch : batches) alive.push_back(nb::borrow(batch));
-    return to_searcher(blocks, [=, all = pages_of(blocks, batches, tail)](const QueryRows& queries,
-                                                                          const float* outside) {
-        static_cast<void>(alive);
-        CoarseOptions some{options, exact};
-        some.outside = outside;
-        return search(blocks.blocks, all, queries, some);
-    });
+    return to_searcher(
+        blocks, alive.empty() ? nullptr : alive[0].ptr(),
+        {double(retrieval), parameter, scale, margin, double(exact), double(tail),
+         double(alive.size())},
+        [=, all = pages_of(blocks, batches, tail)](const QueryRows& queries, const float* outside) {
+            static_cast<void>(alive);
+            CoarseOptions some{options, exact};
+            some.outside = outside;
+            return search(blocks.blocks, all, queries, some);
+        });
 }
 
 }  // namespace

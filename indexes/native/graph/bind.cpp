@@ -157,9 +157,13 @@ nb::capsule py_searcher(const PyGraph& graph, const PyBlocks& blocks,
     const PyWalk walk = checked_walk(
         graph, blocks, probes, probe_codes, random, outliers, radius,
         {beta, k, scale, false, true, true, patience, least, slack, dense_share, budget});
-    return to_searcher({walk.blocks, blocks.table}, [=](const QueryRows& queries, const float*) {
-        return search(graph.graph, walk.probes, walk.blocks, queries, walk.options);
-    });
+    return to_searcher({walk.blocks, blocks.table}, graph.graph.codes,
+                       {double(graph.graph.tokens), double(random), beta, double(k), scale,
+                        double(patience), double(least), slack, dense_share, budget},
+                       [=](const QueryRows& queries, const float*) {
+                           return search(graph.graph, walk.probes, walk.blocks, queries,
+                                         walk.options);
+                       });
 }
 
 void py_bound(const PyGraph& graph, const PyBlocks& blocks, const PyQueries& queries, float scale,

@@ -40,11 +40,13 @@ nb::capsule py_searcher(const PyCodes<Codes>& codes, const PyBlocks& blocks, int
     codes.check(blocks);
     const SearchOptions options =
         checked_options(retrieval, parameter, scale, margin, tail, false, true);
-    return to_searcher(blocks, [=](const QueryRows& queries, const float* outside) {
-        SearchOptions all = options;
-        all.outside = outside;
-        return search(blocks.blocks, codes.codes, queries, all);
-    });
+    return to_searcher(blocks, codes.codes.keys,
+                       {double(retrieval), parameter, scale, margin, double(tail)},
+                       [=](const QueryRows& queries, const float* outside) {
+                           SearchOptions all = options;
+                           all.outside = outside;
+                           return search(blocks.blocks, codes.codes, queries, all);
+                       });
 }
 
 }  // namespace

@@ -8,12 +8,24 @@ import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.imports import RemoteImport
 from kvdb.client.remote.open_sessions import OpenSessions
+from kvdb.client.remote.reading import read
 from kvdb.client.remote.session import RemoteSession
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_plan
 from kvdb.rpc.query_options import put_query_options
-from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, PrefixMatch, PromptPart, TierStats, Tokens
+from kvdb.types import (
+    Array,
+    ContextInfo,
+    ContextStatistics,
+    IndexInfo,
+    KeysValues,
+    ModelSpec,
+    PrefixMatch,
+    PromptPart,
+    TierStats,
+    Tokens,
+)
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
@@ -33,13 +45,16 @@ class RemoteDatabase:
         self._connection = Connection(target, token)
         self._sessions = OpenSessions()
 
-    def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None) -> RemoteImport:
+    def begin_import(
+        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None
+    ) -> RemoteImport:
         """Start storing a context; see `kvdb.database.Database.begin_import`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
         ids = codec.to_tokens(validate.token_ids(tokens))
         connection.check_size("the list of tokens", len(ids))
         first = None if base is None else validate.base(base)
-        begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, name=validate.name(name), base=first)
+        level = validate.durability(durability)
+        begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, name=validate.name(name), base=first, durability=level)
         return RemoteImport(connection, spec, begin)
 
     def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None) -> RemoteSession:
@@ -115,6 +130,17 @@ class RemoteDatabase:
             pieces.append(codec.from_tokens(connection.call(connection.stub.ContextTokens, request).tokens))
             start += len(pieces[-1])
         return np.concatenate(pieces)
+
+    def read(
+        self, name: str, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
+    ) -> list[KeysValues]:
+        """KV of a context; see `kvdb.operations.reading.ReadOperations.read`, whose errors it raises."""
+        info = self.get(name)
+        for number in layers:
+            validate.layer(info.spec, number)
+        end = info.tokens if stop is None else stop
+        request = pb.ReadContextRequest(context=name, layers=layers, start=start, stop=end)
+        return read(self._connected(), info.spec, request, out)
 
     def match(self, spec: ModelSpec, tokens: Tokens) -> PrefixMatch:
         """How much of a prompt is stored on the server."""

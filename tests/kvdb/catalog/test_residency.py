@@ -5,7 +5,6 @@ import os
 import resource
 import threading
 import time
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -13,30 +12,14 @@ import pytest
 
 import kvdb
 from kvdb.client.client import Client
-from kvdb.config import Config, IndexConfig, ServerConfig, StorageConfig
+from kvdb.config import Config, ServerConfig, StorageConfig
 from kvdb.database import Database
 from kvdb.errors import CapacityError, IntegrityError, NotFound, Unavailable, Unsupported
 from kvdb.server.serve import Server
 from kvdb.storage.loader import Loader
 from kvdb.storage.segment_file import SegmentFile
+from tests.kvdb.catalog.offloading import ARENA, SPEC, answers, asked, change, held, opened, same, the_file
 from tests.waiting import until
-
-SPEC = kvdb.ModelSpec("model", layers=4, q_heads=4, kv_heads=2, head_dim=32, dtype="bfloat16", rope=kvdb.Rope())
-ARENA = 1 << 20
-
-
-@contextmanager
-def opened(folder, *, cpu_bytes_max=None, **indexes):
-    """An engine and a client of it; at the end nothing is left of what it took."""
-    storage = StorageConfig(arena_bytes=ARENA, disk_path=str(folder), cpu_bytes_max=cpu_bytes_max)
-    engine = Database(Config(storage=storage, indexes=IndexConfig(**indexes)))
-    try:
-        yield engine, Client(engine)
-        engine.check_integrity()
-    finally:
-        engine.close()
-    assert [path.name for path in folder.iterdir()] == ["lock"]
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("kvdb-load")]
 
 
 @pytest.fixture
@@ -51,39 +34,6 @@ def doc(databases, make_kv):
     kv = make_kv(SPEC, 200)
     databases[1].import_context(SPEC, kv.tokens, kv.pairs(), name="doc")
     return kv
-
-
-def answers(session, kv, layers=range(SPEC.layers)):
-    return [session.attention(layer, kv.q[layer, :, :3]) for layer in layers]
-
-
-def asked(db, kv):
-    """Every layer's answer, from a session that is opened and closed for it."""
-    session = db.create_session(SPEC, kv.tokens)
-    out = answers(session, kv)
-    session.close()
-    return out
-
-
-def same(left, right):
-    return all((a == b).all() for a, b in zip(left, right, strict=True))
-
-
-def held(engine, tier):
-    return sum(stats.blocks_used for stats in engine.tiers() if stats.name == tier)
-
-
-def the_file(folder):
-    (path,) = folder.glob("*/*.segment")
-    return path
-
-
-def change(path, at):
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 16]))
 
 
 class Prompt(NamedTuple):
@@ -458,8 +408,8 @@ def test_a_server_offloads_and_says_what_was_changed(databases, doc, tmp_path):
         server.stop(grace=0)
 
 
-def test_without_room_in_memory_it_stays_on_disk(tmp_path, make_kv):
-    kv, other = make_kv(SPEC, 2500), make_kv(SPEC, 3500, seed=1)
+def test_without_room_for_one_layer_in_memory_it_stays_on_disk(tmp_path, make_kv):
+    kv, other = make_kv(SPEC, 2500), make_kv(SPEC, 4600, seed=1)
     with opened(tmp_path, cpu_bytes_max=5 * ARENA) as (engine, db):
         db.import_context(SPEC, kv.tokens, kv.pairs(), name="doc")
         before = asked(db, kv)

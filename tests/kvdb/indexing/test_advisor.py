@@ -18,6 +18,8 @@ from kvdb.config import Config, IndexConfig, OptimizerConfig, StorageConfig, Win
 from kvdb.database import Database
 from kvdb.indexing.advisor import IndexAdvisor
 from kvdb.indexing.builder import IndexBuilder
+from kvdb.storage.budget import CpuBudget
+from kvdb.storage.buffer_pool import BufferPool
 from kvdb.storage.loader import Loader
 from query_optimizer.build_policy import BuildPolicy
 from query_optimizer.query_options import QueryOptions
@@ -157,7 +159,7 @@ def counted_only(monkeypatch):
 
 @pytest.fixture
 def idle_builder():
-    with closing(Loader()) as loader, closing(IndexBuilder(loader, threads=1)) as builder:
+    with closing(Loader(BufferPool(CpuBudget(None)))) as loader, closing(IndexBuilder(loader, threads=1)) as builder:
         yield builder
 
 

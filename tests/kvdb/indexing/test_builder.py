@@ -19,6 +19,8 @@ from kvdb.errors import CapacityError, Unavailable, Unsupported
 from kvdb.indexing.build_costs import BuildCosts
 from kvdb.indexing.builder import IndexBuilder
 from kvdb.server.serve import Server
+from kvdb.storage.budget import CpuBudget
+from kvdb.storage.buffer_pool import BufferPool
 from kvdb.storage.loader import Loader
 from tests.racing import switching
 from tests.scan import Scan
@@ -174,7 +176,7 @@ def test_a_cheap_kind_overtakes_a_dear_one_between_its_steps(engine, document, g
 @pytest.fixture
 def builder(gate):
     """A builder of one thread; of the segments of `engine`, which has another that stays idle."""
-    with closing(Loader()) as loader:
+    with closing(Loader(BufferPool(CpuBudget(None)))) as loader:
         builder = IndexBuilder(loader, threads=1)
         yield builder
         gate.open()

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvdb
-import kvdb.session.batch as batch
 from kvdb.client.arrays import like, to_numpy
 from kvdb.config import Config, IndexConfig, StorageConfig
 from kvdb.session.state import SessionState
@@ -132,36 +131,6 @@ def test_most_steps_need_nothing_of_python(stored, in_python, asked, kind):
         if asked == "exact":
             expected, _ = attention(q[:, STORED + 31 : STORED + 32], k[:, : STORED + 32], v[:, : STORED + 32], spec.softmax_scale)
             assert relative_error(to_numpy(out), expected) <= TOLERANCE[spec.dtype]
-
-
-@pytest.mark.parametrize("asked", ["estimate", "range"])
-def test_steps_of_several_sessions_are_all_taken_or_none(stored, asked, monkeypatch):
-    db, spec, q, k, v = stored
-    calls, attend = [], batch._attend
-    monkeypatch.setattr(batch, "_attend", lambda *given: calls.append(given) or attend(*given))
-    native, python = ([db.create_session(spec, np.arange(STORED)) for _ in range(3)] for _ in range(2))
-    for i in range(40):
-        turn = [np.stack([x[:, STORED + i + j : STORED + i + j + 1] for j in range(3)]) for x in (q, k, v)]
-        starts = [session.start + session.stats().tail_tokens for session in native]
-        if i in {9, 21}:
-            turn[2][1, 0, 0, 5] = np.nan
-        if i == 14:
-            starts[2] += 1
-        outs = []
-        for sessions in (native, python):
-            if sessions is python:
-                for session in sessions:
-                    session._transport._settle()
-            try:
-                outs.append(db.attend(sessions, 0, *turn, starts=starts, options=ASKED[asked]))
-            except kvdb.KvdbError as error:
-                outs.append((type(error), str(error)))
-        assert (outs[0] == outs[1]).all() if isinstance(outs[0], np.ndarray) else outs[0] == outs[1]
-    assert 40 < len(calls) <= 40 + 16  # of Python's sessions each, and few of the others
-    for one, other in zip(native, python, strict=True):
-        same(one, other)
-        one.close()
-        other.close()
 
 
 def test_an_index_that_is_built_meanwhile_ends_them(stored, in_python):

@@ -5,6 +5,8 @@ import threading
 import pytest
 
 from kvdb.errors import IntegrityError, InternalError, Unavailable
+from kvdb.storage.budget import CpuBudget
+from kvdb.storage.buffer_pool import BufferPool
 from kvdb.storage.loader import Loader
 from tests.kvdb.storage.blocks import Stored
 from tests.waiting import until
@@ -47,7 +49,7 @@ def stored():
 
 @pytest.fixture
 def loader():
-    loader = Loader()
+    loader = Loader(BufferPool(CpuBudget(None)))
     yield loader
     loader.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("kvdb-load")]
@@ -141,7 +143,7 @@ def test_nothing_is_written_to_the_blocks_once_a_loading_was_given_up(tmp_path, 
 
 
 def test_closing_stops_after_the_layer_under_way(tmp_path, stored):
-    loader, begun = Loader(), []
+    loader, begun = Loader(BufferPool(CpuBudget(None))), []
     file = Gated(stored.write(tmp_path / "0.segment"), begun)
     loadings = [loader.load(file, stored.empty()) for _ in range(2)]
     assert file.reading.wait(10)

@@ -1,0 +1,255 @@
+#include "step_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <stdexcept>
+
+#include "move.h"
+
+namespace kvdb {
+namespace {
+
+using indexes::SearchResult;
+
+constexpr float kNone = -INFINITY;
+
+std::int64_t tokens_of(const StepBlocks& blocks) {
+    return std::accumulate(blocks.counts.begin(), blocks.counts.end(), std::int64_t{0});
+}
+
+}  // namespace
+
+StepRun::StepRun(const StepPlan& plan, const StepCall& call)
+    : plan_(plan),
+      call_(call),
+      heads_(plan.geometry.kv_heads),
+      group_(plan.rows_of_head()),
+      rows_(plan.q_heads),
+      dim_(plan.geometry.head_dim),
+      window_(rows_, dim_),
+      state_(rows_, dim_),
+      query_(rows_ * dim_),
+      floor_(rows_) {}
+
+StepResult StepRun::ended(StepEnd end) {
+    result_.end = end;
+    count(end == StepEnd::answered ? static_cast<double>(window_tokens_) + whole_ : 0);
+    return std::move(result_);
+}
+
+// read: how many tokens count as read whole.
+void StepRun::count(double read) {
+    const auto token_bytes = static_cast<std::int64_t>(2 * plan_.geometry.row_bytes()) * heads_;
+    result_.scanned = read;
+    result_.retrieved = read + static_cast<double>(attended_) / static_cast<double>(rows_);
+    result_.nbytes = static_cast<std::int64_t>(read * static_cast<double>(token_bytes));
+    for (const SearchResult& found : result_.found) {
+        const auto ids = static_cast<std::int64_t>(found.retrieved.ids.size());
+        result_.scanned += static_cast<double>(found.scanned) / heads_;
+        result_.nbytes += found.nbytes + ids * token_bytes / (2 * heads_);  // their values
+    }
+}
+
+void StepRun::begin() {
+    StepBlocks window = plan_.window;
+    if (plan_.grows_from >= 0) {
+        window.table.insert(window.table.end(), call_.table + plan_.grows_from,
+                            call_.table + call_.blocks);
+        window.counts.insert(window.counts.end(), call_.counts + plan_.grows_from,
+                             call_.counts + call_.blocks);
+    }
+    attend_blocks(plan_, call_.query, window, window_, floor_.data(), 0, heads_);
+    window_tokens_ = tokens_of(window);
+    if (!finite_or_none(window_.lse) || !finite_or_none(floor_)) return;
+    if (!plan_.sinks.table.empty()) {
+        States sinks(rows_, dim_);
+        attend_blocks(plan_, call_.query, plan_.sinks, sinks, nullptr, 0, heads_);
+        if (!finite_or_none(sinks.lse)) return;
+        merge_into(plan_, window_, sinks);
+        window_tokens_ += tokens_of(plan_.sinks);
+    }
+    rotate_back(plan_.geometry, plan_.q_heads, 1, call_.query, {}, rows_of(query_.data()), true);
+    if (!all_finite(query_)) throw std::invalid_argument("q holds NaN or infinity");
+    finite_ = true;
+}
+
+void StepRun::take(SearchResult found, std::int64_t ns) {
+    ++searched_;
+    found.dense.resize(rows_);
+    const auto& retrieved = found.retrieved;
+    for (std::int64_t row = 0; row < rows_; ++row) {
+        for (std::int64_t i = retrieved.offsets[row]; i < retrieved.offsets[row + 1]; ++i) {
+            floor_[row] = std::max(floor_[row], retrieved.scores[i]);
+        }
+    }
+    const bool all = std::all_of(found.dense.begin(), found.dense.end(),
+                                 [](std::uint8_t dense) { return dense != 0; });
+    result_.found.push_back(std::move(found));
+    result_.found_ns.push_back(ns);
+    if (all) searched_ = plan_.searches.size();
+}
+
+StepResult StepRun::finish() {
+    if (!finite_) return ended(StepEnd::not_finite);
+    give_up_where_many_are_found();
+    if (!attend_found()) return ended(StepEnd::reads_everything);
+    const std::vector<std::uint8_t> heads = unguarded();
+    if (std::any_of(heads.begin(), heads.end(), [](std::uint8_t head) { return head != 0; })) {
+        give_up(heads);
+        if (!attend_found()) return ended(StepEnd::reads_everything);
+    }
+    result_.missed = share_of(missed_.data(), state_.lse.data(), missed_.size());
+    result_.bound = share_of(bound_.data(), state_.lse.data(), bound_.size());
+    std::copy(state_.lse.begin(), state_.lse.end(), call_.read_lse);
+    std::copy(missed_.begin(), missed_.end(), call_.missed);
+    return ended(merge_estimates() ? StepEnd::answered : StepEnd::not_finite);
+}
+
+// Gives up the KV heads for which so many tokens were found that reading everything costs less
+// than picking them.
+void StepRun::give_up_where_many_are_found() {
+    const double most = plan_.found_share_max * static_cast<double>(plan_.tokens);
+    std::vector<std::int64_t> found(heads_);
+    for (const SearchResult& result : result_.found) {
+        for (std::int64_t row = 0; row < rows_; ++row) {
+            found[row / group_] +=
+                result.retrieved.offsets[row + 1] - result.retrieved.offsets[row];
+        }
+    }
+    std::vector<std::uint8_t> many(heads_);
+    for (int head = 0; head < heads_; ++head) {
+        many[head] = static_cast<double>(found[head]) / group_ > most;
+    }
+    give_up(many);
+}
+
+void StepRun::give_up(const std::vector<std::uint8_t>& heads) {
+    for (std::size_t i = 0; i < result_.found.size(); ++i) {
+        const std::vector<std::uint8_t>& active = plan_.searches[i].active_heads;
+        for (std::int64_t row = 0; row < rows_; ++row) {
+            const std::int64_t head = row / group_;
+            if (heads[head] && (active.empty() || active[head])) result_.found[i].dense[row] = 1;
+        }
+    }
+}
+
+std::vector<std::uint8_t> StepRun::dense_heads(const SearchResult& result) const {
+    std::vector<std::uint8_t> heads(heads_);
+    for (std::int64_t row = 0; row < rows_; ++row) heads[row / group_] |= result.dense[row];
+    return heads;
+}
+
+// Attention over the window, what was found, and what is read whole; false where reading
+// everything costs less.
+bool StepRun::attend_found() {
+    std::vector<std::vector<std::uint8_t>> dense;
+    whole_ = 0;
+    const auto count = [&](std::int64_t tokens, const std::vector<std::uint8_t>& heads) {
+        whole_ += static_cast<double>(tokens) *
+                  static_cast<double>(std::accumulate(heads.begin(), heads.end(), 0)) / heads_;
+    };
+    for (const StepWhole& part : plan_.whole) count(part.tokens, part.heads);
+    for (std::size_t i = 0; i < result_.found.size(); ++i) {
+        dense.push_back(dense_heads(result_.found[i]));
+        count(plan_.searches[i].end - plan_.searches[i].begin, dense[i]);
+    }
+    const auto searched = static_cast<double>(std::max<std::int64_t>(plan_.tokens, 1));
+    if (whole_ / searched > plan_.whole_share_max) {
+        return false;
+    }
+    state_ = window_;
+    missed_.assign(rows_, kNone);
+    bound_.assign(rows_, kNone);
+    attended_ = 0;
+    for (std::size_t i = 0; i < result_.found.size(); ++i) attend_one(i, dense[i]);
+    for (const StepWhole& part : plan_.whole) read_whole(part.blocks, part.heads);
+    for (std::size_t i = 0; i < result_.found.size(); ++i) {
+        read_whole(plan_.searches[i].blocks, dense[i]);
+    }
+    return true;
+}
+
+// Merges what one search found, but for the KV heads that are read whole.
+void StepRun::attend_one(std::size_t i, const std::vector<std::uint8_t>& dense) {
+    const SearchResult* found = &result_.found[i];
+    SearchResult kept;
+    if (std::any_of(dense.begin(), dense.end(), [](std::uint8_t head) { return head != 0; })) {
+        kept = without(*found, dense);
+        found = &kept;
+    }
+    merge_states(plan_, state_, nullptr, found, plan_.searches[i].searcher->table,
+                 state_.out.data(), Dtype::float32, state_.lse.data());
+    attended_ += found->retrieved.offsets[rows_];
+    for (std::int64_t row = 0; row < rows_; ++row) {
+        missed_[row] = log_sum(missed_[row], found->missed[row]);
+        bound_[row] = log_sum(bound_[row], found->bound[row]);
+    }
+}
+
+// The result without the rows of some KV heads, which miss nothing.
+SearchResult StepRun::without(const SearchResult& result,
+                              const std::vector<std::uint8_t>& heads) const {
+    SearchResult kept;
+    kept.retrieved.offsets.assign(1, 0);
+    for (std::int64_t row = 0; row < rows_; ++row) {
+        const bool left = heads[row / group_];
+        const std::int64_t begin = result.retrieved.offsets[row];
+        const std::int64_t end = left ? begin : result.retrieved.offsets[row + 1];
+        const auto add = [&](const auto& from, auto& to) {
+            to.insert(to.end(), from.begin() + begin, from.begin() + end);
+        };
+        add(result.retrieved.ids, kept.retrieved.ids);
+        add(result.retrieved.scores, kept.retrieved.scores);
+        kept.retrieved.offsets.push_back(kept.retrieved.offsets.back() + end - begin);
+        kept.missed.push_back(left ? kNone : result.missed[row]);
+        kept.bound.push_back(left ? kNone : result.bound[row]);
+    }
+    return kept;
+}
+
+void StepRun::read_whole(const StepBlocks& blocks, const std::vector<std::uint8_t>& heads) {
+    States whole(rows_, dim_);
+    bool any = false;
+    for (int head = 0; head < heads_; ++head) {
+        if (!heads[head]) continue;
+        int end = head;
+        while (end < heads_ && heads[end]) ++end;
+        attend_blocks(plan_, call_.query, blocks, whole, nullptr, head, end);
+        any = true;
+        head = end;
+    }
+    if (any) merge_into(plan_, state_, whole);
+}
+
+// The KV heads of which a query is estimated to miss more than its guard allows.
+std::vector<std::uint8_t> StepRun::unguarded() const {
+    std::vector<std::uint8_t> heads(heads_);
+    for (std::int64_t row = 0; row < rows_ && !plan_.guards.empty(); ++row) {
+        // Written so that what is no number counts as too much.
+        const bool held = missed_[row] - state_.lse[row] <= plan_.guards[row / group_];
+        heads[row / group_] |= static_cast<std::uint8_t>(!held);
+    }
+    return heads;
+}
+
+// Merges the estimates of what was not found; false where float32 cannot hold one.
+bool StepRun::merge_estimates() {
+    std::optional<States> last;
+    for (const SearchResult& found : result_.found) {
+        if (found.tail.empty()) continue;
+        if (last) merge_into(plan_, state_, *last);
+        last.emplace(rows_, dim_);
+        last->out = found.tail;
+        const std::vector<std::uint8_t> dense = dense_heads(found);
+        for (std::int64_t row = 0; row < rows_; ++row) {
+            if (!dense[row / group_]) last->lse[row] = found.missed[row];
+        }
+        if (!all_finite(last->out) || !finite_or_none(last->lse)) return false;
+    }
+    merge_states(plan_, state_, last ? &*last : nullptr, nullptr, nullptr, call_.out,
+                 plan_.geometry.dtype, call_.lse);
+    return true;
+}
+
+}  // namespace kvdb
