@@ -23,7 +23,7 @@ from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 class Context:
     """A named layout of segment views, with an overlay of recomputed tokens. tokens: the ids of all its positions, int32. beside:
     the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was used. durability: what it
-    is to outlive; see `kvdb.types.DURABILITIES`."""
+    is to outlive; see `kvdb.types.DURABILITIES`. salt: what a lookup has to say beside the tokens."""
 
     name: str
     spec: ModelSpec
@@ -33,6 +33,7 @@ class Context:
     beside: Reservation | None = None
     life: Life = field(default_factory=Life)
     durability: str = "memory"
+    salt: str = ""
 
     @property
     def views(self) -> Views:
@@ -55,6 +56,7 @@ class Context:
             nbytes=overlaid + sum(view.segment.nbytes for view in self.views),
             chunk=self.chunk is not None,
             blended=not self.plain and self.chunk is None,
+            salt=self.salt,
         )
 
     @property
@@ -78,9 +80,10 @@ class Context:
 
 
 class Text(NamedTuple):
-    """The tokens of a context, int32 `[n]`, and the digest of their model's spec."""
+    """The tokens of a context, int32 `[n]`, the digest of their model's spec, and its salt."""
 
     spec: str
+    salt: str
     tokens: Tokens
 
 
@@ -89,8 +92,8 @@ class Catalog:
 
     def __init__(self) -> None:
         self._contexts: dict[str, Context] = {}
-        self._trees: dict[str, PrefixTree] = {}
-        self._chunks: dict[tuple[str, bytes], Counter[Segment]] = {}  # and how many contexts name each
+        self._trees: dict[tuple[str, str], PrefixTree] = {}
+        self._chunks: dict[tuple[str, str, bytes], Counter[Segment]] = {}  # and how many contexts name each
         self._borrowed: list[Context] = []
         self._changed: list[Text] = []
         self._lock = Lock()
@@ -116,20 +119,21 @@ class Catalog:
         with self._lock:
             self._check_free(name)
 
-    def match(self, spec: ModelSpec, tokens: Tokens) -> Views:
-        """Views of the longest stored prefix of `tokens`. The caller owns one reference to each view's segment."""
+    def match(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> Views:
+        """Views of the longest prefix of `tokens` that is stored under that salt. The caller owns one reference to each view's
+        segment."""
         with self._lock:
-            tree = self._trees.get(spec.digest)
+            tree = self._trees.get((spec.digest, salt))
             views = tree.match(tokens) if tree else ()
             for view in views:
                 view.segment.retain()
             return views
 
-    def chunk(self, spec: ModelSpec, tokens: Tokens) -> Segment | None:
-        """A stored segment that begins with the chunk of exactly these tokens, if there is one. The caller owns one reference to
-        it."""
+    def chunk(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> Segment | None:
+        """A segment that begins with the chunk of exactly these tokens, if it is stored under that salt. The caller owns one
+        reference to it."""
         with self._lock:
-            segments = self._chunks.get(_text(spec, tokens))
+            segments = self._chunks.get(_text(spec, tokens, salt))
             if segments is None:
                 return None
             segment = next(iter(segments))
@@ -195,17 +199,17 @@ class Catalog:
         """Make a context visible; called with the lock held."""
         self._contexts[context.name] = context
         if context.plain:
-            self._trees.setdefault(context.spec.digest, PrefixTree()).add(context.name, context.views)
+            self._trees.setdefault((context.spec.digest, context.salt), PrefixTree()).add(context.name, context.views)
         if (segment := context.chunk) is not None:
-            self._chunks.setdefault(_text(context.spec, context.tokens), Counter())[segment] += 1
+            self._chunks.setdefault(_text(context.spec, context.tokens, context.salt), Counter())[segment] += 1
 
     def _remove(self, context: Context) -> None:
         """Forget a context; called with the lock held."""
         del self._contexts[context.name]
         if context.plain:
-            self._trees[context.spec.digest].remove(context.name, context.views)
+            self._trees[context.spec.digest, context.salt].remove(context.name, context.views)
         if (segment := context.chunk) is not None:
-            text = _text(context.spec, context.tokens)
+            text = _text(context.spec, context.tokens, context.salt)
             self._chunks[text] -= Counter([segment])
             if not self._chunks[text]:
                 del self._chunks[text]
@@ -213,7 +217,7 @@ class Catalog:
     def _note_change(self, context: Context) -> None:
         """Note that a context came or went; called with the lock held."""
         if context.plain:
-            self._changed.append(Text(context.spec.digest, context.tokens))
+            self._changed.append(Text(context.spec.digest, context.salt, context.tokens))
 
     def _find(self, name: str) -> Context:
         if name not in self._contexts:
@@ -227,6 +231,6 @@ class Catalog:
             raise AlreadyExists(f"a context named {name!r} is stored already; drop it first or choose another name")
 
 
-def _text(spec: ModelSpec, tokens: Tokens) -> tuple[str, bytes]:
-    """The key of a chunk, equal for the same text of the same model."""
-    return spec.digest, sha256(tokens.tobytes()).digest()
+def _text(spec: ModelSpec, tokens: Tokens, salt: str) -> tuple[str, str, bytes]:
+    """The key of a chunk, equal for the same text of the same model under the same salt."""
+    return spec.digest, salt, sha256(tokens.tobytes()).digest()

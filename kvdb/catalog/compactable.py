@@ -23,17 +23,19 @@ class CompactableCatalog(Catalog):
 
     on_disk = False
 
-    def ends_at(self, spec: ModelSpec, views: Views) -> bool:
+    def ends_at(self, spec: ModelSpec, salt: str, views: Views) -> bool:
         """Whether no context sees more of the last segment of a path than the path does."""
         with self._lock:
             last = views[-1]
-            alike = self._tree(spec.digest).alike(place_behind(views[:-1]), int(last.segment.tokens[0]))
+            alike = self._tree(spec.digest, salt).alike(place_behind(views[:-1]), int(last.segment.tokens[0]))
             return last.segment in alike and alike[last.segment].visible == last.visible
 
     def texts(self) -> list[Text]:
         """The texts of all contexts that are found by them."""
         with self._lock:
-            return [Text(context.spec.digest, context.tokens) for context in self._contexts.values() if context.plain]
+            return [
+                Text(context.spec.digest, context.salt, context.tokens) for context in self._contexts.values() if context.plain
+            ]
 
     def take_changed(self) -> list[Text]:
         """The texts along which contexts came or went since they were last taken."""
@@ -44,7 +46,7 @@ class CompactableCatalog(Catalog):
     def chains(self, text: Text) -> list[Chain]:
         """The chains that a text goes through, as far as it is stored. The caller owns a reference to each piece's segment."""
         with self._lock:
-            chains = chains_along(self._tree(text.spec), text.tokens)
+            chains = chains_along(self._tree(text.spec, text.salt), text.tokens)
             for segment in (segment for chain in chains for segment in chain.segments):
                 segment.retain()
             return chains
@@ -53,18 +55,18 @@ class CompactableCatalog(Catalog):
         """Two segments on the way of a text that begin with the same tokens at the same place, None where every token is stored
         once. The caller owns a reference to each segment."""
         with self._lock:
-            twins = twins_along(self._tree(text.spec), text.tokens)
+            twins = twins_along(self._tree(text.spec, text.salt), text.tokens)
             for segment in () if twins is None else twins.segments:
                 segment.retain()
             return twins
 
-    def replace(self, spec: str, relayout: Relayout) -> None:
-        """Let every context that sees the pieces see the targets instead, a few contexts at a time. spec: the digest of their
-        spec. The caller owns a reference to each segment. Raises what writing them may raise; then some contexts see the pieces
+    def replace(self, text: Text, relayout: Relayout) -> None:
+        """Let every context that sees the pieces see the targets instead, a few contexts at a time. text: goes through the
+        pieces. The caller owns a reference to each segment. Raises what writing them may raise; then some contexts see the pieces
         still."""
         with self._lock:
             first = relayout.pieces[0].segment
-            contexts = self._tree(spec).alike(relayout.place, int(first.tokens[0])).get(first)
+            contexts = self._tree(text.spec, text.salt).alike(relayout.place, int(first.tokens[0])).get(first)
             names = [] if contexts is None else list(contexts.names)
         for start in range(0, len(names), CONTEXTS_AT_ONCE):
             self._replace(names[start : start + CONTEXTS_AT_ONCE], relayout)
@@ -101,5 +103,5 @@ class CompactableCatalog(Catalog):
         self._add(new)
         return old
 
-    def _tree(self, spec: str) -> PrefixTree:
-        return self._trees.get(spec) or PrefixTree()
+    def _tree(self, spec: str, salt: str) -> PrefixTree:
+        return self._trees.get((spec, salt)) or PrefixTree()

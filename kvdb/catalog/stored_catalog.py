@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Lock
 
 import kvdb.catalog.stored_overlay as stored_overlay
-from kvdb.catalog.catalog import Context
+from kvdb.catalog.catalog import Context, Text
 from kvdb.catalog.catalog_file import CatalogFile
 from kvdb.catalog.catalog_records import ContextRecord, Records, SegmentRecord, SpecRecord, ViewRecord
 from kvdb.catalog.compactable import CompactableCatalog
@@ -106,19 +106,20 @@ class StoredCatalog(CompactableCatalog):
             view.segment.write(self._disk, context.spec.digest, synced=synced)
         segments, views = records_of(context.spec.digest, context.views)
         layout, tokens = context.layout, None if context.plain else context.tokens
-        record = ContextRecord(context.name, context.spec.digest, layout.length, layout.prefix_end, views, tokens)
+        place = layout.length, layout.prefix_end, views
+        record = ContextRecord(context.name, context.spec.digest, *place, tokens, context.salt)
         if context.overlay is None:
             return context, segments, record
         overlay, kept = stored_overlay.store(context.overlay, self._disk, context.spec.digest, synced=synced)
         undo.callback(overlay.release)
         return replace(context, overlay=overlay), segments, record._replace(overlay=kept)
 
-    def replace(self, spec: str, relayout: Relayout) -> None:
+    def replace(self, text: Text, relayout: Relayout) -> None:
         """Write the targets to the disk, then let contexts see them; see `CompactableCatalog.replace`. Raises CapacityError or
         Unavailable."""
         for target in relayout.targets:
-            target.segment.write(self._disk, spec)
-        super().replace(spec, relayout)
+            target.segment.write(self._disk, text.spec)
+        super().replace(text, relayout)
 
     def _replace(self, names: Sequence[str], relayout: Relayout) -> None:
         """One transaction says that these contexts see the targets, before anybody sees them there."""
@@ -253,7 +254,7 @@ class StoredContexts:
         for segment in segments:
             segment.retain()
         layout = Layout(views, record.length, record.prefix_end)
-        return Context(record.name, spec, layout, tokens, overlay, beside, self._life(record.name))
+        return Context(record.name, spec, layout, tokens, overlay, beside, self._life(record.name), salt=record.salt)
 
     def release(self) -> None:
         """Release the segments; the contexts hold theirs."""

@@ -104,11 +104,11 @@ class Compactor:
         """Let contexts that see the first twin see the second, as far as both hold the same tokens."""
         first, second, common = twins.first, twins.second, twins.common
         if common == first.length:
-            self._catalog.replace(text.spec, Relayout(twins.place, (first,), (Piece(second.segment, common),)))
+            self._catalog.replace(text, Relayout(twins.place, (first,), (Piece(second.segment, common),)))
             return
         with self._built([Part(first.segment, common, first.length)]) as rest:
             targets = Piece(second.segment, common), Piece(rest, len(rest))
-            self._catalog.replace(text.spec, Relayout(twins.place, (first,), targets))
+            self._catalog.replace(text, Relayout(twins.place, (first,), targets))
 
     def _shorten(self, text: Text, chain: Chain) -> None:
         """Replace the segments of a chain by fewer, or shorter ones, where that is worth it."""
@@ -117,7 +117,7 @@ class Compactor:
         for group in reversed(groups_of(pieces, block_size)):
             place = chain.place if not group.start else (pieces[group.start - 1].segment.number, pieces[group.start - 1].length)
             with self._built([Part(piece.segment, 0, piece.length) for piece in pieces[group]]) as new:
-                self._catalog.replace(text.spec, Relayout(place, pieces[group], (Piece(new, len(new)),)))
+                self._catalog.replace(text, Relayout(place, pieces[group], (Piece(new, len(new)),)))
 
     @contextmanager
     def _built(self, parts: Sequence[Part]) -> Iterator[Segment]:
