@@ -1,11 +1,12 @@
 """The catalogue: contexts by name, chunks by their text, and a prefix tree for each spec."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from heapq import nsmallest
+from pathlib import Path
 from threading import Lock
 
 from kvdb.catalog.layout import Layout
@@ -15,6 +16,7 @@ from kvdb.catalog.prefix_tree import PrefixTree
 from kvdb.catalog.segment import Segment, Views, release_views
 from kvdb.errors import AlreadyExists, NotFound, Unsupported
 from kvdb.storage.budget import Reservation
+from kvdb.storage.segment_file import SegmentFile
 from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 
 
@@ -158,6 +160,14 @@ class Catalog:
     def close(self) -> None:
         """The database ends; nothing is asked of the catalogue any more."""
 
+    def damaged(self) -> list[str]:
+        """The names of contexts that were not as they were written when the store was opened."""
+        return []
+
+    def backup(self, folder: Path) -> int:
+        """Copy everything to a new folder; the number of contexts. Raises Unsupported without a store."""
+        raise Unsupported(f"a backup to {folder} needs a store, and this database keeps nothing: kvdb.connect(FOLDER)")
+
     def alive(self) -> list[Context]:
         """Every context that holds segments: those that are stored, and those that are borrowed or being dropped."""
         with self._lock:
@@ -211,3 +221,10 @@ class Catalog:
 def _text(spec: ModelSpec, tokens: Tokens) -> tuple[str, bytes]:
     """The key of a chunk, equal for the same text of the same model."""
     return spec.digest, sha256(tokens.tobytes()).digest()
+
+
+def files_of(contexts: Collection[Context]) -> set[SegmentFile]:
+    """The files of contexts: of their segments and of recomputed tokens."""
+    files = {view.segment.file for context in contexts for view in context.views}
+    files.update(context.overlay.file for context in contexts if context.overlay is not None)
+    return {file for file in files if file is not None}

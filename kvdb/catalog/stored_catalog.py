@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Lock
 
 import kvdb.catalog.stored_overlay as stored_overlay
-from kvdb.catalog.catalog import Catalog, Context
+from kvdb.catalog.catalog import Catalog, Context, files_of
 from kvdb.catalog.catalog_file import CatalogFile
 from kvdb.catalog.catalog_records import ContextRecord, Records, SegmentRecord, SpecRecord, ViewRecord
 from kvdb.catalog.layout import Layout
@@ -18,6 +18,7 @@ from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.prefix_tree import concatenate
 from kvdb.catalog.segment import Segment, SegmentView
 from kvdb.errors import AlreadyExists, CapacityError, ConfigError, IntegrityError, Unavailable
+from kvdb.storage.backup_folder import BackupFolder
 from kvdb.storage.budget import Reservation
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.store import BlockStore
@@ -139,6 +140,26 @@ class StoredCatalog(Catalog):
             self._named.subtract(named)
             super().drop(name)
 
+    def damaged(self) -> list[str]:
+        """The names of contexts that were not as they were written when the store was opened."""
+        return sorted(self._damaged)
+
+    def backup(self, folder: Path) -> int:
+        """Copy everything that is on the disk to a new folder, while contexts come and go. Returns the number of contexts. Raises
+        InvalidArgument for a folder that is not empty, IntegrityError, CapacityError or Unavailable."""
+        target = BackupFolder(folder, self._disk.path.parent)
+        with ExitStack() as undo, ExitStack() as held:
+            undo.callback(target.remove)
+            with self._commit_lock:
+                self._file.copy_to(target.catalog)
+                named = [context.name for context in self.contexts() if context.name not in self._unwritten]
+                contexts = [held.enter_context(self.borrow(name)) for name in named]
+            for file in files_of(contexts):
+                target.add(file, self._disk.kept_beside(file))
+            target.finish()
+            undo.pop_all()
+        return len(contexts)
+
     def close(self) -> None:
         """Write what is in memory only, keep the evidence of every segment beside its file, and close the catalogue's file. What
         cannot be written is lost, with a line in the log."""
@@ -184,7 +205,9 @@ class StoredCatalog(Catalog):
         if records.whole and not damaged:  # nothing else can name a file
             self._file.delete_segments([file for file in records.segments if not self._named[file]])
             self._disk.remove_strangers()
-        elif not damaged:
+        else:
+            self._disk.leave_strangers()
+        if not records.whole and not damaged:
             log.error("the catalogue of %s lost contexts whose names are not known", self._disk.path.parent)
         return damaged
 
