@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import kvdb.validate as validate
 from kvdb.client.arrays import token_ids
+from kvdb.client.reading import read_layers, read_range
 from kvdb.client.session import Session
 from kvdb.client.transport import Transport
 from kvdb.errors import SpecMismatch
@@ -37,6 +38,15 @@ class Context:
     def token_ids(self) -> Tokens:
         """The ids of its tokens, int32 `[tokens]`. Raises NotFound when it was dropped."""
         return self._transport.token_ids(self.name)
+
+    def read(self, layers: Any, start: int = 0, stop: int | None = None, *, out: Any = None) -> Any:
+        """The KV of its tokens [start, stop), for an engine that keeps a cache of its own; see `Session.read`. What lies on disk
+        is brought back, as for a session.
+
+        stop: None for all tokens. Raises what `Session.read` raises, NotFound when it was dropped, and CapacityError.
+        """
+        span = read_range(start, stop)
+        return read_layers(layers, out, lambda numbers, buffers: self._transport.read(self.name, numbers, *span, buffers))
 
     def create_session(self, tokens: Any, *, spec: ModelSpec | None = None, error_max: float | None = None) -> Session:
         """A session for a prompt, with this context's spec; see `Client.create_session`.

@@ -16,6 +16,7 @@ from kvdb.types import (
     ContextStatistics,
     Float32,
     IndexInfo,
+    KeysValues,
     ModelSpec,
     Placed,
     Positions,
@@ -61,6 +62,12 @@ class SessionTransport(Protocol):
         """`attend` of one token with the caller's own arrays, where the transport needs no others; None where it does, and then
         nothing was done."""
         ...
+
+    def truncate(self, tokens: int) -> None: ...
+
+    def read(
+        self, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
+    ) -> list[KeysValues]: ...
 
     def fork(self) -> "SessionTransport": ...
 
@@ -121,6 +128,10 @@ class Transport(Protocol):
     def contexts(self, prefix: str, limit: int | None, after: str) -> list[ContextInfo]: ...
 
     def token_ids(self, name: str) -> Tokens: ...
+
+    def read(
+        self, name: str, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
+    ) -> list[KeysValues]: ...
 
     def match(self, spec: ModelSpec, tokens: Tokens) -> PrefixMatch: ...
 

@@ -181,12 +181,12 @@ class ImportRequest(_message.Message):
     PART_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     begin: ImportBegin
-    chunk: ImportChunk
+    chunk: KvChunk
     commit: ImportCommit
     sample: ImportSample
     part: RequestPart
     data: bytes
-    def __init__(self, begin: _Optional[_Union[ImportBegin, _Mapping]] = ..., chunk: _Optional[_Union[ImportChunk, _Mapping]] = ..., commit: _Optional[_Union[ImportCommit, _Mapping]] = ..., sample: _Optional[_Union[ImportSample, _Mapping]] = ..., part: _Optional[_Union[RequestPart, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, begin: _Optional[_Union[ImportBegin, _Mapping]] = ..., chunk: _Optional[_Union[KvChunk, _Mapping]] = ..., commit: _Optional[_Union[ImportCommit, _Mapping]] = ..., sample: _Optional[_Union[ImportSample, _Mapping]] = ..., part: _Optional[_Union[RequestPart, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ImportBegin(_message.Message):
     __slots__ = ("spec", "tokens", "name", "base", "durability")
@@ -202,7 +202,7 @@ class ImportBegin(_message.Message):
     durability: str
     def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., name: _Optional[str] = ..., base: _Optional[int] = ..., durability: _Optional[str] = ...) -> None: ...
 
-class ImportChunk(_message.Message):
+class KvChunk(_message.Message):
     __slots__ = ("layer", "dtype", "shape")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -299,6 +299,28 @@ class DropContextRequest(_message.Message):
 class DropContextReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ReadContextRequest(_message.Message):
+    __slots__ = ("context", "session_id", "layers", "start", "stop")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    context: str
+    session_id: str
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    start: int
+    stop: int
+    def __init__(self, context: _Optional[str] = ..., session_id: _Optional[str] = ..., layers: _Optional[_Iterable[int]] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class ReadReply(_message.Message):
+    __slots__ = ("chunk", "data")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    chunk: KvChunk
+    data: bytes
+    def __init__(self, chunk: _Optional[_Union[KvChunk, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class OffloadContextRequest(_message.Message):
     __slots__ = ("name",)
@@ -657,6 +679,24 @@ class ForkRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class TruncateRequest(_message.Message):
+    __slots__ = ("session_id", "tokens")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    tokens: int
+    def __init__(self, session_id: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class TruncateReply(_message.Message):
+    __slots__ = ("reused", "start", "layout")
+    REUSED_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    reused: int
+    start: int
+    layout: _containers.RepeatedCompositeFieldContainer[Placed]
+    def __init__(self, reused: _Optional[int] = ..., start: _Optional[int] = ..., layout: _Optional[_Iterable[_Union[Placed, _Mapping]]] = ...) -> None: ...
 
 class StoreRequest(_message.Message):
     __slots__ = ("session_id", "name", "tokens", "chunk", "durability")

@@ -69,6 +69,11 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextReply.FromString,
                 _registered_method=True)
+        self.ReadContext = channel.unary_stream(
+                '/kvdb.v1.Kvdb/ReadContext',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ReadContextRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ReadReply.FromString,
+                _registered_method=True)
         self.OffloadContext = channel.unary_unary(
                 '/kvdb.v1.Kvdb/OffloadContext',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.OffloadContextRequest.SerializeToString,
@@ -159,6 +164,11 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ForkRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.SessionReply.FromString,
                 _registered_method=True)
+        self.Truncate = channel.unary_unary(
+                '/kvdb.v1.Kvdb/Truncate',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.TruncateRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.TruncateReply.FromString,
+                _registered_method=True)
         self.Store = channel.unary_unary(
                 '/kvdb.v1.Kvdb/Store',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.StoreRequest.SerializeToString,
@@ -232,6 +242,14 @@ class KvdbServicer:
 
     def DropContext(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadContext(self, request, context):
+        """Gives the KV of tokens of a context or a session back, as attention sees it: layer by layer, and the tokens of one layer in
+        their order, in chunks of about 1 MiB.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -361,6 +379,13 @@ class KvdbServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Truncate(self, request, context):
+        """Forgets all tokens of a session but the first, in every layer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Store(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -429,6 +454,11 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.DropContext,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextReply.SerializeToString,
+            ),
+            'ReadContext': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadContext,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ReadContextRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ReadReply.SerializeToString,
             ),
             'OffloadContext': grpc.unary_unary_rpc_method_handler(
                     servicer.OffloadContext,
@@ -519,6 +549,11 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.Fork,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ForkRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.SessionReply.SerializeToString,
+            ),
+            'Truncate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Truncate,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.TruncateRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.TruncateReply.SerializeToString,
             ),
             'Store': grpc.unary_unary_rpc_method_handler(
                     servicer.Store,
@@ -735,6 +770,33 @@ class Kvdb:
             '/kvdb.v1.Kvdb/DropContext',
             kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.DropContextReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/ReadContext',
+            kvdb_dot_rpc_dot_kvdb__pb2.ReadContextRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.ReadReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1221,6 +1283,33 @@ class Kvdb:
             '/kvdb.v1.Kvdb/Fork',
             kvdb_dot_rpc_dot_kvdb__pb2.ForkRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.SessionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Truncate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/Truncate',
+            kvdb_dot_rpc_dot_kvdb__pb2.TruncateRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.TruncateReply.FromString,
             options,
             channel_credentials,
             insecure,

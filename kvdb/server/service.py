@@ -21,6 +21,7 @@ from kvdb.server.context_calls import ContextCalls
 from kvdb.server.incoming import Incoming
 from kvdb.server.inflight import InflightBytes
 from kvdb.server.interceptors import UnaryCalls
+from kvdb.server.read_calls import ReadCalls
 from kvdb.server.session_registry import Sessions
 from kvdb.server.store_calls import StoreCalls
 from kvdb.server.streams import OpenStream, Streams
@@ -33,7 +34,7 @@ BLOCKING = {"BuildIndex", "VerifyIndexes", "CheckContext", "CheckStore", "Backup
 """Unary calls that hold their thread for long, and count among the streams therefore."""
 
 
-class KvdbService(ContextCalls, StoreCalls):
+class KvdbService(ContextCalls, ReadCalls, StoreCalls):
     """One method for each call, named as in the proto but in Python's way; what they raise becomes a status."""
 
     def __init__(
@@ -49,6 +50,7 @@ class KvdbService(ContextCalls, StoreCalls):
         self._sessions = sessions
         self._streams = streams
         self._turns = turns
+        self._inflight = inflight
         self._incoming = partial(Incoming, inflight, nbytes_max=config.request_bytes_max)
         self._greeting = pb.HelloReply(
             version=__version__,
@@ -128,6 +130,12 @@ class KvdbService(ContextCalls, StoreCalls):
         with self._sessions.borrow(request.session_id) as session:
             twin = session.fork()
         return self._opened(twin)
+
+    def truncate(self, request: pb.TruncateRequest, _context: grpc.ServicerContext) -> pb.TruncateReply:
+        with self._sessions.borrow(request.session_id) as session:
+            session.truncate(request.tokens)
+            layout = map(codec.to_placed, session.layout)
+            return pb.TruncateReply(reused=session.reused, start=session.start, layout=layout)
 
     def store(self, request: pb.StoreRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
         tokens = codec.from_tokens(request.tokens) if request.HasField("tokens") else None
@@ -209,6 +217,8 @@ def _handler(service: KvdbService, unary: UnaryCalls, method: MethodDescriptor) 
     if method.client_streaming:
         return interceptors.stream(method.name, behaviour)
     kind = GetMessageClass(method.input_type)
+    if method.server_streaming:
+        return interceptors.replies(method.name, kind, behaviour)
     if method.name in BLOCKING:
         return interceptors.blocking(method.name, kind, behaviour)
     return unary.handler(method.name, kind, behaviour)

@@ -1,6 +1,6 @@
 """Values that all rooms of kvdb share: what a model's cache is, and what the database says of itself."""
 
-from kvdb.types.arrays import DTYPES, Addresses, Array, Bools, Float32, Positions, Tokens
+from kvdb.types.arrays import DTYPES, Addresses, Array, Bools, Float32, KeysValues, Positions, Tokens
 from kvdb.types.contexts import DURABILITIES, Checked, ContextInfo, IndexInfo, Placed, PrefixMatch, PromptPart
 from kvdb.types.model_spec import (
     HEAD_DIM_MAX,
@@ -35,6 +35,7 @@ __all__ = [
     "ContextStatistics",
     "Float32",
     "IndexInfo",
+    "KeysValues",
     "ModelSpec",
     "Placed",
     "Positions",

@@ -8,6 +8,7 @@ import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.imports import RemoteImport
 from kvdb.client.remote.open_sessions import OpenSessions
+from kvdb.client.remote.reading import read
 from kvdb.client.remote.session import RemoteSession
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
@@ -19,6 +20,7 @@ from kvdb.types import (
     ContextInfo,
     ContextStatistics,
     IndexInfo,
+    KeysValues,
     ModelSpec,
     PrefixMatch,
     PromptPart,
@@ -129,6 +131,17 @@ class RemoteDatabase:
             pieces.append(codec.from_tokens(connection.call(connection.stub.ContextTokens, request).tokens))
             start += len(pieces[-1])
         return np.concatenate(pieces)
+
+    def read(
+        self, name: str, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
+    ) -> list[KeysValues]:
+        """KV of a context; see `kvdb.operations.reading.ReadOperations.read`, whose errors it raises."""
+        info = self.get(name)
+        for number in layers:
+            validate.layer(info.spec, number)
+        end = info.tokens if stop is None else stop
+        request = pb.ReadContextRequest(context=name, layers=layers, start=start, stop=end)
+        return read(self._connected(), info.spec, request, out)
 
     def match(self, spec: ModelSpec, tokens: Tokens) -> PrefixMatch:
         """How much of a prompt is stored on the server."""
