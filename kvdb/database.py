@@ -22,7 +22,7 @@ from kvdb.gpu.opening import open_accelerator, open_backend, open_configured_dev
 from kvdb.indexing.advisor import IndexAdvisor
 from kvdb.indexing.builder import IndexBuilder
 from kvdb.ingest.import_writer import ImportTarget, ImportWriter
-from kvdb.ingest.publisher import Publisher
+from kvdb.ingest.publisher import NewContext, Publisher
 from kvdb.operations.contexts import ContextOperations
 from kvdb.operations.indexes import IndexOperations
 from kvdb.operations.stores import StoreOperations
@@ -85,15 +85,14 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
 
     @counted_call
     def begin_import(
-        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None
+        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None, salt: str = ""
     ) -> ImportWriter:
         """Start storing a context. Only the tokens behind the longest stored prefix, [import.start, n), are to be written.
 
         base: for a chunk, the position at which its first token was computed, None for a prefix. A chunk is stored whole or, if
-        its text is stored already, not at all. durability: what the context outlives, None for the configuration's. Raises
-        AlreadyExists, InvalidArgument, or Unsupported for a chunk of a model whose keys cannot be moved and for a durability that
-        cannot be had.
-        """
+        its text is stored already, not at all. durability: what the context outlives, None for the configuration's. salt: what
+        lookups have to say beside the tokens; nothing is shared between two. Raises AlreadyExists, InvalidArgument, or
+        Unsupported for a chunk of a model whose keys cannot be moved and for a durability that cannot be had."""
         level = self._catalog.durability(validate.durability(durability))
         self._catalog.check_free(validate.name(name))
         ids = validate.token_ids(tokens)
@@ -102,41 +101,39 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         if base is not None:
             validate.base(base)
             inverse_frequencies(spec.rope, spec.head_dim)
-            views = self._publisher.chunk_views(spec, ids)
+            views = self._publisher.chunk_views(spec, ids, validate.salt(salt))
         else:
-            views = self._catalog.match(spec, ids)
-        target = ImportTarget(spec, ids, name, base, level)
+            views = self._catalog.match(spec, ids, validate.salt(salt))
+        target = ImportTarget(NewContext(spec, name, level, salt), ids, base)
         return ImportWriter(self.handles, self._publisher, target, views, self._blocks.tables(spec))
 
     @counted_call
-    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None) -> SessionState:
+    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "") -> SessionState:
         """A session over the longest stored prefix of `tokens`; `session.reused` says how many of them need no prefill.
 
-        error_max: of its queries that name nothing, None for the configuration's. Raises ShapeError, DtypeError or
-        InvalidArgument for tokens that are no ids, and an error_max that cannot be.
-        """
+        error_max: of its queries that name nothing, None for the configuration's. salt: as in `begin_import`. Raises ShapeError,
+        DtypeError or InvalidArgument for tokens that are no ids, and an error_max that cannot be."""
         budget = checked_error_max(error_max)
         ids = validate.token_ids(tokens)
-        views = self._catalog.match(spec, ids)
+        views = self._catalog.match(spec, ids, validate.salt(salt))
         self._advisor.count_session(views)
-        return SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids, budget)
+        return SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids, budget, salt)
 
     @counted_call
     def create_session_of_parts(
-        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None
+        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None, salt: str = ""
     ) -> SessionState:
         """A session over several parts, in their order: contexts by name, chunks anywhere, and token ids.
 
-        Token ids before the last context are gaps, whose KV comes with `overlay`; ids behind it are not laid out. error_max: as
-        in `create_session`. Raises NotFound, SpecMismatch, PositionError, InvalidArgument, ShapeError, DtypeError, or Unsupported
-        where keys cannot be moved.
-        """
+        Token ids before the last context are gaps, whose KV comes with `overlay`; ids behind it are not laid out. error_max,
+        salt: as in `create_session`. Raises NotFound, SpecMismatch, PositionError, InvalidArgument, ShapeError, DtypeError, or
+        Unsupported where keys cannot be moved."""
         budget = checked_error_max(error_max)
-        laid = build_layout(self._catalog, spec, parts)
+        laid = build_layout(self._catalog, spec, parts, validate.salt(salt))
         overlay = laid.overlay or Overlay(self._blocks.tables(spec))
         snapshot = Snapshot.blended(spec, laid.layout, overlay)
         self._advisor.count_session(laid.layout.views)
-        return SessionState(self._services, spec, snapshot, self._blocks.tables(spec), laid.tokens, budget)
+        return SessionState(self._services, spec, snapshot, self._blocks.tables(spec), laid.tokens, budget, salt)
 
     @counted_call
     def attend_together(

@@ -24,7 +24,7 @@ from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 class Context:
     """A named layout of segment views, with an overlay of recomputed tokens. tokens: the ids of all its positions, int32. beside:
     the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was used. durability: what it
-    is to outlive; see `kvdb.types.DURABILITIES`."""
+    is to outlive; see `kvdb.types.DURABILITIES`. salt: what a lookup has to say beside the tokens."""
 
     name: str
     spec: ModelSpec
@@ -34,6 +34,7 @@ class Context:
     beside: Reservation | None = None
     life: Life = field(default_factory=Life)
     durability: str = "memory"
+    salt: str = ""
 
     @property
     def views(self) -> Views:
@@ -56,6 +57,7 @@ class Context:
             nbytes=overlaid + sum(view.segment.nbytes for view in self.views),
             chunk=self.chunk is not None,
             blended=not self.plain and self.chunk is None,
+            salt=self.salt,
         )
 
     @property
@@ -83,8 +85,8 @@ class Catalog:
 
     def __init__(self) -> None:
         self._contexts: dict[str, Context] = {}
-        self._trees: dict[str, PrefixTree] = {}
-        self._chunks: dict[tuple[str, bytes], Segment] = {}
+        self._trees: dict[tuple[str, str], PrefixTree] = {}
+        self._chunks: dict[tuple[str, str, bytes], Segment] = {}
         self._chunk_names: Counter[Segment] = Counter()
         self._borrowed: list[Context] = []
         self._lock = Lock()
@@ -103,9 +105,9 @@ class Catalog:
             self._check_free(context.name)
             self._contexts[context.name] = context
             if context.plain:
-                self._trees.setdefault(context.spec.digest, PrefixTree()).add(context.views)
+                self._trees.setdefault((context.spec.digest, context.salt), PrefixTree()).add(context.views)
             if (segment := context.chunk) is not None:
-                self._chunks.setdefault(_text(context.spec, segment.tokens), segment)
+                self._chunks.setdefault(_text(context.spec, segment.tokens, context.salt), segment)
                 self._chunk_names[segment] += 1
         return context
 
@@ -114,19 +116,21 @@ class Catalog:
         with self._lock:
             self._check_free(name)
 
-    def match(self, spec: ModelSpec, tokens: Tokens) -> Views:
-        """Views of the longest stored prefix of `tokens`. The caller owns one reference to each view's segment."""
+    def match(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> Views:
+        """Views of the longest prefix of `tokens` that is stored under that salt. The caller owns one reference to each view's
+        segment."""
         with self._lock:
-            tree = self._trees.get(spec.digest)
+            tree = self._trees.get((spec.digest, salt))
             views = tree.match(tokens) if tree else ()
             for view in views:
                 view.segment.retain()
             return views
 
-    def chunk(self, spec: ModelSpec, tokens: Tokens) -> Segment | None:
-        """The stored chunk of exactly these tokens, if there is one. The caller owns one reference to it."""
+    def chunk(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> Segment | None:
+        """The chunk of exactly these tokens that is stored under that salt, if there is one. The caller owns one reference to
+        it."""
         with self._lock:
-            segment = self._chunks.get(_text(spec, tokens))
+            segment = self._chunks.get(_text(spec, tokens, salt))
             if segment is not None:
                 segment.retain()
             return segment
@@ -185,9 +189,9 @@ class Catalog:
             context = self._find(name)
             del self._contexts[name]
             if context.plain:
-                self._trees[context.spec.digest].remove(context.views)
+                self._trees[context.spec.digest, context.salt].remove(context.views)
             if (segment := context.chunk) is not None:
-                self._unname(context.spec, segment)
+                self._unname(context, segment)
             self._borrowed.append(context)
         self._release(context)
 
@@ -197,12 +201,12 @@ class Catalog:
         with self._lock:
             self._borrowed = [other for other in self._borrowed if other is not context]
 
-    def _unname(self, spec: ModelSpec, segment: Segment) -> None:
+    def _unname(self, context: Context, segment: Segment) -> None:
         """Count one context less for a chunk. When none is left, its text is no longer found."""
         self._chunk_names[segment] -= 1
         if not self._chunk_names[segment]:
             del self._chunk_names[segment]
-            text = _text(spec, segment.tokens)
+            text = _text(context.spec, segment.tokens, context.salt)
             if self._chunks.get(text) is segment:
                 del self._chunks[text]
 
@@ -218,9 +222,9 @@ class Catalog:
             raise AlreadyExists(f"a context named {name!r} is stored already; drop it first or choose another name")
 
 
-def _text(spec: ModelSpec, tokens: Tokens) -> tuple[str, bytes]:
-    """The key of a chunk, equal for the same text of the same model."""
-    return spec.digest, sha256(tokens.tobytes()).digest()
+def _text(spec: ModelSpec, tokens: Tokens, salt: str) -> tuple[str, str, bytes]:
+    """The key of a chunk, equal for the same text of the same model under the same salt."""
+    return spec.digest, salt, sha256(tokens.tobytes()).digest()
 
 
 def files_of(contexts: Collection[Context]) -> set[SegmentFile]:

@@ -97,7 +97,8 @@ class StoredCatalog(Catalog):
             segments.append(_record(view.segment, file, context.spec))
             views.append(ViewRecord(file, view.visible, view.shift))
         layout, tokens = context.layout, None if context.plain else context.tokens
-        record = ContextRecord(context.name, context.spec.digest, layout.length, layout.prefix_end, tuple(views), tokens)
+        place = layout.length, layout.prefix_end, tuple(views)
+        record = ContextRecord(context.name, context.spec.digest, *place, tokens, context.salt)
         if context.overlay is None:
             return context, segments, record
         overlay, kept = stored_overlay.store(context.overlay, self._disk, context.spec.digest, synced=synced)

@@ -28,12 +28,12 @@ class StoredContexts:
         page = validate.text("prefix", prefix), validate.limit(limit), validate.text("after", after)
         return [Context(self._transport, info) for info in self._transport.contexts(*page)]
 
-    def match(self, spec: ModelSpec, tokens: Any) -> PrefixMatch:
+    def match(self, spec: ModelSpec, tokens: Any, *, salt: str = "") -> PrefixMatch:
         """How many leading tokens of a prompt are stored, and how many of these are in main memory, without opening a session.
 
-        Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids.
+        salt: as in `import_context`. Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids.
         """
-        return self._transport.match(validate.spec(spec), token_ids(tokens))
+        return self._transport.match(validate.spec(spec), token_ids(tokens), validate.salt(salt))
 
     def get(self, name: str) -> Context:
         """The context of that name. Raises NotFound."""

@@ -103,13 +103,15 @@ class Transport(Protocol):
     """One database."""
 
     def begin_import(
-        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None
+        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None, salt: str = ""
     ) -> ImportTransport: ...
 
-    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None) -> SessionTransport: ...
+    def create_session(
+        self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = ""
+    ) -> SessionTransport: ...
 
     def create_session_of_parts(
-        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None
+        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None, salt: str = ""
     ) -> SessionTransport: ...
 
     def attend_together(
@@ -133,7 +135,7 @@ class Transport(Protocol):
         self, name: str, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
     ) -> list[KeysValues]: ...
 
-    def match(self, spec: ModelSpec, tokens: Tokens) -> PrefixMatch: ...
+    def match(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> PrefixMatch: ...
 
     def get(self, name: str) -> ContextInfo: ...
 

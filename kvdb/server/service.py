@@ -67,7 +67,8 @@ class KvdbService(ContextCalls, ReadCalls, StoreCalls):
             begin = import_calls.begin(requests)
             base = begin.base if begin.HasField("base") else None
             tokens = codec.from_tokens(begin.tokens)
-            writer = self._database.begin_import(codec.from_spec(begin.spec), tokens, begin.name, base, begin.durability or None)
+            rest = base, begin.durability or None, begin.salt
+            writer = self._database.begin_import(codec.from_spec(begin.spec), tokens, begin.name, *rest)
             if not context.add_callback(writer.abort):  # called when the call ends, in whatever way
                 writer.abort()
                 return
@@ -87,10 +88,11 @@ class KvdbService(ContextCalls, ReadCalls, StoreCalls):
         spec = codec.from_spec(request.spec)
         error_max = request.error_max if request.HasField("error_max") else None
         if not request.HasField("parts"):
-            return self._opened(self._database.create_session(spec, codec.from_tokens(request.tokens), error_max))
+            return self._opened(self._database.create_session(spec, codec.from_tokens(request.tokens), error_max, request.salt))
         if request.tokens:
             raise InvalidArgument("a session is created of tokens and of parts; expected one of the two")
-        state = self._database.create_session_of_parts(spec, [codec.from_part(part) for part in request.parts.parts], error_max)
+        parts = [codec.from_part(part) for part in request.parts.parts]
+        state = self._database.create_session_of_parts(spec, parts, error_max, request.salt)
         return self._opened(state, codec.to_tokens(state.tokens))
 
     def update(self, request: pb.UpdateRequest, _context: grpc.ServicerContext) -> pb.UpdateReply:
