@@ -1,11 +1,12 @@
 """The catalogue: contexts by name, chunks by their text, and a prefix tree for each spec."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from heapq import nsmallest
+from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from kvdb.catalog.prefix_tree import PrefixTree
 from kvdb.catalog.segment import Segment, Views, release_views
 from kvdb.errors import AlreadyExists, NotFound, Unsupported
 from kvdb.storage.budget import Reservation
+from kvdb.storage.segment_file import SegmentFile
 from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 
 
@@ -169,6 +171,14 @@ class Catalog:
     def close(self) -> None:
         """The database ends; nothing is asked of the catalogue any more."""
 
+    def damaged(self) -> list[str]:
+        """The names of contexts that were not as they were written when the store was opened."""
+        return []
+
+    def backup(self, folder: Path) -> int:
+        """Copy everything to a new folder; the number of contexts. Raises Unsupported without a store."""
+        raise Unsupported(f"a backup to {folder} needs a store, and this database keeps nothing: kvdb.connect(FOLDER)")
+
     def alive(self) -> list[Context]:
         """Every context that holds segments: those that are stored, and those that are borrowed or being dropped."""
         with self._lock:
@@ -234,3 +244,10 @@ class Catalog:
 def _text(spec: ModelSpec, tokens: Tokens, salt: str) -> tuple[str, str, bytes]:
     """The key of a chunk, equal for the same text of the same model under the same salt."""
     return spec.digest, salt, sha256(tokens.tobytes()).digest()
+
+
+def files_of(contexts: Collection[Context]) -> set[SegmentFile]:
+    """The files of contexts: of their segments and of recomputed tokens."""
+    files = {view.segment.file for context in contexts for view in context.views}
+    files.update(context.overlay.file for context in contexts if context.overlay is not None)
+    return {file for file in files if file is not None}

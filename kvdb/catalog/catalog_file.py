@@ -10,7 +10,7 @@ changed, or lost, is noticed. A row that is wrong is never used.
 
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -194,6 +194,11 @@ class CatalogFile:
         if segments:
             with self._transaction():
                 self._delete_segments(segments)
+
+    def copy_to(self, path: Path) -> None:
+        """Write everything in it to another file. Raises CapacityError or Unavailable."""
+        with self._typed(), closing(sqlite3.connect(path)) as copy:
+            self._db.backup(copy)
 
     def close(self) -> None:
         """Carry everything into the file itself, and close it. Raises Unavailable where files that rows name may be lost."""
