@@ -235,6 +235,13 @@ def text(what: str, given: Any) -> str:
     raise InvalidArgument(f"{what} is {given!r:.200}; expected text")
 
 
+def salt(given: Any) -> str:
+    """Raises InvalidArgument unless the value is text of at most NAME_LENGTH_MAX characters."""
+    if len(text("salt", given)) > NAME_LENGTH_MAX:
+        raise InvalidArgument(f"salt has {len(given)} characters; expected at most {NAME_LENGTH_MAX}, such as a hash of it")
+    return str(given)
+
+
 def limit(given: Any) -> int | None:
     """Raises InvalidArgument unless the value is a number of contexts, at least 1, or None."""
     if given is not None and not (is_whole(given) and 1 <= given < 1 << 63):

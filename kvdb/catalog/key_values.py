@@ -7,6 +7,7 @@ import kvdb._native as _native
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.storage.block_layout import bits
 from kvdb.storage.block_table import BlockTable
+from kvdb.storage.paged_segment import pinned
 from kvdb.types import Array
 
 
@@ -17,12 +18,13 @@ def read_tokens(snapshot: Snapshot, number: int, tail: BlockTable, start: int, k
     snapshot: everything before the tail, of which that layer is in main memory. None of the tokens is a gap that holds nothing.
     """
     stop = start + k.shape[1]
-    for i, view in enumerate(snapshot.views):
-        begin, end = max(start, view.begin), min(stop, view.end)
-        if begin < end:
-            part = np.s_[:, begin - start : end - start]
-            _copy(view.segment.tables[number], begin - view.begin, k[part], v[part])
-            _turn(snapshot, i, tail, k[part])
+    with pinned(snapshot.pages(number)):
+        for i, view in enumerate(snapshot.views):
+            begin, end = max(start, view.begin), min(stop, view.end)
+            if begin < end:
+                part = np.s_[:, begin - start : end - start]
+                _copy(view.segment.tables[number], begin - view.begin, k[part], v[part])
+                _turn(snapshot, i, tail, k[part])
     if snapshot.overlay is not None:
         positions = snapshot.overlaid(number)
         rows = np.flatnonzero((positions >= start) & (positions < stop))

@@ -49,7 +49,7 @@ class Context:
         return read_layers(layers, out, lambda numbers, buffers: self._transport.read(self.name, numbers, *span, buffers))
 
     def create_session(self, tokens: Any, *, spec: ModelSpec | None = None, error_max: float | None = None) -> Session:
-        """A session for a prompt, with this context's spec; see `Client.create_session`.
+        """A session for a prompt, with this context's spec and salt; see `Client.create_session`.
 
         spec: the caller's model. error_max: of queries that name nothing. Raises what that raises, and SpecMismatch when the
         context is another model's, or one with other weights.
@@ -59,7 +59,9 @@ class Context:
                 f"context {self.name!r} holds the KV of {self.spec}, and was opened for {spec}; expected one and the same, "
                 "so import the document with this model too"
             )
-        session = Session(self._transport.create_session(self.spec, token_ids(tokens), checked_error_max(error_max)))
+        session = Session(
+            self._transport.create_session(self.spec, token_ids(tokens), checked_error_max(error_max), self.info.salt)
+        )
         self._sessions.append(session)
         return session
 

@@ -35,7 +35,8 @@ class ReadOperations:
             with ExitStack() as whole:
                 whole.callback(snapshot.release)
                 snapshot = snapshot.cut(tokens)
-        return SessionState(self._services, context.spec, snapshot, self._blocks.tables(context.spec), context.tokens)
+        tails = self._blocks.tables(context.spec)
+        return SessionState(self._services, context.spec, snapshot, tails, context.tokens, salt=context.salt)
 
     @counted_call
     def read(

@@ -23,17 +23,18 @@ from kvdb.server.inflight import InflightBytes
 from kvdb.server.interceptors import UnaryCalls
 from kvdb.server.read_calls import ReadCalls
 from kvdb.server.session_registry import Sessions
+from kvdb.server.store_calls import StoreCalls
 from kvdb.server.streams import OpenStream, Streams
 from kvdb.server.turns import Turn, Turns
 from kvdb.session.state import SessionState
 from kvdb.version import __version__
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
-BLOCKING = {"BuildIndex", "VerifyIndexes"}
+BLOCKING = {"BuildIndex", "VerifyIndexes", "CheckContext", "CheckStore", "Backup"}
 """Unary calls that hold their thread for long, and count among the streams therefore."""
 
 
-class KvdbService(ContextCalls, ReadCalls):
+class KvdbService(ContextCalls, ReadCalls, StoreCalls):
     """One method for each call, named as in the proto but in Python's way; what they raise becomes a status."""
 
     def __init__(
@@ -66,7 +67,8 @@ class KvdbService(ContextCalls, ReadCalls):
             begin = import_calls.begin(requests)
             base = begin.base if begin.HasField("base") else None
             tokens = codec.from_tokens(begin.tokens)
-            writer = self._database.begin_import(codec.from_spec(begin.spec), tokens, begin.name, base, begin.durability or None)
+            rest = base, begin.durability or None, begin.salt
+            writer = self._database.begin_import(codec.from_spec(begin.spec), tokens, begin.name, *rest)
             if not context.add_callback(writer.abort):  # called when the call ends, in whatever way
                 writer.abort()
                 return
@@ -86,10 +88,11 @@ class KvdbService(ContextCalls, ReadCalls):
         spec = codec.from_spec(request.spec)
         error_max = request.error_max if request.HasField("error_max") else None
         if not request.HasField("parts"):
-            return self._opened(self._database.create_session(spec, codec.from_tokens(request.tokens), error_max))
+            return self._opened(self._database.create_session(spec, codec.from_tokens(request.tokens), error_max, request.salt))
         if request.tokens:
             raise InvalidArgument("a session is created of tokens and of parts; expected one of the two")
-        state = self._database.create_session_of_parts(spec, [codec.from_part(part) for part in request.parts.parts], error_max)
+        parts = [codec.from_part(part) for part in request.parts.parts]
+        state = self._database.create_session_of_parts(spec, parts, error_max, request.salt)
         return self._opened(state, codec.to_tokens(state.tokens))
 
     def update(self, request: pb.UpdateRequest, _context: grpc.ServicerContext) -> pb.UpdateReply:

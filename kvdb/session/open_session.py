@@ -24,9 +24,8 @@ class OpenSession:
 
     tokens: its known token ids, int32; at least those before the tail. start: the position of the tail's first token. reused: the
     number of tokens before it that were stored when it was opened. error_max: of queries that name nothing, None for the
-    configuration's. Thread-safe: calls on one session take turns. The constructor raises Unavailable for a closed database, and
-    CapacityError, and then everything was given back.
-    """
+    configuration's. salt: what it was found by beside its tokens, and is stored under. Thread-safe: calls on one session take
+    turns. The constructor raises Unavailable for a closed database, and CapacityError, and then everything was given back."""
 
     def __init__(
         self,
@@ -36,10 +35,12 @@ class OpenSession:
         tails: list[BlockTable],
         tokens: Tokens,
         error_max: float | None = None,
+        salt: str = "",
     ) -> None:
         self.spec = spec
         self.snapshot = snapshot
         self.tokens = tokens
+        self.salt = salt
         self.start = snapshot.layout.length
         self.reused = self.start - len(snapshot.missing(0))
         self.services = services

@@ -197,7 +197,7 @@ class SessionState(OpenSession):
         with self.turns:
             self._settle()
             snapshot, tails = self.snapshot.share(), [tail.share() for tail in self.tails]
-            return SessionState(self.services, self.spec, snapshot, tails, self.tokens, self.error_max)
+            return SessionState(self.services, self.spec, snapshot, tails, self.tokens, self.error_max, self.salt)
 
     def store(
         self, name: str, tokens: Tokens | None = None, *, chunk: bool = False, durability: str | None = None
