@@ -18,7 +18,7 @@ import tracemalloc
 import numpy as np
 
 from benchmarks.harness import machine, measure, report
-from kvdb.catalog.catalog import Catalog
+from kvdb.catalog.compactable import CompactableCatalog
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.prefix_tree import PrefixTree
 from kvdb.catalog.segment import Segment, SegmentView, Views, release_views, visible_tokens
@@ -36,7 +36,7 @@ class Contexts:
     """A catalogue that grows by contexts whose blocks are on disk."""
 
     def __init__(self) -> None:
-        self.catalog = Catalog()
+        self.catalog = CompactableCatalog()
         self._blocks = BlockStore(StorageConfig(), None)
         self._names = 0
 
@@ -49,6 +49,7 @@ class Contexts:
             views = (*views, SegmentView(segment, len(segment)))
         self._names += 1
         self.catalog.publish(NewContext(SPEC, f"context {self._names}").of(Layout.contiguous(views), tokens))
+        self.catalog.take_changed()  # as compaction does
 
     def close(self) -> None:
         for context in self.catalog.contexts():
@@ -115,13 +116,13 @@ def bytes_of_tree(contexts: Contexts) -> int:
     """What the token ids and a second prefix tree over the same contexts take."""
     before = tracemalloc.get_traced_memory()[0]
     tree = PrefixTree()
-    stored: list[Views] = [context.views for context in contexts.catalog.contexts()]
+    stored: list[tuple[str, Views]] = [(context.name, context.views) for context in contexts.catalog.contexts()]
     held = tracemalloc.get_traced_memory()[0]
-    for views in stored:
-        tree.add(views)
+    for name, views in stored:
+        tree.add(name, views)
     after = tracemalloc.get_traced_memory()[0]
     assert held >= before
-    return after - held + sum(segment.ids.nbytes for segment in {view.segment for views in stored for view in views})
+    return after - held + sum(segment.ids.nbytes for segment in {view.segment for _, views in stored for view in views})
 
 
 def ids(rng: np.random.Generator, n: int) -> Tokens:

@@ -32,6 +32,11 @@ class PackedIds:
         return len(self._low) // 2
 
     @property
+    def first(self) -> int:
+        """The id of the first token, of at least one."""
+        return int(self.unpack(0, 1)[0])
+
+    @property
     def nbytes(self) -> int:
         """The bytes of the ids."""
         return len(self._low) + len(self._high)
