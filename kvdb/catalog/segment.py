@@ -29,14 +29,14 @@ class Segment:
     """Tokens with one block table a layer. It lives as long as somebody holds a reference.
 
     tokens: int32 `[n]`, n >= 1, kept as `ids`. tables: one for each layer, each n tokens long; the segment owns them. indexes:
-    the indexes over its keys. base: the position of its first token when it was computed. standalone: whether nothing was before
-    it then, so that it may stand anywhere; otherwise it is exact only behind its parent. statistics: averages over its queries.
+    those over its keys. base: the position of its first token when it was computed. standalone: whether nothing was before it
+    then, so that it may stand anywhere; otherwise it is exact only behind its parent. statistics: averages over its queries.
     evidence: the measured errors of its answers. usage: how often it was used.
 
     Its blocks are in main memory until it is offloaded, and as long as it is pinned. Afterwards the tables are empty, and `file`
     holds their contents; it is never written again, because a segment never changes. The evidence goes to disk and back with
-    them, each time anew. Before a layer is read, the segment has to be pinned and the layer waited for. Where its blocks do not
-    fit into main memory together it is paged: each layer comes in when it is read, and has to be pinned meanwhile (`holding`).
+    them, each time anew. A layer is read once the segment is pinned and the layer waited for. Where its blocks do not fit
+    into main memory together it is paged: each layer comes in when it is read, and has to be pinned meanwhile (`holding`).
     """
 
     def __init__(
@@ -113,8 +113,7 @@ class Segment:
         return self._statistics
 
     def is_due_for_probe(self, layer: int, queries: int) -> bool:
-        """Whether `queries` more queries of each layer were asked since this layer was last probed for what its queries
-        retrieve."""
+        """Whether `queries` more queries of each layer were asked since this layer was last probed."""
         return self.usage.queries_in_all >= self.statistics.probed_at(layer) + queries * len(self.tables)
 
     def known_evidence(self) -> Evidence:
@@ -169,8 +168,7 @@ class Segment:
     def wait(self, layer: int) -> None:
         """Wait until the blocks of that layer hold its tokens; the caller pins the segment. Raises IntegrityError or Unavailable;
         another `pin` tries again."""
-        loading = self._loading
-        if loading is not None:
+        if (loading := self._loading) is not None:
             loading.wait(layer)
 
     @contextmanager
