@@ -22,14 +22,15 @@ from kvdb.gpu.opening import open_accelerator, open_backend, open_configured_dev
 from kvdb.indexing.advisor import IndexAdvisor
 from kvdb.indexing.builder import IndexBuilder
 from kvdb.ingest.import_writer import ImportTarget, ImportWriter
-from kvdb.ingest.publisher import Publisher
+from kvdb.ingest.publisher import NewContext, Publisher
 from kvdb.operations.contexts import ContextOperations
 from kvdb.operations.indexes import IndexOperations
+from kvdb.operations.stores import StoreOperations
 from kvdb.session.batch import Starts
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.session.services import SessionServices
 from kvdb.session.state import SessionState
-from kvdb.storage.store import BlockStore, Owners
+from kvdb.storage.store import BlockStore
 from kvdb.types import Array, ModelSpec, PromptPart, Tokens
 from query_optimizer.build_policy import BuildPolicy
 from query_optimizer.custom_rules import BadRule, PlacedRule, add_rules
@@ -38,7 +39,7 @@ from query_optimizer.query_options import QueryOptions, checked_error_max
 from query_optimizer.rules import base_rules
 
 
-class Database(ContextOperations, IndexOperations):
+class Database(ContextOperations, IndexOperations, StoreOperations):
     """Contexts, their segments, and the sessions over them. Thread-safe."""
 
     def __init__(self, config: Config | None = None, rules: Sequence[PlacedRule] = ()) -> None:
@@ -61,7 +62,7 @@ class Database(ContextOperations, IndexOperations):
         kernels.use(measured.kernels)
         device = open_configured_device(self.config.storage)
         self._blocks = BlockStore(self.config.storage, device)
-        self._catalog = open_catalog(self._blocks)
+        self._catalog = open_catalog(self._blocks, self.config.storage.durability)
         self.gpu: GpuInterface | None = open_backend(device, self._blocks, self.config.optimizer.machine_file)
         indexes = self.config.indexes
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device))
@@ -83,13 +84,16 @@ class Database(ContextOperations, IndexOperations):
         )
 
     @counted_call
-    def begin_import(self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None) -> ImportWriter:
+    def begin_import(
+        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None, salt: str = ""
+    ) -> ImportWriter:
         """Start storing a context. Only the tokens behind the longest stored prefix, [import.start, n), are to be written.
 
         base: for a chunk, the position at which its first token was computed, None for a prefix. A chunk is stored whole or, if
-        its text is stored already, not at all. Raises AlreadyExists, InvalidArgument, or Unsupported for a chunk of a model whose
-        keys cannot be moved.
-        """
+        its text is stored already, not at all. durability: what the context outlives, None for the configuration's. salt: what
+        lookups have to say beside the tokens; nothing is shared between two. Raises AlreadyExists, InvalidArgument, or
+        Unsupported for a chunk of a model whose keys cannot be moved and for a durability that cannot be had."""
+        level = self._catalog.durability(validate.durability(durability))
         self._catalog.check_free(validate.name(name))
         ids = validate.token_ids(tokens)
         if not len(ids):
@@ -97,41 +101,39 @@ class Database(ContextOperations, IndexOperations):
         if base is not None:
             validate.base(base)
             inverse_frequencies(spec.rope, spec.head_dim)
-            views = self._publisher.chunk_views(spec, ids)
+            views = self._publisher.chunk_views(spec, ids, validate.salt(salt))
         else:
-            views = self._catalog.match(spec, ids)
-        target = ImportTarget(spec, ids, name, base)
+            views = self._catalog.match(spec, ids, validate.salt(salt))
+        target = ImportTarget(NewContext(spec, name, level, salt), ids, base)
         return ImportWriter(self.handles, self._publisher, target, views, self._blocks.tables(spec))
 
     @counted_call
-    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None) -> SessionState:
+    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "") -> SessionState:
         """A session over the longest stored prefix of `tokens`; `session.reused` says how many of them need no prefill.
 
-        error_max: of its queries that name nothing, None for the configuration's. Raises ShapeError, DtypeError or
-        InvalidArgument for tokens that are no ids, and an error_max that cannot be.
-        """
+        error_max: of its queries that name nothing, None for the configuration's. salt: as in `begin_import`. Raises ShapeError,
+        DtypeError or InvalidArgument for tokens that are no ids, and an error_max that cannot be."""
         budget = checked_error_max(error_max)
         ids = validate.token_ids(tokens)
-        views = self._catalog.match(spec, ids)
+        views = self._catalog.match(spec, ids, validate.salt(salt))
         self._advisor.count_session(views)
-        return SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids, budget)
+        return SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids, budget, salt)
 
     @counted_call
     def create_session_of_parts(
-        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None
+        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None, salt: str = ""
     ) -> SessionState:
         """A session over several parts, in their order: contexts by name, chunks anywhere, and token ids.
 
-        Token ids before the last context are gaps, whose KV comes with `overlay`; ids behind it are not laid out. error_max: as
-        in `create_session`. Raises NotFound, SpecMismatch, PositionError, InvalidArgument, ShapeError, DtypeError, or Unsupported
-        where keys cannot be moved.
-        """
+        Token ids before the last context are gaps, whose KV comes with `overlay`; ids behind it are not laid out. error_max,
+        salt: as in `create_session`. Raises NotFound, SpecMismatch, PositionError, InvalidArgument, ShapeError, DtypeError, or
+        Unsupported where keys cannot be moved."""
         budget = checked_error_max(error_max)
-        laid = build_layout(self._catalog, spec, parts)
+        laid = build_layout(self._catalog, spec, parts, validate.salt(salt))
         overlay = laid.overlay or Overlay(self._blocks.tables(spec))
         snapshot = Snapshot.blended(spec, laid.layout, overlay)
         self._advisor.count_session(laid.layout.views)
-        return SessionState(self._services, spec, snapshot, self._blocks.tables(spec), laid.tokens, budget)
+        return SessionState(self._services, spec, snapshot, self._blocks.tables(spec), laid.tokens, budget, salt)
 
     @counted_call
     def attend_together(
@@ -146,13 +148,6 @@ class Database(ContextOperations, IndexOperations):
         """A query of several of its sessions; see `kvdb.session.batch.attention`. Raises InvalidArgument for a session of another
         database."""
         return batch.attention(self._own(sessions), layer, q, options)
-
-    def check_integrity(self) -> None:
-        """Prove that free and used blocks add up and that every reference has its owner. Raises IntegrityError.
-
-        Call it while no session or import is being written; builds of indexes may go on, and contexts be dropped.
-        """
-        self._blocks.check_integrity(self._owners)
 
     def wait_for_builds(self, timeout: float | None = None) -> bool:
         """Wait until no index is being built or waits to be built. Returns False if that takes more than `timeout` seconds; None
@@ -180,11 +175,6 @@ class Database(ContextOperations, IndexOperations):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-    def _owners(self) -> Owners:
-        held = [*self._builder.held_segments(), *(self.gpu.held_segments() if self.gpu is not None else ())]
-        tables, files = self.handles.owners(self._catalog.alive(), held)
-        return Owners(tables, files, None if self.gpu is None else self.gpu.owned())
 
     def _own(self, sessions: Sequence[object]) -> list[SessionState]:
         own = [session for session in sessions if isinstance(session, SessionState) and session.services is self._services]

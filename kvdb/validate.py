@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 import indexes.registry as registry
 from kvdb.errors import DtypeError, InvalidArgument, KvdbError, LayerError, PositionError, ShapeError, SpecError, SpecMismatch
-from kvdb.types import Array, ModelSpec, PromptPart, Tokens
+from kvdb.types import DURABILITIES, Array, ModelSpec, PromptPart, Tokens
 
 NAME_LENGTH_MAX = 1024
 POSITION_MAX = 1 << 53
@@ -99,6 +99,30 @@ def numbered(session: int) -> Iterator[None]:
         yield
     except KvdbError as error:
         raise type(error)(f"sessions[{session}]: {error}") from error
+
+
+def position(what: str, given: Any) -> int:
+    """Raises PositionError unless the value is a number of tokens that any context could have."""
+    if not is_whole(given) or not 0 <= given <= POSITION_MAX:
+        raise PositionError(f"{what} is {given!r}; expected a number of tokens, 0 to {POSITION_MAX}")
+    return int(given)
+
+
+def held(what: str, given: int, last: int, where: str) -> int:
+    """Raises PositionError for more than the `last` tokens that are there. where: what has them."""
+    if given > last:
+        raise PositionError(f"{what} is {given}; expected at most {last}, {where}")
+    return given
+
+
+def buffers(spec: ModelSpec, k: Array, v: Array, n: int) -> None:
+    """Raises ShapeError, DtypeError or InvalidArgument unless the KV of n tokens can be written into k and v."""
+    room = keys_values(spec, k, v)
+    if room != n:
+        raise ShapeError(f"out has room for {room} tokens; expected {n}, as many as are read")
+    for what, array in (("k", k), ("v", v)):
+        if not array.flags.writeable or (array.size and array.strides[-1] != array.itemsize):
+            raise InvalidArgument(f"{what} of out is read-only, or its last dimension is not contiguous; expected neither")
 
 
 def base(given: Any) -> int:
@@ -195,6 +219,13 @@ def name(given: Any) -> str:
     return given
 
 
+def durability(given: Any) -> str | None:
+    """Raises InvalidArgument unless the value is one of DURABILITIES, or None for the configuration's."""
+    if given is not None and given not in DURABILITIES:
+        raise InvalidArgument(f"durability is {given!r}; expected one of {', '.join(map(repr, DURABILITIES))}, or none")
+    return None if given is None else str(given)
+
+
 def text(what: str, given: Any) -> str:
     """Raises InvalidArgument unless the value is a string that UTF-8 can hold. what: its name."""
     if isinstance(given, str):
@@ -202,6 +233,13 @@ def text(what: str, given: Any) -> str:
             given.encode()
             return given
     raise InvalidArgument(f"{what} is {given!r:.200}; expected text")
+
+
+def salt(given: Any) -> str:
+    """Raises InvalidArgument unless the value is text of at most NAME_LENGTH_MAX characters."""
+    if len(text("salt", given)) > NAME_LENGTH_MAX:
+        raise InvalidArgument(f"salt has {len(given)} characters; expected at most {NAME_LENGTH_MAX}, such as a hash of it")
+    return str(given)
 
 
 def limit(given: Any) -> int | None:

@@ -1,11 +1,12 @@
 """The catalogue: contexts by name, chunks by their text, and a prefix tree for each spec."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from heapq import nsmallest
+from pathlib import Path
 from threading import Lock
 
 from kvdb.catalog.layout import Layout
@@ -13,15 +14,17 @@ from kvdb.catalog.life import Life
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.prefix_tree import PrefixTree
 from kvdb.catalog.segment import Segment, Views, release_views
-from kvdb.errors import AlreadyExists, NotFound
+from kvdb.errors import AlreadyExists, NotFound, Unsupported
 from kvdb.storage.budget import Reservation
+from kvdb.storage.segment_file import SegmentFile
 from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 
 
 @dataclass(frozen=True)
 class Context:
     """A named layout of segment views, with an overlay of recomputed tokens. tokens: the ids of all its positions, int32. beside:
-    the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was used."""
+    the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was used. durability: what it
+    is to outlive; see `kvdb.types.DURABILITIES`. salt: what a lookup has to say beside the tokens."""
 
     name: str
     spec: ModelSpec
@@ -30,6 +33,8 @@ class Context:
     overlay: Overlay | None = None
     beside: Reservation | None = None
     life: Life = field(default_factory=Life)
+    durability: str = "memory"
+    salt: str = ""
 
     @property
     def views(self) -> Views:
@@ -52,6 +57,7 @@ class Context:
             nbytes=overlaid + sum(view.segment.nbytes for view in self.views),
             chunk=self.chunk is not None,
             blended=not self.plain and self.chunk is None,
+            salt=self.salt,
         )
 
     @property
@@ -79,11 +85,18 @@ class Catalog:
 
     def __init__(self) -> None:
         self._contexts: dict[str, Context] = {}
-        self._trees: dict[str, PrefixTree] = {}
-        self._chunks: dict[tuple[str, bytes], Segment] = {}
+        self._trees: dict[tuple[str, str], PrefixTree] = {}
+        self._chunks: dict[tuple[str, str, bytes], Segment] = {}
         self._chunk_names: Counter[Segment] = Counter()
         self._borrowed: list[Context] = []
         self._lock = Lock()
+
+    def durability(self, asked: str | None) -> str:
+        """What a context is to outlive, if the caller asks for that. Raises Unsupported for more than a database without a store
+        can promise."""
+        if asked not in {None, "memory"}:
+            raise Unsupported(f"durability={asked!r} needs a store, and this database keeps nothing: kvdb.connect(FOLDER)")
+        return "memory"
 
     def publish(self, context: Context) -> Context:
         """Make a context visible; it takes over the caller's references to its segments. Returns it as it is stored. Raises
@@ -92,9 +105,9 @@ class Catalog:
             self._check_free(context.name)
             self._contexts[context.name] = context
             if context.plain:
-                self._trees.setdefault(context.spec.digest, PrefixTree()).add(context.views)
+                self._trees.setdefault((context.spec.digest, context.salt), PrefixTree()).add(context.views)
             if (segment := context.chunk) is not None:
-                self._chunks.setdefault(_text(context.spec, segment.tokens), segment)
+                self._chunks.setdefault(_text(context.spec, segment.tokens, context.salt), segment)
                 self._chunk_names[segment] += 1
         return context
 
@@ -103,19 +116,21 @@ class Catalog:
         with self._lock:
             self._check_free(name)
 
-    def match(self, spec: ModelSpec, tokens: Tokens) -> Views:
-        """Views of the longest stored prefix of `tokens`. The caller owns one reference to each view's segment."""
+    def match(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> Views:
+        """Views of the longest prefix of `tokens` that is stored under that salt. The caller owns one reference to each view's
+        segment."""
         with self._lock:
-            tree = self._trees.get(spec.digest)
+            tree = self._trees.get((spec.digest, salt))
             views = tree.match(tokens) if tree else ()
             for view in views:
                 view.segment.retain()
             return views
 
-    def chunk(self, spec: ModelSpec, tokens: Tokens) -> Segment | None:
-        """The stored chunk of exactly these tokens, if there is one. The caller owns one reference to it."""
+    def chunk(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> Segment | None:
+        """The chunk of exactly these tokens that is stored under that salt, if there is one. The caller owns one reference to
+        it."""
         with self._lock:
-            segment = self._chunks.get(_text(spec, tokens))
+            segment = self._chunks.get(_text(spec, tokens, salt))
             if segment is not None:
                 segment.retain()
             return segment
@@ -149,6 +164,14 @@ class Catalog:
     def close(self) -> None:
         """The database ends; nothing is asked of the catalogue any more."""
 
+    def damaged(self) -> list[str]:
+        """The names of contexts that were not as they were written when the store was opened."""
+        return []
+
+    def backup(self, folder: Path) -> int:
+        """Copy everything to a new folder; the number of contexts. Raises Unsupported without a store."""
+        raise Unsupported(f"a backup to {folder} needs a store, and this database keeps nothing: kvdb.connect(FOLDER)")
+
     def alive(self) -> list[Context]:
         """Every context that holds segments: those that are stored, and those that are borrowed or being dropped."""
         with self._lock:
@@ -166,9 +189,9 @@ class Catalog:
             context = self._find(name)
             del self._contexts[name]
             if context.plain:
-                self._trees[context.spec.digest].remove(context.views)
+                self._trees[context.spec.digest, context.salt].remove(context.views)
             if (segment := context.chunk) is not None:
-                self._unname(context.spec, segment)
+                self._unname(context, segment)
             self._borrowed.append(context)
         self._release(context)
 
@@ -178,12 +201,12 @@ class Catalog:
         with self._lock:
             self._borrowed = [other for other in self._borrowed if other is not context]
 
-    def _unname(self, spec: ModelSpec, segment: Segment) -> None:
+    def _unname(self, context: Context, segment: Segment) -> None:
         """Count one context less for a chunk. When none is left, its text is no longer found."""
         self._chunk_names[segment] -= 1
         if not self._chunk_names[segment]:
             del self._chunk_names[segment]
-            text = _text(spec, segment.tokens)
+            text = _text(context.spec, segment.tokens, context.salt)
             if self._chunks.get(text) is segment:
                 del self._chunks[text]
 
@@ -199,6 +222,13 @@ class Catalog:
             raise AlreadyExists(f"a context named {name!r} is stored already; drop it first or choose another name")
 
 
-def _text(spec: ModelSpec, tokens: Tokens) -> tuple[str, bytes]:
-    """The key of a chunk, equal for the same text of the same model."""
-    return spec.digest, sha256(tokens.tobytes()).digest()
+def _text(spec: ModelSpec, tokens: Tokens, salt: str) -> tuple[str, str, bytes]:
+    """The key of a chunk, equal for the same text of the same model under the same salt."""
+    return spec.digest, salt, sha256(tokens.tobytes()).digest()
+
+
+def files_of(contexts: Collection[Context]) -> set[SegmentFile]:
+    """The files of contexts: of their segments and of recomputed tokens."""
+    files = {view.segment.file for context in contexts for view in context.views}
+    files.update(context.overlay.file for context in contexts if context.overlay is not None)
+    return {file for file in files if file is not None}

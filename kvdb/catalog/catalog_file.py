@@ -1,15 +1,16 @@
 """The file of a durable catalogue: an SQLite database of the segments and contexts that are stored, and their models' specs.
 
 A row is there once the transaction that wrote it is on the disk (write-ahead log, synchronous=FULL), and names only files that
-were on the disk before. Every commit goes on into the file itself: where a bit of the log changes, SQLite takes what follows for
-commits that were never finished, and they would be lost without a word. SQLite has no checksums, so each row has one, and
-`summary` counts the rows and adds up their checksums: a row that was changed, or lost, is noticed. A row that is wrong is never
-used.
+were on the disk before. A transaction that need not outlive the loss of power waits for no disk (synchronous=NORMAL): it reaches
+the disk with the next one that does, and the files that it names before that. Every other commit goes on into the file itself:
+where a bit of the log changes, SQLite takes what follows for commits that were never finished, and they would be lost without a
+word. SQLite has no checksums, so each row has one, and `summary` counts the rows and adds up their checksums: a row that was
+changed, or lost, is noticed. A row that is wrong is never used.
 """
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,8 @@ APPLICATION, FIRST_VERSION = 0x6B766462, 1
 read."""
 LOCK_SECONDS = 2
 """How long a write waits for a tool that reads the file, such as a backup; no other database has it open."""
+UNSYNCED_PAGES = 1000
+"""How long the log may grow by transactions that wait for no disk, in pages of 4 KiB."""
 LIFE_TABLE = """
 CREATE TABLE life (name TEXT PRIMARY KEY, pinned INTEGER, expires REAL, metadata TEXT, created REAL, used REAL, uses INTEGER,
     crc INTEGER);
@@ -101,11 +104,14 @@ class CatalogFile:
     disk.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open the file, or make it. Raises IntegrityError for a file that is no catalogue, Unsupported for one of another
-        version, and Unavailable where it cannot be used."""
+    def __init__(self, path: Path, sync_files: Callable[[], None]) -> None:
+        """Open the file, or make it. sync_files: waits until the files that rows name are on the disk, and raises Unavailable
+        where they may never be. Raises IntegrityError for a file that is no catalogue, Unsupported for one of another version,
+        and Unavailable where it cannot be used."""
         self._path = path
         self._failed = ""
+        self._sync_files = sync_files
+        self._synced = True
         with self._typed():
             path.touch(0o600)
             self._db = sqlite3.connect(path, LOCK_SECONDS, isolation_level=None, check_same_thread=False)
@@ -128,10 +134,12 @@ class CatalogFile:
         by_file = {one.file: one for one in segments}
         return Records(dict(specs), by_file, contexts, dict(lives), reading.wrong[others:], whole)
 
-    def insert(self, spec: SpecRecord, segments: Sequence[SegmentRecord], context: ContextRecord, life: Life) -> None:
-        """Add a context, and those of its segments that are not there, and its spec; they are on the disk when this returns.
+    def insert(
+        self, spec: SpecRecord, segments: Sequence[SegmentRecord], context: ContextRecord, life: Life, *, synced: bool = True
+    ) -> None:
+        """Add a context, and those of its segments that are not there, and its spec. synced: wait until they are on the disk.
         Raises CapacityError or Unavailable, and then none is there as far as anybody can see."""
-        with self._transaction():
+        with self._transaction(synced=synced):
             self._write(SPECS, spec.row())
             for segment in segments:
                 self._write(SEGMENTS, segment.row())
@@ -157,13 +165,21 @@ class CatalogFile:
             with self._transaction():
                 self._delete_segments(segments)
 
+    def copy_to(self, path: Path) -> None:
+        """Write everything in it to another file. Raises CapacityError or Unavailable."""
+        with self._typed(), closing(sqlite3.connect(path)) as copy:
+            self._db.backup(copy)
+
     def close(self) -> None:
-        self._db.close()
+        """Carry everything into the file itself, and close it. Raises Unavailable where files that rows name may be lost."""
+        try:
+            self._sync_files()
+        finally:
+            self._db.close()
 
     def _open(self) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.execute("PRAGMA wal_autocheckpoint = 1")
+        self._wait_for_disk(True)
         application = self._db.execute("PRAGMA application_id").fetchone()[0]
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if not application and not self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
@@ -196,11 +212,21 @@ class CatalogFile:
     def _delete_segments(self, segments: Sequence[str]) -> None:
         self._db.executemany("DELETE FROM segment WHERE file = ?", [(file,) for file in segments])
 
+    def _wait_for_disk(self, synced: bool) -> None:
+        """Have the transactions that follow wait until they are on the disk and in the file itself, or not."""
+        self._db.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
+        self._db.execute(f"PRAGMA wal_autocheckpoint = {1 if synced else UNSYNCED_PAGES}")
+        self._synced = synced
+
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _transaction(self, *, synced: bool = True) -> Iterator[None]:
         if self._failed:
             raise Unavailable(f"the store takes nothing more, because {self._failed}; close it and open it again")
+        if synced:
+            self._sync_files()
         with self._typed():
+            if synced != self._synced:
+                self._wait_for_disk(synced)
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield

@@ -185,12 +185,13 @@ class Segment:
             if self._evict_when_unpinned and not self._pins:
                 self._evict()
 
-    def write(self, disk: SegmentFolder, spec: str) -> SegmentFile:
-        """Write the segment to disk, if it is not there yet. Returns its file. spec: the digest of its model's spec. The caller
-        holds a reference. Raises CapacityError or Unavailable where it cannot be written, and then it is as it was."""
+    def write(self, disk: SegmentFolder, spec: str, *, synced: bool = True) -> SegmentFile:
+        """Write the segment to disk, if it is not there yet. Returns its file. spec: the digest of its model's spec. synced: see
+        `SegmentFolder.write`. The caller holds a reference. Raises CapacityError or Unavailable where it cannot be written, and
+        then it is as it was."""
         with self._write_lock:  # not `_lock`: sessions may be opened over it meanwhile
             if self.file is None:
-                file = disk.write(spec, self.tables[0].layout, len(self), self.tables)
+                file = disk.write(spec, self.tables[0].layout, len(self), self.tables, synced=synced)
                 with self._lock:
                     self.file, self._disk = file, disk
             return self.file

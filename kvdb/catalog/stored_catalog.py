@@ -8,17 +8,13 @@ from pathlib import Path
 from threading import Lock
 
 import kvdb.catalog.stored_overlay as stored_overlay
-from kvdb.catalog.catalog import Catalog, Context
+from kvdb.catalog.catalog import Catalog, Context, files_of
 from kvdb.catalog.catalog_file import CatalogFile
-from kvdb.catalog.catalog_records import ContextRecord, Records, SegmentRecord, SpecRecord, ViewRecord
-from kvdb.catalog.layout import Layout
-from kvdb.catalog.life import Life
-from kvdb.catalog.overhead import context_nbytes, segment_nbytes
-from kvdb.catalog.overlay import Overlay
-from kvdb.catalog.prefix_tree import concatenate
-from kvdb.catalog.segment import Segment, SegmentView
-from kvdb.errors import AlreadyExists, ConfigError, IntegrityError, Unavailable
-from kvdb.storage.budget import Reservation
+from kvdb.catalog.catalog_records import ContextRecord, SegmentRecord, SpecRecord, ViewRecord
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.stored_contexts import StoredContexts
+from kvdb.errors import AlreadyExists, CapacityError, IntegrityError, Unavailable
+from kvdb.storage.backup_folder import BackupFolder
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.store import BlockStore
 from kvdb.storage.store_folder import StoreFolder
@@ -27,8 +23,8 @@ from kvdb.types import ModelSpec
 log = logging.getLogger(__name__)
 
 
-def open_catalog(blocks: BlockStore) -> Catalog:
-    """The catalogue of a database: that of its store, or an empty one.
+def open_catalog(blocks: BlockStore, durability: str) -> Catalog:
+    """The catalogue of a database: that of its store, or an empty one. durability: of contexts for which nobody asks for another.
 
     Raises IntegrityError, Unsupported or Unavailable, ConfigError for blocks of another size than those in the store, and
     CapacityError where the budget has no room for what stands beside them; then it has closed `blocks`.
@@ -37,7 +33,7 @@ def open_catalog(blocks: BlockStore) -> Catalog:
         return Catalog()
     with ExitStack() as undo:
         undo.callback(blocks.close)
-        catalog = StoredCatalog(blocks, blocks.folder, blocks.disk)
+        catalog = StoredCatalog(blocks, blocks.folder, blocks.disk, durability)
         undo.pop_all()
     return catalog
 
@@ -46,17 +42,20 @@ class StoredCatalog(Catalog):
     """A catalogue that is kept in a file. Thread-safe.
 
     The files of a context's segments are written before it, and removed after it. A file that no context names is removed when
-    the store is opened. A context that was damaged keeps its name until it is dropped, and is never used.
+    the store is opened. A context that was damaged keeps its name until it is dropped, and is never used. One of the durability
+    "memory" is written when the store is closed.
     """
 
-    def __init__(self, blocks: BlockStore, folder: StoreFolder, disk: SegmentFolder) -> None:
+    def __init__(self, blocks: BlockStore, folder: StoreFolder, disk: SegmentFolder, durability: str) -> None:
         super().__init__()
         if _is_gone(folder.catalog) and any(disk.path.iterdir()):
             raise IntegrityError(f"{folder.catalog} is gone, and {disk.path} is not empty; nothing of the store was touched")
         self._disk = disk
         self._named: Counter[str] = Counter()  # how many views name each file
         self._commit_lock = Lock()  # names come and go in the file and in memory together
-        self._file = CatalogFile(folder.catalog)
+        self._durability = durability
+        self._unwritten: set[str] = set()  # the names of contexts that are in memory only
+        self._file = CatalogFile(folder.catalog, disk.sync)
         with ExitStack() as undo:
             undo.callback(self._file.close)
             folder.stamp()
@@ -65,33 +64,52 @@ class StoredCatalog(Catalog):
         if self._damaged:
             log.error("%s was damaged; nothing is answered from: %s", folder.catalog, ", ".join(sorted(self._damaged)))
 
+    def durability(self, asked: str | None) -> str:
+        """What a context is to outlive: what the caller asks for, or the configuration."""
+        return asked or self._durability
+
     def publish(self, context: Context) -> Context:
-        """Write a context to the disk, and make it visible. Raises AlreadyExists, CapacityError and Unavailable."""
+        """Write a context to the disk as its durability asks, and make it visible. Raises AlreadyExists, CapacityError and
+        Unavailable."""
         self.check_free(context.name)
-        segments, views = [], []
+        if context.durability == "memory":
+            with self._commit_lock:
+                self.check_free(context.name)
+                self._unwritten.add(context.name)
+                return super().publish(context)
+        with ExitStack() as undo:
+            stored, segments, record = self._write_files(context, undo)
+            with self._commit_lock:
+                self.check_free(context.name)
+                self._insert(stored, segments, record)
+                super().publish(stored)
+            undo.pop_all()
+        if context.overlay is not None:
+            context.overlay.release()
+        return stored
+
+    def _write_files(self, context: Context, undo: ExitStack) -> tuple[Context, list[SegmentRecord], ContextRecord]:
+        """Write the files of a context. Returns it as it stands on them, and what the catalogue's file is to say. undo: removes
+        what nothing will name."""
+        segments, views, synced = [], [], context.durability != "os"
         for view in context.views:
-            file = view.segment.write(self._disk, context.spec.digest).path.name
+            file = view.segment.write(self._disk, context.spec.digest, synced=synced).path.name
             segments.append(_record(view.segment, file, context.spec))
             views.append(ViewRecord(file, view.visible, view.shift))
         layout, tokens = context.layout, None if context.plain else context.tokens
-        record = ContextRecord(context.name, context.spec.digest, layout.length, layout.prefix_end, tuple(views), tokens)
+        place = layout.length, layout.prefix_end, tuple(views)
+        record = ContextRecord(context.name, context.spec.digest, *place, tokens, context.salt)
         if context.overlay is None:
-            return self._commit(context, segments, record)
-        overlay, kept = stored_overlay.store(context.overlay, self._disk, context.spec.digest)
-        with ExitStack() as undo:
-            undo.callback(overlay.release)
-            stored = self._commit(replace(context, overlay=overlay), segments, record._replace(overlay=kept))
-            undo.pop_all()
-        context.overlay.release()
-        return stored
+            return context, segments, record
+        overlay, kept = stored_overlay.store(context.overlay, self._disk, context.spec.digest, synced=synced)
+        undo.callback(overlay.release)
+        return replace(context, overlay=overlay), segments, record._replace(overlay=kept)
 
-    def _commit(self, context: Context, segments: list[SegmentRecord], record: ContextRecord) -> Context:
-        """Write what the catalogue's file is to say of a context, and make it visible."""
-        with self._commit_lock:
-            self.check_free(context.name)
-            self._file.insert(SpecRecord.of(context.spec), segments, record, context.life)
-            self._named.update(view.file for view in record.views)
-            return super().publish(context)
+    def _insert(self, context: Context, segments: list[SegmentRecord], record: ContextRecord) -> None:
+        """Name a context in the catalogue's file; called with the lock held."""
+        synced = context.durability != "os"
+        self._file.insert(SpecRecord.of(context.spec), segments, record, context.life, synced=synced)
+        self._named.update(view.file for view in record.views)
 
     def check_free(self, name: str) -> None:
         """Raises AlreadyExists when the name is taken, also by a context that was damaged."""
@@ -107,6 +125,10 @@ class StoredCatalog(Catalog):
                 self._file.delete(name, ())
                 self._damaged.remove(name)
                 return
+            if name in self._unwritten:
+                super().drop(name)
+                self._unwritten.remove(name)
+                return
             files = [view.segment.file for view in self.get(name).views]
             named = Counter(file.path.name for file in files if file is not None)
             last = [file for file, views in named.items() if self._named[file] == views]
@@ -114,12 +136,49 @@ class StoredCatalog(Catalog):
             self._named.subtract(named)
             super().drop(name)
 
+    def damaged(self) -> list[str]:
+        """The names of contexts that were not as they were written when the store was opened."""
+        return sorted(self._damaged)
+
+    def backup(self, folder: Path) -> int:
+        """Copy everything that is on the disk to a new folder, while contexts come and go. Returns the number of contexts. Raises
+        InvalidArgument for a folder that is not empty, IntegrityError, CapacityError or Unavailable."""
+        target = BackupFolder(folder, self._disk.path.parent)
+        with ExitStack() as undo, ExitStack() as held:
+            undo.callback(target.remove)
+            with self._commit_lock:
+                self._file.copy_to(target.catalog)
+                named = [context.name for context in self.contexts() if context.name not in self._unwritten]
+                contexts = [held.enter_context(self.borrow(name)) for name in named]
+            for file in files_of(contexts):
+                target.add(file, self._disk.kept_beside(file))
+            target.finish()
+            undo.pop_all()
+        return len(contexts)
+
     def close(self) -> None:
-        """Keep the evidence of every segment beside its file, and close the catalogue's file."""
+        """Write what is in memory only, keep the evidence of every segment beside its file, and close the catalogue's file. What
+        cannot be written is lost, with a line in the log."""
+        for name in sorted(self._unwritten):
+            self._write_last(self.get(name))
         for segment in {view.segment for context in self.contexts() for view in context.views}:
             segment.put_away()
         with self._commit_lock:
-            self._file.close()
+            try:
+                self._file.close()
+            except Unavailable as error:
+                log.error("what was to outlive the process alone may be lost: %s", error)
+
+    def _write_last(self, context: Context) -> None:
+        """Write a context that was in memory only, as the database ends."""
+        try:
+            with ExitStack() as undo:
+                stored, segments, record = self._write_files(context, undo)
+                with self._commit_lock:
+                    self._insert(stored, segments, record)
+                undo.pop_all()
+        except (CapacityError, Unavailable) as error:
+            log.error("context %r is lost, as it cannot be written: %s", context.name, error)
 
     def _find(self, name: str) -> Context:
         if name in self._damaged:
@@ -142,77 +201,11 @@ class StoredCatalog(Catalog):
         if records.whole and not damaged:  # nothing else can name a file
             self._file.delete_segments([file for file in records.segments if not self._named[file]])
             self._disk.remove_strangers()
-        elif not damaged:
+        else:
+            self._disk.leave_strangers()
+        if not records.whole and not damaged:
             log.error("the catalogue of %s lost contexts whose names are not known", self._disk.path.parent)
         return damaged
-
-
-class StoredContexts:
-    """Makes contexts of what a catalogue's file says. damaged: the names of those whose segments are not as they were written."""
-
-    def __init__(self, records: Records, disk: SegmentFolder, blocks: BlockStore) -> None:
-        self.damaged: list[str] = []
-        self._records = records
-        self._disk = disk
-        self._blocks = blocks
-        self._segments: dict[str, Segment] = {}
-
-    def context(self, record: ContextRecord) -> Context | None:
-        """The context, None for one that is damaged. Raises CapacityError, and ConfigError for blocks of another size."""
-        spec = self._records.specs.get(record.spec)
-        try:
-            segments = [self._segment(view.file, spec) for view in record.views]
-            overlay = self._overlay(record, spec)
-        except (IntegrityError, Unavailable) as error:
-            log.error("context %r: %s", record.name, error)
-            self.damaged.append(record.name)
-            return None
-        if spec is None:  # a blend without views
-            self.damaged.append(record.name)
-            return None
-        views = tuple(
-            SegmentView(segment, view.visible, view.shift) for segment, view in zip(segments, record.views, strict=True)
-        )
-        tokens = concatenate(views) if record.tokens is None else record.tokens
-        beside = Reservation(self._blocks.budget, context_nbytes(len(tokens)))
-        for segment in segments:
-            segment.retain()
-        layout = Layout(views, record.length, record.prefix_end)
-        return Context(record.name, spec, layout, tokens, overlay, beside, self._life(record.name))
-
-    def release(self) -> None:
-        """Release the segments; the contexts hold theirs."""
-        for segment in self._segments.values():
-            segment.release()
-
-    def _life(self, name: str) -> Life:
-        """What the catalogue's file says of the life of a context; one that is always kept where it was damaged."""
-        if name not in self._records.lives:
-            log.error("what was noted of context %r was damaged; it is pinned from now on, without metadata", name)
-            return Life(pinned=True)
-        return self._records.lives[name]
-
-    def _overlay(self, record: ContextRecord, spec: ModelSpec | None) -> Overlay | None:
-        if record.overlay is None or spec is None:
-            return None
-        return stored_overlay.restore(record.overlay, self._disk, spec.digest, self._blocks.tables(spec))
-
-    def _segment(self, file: str, spec: ModelSpec | None) -> Segment:
-        if file in self._segments:
-            return self._segments[file]
-        record = self._records.segments.get(file)
-        if record is None or spec is None:
-            raise IntegrityError(f"what the catalogue says of {file} does not match its checksum")
-        tables = self._blocks.tables(spec)
-        layout = tables[0].layout
-        if layout.block_size != record.block_size:
-            raise ConfigError(f"the store has blocks of {record.block_size} tokens; set storage.block_size to that")
-        on_disk = self._disk.adopt(file, spec.digest, layout, spec.layers, len(record.tokens))
-        beside = Reservation(self._blocks.budget, segment_nbytes(spec.layers, len(record.tokens)))
-        segment = Segment(record.tokens, tables, base=record.base, standalone=record.standalone, beside=beside)
-        segment.stand_on(self._disk, on_disk)
-        self._segments[file] = segment
-        return segment
 
 
 def _is_gone(path: Path) -> bool:

@@ -83,9 +83,9 @@ class StoredOverlay(Overlay):
         self._kept.release()
 
 
-def store(overlay: Overlay, disk: SegmentFolder, spec: str) -> tuple[Overlay, OverlayRecord]:
+def store(overlay: Overlay, disk: SegmentFolder, spec: str, *, synced: bool = True) -> tuple[Overlay, OverlayRecord]:
     """Write an overlay to a file. Returns another that stands on it, and what the catalogue is to keep. spec: the digest of the
-    model's spec. Raises CapacityError or Unavailable."""
+    model's spec. synced: see `SegmentFolder.write`. Raises CapacityError or Unavailable."""
     layout = overlay.tables[0].layout
     positions = tuple(layer.astype(np.int32) for layer in overlay.positions)
     empty = [BlockTable(table.tier, layout) for table in overlay.tables]
@@ -100,7 +100,7 @@ def store(overlay: Overlay, disk: SegmentFolder, spec: str) -> tuple[Overlay, Ov
             missing = np.zeros((layout.kv_heads, rows - table.length, layout.head_dim), DTYPES[layout.dtype])
             if missing.size:
                 padded[-1].append(missing, missing)
-        file = disk.write(spec, layout, rows, padded)
+        file = disk.write(spec, layout, rows, padded, synced=synced)
     return StoredOverlay(OverlayFile(disk, file), empty, positions), OverlayRecord(file.path.name, layout.block_size, positions)
 
 

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 
 from kvdb.config.checks import check_types
 from kvdb.errors import ConfigError
+from kvdb.types.contexts import DURABILITIES
 
 MIB = 1 << 20
 BLOCK_SIZE_MAX = 1024
 GPU_DEVICE = re.compile("cuda(:[0-9]{1,3})?|interpreter")
 GPU_FORMATS = ("", "float8", "int8")
+EVICTIONS = ("reuse", "lru", "arc", "s3-fifo", "none")
+"""What decides which contexts go where room is short; none: nothing goes by itself."""
 _STORAGE_BYTES_MIN = {"cpu_bytes_max": 1, "disk_bytes_max": 1, "arena_bytes": MIB, "gpu_bytes_max": 0, "gpu_slab_bytes": 0}
 
 
@@ -20,7 +23,10 @@ class StorageConfig:
     block_size: tokens of one block. cpu_bytes_max: bytes of main memory for blocks and what is kept beside them, None for no
     limit. arena_bytes: the most that is asked of the system at a time. path: the folder of a durable store, which keeps every
     context, "" for a database that keeps nothing. disk_path: a folder for segments that are offloaded, where there is no store,
-    "" for none; several databases may share it. disk_bytes_max: bytes that this database may keep there, None for no limit.
+    "" for none; several databases may share it. durability: what a context in a store outlives where the caller does not say; see
+    `kvdb.types.DURABILITIES`. disk_bytes_max: bytes that this database may keep there, None for no limit.
+    eviction: which contexts make room where a limit is reached, one of EVICTIONS: from main memory they go to disk, and from the
+    last place that there is they are dropped, unless they are pinned or in use; "none" refuses what finds no room instead.
     gpu_bytes_max: bytes of the GPU's memory for copies of blocks, 0 for no GPU; block tables and results need some more.
     gpu_device: "cuda", "cuda:1", or "interpreter" for tests without a GPU. gpu_format: "" for the model's dtype, "float8" or
     "int8". gpu_slab_bytes: how much of gpu_bytes_max the blocks of one shape may take, 0 for all that is left when the first of
@@ -32,7 +38,9 @@ class StorageConfig:
     arena_bytes: int = 64 * MIB
     path: str = ""
     disk_path: str = ""
+    durability: str = "durable"
     disk_bytes_max: int | None = None
+    eviction: str = "reuse"
     gpu_bytes_max: int = 0
     gpu_device: str = "cuda"
     gpu_format: str = ""
@@ -44,9 +52,13 @@ class StorageConfig:
             raise ConfigError(f"storage.block_size is {self.block_size}; expected 1 to {BLOCK_SIZE_MAX} tokens")
         if self.path and self.disk_path:
             raise ConfigError("storage.path and storage.disk_path are both set; expected one: a store holds what is offloaded")
+        if self.durability not in DURABILITIES:
+            raise ConfigError(f"storage.durability is {self.durability!r}; expected one of {', '.join(DURABILITIES)}")
         for name, least in _STORAGE_BYTES_MIN.items():
             if (value := getattr(self, name)) is not None and value < least:
                 raise ConfigError(f"storage.{name} is {value}; expected at least {least} bytes")
+        if self.eviction not in EVICTIONS:
+            raise ConfigError(f"storage.eviction is {self.eviction!r}; expected one of {', '.join(EVICTIONS)}")
         if not GPU_DEVICE.fullmatch(self.gpu_device):
             raise ConfigError(f"storage.gpu_device is {self.gpu_device!r}; expected cuda, cuda:0 and so on, or interpreter")
         if self.gpu_format not in GPU_FORMATS:

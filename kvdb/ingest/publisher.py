@@ -10,6 +10,7 @@ from kvdb.catalog.catalog import Catalog, Context
 from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.overhead import context_nbytes, segment_nbytes
+from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.prefix_tree import concatenate
 from kvdb.catalog.segment import Segment, SegmentView, Views, release_views, visible_tokens
 from kvdb.catalog.stored_queries import StoredQueries
@@ -19,6 +20,19 @@ from kvdb.session.services import StorableSession
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import CpuBudget, Reservation
 from kvdb.types import ContextInfo, ModelSpec, Tokens
+
+
+class NewContext(NamedTuple):
+    """What a context is to be beside what it holds. durability: what it outlives. salt: what a lookup has to say to find it."""
+
+    spec: ModelSpec
+    name: str
+    durability: str = "memory"
+    salt: str = ""
+
+    def of(self, layout: Layout, tokens: Tokens, overlay: Overlay | None = None) -> Context:
+        """The context, which holds this."""
+        return Context(self.name, self.spec, layout, tokens, overlay, durability=self.durability, salt=self.salt)
 
 
 class NewSegment(NamedTuple):
@@ -61,20 +75,25 @@ class Publisher:
         self._catalog = catalog
         self._advisor = advisor
 
-    def store(self, session: StorableSession, name: str, tokens: Tokens | None, *, chunk: bool = False) -> ContextInfo:
+    def store(
+        self, session: StorableSession, name: str, tokens: Tokens | None, *, chunk: bool = False, durability: str | None = None
+    ) -> ContextInfo:
         """Store a session's tokens as a context; the session goes on. Tokens that are stored already are shared.
 
-        chunk: store what stands behind the tokens that it was opened on as a chunk, which may stand anywhere. Raises
-        AlreadyExists, InvalidArgument, PositionError or CapacityError, Unsupported for a chunk of a model whose keys cannot be
-        moved, and then nothing is stored.
+        chunk: store what stands behind the tokens that it was opened on as a chunk, which may stand anywhere. durability: what
+        the context outlives, None for the configuration's. Raises AlreadyExists, InvalidArgument, PositionError or CapacityError,
+        Unsupported for a chunk of a model whose keys cannot be moved and for a durability that cannot be had, and then nothing is
+        stored.
         """
+        level = self._catalog.durability(validate.durability(durability))
         self._catalog.check_free(validate.name(name))
         ids = session.ids(tokens)
+        context = NewContext(session.spec, name, level, session.salt)
         if chunk:
-            return self._store_chunk(session, name, ids)
+            return self._store_chunk(session, context, ids)
         if session.snapshot.overlay is not None:
-            return self._store_laid_out(session, name, ids)
-        views = self._catalog.match(session.spec, ids)
+            return self._store_laid_out(session, context, ids)
+        views = self._catalog.match(session.spec, ids, session.salt)
         if visible_tokens(views) < session.reused:  # the contexts this session was opened on were dropped meanwhile
             release_views(views)
             views = session.snapshot.share().views
@@ -84,9 +103,10 @@ class Publisher:
         except CapacityError:
             release_views(views)
             raise
-        return self.publish(session.spec, name, views, NewSegment(ids[stored:], tables, stored, self._queries_of(session)))
+        new = NewSegment(ids[stored:], tables, stored, self._queries_of(session))
+        return self.publish(context, views, new)
 
-    def publish(self, spec: ModelSpec, name: str, views: Views, new: NewSegment) -> ContextInfo:
+    def publish(self, context: NewContext, views: Views, new: NewSegment) -> ContextInfo:
         """Make a context of the views and, behind them, a new segment, if it has any tokens.
 
         Takes over the references to the views and the new segment, also when it raises AlreadyExists or CapacityError.
@@ -95,9 +115,9 @@ class Publisher:
             views = self._extended(views, new, standalone=not new.base)
         else:
             new.release()
-        return self._publish(Context(name, spec, Layout.contiguous(views), concatenate(views)))
+        return self._publish(context.of(Layout.contiguous(views), concatenate(views)))
 
-    def publish_chunk(self, spec: ModelSpec, name: str, views: Views, new: NewSegment) -> ContextInfo:
+    def publish_chunk(self, context: NewContext, views: Views, new: NewSegment) -> ContextInfo:
         """Make a chunk of the stored segment that `views` show, or of a new one. If its text was stored meanwhile, it becomes
         another name for what is stored.
 
@@ -105,16 +125,17 @@ class Publisher:
         AlreadyExists or CapacityError.
         """
         tokens = views[0].segment.tokens if views else new.tokens
-        views = views or self.chunk_views(spec, tokens)
+        views = views or self.chunk_views(context.spec, tokens, context.salt)
         if views:
             new.release()
         else:
             views = (new.view(self.budget, standalone=True, shift=-new.base),)
-        return self._publish(Context(name, spec, Layout.contiguous(views), tokens))
+        return self._publish(context.of(Layout.contiguous(views), tokens))
 
-    def chunk_views(self, spec: ModelSpec, tokens: Tokens) -> Views:
-        """The stored chunk of exactly these tokens, if there is one; the caller owns a reference to it."""
-        segment = self._catalog.chunk(spec, tokens)
+    def chunk_views(self, spec: ModelSpec, tokens: Tokens, salt: str) -> Views:
+        """The chunk of exactly these tokens that is stored under that salt, if there is one; the caller owns a reference to
+        it."""
+        segment = self._catalog.chunk(spec, tokens, salt)
         return () if segment is None else (SegmentView(segment, len(tokens), -segment.base),)
 
     def _extended(self, views: Views, new: NewSegment, *, standalone: bool) -> Views:
@@ -138,7 +159,7 @@ class Publisher:
         self._advisor.published(context.views)
         return context.info()
 
-    def _store_chunk(self, session: StorableSession, name: str, ids: Tokens) -> ContextInfo:
+    def _store_chunk(self, session: StorableSession, context: NewContext, ids: Tokens) -> ContextInfo:
         base = session.start
         if base and session.snapshot.overlay is not None:
             raise InvalidArgument("the session was laid out of parts; a chunk comes from a session opened on tokens, or on none")
@@ -146,9 +167,10 @@ class Publisher:
             raise InvalidArgument(f"the session holds nothing behind the {base} tokens that it was opened on; expected a chunk")
         inverse_frequencies(session.spec.rope, session.spec.head_dim)
         tables = _tail_tables(session, base)
-        return self.publish_chunk(session.spec, name, (), NewSegment(ids[base:], tables, base, self._queries_of(session)))
+        new = NewSegment(ids[base:], tables, base, self._queries_of(session))
+        return self.publish_chunk(context, (), new)
 
-    def _store_laid_out(self, session: StorableSession, name: str, ids: Tokens) -> ContextInfo:
+    def _store_laid_out(self, session: StorableSession, context: NewContext, ids: Tokens) -> ContextInfo:
         """Store a blended session: its layout and overlay, and behind them its tail as a segment that is exact only there."""
         tables = _tail_tables(session, session.start) if session.start < len(ids) else []
         snapshot = session.snapshot.share()
@@ -160,7 +182,7 @@ class Publisher:
                     undo.callback(snapshot.overlay.release)
                 views = self._extended(views, new, standalone=False)
                 undo.pop_all()
-        return self._publish(Context(name, session.spec, Layout(views, len(ids)), ids, snapshot.overlay))
+        return self._publish(context.of(Layout(views, len(ids)), ids, snapshot.overlay))
 
     def _queries_of(self, session: StorableSession) -> StoredQueries:
         """Some queries of the session, if there is room for them: they help indexes, but only the tokens must be kept."""

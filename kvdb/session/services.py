@@ -21,6 +21,7 @@ class StorableSession(Protocol):
     snapshot: Snapshot
     start: int
     reused: int
+    salt: str
 
     @property
     def tails(self) -> list[BlockTable]: ...
@@ -33,7 +34,9 @@ class StorableSession(Protocol):
 class SessionPublisher(Protocol):
     """Makes contexts of sessions."""
 
-    def store(self, session: StorableSession, name: str, tokens: Tokens | None, *, chunk: bool = False) -> ContextInfo:
+    def store(
+        self, session: StorableSession, name: str, tokens: Tokens | None, *, chunk: bool = False, durability: str | None = None
+    ) -> ContextInfo:
         """Keep a session's tokens as a context; see `kvdb.ingest.publisher.Publisher.store`."""
         ...
 

@@ -1,8 +1,11 @@
 """Block tables: logical block number -> physical block."""
 
+from contextlib import ExitStack
+
 import numpy as np
 
 import indexes.blocks as indexable
+from indexes.base import Int64
 from kvdb.errors import NonFiniteError
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.tier import Blocks, Tier
@@ -106,6 +109,19 @@ class BlockTable:
         self.layout.copy(self.addresses, start, rest.addresses, 0, n)
         rest.length = n
         return rest
+
+    def picked(self, rows: Int64) -> "BlockTable":
+        """A table of these tokens, int64 `[n]`, ascending. It shares the blocks up to the first token that is left out, and holds
+        a copy of what stands behind. Raises CapacityError."""
+        together = int((rows == np.arange(len(rows))).sum())  # ascending: the first rows, up to the first that is left out
+        twin = self.share()
+        twin.truncate(together)
+        if together < len(rows):
+            with ExitStack() as undo:
+                undo.callback(twin.release)
+                twin.append(*self.layout.read_at(self.addresses, rows[together:]))
+                undo.pop_all()
+        return twin
 
     def release(self) -> None:
         """Give every block back; the table is empty afterwards."""

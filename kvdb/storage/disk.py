@@ -48,6 +48,9 @@ class SegmentFolder:
         self._reserved = 0
         self._made = self._beside.next_number
         self._writing: set[str] = set()  # names of files that are not yet known
+        self._left: set[str] = set()
+        self._unsynced: set[SegmentFile] = set()
+        self._sync_error: str | None = None
         self.changes = 0
         self._closed = False
         self._lock = Condition()
@@ -57,8 +60,11 @@ class SegmentFolder:
         """The bytes of all files, including those that are being written."""
         return self._reserved
 
-    def write(self, spec: str, layout: BlockLayout, tokens: int, tables: Sequence[BlockTable]) -> SegmentFile:
-        """Write a segment's tables to a file. spec: the digest of the model's spec. Raises CapacityError or Unavailable."""
+    def write(
+        self, spec: str, layout: BlockLayout, tokens: int, tables: Sequence[BlockTable], *, synced: bool = True
+    ) -> SegmentFile:
+        """Write a segment's tables to a file. spec: the digest of the model's spec. synced: wait until it has reached the disk;
+        otherwise `sync` does. Raises CapacityError or Unavailable."""
         with self._lock:
             if self._closed:
                 raise Unavailable("the database is closed; connect again")
@@ -68,8 +74,9 @@ class SegmentFolder:
             self._writing.add(name)
         file = None
         try:
-            written = SegmentFile.write(self.path / name, contents, tables)
-            self._home.sync()
+            written = SegmentFile.write(self.path / name, contents, tables, synced=synced)
+            if synced:
+                self._home.sync()
             file = written
         finally:
             with self._lock:
@@ -80,9 +87,30 @@ class SegmentFolder:
                 else:
                     self._files[name] = file
                     self.changes += 1
+                    if not synced:
+                        self._unsynced.add(file)
                 self._writing.remove(name)
                 self._lock.notify_all()
         return file
+
+    def sync(self) -> None:
+        """Wait until every file of a segment has reached the disk. Raises Unavailable, and from then on always, because what
+        failed once may be lost although a second attempt succeeds."""
+        with self._lock:
+            unsynced = set(self._unsynced)
+            try:
+                if self._sync_error is not None:
+                    raise Unavailable(self._sync_error)
+                for file in unsynced:
+                    file.sync()
+                if unsynced:
+                    self._home.sync()
+            except Unavailable as error:
+                self._sync_error = (
+                    self._sync_error or f"{error}; nothing that is to be durable is taken until the store is opened again"
+                )
+                raise
+            self._unsynced -= unsynced
 
     def adopt(self, name: str, spec: str, layout: BlockLayout, layers: int, tokens: int) -> SegmentFile:
         """Take over a file that the folder held before it was opened, with what is kept beside it. Its contents are checked when
@@ -97,15 +125,18 @@ class SegmentFolder:
     def remove_strangers(self) -> None:
         """Remove the files in the folder that are no segment's: those of a process that died before it made them known, or after
         it forgot them. Nothing else may be going on."""
-        known = self._expected()
-        for path in written(self.path):
-            if path.name not in known:
-                with suppress(OSError):  # it is tried again when the store is opened again
-                    path.unlink(missing_ok=True)
+        for path in self._strangers():
+            with suppress(OSError):  # it is tried again when the store is opened again
+                path.unlink(missing_ok=True)
+
+    def leave_strangers(self) -> None:
+        """Leave the files that are no segment's where they are, because nobody knows whose they are."""
+        self._left = {path.name for path in self._strangers()}
 
     def remove(self, file: SegmentFile) -> None:
         with self._lock:
             if self._files.pop(file.path.name, None) is not None:
+                self._unsynced.discard(file)
                 self._reserved -= file.nbytes + self._beside.remove_all(file)
                 self.changes += 1
                 file.unlink()
@@ -196,7 +227,8 @@ class SegmentFolder:
             if self._closed:
                 return
             files, expected = dict(self._files), self._expected()
-            finished = [path for path in written(self.path) if final_name(path.name) not in self._writing]
+            others = self._writing | self._left
+            finished = [path for path in written(self.path) if final_name(path.name) not in others]
             there = {path.name: path.stat().st_size for path in finished}
         owners = sorted(file.path.name for file in owned)
         if owners != sorted(files):
@@ -216,6 +248,10 @@ class SegmentFolder:
 
     def _contents(self, name: str, spec: str, layout: BlockLayout, layers: int, tokens: int) -> Contents:
         return Contents(f"{self._home.key}/{name}", spec, layout, layers, tokens)
+
+    def _strangers(self) -> list[Path]:
+        known = self._expected()
+        return [path for path in written(self.path) if path.name not in known]
 
     def _expected(self) -> dict[str, int]:
         """The bytes of every file that the folder should hold, by name."""

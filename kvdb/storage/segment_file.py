@@ -9,7 +9,8 @@ segment may be left there.
 Processors have an instruction for CRC-32C: `_native.crc32c` sums as fast as memory is read (21 to 26 GB/s, zlib.crc32 only 2.9),
 so checking takes hardly any time from the computation that hides the loading. For the same reason a file is read and written past
 the page cache (O_DIRECT) where its blocks are pages; what is offloaded then takes no memory as cache. A file is written under
-another name, synced to the disk and renamed, so a file of its own name is always whole.
+another name, synced to the disk and renamed, so a file of its own name is always whole; one that is to outlive the process
+alone, and not the loss of power, is not synced.
 """
 
 import errno
@@ -19,7 +20,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -103,8 +104,8 @@ class SegmentFile:
             return _read_head(self.path, file, self.contents)
 
     @classmethod
-    def write(cls, path: Path, contents: Contents, tables: Sequence[BlockTable]) -> "SegmentFile":
-        """Write these tables, one a layer and each whole, to a new file, which has reached the disk when this returns.
+    def write(cls, path: Path, contents: Contents, tables: Sequence[BlockTable], *, synced: bool = True) -> "SegmentFile":
+        """Write these tables, one a layer and each whole, to a new file. synced: wait until it has reached the disk.
 
         Raises CapacityError where the disk is full and Unavailable where it cannot be written; then there is no file.
         """
@@ -115,6 +116,8 @@ class SegmentFile:
         try:
             with direct_io.open_file(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, direct=contents.direct) as file:
                 _write(file, contents, tables)
+                if synced:
+                    direct_io.sync(file)
             os.rename(unfinished, path)
             renamed = True
         except OSError as error:
@@ -137,19 +140,39 @@ class SegmentFile:
         Raises IntegrityError for a file that was cut short or changed, and Unavailable for one that cannot be read; then the
         contents of the blocks are unspecified.
         """
-        contents, sums = self.contents, self._sums[layer]
-        assert table.layout == contents.layout
-        assert len(table.addresses) == contents.blocks
-        addresses, nbytes = np.ascontiguousarray(table.addresses), contents.layout.nbytes
+        assert table.layout == self.contents.layout
+        assert len(table.addresses) == self.contents.blocks
+        self._read(layer, np.ascontiguousarray(table.addresses))
+
+    def verify(self) -> None:
+        """Compare its head and all blocks, as they are on the disk now, with their checksums. Raises as `read_layer` does."""
+        again, nbytes = SegmentFile(self.path, self.contents), self.contents.layout.nbytes
+        piece = next(_pieces(self.contents)).stop
+        scratch = direct_io.page_aligned(piece * nbytes)
+        addresses = (scratch.ctypes.data + nbytes * np.arange(piece)).astype(np.uint64)
+        for layer in range(self.contents.layers):
+            again._read(layer, np.resize(addresses, self.contents.blocks))  # each piece in the same memory
+
+    def _read(self, layer: int, addresses: Addresses) -> None:
+        contents, sums, nbytes = self.contents, self._sums[layer], self.contents.layout.nbytes
         at = contents.extents_at + layer * contents.extent_nbytes
         with _open(self.path, direct_too=contents.direct) as file:
             _check_size(self.path, file, contents)
-            for piece in _pieces(contents):
+
+            def read(piece: slice) -> None:
                 if direct_io.read(file, at + piece.start * nbytes, addresses[piece], nbytes) < len(addresses[piece]) * nbytes:
                     raise _corrupt(self.path, f"it ends within layer {layer}")
                 wrong = np.flatnonzero(_checksums(addresses[piece], nbytes) != sums[piece])  # while they are in the cache
                 if len(wrong):
                     raise _corrupt(self.path, f"block {piece.start + wrong[0]} of layer {layer} does not match its checksum")
+
+            direct_io.at_once(read, _pieces(contents))
+
+    def sync(self) -> None:
+        """Wait until the file has reached the disk. Raises Unavailable; what was not written then may be lost, and waiting again
+        would not say so."""
+        with _open(self.path, direct_too=False) as file:
+            direct_io.sync(file)
 
     def check_length(self) -> None:
         """Raises IntegrityError for a file that is longer or shorter than it was written, and Unavailable for none."""
@@ -206,15 +229,18 @@ def _write(file: int, contents: Contents, tables: Sequence[BlockTable]) -> None:
     for layer, table in enumerate(tables):
         addresses = _zero_padded(table, scratch)
         at = contents.extents_at + layer * contents.extent_nbytes
-        for piece in _pieces(contents):
-            sums[layer, piece] = _checksums(addresses[piece], layout.nbytes)
-            direct_io.write(file, at + piece.start * layout.nbytes, addresses[piece], layout.nbytes)
+        direct_io.at_once(partial(_write_piece, file, at, layout.nbytes, addresses, sums[layer]), _pieces(contents))
     text = contents.text
     head = len(text).to_bytes(4, "little") + text + sums.astype("<u4").tobytes()
     start = MAGIC + len(head).to_bytes(4, "little") + _checksum(head).to_bytes(4, "little") + head
     scratch[: contents.extents_at] = np.frombuffer(start.ljust(contents.extents_at, b"\0"), np.uint8)
     direct_io.write(file, 0, np.array([scratch.ctypes.data], np.uint64), contents.extents_at)
-    direct_io.sync(file)
+
+
+def _write_piece(file: int, at: int, nbytes: int, addresses: Addresses, sums: Sums, piece: slice) -> None:
+    """Write some of a layer's blocks, of `nbytes` bytes, and set their checksums. at: where the layer begins in the file."""
+    sums[piece] = _checksums(addresses[piece], nbytes)
+    direct_io.write(file, at + piece.start * nbytes, addresses[piece], nbytes)
 
 
 def _zero_padded(table: BlockTable, scratch: npt.NDArray[np.uint8]) -> Addresses:

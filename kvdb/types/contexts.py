@@ -5,13 +5,18 @@ from typing import Any
 
 from kvdb.types.model_spec import ModelSpec
 
+DURABILITIES = ("memory", "os", "durable")
+"""What a context in a store outlives: an orderly end of the database alone, the end of the process however it comes, or the loss
+of the machine's power too. Each takes longer than the one before."""
+
 
 @dataclass(frozen=True)
 class ContextInfo:
     """What is known of a stored context. nbytes: of the blocks it names, shared ones counted in full.
 
     chunk: whether it was computed alone, so that a session may lay it out anywhere. blended: whether it was laid out of chunks;
-    then it is reused as a part of a session (`create_session(parts=)`), never found by its tokens."""
+    then it is reused as a part of a session (`create_session(parts=)`), never found by its tokens. salt: what a lookup has to say
+    beside the tokens to find it."""
 
     name: str
     spec: ModelSpec
@@ -20,6 +25,7 @@ class ContextInfo:
     nbytes: int
     chunk: bool = False
     blended: bool = False
+    salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,16 @@ class Placed:
     @property
     def tokens(self) -> int:
         return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was read of a context and found as it was written. blocks: of keys and values on disk. nbytes: of all files. indexes:
+    how many, on disk or in memory, one for each layer, segment and kind."""
+
+    blocks: int
+    nbytes: int
+    indexes: int
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,21 @@ def test_a_build_and_a_check_of_indexes_bring_layers_in(stored, documents):
     assert same(*outs)
 
 
+def test_tokens_are_read_back_and_cut_off(stored, documents):
+    kv, kept = documents[0], TOKENS // 2
+    with store(stored) as (_, db):
+        right = answers(db.create_session(SPEC, kv.tokens[:kept]), kv)
+    with store(stored, TWO_LAYERS) as (engine, db):
+        session = db.create_session(SPEC, kv.tokens)
+        for layer in range(SPEC.layers):
+            k, v = session.read(layer, 5, 99)
+            assert (k == kv.k[layer][:, 5:99]).all()
+            assert (v == kv.v[layer][:, 5:99]).all()
+        session.truncate(kept)
+        assert same(answers(session, kv), right)
+        engine.check_integrity()
+
+
 @pytest.fixture
 def own_store(tmp_path, documents):
     """A store with one document, and the path of its file."""

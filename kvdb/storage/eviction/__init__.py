@@ -1,0 +1,1 @@
+"""Which contexts go first where room is short: pure policies, one a file, that are told sizes and uses."""

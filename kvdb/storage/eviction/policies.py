@@ -1,0 +1,18 @@
+"""The policies by their names in `storage.eviction`."""
+
+from typing import Any
+
+from kvdb.config.storage import EVICTIONS
+from kvdb.storage.eviction.arc import Arc
+from kvdb.storage.eviction.base import EvictionPolicy
+from kvdb.storage.eviction.lru import Lru
+from kvdb.storage.eviction.reuse import Reuse
+from kvdb.storage.eviction.s3_fifo import S3Fifo
+
+_KINDS: dict[str, type[EvictionPolicy[Any]]] = {"reuse": Reuse, "lru": Lru, "arc": Arc, "s3-fifo": S3Fifo}
+assert {*_KINDS, "none"} == set(EVICTIONS)
+
+
+def policy(name: str) -> EvictionPolicy[Any] | None:
+    """An empty policy of that name; None for "none"."""
+    return None if name == "none" else _KINDS[name]()
