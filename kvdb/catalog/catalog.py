@@ -8,6 +8,7 @@ from hashlib import sha256
 from heapq import nsmallest
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.life import Life
@@ -42,7 +43,7 @@ class Context:
 
     @property
     def chunk(self) -> Segment | None:
-        """The segment of a context that is one chunk: a single segment that was computed with nothing before it."""
+        """The segment that a context which is a chunk begins: a single one, which was computed with nothing before it."""
         if self.overlay is None and len(self.views) == 1 and self.views[0].segment.standalone:
             return self.views[0].segment
         return None
@@ -80,15 +81,23 @@ class Context:
         return ContextStatistics(self.name, tuple(known))
 
 
+class Text(NamedTuple):
+    """The tokens of a context, int32 `[n]`, the digest of their model's spec, and its salt."""
+
+    spec: str
+    salt: str
+    tokens: Tokens
+
+
 class Catalog:
     """Contexts and the segments they hold references to. Thread-safe."""
 
     def __init__(self) -> None:
         self._contexts: dict[str, Context] = {}
         self._trees: dict[tuple[str, str], PrefixTree] = {}
-        self._chunks: dict[tuple[str, str, bytes], Segment] = {}
-        self._chunk_names: Counter[Segment] = Counter()
+        self._chunks: dict[tuple[str, str, bytes], Counter[Segment]] = {}  # and how many contexts name each
         self._borrowed: list[Context] = []
+        self._changed: list[Text] = []
         self._lock = Lock()
 
     def durability(self, asked: str | None) -> str:
@@ -103,12 +112,8 @@ class Catalog:
         AlreadyExists."""
         with self._lock:
             self._check_free(context.name)
-            self._contexts[context.name] = context
-            if context.plain:
-                self._trees.setdefault((context.spec.digest, context.salt), PrefixTree()).add(context.views)
-            if (segment := context.chunk) is not None:
-                self._chunks.setdefault(_text(context.spec, segment.tokens, context.salt), segment)
-                self._chunk_names[segment] += 1
+            self._add(context)
+            self._note_change(context)
         return context
 
     def check_free(self, name: str) -> None:
@@ -127,12 +132,14 @@ class Catalog:
             return views
 
     def chunk(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> Segment | None:
-        """The chunk of exactly these tokens that is stored under that salt, if there is one. The caller owns one reference to
-        it."""
+        """A segment that begins with the chunk of exactly these tokens, if it is stored under that salt. The caller owns one
+        reference to it."""
         with self._lock:
-            segment = self._chunks.get(_text(spec, tokens, salt))
-            if segment is not None:
-                segment.retain()
+            segments = self._chunks.get(_text(spec, tokens, salt))
+            if segments is None:
+                return None
+            segment = next(iter(segments))
+            segment.retain()
             return segment
 
     def get(self, name: str) -> Context:
@@ -187,11 +194,8 @@ class Catalog:
         """Forget a context, and free the segments that nobody else holds. Raises NotFound."""
         with self._lock:
             context = self._find(name)
-            del self._contexts[name]
-            if context.plain:
-                self._trees[context.spec.digest, context.salt].remove(context.views)
-            if (segment := context.chunk) is not None:
-                self._unname(context, segment)
+            self._remove(context)
+            self._note_change(context)
             self._borrowed.append(context)
         self._release(context)
 
@@ -201,14 +205,29 @@ class Catalog:
         with self._lock:
             self._borrowed = [other for other in self._borrowed if other is not context]
 
-    def _unname(self, context: Context, segment: Segment) -> None:
-        """Count one context less for a chunk. When none is left, its text is no longer found."""
-        self._chunk_names[segment] -= 1
-        if not self._chunk_names[segment]:
-            del self._chunk_names[segment]
-            text = _text(context.spec, segment.tokens, context.salt)
-            if self._chunks.get(text) is segment:
+    def _add(self, context: Context) -> None:
+        """Make a context visible; called with the lock held."""
+        self._contexts[context.name] = context
+        if context.plain:
+            self._trees.setdefault((context.spec.digest, context.salt), PrefixTree()).add(context.name, context.views)
+        if (segment := context.chunk) is not None:
+            self._chunks.setdefault(_text(context.spec, context.tokens, context.salt), Counter())[segment] += 1
+
+    def _remove(self, context: Context) -> None:
+        """Forget a context; called with the lock held."""
+        del self._contexts[context.name]
+        if context.plain:
+            self._trees[context.spec.digest, context.salt].remove(context.name, context.views)
+        if (segment := context.chunk) is not None:
+            text = _text(context.spec, context.tokens, context.salt)
+            self._chunks[text] -= Counter([segment])
+            if not self._chunks[text]:
                 del self._chunks[text]
+
+    def _note_change(self, context: Context) -> None:
+        """Note that a context came or went; called with the lock held."""
+        if context.plain:
+            self._changed.append(Text(context.spec.digest, context.salt, context.tokens))
 
     def _find(self, name: str) -> Context:
         if name not in self._contexts:
