@@ -13,6 +13,7 @@ import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
 from kvdb.catalog.layout_builder import build_layout
 from kvdb.catalog.overlay import Overlay
+from kvdb.catalog.segment import Segment
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.catalog.stored_catalog import open_catalog
 from kvdb.config import Config, checked
@@ -21,15 +22,17 @@ from kvdb.gpu.interface import GpuInterface
 from kvdb.gpu.opening import open_accelerator, open_backend, open_configured_device
 from kvdb.indexing.advisor import IndexAdvisor
 from kvdb.indexing.builder import IndexBuilder
+from kvdb.ingest.compactor import Compactor
 from kvdb.ingest.import_writer import ImportTarget, ImportWriter
 from kvdb.ingest.publisher import NewContext, Publisher
 from kvdb.operations.contexts import ContextOperations
 from kvdb.operations.indexes import IndexOperations
+from kvdb.operations.stores import StoreOperations
 from kvdb.session.batch import Starts
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.session.services import SessionServices
 from kvdb.session.state import SessionState
-from kvdb.storage.store import BlockStore, Owners
+from kvdb.storage.store import BlockStore
 from kvdb.types import Array, ModelSpec, PromptPart, Tokens
 from query_optimizer.build_policy import BuildPolicy
 from query_optimizer.custom_rules import BadRule, PlacedRule, add_rules
@@ -38,7 +41,7 @@ from query_optimizer.query_options import QueryOptions, checked_error_max
 from query_optimizer.rules import base_rules
 
 
-class Database(ContextOperations, IndexOperations):
+class Database(ContextOperations, IndexOperations, StoreOperations):
     """Contexts, their segments, and the sessions over them. Thread-safe."""
 
     def __init__(self, config: Config | None = None, rules: Sequence[PlacedRule] = ()) -> None:
@@ -66,7 +69,8 @@ class Database(ContextOperations, IndexOperations):
         indexes = self.config.indexes
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device))
         self._advisor = IndexAdvisor(self._builder, BuildPolicy(indexes.opened_often), indexes)
-        self._publisher = Publisher(self._catalog, self._blocks, self._advisor)
+        self._compactor = Compactor(self._catalog, self._blocks.budget, self._blocks.loader, self._advisor)
+        self._publisher = Publisher(self._catalog, self._blocks, self._advisor, self._compactor)
         self.handles = OpenHandles()
         self._auditor = ThreadPoolExecutor(1, "kvdb-audit")
         self._services = SessionServices(
@@ -148,12 +152,21 @@ class Database(ContextOperations, IndexOperations):
         database."""
         return batch.attention(self._own(sessions), layer, q, options)
 
-    def check_integrity(self) -> None:
-        """Prove that free and used blocks add up and that every reference has its owner. Raises IntegrityError.
+    @counted_call
+    def drop(self, name: str) -> None:
+        """Forget a context, and give back the space of what nobody sees any more. Open sessions over it go on. Raises
+        NotFound."""
+        super().drop(name)
+        self._compactor.settle()
 
-        Call it while no session or import is being written; builds of indexes may go on, and contexts be dropped.
-        """
-        self._blocks.check_integrity(self._owners)
+    @counted_call
+    def compact(self) -> int:
+        """Give back the space of tokens that no context names, and of blocks that are hardly filled, also of segments that had to
+        be loaded from disk for it; queries go on meanwhile. Returns the bytes of blocks that were given back. Raises
+        CapacityError, Unavailable, and IntegrityError for a segment on disk that was changed."""
+        before = self._blocks.used_nbytes()
+        self._compactor.compact()
+        return max(0, before - self._blocks.used_nbytes())
 
     def wait_for_builds(self, timeout: float | None = None) -> bool:
         """Wait until no index is being built or waits to be built. Returns False if that takes more than `timeout` seconds; None
@@ -171,6 +184,7 @@ class Database(ContextOperations, IndexOperations):
         self._builder.close()  # nor for an index
         self.handles.close()
         self._auditor.shutdown()
+        self._compactor.close()
         if self.gpu is not None:
             self.gpu.close()
         self._catalog.close()
@@ -182,10 +196,8 @@ class Database(ContextOperations, IndexOperations):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _owners(self) -> Owners:
-        held = [*self._builder.held_segments(), *(self.gpu.held_segments() if self.gpu is not None else ())]
-        tables, files = self.handles.owners(self._catalog.alive(), held)
-        return Owners(tables, files, None if self.gpu is None else self.gpu.owned())
+    def _held_segments(self) -> list[Segment]:
+        return [*super()._held_segments(), *self._compactor.held_segments()]
 
     def _own(self, sessions: Sequence[object]) -> list[SessionState]:
         own = [session for session in sessions if isinstance(session, SessionState) and session.services is self._services]

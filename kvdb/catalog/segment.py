@@ -10,6 +10,7 @@ import kvdb.catalog.evidence_file as evidence_file
 import kvdb.catalog.statistics_file as statistics_file
 from kvdb.catalog.evidence import Evidence
 from kvdb.catalog.index_set import IndexSet
+from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.statistics import Statistics
 from kvdb.catalog.usage import SegmentUsage
 from kvdb.errors import CapacityError
@@ -28,15 +29,15 @@ _numbers = count(1)
 class Segment:
     """Tokens with one block table a layer. It lives as long as somebody holds a reference.
 
-    tokens: int32 `[n]`, n >= 1. tables: one for each layer, each n tokens long; the segment owns them. indexes: the indexes over
-    its keys. base: the position of its first token when it was computed. standalone: whether nothing was before it then, so that
-    it may stand anywhere; otherwise it is exact only behind its parent. statistics: averages over its queries. evidence: the
-    measured errors of its answers. usage: how often it was opened and queried. rounding: what quantizing changed.
+    tokens: int32 `[n]`, n >= 1, kept as `ids`. tables: one for each layer, each n tokens long; the segment owns them. indexes:
+    those over its keys. base: the position of its first token when it was computed. standalone: whether nothing was before it
+    then, so that it may stand anywhere; otherwise it is exact only behind its parent. statistics: averages over its queries.
+    evidence: the measured errors of its answers. usage: how often it was used. rounding: what quantizing changed.
 
     Its blocks are in main memory until it is offloaded, and as long as it is pinned. Afterwards the tables are empty, and `file`
     holds their contents; it is never written again, because a segment never changes. The evidence goes to disk and back with
-    them, each time anew. Before a layer is read, the segment has to be pinned and the layer waited for. Where its blocks do not
-    fit into main memory together it is paged: each layer comes in when it is read, and has to be pinned meanwhile (`holding`).
+    them, each time anew. A layer is read once the segment is pinned and the layer waited for. Where its blocks do not fit
+    into main memory together it is paged: each layer comes in when it is read, and has to be pinned meanwhile (`holding`).
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Segment:
         self.base = base
         self.standalone = standalone
         self.number = next(_numbers)
-        self.tokens = tokens
+        self.ids = PackedIds(tokens)
         self.tables = tables
         self.indexes = indexes or IndexSet()
         self._statistics = Statistics()
@@ -73,7 +74,12 @@ class Segment:
         self._write_lock = Lock()
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.ids)
+
+    @property
+    def tokens(self) -> Tokens:
+        """The ids of its tokens, int32 `[n]`, unpacked anew each time."""
+        return self.ids.unpack()
 
     @property
     def nbytes(self) -> int:
@@ -82,7 +88,6 @@ class Segment:
 
     @property
     def format(self) -> str:
-        """How its blocks hold keys and values, see `BlockLayout`."""
         return self.tables[0].layout.format
 
     @property
@@ -113,8 +118,7 @@ class Segment:
         return self._statistics
 
     def is_due_for_probe(self, layer: int, queries: int) -> bool:
-        """Whether `queries` more queries of each layer were asked since this layer was last probed for what its queries
-        retrieve."""
+        """Whether `queries` more queries of each layer were asked since this layer was last probed for what they retrieve."""
         return self.usage.queries_in_all >= self.statistics.probed_at(layer) + queries * len(self.tables)
 
     def known_evidence(self) -> Evidence:
@@ -167,16 +171,13 @@ class Segment:
             self._evict_when_unpinned = False
 
     def wait(self, layer: int) -> None:
-        """Wait until the blocks of that layer hold its tokens; the caller pins the segment. Raises IntegrityError or Unavailable;
-        another `pin` tries again."""
-        loading = self._loading
-        if loading is not None:
+        """Wait until that layer is there; the caller pins the segment. Raises IntegrityError, Unavailable; `pin` tries again."""
+        if (loading := self._loading) is not None:
             loading.wait(layer)
 
     @contextmanager
     def holding(self, layer: int) -> Iterator[None]:
-        """Keep the tokens of that layer in its blocks while the body runs; the caller pins the segment. Raises IntegrityError,
-        Unavailable or CapacityError."""
+        """Keep that layer in main memory while the body runs; the caller pins the segment. Raises as `wait`; CapacityError."""
         self.wait(layer)
         with pinned(() if self._paged is None else (self._paged.layers[layer],)):
             yield
@@ -193,8 +194,7 @@ class Segment:
 
     def write(self, disk: SegmentFolder, spec: str, *, synced: bool = True) -> SegmentFile:
         """Write the segment to disk, if it is not there yet. Returns its file. spec: the digest of its model's spec. synced: see
-        `SegmentFolder.write`. The caller holds a reference. Raises CapacityError or Unavailable where it cannot be written, and
-        then it is as it was."""
+        `SegmentFolder.write`. The caller holds a reference. Raises CapacityError or Unavailable; then it is as it was."""
         with self._write_lock:  # not `_lock`: sessions may be opened over it meanwhile
             if self.file is None:
                 file = disk.write(spec, self.tables[0].layout, len(self), self.tables, synced=synced)
@@ -243,8 +243,7 @@ class Segment:
             evidence_file.bring_back(self.evidence, self._disk, self.file)
 
     def _evict(self) -> int:
-        """Free the blocks of a segment that is on disk, and the indexes over them, and move its evidence there. Returns the bytes
-        of the blocks. Called with the lock held."""
+        """Free the blocks of a segment on disk, and the indexes; called with the lock held. Returns the bytes of the blocks."""
         nbytes = self._paged.resident_nbytes if self._paged is not None else self.nbytes
         self._evict_when_unpinned = False
         self.indexes.clear()

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from kvdb.blend.controller import Choice
 from kvdb.types import (
     Array,
+    Checked,
     ContextInfo,
     ContextStatistics,
     Float32,
@@ -149,6 +150,12 @@ class Transport(Protocol):
     def indexes(self, name: str) -> list[IndexInfo]: ...
 
     def verify(self, name: str) -> int: ...
+
+    def check(self, name: str) -> Checked: ...
+
+    def check_store(self) -> list[str]: ...
+
+    def backup(self, folder: str) -> int: ...
 
     def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]: ...
 

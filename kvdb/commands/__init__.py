@@ -11,6 +11,7 @@ import kvdb.commands.indexes as indexes
 import kvdb.commands.ls as ls
 import kvdb.commands.serve as serve
 import kvdb.commands.stats as stats
+import kvdb.commands.verify as verify
 
-COMMANDS = (serve, ls, indexes, calibrate, doctor, stats, explain)
+COMMANDS = (serve, ls, indexes, verify, calibrate, doctor, stats, explain)
 """In the order in which `kvdb --help` lists them."""

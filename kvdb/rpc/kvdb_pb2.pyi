@@ -380,6 +380,44 @@ class VerifyIndexesReply(_message.Message):
     indexes: int
     def __init__(self, indexes: _Optional[int] = ...) -> None: ...
 
+class CheckContextRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class CheckContextReply(_message.Message):
+    __slots__ = ("blocks", "nbytes", "indexes")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    nbytes: int
+    indexes: int
+    def __init__(self, blocks: _Optional[int] = ..., nbytes: _Optional[int] = ..., indexes: _Optional[int] = ...) -> None: ...
+
+class CheckStoreRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CheckStoreReply(_message.Message):
+    __slots__ = ("damaged",)
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    damaged: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, damaged: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class BackupRequest(_message.Message):
+    __slots__ = ("folder",)
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    def __init__(self, folder: _Optional[str] = ...) -> None: ...
+
+class BackupReply(_message.Message):
+    __slots__ = ("contexts",)
+    CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    contexts: int
+    def __init__(self, contexts: _Optional[int] = ...) -> None: ...
+
 class ListTiersRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -94,6 +94,21 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesReply.FromString,
                 _registered_method=True)
+        self.CheckContext = channel.unary_unary(
+                '/kvdb.v1.Kvdb/CheckContext',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckContextRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckContextReply.FromString,
+                _registered_method=True)
+        self.CheckStore = channel.unary_unary(
+                '/kvdb.v1.Kvdb/CheckStore',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckStoreRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckStoreReply.FromString,
+                _registered_method=True)
+        self.Backup = channel.unary_unary(
+                '/kvdb.v1.Kvdb/Backup',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.BackupRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.BackupReply.FromString,
+                _registered_method=True)
         self.ExplainContext = channel.unary_unary(
                 '/kvdb.v1.Kvdb/ExplainContext',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextRequest.SerializeToString,
@@ -261,6 +276,27 @@ class KvdbServicer:
 
     def VerifyIndexes(self, request, context):
         """Checks every index of a context against its keys. Fails with DATA_LOSS where one does not match them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckContext(self, request, context):
+        """Reads everything that is on disk of a context, and compares it with its checksums. Fails with DATA_LOSS.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckStore(self, request, context):
+        """Proves that blocks and files are those that somebody owns. Fails with DATA_LOSS.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Backup(self, request, context):
+        """Copies the store to a new folder of the server's machine, while calls go on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -443,6 +479,21 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.VerifyIndexes,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesReply.SerializeToString,
+            ),
+            'CheckContext': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckContext,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckContextRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckContextReply.SerializeToString,
+            ),
+            'CheckStore': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckStore,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckStoreRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckStoreReply.SerializeToString,
+            ),
+            'Backup': grpc.unary_unary_rpc_method_handler(
+                    servicer.Backup,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.BackupRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.BackupReply.SerializeToString,
             ),
             'ExplainContext': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainContext,
@@ -854,6 +905,87 @@ class Kvdb:
             '/kvdb.v1.Kvdb/VerifyIndexes',
             kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/CheckContext',
+            kvdb_dot_rpc_dot_kvdb__pb2.CheckContextRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.CheckContextReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckStore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/CheckStore',
+            kvdb_dot_rpc_dot_kvdb__pb2.CheckStoreRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.CheckStoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Backup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/Backup',
+            kvdb_dot_rpc_dot_kvdb__pb2.BackupRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.BackupReply.FromString,
             options,
             channel_credentials,
             insecure,

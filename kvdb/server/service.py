@@ -23,17 +23,18 @@ from kvdb.server.inflight import InflightBytes
 from kvdb.server.interceptors import UnaryCalls
 from kvdb.server.read_calls import ReadCalls
 from kvdb.server.session_registry import Sessions
+from kvdb.server.store_calls import StoreCalls
 from kvdb.server.streams import OpenStream, Streams
 from kvdb.server.turns import Turn, Turns
 from kvdb.session.state import SessionState
 from kvdb.version import __version__
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
-BLOCKING = {"BuildIndex", "VerifyIndexes"}
+BLOCKING = {"BuildIndex", "VerifyIndexes", "CheckContext", "CheckStore", "Backup"}
 """Unary calls that hold their thread for long, and count among the streams therefore."""
 
 
-class KvdbService(ContextCalls, ReadCalls):
+class KvdbService(ContextCalls, ReadCalls, StoreCalls):
     """One method for each call, named as in the proto but in Python's way; what they raise becomes a status."""
 
     def __init__(

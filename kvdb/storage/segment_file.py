@@ -143,10 +143,21 @@ class SegmentFile:
         Raises IntegrityError for a file that was cut short or changed, and Unavailable for one that cannot be read; then the
         contents of the blocks are unspecified.
         """
-        contents, sums = self.contents, self._sums[layer]
-        assert table.layout == contents.layout
-        assert len(table.addresses) == contents.blocks
-        addresses, nbytes = np.ascontiguousarray(table.addresses), contents.layout.nbytes
+        assert table.layout == self.contents.layout
+        assert len(table.addresses) == self.contents.blocks
+        self._read(layer, np.ascontiguousarray(table.addresses))
+
+    def verify(self) -> None:
+        """Compare its head and all blocks, as they are on the disk now, with their checksums. Raises as `read_layer` does."""
+        again, nbytes = SegmentFile(self.path, self.contents), self.contents.layout.nbytes
+        piece = next(_pieces(self.contents)).stop
+        scratch = direct_io.page_aligned(piece * nbytes)
+        addresses = (scratch.ctypes.data + nbytes * np.arange(piece)).astype(np.uint64)
+        for layer in range(self.contents.layers):
+            again._read(layer, np.resize(addresses, self.contents.blocks))  # each piece in the same memory
+
+    def _read(self, layer: int, addresses: Addresses) -> None:
+        contents, sums, nbytes = self.contents, self._sums[layer], self.contents.layout.nbytes
         at = contents.extents_at + layer * contents.extent_nbytes
         with _open(self.path, direct_too=contents.direct) as file:
             _check_size(self.path, file, contents)

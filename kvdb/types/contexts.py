@@ -66,6 +66,16 @@ class Placed:
 
 
 @dataclass(frozen=True)
+class Checked:
+    """What was read of a context and found as it was written. blocks: of keys and values on disk. nbytes: of all files. indexes:
+    how many, on disk or in memory, one for each layer, segment and kind."""
+
+    blocks: int
+    nbytes: int
+    indexes: int
+
+
+@dataclass(frozen=True)
 class IndexInfo:
     """One kind of index over one segment of a context. layers: how many have it, of layers_total. nbytes: its size in memory.
     state: "ready", "stored" on disk until a session needs it, "building", "waiting" to be built, or "failed". progress: the share

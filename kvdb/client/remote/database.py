@@ -16,6 +16,7 @@ from kvdb.rpc.plans import from_plan
 from kvdb.rpc.query_options import put_query_options
 from kvdb.types import (
     Array,
+    Checked,
     ContextInfo,
     ContextStatistics,
     IndexInfo,
@@ -186,6 +187,24 @@ class RemoteDatabase:
         request = pb.VerifyIndexesRequest(name=name)
         reply: pb.VerifyIndexesReply = connection.call(connection.stub.VerifyIndexes, request)
         return reply.indexes
+
+    def check(self, name: str) -> Checked:
+        """Check a context on the server; see `kvdb.database.Database.check`, whose errors it raises."""
+        connection = self._connected()
+        reply: pb.CheckContextReply = connection.call(connection.stub.CheckContext, pb.CheckContextRequest(name=name))
+        return Checked(reply.blocks, reply.nbytes, reply.indexes)
+
+    def check_store(self) -> list[str]:
+        """Check the server's store; see `kvdb.database.Database.check_store`, whose errors it raises."""
+        connection = self._connected()
+        reply: pb.CheckStoreReply = connection.call(connection.stub.CheckStore, pb.CheckStoreRequest())
+        return list(reply.damaged)
+
+    def backup(self, folder: str) -> int:
+        """Copy the server's store on its machine; see `kvdb.database.Database.backup`, whose errors it raises."""
+        connection = self._connected()
+        reply: pb.BackupReply = connection.call(connection.stub.Backup, pb.BackupRequest(folder=folder))
+        return int(reply.contexts)
 
     def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]:
         """The plans of a query behind a context; see `kvdb.database.Database.explain`, whose errors it raises."""
