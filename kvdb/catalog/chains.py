@@ -33,16 +33,17 @@ class Chain(NamedTuple):
 
 
 class Twins(NamedTuple):
-    """Two segments at one place that begin with the same `common` tokens. The second holds at least as many as the first."""
+    """Segments one behind the other, the first at `place`, that begin with the same `common` tokens as another segment there. All
+    but the last of them hold nothing else."""
 
     place: Place
-    first: Piece
-    second: Piece
+    pieces: tuple[Piece, ...]
+    other: Piece
     common: int
 
     @property
     def segments(self) -> list[Segment]:
-        return [self.first.segment, self.second.segment]
+        return [*(piece.segment for piece in self.pieces), self.other.segment]
 
 
 def chains_along(tree: PrefixTree, tokens: Tokens) -> list[Chain]:
@@ -62,16 +63,39 @@ def chains_along(tree: PrefixTree, tokens: Tokens) -> list[Chain]:
 
 
 def twins_along(tree: PrefixTree, tokens: Tokens) -> Twins | None:
-    """Two segments on the way of a text that begin with the same tokens at the same place; None where every token is stored
-    once."""
+    """Segments on the way of a text, or beside it, that hold what another one holds; None where every token is stored once."""
     for place, view in places(tree.match(tokens)):
-        alike = tree.alike(place, int(view.segment.tokens[0]))
-        if len(alike) > 1:
-            pieces = sorted((Piece(segment, contexts.visible) for segment, contexts in alike.items()), key=_length)
-            first, second = pieces[-2:]
-            common = common_prefix(first.segment.tokens[: first.length], second.segment.tokens[: second.length])
-            return Twins(place, first, second, common)
+        twins = _twins_at(tree, place, int(view.segment.tokens[0]))
+        if twins is not None:
+            return twins
     return None
+
+
+def _twins_at(tree: PrefixTree, place: Place, token: int) -> Twins | None:
+    """The twins among the segments at a place that begin with a token: those behind them first, so that all that goes on like the
+    longest goes over to it at once."""
+    alike = tree.alike(place, token)
+    if len(alike) < 2:
+        return None
+    first, other = sorted((Piece(segment, contexts.visible) for segment, contexts in alike.items()), key=_length)[-2:]
+    pieces, common = [first], _common(first, other, 0)
+    while common == sum(piece.length for piece in pieces) and common < other.length:
+        behind, following = (pieces[-1].segment.number, pieces[-1].length), int(other.segment.tokens[common])
+        deeper = _twins_at(tree, behind, following)
+        if deeper is not None:
+            return deeper
+        for segment, contexts in tree.alike(behind, following).items():
+            pieces.append(Piece(segment, contexts.visible))
+            common += _common(pieces[-1], other, common)
+            break
+        else:
+            break
+    return Twins(place, tuple(pieces), other, common)
+
+
+def _common(piece: Piece, other: Piece, start: int) -> int:
+    """How many tokens of a piece are those of another one from `start` on."""
+    return common_prefix(piece.segment.tokens[: piece.length], other.segment.tokens[start : other.length])
 
 
 def groups_of(pieces: Sequence[Piece], block_size: int) -> list[slice]:

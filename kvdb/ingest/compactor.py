@@ -101,14 +101,14 @@ class Compactor:
                     self._shorten(text, chain)
 
     def _join(self, text: Text, twins: Twins) -> None:
-        """Let contexts that see the first twin see the second, as far as both hold the same tokens."""
-        first, second, common = twins.first, twins.second, twins.common
-        if common == first.length:
-            self._catalog.replace(text, Relayout(twins.place, (first,), (Piece(second.segment, common),)))
+        """Let contexts that see the pieces see the other segment, as far as it holds the same tokens."""
+        held, left = Piece(twins.other.segment, twins.common), sum(piece.length for piece in twins.pieces) - twins.common
+        if not left:
+            self._catalog.replace(text, Relayout(twins.place, twins.pieces, (held,)))
             return
-        with self._built([Part(first.segment, common, first.length)]) as rest:
-            targets = Piece(second.segment, common), Piece(rest, len(rest))
-            self._catalog.replace(text, Relayout(twins.place, (first,), targets))
+        last = twins.pieces[-1]
+        with self._built([Part(last.segment, last.length - left, last.length)]) as rest:
+            self._catalog.replace(text, Relayout(twins.place, twins.pieces, (held, Piece(rest, left))))
 
     def _shorten(self, text: Text, chain: Chain) -> None:
         """Replace the segments of a chain by fewer, or shorter ones, where that is worth it."""
