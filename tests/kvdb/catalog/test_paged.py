@@ -91,6 +91,19 @@ def test_a_context_that_does_not_fit_answers_the_same_bits(stored, documents, ri
             session.close()
 
 
+def test_explain_says_what_is_in_memory(stored, documents):
+    with store(stored, TWO_LAYERS) as (_, db):
+        session = db.create_session(SPEC, documents[0].tokens)
+        rest = f"of {LAYER_NBYTES:,} bytes are in memory, the rest is read from disk first"
+        assert f"Paged: 0 {rest}" in str(session.explain(2))
+        session.attention(2, documents[0].q[2][:, :1])
+        assert f"Paged: {LAYER_NBYTES:,} {rest}" in str(session.explain(2))
+        session.attention(2, documents[0].q[2][:, :1], retrieval=kvdb.Exact())
+        assert "exact" in str(session.explain(2, analyze=True)).lower()
+    with store(stored) as (_, db):
+        assert "Paged" not in str(db.create_session(SPEC, documents[0].tokens).explain(2))
+
+
 def test_decoding_and_forks_over_it_give_the_same_bits(stored, documents):
     outs = []
     for budget in (None, TWO_LAYERS):
