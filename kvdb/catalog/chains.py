@@ -51,7 +51,7 @@ def chains_along(tree: PrefixTree, tokens: Tokens) -> list[Chain]:
     chains: list[tuple[Place, list[Piece]]] = []
     end: Place | None = None  # where the last chain goes on, if it does
     for place, view in places(tree.match(tokens)):
-        visible = tree.alike(place, int(view.segment.tokens[0]))[view.segment].visible
+        visible = tree.alike(place, view.segment.ids.first)[view.segment].visible
         if place != end:
             chains.append((place, []))
         chains[-1][1].append(Piece(view.segment, visible))
@@ -65,7 +65,7 @@ def chains_along(tree: PrefixTree, tokens: Tokens) -> list[Chain]:
 def twins_along(tree: PrefixTree, tokens: Tokens) -> Twins | None:
     """Segments on the way of a text, or beside it, that hold what another one holds; None where every token is stored once."""
     for place, view in places(tree.match(tokens)):
-        twins = _twins_at(tree, place, int(view.segment.tokens[0]))
+        twins = _twins_at(tree, place, view.segment.ids.first)
         if twins is not None:
             return twins
     return None
@@ -80,7 +80,7 @@ def _twins_at(tree: PrefixTree, place: Place, token: int) -> Twins | None:
     first, other = sorted((Piece(segment, contexts.visible) for segment, contexts in alike.items()), key=_length)[-2:]
     pieces, common = [first], _common(first, other, 0)
     while common == sum(piece.length for piece in pieces) and common < other.length:
-        behind, following = (pieces[-1].segment.number, pieces[-1].length), int(other.segment.tokens[common])
+        behind, following = (pieces[-1].segment.number, pieces[-1].length), int(other.segment.ids.unpack(common, common + 1)[0])
         deeper = _twins_at(tree, behind, following)
         if deeper is not None:
             return deeper
@@ -95,7 +95,7 @@ def _twins_at(tree: PrefixTree, place: Place, token: int) -> Twins | None:
 
 def _common(piece: Piece, other: Piece, start: int) -> int:
     """How many tokens of a piece are those of another one from `start` on."""
-    return common_prefix(piece.segment.tokens[: piece.length], other.segment.tokens[start : other.length])
+    return common_prefix(piece.segment.ids.unpack(0, piece.length), other.segment.ids.unpack(start, other.length))
 
 
 def groups_of(pieces: Sequence[Piece], block_size: int) -> list[slice]:

@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 import kvdb.catalog.residency as residency
-from kvdb.catalog.catalog import Text
 from kvdb.catalog.chains import Chain, Twins, groups_of
-from kvdb.catalog.compactable import CompactableCatalog
+from kvdb.catalog.compactable import CompactableCatalog, Text
 from kvdb.catalog.relayout import Piece, Relayout
 from kvdb.catalog.segment import Segment, SegmentView
 from kvdb.catalog.stored_queries import StoredQueries
@@ -24,6 +23,7 @@ from kvdb.storage.budget import CpuBudget
 from kvdb.storage.loader import Loader
 
 log = logging.getLogger(__name__)
+LEFT = "contexts take more space than they need: %s"
 
 
 class Part(NamedTuple):
@@ -64,11 +64,15 @@ class Compactor:
             self._waiting = self._executor.submit(self._settle)
 
     def compact(self) -> None:
-        """Give back whatever can be, also of segments on disk, and return when it is done. Raises CapacityError without room for
-        the segments that are to take the place of others, Unavailable, and IntegrityError for one on disk that was changed."""
+        """Give back whatever can be, also of segments on disk, and return when it is done. What finds no room in main memory or
+        on disk meanwhile is left as it is, with a line in the log. Raises Unavailable, and IntegrityError for a segment on disk
+        that was changed."""
         with self._turn:
             for text in self._catalog.texts():
-                self._lay_out(text, load=True)
+                try:
+                    self._lay_out(text, load=True)
+                except CapacityError as error:
+                    log.warning(LEFT, error)
 
     def held_segments(self) -> list[Segment]:
         """The segments that it works on."""
@@ -85,19 +89,19 @@ class Compactor:
                 try:
                     self._lay_out(text, load=False)
                 except (CapacityError, Unavailable, IntegrityError) as error:
-                    log.warning("contexts take more space than they need: %s", error)
+                    log.warning(LEFT, error)
 
     def _lay_out(self, text: Text, *, load: bool) -> None:
         """Lay out anew what a text goes through. load: whether segments may be loaded from disk for it."""
         while (twins := self._catalog.twins(text)) is not None:
             with self._holding(twins.segments):
-                if not load and not all(segment.resident for segment in twins.segments):
+                if not load and not all(segment.whole for segment in twins.segments):
                     break
                 self._join(text, twins)
         chains = self._catalog.chains(text)
         with self._holding(segment for chain in chains for segment in chain.segments):
             for chain in reversed(chains):  # the last first, so that the places of the others stay
-                if load or all(segment.resident for segment in chain.segments):
+                if load or all(segment.whole for segment in chain.segments):
                     self._shorten(text, chain)
 
     def _join(self, text: Text, twins: Twins) -> None:
@@ -124,13 +128,21 @@ class Compactor:
         """A new segment of these parts, which contexts may take references to while the body runs."""
         segments = [part.segment for part in parts]
         with residency.pinned(tuple(SegmentView(segment, len(segment)) for segment in segments), self._loader):
+            if any(segment.paged is not None for segment in segments):
+                raise CapacityError("there is no room in main memory for the segments that others are to take the place of")
             new = self._build(parts)
         with self._holding([new]):
             yield new
             self._advisor.replaced(segments, new)
 
     def _build(self, parts: Sequence[Part]) -> Segment:
-        """A segment of these parts, one behind the other. Whole blocks are shared where they lie in both as they are."""
+        """A segment of these parts, one behind the other. Whole blocks are shared where they lie in both as they are. Raises
+        CapacityError too where one of them does not fit into main memory as a whole."""
+        for segment in [part.segment for part in parts if not part.segment.whole]:
+            raise CapacityError(
+                f"segment {segment.number} of {segment.nbytes:,} bytes cannot be laid out anew, as it does not fit into main "
+                "memory as a whole; close sessions, or raise storage.cpu_bytes_max"
+            )
         first = parts[0]
         tables: list[BlockTable] = []
         with ExitStack() as undo:
@@ -143,7 +155,7 @@ class Compactor:
             undo.pop_all()
         longest = max(parts, key=lambda part: part.stop - part.start).segment
         queries = StoredQueries.as_far_as_they_fit(self._budget, longest.indexes.queries)
-        tokens = np.concatenate([part.segment.tokens[part.start : part.stop] for part in parts])
+        tokens = np.concatenate([part.segment.ids.unpack(part.start, part.stop) for part in parts])
         new = NewSegment(tokens, tables, first.segment.base + first.start, queries)
         return new.view(self._budget, standalone=first.segment.standalone and not first.start).segment
 
