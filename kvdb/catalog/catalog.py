@@ -13,7 +13,8 @@ from typing import NamedTuple
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.life import Life
 from kvdb.catalog.overlay import Overlay
-from kvdb.catalog.prefix_tree import PrefixTree
+from kvdb.catalog.packed_ids import PackedIds
+from kvdb.catalog.prefix_tree import PrefixTree, concatenate
 from kvdb.catalog.segment import Segment, Views, release_views
 from kvdb.errors import AlreadyExists, NotFound, Unsupported
 from kvdb.storage.budget import Reservation
@@ -23,14 +24,14 @@ from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 
 @dataclass(frozen=True)
 class Context:
-    """A named layout of segment views, with an overlay of recomputed tokens. tokens: the ids of all its positions, int32. beside:
-    the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was used. durability: what it
-    is to outlive; see `kvdb.types.DURABILITIES`. salt: what a lookup has to say beside the tokens."""
+    """A named layout of segment views, with an overlay of recomputed tokens. ids: those of all its positions, None where its
+    views show them. beside: the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was
+    used. durability: what it is to outlive; see `kvdb.types.DURABILITIES`. salt: what a lookup has to say beside the tokens."""
 
     name: str
     spec: ModelSpec
     layout: Layout
-    tokens: Tokens
+    ids: PackedIds | None = None
     overlay: Overlay | None = None
     beside: Reservation | None = None
     life: Life = field(default_factory=Life)
@@ -40,6 +41,16 @@ class Context:
     @property
     def views(self) -> Views:
         return self.layout.views
+
+    @property
+    def tokens(self) -> Tokens:
+        """The ids of all its positions, int32, unpacked anew each time."""
+        return concatenate(self.views) if self.ids is None else self.ids.unpack()
+
+    @property
+    def kept_ids(self) -> int:
+        """How many ids it keeps beside those of its segments."""
+        return 0 if self.ids is None else len(self.ids)
 
     @property
     def chunk(self) -> Segment | None:
