@@ -62,6 +62,7 @@ class Compactor:
             self._settle()
         elif self._waiting is None or self._waiting.running() or self._waiting.done():
             self._waiting = self._executor.submit(self._settle)
+            self._waiting.add_done_callback(_log_failure)
 
     def compact(self) -> None:
         """Give back whatever can be, also of segments on disk, and return when it is done. What finds no room in main memory or
@@ -128,8 +129,6 @@ class Compactor:
         """A new segment of these parts, which contexts may take references to while the body runs."""
         segments = [part.segment for part in parts]
         with residency.pinned(tuple(SegmentView(segment, len(segment)) for segment in segments), self._loader):
-            if any(segment.paged is not None for segment in segments):
-                raise CapacityError("there is no room in main memory for the segments that others are to take the place of")
             new = self._build(parts)
         with self._holding([new]):
             yield new
@@ -171,3 +170,8 @@ class Compactor:
             for segment in taken:
                 segment.release()
             self._held = before
+
+
+def _log_failure(done: Future[None]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        log.error("space is not given back any more by what was stored or dropped until now", exc_info=error)
