@@ -33,8 +33,8 @@ class Chain(NamedTuple):
 
 
 class Twins(NamedTuple):
-    """Segments one behind the other, the first at `place`, that begin with the same `common` tokens as another segment there. All
-    but the last of them hold nothing else."""
+    """Segments one behind the other, the first at `place`, that begin with the same `common` tokens as another segment there: all
+    of these pieces but the end of the last."""
 
     place: Place
     pieces: tuple[Piece, ...]
@@ -78,18 +78,19 @@ def _twins_at(tree: PrefixTree, place: Place, token: int) -> Twins | None:
     if len(alike) < 2:
         return None
     first, other = sorted((Piece(segment, contexts.visible) for segment, contexts in alike.items()), key=_length)[-2:]
-    pieces, common = [first], _common(first, other, 0)
-    while common == sum(piece.length for piece in pieces) and common < other.length:
-        behind, following = (pieces[-1].segment.number, pieces[-1].length), int(other.segment.ids.unpack(common, common + 1)[0])
+    pieces, within = [first], _common(first, other, 0)  # how many tokens of the last piece the other one holds as well
+    common = within
+    while common < other.length:
+        behind, following = (pieces[-1].segment.number, within), int(other.segment.ids.unpack(common, common + 1)[0])
         deeper = _twins_at(tree, behind, following)
         if deeper is not None:
             return deeper
-        for segment, contexts in tree.alike(behind, following).items():
-            pieces.append(Piece(segment, contexts.visible))
-            common += _common(pieces[-1], other, common)
+        child = next((Piece(segment, contexts.visible) for segment, contexts in tree.alike(behind, following).items()), None)
+        if child is None:
             break
-        else:
-            break
+        pieces[-1:] = [Piece(pieces[-1].segment, within), child]
+        within = _common(child, other, common)
+        common += within
     return Twins(place, tuple(pieces), other, common)
 
 

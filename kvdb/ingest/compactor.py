@@ -94,11 +94,13 @@ class Compactor:
 
     def _lay_out(self, text: Text, *, load: bool) -> None:
         """Lay out anew what a text goes through. load: whether segments may be loaded from disk for it."""
+        done: Twins | None = None
         while (twins := self._catalog.twins(text)) is not None:
             with self._holding(twins.segments):
-                if not load and not all(segment.whole for segment in twins.segments):
+                if twins == done or not (load or all(segment.whole for segment in twins.segments)):
                     break
                 self._join(text, twins)
+            done = twins
         chains = self._catalog.chains(text)
         with self._holding(segment for chain in chains for segment in chain.segments):
             for chain in reversed(chains):  # the last first, so that the places of the others stay

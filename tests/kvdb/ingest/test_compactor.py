@@ -168,3 +168,18 @@ def test_a_chat_stored_turn_by_turn_is_compacted_in_a_store(tmp_path):
         compacted(db)
         assert used_blocks(db, "disk") <= 1.1 * least_blocks([tokens[:10]])
         assert holds(db, tokens[:10])
+
+
+def test_imports_at_once_share_what_they_begin_with():
+    """Three texts are written before any of them is stored; each part is held once afterwards."""
+    texts = [np.r_[np.arange(32), 20], np.r_[0, 20 + np.arange(38)], np.r_[np.arange(49), 20]]
+    with kvdb.connect(config=config(block_size=BLOCK)) as db:
+        writers = []
+        for number, tokens in enumerate(texts):
+            writers.append(db._transport.begin_import(SPEC, tokens.astype(np.int32), str(number)))
+            for layer, (k, v) in enumerate(kv_of(tokens)):
+                writers[-1].write(layer, k, v)
+        for writer in writers:
+            writer.commit()
+        assert used_blocks(db) <= 1.1 * least_blocks(texts)
+        assert all(holds(db, tokens) for tokens in texts)
