@@ -13,6 +13,7 @@ import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
 from kvdb.catalog.layout_builder import build_layout
 from kvdb.catalog.overlay import Overlay
+from kvdb.catalog.segment import Segment
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.catalog.stored_catalog import open_catalog
 from kvdb.config import Config, checked
@@ -21,6 +22,7 @@ from kvdb.gpu.interface import GpuInterface
 from kvdb.gpu.opening import open_accelerator, open_backend, open_configured_device
 from kvdb.indexing.advisor import IndexAdvisor
 from kvdb.indexing.builder import IndexBuilder
+from kvdb.ingest.compactor import Compactor
 from kvdb.ingest.import_writer import ImportTarget, ImportWriter
 from kvdb.ingest.publisher import NewContext, Publisher
 from kvdb.operations.contexts import ContextOperations
@@ -67,7 +69,8 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         indexes = self.config.indexes
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device))
         self._advisor = IndexAdvisor(self._builder, BuildPolicy(indexes.opened_often), indexes)
-        self._publisher = Publisher(self._catalog, self._blocks.budget, self._advisor)
+        self._compactor = Compactor(self._catalog, self._blocks.budget, self._blocks.loader, self._advisor)
+        self._publisher = Publisher(self._catalog, self._blocks.budget, self._advisor, self._compactor)
         self.handles = OpenHandles()
         self._auditor = ThreadPoolExecutor(1, "kvdb-audit")
         self._services = SessionServices(
@@ -149,6 +152,22 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         database."""
         return batch.attention(self._own(sessions), layer, q, options)
 
+    @counted_call
+    def drop(self, name: str) -> None:
+        """Forget a context, and give back the space of what nobody sees any more. Open sessions over it go on. Raises
+        NotFound."""
+        super().drop(name)
+        self._compactor.settle()
+
+    @counted_call
+    def compact(self) -> int:
+        """Give back the space of tokens that no context names, and of blocks that are hardly filled, also of segments that had to
+        be loaded from disk for it; queries go on meanwhile. Returns the bytes of blocks that were given back. Raises
+        CapacityError, Unavailable, and IntegrityError for a segment on disk that was changed."""
+        before = self._blocks.used_nbytes()
+        self._compactor.compact()
+        return max(0, before - self._blocks.used_nbytes())
+
     def wait_for_builds(self, timeout: float | None = None) -> bool:
         """Wait until no index is being built or waits to be built. Returns False if that takes more than `timeout` seconds; None
         waits for any time."""
@@ -165,6 +184,7 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         self._builder.close()  # nor for an index
         self.handles.close()
         self._auditor.shutdown()
+        self._compactor.close()
         if self.gpu is not None:
             self.gpu.close()
         self._catalog.close()
@@ -175,6 +195,9 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _held_segments(self) -> list[Segment]:
+        return [*super()._held_segments(), *self._compactor.held_segments()]
 
     def _own(self, sessions: Sequence[object]) -> list[SessionState]:
         own = [session for session in sessions if isinstance(session, SessionState) and session.services is self._services]

@@ -8,11 +8,13 @@ from hashlib import sha256
 from heapq import nsmallest
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.life import Life
 from kvdb.catalog.overlay import Overlay
-from kvdb.catalog.prefix_tree import PrefixTree
+from kvdb.catalog.packed_ids import PackedIds
+from kvdb.catalog.prefix_tree import PrefixTree, concatenate
 from kvdb.catalog.segment import Segment, Views, release_views
 from kvdb.errors import AlreadyExists, NotFound, Unsupported
 from kvdb.storage.budget import Reservation
@@ -22,14 +24,14 @@ from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 
 @dataclass(frozen=True)
 class Context:
-    """A named layout of segment views, with an overlay of recomputed tokens. tokens: the ids of all its positions, int32. beside:
-    the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was used. durability: what it
-    is to outlive; see `kvdb.types.DURABILITIES`. salt: what a lookup has to say beside the tokens."""
+    """A named layout of segment views, with an overlay of recomputed tokens. ids: those of all its positions, None where its
+    views show them. beside: the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was
+    used. durability: what it is to outlive; see `kvdb.types.DURABILITIES`. salt: what a lookup has to say beside the tokens."""
 
     name: str
     spec: ModelSpec
     layout: Layout
-    tokens: Tokens
+    ids: PackedIds | None = None
     overlay: Overlay | None = None
     beside: Reservation | None = None
     life: Life = field(default_factory=Life)
@@ -41,8 +43,18 @@ class Context:
         return self.layout.views
 
     @property
+    def tokens(self) -> Tokens:
+        """The ids of all its positions, int32, unpacked anew each time."""
+        return concatenate(self.views) if self.ids is None else self.ids.unpack()
+
+    @property
+    def kept_ids(self) -> int:
+        """How many ids it keeps beside those of its segments."""
+        return 0 if self.ids is None else len(self.ids)
+
+    @property
     def chunk(self) -> Segment | None:
-        """The segment of a context that is one chunk: a single segment that was computed with nothing before it."""
+        """The segment that a context which is a chunk begins: a single one, which was computed with nothing before it."""
         if self.overlay is None and len(self.views) == 1 and self.views[0].segment.standalone:
             return self.views[0].segment
         return None
@@ -81,15 +93,23 @@ class Context:
         return ContextStatistics(self.name, tuple(known))
 
 
+class Text(NamedTuple):
+    """The tokens of a context, int32 `[n]`, the digest of their model's spec, and its salt."""
+
+    spec: str
+    salt: str
+    tokens: Tokens
+
+
 class Catalog:
     """Contexts and the segments they hold references to. Thread-safe."""
 
     def __init__(self) -> None:
         self._contexts: dict[str, Context] = {}
         self._trees: dict[tuple[str, str], PrefixTree] = {}
-        self._chunks: dict[tuple[str, str, bytes], Segment] = {}
-        self._chunk_names: Counter[Segment] = Counter()
+        self._chunks: dict[tuple[str, str, bytes], Counter[Segment]] = {}  # and how many contexts name each
         self._borrowed: list[Context] = []
+        self._changed: list[Text] = []
         self._lock = Lock()
 
     def durability(self, asked: str | None) -> str:
@@ -104,12 +124,8 @@ class Catalog:
         AlreadyExists."""
         with self._lock:
             self._check_free(context.name)
-            self._contexts[context.name] = context
-            if context.plain:
-                self._trees.setdefault((context.spec.digest, context.salt), PrefixTree()).add(context.views)
-            if (segment := context.chunk) is not None:
-                self._chunks.setdefault(_text(context.spec, segment.tokens, context.salt), segment)
-                self._chunk_names[segment] += 1
+            self._add(context)
+            self._note_change(context)
         return context
 
     def check_free(self, name: str) -> None:
@@ -128,12 +144,14 @@ class Catalog:
             return views
 
     def chunk(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> Segment | None:
-        """The chunk of exactly these tokens that is stored under that salt, if there is one. The caller owns one reference to
-        it."""
+        """A segment that begins with the chunk of exactly these tokens, if it is stored under that salt. The caller owns one
+        reference to it."""
         with self._lock:
-            segment = self._chunks.get(_text(spec, tokens, salt))
-            if segment is not None:
-                segment.retain()
+            segments = self._chunks.get(_text(spec, tokens, salt))
+            if segments is None:
+                return None
+            segment = next(iter(segments))
+            segment.retain()
             return segment
 
     def get(self, name: str) -> Context:
@@ -188,11 +206,8 @@ class Catalog:
         """Forget a context, and free the segments that nobody else holds. Raises NotFound."""
         with self._lock:
             context = self._find(name)
-            del self._contexts[name]
-            if context.plain:
-                self._trees[context.spec.digest, context.salt].remove(context.views)
-            if (segment := context.chunk) is not None:
-                self._unname(context, segment)
+            self._remove(context)
+            self._note_change(context)
             self._borrowed.append(context)
         self._release(context)
 
@@ -202,14 +217,29 @@ class Catalog:
         with self._lock:
             self._borrowed = [other for other in self._borrowed if other is not context]
 
-    def _unname(self, context: Context, segment: Segment) -> None:
-        """Count one context less for a chunk. When none is left, its text is no longer found."""
-        self._chunk_names[segment] -= 1
-        if not self._chunk_names[segment]:
-            del self._chunk_names[segment]
-            text = _text(context.spec, segment.tokens, context.salt)
-            if self._chunks.get(text) is segment:
+    def _add(self, context: Context) -> None:
+        """Make a context visible; called with the lock held."""
+        self._contexts[context.name] = context
+        if context.plain:
+            self._trees.setdefault((context.spec.digest, context.salt), PrefixTree()).add(context.name, context.views)
+        if (segment := context.chunk) is not None:
+            self._chunks.setdefault(_text(context.spec, context.tokens, context.salt), Counter())[segment] += 1
+
+    def _remove(self, context: Context) -> None:
+        """Forget a context; called with the lock held."""
+        del self._contexts[context.name]
+        if context.plain:
+            self._trees[context.spec.digest, context.salt].remove(context.name, context.views)
+        if (segment := context.chunk) is not None:
+            text = _text(context.spec, context.tokens, context.salt)
+            self._chunks[text] -= Counter([segment])
+            if not self._chunks[text]:
                 del self._chunks[text]
+
+    def _note_change(self, context: Context) -> None:
+        """Note that a context came or went; called with the lock held."""
+        if context.plain:
+            self._changed.append(Text(context.spec.digest, context.salt, context.tokens))
 
     def _find(self, name: str) -> Context:
         if name not in self._contexts:

@@ -2,35 +2,38 @@
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
 import kvdb.catalog.stored_overlay as stored_overlay
-from kvdb.catalog.catalog import Catalog, Context, files_of
+from kvdb.catalog.catalog import Context, Text, files_of
 from kvdb.catalog.catalog_file import CatalogFile
 from kvdb.catalog.catalog_records import ContextRecord, SegmentRecord, SpecRecord, ViewRecord
-from kvdb.catalog.segment import Segment
+from kvdb.catalog.compactable import CompactableCatalog
+from kvdb.catalog.relayout import Relayout
+from kvdb.catalog.segment import release_views
+from kvdb.catalog.segment_records import records_of
 from kvdb.catalog.stored_contexts import StoredContexts
 from kvdb.errors import AlreadyExists, CapacityError, IntegrityError, Unavailable
 from kvdb.storage.backup_folder import BackupFolder
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.store import BlockStore
 from kvdb.storage.store_folder import StoreFolder
-from kvdb.types import ModelSpec
 
 log = logging.getLogger(__name__)
 
 
-def open_catalog(blocks: BlockStore, durability: str) -> Catalog:
+def open_catalog(blocks: BlockStore, durability: str) -> CompactableCatalog:
     """The catalogue of a database: that of its store, or an empty one. durability: of contexts for which nobody asks for another.
 
     Raises IntegrityError, Unsupported or Unavailable, ConfigError for blocks of another size than those in the store, and
     CapacityError where the budget has no room for what stands beside them; then it has closed `blocks`.
     """
     if blocks.folder is None or blocks.disk is None:
-        return Catalog()
+        return CompactableCatalog()
     with ExitStack() as undo:
         undo.callback(blocks.close)
         catalog = StoredCatalog(blocks, blocks.folder, blocks.disk, durability)
@@ -38,13 +41,15 @@ def open_catalog(blocks: BlockStore, durability: str) -> Catalog:
     return catalog
 
 
-class StoredCatalog(Catalog):
+class StoredCatalog(CompactableCatalog):
     """A catalogue that is kept in a file. Thread-safe.
 
     The files of a context's segments are written before it, and removed after it. A file that no context names is removed when
     the store is opened. A context that was damaged keeps its name until it is dropped, and is never used. One of the durability
     "memory" is written when the store is closed.
     """
+
+    on_disk = True
 
     def __init__(self, blocks: BlockStore, folder: StoreFolder, disk: SegmentFolder, durability: str) -> None:
         super().__init__()
@@ -91,19 +96,45 @@ class StoredCatalog(Catalog):
     def _write_files(self, context: Context, undo: ExitStack) -> tuple[Context, list[SegmentRecord], ContextRecord]:
         """Write the files of a context. Returns it as it stands on them, and what the catalogue's file is to say. undo: removes
         what nothing will name."""
-        segments, views, synced = [], [], context.durability != "os"
+        synced = context.durability != "os"
         for view in context.views:
-            file = view.segment.write(self._disk, context.spec.digest, synced=synced).path.name
-            segments.append(_record(view.segment, file, context.spec))
-            views.append(ViewRecord(file, view.visible, view.shift))
+            view.segment.write(self._disk, context.spec.digest, synced=synced)
+        segments, views = records_of(context.spec.digest, context.views)
         layout, tokens = context.layout, None if context.plain else context.tokens
-        place = layout.length, layout.prefix_end, tuple(views)
+        place = layout.length, layout.prefix_end, views
         record = ContextRecord(context.name, context.spec.digest, *place, tokens, context.salt)
         if context.overlay is None:
             return context, segments, record
         overlay, kept = stored_overlay.store(context.overlay, self._disk, context.spec.digest, synced=synced)
         undo.callback(overlay.release)
         return replace(context, overlay=overlay), segments, record._replace(overlay=kept)
+
+    def replace(self, text: Text, relayout: Relayout) -> None:
+        """Write the targets to the disk, then let contexts see them; see `CompactableCatalog.replace`. Raises CapacityError or
+        Unavailable."""
+        for target in relayout.targets:
+            target.segment.write(self._disk, text.spec)
+        super().replace(text, relayout)
+
+    def _replace(self, names: Sequence[str], relayout: Relayout) -> None:
+        """One transaction says that these contexts see the targets, before anybody sees them there."""
+        with self._commit_lock, ExitStack() as undo:
+            pairs = self._rewritten(names, relayout)
+            for _, new in pairs:
+                undo.callback(release_views, new.views)
+            more = Counter[str]()  # views of each file
+            segments: dict[str, SegmentRecord] = {}
+            views: dict[str, tuple[ViewRecord, ...]] = {}
+            for old, new in (pair for pair in pairs if pair[0].name not in self._unwritten):
+                records, views[new.name] = records_of(new.spec.digest, new.views)
+                segments.update((record.file, record) for record in records)
+                more.update(view.file for view in views[new.name])
+                more.subtract(view.file for view in records_of(old.spec.digest, old.views)[1])
+            gone = [file for file, count in more.items() if count < 0 and self._named[file] + count == 0]
+            self._file.replace(list(segments.values()), views, gone)
+            undo.pop_all()
+            self._named.update(more)
+            self._swap(pairs)
 
     def _insert(self, context: Context, segments: list[SegmentRecord], record: ContextRecord) -> None:
         """Name a context in the catalogue's file; called with the lock held."""
@@ -197,6 +228,7 @@ class StoredCatalog(Catalog):
                     self._named.update(view.file for view in record.views)
         finally:
             reader.release()
+        self.take_changed()  # what was left behind before waits for `compact`
         damaged = {*records.damaged, *reader.damaged}
         if records.whole and not damaged:  # nothing else can name a file
             self._file.delete_segments([file for file in records.segments if not self._named[file]])
@@ -211,8 +243,3 @@ class StoredCatalog(Catalog):
 def _is_gone(path: Path) -> bool:
     """Whether a catalogue is not there, or empty: it never is, once it was made."""
     return not path.exists() or not path.stat().st_size
-
-
-def _record(segment: Segment, file: str, spec: ModelSpec) -> SegmentRecord:
-    block_size = segment.tables[0].layout.block_size
-    return SegmentRecord(file, spec.digest, block_size, segment.base, segment.standalone, segment.tokens)

@@ -6,7 +6,7 @@ Each number is the lower quartile of a few samples, because other work on the ma
 import gc
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
@@ -20,7 +20,7 @@ from indexes.retrieval import Dipr, TopK
 from kvdb.attention.block_run import BlockRun, Span
 from kvdb.attention.partition import RunPartition, SearchedSpan
 from kvdb.attention.search import AttentionQuery
-from kvdb.attention.sparse import sparse
+from kvdb.attention.step import prepared_step
 from kvdb.config import StorageConfig
 from kvdb.hardware.kernels import KernelTimes
 from kvdb.storage.block_layout import bits
@@ -33,7 +33,7 @@ SPEC = ModelSpec("calibration", layers=1, q_heads=32, kv_heads=8, head_dim=128)
 TOKENS = 32_768
 """128 MiB of keys and values: more than caches hold."""
 CACHED_TOKENS = 4096
-CODED_TOKENS = 2048
+CODED_TOKENS, PAGED_TOKENS = 2048, 16_384
 PIECE = 1024
 SAMPLES, SAMPLES_MIN, SAMPLES_LATE = 9, 3, 2
 BUDGET_S, ALL_S, KERNELS_S = 0.05, 0.9, 0.15
@@ -41,6 +41,8 @@ BUDGET_S, ALL_S, KERNELS_S = 0.05, 0.9, 0.15
 do. KERNELS_S are spent on choosing kernels."""
 ROWS = 16
 """The number of queries of each head, enough that multiplying takes longer than reading."""
+TILE_QUERIES = 4
+"""The number of queries whose rows of a KV head are as many as a matrix tile has."""
 CACHE_BYTES_MIN = float(1 << 20)
 STEP_SHARE_MIN = 0.2
 """The least share of a step's time outside of its search; a smaller one is noise."""
@@ -100,7 +102,14 @@ class _Measuring:
         one, many = self._random(SPEC.q_heads, 1), self._random(SPEC.q_heads, ROWS)
         index = registry.build("quantized", self._table.keys(CODED_TOKENS))
         queries = Queries.of(one, SPEC.kv_heads, SPEC.softmax_scale, CODED_TOKENS)
+        pages = registry.build("coarse-bounds", self._table.keys(PAGED_TOKENS))
+        tiled = Queries.of(self._random(SPEC.q_heads, TILE_QUERIES), SPEC.kv_heads, SPEC.softmax_scale, PAGED_TOKENS)
+        tiled = replace(tiled, floor=np.full_like(tiled.floor, 1e9))  # so that pages are scored, and none is read
         values, keys = self._gather_values(128), self._score_keys(128)
+
+        def scan() -> None:
+            index.search(queries, TopK(1))
+            pages.search(tiled, Dipr())
 
         def gather() -> None:
             values()
@@ -109,7 +118,7 @@ class _Measuring:
         return {
             "decode": lambda: self._attend(TOKENS // 4, one),
             "prefill": lambda: self._attend(PIECE, many),
-            "scan": lambda: index.search(queries, TopK(1)),
+            "scan": scan,
             "gather": gather,
         }
 
@@ -178,23 +187,24 @@ class _Measuring:
         return lambda: _native.attend_retrieved(self._layout.native, self._run.addresses, *hits, out, lse, out, lse)
 
     def _step(self) -> tuple[float, float, float]:
-        """Three times in seconds: that of reading a window, of a step whose index has next to nothing to search, and of that
-        search alone."""
+        """Three times in seconds: that of reading a window, of a decode step by native code whose index has next to nothing to
+        search, and of that search alone."""
         size = self._layout.block_size
         window, index = 8 * size, registry.build("flat", self._table.keys(size))
-        queries = Queries.of(self._random(SPEC.q_heads, 1), SPEC.kv_heads, SPEC.softmax_scale, size)
-        query = AttentionQuery(
-            self._layout,
-            BlockRun([(self._table, window)], self._tail),
-            self._random(SPEC.q_heads, 1),
-            SPEC.softmax_scale,
-            QueryOptions(Dipr(1.0)),
-        )
-        partition = RunPartition([SearchedSpan(index, Span(0, size, 0))], size)
-        q = query.q
-        search_s = self._cold(lambda: index.search(queries, Dipr(1.0), give_up=True))
-        step_s = self._cold(lambda: sparse(query, partition, Dipr(1.0)))
-        return self._cold(lambda: self._attend(window - size, q)), step_s, search_s
+        run, retrieval = BlockRun([(self._table, window)], self._tail), Dipr(1.0)
+        q, k, options = self._random(SPEC.q_heads, 1), self._random(SPEC.kv_heads, 1), QueryOptions(retrieval)
+        self._tail.append(k, k)
+        run.refresh(0)
+        query = AttentionQuery(self._layout, run, q, SPEC.softmax_scale, options)
+        made = prepared_step(query, RunPartition([SearchedSpan(index, Span(0, size, 0))], size), retrieval)
+        assert made is not None
+        like = np.empty(0, SPEC.numpy_dtype)
+        steps = _native.LayerSteps(self._layout.native, SPEC.q_heads, SPEC.softmax_scale, like)
+        steps.follow(options, made.native, *run.arrays, run.blocks, run.tokens, size - 1, [])
+        searched: list[int] = []
+        step_s = self._cold(lambda: steps.step(q, k, k, options, None))
+        self._cold(lambda: searched.append(made.answer(query)[1].searches[0].ns))
+        return self._cold(lambda: self._attend(window - size, q)), step_s, sorted(searched)[len(searched) // 4] * 1e-9
 
     def _cold(self, run: Callable[[], object]) -> float:
         """Seconds of a call right after everything was read, so that caches hold what other layers of a model would leave."""

@@ -11,7 +11,8 @@ from kvdb.catalog.overhead import segment_nbytes
 from kvdb.catalog.segment import Views, release_views, visible_tokens
 from kvdb.catalog.stored_queries import StoredQueries
 from kvdb.errors import NonFiniteError, PositionError, SessionClosed
-from kvdb.ingest.publisher import NewContext, NewSegment, Publisher
+from kvdb.ingest.new_segment import NewSegment
+from kvdb.ingest.publisher import NewContext, Publisher
 from kvdb.session.open_handles import OpenHandles
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import Reservation

@@ -6,16 +6,19 @@ from typing import NamedTuple
 
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
-from kvdb.catalog.catalog import Catalog, Context
-from kvdb.catalog.index_set import IndexSet
+from kvdb.catalog.catalog import Context
+from kvdb.catalog.compactable import CompactableCatalog
 from kvdb.catalog.layout import Layout
-from kvdb.catalog.overhead import context_nbytes, segment_nbytes
+from kvdb.catalog.overhead import context_nbytes
 from kvdb.catalog.overlay import Overlay
+from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.prefix_tree import concatenate
-from kvdb.catalog.segment import Segment, SegmentView, Views, release_views, visible_tokens
+from kvdb.catalog.segment import SegmentView, Views, release_views, visible_tokens
 from kvdb.catalog.stored_queries import StoredQueries
 from kvdb.errors import CapacityError, InvalidArgument
 from kvdb.indexing.advisor import IndexAdvisor
+from kvdb.ingest.compactor import Compactor
+from kvdb.ingest.new_segment import NewSegment
 from kvdb.session.services import StorableSession
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import CpuBudget, Reservation
@@ -32,48 +35,22 @@ class NewContext(NamedTuple):
 
     def of(self, layout: Layout, tokens: Tokens, overlay: Overlay | None = None) -> Context:
         """The context, which holds this."""
-        return Context(self.name, self.spec, layout, tokens, overlay, durability=self.durability, salt=self.salt)
-
-
-class NewSegment(NamedTuple):
-    """The contents of a segment that does not exist yet. It owns the tables and the queries.
-
-    tokens: int32 `[n]`. tables: one a layer, of n tokens. base: the position of its first token when it was computed. queries:
-    some queries that were asked of it.
-    """
-
-    tokens: Tokens
-    tables: list[BlockTable]
-    base: int
-    queries: StoredQueries
-
-    def view(self, budget: CpuBudget, *, standalone: bool, shift: int = 0) -> SegmentView:
-        """All of the segment, which has taken everything over. Raises CapacityError, and then everything was given back."""
-        with ExitStack() as undo:
-            undo.callback(self.release)
-            beside = Reservation(budget, segment_nbytes(len(self.tables), len(self.tokens)))
-            undo.pop_all()
-        ids = self.tokens.copy()  # a copy, because they may be the end of a longer array
-        segment = Segment(ids, self.tables, IndexSet(self.queries), self.base, standalone=standalone, beside=beside)
-        return SegmentView(segment, len(ids), shift)
-
-    def release(self) -> None:
-        """Release everything, because no segment is made."""
-        self.queries.release()
-        for table in self.tables:
-            table.release()
+        ids = None if visible_tokens(layout.views) == layout.length else PackedIds(tokens)
+        return Context(self.name, self.spec, layout, ids, overlay, durability=self.durability, salt=self.salt)
 
 
 class Publisher:
     """Makes contexts of tokens and blocks. The catalogue is told last, so that a failure before leaves nothing visible.
 
-    budget: the budget of main memory, in which stored queries count. advisor: told about each new context.
+    budget: the budget of main memory, in which stored queries count. advisor: told about each new context. compactor: asked
+    afterwards to give back what is held in vain.
     """
 
-    def __init__(self, catalog: Catalog, budget: CpuBudget, advisor: IndexAdvisor) -> None:
+    def __init__(self, catalog: CompactableCatalog, budget: CpuBudget, advisor: IndexAdvisor, compactor: Compactor) -> None:
         self.budget = budget
         self._catalog = catalog
         self._advisor = advisor
+        self._compactor = compactor
 
     def store(
         self, session: StorableSession, name: str, tokens: Tokens | None, *, chunk: bool = False, durability: str | None = None
@@ -97,6 +74,8 @@ class Publisher:
         if visible_tokens(views) < session.reused:  # the contexts this session was opened on were dropped meanwhile
             release_views(views)
             views = session.snapshot.share().views
+        if visible_tokens(views) < len(ids):
+            views = self._without_short_end(session, views)
         stored = visible_tokens(views)
         try:
             tables = _tail_tables(session, stored) if stored < len(ids) else []
@@ -124,7 +103,7 @@ class Publisher:
         Takes over the references to the views and the new segment, which is empty where views are given, also when it raises
         AlreadyExists or CapacityError.
         """
-        tokens = views[0].segment.tokens if views else new.tokens
+        tokens = views[0].segment.tokens[: views[0].visible] if views else new.tokens
         views = views or self.chunk_views(context.spec, tokens, context.salt)
         if views:
             new.release()
@@ -150,14 +129,30 @@ class Publisher:
         """Take over a context and have its indexes built. Raises AlreadyExists or CapacityError, and then it is released."""
         published = False
         try:
-            context = replace(context, beside=Reservation(self.budget, context_nbytes(len(context.tokens))))
+            context = replace(context, beside=Reservation(self.budget, context_nbytes(context.kept_ids)))
             context = self._catalog.publish(context)
             published = True
         finally:
             if not published:
                 context.release()
         self._advisor.published(context.views)
+        self._compactor.settle()
         return context.info()
+
+    def _without_short_end(self, session: StorableSession, views: Views) -> Views:
+        """The views without segments at their end that the session wrote and stored before, if the new segment had better hold
+        their tokens too: they lie in the session's own blocks, which it shares. Such a segment ends in the middle of a block,
+        nobody sees more of it, and nothing is known of it that would be lost."""
+        if self._catalog.on_disk:  # a file would be written anew each time; the compactor merges many at once
+            return views
+        size = session.tails[0].layout.block_size
+        while views and views[-1].begin >= session.start and not views[-1].segment.indexes.kinds:
+            begin, end = views[-1].begin - session.start, views[-1].end - session.start
+            if end % size == 0 or begin % size or not self._catalog.ends_at(session.spec, session.salt, views):
+                break
+            release_views(views[-1:])
+            views = views[:-1]
+        return views
 
     def _store_chunk(self, session: StorableSession, context: NewContext, ids: Tokens) -> ContextInfo:
         base = session.start

@@ -7,6 +7,7 @@ import kvdb.catalog.check as context_check
 import kvdb.catalog.residency as residency
 import kvdb.indexing.status as status
 from kvdb.catalog.catalog import Catalog
+from kvdb.catalog.segment import Segment
 from kvdb.gpu.interface import GpuInterface
 from kvdb.indexing.builder import IndexBuilder
 from kvdb.session.open_handles import OpenHandles, counted_call
@@ -59,6 +60,9 @@ class StoreOperations:
         self._blocks.check_integrity(self._owners)
 
     def _owners(self) -> Owners:
-        held = [*self._builder.held_segments(), *(self.gpu.held_segments() if self.gpu is not None else ())]
-        tables, files = self.handles.owners(self._catalog.alive(), held)
+        tables, files = self.handles.owners(self._catalog.alive(), self._held_segments())
         return Owners(tables, files, None if self.gpu is None else self.gpu.owned())
+
+    def _held_segments(self) -> list[Segment]:
+        """The segments that what works in the background holds."""
+        return [*self._builder.held_segments(), *(self.gpu.held_segments() if self.gpu is not None else ())]

@@ -15,7 +15,7 @@ from kvdb.catalog.key_values import read_tokens
 from kvdb.errors import PositionError
 from kvdb.session.explain_analyze import analyze_plan
 from kvdb.session.open_session import OpenSession
-from kvdb.storage.paged_segment import pinned
+from kvdb.storage.paged_segment import paging_notes, pinned
 from kvdb.types import Array, ContextInfo, KeysValues, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
@@ -222,7 +222,7 @@ class SessionState(OpenSession):
             state = self.layer(layer)
             asked = state.resolve(options)
             plan = analyze_plan(state, self.spec, asked) if analyze else state.planner.plan(asked)
-            return replace(plan, notes=self._recomputing.notes(layer))
+            return replace(plan, notes=self._recomputing.notes(layer) + paging_notes(state.pages))
 
     def set_last_queries(self, queries_by_layer: Mapping[int, Float32]) -> None:
         """Treat the last of these queries, float32 `[q_heads, m, head_dim]` by layer, as the session's last query."""

@@ -99,16 +99,28 @@ class BlockTable:
         return twin
 
     def suffix(self, start: int) -> "BlockTable":
-        """A table of the tokens [start, length), which shares the blocks if start is 0 and copies the tokens if not. Raises
+        """A table of the tokens [start, length). It shares the blocks if it begins with one, and copies the tokens if not. Raises
         CapacityError."""
         if not start:
             return self.share()
         rest = BlockTable(self.tier, self.layout)
-        n = self.length - start
-        rest._allocate(self.layout.blocks_for(n))
-        self.layout.copy(self.addresses, start, rest.addresses, 0, n)
-        rest.length = n
+        rest.extend(self, start, self.length)
         return rest
+
+    def extend(self, source: "BlockTable", start: int, stop: int) -> None:
+        """Add the tokens [start, stop) of another table of the same tier. Blocks are shared where they begin in both, and the
+        tokens are copied where not. Raises CapacityError, and then the table is as it was."""
+        size, n = self.layout.block_size, stop - start
+        if n <= 0:
+            return
+        if self.length % size == 0 and start % size == 0:
+            self._share_blocks(source, start // size, self.layout.blocks_for(stop))
+        else:
+            count = self._count
+            self._copy_shared_last()
+            self._allocate(self.layout.blocks_for(self.length + n) - count)
+            self.layout.copy(source.addresses, start, self.addresses, self.length, n)
+        self.length += n
 
     def picked(self, rows: Int64) -> "BlockTable":
         """A table of these tokens, int64 `[n]`, ascending. It shares the blocks up to the first token that is left out, and holds
@@ -140,17 +152,25 @@ class BlockTable:
         self.tier.release(self._blocks[last].copy())
         self._blocks[last], self._addresses[last] = fresh, addresses
 
+    def _share_blocks(self, source: "BlockTable", first: int, last: int) -> None:
+        """Add the blocks [first, last) of another table, which it owns as well."""
+        blocks = source.blocks[first:last].copy()
+        self.tier.retain(blocks)
+        self._add(blocks)
+
     def _allocate(self, more: int) -> None:
-        if more <= 0:
-            return
-        fresh = self.tier.allocate(more)
-        count = self._count + more
+        if more > 0:
+            self._add(self.tier.allocate(more))
+
+    def _add(self, blocks: Blocks) -> None:
+        """Add blocks, of which the table owns a reference."""
+        count = self._count + len(blocks)
         if count > len(self._blocks):
             capacity = max(count, 2 * len(self._blocks))
             self._blocks = np.concatenate([self.blocks, np.empty(capacity - self._count, np.int64)])
             self._addresses = np.concatenate([self.addresses, np.empty(capacity - self._count, np.uint64)])
-        self._blocks[self._count : count] = fresh
-        self._addresses[self._count : count] = self.tier.addresses(fresh)
+        self._blocks[self._count : count] = blocks
+        self._addresses[self._count : count] = self.tier.addresses(blocks)
         self._count = count
 
     def _release_behind(self, count: int) -> None:
