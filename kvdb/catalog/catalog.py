@@ -69,6 +69,7 @@ class Context:
             chunk=self.chunk is not None,
             blended=not self.plain and self.chunk is None,
             salt=self.salt,
+            exact=self.plain,
         )
 
     @property
