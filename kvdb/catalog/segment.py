@@ -117,6 +117,11 @@ class Segment:
             statistics_file.bring_back(self._statistics, self._disk, self.file)
         return self._statistics
 
+    @property
+    def whole(self) -> bool:
+        """Whether its blocks stay in main memory while it is pinned, so that others may share them."""
+        return self.resident and self._paged is None
+
     def is_due_for_probe(self, layer: int, queries: int) -> bool:
         """Whether `queries` more queries of each layer were asked since this layer was last probed for what they retrieve."""
         return self.usage.queries_in_all >= self.statistics.probed_at(layer) + queries * len(self.tables)
@@ -155,11 +160,8 @@ class Segment:
 
     def pin(self, loader: Loader) -> None:
         """Keep the blocks in main memory until `unpin`. A segment on disk is loaded once for all who pin it, layer by layer (see
-        `wait`); after a failed loading, the missing layers are tried again. One that does not fit is paged, and remains so until
-        it is offloaded.
-
-        Raises CapacityError without room for one layer, and Unavailable once the database is closed; then it is not pinned.
-        """
+        `wait`); after a failed loading, the missing layers are tried again. One that does not fit is paged until it is offloaded.
+        Raises CapacityError without room for one layer, and Unavailable once the database is closed; then it is not pinned."""
         with self._lock:
             if not self.resident:
                 self._load(loader)
@@ -177,7 +179,7 @@ class Segment:
 
     @contextmanager
     def holding(self, layer: int) -> Iterator[None]:
-        """Keep that layer in main memory while the body runs; the caller pins the segment. Raises as `wait`; CapacityError."""
+        """Keep a layer's tokens in its blocks while the body runs; the caller pins the segment. Raises what `Pool.pin` does."""
         self.wait(layer)
         with pinned(() if self._paged is None else (self._paged.layers[layer],)):
             yield
@@ -212,10 +214,8 @@ class Segment:
         unless it is pinned again before that. Returns the bytes of blocks that were freed at once. Raises as `write` does."""
         self.write(disk, spec)
         with self._lock:
-            if not self.resident:
-                return 0
-            self._evict_when_unpinned = bool(self._pins)
-            return 0 if self._pins else self._evict()
+            self._evict_when_unpinned = self.resident and bool(self._pins)
+            return self._evict() if self.resident and not self._pins else 0
 
     def put_away(self) -> None:
         """Keep its evidence and statistics beside its file, if it has one, because the database ends."""

@@ -16,8 +16,9 @@ class ContextInfo:
 
     chunk: whether it was computed alone, so that a session may lay it out anywhere. blended: whether it was laid out of chunks;
     then it is reused as a part of a session (`create_session(parts=)`), never found by its tokens. salt: what a lookup has to say
-    beside the tokens to find it. format: how its segments hold keys and values, "" as they came, "int8" and so on, several with +
-    between them. key_error, value_error: the relative errors of what quantizing made of its keys and values."""
+    beside the tokens to find it. exact: whether its KV is that of its tokens at the positions from 0 on; that of a blend is not,
+    nor that of a chunk which was computed behind other tokens. format: how its segments hold keys and values, "" as they came,
+    "int8" and so on, several with + between them. key_error, value_error: the relative errors of what quantizing made of them."""
 
     name: str
     spec: ModelSpec
@@ -27,6 +28,7 @@ class ContextInfo:
     chunk: bool = False
     blended: bool = False
     salt: str = ""
+    exact: bool = True
     format: str = ""
     key_error: float = 0.0
     value_error: float = 0.0
