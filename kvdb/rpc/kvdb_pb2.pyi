@@ -487,18 +487,20 @@ class SegmentStatistics(_message.Message):
     def __init__(self, segment: _Optional[int] = ..., tokens: _Optional[int] = ..., queries: _Optional[_Union[Array, _Mapping]] = ..., retrieved: _Optional[_Union[Array, _Mapping]] = ..., dense: _Optional[_Union[Array, _Mapping]] = ..., sharpness: _Optional[_Union[Array, _Mapping]] = ..., window_hits: _Optional[_Union[Array, _Mapping]] = ..., audits: _Optional[_Union[Array, _Mapping]] = ..., error: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("spec", "tokens", "parts", "error_max", "salt")
+    __slots__ = ("spec", "tokens", "parts", "error_max", "salt", "share")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     ERROR_MAX_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
     spec: ModelSpec
     tokens: bytes
     parts: Parts
     error_max: float
     salt: str
-    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., parts: _Optional[_Union[Parts, _Mapping]] = ..., error_max: _Optional[float] = ..., salt: _Optional[str] = ...) -> None: ...
+    share: bool
+    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., parts: _Optional[_Union[Parts, _Mapping]] = ..., error_max: _Optional[float] = ..., salt: _Optional[str] = ..., share: _Optional[bool] = ...) -> None: ...
 
 class Parts(_message.Message):
     __slots__ = ("parts",)
