@@ -8,12 +8,12 @@ from hashlib import sha256
 from heapq import nsmallest
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
 
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.life import Life
 from kvdb.catalog.overlay import Overlay
-from kvdb.catalog.prefix_tree import PrefixTree
+from kvdb.catalog.packed_ids import PackedIds
+from kvdb.catalog.prefix_tree import PrefixTree, concatenate
 from kvdb.catalog.segment import Segment, Views, release_views
 from kvdb.errors import AlreadyExists, NotFound, Unsupported
 from kvdb.storage.budget import Reservation
@@ -23,14 +23,14 @@ from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 
 @dataclass(frozen=True)
 class Context:
-    """A named layout of segment views, with an overlay of recomputed tokens. tokens: the ids of all its positions, int32. beside:
-    the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was used. durability: what it
-    is to outlive; see `kvdb.types.DURABILITIES`. salt: what a lookup has to say beside the tokens."""
+    """A named layout of segment views, with an overlay of recomputed tokens. ids: those of all its positions, None where its
+    views show them. beside: the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was
+    used. durability: what it is to outlive; see `kvdb.types.DURABILITIES`. salt: what a lookup has to say beside the tokens."""
 
     name: str
     spec: ModelSpec
     layout: Layout
-    tokens: Tokens
+    ids: PackedIds | None = None
     overlay: Overlay | None = None
     beside: Reservation | None = None
     life: Life = field(default_factory=Life)
@@ -40,6 +40,16 @@ class Context:
     @property
     def views(self) -> Views:
         return self.layout.views
+
+    @property
+    def tokens(self) -> Tokens:
+        """The ids of all its positions, int32, unpacked anew each time."""
+        return concatenate(self.views) if self.ids is None else self.ids.unpack()
+
+    @property
+    def kept_ids(self) -> int:
+        """How many ids it keeps beside those of its segments."""
+        return 0 if self.ids is None else len(self.ids)
 
     @property
     def chunk(self) -> Segment | None:
@@ -59,6 +69,7 @@ class Context:
             chunk=self.chunk is not None,
             blended=not self.plain and self.chunk is None,
             salt=self.salt,
+            exact=self.plain,
         )
 
     @property
@@ -81,14 +92,6 @@ class Context:
         return ContextStatistics(self.name, tuple(known))
 
 
-class Text(NamedTuple):
-    """The tokens of a context, int32 `[n]`, the digest of their model's spec, and its salt."""
-
-    spec: str
-    salt: str
-    tokens: Tokens
-
-
 class Catalog:
     """Contexts and the segments they hold references to. Thread-safe."""
 
@@ -97,7 +100,7 @@ class Catalog:
         self._trees: dict[tuple[str, str], PrefixTree] = {}
         self._chunks: dict[tuple[str, str, bytes], Counter[Segment]] = {}  # and how many contexts name each
         self._borrowed: list[Context] = []
-        self._changed: list[Text] = []
+        self._changed: list[Context] = []
         self._lock = Lock()
 
     def durability(self, asked: str | None) -> str:
@@ -227,7 +230,7 @@ class Catalog:
     def _note_change(self, context: Context) -> None:
         """Note that a context came or went; called with the lock held."""
         if context.plain:
-            self._changed.append(Text(context.spec.digest, context.salt, context.tokens))
+            self._changed.append(context)
 
     def _find(self, name: str) -> Context:
         if name not in self._contexts:

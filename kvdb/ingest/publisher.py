@@ -11,6 +11,7 @@ from kvdb.catalog.compactable import CompactableCatalog
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.overhead import context_nbytes
 from kvdb.catalog.overlay import Overlay
+from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.prefix_tree import concatenate
 from kvdb.catalog.segment import SegmentView, Views, release_views, visible_tokens
 from kvdb.catalog.stored_queries import StoredQueries
@@ -34,7 +35,8 @@ class NewContext(NamedTuple):
 
     def of(self, layout: Layout, tokens: Tokens, overlay: Overlay | None = None) -> Context:
         """The context, which holds this."""
-        return Context(self.name, self.spec, layout, tokens, overlay, durability=self.durability, salt=self.salt)
+        ids = None if visible_tokens(layout.views) == layout.length else PackedIds(tokens)
+        return Context(self.name, self.spec, layout, ids, overlay, durability=self.durability, salt=self.salt)
 
 
 class Publisher:
@@ -101,7 +103,7 @@ class Publisher:
         Takes over the references to the views and the new segment, which is empty where views are given, also when it raises
         AlreadyExists or CapacityError.
         """
-        tokens = views[0].segment.tokens[: views[0].visible] if views else new.tokens
+        tokens = views[0].segment.ids.unpack(0, views[0].visible) if views else new.tokens
         views = views or self.chunk_views(context.spec, tokens, context.salt)
         if views:
             new.release()
@@ -127,7 +129,7 @@ class Publisher:
         """Take over a context and have its indexes built. Raises AlreadyExists or CapacityError, and then it is released."""
         published = False
         try:
-            context = replace(context, beside=Reservation(self.budget, context_nbytes(len(context.tokens))))
+            context = replace(context, beside=Reservation(self.budget, context_nbytes(context.kept_ids)))
             context = self._catalog.publish(context)
             published = True
         finally:

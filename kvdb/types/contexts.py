@@ -16,7 +16,8 @@ class ContextInfo:
 
     chunk: whether it was computed alone, so that a session may lay it out anywhere. blended: whether it was laid out of chunks;
     then it is reused as a part of a session (`create_session(parts=)`), never found by its tokens. salt: what a lookup has to say
-    beside the tokens to find it."""
+    beside the tokens to find it. exact: whether its KV is that of its tokens at the positions from 0 on; that of a blend is not,
+    nor that of a chunk which was computed behind other tokens."""
 
     name: str
     spec: ModelSpec
@@ -26,6 +27,7 @@ class ContextInfo:
     chunk: bool = False
     blended: bool = False
     salt: str = ""
+    exact: bool = True
 
 
 @dataclass(frozen=True)

@@ -59,13 +59,19 @@ class RemoteDatabase:
         begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, base=first, **what)
         return RemoteImport(connection, spec, begin)
 
-    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "") -> RemoteSession:
+    def create_session(
+        self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "", *, share: bool = False
+    ) -> RemoteSession:
         """A session on the server; see `kvdb.database.Database.create_session`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
         ids = validate.token_ids(tokens)
         connection.check_size("the list of tokens", ids.nbytes)
         request = pb.CreateSessionRequest(
-            spec=codec.to_spec(spec), tokens=codec.to_tokens(ids), error_max=error_max, salt=validate.salt(salt)
+            spec=codec.to_spec(spec),
+            tokens=codec.to_tokens(ids),
+            error_max=error_max,
+            salt=validate.salt(salt),
+            share=share,
         )
         reply = connection.call(connection.stub.CreateSession, request)
         return RemoteSession(connection, spec, reply, ids, self._sessions)
@@ -199,6 +205,12 @@ class RemoteDatabase:
         connection = self._connected()
         reply: pb.CheckStoreReply = connection.call(connection.stub.CheckStore, pb.CheckStoreRequest())
         return list(reply.damaged)
+
+    def compact(self) -> int:
+        """Give space back on the server; see `kvdb.database.Database.compact`, whose errors it raises."""
+        connection = self._connected()
+        reply: pb.CompactReply = connection.call(connection.stub.Compact, pb.CompactRequest())
+        return int(reply.nbytes)
 
     def backup(self, folder: str) -> int:
         """Copy the server's store on its machine; see `kvdb.database.Database.backup`, whose errors it raises."""
