@@ -8,7 +8,6 @@ from hashlib import sha256
 from heapq import nsmallest
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
 
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.life import Life
@@ -93,14 +92,6 @@ class Context:
         return ContextStatistics(self.name, tuple(known))
 
 
-class Text(NamedTuple):
-    """The tokens of a context, int32 `[n]`, the digest of their model's spec, and its salt."""
-
-    spec: str
-    salt: str
-    tokens: Tokens
-
-
 class Catalog:
     """Contexts and the segments they hold references to. Thread-safe."""
 
@@ -109,7 +100,7 @@ class Catalog:
         self._trees: dict[tuple[str, str], PrefixTree] = {}
         self._chunks: dict[tuple[str, str, bytes], Counter[Segment]] = {}  # and how many contexts name each
         self._borrowed: list[Context] = []
-        self._changed: list[Text] = []
+        self._changed: list[Context] = []
         self._lock = Lock()
 
     def durability(self, asked: str | None) -> str:
@@ -239,7 +230,7 @@ class Catalog:
     def _note_change(self, context: Context) -> None:
         """Note that a context came or went; called with the lock held."""
         if context.plain:
-            self._changed.append(Text(context.spec.digest, context.salt, context.tokens))
+            self._changed.append(context)
 
     def _find(self, name: str) -> Context:
         if name not in self._contexts:
