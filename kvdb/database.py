@@ -11,6 +11,7 @@ import kvdb.hardware.profile as profile
 import kvdb.session.batch as batch
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
+from kvdb.catalog.evictor import open_evictor
 from kvdb.catalog.layout_builder import build_layout
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.snapshot import Snapshot
@@ -63,6 +64,7 @@ class Database(ContextOperations, IndexOperations):
         self._blocks = BlockStore(self.config.storage, device)
         self._catalog = open_catalog(self._blocks, self.config.storage.durability)
         self.gpu: GpuInterface | None = open_backend(device, self._blocks, self.config.optimizer.machine_file)
+        open_evictor(self._catalog, self._blocks, self.config.storage.eviction)
         indexes = self.config.indexes
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device))
         self._advisor = IndexAdvisor(self._builder, BuildPolicy(indexes.opened_often), indexes)
@@ -94,6 +96,7 @@ class Database(ContextOperations, IndexOperations):
         cannot be had.
         """
         level = self._catalog.durability(validate.durability(durability))
+        self._catalog.drop_expired()
         self._catalog.check_free(validate.name(name))
         ids = validate.token_ids(tokens)
         if not len(ids):
@@ -104,6 +107,7 @@ class Database(ContextOperations, IndexOperations):
             views = self._publisher.chunk_views(spec, ids)
         else:
             views = self._catalog.match(spec, ids)
+        self._catalog.use(views)
         target = ImportTarget(spec, ids, name, base, level)
         return ImportWriter(self.handles, self._publisher, target, views, self._blocks.tables(spec))
 
@@ -116,7 +120,9 @@ class Database(ContextOperations, IndexOperations):
         """
         budget = checked_error_max(error_max)
         ids = validate.token_ids(tokens)
+        self._catalog.drop_expired()
         views = self._catalog.match(spec, ids)
+        self._catalog.use(views)
         self._advisor.count_session(views)
         return SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids, budget)
 
@@ -131,7 +137,9 @@ class Database(ContextOperations, IndexOperations):
         where keys cannot be moved.
         """
         budget = checked_error_max(error_max)
+        self._catalog.drop_expired()
         laid = build_layout(self._catalog, spec, parts)
+        self._catalog.use(laid.layout.views)
         overlay = laid.overlay or Overlay(self._blocks.tables(spec))
         snapshot = Snapshot.blended(spec, laid.layout, overlay)
         self._advisor.count_session(laid.layout.views)

@@ -72,6 +72,7 @@ CONTEXTS = Table(
     "SELECT name, spec, length, prefix_end, views, tokens, salt, overlay, crc FROM context ORDER BY rowid",
     ContextRecord.from_row,
 )
+ONE_CONTEXT = "SELECT name, spec, length, prefix_end, views, tokens, salt, overlay, crc FROM context WHERE name = ?"
 FIRST_CONTEXTS = replace(CONTEXTS, select="SELECT name, spec, length, prefix_end, views, tokens, crc FROM context ORDER BY rowid")
 LIVES = Table("REPLACE INTO life VALUES (?, ?, ?, ?, ?, ?, ?, ?)", "SELECT * FROM life", LifeRecord.from_row)
 
@@ -151,6 +152,16 @@ class CatalogFile:
         with self._transaction():
             for record in lives:
                 self._write(LIVES, record.row())
+
+    def rename(self, name: str, record: LifeRecord) -> None:
+        """Give a context the name in `record`, and keep that. Raises as `insert` does."""
+        with self._transaction():
+            for (_, *rest), crc in [(tuple(row[:-1]), row[-1]) for row in self._db.execute(ONE_CONTEXT, (name,))]:
+                right = crc == checksum((name, *rest))  # one that was damaged meanwhile stays so
+                changed = record.name, checksum((record.name, *rest)) if right else crc, name
+                self._db.execute("UPDATE context SET name = ?, crc = ? WHERE name = ?", changed)
+            self._db.execute("DELETE FROM life WHERE name = ?", (name,))
+            self._write(LIVES, record.row())
 
     def delete(self, name: str, segments: Sequence[str]) -> None:
         """Remove a context, and segments that no other context names, by their files. Raises as `insert` does."""

@@ -211,6 +211,11 @@ class Segment:
             self._evict_when_unpinned = bool(self._pins)
             return 0 if self._pins else self._evict()
 
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody pins it."""
+        return bool(self._pins)
+
     def put_away(self) -> None:
         """Keep its evidence and statistics beside its file, if it has one, because the database ends."""
         with self._lock:

@@ -1,6 +1,7 @@
 """The catalogue of a durable database: what it says is on the disk before anybody can see it."""
 
 import logging
+import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
@@ -8,23 +9,21 @@ from pathlib import Path
 from threading import Lock
 
 import kvdb.catalog.stored_overlay as stored_overlay
-from kvdb.catalog.catalog import Catalog, Context
+from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.catalog_file import CatalogFile
-from kvdb.catalog.catalog_records import ContextRecord, Records, SegmentRecord, SpecRecord, ViewRecord
-from kvdb.catalog.layout import Layout
-from kvdb.catalog.life import Life
-from kvdb.catalog.overhead import context_nbytes, segment_nbytes
-from kvdb.catalog.overlay import Overlay
-from kvdb.catalog.prefix_tree import concatenate
-from kvdb.catalog.segment import Segment, SegmentView
-from kvdb.errors import AlreadyExists, CapacityError, ConfigError, IntegrityError, Unavailable
-from kvdb.storage.budget import Reservation
+from kvdb.catalog.catalog_records import ContextRecord, LifeRecord, SegmentRecord, SpecRecord, ViewRecord
+from kvdb.catalog.context import Context
+from kvdb.catalog.segment import Segment, Views
+from kvdb.catalog.stored_contexts import StoredContexts
+from kvdb.errors import AlreadyExists, CapacityError, IntegrityError, Unavailable
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.store import BlockStore
 from kvdb.storage.store_folder import StoreFolder
-from kvdb.types import ModelSpec
+from kvdb.types import ContextUpdate, ModelSpec
 
 log = logging.getLogger(__name__)
+FLUSH_SECONDS = 60.0
+"""How long a use of a context may go unwritten; a crash loses those of about that time."""
 
 
 def open_catalog(blocks: BlockStore, durability: str) -> Catalog:
@@ -59,6 +58,8 @@ class StoredCatalog(Catalog):
         self._commit_lock = Lock()  # names come and go in the file and in memory together
         self._durability = durability
         self._unwritten: set[str] = set()  # the names of contexts that are in memory only
+        self._used: set[str] = set()  # the names of contexts whose uses were not written
+        self._flush_at = time.monotonic() + FLUSH_SECONDS
         self._file = CatalogFile(folder.catalog, disk.sync)
         with ExitStack() as undo:
             undo.callback(self._file.close)
@@ -139,14 +140,57 @@ class StoredCatalog(Catalog):
             self._named.subtract(named)
             super().drop(name)
 
+    def use(self, views: Views) -> list[Context]:
+        """Count a use, which is written with others later: FLUSH_SECONDS later, or when the store is closed."""
+        contexts = super().use(views)
+        self._used.update(context.name for context in contexts)
+        if self._used and time.monotonic() > self._flush_at and self._commit_lock.acquire(blocking=False):
+            try:
+                self._write_uses()
+            finally:
+                self._commit_lock.release()
+        return contexts
+
+    def update(self, name: str, change: ContextUpdate) -> Context:
+        """Change a context on the disk, and then for everybody. Raises what `Catalog.update` does, and CapacityError or
+        Unavailable."""
+        with self._commit_lock:
+            context, new = self.get(name), change.name or name
+            if new != name:
+                self.check_free(new)
+            life = context.life.changed(change)
+            if name in self._unwritten:
+                self._unwritten ^= {name} ^ {new} if new != name else set()
+            elif new == name:
+                self._file.write_lives([LifeRecord(name, life)])
+            else:
+                self._file.rename(name, LifeRecord(new, life))
+            with self._lock:
+                return self._set(context, new, life)
+
+    def _write_uses(self) -> None:
+        """Write how contexts were used; called with the commit lock held. What cannot be written is counted on in memory."""
+        self._flush_at = time.monotonic() + FLUSH_SECONDS
+        names, self._used = self._used, set()
+        with self._lock:
+            known = [self._contexts[name] for name in names if name in self._contexts and name not in self._unwritten]
+            lives = [LifeRecord(context.name, replace(context.life)) for context in known]
+        try:
+            self._file.write_lives(lives)
+        except (CapacityError, Unavailable) as error:
+            log.warning("how contexts were used cannot be written: %s", error)
+
     def close(self) -> None:
         """Write what is in memory only, keep the evidence of every segment beside its file, and close the catalogue's file. What
         cannot be written is lost, with a line in the log."""
+        self._disk.evict = None  # nothing that is stored goes for what is in memory only
         for name in sorted(self._unwritten):
             self._write_last(self.get(name))
         for segment in {view.segment for context in self.contexts() for view in context.views}:
             segment.put_away()
         with self._commit_lock:
+            if self._used:
+                self._write_uses()
             try:
                 self._file.close()
             except Unavailable as error:
@@ -187,74 +231,6 @@ class StoredCatalog(Catalog):
         elif not damaged:
             log.error("the catalogue of %s lost contexts whose names are not known", self._disk.path.parent)
         return damaged
-
-
-class StoredContexts:
-    """Makes contexts of what a catalogue's file says. damaged: the names of those whose segments are not as they were written."""
-
-    def __init__(self, records: Records, disk: SegmentFolder, blocks: BlockStore) -> None:
-        self.damaged: list[str] = []
-        self._records = records
-        self._disk = disk
-        self._blocks = blocks
-        self._segments: dict[str, Segment] = {}
-
-    def context(self, record: ContextRecord) -> Context | None:
-        """The context, None for one that is damaged. Raises CapacityError, and ConfigError for blocks of another size."""
-        spec = self._records.specs.get(record.spec)
-        try:
-            segments = [self._segment(view.file, spec) for view in record.views]
-            overlay = self._overlay(record, spec)
-        except (IntegrityError, Unavailable) as error:
-            log.error("context %r: %s", record.name, error)
-            self.damaged.append(record.name)
-            return None
-        if spec is None:  # a blend without views
-            self.damaged.append(record.name)
-            return None
-        views = tuple(
-            SegmentView(segment, view.visible, view.shift) for segment, view in zip(segments, record.views, strict=True)
-        )
-        tokens = concatenate(views) if record.tokens is None else record.tokens
-        beside = Reservation(self._blocks.budget, context_nbytes(len(tokens)))
-        for segment in segments:
-            segment.retain()
-        layout = Layout(views, record.length, record.prefix_end)
-        return Context(record.name, spec, layout, tokens, overlay, beside, self._life(record.name))
-
-    def release(self) -> None:
-        """Release the segments; the contexts hold theirs."""
-        for segment in self._segments.values():
-            segment.release()
-
-    def _life(self, name: str) -> Life:
-        """What the catalogue's file says of the life of a context; one that is always kept where it was damaged."""
-        if name not in self._records.lives:
-            log.error("what was noted of context %r was damaged; it is pinned from now on, without metadata", name)
-            return Life(pinned=True)
-        return self._records.lives[name]
-
-    def _overlay(self, record: ContextRecord, spec: ModelSpec | None) -> Overlay | None:
-        if record.overlay is None or spec is None:
-            return None
-        return stored_overlay.restore(record.overlay, self._disk, spec.digest, self._blocks.tables(spec))
-
-    def _segment(self, file: str, spec: ModelSpec | None) -> Segment:
-        if file in self._segments:
-            return self._segments[file]
-        record = self._records.segments.get(file)
-        if record is None or spec is None:
-            raise IntegrityError(f"what the catalogue says of {file} does not match its checksum")
-        tables = self._blocks.tables(spec)
-        layout = tables[0].layout
-        if layout.block_size != record.block_size:
-            raise ConfigError(f"the store has blocks of {record.block_size} tokens; set storage.block_size to that")
-        on_disk = self._disk.adopt(file, spec.digest, layout, spec.layers, len(record.tokens))
-        beside = Reservation(self._blocks.budget, segment_nbytes(spec.layers, len(record.tokens)))
-        segment = Segment(record.tokens, tables, base=record.base, standalone=record.standalone, beside=beside)
-        segment.stand_on(self._disk, on_disk)
-        self._segments[file] = segment
-        return segment
 
 
 def _is_gone(path: Path) -> bool:

@@ -5,7 +5,7 @@ a server. Arrays are numpy here, but for `step`. The database checks them, where
 same errors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from kvdb.blend.controller import Choice
@@ -13,6 +13,7 @@ from kvdb.types import (
     Array,
     ContextInfo,
     ContextStatistics,
+    ContextUpdate,
     Float32,
     IndexInfo,
     ModelSpec,
@@ -117,13 +118,15 @@ class Transport(Protocol):
 
     def attention_together(self, sessions: Sequence[SessionTransport], layer: int, q: Array, options: QueryOptions) -> Array: ...
 
-    def contexts(self, prefix: str, limit: int | None, after: str) -> list[ContextInfo]: ...
+    def contexts(self, prefix: str, limit: int | None, after: str, metadata: Mapping[str, Any]) -> list[ContextInfo]: ...
 
     def token_ids(self, name: str) -> Tokens: ...
 
     def match(self, spec: ModelSpec, tokens: Tokens) -> PrefixMatch: ...
 
     def get(self, name: str) -> ContextInfo: ...
+
+    def update_context(self, name: str, change: ContextUpdate) -> ContextInfo: ...
 
     def drop(self, name: str) -> None: ...
 

@@ -8,9 +8,10 @@ import kvdb.commands.calibrate as calibrate
 import kvdb.commands.doctor as doctor
 import kvdb.commands.explain as explain
 import kvdb.commands.indexes as indexes
+import kvdb.commands.keep as keep
 import kvdb.commands.ls as ls
 import kvdb.commands.serve as serve
 import kvdb.commands.stats as stats
 
-COMMANDS = (serve, ls, indexes, calibrate, doctor, stats, explain)
+COMMANDS = (serve, ls, keep, indexes, calibrate, doctor, stats, explain)
 """In the order in which `kvdb --help` lists them."""

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
-from kvdb.catalog.catalog import Catalog, Context
+from kvdb.catalog.catalog import Catalog
+from kvdb.catalog.context import Context
 from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.overhead import context_nbytes, segment_nbytes

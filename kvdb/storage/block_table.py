@@ -65,9 +65,10 @@ class BlockTable:
         self.length = length
 
     def reserve(self, n: int) -> None:
-        """Take blocks for n tokens, which the caller will write; the table has to be empty. Raises CapacityError."""
+        """Take blocks for n tokens, which the caller will write; the table has to be empty. No context goes to make room. Raises
+        CapacityError."""
         assert not self.length
-        self._allocate(self.layout.blocks_for(n))
+        self._allocate(self.layout.blocks_for(n), evict=False)
         self.length = n
 
     def move_to(self, tier: Tier) -> None:
@@ -118,16 +119,16 @@ class BlockTable:
         if not filled or not self.tier.shared(int(self._blocks[self._count - 1])):
             return
         last = slice(self._count - 1, self._count)
-        fresh = self.tier.allocate(1)
+        fresh = self.tier.allocate(1, evict=True)
         addresses = self.tier.addresses(fresh)
         self.layout.copy(self._addresses[last], 0, addresses, 0, filled)
         self.tier.release(self._blocks[last].copy())
         self._blocks[last], self._addresses[last] = fresh, addresses
 
-    def _allocate(self, more: int) -> None:
+    def _allocate(self, more: int, *, evict: bool = True) -> None:
         if more <= 0:
             return
-        fresh = self.tier.allocate(more)
+        fresh = self.tier.allocate(more, evict=evict)
         count = self._count + more
         if count > len(self._blocks):
             capacity = max(count, 2 * len(self._blocks))

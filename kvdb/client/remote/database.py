@@ -1,6 +1,8 @@
 """A database on a server."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +15,18 @@ from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_plan
 from kvdb.rpc.query_options import put_query_options
-from kvdb.types import Array, ContextInfo, ContextStatistics, IndexInfo, ModelSpec, PrefixMatch, PromptPart, TierStats, Tokens
+from kvdb.types import (
+    Array,
+    ContextInfo,
+    ContextStatistics,
+    ContextUpdate,
+    IndexInfo,
+    ModelSpec,
+    PrefixMatch,
+    PromptPart,
+    TierStats,
+    Tokens,
+)
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
@@ -98,10 +111,10 @@ class RemoteDatabase:
         put_query_options(request, options)
         return codec.from_array(connection.call(connection.stub.AttentionTogether, request).out).copy()
 
-    def contexts(self, prefix: str, limit: int | None, after: str) -> list[ContextInfo]:
+    def contexts(self, prefix: str, limit: int | None, after: str, metadata: Mapping[str, Any]) -> list[ContextInfo]:
         """The stored contexts; see `kvdb.database.Database.contexts`."""
         connection = self._connected()
-        request = pb.ListContextsRequest(prefix=prefix, limit=limit or 0, after=after)
+        request = pb.ListContextsRequest(prefix=prefix, limit=limit or 0, after=after, metadata=json.dumps(metadata))
         reply = connection.call(connection.stub.ListContexts, request)
         return [codec.from_info(info) for info in reply.contexts]
 
@@ -130,6 +143,11 @@ class RemoteDatabase:
         """What each tier of the server holds."""
         connection = self._connected()
         return [codec.from_tier(stats) for stats in connection.call(connection.stub.ListTiers, pb.ListTiersRequest()).tiers]
+
+    def update_context(self, name: str, change: ContextUpdate) -> ContextInfo:
+        """Change how long a context is kept, what is noted of it, or its name; see `kvdb.database.Database.update_context`."""
+        connection = self._connected()
+        return codec.from_info(connection.call(connection.stub.UpdateContext, codec.to_update(name, change)))
 
     def drop(self, name: str) -> None:
         """Forget a context. Raises NotFound."""

@@ -1,0 +1,74 @@
+"""A stored context."""
+
+from dataclasses import dataclass, field
+
+from kvdb.catalog.layout import Layout
+from kvdb.catalog.life import Life
+from kvdb.catalog.overlay import Overlay
+from kvdb.catalog.segment import Segment, Views, release_views
+from kvdb.storage.budget import Reservation
+from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
+
+
+@dataclass(frozen=True)
+class Context:
+    """A named layout of segment views, with an overlay of recomputed tokens. tokens: the ids of all its positions, int32. beside:
+    the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was used. durability: what it
+    is to outlive; see `kvdb.types.DURABILITIES`."""
+
+    name: str
+    spec: ModelSpec
+    layout: Layout
+    tokens: Tokens
+    overlay: Overlay | None = None
+    beside: Reservation | None = None
+    life: Life = field(default_factory=Life)
+    durability: str = "memory"
+
+    @property
+    def views(self) -> Views:
+        return self.layout.views
+
+    @property
+    def chunk(self) -> Segment | None:
+        """The segment of a context that is one chunk: a single segment that was computed with nothing before it."""
+        if self.overlay is None and len(self.views) == 1 and self.views[0].segment.standalone:
+            return self.views[0].segment
+        return None
+
+    def info(self) -> ContextInfo:
+        overlaid = 0 if self.overlay is None else self.overlay.nbytes
+        return ContextInfo(
+            name=self.name,
+            spec=self.spec,
+            tokens=self.layout.length,
+            segments=len(self.views),
+            nbytes=overlaid + sum(view.segment.nbytes for view in self.views),
+            chunk=self.chunk is not None,
+            blended=not self.plain and self.chunk is None,
+            pinned=self.life.pinned,
+            expires=self.life.expires,
+            metadata=dict(self.life.metadata),
+            created=self.life.created,
+            used=self.life.used,
+            uses=self.life.uses,
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether the context is exact for its tokens, so that it may be found by them."""
+        return self.overlay is None and self.layout.plain
+
+    def release(self) -> None:
+        """Release the references of a context from `Catalog.acquire`, or of one that was not published."""
+        release_views(self.views)
+        if self.overlay is not None:
+            self.overlay.release()
+        if self.beside is not None:
+            self.beside.release()
+
+    def statistics(self) -> ContextStatistics:
+        segments = [view.segment for view in self.views]
+        shape = self.spec.layers, self.spec.q_heads
+        known = [s.statistics.of_segment(s.number, len(s), shape, s.known_evidence()) for s in segments]
+        return ContextStatistics(self.name, tuple(known))

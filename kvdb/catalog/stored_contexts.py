@@ -1,0 +1,88 @@
+"""Contexts that a store holds, as the catalogue's file says."""
+
+import logging
+
+import kvdb.catalog.stored_overlay as stored_overlay
+from kvdb.catalog.catalog_records import ContextRecord, Records
+from kvdb.catalog.context import Context
+from kvdb.catalog.layout import Layout
+from kvdb.catalog.life import Life
+from kvdb.catalog.overhead import context_nbytes, segment_nbytes
+from kvdb.catalog.overlay import Overlay
+from kvdb.catalog.prefix_tree import concatenate
+from kvdb.catalog.segment import Segment, SegmentView
+from kvdb.errors import ConfigError, IntegrityError, Unavailable
+from kvdb.storage.budget import Reservation
+from kvdb.storage.disk import SegmentFolder
+from kvdb.storage.store import BlockStore
+from kvdb.types import ModelSpec
+
+log = logging.getLogger(__name__)
+
+
+class StoredContexts:
+    """Makes contexts of what a catalogue's file says. damaged: the names of those whose segments are not as they were written."""
+
+    def __init__(self, records: Records, disk: SegmentFolder, blocks: BlockStore) -> None:
+        self.damaged: list[str] = []
+        self._records = records
+        self._disk = disk
+        self._blocks = blocks
+        self._segments: dict[str, Segment] = {}
+
+    def context(self, record: ContextRecord) -> Context | None:
+        """The context, None for one that is damaged. Raises CapacityError, and ConfigError for blocks of another size."""
+        spec = self._records.specs.get(record.spec)
+        try:
+            segments = [self._segment(view.file, spec) for view in record.views]
+            overlay = self._overlay(record, spec)
+        except (IntegrityError, Unavailable) as error:
+            log.error("context %r: %s", record.name, error)
+            self.damaged.append(record.name)
+            return None
+        if spec is None:  # a blend without views
+            self.damaged.append(record.name)
+            return None
+        views = tuple(
+            SegmentView(segment, view.visible, view.shift) for segment, view in zip(segments, record.views, strict=True)
+        )
+        tokens = concatenate(views) if record.tokens is None else record.tokens
+        beside = Reservation(self._blocks.budget, context_nbytes(len(tokens)))
+        for segment in segments:
+            segment.retain()
+        layout = Layout(views, record.length, record.prefix_end)
+        return Context(record.name, spec, layout, tokens, overlay, beside, self._life(record.name))
+
+    def release(self) -> None:
+        """Release the segments; the contexts hold theirs."""
+        for segment in self._segments.values():
+            segment.release()
+
+    def _life(self, name: str) -> Life:
+        """What the catalogue's file says of the life of a context; one that is always kept where it was damaged."""
+        if name not in self._records.lives:
+            log.error("what was noted of context %r was damaged; it is pinned from now on, without metadata", name)
+            return Life(pinned=True)
+        return self._records.lives[name]
+
+    def _overlay(self, record: ContextRecord, spec: ModelSpec | None) -> Overlay | None:
+        if record.overlay is None or spec is None:
+            return None
+        return stored_overlay.restore(record.overlay, self._disk, spec.digest, self._blocks.tables(spec))
+
+    def _segment(self, file: str, spec: ModelSpec | None) -> Segment:
+        if file in self._segments:
+            return self._segments[file]
+        record = self._records.segments.get(file)
+        if record is None or spec is None:
+            raise IntegrityError(f"what the catalogue says of {file} does not match its checksum")
+        tables = self._blocks.tables(spec)
+        layout = tables[0].layout
+        if layout.block_size != record.block_size:
+            raise ConfigError(f"the store has blocks of {record.block_size} tokens; set storage.block_size to that")
+        on_disk = self._disk.adopt(file, spec.digest, layout, spec.layers, len(record.tokens))
+        beside = Reservation(self._blocks.budget, segment_nbytes(spec.layers, len(record.tokens)))
+        segment = Segment(record.tokens, tables, base=record.base, standalone=record.standalone, beside=beside)
+        segment.stand_on(self._disk, on_disk)
+        self._segments[file] = segment
+        return segment
