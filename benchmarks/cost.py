@@ -3,7 +3,7 @@
     python -m benchmarks.cost [--tokens 16384 131072] [--workloads sharp diffuse] [--cache DIR] [--defaults]
     python -m benchmarks.cost --fit quantized
 
-One JSON line for each length, workload, retrieval and kind: predicted and measured milliseconds of a step, as a session makes it,
+One JSON line for each length, workload, retrieval and kind: predicted and measured milliseconds of a decode step of a session,
 behind an exact one that leaves caches cold. Then the summary: max(predicted / measured, measured / predicted), and how often what
 is predicted to be cheapest, exact attention among it, is not within 10 % of the best. The machine is calibrated first.
 """
@@ -22,6 +22,7 @@ from statistics import median
 import numpy as np
 
 import benchmarks.cost_fit as cost_fit
+from benchmarks.decoding import Decoding
 from benchmarks.harness import machine as machine_facts
 from benchmarks.harness import report
 from benchmarks.kinds import USUAL, build
@@ -37,6 +38,7 @@ RETRIEVALS: tuple[Retrieval, ...] = (*map(Dipr, (0.3, 0.05, 0.012, 0.003, 0.001)
 SHARE_MAX = 1 / 4
 """The largest share of the tokens that a top-k retrieval asks for."""
 NEAR = 1.1
+WARM_UP = 2
 EXACT = "exact"
 
 
@@ -97,8 +99,6 @@ def measured(workload: Workload, machine: Machine, given: argparse.Namespace) ->
     indexes = {kind: build(kind, layer, given.cache).index for kind in given.kinds}
     queries = [layer.query(i % workload.queries.shape[1]) for i in range(given.rounds)]
     expected_tokens = wanted_tokens(layer, queries)
-    for index in indexes.values():
-        layer.sparse(index, queries[0], Dipr())
     cells = []
     for retrieval in RETRIEVALS:
         if isinstance(retrieval, TopK) and retrieval.k > SHARE_MAX * layer.tokens:
@@ -128,16 +128,16 @@ def wanted_tokens(layer: Layer, queries: list[np.ndarray]) -> dict[Retrieval, fl
 
 
 def timed(layer: Layer, indexes: dict[str, Index], queries: list[np.ndarray], retrieval: Retrieval) -> dict[str, float]:
-    """Median seconds of a step by each index, and of the exact ones between."""
-    seconds: dict[str, list[float]] = defaultdict(list)
+    """Median seconds of a decode step of a session by each index, and of the exact ones between."""
+    decoding = {kind: Decoding(layer, index, retrieval) for kind, index in indexes.items()}
+    exact, seconds = Decoding(layer, None, retrieval), defaultdict[str, list[float]](list)
+    for q in queries[:WARM_UP]:
+        for one in (*decoding.values(), exact):
+            one.step(q)
     for q in queries:
-        for kind, index in indexes.items():
-            begin = time.perf_counter()
-            layer.exact(q)
-            middle = time.perf_counter()
-            layer.sparse(index, q, retrieval)
-            seconds[kind].append(time.perf_counter() - middle)
-            seconds[EXACT].append(middle - begin)
+        for kind, own in decoding.items():
+            seconds[EXACT].append(exact.step(q))
+            seconds[kind].append(own.step(q))
     return {kind: median(spent) for kind, spent in seconds.items()}
 
 

@@ -1,4 +1,5 @@
-"""One layer of a workload as a session reads it: in blocks of the CPU tier, attended whole or by what an index finds."""
+"""One layer of a workload, stored as a context: sessions over it, and what lies below them, attention of the whole layer or by
+what an index finds."""
 
 from __future__ import annotations
 
@@ -12,13 +13,14 @@ import kvdb.attention.exact as exact_attention
 from benchmarks.workloads import Workload
 from indexes.base import Index, Queries, SearchResult
 from indexes.retrieval import Retrieval
-from kvdb.attention.block_run import BlockRun, Span
+from kvdb.attention.block_run import Span
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.partition import RunPartition, SearchedSpan
 from kvdb.attention.search import AttentionQuery
 from kvdb.attention.sparse import sparse
-from kvdb.config import StorageConfig, WindowConfig
-from kvdb.storage.store import BlockStore
+from kvdb.config import Config, IndexConfig, WindowConfig
+from kvdb.database import Database
+from kvdb.session.state import SessionState
 from kvdb.types import ModelSpec
 from query_optimizer.query_options import QueryOptions
 
@@ -44,16 +46,33 @@ class Layer:
         self.kv_heads, self.tokens, head_dim = workload.k.shape
         self.workload, self.scale = workload, workload.scale
         spec = ModelSpec("benchmark", 1, len(workload.queries), self.kv_heads, head_dim, workload.k.dtype.name)
-        self._store = BlockStore(StorageConfig())
-        table, tail = self._store.tables(spec)[0], self._store.tables(spec)[0]
+        self._database, self._ids = (
+            Database(Config(indexes=IndexConfig(automatic=False, segment_tokens_min=1))),
+            np.arange(self.tokens),
+        )
+        self._spec = spec
+        writer = self._database.begin_import(spec, self._ids, "layer")
         for at in range(0, self.tokens, STEP):  # so that mapped arrays need not be in memory at once
-            table.append(*(np.ascontiguousarray(x[:, at : at + STEP]) for x in (workload.k, workload.v)))
+            writer.write(0, *(np.ascontiguousarray(x[:, at : at + STEP]) for x in (workload.k, workload.v)))
+        writer.commit()
+        session = self.session()
+        self._segment = session.views[0].segment
+        table = self._segment.tables[0]
         self.layout, self.blocks = table.layout, table.keys(self.tokens)
-        self._run = BlockRun([(table, self.tokens)], tail)
+        self._run = session.layer(0).run
         self._prepared: dict[int, tuple[_Watched, RunPartition]] = {}
-        size, window = table.layout.block_size, WindowConfig()
+        size, window = self.layout.block_size, WindowConfig()
         self.begin = -(-window.sink_tokens // size) * size
         self.end = (self.tokens - window.recent_tokens) // size * size
+
+    def session(self) -> SessionState:
+        """A session over the whole layer."""
+        return self._database.create_session(self._spec, self._ids)
+
+    def offer(self, index: Index) -> None:
+        """Let sessions search an index of these blocks."""
+        if self._segment.indexes.of(0).get(index.kind) is not index:
+            self._segment.indexes.put(0, index)
 
     @property
     def window(self) -> tuple[int, int]:

@@ -3,9 +3,9 @@
     python -m benchmarks.retrieve [--tokens 16384 131072] [--kinds flat hnsw] [--workloads sharp vault] [--cache DIR] [--quick]
     python -m benchmarks.retrieve --certificate 100000
 
-One JSON line per measurement, a table at the end, plots into `benchmarks/plots`. Every timed attention by an index comes behind a
-timed exact one in the same run, which leaves caches cold. `--cache` keeps workloads and indexes, so that the long builds can be
-done before (`--build-only`).
+One JSON line per measurement, a table at the end, plots into `benchmarks/plots`. What is timed are decode steps of a session,
+`session.attend` by native code, each behind a timed read of all keys and values by all threads, the yardstick, which leaves
+caches cold. `--cache` keeps workloads and indexes, so that the long builds can be done before (`--build-only`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import json
 import math
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 from benchmarks import certificate, tables
+from benchmarks.decoding import Decoding, read_seconds
 from benchmarks.harness import machine, report
 from benchmarks.kinds import KINDS, USUAL, Built, build
 from benchmarks.layer import Answer, Layer, joined
@@ -31,7 +33,7 @@ from kvdb import _native
 
 TOKENS = [16_384, 32_768, 65_536, 131_072]
 ALPHAS = (0.2, 0.05, 0.012, 0.003, 0.0005)
-ROUNDS, BUDGET_S = 24, 40.0
+WARM_UP, ROUNDS, BUDGET_S = 6, 24, 40.0
 Row = dict[str, object]
 
 
@@ -113,14 +115,13 @@ def layer_rows(workload: Workload, given: argparse.Namespace, swept: bool) -> li
 
 def kind_rows(layer: Layer, builts: list[Built], oracle: Oracle, swept: bool) -> list[Row]:
     common: Row = {"workload": layer.workload.name, "tokens": layer.tokens, "kv_heads": layer.kv_heads}
-    seconds, search_s = timed(layer, builts)
+    times = timed(layer, builts)
     rows: list[Row] = []
     for built in builts:
         for alpha in ALPHAS if swept else (Dipr().alpha,):
             row: Row = {"benchmark": "retrieve", "kind": built.kind, **common, **judged(layer, built, oracle, Dipr(alpha))}
             if alpha == Dipr().alpha:
-                exact, own = seconds[f"exact before {built.kind}"], seconds[built.kind]
-                row |= {"ms": 1e3 * own, "search_ms": 1e3 * search_s[built.kind], "exact_ms": 1e3 * exact, "faster": exact / own}
+                row |= times[built.kind]
             row |= {"token_nbytes": built.token_nbytes(), "raw_token_nbytes": layer.blocks.token_nbytes}
             row |= {"build_s": built.build_s, "build_s_per_million_keys": built.build_s_per_million()}
             report(**row)  # type: ignore[arg-type]
@@ -128,29 +129,37 @@ def kind_rows(layer: Layer, builts: list[Built], oracle: Oracle, swept: bool) ->
     return rows
 
 
-def timed(layer: Layer, builts: list[Built]) -> tuple[dict[str, float], dict[str, float]]:
-    """Median seconds of attention by each index and of the exact one right before it, and of the search alone."""
+def timed(layer: Layer, builts: list[Built]) -> dict[str, Row]:
+    """Of each index: median milliseconds of a decode step by it, of an exact one, of a read of everything, and of the search
+    alone, and the share of steps that native code carried out by itself. What searches comes behind what reads everything."""
     queries = [layer.query(i) for i in range(layer.workload.queries.shape[1])]
-    seconds: dict[str, list[float]] = {}
-    search_s: dict[str, list[float]] = {built.kind: [] for built in builts}
-    for q in queries[:2]:  # warm up
-        for built in builts:
-            layer.sparse(built.index, q, Dipr())
+    decoding = {built.kind: Decoding(layer, built.index, Dipr()) for built in builts}
+    exact = Decoding(layer, None, Dipr())
+    for q in queries[:WARM_UP]:
+        for one in (*decoding.values(), exact):
+            one.step(q)
+    taken = {kind: (one.steps, one.native) for kind, one in decoding.items()}
+    spent: dict[str, dict[str, list[float]]] = {kind: defaultdict(list) for kind in decoding}
     started = time.perf_counter()
     for number in range(max(ROUNDS, len(queries))):
         if number >= len(queries) and time.perf_counter() - started > BUDGET_S:
             break
         q = queries[number % len(queries)]
         for built in builts:
-            begin = time.perf_counter()
-            layer.exact(q)
-            middle = time.perf_counter()
-            answer = layer.sparse(built.index, q, Dipr())
-            end = time.perf_counter()
-            seconds.setdefault(f"exact before {built.kind}", []).append(middle - begin)
-            seconds.setdefault(built.kind, []).append(end - middle)
-            search_s[built.kind].append(answer.search_s)
-    return {name: median(values) for name, values in seconds.items()}, {kind: median(values) for kind, values in search_s.items()}
+            own = spent[built.kind]
+            own["exact_ms"].append(exact.step(q))
+            own["search_ms"].append(layer.sparse(built.index, q, Dipr()).search_s)
+            own["read_ms"].append(read_seconds(layer))
+            own["ms"].append(decoding[built.kind].step(q))
+    return {kind: summed(spent[kind], decoding[kind], *taken[kind]) for kind in decoding}
+
+
+def summed(spent: dict[str, list[float]], decoding: Decoding, steps: int, native: int) -> Row:
+    """The medians. steps, native: how many were taken before."""
+    row: Row = {name: 1e3 * median(seconds) for name, seconds in spent.items()}
+    own, exact, read = (median(spent[name]) for name in ("ms", "exact_ms", "read_ms"))
+    share = (decoding.native - native) / (decoding.steps - steps)
+    return row | {"faster": exact / own, "faster_than_reading": read / own, "native_share": share}
 
 
 def judged(layer: Layer, built: Built, oracle: Oracle, retrieval: Dipr) -> Row:

@@ -14,6 +14,7 @@ from kvdb.blend.rope import inverse_frequencies
 from kvdb.catalog.evictor import open_evictor
 from kvdb.catalog.layout_builder import build_layout
 from kvdb.catalog.overlay import Overlay
+from kvdb.catalog.segment import Segment
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.catalog.stored_catalog import open_catalog
 from kvdb.config import Config, checked
@@ -22,15 +23,17 @@ from kvdb.gpu.interface import GpuInterface
 from kvdb.gpu.opening import open_accelerator, open_backend, open_configured_device
 from kvdb.indexing.advisor import IndexAdvisor
 from kvdb.indexing.builder import IndexBuilder
+from kvdb.ingest.compactor import Compactor
 from kvdb.ingest.import_writer import ImportTarget, ImportWriter
-from kvdb.ingest.publisher import Publisher
+from kvdb.ingest.publisher import NewContext, Publisher
 from kvdb.operations.contexts import ContextOperations
 from kvdb.operations.indexes import IndexOperations
+from kvdb.operations.stores import StoreOperations
 from kvdb.session.batch import Starts
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.session.services import SessionServices
 from kvdb.session.state import SessionState
-from kvdb.storage.store import BlockStore, Owners
+from kvdb.storage.store import BlockStore
 from kvdb.types import Array, ModelSpec, PromptPart, Tokens
 from query_optimizer.build_policy import BuildPolicy
 from query_optimizer.custom_rules import BadRule, PlacedRule, add_rules
@@ -39,7 +42,7 @@ from query_optimizer.query_options import QueryOptions, checked_error_max
 from query_optimizer.rules import base_rules
 
 
-class Database(ContextOperations, IndexOperations):
+class Database(ContextOperations, IndexOperations, StoreOperations):
     """Contexts, their segments, and the sessions over them. Thread-safe."""
 
     def __init__(self, config: Config | None = None, rules: Sequence[PlacedRule] = ()) -> None:
@@ -68,7 +71,8 @@ class Database(ContextOperations, IndexOperations):
         indexes = self.config.indexes
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device))
         self._advisor = IndexAdvisor(self._builder, BuildPolicy(indexes.opened_often), indexes)
-        self._publisher = Publisher(self._catalog, self._blocks.budget, self._advisor)
+        self._compactor = Compactor(self._catalog, self._blocks.budget, self._blocks.loader, self._advisor)
+        self._publisher = Publisher(self._catalog, self._blocks.budget, self._advisor, self._compactor)
         self.handles = OpenHandles()
         self._auditor = ThreadPoolExecutor(1, "kvdb-audit")
         self._services = SessionServices(
@@ -86,15 +90,14 @@ class Database(ContextOperations, IndexOperations):
 
     @counted_call
     def begin_import(
-        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None
+        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None, salt: str = ""
     ) -> ImportWriter:
         """Start storing a context. Only the tokens behind the longest stored prefix, [import.start, n), are to be written.
 
         base: for a chunk, the position at which its first token was computed, None for a prefix. A chunk is stored whole or, if
-        its text is stored already, not at all. durability: what the context outlives, None for the configuration's. Raises
-        AlreadyExists, InvalidArgument, or Unsupported for a chunk of a model whose keys cannot be moved and for a durability that
-        cannot be had.
-        """
+        its text is stored already, not at all. durability: what the context outlives, None for the configuration's. salt: what
+        lookups have to say beside the tokens; nothing is shared between two. Raises AlreadyExists, InvalidArgument, or
+        Unsupported for a chunk of a model whose keys cannot be moved and for a durability that cannot be had."""
         level = self._catalog.durability(validate.durability(durability))
         self._catalog.drop_expired()
         self._catalog.check_free(validate.name(name))
@@ -104,46 +107,44 @@ class Database(ContextOperations, IndexOperations):
         if base is not None:
             validate.base(base)
             inverse_frequencies(spec.rope, spec.head_dim)
-            views = self._publisher.chunk_views(spec, ids)
+            views = self._publisher.chunk_views(spec, ids, validate.salt(salt))
         else:
-            views = self._catalog.match(spec, ids)
+            views = self._catalog.match(spec, ids, validate.salt(salt))
         self._catalog.use(views)
-        target = ImportTarget(spec, ids, name, base, level)
+        target = ImportTarget(NewContext(spec, name, level, salt), ids, base)
         return ImportWriter(self.handles, self._publisher, target, views, self._blocks.tables(spec))
 
     @counted_call
-    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None) -> SessionState:
+    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "") -> SessionState:
         """A session over the longest stored prefix of `tokens`; `session.reused` says how many of them need no prefill.
 
-        error_max: of its queries that name nothing, None for the configuration's. Raises ShapeError, DtypeError or
-        InvalidArgument for tokens that are no ids, and an error_max that cannot be.
-        """
+        error_max: of its queries that name nothing, None for the configuration's. salt: as in `begin_import`. Raises ShapeError,
+        DtypeError or InvalidArgument for tokens that are no ids, and an error_max that cannot be."""
         budget = checked_error_max(error_max)
         ids = validate.token_ids(tokens)
         self._catalog.drop_expired()
-        views = self._catalog.match(spec, ids)
+        views = self._catalog.match(spec, ids, validate.salt(salt))
         self._catalog.use(views)
         self._advisor.count_session(views)
-        return SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids, budget)
+        return SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids, budget, salt)
 
     @counted_call
     def create_session_of_parts(
-        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None
+        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None, salt: str = ""
     ) -> SessionState:
         """A session over several parts, in their order: contexts by name, chunks anywhere, and token ids.
 
-        Token ids before the last context are gaps, whose KV comes with `overlay`; ids behind it are not laid out. error_max: as
-        in `create_session`. Raises NotFound, SpecMismatch, PositionError, InvalidArgument, ShapeError, DtypeError, or Unsupported
-        where keys cannot be moved.
-        """
+        Token ids before the last context are gaps, whose KV comes with `overlay`; ids behind it are not laid out. error_max,
+        salt: as in `create_session`. Raises NotFound, SpecMismatch, PositionError, InvalidArgument, ShapeError, DtypeError, or
+        Unsupported where keys cannot be moved."""
         budget = checked_error_max(error_max)
         self._catalog.drop_expired()
-        laid = build_layout(self._catalog, spec, parts)
+        laid = build_layout(self._catalog, spec, parts, validate.salt(salt))
         self._catalog.use(laid.layout.views)
         overlay = laid.overlay or Overlay(self._blocks.tables(spec))
         snapshot = Snapshot.blended(spec, laid.layout, overlay)
         self._advisor.count_session(laid.layout.views)
-        return SessionState(self._services, spec, snapshot, self._blocks.tables(spec), laid.tokens, budget)
+        return SessionState(self._services, spec, snapshot, self._blocks.tables(spec), laid.tokens, budget, salt)
 
     @counted_call
     def attend_together(
@@ -159,12 +160,21 @@ class Database(ContextOperations, IndexOperations):
         database."""
         return batch.attention(self._own(sessions), layer, q, options)
 
-    def check_integrity(self) -> None:
-        """Prove that free and used blocks add up and that every reference has its owner. Raises IntegrityError.
+    @counted_call
+    def drop(self, name: str) -> None:
+        """Forget a context, and give back the space of what nobody sees any more. Open sessions over it go on. Raises
+        NotFound."""
+        super().drop(name)
+        self._compactor.settle()
 
-        Call it while no session or import is being written; builds of indexes may go on, and contexts be dropped.
-        """
-        self._blocks.check_integrity(self._owners)
+    @counted_call
+    def compact(self) -> int:
+        """Give back the space of tokens that no context names, and of blocks that are hardly filled, also of segments that had to
+        be loaded from disk for it; queries go on meanwhile. Returns the bytes of blocks that were given back. Raises
+        CapacityError, Unavailable, and IntegrityError for a segment on disk that was changed."""
+        before = self._blocks.used_nbytes()
+        self._compactor.compact()
+        return max(0, before - self._blocks.used_nbytes())
 
     def wait_for_builds(self, timeout: float | None = None) -> bool:
         """Wait until no index is being built or waits to be built. Returns False if that takes more than `timeout` seconds; None
@@ -182,6 +192,7 @@ class Database(ContextOperations, IndexOperations):
         self._builder.close()  # nor for an index
         self.handles.close()
         self._auditor.shutdown()
+        self._compactor.close()
         if self.gpu is not None:
             self.gpu.close()
         self._catalog.close()
@@ -193,10 +204,8 @@ class Database(ContextOperations, IndexOperations):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _owners(self) -> Owners:
-        held = [*self._builder.held_segments(), *(self.gpu.held_segments() if self.gpu is not None else ())]
-        tables, files = self.handles.owners(self._catalog.alive(), held)
-        return Owners(tables, files, None if self.gpu is None else self.gpu.owned())
+    def _held_segments(self) -> list[Segment]:
+        return [*super()._held_segments(), *self._compactor.held_segments()]
 
     def _own(self, sessions: Sequence[object]) -> list[SessionState]:
         own = [session for session in sessions if isinstance(session, SessionState) and session.services is self._services]

@@ -103,6 +103,30 @@ def numbered(session: int) -> Iterator[None]:
         raise type(error)(f"sessions[{session}]: {error}") from error
 
 
+def position(what: str, given: Any) -> int:
+    """Raises PositionError unless the value is a number of tokens that any context could have."""
+    if not is_whole(given) or not 0 <= given <= POSITION_MAX:
+        raise PositionError(f"{what} is {given!r}; expected a number of tokens, 0 to {POSITION_MAX}")
+    return int(given)
+
+
+def held(what: str, given: int, last: int, where: str) -> int:
+    """Raises PositionError for more than the `last` tokens that are there. where: what has them."""
+    if given > last:
+        raise PositionError(f"{what} is {given}; expected at most {last}, {where}")
+    return given
+
+
+def buffers(spec: ModelSpec, k: Array, v: Array, n: int) -> None:
+    """Raises ShapeError, DtypeError or InvalidArgument unless the KV of n tokens can be written into k and v."""
+    room = keys_values(spec, k, v)
+    if room != n:
+        raise ShapeError(f"out has room for {room} tokens; expected {n}, as many as are read")
+    for what, array in (("k", k), ("v", v)):
+        if not array.flags.writeable or (array.size and array.strides[-1] != array.itemsize):
+            raise InvalidArgument(f"{what} of out is read-only, or its last dimension is not contiguous; expected neither")
+
+
 def base(given: Any) -> int:
     """Raises InvalidArgument unless the value is a position."""
     if not is_whole(given) or not 0 <= given <= POSITION_MAX:
@@ -211,6 +235,13 @@ def text(what: str, given: Any) -> str:
             given.encode()
             return given
     raise InvalidArgument(f"{what} is {given!r:.200}; expected text")
+
+
+def salt(given: Any) -> str:
+    """Raises InvalidArgument unless the value is text of at most NAME_LENGTH_MAX characters."""
+    if len(text("salt", given)) > NAME_LENGTH_MAX:
+        raise InvalidArgument(f"salt has {len(given)} characters; expected at most {NAME_LENGTH_MAX}, such as a hash of it")
+    return str(given)
 
 
 def limit(given: Any) -> int | None:

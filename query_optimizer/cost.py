@@ -60,8 +60,8 @@ class Machine(_Numbers):
     jump_s: float = 8.0e-8
     gather_bytes_s: float = 5e9
     exact_call_s: float = 1.2e-5
-    step_s: float = 2.8e-4
-    search_s: float = 2.0e-4
+    step_s: float = 6e-5
+    search_s: float = 1.4e-4
 
     def seconds(self, cost: Cost, working_set_nbytes: float = math.inf) -> float:
         """Seconds of a search alone, without the full read that follows where it gives up. working_set_nbytes: see

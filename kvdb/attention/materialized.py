@@ -41,10 +41,7 @@ class MaterializedKeys:
 
     def read(self, positions: Positions) -> tuple[Array, Array]:
         """Keys and values at some positions, `[kv_heads, n, head_dim]`."""
-        shape = self._layout.kv_heads, len(positions), self._layout.head_dim
-        k, v = (np.empty(shape, self._layout.numpy_dtype) for _ in range(2))
-        _native.gather_at(self._layout.native, self._table, positions, bits(k), bits(v))
-        return k, v
+        return self._layout.read_at(self._table, positions)
 
     def attend(self, q: Array, positions: Positions, scale: float) -> AttentionState:
         """Attention of queries `[q_heads, n, head_dim]` at ascending positions, each over everything up to its own."""

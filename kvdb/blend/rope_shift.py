@@ -5,6 +5,7 @@ RoPE is a rotation R, so q . R(shift) k = R(-shift) q . k (RoFormer, arXiv 2104.
 """
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,12 @@ class RopeShifts:
             frequencies = inverse_frequencies(spec.rope, spec.head_dim)
             pairs = [angles(frequencies, shift) for shift in distinct]
             self.cos, self.sin = (np.ascontiguousarray(np.stack(part), np.float32) for part in zip(*pairs, strict=True))
+
+    def of_first(self, views: int) -> "RopeShifts":
+        """The shifts of the first `views` views."""
+        twin = copy(self)
+        twin.of_view = self.of_view[:views]
+        return twin
 
     def angles_of(self, view: int) -> tuple[Float32, Float32] | None:
         """The cos and sin of one view, `[pairs]` each; None if it was not moved."""

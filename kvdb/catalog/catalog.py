@@ -3,20 +3,22 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from heapq import heappop, heappush, nsmallest
+from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kvdb.catalog.context import Context
 from kvdb.catalog.life import Life
 from kvdb.catalog.prefix_tree import PrefixTree
 from kvdb.catalog.segment import Segment, Views
 from kvdb.errors import AlreadyExists, CapacityError, NotFound, Unavailable, Unsupported
+from kvdb.storage.segment_file import SegmentFile
 from kvdb.types import ContextUpdate, ModelSpec, Tokens
 
 log = logging.getLogger(__name__)
@@ -39,17 +41,25 @@ class Watcher(Protocol):
         ...
 
 
+class Text(NamedTuple):
+    """The tokens of a context, int32 `[n]`, the digest of their model's spec, and its salt."""
+
+    spec: str
+    salt: str
+    tokens: Tokens
+
+
 class Catalog:
     """Contexts and the segments they hold references to. Thread-safe. watcher: None where nobody is told of them."""
 
     def __init__(self) -> None:
         self._contexts: dict[str, Context] = {}
-        self._trees: dict[str, PrefixTree] = {}
-        self._chunks: dict[tuple[str, bytes], Segment] = {}
-        self._chunk_names: Counter[Segment] = Counter()
+        self._trees: dict[tuple[str, str], PrefixTree] = {}
+        self._chunks: dict[tuple[str, str, bytes], Counter[Segment]] = {}  # and how many contexts name each
         self._borrowed: list[Context] = []
         self._ending: dict[Segment, set[str]] = {}  # the names of the contexts whose last segment it is
         self._expiring: list[tuple[float, str]] = []  # a heap; some were changed or dropped meanwhile
+        self._changed: list[Text] = []
         self._lock = Lock()
         self.watcher: Watcher | None = None
 
@@ -65,13 +75,8 @@ class Catalog:
         AlreadyExists."""
         with self._lock:
             self._check_free(context.name)
-            self._contexts[context.name] = context
-            if context.plain:
-                self._trees.setdefault(context.spec.digest, PrefixTree()).add(context.views)
-            if (segment := context.chunk) is not None:
-                self._chunks.setdefault(_text(context.spec, segment.tokens), segment)
-                self._chunk_names[segment] += 1
-            self._note(context)
+            self._add(context)
+            self._note_change(context)
         return context
 
     def check_free(self, name: str) -> None:
@@ -79,10 +84,11 @@ class Catalog:
         with self._lock:
             self._check_free(name)
 
-    def match(self, spec: ModelSpec, tokens: Tokens) -> Views:
-        """Views of the longest stored prefix of `tokens`. The caller owns one reference to each view's segment."""
+    def match(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> Views:
+        """Views of the longest prefix of `tokens` that is stored under that salt. The caller owns one reference to each view's
+        segment."""
         with self._lock:
-            tree = self._trees.get(spec.digest)
+            tree = self._trees.get((spec.digest, salt))
             views = tree.match(tokens) if tree else ()
             for view in views:
                 view.segment.retain()
@@ -132,12 +138,15 @@ class Catalog:
                     heappush(self._expiring, (expires, name))
         return gone
 
-    def chunk(self, spec: ModelSpec, tokens: Tokens) -> Segment | None:
-        """The stored chunk of exactly these tokens, if there is one. The caller owns one reference to it."""
+    def chunk(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> Segment | None:
+        """A segment that begins with the chunk of exactly these tokens, if it is stored under that salt. The caller owns one
+        reference to it."""
         with self._lock:
-            segment = self._chunks.get(_text(spec, tokens))
-            if segment is not None:
-                segment.retain()
+            segments = self._chunks.get(_text(spec, tokens, salt))
+            if segments is None:
+                return None
+            segment = next(iter(segments))
+            segment.retain()
             return segment
 
     def get(self, name: str) -> Context:
@@ -169,6 +178,14 @@ class Catalog:
     def close(self) -> None:
         """The database ends; nothing is asked of the catalogue any more."""
 
+    def damaged(self) -> list[str]:
+        """The names of contexts that were not as they were written when the store was opened."""
+        return []
+
+    def backup(self, folder: Path) -> int:
+        """Copy everything to a new folder; the number of contexts. Raises Unsupported without a store."""
+        raise Unsupported(f"a backup to {folder} needs a store, and this database keeps nothing: kvdb.connect(FOLDER)")
+
     def alive(self) -> list[Context]:
         """Every context that holds segments: those that are stored, and those that are borrowed or being dropped."""
         with self._lock:
@@ -190,11 +207,8 @@ class Catalog:
         """Forget a context, and free the segments that nobody else holds. Raises NotFound."""
         with self._lock:
             context = self._find(name)
-            self._forget(context)
-            if context.plain:
-                self._trees[context.spec.digest].remove(context.views)
-            if (segment := context.chunk) is not None:
-                self._unname(context.spec, segment)
+            self._remove(context)
+            self._note_change(context)
             self._borrowed.append(context)
         self._release(context)
 
@@ -206,9 +220,9 @@ class Catalog:
 
     def _set(self, context: Context, name: str, life: Life) -> Context:
         """Give a context another name and life; called with the lock held."""
-        self._forget(context)
-        changed = self._contexts[name] = replace(context, name=name, life=life)
-        self._note(changed)
+        self._remove(context)
+        changed = replace(context, name=name, life=life)
+        self._add(changed)
         return changed
 
     def _note(self, context: Context) -> None:
@@ -220,9 +234,8 @@ class Catalog:
         if self.watcher is not None:
             self.watcher.came(context)
 
-    def _forget(self, context: Context) -> None:
-        """Undo `_note`, and forget the name; called with the lock held."""
-        del self._contexts[context.name]
+    def _unnote(self, context: Context) -> None:
+        """Undo `_note`; called with the lock held."""
         if context.views:
             last = context.views[-1].segment
             self._ending[last].remove(context.name)
@@ -231,14 +244,31 @@ class Catalog:
         if self.watcher is not None:
             self.watcher.went(context)
 
-    def _unname(self, spec: ModelSpec, segment: Segment) -> None:
-        """Count one context less for a chunk. When none is left, its text is no longer found."""
-        self._chunk_names[segment] -= 1
-        if not self._chunk_names[segment]:
-            del self._chunk_names[segment]
-            text = _text(spec, segment.tokens)
-            if self._chunks.get(text) is segment:
+    def _add(self, context: Context) -> None:
+        """Make a context visible; called with the lock held."""
+        self._contexts[context.name] = context
+        self._note(context)
+        if context.plain:
+            self._trees.setdefault((context.spec.digest, context.salt), PrefixTree()).add(context.name, context.views)
+        if (segment := context.chunk) is not None:
+            self._chunks.setdefault(_text(context.spec, context.tokens, context.salt), Counter())[segment] += 1
+
+    def _remove(self, context: Context) -> None:
+        """Forget a context; called with the lock held."""
+        del self._contexts[context.name]
+        self._unnote(context)
+        if context.plain:
+            self._trees[context.spec.digest, context.salt].remove(context.name, context.views)
+        if (segment := context.chunk) is not None:
+            text = _text(context.spec, context.tokens, context.salt)
+            self._chunks[text] -= Counter([segment])
+            if not self._chunks[text]:
                 del self._chunks[text]
+
+    def _note_change(self, context: Context) -> None:
+        """Note that a context came or went; called with the lock held."""
+        if context.plain:
+            self._changed.append(Text(context.spec.digest, context.salt, context.tokens))
 
     def _find(self, name: str) -> Context:
         if name not in self._contexts:
@@ -252,6 +282,13 @@ class Catalog:
             raise AlreadyExists(f"a context named {name!r} is stored already; drop it first or choose another name")
 
 
-def _text(spec: ModelSpec, tokens: Tokens) -> tuple[str, bytes]:
-    """The key of a chunk, equal for the same text of the same model."""
-    return spec.digest, sha256(tokens.tobytes()).digest()
+def _text(spec: ModelSpec, tokens: Tokens, salt: str) -> tuple[str, str, bytes]:
+    """The key of a chunk, equal for the same text of the same model under the same salt."""
+    return spec.digest, salt, sha256(tokens.tobytes()).digest()
+
+
+def files_of(contexts: Collection[Context]) -> set[SegmentFile]:
+    """The files of contexts: of their segments and of recomputed tokens."""
+    files = {view.segment.file for context in contexts for view in context.views}
+    files.update(context.overlay.file for context in contexts if context.overlay is not None)
+    return {file for file in files if file is not None}

@@ -9,14 +9,24 @@ changed, or lost, is noticed. A row that is wrong is never used.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from kvdb.catalog.catalog_records import ContextRecord, LifeRecord, Records, Row, SegmentRecord, SpecRecord, checksum, parse
+from kvdb.catalog.catalog_records import (
+    ContextRecord,
+    LifeRecord,
+    Records,
+    Row,
+    SegmentRecord,
+    SpecRecord,
+    ViewRecord,
+    checksum,
+    parse,
+)
 from kvdb.catalog.life import Life
 from kvdb.errors import CapacityError, IntegrityError, Unavailable, Unsupported
 from kvdb.storage.store_folder import VERSION
@@ -72,7 +82,7 @@ CONTEXTS = Table(
     "SELECT name, spec, length, prefix_end, views, tokens, salt, overlay, crc FROM context ORDER BY rowid",
     ContextRecord.from_row,
 )
-ONE_CONTEXT = "SELECT name, spec, length, prefix_end, views, tokens, salt, overlay, crc FROM context WHERE name = ?"
+ONE_CONTEXT = replace(CONTEXTS, select=CONTEXTS.select.replace("ORDER BY rowid", "WHERE name = ?"))
 FIRST_CONTEXTS = replace(CONTEXTS, select="SELECT name, spec, length, prefix_end, views, tokens, crc FROM context ORDER BY rowid")
 LIVES = Table("REPLACE INTO life VALUES (?, ?, ?, ?, ?, ?, ?, ?)", "SELECT * FROM life", LifeRecord.from_row)
 
@@ -85,9 +95,9 @@ class _Reading:
         self.rows = self.total = 0
         self.wrong: list[str] = []
 
-    def records(self, table: Table[R]) -> list[R]:
+    def records(self, table: Table[R], *key: str) -> list[R]:
         found = []
-        for *row, crc in self._db.execute(table.select):
+        for *row, crc in self._db.execute(table.select, key):
             self.rows += 1
             self.total += crc if isinstance(crc, int) else 0
             record = parse(table.from_row, tuple(row), crc)
@@ -147,6 +157,25 @@ class CatalogFile:
             self._write(CONTEXTS, context.row())
             self._write(LIVES, LifeRecord(context.name, life).row())
 
+    def replace(
+        self, segments: Sequence[SegmentRecord], views: Mapping[str, tuple[ViewRecord, ...]], gone: Sequence[str]
+    ) -> None:
+        """Let contexts have these views, by their names, of segments some of which are added, and remove segments that none has
+        any more, by their files. Raises as `insert` does, and IntegrityError for a context that was damaged meanwhile."""
+        changed = []
+        for name, listed in views.items():
+            with self._typed():
+                found = _Reading(self._db).records(ONE_CONTEXT, name)
+            if not found:
+                raise IntegrityError(f"context {name!r} was damaged in {self._path}; drop it, import it anew, and check the disk")
+            row = found[0]._replace(views=listed).row()
+            changed.append((row[4], checksum(row), name))
+        with self._transaction():
+            for segment in segments:
+                self._write(SEGMENTS, segment.row())
+            self._db.executemany("UPDATE context SET views = ?, crc = ? WHERE name = ?", changed)
+            self._delete_segments(gone)
+
     def write_lives(self, lives: Sequence[LifeRecord]) -> None:
         """Keep what changed of contexts. Raises as `insert` does."""
         with self._transaction():
@@ -156,7 +185,7 @@ class CatalogFile:
     def rename(self, name: str, record: LifeRecord) -> None:
         """Give a context the name in `record`, and keep that. Raises as `insert` does."""
         with self._transaction():
-            for (_, *rest), crc in [(tuple(row[:-1]), row[-1]) for row in self._db.execute(ONE_CONTEXT, (name,))]:
+            for (_, *rest), crc in [(tuple(row[:-1]), row[-1]) for row in self._db.execute(ONE_CONTEXT.select, (name,))]:
                 right = crc == checksum((name, *rest))  # one that was damaged meanwhile stays so
                 changed = record.name, checksum((record.name, *rest)) if right else crc, name
                 self._db.execute("UPDATE context SET name = ?, crc = ? WHERE name = ?", changed)
@@ -175,6 +204,11 @@ class CatalogFile:
         if segments:
             with self._transaction():
                 self._delete_segments(segments)
+
+    def copy_to(self, path: Path) -> None:
+        """Write everything in it to another file. Raises CapacityError or Unavailable."""
+        with self._typed(), closing(sqlite3.connect(path)) as copy:
+            self._db.backup(copy)
 
     def close(self) -> None:
         """Carry everything into the file itself, and close it. Raises Unavailable where files that rows name may be lost."""

@@ -14,7 +14,7 @@ from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 class Context:
     """A named layout of segment views, with an overlay of recomputed tokens. tokens: the ids of all its positions, int32. beside:
     the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was used. durability: what it
-    is to outlive; see `kvdb.types.DURABILITIES`."""
+    is to outlive; see `kvdb.types.DURABILITIES`. salt: what a lookup has to say beside the tokens."""
 
     name: str
     spec: ModelSpec
@@ -24,6 +24,7 @@ class Context:
     beside: Reservation | None = None
     life: Life = field(default_factory=Life)
     durability: str = "memory"
+    salt: str = ""
 
     @property
     def views(self) -> Views:
@@ -31,7 +32,7 @@ class Context:
 
     @property
     def chunk(self) -> Segment | None:
-        """The segment of a context that is one chunk: a single segment that was computed with nothing before it."""
+        """The segment that a context which is a chunk begins: a single one, which was computed with nothing before it."""
         if self.overlay is None and len(self.views) == 1 and self.views[0].segment.standalone:
             return self.views[0].segment
         return None
@@ -46,6 +47,7 @@ class Context:
             nbytes=overlaid + sum(view.segment.nbytes for view in self.views),
             chunk=self.chunk is not None,
             blended=not self.plain and self.chunk is None,
+            salt=self.salt,
             pinned=self.life.pinned,
             expires=self.life.expires,
             metadata=dict(self.life.metadata),

@@ -86,6 +86,11 @@ class IndexSet:
         return tuple(kind for kind, progress in self.progress.items() if progress.state in {"waiting", "building"})
 
     @property
+    def kinds(self) -> set[str]:
+        """The kinds of which any layer has an index, and those that are being built, or wait to be built."""
+        return {*self.built(), *self.in_progress()}
+
+    @property
     def nbytes(self) -> int:
         """The memory of all indexes in bytes."""
         return sum(index.nbytes for indexes in self.built().values() for index in indexes)

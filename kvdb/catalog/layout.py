@@ -1,6 +1,6 @@
 """Which stored tokens stand at which positions of a context, and which positions are gaps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -25,6 +25,11 @@ class Layout:
     def contiguous(cls, views: Views) -> "Layout":
         """Views without gaps, such as those of a prefix."""
         return cls(views, visible_tokens(views))
+
+    def cut(self, tokens: int) -> "Layout":
+        """The layout of its first `tokens` positions; a view that reaches further shows less of its segment."""
+        views = tuple(replace(view, visible=min(view.visible, tokens - view.begin)) for view in self.views if view.begin < tokens)
+        return Layout(views, tokens, min(self.prefix_end, tokens))
 
     def __post_init__(self) -> None:
         end = 0

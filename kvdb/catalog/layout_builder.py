@@ -28,13 +28,13 @@ class PromptLayout(NamedTuple):
     overlay: Overlay | None
 
 
-def build_layout(catalog: Catalog, spec: ModelSpec, parts: Sequence[PromptPart]) -> PromptLayout:
+def build_layout(catalog: Catalog, spec: ModelSpec, parts: Sequence[PromptPart], salt: str = "") -> PromptLayout:
     """Place the parts one behind the other; the source of each is the name of a context, or token ids.
 
-    The caller owns a reference to each view's segment, and the overlay. Raises NotFound, SpecMismatch for KV of another model,
-    PositionError for a part that does not begin where the caller believes, and InvalidArgument for one that cannot stand there.
-    """
-    builder = _LayoutBuilder(catalog, spec)
+    The caller owns a reference to each view's segment, and the overlay. Raises NotFound, SpecMismatch for KV of another model or
+    salt, PositionError for a part that does not begin where the caller believes, and InvalidArgument for one that cannot stand
+    there."""
+    builder = _LayoutBuilder(catalog, spec, salt)
     with ExitStack() as undo:
         undo.callback(builder.release)
         for number, part in enumerate(parts):
@@ -46,9 +46,10 @@ def build_layout(catalog: Catalog, spec: ModelSpec, parts: Sequence[PromptPart])
 class _LayoutBuilder:
     """A layout that grows by one part at a time. Owns what it acquired until `build`."""
 
-    def __init__(self, catalog: Catalog, spec: ModelSpec) -> None:
+    def __init__(self, catalog: Catalog, spec: ModelSpec, salt: str) -> None:
         self._catalog = catalog
         self._spec = spec
+        self._salt = salt
         self._views: Views = ()
         self._overlay: Overlay | None = None
         self._tokens: list[Tokens] = []
@@ -76,6 +77,8 @@ class _LayoutBuilder:
             raise SpecMismatch(
                 f"part {number}, context {context.name!r}, holds the KV of {context.spec}; the session is of {self._spec}"
             )
+        if context.salt != self._salt:
+            raise SpecMismatch(f"part {number}, context {context.name!r}, is stored under another salt than the session's")
         visible = _visible(number, part, context.layout.length)
         if context.chunk is not None:
             return

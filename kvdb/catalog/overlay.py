@@ -1,5 +1,7 @@
 """Overlays: recomputed keys and values of some tokens of a context, layer by layer. Stored blocks are never rewritten."""
 
+from contextlib import ExitStack
+
 import numpy as np
 
 from indexes.base import Int64
@@ -47,6 +49,19 @@ class Overlay:
         """Another overlay over the same blocks."""
         twin = Overlay([table.share() for table in self.tables])
         twin.positions = list(self.positions)
+        return twin
+
+    def cut(self, tokens: int) -> "Overlay":
+        """Another overlay, of the rows at positions before `tokens`; those before the first that is left out share their blocks.
+        Raises CapacityError, and then nothing was taken."""
+        with ExitStack() as undo:
+            twin = Overlay([])
+            undo.callback(twin.release)
+            for table, positions in zip(self.tables, self.positions, strict=True):
+                kept = np.flatnonzero(positions < tokens)
+                twin.tables.append(table.picked(kept))
+                twin.positions.append(positions[kept])
+            undo.pop_all()
         return twin
 
     def loaded(self) -> "Overlay":

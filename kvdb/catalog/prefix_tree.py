@@ -4,38 +4,72 @@ A node is a segment. Its children hang at the token where they diverge from it, 
 split: a prompt that shares the first m tokens of a segment holds the view `visible=m`.
 """
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
 from kvdb.catalog.segment import Segment, SegmentView, Views
 from kvdb.types import Tokens
 
-Branch = tuple[int, int, int]  # parent segment's number (0: none), how many of its tokens come before, first token of the child
+Place = tuple[int, int]
+"""Where a child hangs: its parent's number (0: none), and how many of the parent's tokens come before it."""
+
+
+class Contexts:
+    """The contexts that see one segment at one place, by name, and how many of its tokens each sees. visible: the most that any
+    of them sees."""
+
+    __slots__ = ("_at_most", "_visible_by_name", "visible")
+
+    def __init__(self) -> None:
+        self._visible_by_name: dict[str, int] = {}
+        self.visible = self._at_most = 0  # how many contexts see that many
+
+    def __len__(self) -> int:
+        return len(self._visible_by_name)
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._visible_by_name.keys()
+
+    def add(self, name: str, visible: int) -> None:
+        self._visible_by_name[name] = visible
+        if visible > self.visible:
+            self.visible, self._at_most = visible, 0
+        self._at_most += visible == self.visible
+
+    def remove(self, name: str) -> None:
+        self._at_most -= self._visible_by_name.pop(name) == self.visible
+        if not self._at_most and self._visible_by_name:
+            self.visible = max(self._visible_by_name.values())
+            self._at_most = sum(visible == self.visible for visible in self._visible_by_name.values())
 
 
 class PrefixTree:
     """The segments of one spec that stored contexts name. Not thread-safe: the catalogue locks."""
 
     def __init__(self) -> None:
-        self._children: dict[Branch, dict[Segment, Counter[int]]] = {}  # how many contexts see how many tokens of each child
+        self._children: dict[Place, dict[int, dict[Segment, Contexts]]] = {}  # by the first token of the child
 
-    def add(self, views: Views) -> None:
-        """Count one more context that names this path."""
-        for branch, view in _branches(views):
-            contexts_by_visible = self._children.setdefault(branch, {}).setdefault(view.segment, Counter())
-            contexts_by_visible[view.visible] += 1
+    def add(self, name: str, views: Views) -> None:
+        """Add a context that names this path."""
+        for place, view in places(views):
+            by_token = self._children.setdefault(place, {})
+            alike = by_token.setdefault(int(view.segment.tokens[0]), {})
+            alike.setdefault(view.segment, Contexts()).add(name, view.visible)
 
-    def remove(self, views: Views) -> None:
-        """Count one context less that names this path; tokens that no context sees any more are not found again."""
-        for branch, view in _branches(views):
-            children = self._children[branch]
-            children[view.segment] -= Counter({view.visible: 1})
-            if not children[view.segment]:
-                del children[view.segment]
-            if not children:
-                del self._children[branch]
+    def remove(self, name: str, views: Views) -> None:
+        """Forget a context that names this path; tokens that no context sees any more are not found again."""
+        for place, view in places(views):
+            by_token, token = self._children[place], int(view.segment.tokens[0])
+            alike = by_token[token]
+            alike[view.segment].remove(name)
+            if not alike[view.segment]:
+                del alike[view.segment]
+            if not alike:
+                del by_token[token]
+            if not by_token:
+                del self._children[place]
 
     def match(self, tokens: Tokens) -> Views:
         """The path that holds the longest stored prefix of `tokens`, int32 `[n]`; empty when none does.
@@ -51,11 +85,19 @@ class PrefixTree:
                 best = (matched, views)
             if matched == len(tokens):
                 continue
-            parent = (views[-1].segment.number, views[-1].visible) if views else (0, 0)
-            for segment, contexts_by_visible in self._children.get((*parent, int(tokens[matched])), {}).items():
-                common = common_prefix(segment.tokens[: max(contexts_by_visible)], tokens[matched:])
+            for segment, contexts in self.alike(place_behind(views), int(tokens[matched])).items():
+                common = common_prefix(segment.tokens[: contexts.visible], tokens[matched:])
                 paths.append((matched + common, (*views, SegmentView(segment, common))))
         return best[1]
+
+    def alike(self, place: Place, token: int) -> dict[Segment, Contexts]:
+        """The children at a place that begin with that token, and the contexts that see each. Not to be changed."""
+        return self._children.get(place, {}).get(token, {})
+
+    def children(self, place: Place) -> Iterator[tuple[Segment, Contexts]]:
+        """All children at a place, and the contexts that see each."""
+        for alike in self._children.get(place, {}).values():
+            yield from alike.items()
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
@@ -65,11 +107,17 @@ def common_prefix(a: Tokens, b: Tokens) -> int:
     return int(differ.argmax()) if differ.any() else n
 
 
-def _branches(views: Views) -> Iterator[tuple[Branch, SegmentView]]:
-    parent = (0, 0)
+def places(views: Views) -> Iterator[tuple[Place, SegmentView]]:
+    """The views of a path, each with the place where it hangs."""
+    place = (0, 0)
     for view in views:
-        yield (*parent, int(view.segment.tokens[0])), view
-        parent = (view.segment.number, view.visible)
+        yield place, view
+        place = (view.segment.number, view.visible)
+
+
+def place_behind(views: Views) -> Place:
+    """The place where what comes behind these views hangs."""
+    return (views[-1].segment.number, views[-1].visible) if views else (0, 0)
 
 
 def concatenate(views: Views) -> Tokens:

@@ -213,7 +213,6 @@ class Segment:
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody pins it."""
         return bool(self._pins)
 
     def put_away(self) -> None:

@@ -97,6 +97,15 @@ class Snapshot:
         for view in self.views:
             view.segment.wait(number)
 
+    def cut(self, tokens: int) -> "Snapshot":
+        """Another snapshot, of the first `tokens` positions over the same blocks. Raises CapacityError where rows of the overlay
+        have to be copied and there is no room."""
+        overlay = None if self.overlay is None else self.overlay.cut(tokens)
+        layout = self.layout.cut(tokens)
+        for view in layout.views:
+            view.segment.retain()
+        return Snapshot(layout, None if self.moves is None else self.moves.of_first(len(layout.views)), overlay)
+
     def pages(self, number: int) -> tuple[PagedLayer, ...]:
         """That layer of the paged segments, which has to be pinned while it is read; the segments are pinned already."""
         paged = [view.segment.paged for view in self.views]

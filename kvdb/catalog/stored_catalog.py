@@ -3,37 +3,42 @@
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
 import kvdb.catalog.stored_overlay as stored_overlay
-from kvdb.catalog.catalog import Catalog
+from kvdb.catalog.catalog import Text, files_of
 from kvdb.catalog.catalog_file import CatalogFile
 from kvdb.catalog.catalog_records import ContextRecord, LifeRecord, SegmentRecord, SpecRecord, ViewRecord
+from kvdb.catalog.compactable import CompactableCatalog
 from kvdb.catalog.context import Context
-from kvdb.catalog.segment import Segment, Views
+from kvdb.catalog.relayout import Relayout
+from kvdb.catalog.segment import Views, release_views
+from kvdb.catalog.segment_records import records_of
 from kvdb.catalog.stored_contexts import StoredContexts
 from kvdb.errors import AlreadyExists, CapacityError, IntegrityError, Unavailable
+from kvdb.storage.backup_folder import BackupFolder
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.store import BlockStore
 from kvdb.storage.store_folder import StoreFolder
-from kvdb.types import ContextUpdate, ModelSpec
+from kvdb.types import ContextUpdate
 
 log = logging.getLogger(__name__)
 FLUSH_SECONDS = 60.0
 """How long a use of a context may go unwritten; a crash loses those of about that time."""
 
 
-def open_catalog(blocks: BlockStore, durability: str) -> Catalog:
+def open_catalog(blocks: BlockStore, durability: str) -> CompactableCatalog:
     """The catalogue of a database: that of its store, or an empty one. durability: of contexts for which nobody asks for another.
 
     Raises IntegrityError, Unsupported or Unavailable, ConfigError for blocks of another size than those in the store, and
     CapacityError where the budget has no room for what stands beside them; then it has closed `blocks`.
     """
     if blocks.folder is None or blocks.disk is None:
-        return Catalog()
+        return CompactableCatalog()
     with ExitStack() as undo:
         undo.callback(blocks.close)
         catalog = StoredCatalog(blocks, blocks.folder, blocks.disk, durability)
@@ -41,13 +46,15 @@ def open_catalog(blocks: BlockStore, durability: str) -> Catalog:
     return catalog
 
 
-class StoredCatalog(Catalog):
+class StoredCatalog(CompactableCatalog):
     """A catalogue that is kept in a file. Thread-safe.
 
     The files of a context's segments are written before it, and removed after it. A file that no context names is removed when
     the store is opened. A context that was damaged keeps its name until it is dropped, and is never used. One of the durability
     "memory" is written when the store is closed.
     """
+
+    on_disk = True
 
     def __init__(self, blocks: BlockStore, folder: StoreFolder, disk: SegmentFolder, durability: str) -> None:
         super().__init__()
@@ -96,18 +103,45 @@ class StoredCatalog(Catalog):
     def _write_files(self, context: Context, undo: ExitStack) -> tuple[Context, list[SegmentRecord], ContextRecord]:
         """Write the files of a context. Returns it as it stands on them, and what the catalogue's file is to say. undo: removes
         what nothing will name."""
-        segments, views, synced = [], [], context.durability != "os"
+        synced = context.durability != "os"
         for view in context.views:
-            file = view.segment.write(self._disk, context.spec.digest, synced=synced).path.name
-            segments.append(_record(view.segment, file, context.spec))
-            views.append(ViewRecord(file, view.visible, view.shift))
+            view.segment.write(self._disk, context.spec.digest, synced=synced)
+        segments, views = records_of(context.spec.digest, context.views)
         layout, tokens = context.layout, None if context.plain else context.tokens
-        record = ContextRecord(context.name, context.spec.digest, layout.length, layout.prefix_end, tuple(views), tokens)
+        place = layout.length, layout.prefix_end, views
+        record = ContextRecord(context.name, context.spec.digest, *place, tokens, context.salt)
         if context.overlay is None:
             return context, segments, record
         overlay, kept = stored_overlay.store(context.overlay, self._disk, context.spec.digest, synced=synced)
         undo.callback(overlay.release)
         return replace(context, overlay=overlay), segments, record._replace(overlay=kept)
+
+    def replace(self, text: Text, relayout: Relayout) -> None:
+        """Write the targets to the disk, then let contexts see them; see `CompactableCatalog.replace`. Raises CapacityError or
+        Unavailable."""
+        for target in relayout.targets:
+            target.segment.write(self._disk, text.spec)
+        super().replace(text, relayout)
+
+    def _replace(self, names: Sequence[str], relayout: Relayout) -> None:
+        """One transaction says that these contexts see the targets, before anybody sees them there."""
+        with self._commit_lock, ExitStack() as undo:
+            pairs = self._rewritten(names, relayout)
+            for _, new in pairs:
+                undo.callback(release_views, new.views)
+            more = Counter[str]()  # views of each file
+            segments: dict[str, SegmentRecord] = {}
+            views: dict[str, tuple[ViewRecord, ...]] = {}
+            for old, new in (pair for pair in pairs if pair[0].name not in self._unwritten):
+                records, views[new.name] = records_of(new.spec.digest, new.views)
+                segments.update((record.file, record) for record in records)
+                more.update(view.file for view in views[new.name])
+                more.subtract(view.file for view in records_of(old.spec.digest, old.views)[1])
+            gone = [file for file, count in more.items() if count < 0 and self._named[file] + count == 0]
+            self._file.replace(list(segments.values()), views, gone)
+            undo.pop_all()
+            self._named.update(more)
+            self._swap(pairs)
 
     def _insert(self, context: Context, segments: list[SegmentRecord], record: ContextRecord) -> None:
         """Name a context in the catalogue's file; called with the lock held."""
@@ -180,6 +214,26 @@ class StoredCatalog(Catalog):
         except (CapacityError, Unavailable) as error:
             log.warning("how contexts were used cannot be written: %s", error)
 
+    def damaged(self) -> list[str]:
+        """The names of contexts that were not as they were written when the store was opened."""
+        return sorted(self._damaged)
+
+    def backup(self, folder: Path) -> int:
+        """Copy everything that is on the disk to a new folder, while contexts come and go. Returns the number of contexts. Raises
+        InvalidArgument for a folder that is not empty, IntegrityError, CapacityError or Unavailable."""
+        target = BackupFolder(folder, self._disk.path.parent)
+        with ExitStack() as undo, ExitStack() as held:
+            undo.callback(target.remove)
+            with self._commit_lock:
+                self._file.copy_to(target.catalog)
+                named = [context.name for context in self.contexts() if context.name not in self._unwritten]
+                contexts = [held.enter_context(self.borrow(name)) for name in named]
+            for file in files_of(contexts):
+                target.add(file, self._disk.kept_beside(file))
+            target.finish()
+            undo.pop_all()
+        return len(contexts)
+
     def close(self) -> None:
         """Write what is in memory only, keep the evidence of every segment beside its file, and close the catalogue's file. What
         cannot be written is lost, with a line in the log."""
@@ -224,11 +278,14 @@ class StoredCatalog(Catalog):
                     self._named.update(view.file for view in record.views)
         finally:
             reader.release()
+        self.take_changed()  # what was left behind before waits for `compact`
         damaged = {*records.damaged, *reader.damaged}
         if records.whole and not damaged:  # nothing else can name a file
             self._file.delete_segments([file for file in records.segments if not self._named[file]])
             self._disk.remove_strangers()
-        elif not damaged:
+        else:
+            self._disk.leave_strangers()
+        if not records.whole and not damaged:
             log.error("the catalogue of %s lost contexts whose names are not known", self._disk.path.parent)
         return damaged
 
@@ -236,8 +293,3 @@ class StoredCatalog(Catalog):
 def _is_gone(path: Path) -> bool:
     """Whether a catalogue is not there, or empty: it never is, once it was made."""
     return not path.exists() or not path.stat().st_size
-
-
-def _record(segment: Segment, file: str, spec: ModelSpec) -> SegmentRecord:
-    block_size = segment.tables[0].layout.block_size
-    return SegmentRecord(file, spec.digest, block_size, segment.base, segment.standalone, segment.tokens)

@@ -1,4 +1,4 @@
-"""Contexts that a store holds, as the catalogue's file says."""
+"""Makes contexts of what the catalogue of a store says."""
 
 import logging
 
@@ -51,7 +51,7 @@ class StoredContexts:
         for segment in segments:
             segment.retain()
         layout = Layout(views, record.length, record.prefix_end)
-        return Context(record.name, spec, layout, tokens, overlay, beside, self._life(record.name))
+        return Context(record.name, spec, layout, tokens, overlay, beside, self._life(record.name), salt=record.salt)
 
     def release(self) -> None:
         """Release the segments; the contexts hold theirs."""

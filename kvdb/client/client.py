@@ -14,7 +14,7 @@ from kvdb.client.session import Session, transports_of
 from kvdb.client.stored_contexts import StoredContexts
 from kvdb.client.transport import ImportTransport, Transport
 from kvdb.errors import InvalidArgument
-from kvdb.types import ModelSpec, PromptPart, Tokens
+from kvdb.types import ModelSpec, PromptPart
 from query_optimizer.query_options import QueryOptions, checked_error_max
 
 
@@ -33,6 +33,7 @@ class Client(StoredContexts):
         name: str,
         queries: Iterable[Any] | None = None,
         durability: str | None = None,
+        salt: str = "",
     ) -> Context:
         """Store the KV of n tokens under a name. The longest prefix of them that is stored already is not stored again.
 
@@ -40,15 +41,16 @@ class Client(StoredContexts):
         RoPE; it may be a generator, so that one layer at a time is in memory. queries: a sample of each layer's queries, from
         which indexes learn, one `[q_heads, m, head_dim]` (after RoPE) or None for each layer; they are kept as float32.
         durability: of a store, what the context outlives once this returns: "memory", an orderly end of the database; "os", the
-        end of the process, however it comes; "durable", the loss of power too; None for `storage.durability`. Raises
-        AlreadyExists, ShapeError, DtypeError, NonFiniteError, LayerError, CapacityError, InvalidArgument, or Unsupported for a
-        durability without a store, and then nothing is stored.
-        """
+        end of the process, however it comes; "durable", the loss of power too; None for `storage.durability`. salt: what lookups
+        have to say beside the tokens, such as a tenant, an adapter of the model, the hash of an image; nothing that is stored
+        under one is found or shared under another, and sessions of all may be asked in one call. Raises AlreadyExists,
+        ShapeError, DtypeError, NonFiniteError, LayerError, CapacityError, InvalidArgument, or Unsupported for a durability
+        without a store, and then nothing is stored."""
         ids = validate.token_ids(token_ids(tokens))
-        writer = self._begin(spec, ids, name, None, durability)
+        writer = self._begin(spec, ids, name, None, durability, salt)
         return Context(self._transport, import_all(writer, len(ids), kv, queries))
 
-    def import_chunk(
+    def import_chunk(  # noqa: PLR0913  # what is stored, and how it is kept
         self,
         spec: ModelSpec,
         tokens: Any,
@@ -58,6 +60,7 @@ class Client(StoredContexts):
         base: int = 0,
         queries: Iterable[Any] | None = None,
         durability: str | None = None,
+        salt: str = "",
     ) -> Context:
         """Store the KV of n tokens that were computed alone, or behind what every prompt begins with, to be laid out anywhere.
 
@@ -67,11 +70,17 @@ class Client(StoredContexts):
         depend on the length.
         """
         ids = validate.token_ids(token_ids(tokens))
-        writer = self._begin(spec, ids, name, validate.base(base), durability)
+        writer = self._begin(spec, ids, name, validate.base(base), durability, salt)
         return Context(self._transport, import_all(writer, len(ids), kv, queries))
 
     def create_session(
-        self, spec: ModelSpec, tokens: Any = None, *, parts: Iterable[Any] | None = None, error_max: float | None = None
+        self,
+        spec: ModelSpec,
+        tokens: Any = None,
+        *,
+        parts: Iterable[Any] | None = None,
+        error_max: float | None = None,
+        salt: str = "",
     ) -> Session:
         """A session for a prompt over the longest stored prefix of its tokens; `session.reused` of them need no prefill.
 
@@ -80,6 +89,7 @@ class Client(StoredContexts):
         Any other context can only be the first part. Token ids before the last context are gaps, to be filled with
         `Session.overlay`; token ids behind it are the prompt's end, which is appended with `update` and `attend`. error_max: of
         queries that name nothing, in this session and its forks, 0 to 1; None for the configuration's `optimizer.error_max`.
+        salt: as in `import_context`; it is also that of what the session is stored as, and of its parts.
 
         Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids or parts that cannot stand where they are,
         NotFound, SpecMismatch, PositionError for a part that is not `at` its place, and Unsupported for a chunk whose keys cannot
@@ -87,20 +97,20 @@ class Client(StoredContexts):
         """
         if (tokens is None) == (parts is None):
             raise InvalidArgument("create_session takes tokens or parts=; expected one of the two")
-        budget = checked_error_max(error_max)
+        rest = checked_error_max(error_max), validate.salt(salt)
         if parts is None:
-            return Session(self._transport.create_session(validate.spec(spec), token_ids(tokens), budget))
+            return Session(self._transport.create_session(validate.spec(spec), token_ids(tokens), *rest))
         given = validate.iterable("parts", parts, "contexts, token ids and kvdb.PromptParts of either")
-        return Session(self._transport.create_session_of_parts(validate.spec(spec), [_part(part) for part in given], budget))
+        return Session(self._transport.create_session_of_parts(validate.spec(spec), [_part(part) for part in given], *rest))
 
-    def name_chunk(self, spec: ModelSpec, tokens: Any, *, name: str) -> Context | None:
+    def name_chunk(self, spec: ModelSpec, tokens: Any, *, name: str, salt: str = "") -> Context | None:
         """Give a stored chunk of exactly these tokens another name. Returns None where there is none, so that it must be
         computed.
 
-        Raises what `import_chunk` raises.
+        salt: as in `import_context`. Raises what `import_chunk` raises.
         """
         ids = token_ids(tokens)
-        writer = self._transport.begin_import(validate.spec(spec), ids, validate.name(name), 0)
+        writer = self._begin(spec, ids, name, 0, None, salt)
         if writer.start < len(ids):
             writer.abort()
             return None
@@ -166,9 +176,11 @@ class Client(StoredContexts):
         """Close it and, when embedded, every session. Closing twice does nothing."""
         self._transport.close()
 
-    def _begin(self, spec: ModelSpec, ids: Tokens, name: str, base: int | None, durability: str | None) -> ImportTransport:
-        level = validate.durability(durability)
-        return self._transport.begin_import(validate.spec(spec), ids, validate.name(name), base, level)
+    def _begin(
+        self, spec: ModelSpec, ids: Any, name: str, base: int | None, durability: str | None, salt: str
+    ) -> ImportTransport:
+        rest = validate.durability(durability), validate.salt(salt)
+        return self._transport.begin_import(validate.spec(spec), ids, validate.name(name), base, *rest)
 
     def __enter__(self) -> Self:
         return self

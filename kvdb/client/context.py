@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import kvdb.validate as validate
 from kvdb.client.arrays import token_ids
+from kvdb.client.reading import read_layers, read_range
 from kvdb.client.session import Session
 from kvdb.client.transport import Transport
 from kvdb.errors import SpecMismatch
@@ -38,8 +39,17 @@ class Context:
         """The ids of its tokens, int32 `[tokens]`. Raises NotFound when it was dropped."""
         return self._transport.token_ids(self.name)
 
+    def read(self, layers: Any, start: int = 0, stop: int | None = None, *, out: Any = None) -> Any:
+        """The KV of its tokens [start, stop), for an engine that keeps a cache of its own; see `Session.read`. What lies on disk
+        is brought back, as for a session.
+
+        stop: None for all tokens. Raises what `Session.read` raises, NotFound when it was dropped, and CapacityError.
+        """
+        span = read_range(start, stop)
+        return read_layers(layers, out, lambda numbers, buffers: self._transport.read(self.name, numbers, *span, buffers))
+
     def create_session(self, tokens: Any, *, spec: ModelSpec | None = None, error_max: float | None = None) -> Session:
-        """A session for a prompt, with this context's spec; see `Client.create_session`.
+        """A session for a prompt, with this context's spec and salt; see `Client.create_session`.
 
         spec: the caller's model. error_max: of queries that name nothing. Raises what that raises, and SpecMismatch when the
         context is another model's, or one with other weights.
@@ -49,7 +59,9 @@ class Context:
                 f"context {self.name!r} holds the KV of {self.spec}, and was opened for {spec}; expected one and the same, "
                 "so import the document with this model too"
             )
-        session = Session(self._transport.create_session(self.spec, token_ids(tokens), checked_error_max(error_max)))
+        session = Session(
+            self._transport.create_session(self.spec, token_ids(tokens), checked_error_max(error_max), self.info.salt)
+        )
         self._sessions.append(session)
         return session
 

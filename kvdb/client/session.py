@@ -13,6 +13,7 @@ from kvdb.blend.strategies import DEFAULT_RATIO
 from kvdb.client.arrays import like, to_numpy, token_ids
 from kvdb.client.forgotten import CLOSER
 from kvdb.client.query_keywords import QueryKeywords, query_options
+from kvdb.client.reading import read_layers, read_range
 from kvdb.client.transport import SessionTransport
 from kvdb.errors import DtypeError, InvalidArgument
 from kvdb.types import ContextInfo, ModelSpec, Placed, Positions, SessionStats, Tokens
@@ -54,7 +55,8 @@ class Session:
 
     @property
     def tokens(self) -> Tokens:
-        """A copy of the ids it was opened with, int32 `[n]`: those of its prompt, or of all its parts."""
+        """A copy of the ids it was opened with, int32 `[n]`: those of its prompt, or of all its parts; only those that `truncate`
+        kept."""
         return self._transport.tokens.copy()
 
     @property
@@ -142,6 +144,26 @@ class Session:
         query = query_options(options, **keywords)
         out = self._transport.step(layer, q, k, v, query, start)
         return like(self._transport.attend(layer, to_numpy(q), to_numpy(k), to_numpy(v), query, start), q) if out is None else out
+
+    def truncate(self, tokens: int) -> None:
+        """Keep the first `tokens` tokens of every layer and forget those behind, such as rejected drafts; a layer with fewer
+        stays as it is.
+
+        It may cut into the stored prefix, which stays stored; then `start` and `reused` are less from now on. Ids behind `tokens`
+        are forgotten. Raises PositionError for more tokens than any layer holds, CapacityError, Unavailable or SessionClosed.
+        """
+        self._transport.truncate(validate.position("tokens", tokens))
+
+    def read(self, layers: Any, start: int = 0, stop: int | None = None, *, out: Any = None) -> Any:
+        """The KV of tokens [start, stop), as attention sees it: a pair (k, v) for the number of a layer, a list of pairs for
+        several. k (after RoPE at these positions), v: `[kv_heads, stop - start, head_dim]`, numpy in the spec's dtype.
+
+        stop: None for all tokens that every layer holds. out: arrays of numpy's or torch's in main memory to write into, in place
+        of new ones, and to return, of the same form; their last dimension is contiguous. Raises LayerError, ShapeError,
+        DtypeError, InvalidArgument, SessionClosed, and PositionError for tokens that are not there.
+        """
+        span = read_range(start, stop)
+        return read_layers(layers, out, lambda numbers, buffers: self._transport.read(numbers, *span, buffers))
 
     def fork(self) -> "Session":
         """Another session over the same tokens; nothing is copied until one of the two goes on. Raises SessionClosed."""

@@ -1,6 +1,7 @@
 """What a user asks of stored contexts, and does with them, without a session."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Unpack
 
 import kvdb.validate as validate
@@ -9,7 +10,7 @@ from kvdb.client.context import Context
 from kvdb.client.query_keywords import QueryKeywords, query_options
 from kvdb.client.transport import Transport
 from kvdb.errors import LayerError
-from kvdb.types import LAYERS_MAX, ContextStatistics, ContextUpdate, IndexInfo, ModelSpec, PrefixMatch, TierStats
+from kvdb.types import LAYERS_MAX, Checked, ContextStatistics, ContextUpdate, IndexInfo, ModelSpec, PrefixMatch, TierStats
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
@@ -68,12 +69,12 @@ class StoredContexts:
         change = ContextUpdate(name=validate.name(new))
         return Context(self._transport, self._transport.update_context(validate.name(name), change))
 
-    def match(self, spec: ModelSpec, tokens: Any) -> PrefixMatch:
+    def match(self, spec: ModelSpec, tokens: Any, *, salt: str = "") -> PrefixMatch:
         """How many leading tokens of a prompt are stored, and how many of these are in main memory, without opening a session.
 
-        Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids.
+        salt: as in `import_context`. Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids.
         """
-        return self._transport.match(validate.spec(spec), token_ids(tokens))
+        return self._transport.match(validate.spec(spec), token_ids(tokens), validate.salt(salt))
 
     def get(self, name: str) -> Context:
         """The context of that name. Raises NotFound."""
@@ -113,6 +114,29 @@ class StoredContexts:
     def verify(self, name: str) -> int:
         """Check every index of a context against its keys. Returns how many there are. Raises NotFound or IntegrityError."""
         return self._transport.verify(validate.name(name))
+
+    def check(self, name: str) -> Checked:
+        """Read everything that is on disk of a context, keys, values, indexes, evidence and statistics, and compare it with its
+        checksums, and indexes in memory with their keys. Raises NotFound, IntegrityError, Unavailable or CapacityError."""
+        return self._transport.check(validate.name(name))
+
+    def check_store(self) -> list[str]:
+        """Prove that every block and every file is owned by what is stored or open, and by nothing else.
+
+        Returns the names of contexts that were found damaged when the store was opened: they are not listed and not answered
+        from, and can be dropped. Call it while nothing is being imported. Raises IntegrityError.
+        """
+        return self._transport.check_store()
+
+    def backup(self, folder: str | Path) -> int:
+        """Copy the store to a new folder, or an empty one, while sessions and imports go on; `kvdb.connect` opens the copy. On a
+        server it is a folder of the server's machine, by its absolute path.
+
+        Files of segments are linked where that is possible: they are never written again. Contexts of the durability "memory"
+        are left out. Returns the number of contexts. Raises InvalidArgument for a folder that is not empty, Unsupported for a
+        database without a store, IntegrityError, CapacityError or Unavailable; then the folder is no store.
+        """
+        return self._transport.backup(str(folder))
 
     def explain(
         self,

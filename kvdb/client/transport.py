@@ -11,11 +11,13 @@ from typing import Any, Protocol
 from kvdb.blend.controller import Choice
 from kvdb.types import (
     Array,
+    Checked,
     ContextInfo,
     ContextStatistics,
     ContextUpdate,
     Float32,
     IndexInfo,
+    KeysValues,
     ModelSpec,
     Placed,
     Positions,
@@ -62,6 +64,12 @@ class SessionTransport(Protocol):
         nothing was done."""
         ...
 
+    def truncate(self, tokens: int) -> None: ...
+
+    def read(
+        self, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
+    ) -> list[KeysValues]: ...
+
     def fork(self) -> "SessionTransport": ...
 
     def store(
@@ -96,13 +104,15 @@ class Transport(Protocol):
     """One database."""
 
     def begin_import(
-        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None
+        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None, salt: str = ""
     ) -> ImportTransport: ...
 
-    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None) -> SessionTransport: ...
+    def create_session(
+        self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = ""
+    ) -> SessionTransport: ...
 
     def create_session_of_parts(
-        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None
+        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None, salt: str = ""
     ) -> SessionTransport: ...
 
     def attend_together(
@@ -122,7 +132,11 @@ class Transport(Protocol):
 
     def token_ids(self, name: str) -> Tokens: ...
 
-    def match(self, spec: ModelSpec, tokens: Tokens) -> PrefixMatch: ...
+    def read(
+        self, name: str, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
+    ) -> list[KeysValues]: ...
+
+    def match(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> PrefixMatch: ...
 
     def get(self, name: str) -> ContextInfo: ...
 
@@ -139,6 +153,12 @@ class Transport(Protocol):
     def indexes(self, name: str) -> list[IndexInfo]: ...
 
     def verify(self, name: str) -> int: ...
+
+    def check(self, name: str) -> Checked: ...
+
+    def check_store(self) -> list[str]: ...
+
+    def backup(self, folder: str) -> int: ...
 
     def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]: ...
 

@@ -12,6 +12,7 @@ import kvdb.commands.keep as keep
 import kvdb.commands.ls as ls
 import kvdb.commands.serve as serve
 import kvdb.commands.stats as stats
+import kvdb.commands.verify as verify
 
-COMMANDS = (serve, ls, keep, indexes, calibrate, doctor, stats, explain)
+COMMANDS = (serve, ls, keep, indexes, verify, calibrate, doctor, stats, explain)
 """In the order in which `kvdb --help` lists them."""

@@ -23,20 +23,20 @@ def add_context(parser: argparse.ArgumentParser, *, without: str = "") -> None:
     """Add the arguments for a context's name and its server. without: the help text for what happens without a name, "" where a
     name is required."""
     named = f"the context's name (default: {without})" if without else "the context's name"
-    parser.add_argument("name", metavar="NAME", type=_text, nargs="?" if without else None, help=named)
+    parser.add_argument("name", metavar="NAME", type=text, nargs="?" if without else None, help=named)
     add_server(parser)
 
 
 def add_contexts(parser: argparse.ArgumentParser) -> None:
     """Add the arguments for the names of contexts and their server."""
-    parser.add_argument("names", metavar="NAME", type=_text, nargs="+", help="the name of a context")
+    parser.add_argument("names", metavar="NAME", type=text, nargs="+", help="the name of a context")
     add_server(parser)
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
     """Add the arguments for a server, or the folder of a store."""
     parser.add_argument("--server", default=SERVER, help=f"the server, or the folder of a store (default {SERVER})")
-    parser.add_argument("--token", type=_text, help="the token that the server expects (default KVDB_TOKEN)")
+    parser.add_argument("--token", type=text, help="the token that the server expects (default KVDB_TOKEN)")
 
 
 def open_server(given: argparse.Namespace) -> Client:
@@ -79,7 +79,7 @@ def retrieval_of(given: argparse.Namespace) -> Retrieval | None:
     return None
 
 
-def _text(argument: str) -> str:
+def text(argument: str) -> str:
     """An argument that the wire can carry, which is UTF-8. The interpreter turns other bytes into surrogates."""
     try:
         argument.encode()

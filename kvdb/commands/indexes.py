@@ -1,4 +1,4 @@
-"""`kvdb indexes`, `kvdb index` and `kvdb verify`: the indexes over a context on a server."""
+"""`kvdb indexes` and `kvdb index`: the indexes over a context on a server."""
 
 import argparse
 import sys
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvdb.client.client import Client
 from kvdb.commands.arguments import add_context, add_index, open_server, sentence
-from kvdb.commands.output import drawn
+from kvdb.commands.output import bar
 from kvdb.types import IndexInfo, ModelSpec
 
 if TYPE_CHECKING:
@@ -17,13 +17,11 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.5
 """Seconds between two looks at a build's progress."""
-BAR = 20
-"""The length of a bar in characters."""
 UNDER_WAY = {"waiting", "building"}
 
 
 def add(commands: "Subparsers") -> None:
-    """Add the three to the `kvdb` command."""
+    """Add the two to the `kvdb` command."""
     what = "list the indexes over a context"
     parser = commands.add_parser("indexes", help=what, description=sentence(what))
     parser.add_argument("--watch", action="store_true", help="go on showing how far builds are, until none is under way")
@@ -33,10 +31,6 @@ def add(commands: "Subparsers") -> None:
     parser = commands.add_parser("index", help=what, description=sentence(what))
     add_index(parser, "--kind", "kind of index (default flat)", "flat")
     parser.set_defaults(run=_build)
-    add_context(parser)
-    what = "check the indexes over a context against its keys"
-    parser = commands.add_parser("verify", help=what, description=sentence(what))
-    parser.set_defaults(run=_verify)
     add_context(parser)
 
 
@@ -84,13 +78,6 @@ def _build(given: argparse.Namespace) -> int:
     return 0
 
 
-def _verify(given: argparse.Namespace) -> int:
-    with open_server(given) as db:
-        count = db.verify(given.name)
-        print(f"{count} indexes of {given.name!r} fit their keys (one for each layer, segment and kind)")
-    return 0
-
-
 def _show_progress(db: Client, building: "Future[list[IndexInfo]]", name: str, kind: str) -> None:
     """Draw a bar that grows while the build goes on, where stderr is a terminal."""
     shown = False
@@ -99,7 +86,7 @@ def _show_progress(db: Client, building: "Future[list[IndexInfo]]", name: str, k
             builds = [info for info in db.indexes(name) if info.kind == kind]
             share = sum(info.progress for info in builds) / max(len(builds), 1)
             left = sum(info.seconds_expected - info.seconds for info in builds)
-            print(f"\r\x1b[K{kind} {_bar(share)}, {_duration(left)} left", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{kind} {bar(share)}, {_duration(left)} left", end="", file=sys.stderr, flush=True)
             shown = True
     if shown:
         print(file=sys.stderr)
@@ -126,14 +113,8 @@ def _state(info: IndexInfo) -> str:
     if info.state == "failed":
         return f"failed: {info.error}"
     if info.state == "building":
-        return f"{_bar(info.progress)}, {_duration(info.seconds_expected - info.seconds)} left"
+        return f"{bar(info.progress)}, {_duration(info.seconds_expected - info.seconds)} left"
     return info.state
-
-
-def _bar(share: float) -> str:
-    """Full blocks for the share that is done, light ones for the rest."""
-    done = round(BAR * share)
-    return drawn("█", "#") * done + drawn("░", ".") * (BAR - done) + f" {share:4.0%}"
 
 
 def _duration(seconds: float) -> str:

@@ -5,6 +5,9 @@ import os
 import sys
 from contextlib import suppress
 
+BAR = 20
+"""The length of a bar in characters."""
+
 
 def escape_characters() -> None:
     """Escape characters that the encoding of stdout lacks, as stderr does by itself, so that no context's name can end a command
@@ -20,6 +23,12 @@ def drawn(characters: str, plain: str) -> str:
     except UnicodeEncodeError:
         return plain
     return characters
+
+
+def bar(share: float) -> str:
+    """Full blocks for the share that is done, light ones for the rest."""
+    done = round(BAR * share)
+    return drawn("█", "#") * done + drawn("░", ".") * (BAR - done) + f" {share:4.0%}"
 
 
 def flush() -> None:

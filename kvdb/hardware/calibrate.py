@@ -20,7 +20,7 @@ from indexes.retrieval import Dipr, TopK
 from kvdb.attention.block_run import BlockRun, Span
 from kvdb.attention.partition import RunPartition, SearchedSpan
 from kvdb.attention.search import AttentionQuery
-from kvdb.attention.sparse import sparse
+from kvdb.attention.step import prepared_step
 from kvdb.config import StorageConfig
 from kvdb.hardware.kernels import KernelTimes
 from kvdb.storage.block_layout import bits
@@ -178,23 +178,24 @@ class _Measuring:
         return lambda: _native.attend_retrieved(self._layout.native, self._run.addresses, *hits, out, lse, out, lse)
 
     def _step(self) -> tuple[float, float, float]:
-        """Three times in seconds: that of reading a window, of a step whose index has next to nothing to search, and of that
-        search alone."""
+        """Three times in seconds: that of reading a window, of a decode step by native code whose index has next to nothing to
+        search, and of that search alone."""
         size = self._layout.block_size
         window, index = 8 * size, registry.build("flat", self._table.keys(size))
-        queries = Queries.of(self._random(SPEC.q_heads, 1), SPEC.kv_heads, SPEC.softmax_scale, size)
-        query = AttentionQuery(
-            self._layout,
-            BlockRun([(self._table, window)], self._tail),
-            self._random(SPEC.q_heads, 1),
-            SPEC.softmax_scale,
-            QueryOptions(Dipr(1.0)),
-        )
-        partition = RunPartition([SearchedSpan(index, Span(0, size, 0))], size)
-        q = query.q
-        search_s = self._cold(lambda: index.search(queries, Dipr(1.0), give_up=True))
-        step_s = self._cold(lambda: sparse(query, partition, Dipr(1.0)))
-        return self._cold(lambda: self._attend(window - size, q)), step_s, search_s
+        run, retrieval = BlockRun([(self._table, window)], self._tail), Dipr(1.0)
+        q, k, options = self._random(SPEC.q_heads, 1), self._random(SPEC.kv_heads, 1), QueryOptions(retrieval)
+        self._tail.append(k, k)
+        run.refresh(0)
+        query = AttentionQuery(self._layout, run, q, SPEC.softmax_scale, options)
+        made = prepared_step(query, RunPartition([SearchedSpan(index, Span(0, size, 0))], size), retrieval)
+        assert made is not None
+        like = np.empty(0, SPEC.numpy_dtype)
+        steps = _native.LayerSteps(self._layout.native, SPEC.q_heads, SPEC.softmax_scale, like)
+        steps.follow(options, made.native, *run.arrays, run.blocks, run.tokens, size - 1, [])
+        searched: list[int] = []
+        step_s = self._cold(lambda: steps.step(q, k, k, options, None))
+        self._cold(lambda: searched.append(made.answer(query)[1].searches[0].ns))
+        return self._cold(lambda: self._attend(window - size, q)), step_s, sorted(searched)[len(searched) // 4] * 1e-9
 
     def _cold(self, run: Callable[[], object]) -> float:
         """Seconds of a call right after everything was read, so that caches hold what other layers of a model would leave."""

@@ -1,6 +1,7 @@
 """Decides which indexes will pay, from what queries took so far, and what builds would take and save."""
 
 import logging
+from collections.abc import Sequence
 
 import indexes.registry as registry
 from kvdb.catalog.segment import Segment, Views
@@ -35,6 +36,12 @@ class IndexAdvisor:
             for view in views:
                 if len(view.segment) >= self._config.segment_tokens_min:
                     self._builder.schedule(view.segment, kind)
+
+    def replaced(self, old: Sequence[Segment], new: Segment) -> None:
+        """Build in the background, over a segment that took the place of others, the kinds that these had."""
+        if len(new) >= self._config.segment_tokens_min:
+            for kind in sorted({kind for segment in old for kind in segment.indexes.kinds}):
+                self._builder.schedule(new, kind)
 
     def suggest(self, segment: Segment, kind: str) -> None:
         """Build in the background a kind of index that a plan would use, if the configuration allows it.

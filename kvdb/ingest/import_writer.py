@@ -11,22 +11,20 @@ from kvdb.catalog.overhead import segment_nbytes
 from kvdb.catalog.segment import Views, release_views, visible_tokens
 from kvdb.catalog.stored_queries import StoredQueries
 from kvdb.errors import NonFiniteError, PositionError, SessionClosed
-from kvdb.ingest.publisher import NewSegment, Publisher
+from kvdb.ingest.new_segment import NewSegment
+from kvdb.ingest.publisher import NewContext, Publisher
 from kvdb.session.open_handles import OpenHandles
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import Reservation
-from kvdb.types import Array, ContextInfo, ModelSpec, Tokens
+from kvdb.types import Array, ContextInfo, Tokens
 
 
 class ImportTarget(NamedTuple):
-    """The context that an import will become. base: the position of a chunk's first token; None for a prefix. durability:
-    what it outlives."""
+    """The context that an import will become. base: the position of a chunk's first token; None for a prefix."""
 
-    spec: ModelSpec
+    context: NewContext
     tokens: Tokens
-    name: str
     base: int | None = None
-    durability: str = "memory"
 
 
 class ImportWriter:
@@ -40,23 +38,22 @@ class ImportWriter:
     def __init__(
         self, handles: OpenHandles, publisher: Publisher, target: ImportTarget, views: Views, tables: list[BlockTable]
     ) -> None:
-        self.spec = target.spec
+        self.spec = target.context.spec
         self.views = views
         self.tables = tables
         self.start = visible_tokens(views)
         self._handles = handles
         self._publisher = publisher
         self._tokens = target.tokens
-        self._name = target.name
+        self._context = target.context
         self._base = target.base
-        self._durability = target.durability
         self._queries = StoredQueries(publisher.budget)
         self._beside = Reservation(publisher.budget)
         self._lock = Lock()
         self._open = True
         with ExitStack() as undo:
             undo.callback(self._release)
-            self._beside.resize(segment_nbytes(target.spec.layers, len(target.tokens)))
+            self._beside.resize(segment_nbytes(self.spec.layers, len(target.tokens)))
             handles.add(self)
             undo.pop_all()
 
@@ -110,9 +107,9 @@ class ImportWriter:
             try:
                 if self._base is None:
                     new_segment = NewSegment(self._tokens[self.start :], self.tables, self.start, self._queries)
-                    return self._publisher.publish(self.spec, self._name, self.views, new_segment, self._durability)
+                    return self._publisher.publish(self._context, self.views, new_segment)
                 new_segment = NewSegment(self._tokens, self.tables, self._base, self._queries)
-                return self._publisher.publish_chunk(self.spec, self._name, self.views, new_segment, self._durability)
+                return self._publisher.publish_chunk(self._context, self.views, new_segment)
             finally:
                 self._handles.remove(self)
 

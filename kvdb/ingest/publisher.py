@@ -6,61 +6,49 @@ from typing import NamedTuple
 
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
-from kvdb.catalog.catalog import Catalog
+from kvdb.catalog.compactable import CompactableCatalog
 from kvdb.catalog.context import Context
-from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.layout import Layout
-from kvdb.catalog.overhead import context_nbytes, segment_nbytes
+from kvdb.catalog.overhead import context_nbytes
+from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.prefix_tree import concatenate
-from kvdb.catalog.segment import Segment, SegmentView, Views, release_views, visible_tokens
+from kvdb.catalog.segment import SegmentView, Views, release_views, visible_tokens
 from kvdb.catalog.stored_queries import StoredQueries
 from kvdb.errors import CapacityError, InvalidArgument
 from kvdb.indexing.advisor import IndexAdvisor
+from kvdb.ingest.compactor import Compactor
+from kvdb.ingest.new_segment import NewSegment
 from kvdb.session.services import StorableSession
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import CpuBudget, Reservation
 from kvdb.types import ContextInfo, ModelSpec, Tokens
 
 
-class NewSegment(NamedTuple):
-    """The contents of a segment that does not exist yet. It owns the tables and the queries.
+class NewContext(NamedTuple):
+    """What a context is to be beside what it holds. durability: what it outlives. salt: what a lookup has to say to find it."""
 
-    tokens: int32 `[n]`. tables: one a layer, of n tokens. base: the position of its first token when it was computed. queries:
-    some queries that were asked of it.
-    """
+    spec: ModelSpec
+    name: str
+    durability: str = "memory"
+    salt: str = ""
 
-    tokens: Tokens
-    tables: list[BlockTable]
-    base: int
-    queries: StoredQueries
-
-    def view(self, budget: CpuBudget, *, standalone: bool, shift: int = 0) -> SegmentView:
-        """All of the segment, which has taken everything over. Raises CapacityError, and then everything was given back."""
-        with ExitStack() as undo:
-            undo.callback(self.release)
-            beside = Reservation(budget, segment_nbytes(len(self.tables), len(self.tokens)))
-            undo.pop_all()
-        ids = self.tokens.copy()  # a copy, because they may be the end of a longer array
-        segment = Segment(ids, self.tables, IndexSet(self.queries), self.base, standalone=standalone, beside=beside)
-        return SegmentView(segment, len(ids), shift)
-
-    def release(self) -> None:
-        """Release everything, because no segment is made."""
-        self.queries.release()
-        for table in self.tables:
-            table.release()
+    def of(self, layout: Layout, tokens: Tokens, overlay: Overlay | None = None) -> Context:
+        """The context, which holds this."""
+        return Context(self.name, self.spec, layout, tokens, overlay, durability=self.durability, salt=self.salt)
 
 
 class Publisher:
     """Makes contexts of tokens and blocks. The catalogue is told last, so that a failure before leaves nothing visible.
 
-    budget: the budget of main memory, in which stored queries count. advisor: told about each new context.
+    budget: the budget of main memory, in which stored queries count. advisor: told about each new context. compactor: asked
+    afterwards to give back what is held in vain.
     """
 
-    def __init__(self, catalog: Catalog, budget: CpuBudget, advisor: IndexAdvisor) -> None:
+    def __init__(self, catalog: CompactableCatalog, budget: CpuBudget, advisor: IndexAdvisor, compactor: Compactor) -> None:
         self.budget = budget
         self._catalog = catalog
         self._advisor = advisor
+        self._compactor = compactor
 
     def store(
         self, session: StorableSession, name: str, tokens: Tokens | None, *, chunk: bool = False, durability: str | None = None
@@ -75,14 +63,17 @@ class Publisher:
         level = self._catalog.durability(validate.durability(durability))
         self._catalog.check_free(validate.name(name))
         ids = session.ids(tokens)
+        context = NewContext(session.spec, name, level, session.salt)
         if chunk:
-            return self._store_chunk(session, name, ids, level)
+            return self._store_chunk(session, context, ids)
         if session.snapshot.overlay is not None:
-            return self._store_laid_out(session, name, ids, level)
-        views = self._catalog.match(session.spec, ids)
+            return self._store_laid_out(session, context, ids)
+        views = self._catalog.match(session.spec, ids, session.salt)
         if visible_tokens(views) < session.reused:  # the contexts this session was opened on were dropped meanwhile
             release_views(views)
             views = session.snapshot.share().views
+        if visible_tokens(views) < len(ids):
+            views = self._without_short_end(session, views)
         stored = visible_tokens(views)
         try:
             tables = _tail_tables(session, stored) if stored < len(ids) else []
@@ -90,10 +81,10 @@ class Publisher:
             release_views(views)
             raise
         new = NewSegment(ids[stored:], tables, stored, self._queries_of(session))
-        return self.publish(session.spec, name, views, new, level)
+        return self.publish(context, views, new)
 
-    def publish(self, spec: ModelSpec, name: str, views: Views, new: NewSegment, durability: str) -> ContextInfo:
-        """Make a context of the views and, behind them, a new segment, if it has any tokens. durability: what it outlives.
+    def publish(self, context: NewContext, views: Views, new: NewSegment) -> ContextInfo:
+        """Make a context of the views and, behind them, a new segment, if it has any tokens.
 
         Takes over the references to the views and the new segment, also when it raises AlreadyExists or CapacityError.
         """
@@ -101,26 +92,27 @@ class Publisher:
             views = self._extended(views, new, standalone=not new.base)
         else:
             new.release()
-        return self._publish(Context(name, spec, Layout.contiguous(views), concatenate(views), durability=durability))
+        return self._publish(context.of(Layout.contiguous(views), concatenate(views)))
 
-    def publish_chunk(self, spec: ModelSpec, name: str, views: Views, new: NewSegment, durability: str) -> ContextInfo:
+    def publish_chunk(self, context: NewContext, views: Views, new: NewSegment) -> ContextInfo:
         """Make a chunk of the stored segment that `views` show, or of a new one. If its text was stored meanwhile, it becomes
-        another name for what is stored. durability: what it outlives.
+        another name for what is stored.
 
         Takes over the references to the views and the new segment, which is empty where views are given, also when it raises
         AlreadyExists or CapacityError.
         """
-        tokens = views[0].segment.tokens if views else new.tokens
-        views = views or self.chunk_views(spec, tokens)
+        tokens = views[0].segment.tokens[: views[0].visible] if views else new.tokens
+        views = views or self.chunk_views(context.spec, tokens, context.salt)
         if views:
             new.release()
         else:
             views = (new.view(self.budget, standalone=True, shift=-new.base),)
-        return self._publish(Context(name, spec, Layout.contiguous(views), tokens, durability=durability))
+        return self._publish(context.of(Layout.contiguous(views), tokens))
 
-    def chunk_views(self, spec: ModelSpec, tokens: Tokens) -> Views:
-        """The stored chunk of exactly these tokens, if there is one; the caller owns a reference to it."""
-        segment = self._catalog.chunk(spec, tokens)
+    def chunk_views(self, spec: ModelSpec, tokens: Tokens, salt: str) -> Views:
+        """The chunk of exactly these tokens that is stored under that salt, if there is one; the caller owns a reference to
+        it."""
+        segment = self._catalog.chunk(spec, tokens, salt)
         return () if segment is None else (SegmentView(segment, len(tokens), -segment.base),)
 
     def _extended(self, views: Views, new: NewSegment, *, standalone: bool) -> Views:
@@ -142,9 +134,25 @@ class Publisher:
             if not published:
                 context.release()
         self._advisor.published(context.views)
+        self._compactor.settle()
         return context.info()
 
-    def _store_chunk(self, session: StorableSession, name: str, ids: Tokens, durability: str) -> ContextInfo:
+    def _without_short_end(self, session: StorableSession, views: Views) -> Views:
+        """The views without segments at their end that the session wrote and stored before, if the new segment had better hold
+        their tokens too: they lie in the session's own blocks, which it shares. Such a segment ends in the middle of a block,
+        nobody sees more of it, and nothing is known of it that would be lost."""
+        if self._catalog.on_disk:  # a file would be written anew each time; the compactor merges many at once
+            return views
+        size = session.tails[0].layout.block_size
+        while views and views[-1].begin >= session.start and not views[-1].segment.indexes.kinds:
+            begin, end = views[-1].begin - session.start, views[-1].end - session.start
+            if end % size == 0 or begin % size or not self._catalog.ends_at(session.spec, session.salt, views):
+                break
+            release_views(views[-1:])
+            views = views[:-1]
+        return views
+
+    def _store_chunk(self, session: StorableSession, context: NewContext, ids: Tokens) -> ContextInfo:
         base = session.start
         if base and session.snapshot.overlay is not None:
             raise InvalidArgument("the session was laid out of parts; a chunk comes from a session opened on tokens, or on none")
@@ -153,9 +161,9 @@ class Publisher:
         inverse_frequencies(session.spec.rope, session.spec.head_dim)
         tables = _tail_tables(session, base)
         new = NewSegment(ids[base:], tables, base, self._queries_of(session))
-        return self.publish_chunk(session.spec, name, (), new, durability)
+        return self.publish_chunk(context, (), new)
 
-    def _store_laid_out(self, session: StorableSession, name: str, ids: Tokens, durability: str) -> ContextInfo:
+    def _store_laid_out(self, session: StorableSession, context: NewContext, ids: Tokens) -> ContextInfo:
         """Store a blended session: its layout and overlay, and behind them its tail as a segment that is exact only there."""
         tables = _tail_tables(session, session.start) if session.start < len(ids) else []
         snapshot = session.snapshot.share()
@@ -167,8 +175,7 @@ class Publisher:
                     undo.callback(snapshot.overlay.release)
                 views = self._extended(views, new, standalone=False)
                 undo.pop_all()
-        laid = Layout(views, len(ids))
-        return self._publish(Context(name, session.spec, laid, ids, snapshot.overlay, durability=durability))
+        return self._publish(context.of(Layout(views, len(ids)), ids, snapshot.overlay))
 
     def _queries_of(self, session: StorableSession) -> StoredQueries:
         """Some queries of the session, if there is room for them: they help indexes, but only the tokens must be kept."""

@@ -29,10 +29,10 @@ class ContextOperations:
         return [context.info() for context in self._catalog.contexts(prefix, limit, after, metadata or {})]
 
     @counted_call
-    def match(self, spec: ModelSpec, tokens: Tokens) -> PrefixMatch:
-        """How many leading tokens are stored, and in which tier, without opening a session. Raises what `create_session` raises
-        for tokens that are no ids."""
-        views = self._catalog.match(spec, validate.token_ids(tokens))
+    def match(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> PrefixMatch:
+        """How many leading tokens are stored, and in which tier, without opening a session. salt: as in `create_session`. Raises
+        what `create_session` raises for tokens that are no ids."""
+        views = self._catalog.match(spec, validate.token_ids(tokens), validate.salt(salt))
         try:
             resident = sum(view.visible for view in views if view.segment.resident)
             return PrefixMatch(visible_tokens(views), resident)

@@ -1,33 +1,25 @@
 """The indexes over stored contexts, and the plans of queries of them."""
 
 from collections.abc import Callable
+from contextlib import closing
 
 import kvdb.catalog.residency as residency
 import kvdb.indexing.status as status
-from kvdb.catalog.catalog import Catalog
-from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.segment import Views
-from kvdb.catalog.snapshot import Snapshot
 from kvdb.config import Config
 from kvdb.indexing.builder import IndexBuilder
-from kvdb.session.open_handles import OpenHandles, counted_call
-from kvdb.session.services import SessionServices
-from kvdb.session.state import SessionState
-from kvdb.storage.store import BlockStore
+from kvdb.operations.reading import ReadOperations
+from kvdb.session.open_handles import counted_call
 from kvdb.types import IndexInfo
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
 
-class IndexOperations:
+class IndexOperations(ReadOperations):
     """The calls of a database that are about indexes and plans. The database sets what they work on. Thread-safe."""
 
     config: Config
-    handles: OpenHandles
-    _catalog: Catalog
-    _blocks: BlockStore
     _builder: IndexBuilder
-    _services: SessionServices
 
     @counted_call
     def build_index(
@@ -67,20 +59,11 @@ class IndexOperations:
     def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]:
         """The plans of a query by one more token behind a context, for one layer or for each. analyze: whether to carry them out,
         with queries that were kept when the context was stored. Raises NotFound, LayerError or InvalidArgument."""
-        context = self._catalog.acquire(name)
-        if context.plain:
-            snapshot = Snapshot.prefix(context.views)
-        else:
-            overlay = context.overlay or Overlay(self._blocks.tables(context.spec))
-            snapshot = Snapshot.blended(context.spec, context.layout, overlay)
-        session = SessionState(self._services, context.spec, snapshot, self._blocks.tables(context.spec), context.tokens)
-        try:
-            for view in context.views:
+        with closing(self.open_context(name)) as session:
+            for view in session.views:
                 session.set_last_queries(view.segment.indexes.queries)
-            layers = range(context.spec.layers) if layer is None else [layer]
+            layers = range(session.spec.layers) if layer is None else [layer]
             return [session.explain(number, options, analyze) for number in layers]
-        finally:
-            session.close()
 
     def _long(self, views: Views) -> Views:
         """The views whose segments are long enough for an index."""

@@ -1,6 +1,6 @@
 """Values of `kvdb.types` as messages of the wire, and back.
 
-`kvdb.rpc.import_chunk` has the message whose arrays are not copied, and `kvdb.rpc.query_options` the options of a query.
+`kvdb.rpc.kv_chunk` has the message whose arrays are not copied, and `kvdb.rpc.query_options` the options of a query.
 """
 
 import json
@@ -52,7 +52,7 @@ def wire_dtype(name: str) -> np.dtype[Any] | None:
     return _DTYPES.get(name)
 
 
-def put_head(message: pb.Array | pb.ImportChunk, array: Array) -> None:
+def put_head(message: pb.Array | pb.KvChunk, array: Array) -> None:
     """Write dtype and shape of an array into its message. Raises DtypeError for a dtype that the wire does not carry."""
     name = _NAMES.get(array.dtype)
     if name is None:

@@ -121,7 +121,7 @@ class QueryOptions(_message.Message):
     def __init__(self, retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., max_missed_mass: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ..., error_max: _Optional[float] = ...) -> None: ...
 
 class ContextInfo(_message.Message):
-    __slots__ = ("name", "spec", "tokens", "segments", "nbytes", "chunk", "blended", "pinned", "expires", "metadata", "created", "used", "uses")
+    __slots__ = ("name", "spec", "tokens", "segments", "nbytes", "chunk", "blended", "salt", "pinned", "expires", "metadata", "created", "used", "uses")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,7 @@ class ContextInfo(_message.Message):
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     BLENDED_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
@@ -142,13 +143,14 @@ class ContextInfo(_message.Message):
     nbytes: int
     chunk: bool
     blended: bool
+    salt: str
     pinned: bool
     expires: float
     metadata: str
     created: float
     used: float
     uses: int
-    def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[int] = ..., segments: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk: _Optional[bool] = ..., blended: _Optional[bool] = ..., pinned: _Optional[bool] = ..., expires: _Optional[float] = ..., metadata: _Optional[str] = ..., created: _Optional[float] = ..., used: _Optional[float] = ..., uses: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[int] = ..., segments: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk: _Optional[bool] = ..., blended: _Optional[bool] = ..., salt: _Optional[str] = ..., pinned: _Optional[bool] = ..., expires: _Optional[float] = ..., metadata: _Optional[str] = ..., created: _Optional[float] = ..., used: _Optional[float] = ..., uses: _Optional[int] = ...) -> None: ...
 
 class IndexInfo(_message.Message):
     __slots__ = ("segment", "tokens", "kind", "layers", "layers_total", "nbytes", "state", "progress", "seconds", "seconds_expected", "error")
@@ -193,28 +195,30 @@ class ImportRequest(_message.Message):
     PART_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     begin: ImportBegin
-    chunk: ImportChunk
+    chunk: KvChunk
     commit: ImportCommit
     sample: ImportSample
     part: RequestPart
     data: bytes
-    def __init__(self, begin: _Optional[_Union[ImportBegin, _Mapping]] = ..., chunk: _Optional[_Union[ImportChunk, _Mapping]] = ..., commit: _Optional[_Union[ImportCommit, _Mapping]] = ..., sample: _Optional[_Union[ImportSample, _Mapping]] = ..., part: _Optional[_Union[RequestPart, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, begin: _Optional[_Union[ImportBegin, _Mapping]] = ..., chunk: _Optional[_Union[KvChunk, _Mapping]] = ..., commit: _Optional[_Union[ImportCommit, _Mapping]] = ..., sample: _Optional[_Union[ImportSample, _Mapping]] = ..., part: _Optional[_Union[RequestPart, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ImportBegin(_message.Message):
-    __slots__ = ("spec", "tokens", "name", "base", "durability")
+    __slots__ = ("spec", "tokens", "name", "base", "durability", "salt")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
     spec: ModelSpec
     tokens: bytes
     name: str
     base: int
     durability: str
-    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., name: _Optional[str] = ..., base: _Optional[int] = ..., durability: _Optional[str] = ...) -> None: ...
+    salt: str
+    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., name: _Optional[str] = ..., base: _Optional[int] = ..., durability: _Optional[str] = ..., salt: _Optional[str] = ...) -> None: ...
 
-class ImportChunk(_message.Message):
+class KvChunk(_message.Message):
     __slots__ = ("layer", "dtype", "shape")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -289,12 +293,14 @@ class ContextTokensReply(_message.Message):
     def __init__(self, tokens: _Optional[bytes] = ...) -> None: ...
 
 class MatchPrefixRequest(_message.Message):
-    __slots__ = ("spec", "tokens")
+    __slots__ = ("spec", "tokens", "salt")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
     spec: ModelSpec
     tokens: bytes
-    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+    salt: str
+    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., salt: _Optional[str] = ...) -> None: ...
 
 class MatchPrefixReply(_message.Message):
     __slots__ = ("tokens", "resident")
@@ -327,6 +333,28 @@ class DropContextRequest(_message.Message):
 class DropContextReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ReadContextRequest(_message.Message):
+    __slots__ = ("context", "session_id", "layers", "start", "stop")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    context: str
+    session_id: str
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    start: int
+    stop: int
+    def __init__(self, context: _Optional[str] = ..., session_id: _Optional[str] = ..., layers: _Optional[_Iterable[int]] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class ReadReply(_message.Message):
+    __slots__ = ("chunk", "data")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    chunk: KvChunk
+    data: bytes
+    def __init__(self, chunk: _Optional[_Union[KvChunk, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class OffloadContextRequest(_message.Message):
     __slots__ = ("name",)
@@ -373,6 +401,44 @@ class VerifyIndexesReply(_message.Message):
     INDEXES_FIELD_NUMBER: _ClassVar[int]
     indexes: int
     def __init__(self, indexes: _Optional[int] = ...) -> None: ...
+
+class CheckContextRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class CheckContextReply(_message.Message):
+    __slots__ = ("blocks", "nbytes", "indexes")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    nbytes: int
+    indexes: int
+    def __init__(self, blocks: _Optional[int] = ..., nbytes: _Optional[int] = ..., indexes: _Optional[int] = ...) -> None: ...
+
+class CheckStoreRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CheckStoreReply(_message.Message):
+    __slots__ = ("damaged",)
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    damaged: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, damaged: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class BackupRequest(_message.Message):
+    __slots__ = ("folder",)
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    def __init__(self, folder: _Optional[str] = ...) -> None: ...
+
+class BackupReply(_message.Message):
+    __slots__ = ("contexts",)
+    CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    contexts: int
+    def __init__(self, contexts: _Optional[int] = ...) -> None: ...
 
 class ListTiersRequest(_message.Message):
     __slots__ = ()
@@ -437,16 +503,18 @@ class SegmentStatistics(_message.Message):
     def __init__(self, segment: _Optional[int] = ..., tokens: _Optional[int] = ..., queries: _Optional[_Union[Array, _Mapping]] = ..., retrieved: _Optional[_Union[Array, _Mapping]] = ..., dense: _Optional[_Union[Array, _Mapping]] = ..., sharpness: _Optional[_Union[Array, _Mapping]] = ..., window_hits: _Optional[_Union[Array, _Mapping]] = ..., audits: _Optional[_Union[Array, _Mapping]] = ..., error: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("spec", "tokens", "parts", "error_max")
+    __slots__ = ("spec", "tokens", "parts", "error_max", "salt")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     ERROR_MAX_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
     spec: ModelSpec
     tokens: bytes
     parts: Parts
     error_max: float
-    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., parts: _Optional[_Union[Parts, _Mapping]] = ..., error_max: _Optional[float] = ...) -> None: ...
+    salt: str
+    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., parts: _Optional[_Union[Parts, _Mapping]] = ..., error_max: _Optional[float] = ..., salt: _Optional[str] = ...) -> None: ...
 
 class Parts(_message.Message):
     __slots__ = ("parts",)
@@ -647,6 +715,24 @@ class ForkRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class TruncateRequest(_message.Message):
+    __slots__ = ("session_id", "tokens")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    tokens: int
+    def __init__(self, session_id: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class TruncateReply(_message.Message):
+    __slots__ = ("reused", "start", "layout")
+    REUSED_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    reused: int
+    start: int
+    layout: _containers.RepeatedCompositeFieldContainer[Placed]
+    def __init__(self, reused: _Optional[int] = ..., start: _Optional[int] = ..., layout: _Optional[_Iterable[_Union[Placed, _Mapping]]] = ...) -> None: ...
 
 class StoreRequest(_message.Message):
     __slots__ = ("session_id", "name", "tokens", "chunk", "durability")

@@ -74,6 +74,11 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextReply.FromString,
                 _registered_method=True)
+        self.ReadContext = channel.unary_stream(
+                '/kvdb.v1.Kvdb/ReadContext',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ReadContextRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ReadReply.FromString,
+                _registered_method=True)
         self.OffloadContext = channel.unary_unary(
                 '/kvdb.v1.Kvdb/OffloadContext',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.OffloadContextRequest.SerializeToString,
@@ -93,6 +98,21 @@ class KvdbStub:
                 '/kvdb.v1.Kvdb/VerifyIndexes',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesReply.FromString,
+                _registered_method=True)
+        self.CheckContext = channel.unary_unary(
+                '/kvdb.v1.Kvdb/CheckContext',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckContextRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckContextReply.FromString,
+                _registered_method=True)
+        self.CheckStore = channel.unary_unary(
+                '/kvdb.v1.Kvdb/CheckStore',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckStoreRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckStoreReply.FromString,
+                _registered_method=True)
+        self.Backup = channel.unary_unary(
+                '/kvdb.v1.Kvdb/Backup',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.BackupRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.BackupReply.FromString,
                 _registered_method=True)
         self.ExplainContext = channel.unary_unary(
                 '/kvdb.v1.Kvdb/ExplainContext',
@@ -148,6 +168,11 @@ class KvdbStub:
                 '/kvdb.v1.Kvdb/Fork',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ForkRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.SessionReply.FromString,
+                _registered_method=True)
+        self.Truncate = channel.unary_unary(
+                '/kvdb.v1.Kvdb/Truncate',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.TruncateRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.TruncateReply.FromString,
                 _registered_method=True)
         self.Store = channel.unary_unary(
                 '/kvdb.v1.Kvdb/Store',
@@ -233,6 +258,14 @@ class KvdbServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadContext(self, request, context):
+        """Gives the KV of tokens of a context or a session back, as attention sees it: layer by layer, and the tokens of one layer in
+        their order, in chunks of about 1 MiB.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def OffloadContext(self, request, context):
         """Moves a context's blocks to the server's disk until a session needs them.
         """
@@ -255,6 +288,27 @@ class KvdbServicer:
 
     def VerifyIndexes(self, request, context):
         """Checks every index of a context against its keys. Fails with DATA_LOSS where one does not match them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckContext(self, request, context):
+        """Reads everything that is on disk of a context, and compares it with its checksums. Fails with DATA_LOSS.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckStore(self, request, context):
+        """Proves that blocks and files are those that somebody owns. Fails with DATA_LOSS.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Backup(self, request, context):
+        """Copies the store to a new folder of the server's machine, while calls go on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -337,6 +391,13 @@ class KvdbServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Truncate(self, request, context):
+        """Forgets all tokens of a session but the first, in every layer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Store(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -411,6 +472,11 @@ def add_KvdbServicer_to_server(servicer, server):
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextReply.SerializeToString,
             ),
+            'ReadContext': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadContext,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ReadContextRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ReadReply.SerializeToString,
+            ),
             'OffloadContext': grpc.unary_unary_rpc_method_handler(
                     servicer.OffloadContext,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.OffloadContextRequest.FromString,
@@ -430,6 +496,21 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.VerifyIndexes,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesReply.SerializeToString,
+            ),
+            'CheckContext': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckContext,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckContextRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckContextReply.SerializeToString,
+            ),
+            'CheckStore': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckStore,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckStoreRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckStoreReply.SerializeToString,
+            ),
+            'Backup': grpc.unary_unary_rpc_method_handler(
+                    servicer.Backup,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.BackupRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.BackupReply.SerializeToString,
             ),
             'ExplainContext': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainContext,
@@ -485,6 +566,11 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.Fork,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ForkRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.SessionReply.SerializeToString,
+            ),
+            'Truncate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Truncate,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.TruncateRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.TruncateReply.SerializeToString,
             ),
             'Store': grpc.unary_unary_rpc_method_handler(
                     servicer.Store,
@@ -739,6 +825,33 @@ class Kvdb:
             _registered_method=True)
 
     @staticmethod
+    def ReadContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/ReadContext',
+            kvdb_dot_rpc_dot_kvdb__pb2.ReadContextRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.ReadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def OffloadContext(request,
             target,
             options=(),
@@ -836,6 +949,87 @@ class Kvdb:
             '/kvdb.v1.Kvdb/VerifyIndexes',
             kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.VerifyIndexesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/CheckContext',
+            kvdb_dot_rpc_dot_kvdb__pb2.CheckContextRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.CheckContextReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckStore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/CheckStore',
+            kvdb_dot_rpc_dot_kvdb__pb2.CheckStoreRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.CheckStoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Backup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/Backup',
+            kvdb_dot_rpc_dot_kvdb__pb2.BackupRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.BackupReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1133,6 +1327,33 @@ class Kvdb:
             '/kvdb.v1.Kvdb/Fork',
             kvdb_dot_rpc_dot_kvdb__pb2.ForkRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.SessionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Truncate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/Truncate',
+            kvdb_dot_rpc_dot_kvdb__pb2.TruncateRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.TruncateReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,7 +33,7 @@ class ContextCalls:
         return pb.ContextTokensReply(tokens=codec.to_tokens(ids[:TOKENS_OF_REPLY]))
 
     def match_prefix(self, request: pb.MatchPrefixRequest, _context: grpc.ServicerContext) -> pb.MatchPrefixReply:
-        match = self._database.match(codec.from_spec(request.spec), codec.from_tokens(request.tokens))
+        match = self._database.match(codec.from_spec(request.spec), codec.from_tokens(request.tokens), request.salt)
         return pb.MatchPrefixReply(tokens=match.tokens, resident=match.resident)
 
     def list_tiers(self, _request: pb.ListTiersRequest, _context: grpc.ServicerContext) -> pb.ListTiersReply:

@@ -4,28 +4,28 @@ from collections.abc import Iterator
 
 from kvdb.errors import InvalidArgument
 from kvdb.ingest.import_writer import ImportWriter
-from kvdb.rpc import codec, import_chunk
+from kvdb.rpc import codec, kv_chunk
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.import_chunk import Chunk
+from kvdb.rpc.kv_chunk import Chunk
 from kvdb.server.incoming import Incoming
 from kvdb.types import ContextInfo
 
 
 def begin(requests: Iterator[bytes]) -> pb.ImportBegin:
     """The first message of an import. Raises InvalidArgument."""
-    first = import_chunk.deserialize(next(requests, b""))
+    first = kv_chunk.deserialize(next(requests, b""))
     return _expect(first, "begin").begin
 
 
 def carry_out(writer: ImportWriter, incoming: Incoming, data: bytes) -> ContextInfo | None:
     """Carry out what one message of an import asks for; what was published, once it is. Raises InvalidArgument."""
-    request = import_chunk.deserialize(data)
+    request = kv_chunk.deserialize(data)
     try:
         if isinstance(request, Chunk) or request.WhichOneof("step") != "part":
             incoming.count(len(data))
             return _written(writer, request)
         whole = incoming.put_together(request.part)
-        return None if whole is None else _written(writer, import_chunk.deserialize(whole))
+        return None if whole is None else _written(writer, kv_chunk.deserialize(whole))
     finally:
         incoming.answered()
 

@@ -82,6 +82,16 @@ def stream(call: str, behaviour: Callable[[Iterator[bytes], grpc.ServicerContext
     return grpc.stream_stream_rpc_method_handler(guarded, None, _serialize)
 
 
+def replies(call: str, kind: type[M], behaviour: Callable[[M, grpc.ServicerContext], Iterator[bytes]]) -> "Handler":
+    """A method that answers one message with several, which it gives as bytes."""
+
+    def guarded(data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        with ErrorsTold(call, partial(abort, context)):
+            yield from behaviour(parsed(kind, data), context)
+
+    return grpc.unary_stream_rpc_method_handler(guarded)
+
+
 class UnaryCalls:
     """Unary methods that give their thread back while they wait for their turn.
 

@@ -21,18 +21,20 @@ from kvdb.server.context_calls import ContextCalls
 from kvdb.server.incoming import Incoming
 from kvdb.server.inflight import InflightBytes
 from kvdb.server.interceptors import UnaryCalls
+from kvdb.server.read_calls import ReadCalls
 from kvdb.server.session_registry import Sessions
+from kvdb.server.store_calls import StoreCalls
 from kvdb.server.streams import OpenStream, Streams
 from kvdb.server.turns import Turn, Turns
 from kvdb.session.state import SessionState
 from kvdb.version import __version__
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
-BLOCKING = {"BuildIndex", "VerifyIndexes"}
+BLOCKING = {"BuildIndex", "VerifyIndexes", "CheckContext", "CheckStore", "Backup"}
 """Unary calls that hold their thread for long, and count among the streams therefore."""
 
 
-class KvdbService(ContextCalls):
+class KvdbService(ContextCalls, ReadCalls, StoreCalls):
     """One method for each call, named as in the proto but in Python's way; what they raise becomes a status."""
 
     def __init__(
@@ -48,6 +50,7 @@ class KvdbService(ContextCalls):
         self._sessions = sessions
         self._streams = streams
         self._turns = turns
+        self._inflight = inflight
         self._incoming = partial(Incoming, inflight, nbytes_max=config.request_bytes_max)
         self._greeting = pb.HelloReply(
             version=__version__,
@@ -64,7 +67,8 @@ class KvdbService(ContextCalls):
             begin = import_calls.begin(requests)
             base = begin.base if begin.HasField("base") else None
             tokens = codec.from_tokens(begin.tokens)
-            writer = self._database.begin_import(codec.from_spec(begin.spec), tokens, begin.name, base, begin.durability or None)
+            rest = base, begin.durability or None, begin.salt
+            writer = self._database.begin_import(codec.from_spec(begin.spec), tokens, begin.name, *rest)
             if not context.add_callback(writer.abort):  # called when the call ends, in whatever way
                 writer.abort()
                 return
@@ -84,10 +88,11 @@ class KvdbService(ContextCalls):
         spec = codec.from_spec(request.spec)
         error_max = request.error_max if request.HasField("error_max") else None
         if not request.HasField("parts"):
-            return self._opened(self._database.create_session(spec, codec.from_tokens(request.tokens), error_max))
+            return self._opened(self._database.create_session(spec, codec.from_tokens(request.tokens), error_max, request.salt))
         if request.tokens:
             raise InvalidArgument("a session is created of tokens and of parts; expected one of the two")
-        state = self._database.create_session_of_parts(spec, [codec.from_part(part) for part in request.parts.parts], error_max)
+        parts = [codec.from_part(part) for part in request.parts.parts]
+        state = self._database.create_session_of_parts(spec, parts, error_max, request.salt)
         return self._opened(state, codec.to_tokens(state.tokens))
 
     def update(self, request: pb.UpdateRequest, _context: grpc.ServicerContext) -> pb.UpdateReply:
@@ -127,6 +132,12 @@ class KvdbService(ContextCalls):
         with self._sessions.borrow(request.session_id) as session:
             twin = session.fork()
         return self._opened(twin)
+
+    def truncate(self, request: pb.TruncateRequest, _context: grpc.ServicerContext) -> pb.TruncateReply:
+        with self._sessions.borrow(request.session_id) as session:
+            session.truncate(request.tokens)
+            layout = map(codec.to_placed, session.layout)
+            return pb.TruncateReply(reused=session.reused, start=session.start, layout=layout)
 
     def store(self, request: pb.StoreRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
         tokens = codec.from_tokens(request.tokens) if request.HasField("tokens") else None
@@ -208,6 +219,8 @@ def _handler(service: KvdbService, unary: UnaryCalls, method: MethodDescriptor) 
     if method.client_streaming:
         return interceptors.stream(method.name, behaviour)
     kind = GetMessageClass(method.input_type)
+    if method.server_streaming:
+        return interceptors.replies(method.name, kind, behaviour)
     if method.name in BLOCKING:
         return interceptors.blocking(method.name, kind, behaviour)
     return unary.handler(method.name, kind, behaviour)

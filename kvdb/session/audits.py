@@ -68,8 +68,8 @@ class Audits:
     """Decides which answers are compared, compares them, and tells the evidence.
 
     errors: estimates of the layer's relative error from audits of ways in use, the last ERRORS_MAX. audited, largest: how many
-    there were, and the largest. ways: how many queries each way answered, for some head. The owner calls `settle` before each use
-    of the layer, because the executor compares in another thread.
+    there were, and the largest. ways: how many queries each way answered, for some head. planner: that of the layer. The owner
+    calls `settle` before each use of the layer, because the executor compares in another thread.
     """
 
     def __init__(self, layer: int, planner: Planner, executor: Executor) -> None:
@@ -77,7 +77,7 @@ class Audits:
         self.audited, self.largest = 0, 0.0
         self.ways: dict[str, int] = {}
         self._layer = layer
-        self._planner = planner
+        self.planner = planner
         self._executor = executor
         self._running: Future[None] | None = None
         self._exact_ns = 0.0
@@ -103,17 +103,17 @@ class Audits:
         searched = prepared.searched_heads
         heads = self._heads_due(searched, self._exact_call_ns(budget)) if alone and prepared.searches else ()
         if heads:
-            served = self._planner.prepare(n, options, Variant(whole=heads))
+            served = self.planner.prepare(n, options, Variant(whole=heads))
             return Comparison(served, prepared, heads, in_use=True)
         trial = self._affordable_trial(budget, prepared, alone=alone)
         if trial is None:
             return None
         facts, compared = trial
-        shadow = self._planner.prepare(n, options, Variant(trial=facts.way))
+        shadow = self.planner.prepare(n, options, Variant(trial=facts.way))
         if not shadow.searches:
             return None
         extra = _served(budget, compared)
-        served = self._planner.prepare(n, options, Variant(whole=searched)) if extra else prepared
+        served = self.planner.prepare(n, options, Variant(whole=searched)) if extra else prepared
         return Comparison(served, shadow, compared, in_use=False, extra=extra)
 
     def answered(

@@ -11,7 +11,6 @@ from indexes.retrieval import Exact
 from kvdb.attention.device import DeviceFailed, Pending, TailHasNoRoom
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.hybrid import hybrid_attention
-from kvdb.attention.materialized import MaterializedKeys
 from kvdb.attention.search import AttentionQuery
 from kvdb.attention.sparse import sparse
 from kvdb.attention.state import AttentionState, beyond_float32
@@ -56,25 +55,29 @@ class Layer:
     ) -> None:
         """error_max: the error budget of queries that name none. counters: those of the session."""
         self.tail = tail
-        self.run = snapshot.run(number, tail)
-        self.segment_counters = SegmentCounters(snapshot.views, services.advisor.count_queries)
         self.query_samples = QuerySamples(services.config.indexes.sample_queries, Reservation(services.budget))
         self.number = number
-        self.pages = snapshot.pages(number)
         self._waits = True
-        self._short = services.config.optimizer.short_context_tokens
+        self._services = services
         self._spec = spec
-        self._snapshot = snapshot
-        self._complete = not len(snapshot.missing(number))
         self._tail = Tail(services.config, tail)
         self._indexes_tail = False
         self._steps = 0
         self._error_max = error_max
         self._resolved = NO_OPTIONS, NO_OPTIONS.with_default(error_max)
-        self.planner = Planner(services, spec, snapshot, number, self.run, self._tail)
-        self.audits = Audits(number, self.planner, services.auditor)
-        self.native_steps = NativeSteps(spec, self.run, self._tail, self.planner, self.query_samples)
         self._counters = counters
+        self._stand_on(snapshot)
+        self.audits = Audits(number, self.planner, services.auditor)
+
+    def _stand_on(self, snapshot: Snapshot) -> None:
+        """Read the stored tokens of this snapshot from now on."""
+        self._snapshot = snapshot
+        self._complete = not len(snapshot.missing(self.number))
+        self.run = snapshot.run(self.number, self.tail)
+        self.pages = snapshot.pages(self.number)
+        self.segment_counters = SegmentCounters(snapshot.views, self._services.advisor.count_queries)
+        self.planner = Planner(self._services, self._spec, snapshot, self.number, self.run, self._tail)
+        self.native_steps = NativeSteps(self._spec, self.run, self._tail, self.planner, self.query_samples)
         self._course: Course | None = None
 
     def ready(self) -> Self:
@@ -123,11 +126,17 @@ class Layer:
             self.run.refresh(start)  # also if nothing was appended, because a shared last block may have been copied
 
     def take_back(self, n: int) -> None:
-        """Undo the last append, of n tokens."""
-        start = self.tail.length - n
-        self.tail.truncate(start)
-        self.run.refresh(start)
+        """Forget the last n tokens of the tail. The layer is settled."""
+        self.tail.truncate(self.tail.length - n)
+        self.run.refresh(self.tail.length)
         self._tail.truncated()
+
+    def cut(self, snapshot: Snapshot) -> None:
+        """Forget the tail, and read this snapshot, which has the first of the tokens read before. The layer is settled."""
+        self.take_back(self.tail.length)
+        self.segment_counters.flush()
+        self._stand_on(snapshot)
+        self.audits.planner = self.planner
 
     def resolve(self, options: QueryOptions) -> QueryOptions:
         """The options, with the session's error_max if they name none. Raises InvalidArgument or Unsupported for
@@ -181,14 +190,6 @@ class Layer:
             overlay.add(self.number, positions, k, v)
         finally:
             self.run.update_overlay(overlay.positions[self.number])  # also if nothing was added, see `append`
-
-    def recompute(self, materialized: MaterializedKeys, q: Array, positions: Positions) -> Array:
-        """Attention of queries at these positions, each over all tokens up to its own. materialized: the keys of this layer.
-        Raises NonFiniteError where float32 cannot hold a result."""
-        state = materialized.attend(q, positions, self._spec.softmax_scale)
-        if not self.tail.layout.finite(state.out, state.lse):
-            raise beyond_float32()
-        return state.out
 
     def answer(self, q: Array, options: QueryOptions) -> tuple[Array, Plan, AttentionStats]:
         """Answer the queries of the last n tokens, `[q_heads, n, head_dim]`. Returns the output, the plan, and what was read.
@@ -278,7 +279,8 @@ class Layer:
     def _count(self, stats: AttentionStats, n: int, options: QueryOptions, calls: int = 1, *, searched: bool) -> None:
         """Count answers to n queries for the segments, if they were decode steps that an index could have answered. stats: sums
         over the calls. searched: whether an index answered."""
-        if n <= DECODE_TOKENS and not isinstance(options.retrieval, Exact) and self.run.tokens > self._short:
+        short = self._services.config.optimizer.short_context_tokens
+        if n <= DECODE_TOKENS and not isinstance(options.retrieval, Exact) and self.run.tokens > short:
             self.segment_counters.count(calls, stats.kernel_ns, stats.retrieved, self.run.tokens, searched=searched)
 
     def _searches(self, prepared: Prepared, n: int = 1) -> bool:

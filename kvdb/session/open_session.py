@@ -1,5 +1,6 @@
 """What an open session holds: views of what is stored, and a mutable tail for each layer; and how it is given back."""
 
+from contextlib import ExitStack
 from threading import RLock
 
 import kvdb.catalog.residency as residency
@@ -23,9 +24,8 @@ class OpenSession:
 
     tokens: its known token ids, int32; at least those before the tail. start: the position of the tail's first token. reused: the
     number of tokens before it that were stored when it was opened. error_max: of queries that name nothing, None for the
-    configuration's. Thread-safe: calls on one session take turns. The constructor raises Unavailable for a closed database, and
-    CapacityError, and then everything was given back.
-    """
+    configuration's. salt: what it was found by beside its tokens, and is stored under. Thread-safe: calls on one session take
+    turns. The constructor raises Unavailable for a closed database, and CapacityError, and then everything was given back."""
 
     def __init__(
         self,
@@ -35,10 +35,12 @@ class OpenSession:
         tails: list[BlockTable],
         tokens: Tokens,
         error_max: float | None = None,
+        salt: str = "",
     ) -> None:
         self.spec = spec
         self.snapshot = snapshot
         self.tokens = tokens
+        self.salt = salt
         self.start = snapshot.layout.length
         self.reused = self.start - len(snapshot.missing(0))
         self.services = services
@@ -50,10 +52,9 @@ class OpenSession:
         self._layers = [
             Layer(services, spec, snapshot, number, tail, self.error_max, self.counters) for number, tail in enumerate(tails)
         ]
-        self._native_steps = [layer.native_steps for layer in self._layers]
         self.turns = RLock()
         self._open = True
-        self._count_open(1)
+        _count_open(self.views, 1)
         try:
             services.handles.add(self)
         except Unavailable:
@@ -89,7 +90,7 @@ class OpenSession:
 
     def native_steps(self, layer: int) -> NativeSteps | None:
         """The native steps of one layer, None for a number that no layer has. The caller holds `turns`."""
-        return self._native_steps[layer] if type(layer) is int and 0 <= layer < len(self._native_steps) else None
+        return self._layers[layer].native_steps if type(layer) is int and 0 <= layer < len(self._layers) else None
 
     def append(self, layer: Layer, k: Array, v: Array) -> None:
         """Append keys and values, which were checked before, to a layer. The caller holds `turns`. Raises NonFiniteError or
@@ -101,6 +102,23 @@ class OpenSession:
         """The ids of all its tokens; `tokens`, if given, are all of them. Raises PositionError or InvalidArgument."""
         return ids_of({self.start + tail.length for tail in self.tails}, self.tokens, tokens)
 
+    def cut(self, tokens: int) -> None:
+        """Forget the tails, and the stored tokens from position `tokens` on; what is stored stays as it is. The caller holds
+        `turns` and has settled all layers. Raises CapacityError or Unavailable, and then nothing was done."""
+        snapshot = self.snapshot.cut(tokens)
+        with ExitStack() as undo:
+            undo.callback(snapshot.release)
+            residency.pin(snapshot.views, self.services.loader)
+            undo.pop_all()
+        before, self.snapshot = self.snapshot, snapshot
+        for layer in self._layers:
+            layer.cut(snapshot)
+        self._recomputing = Recomputing(self.spec, snapshot)
+        _count_open(snapshot.views, 1)
+        _let_go(before)
+        self.start = tokens
+        self.reused = min(self.reused, tokens - len(snapshot.missing(0)))
+
     def close(self) -> None:
         """Give every block back. Closing twice does nothing."""
         with self.turns:
@@ -109,16 +127,9 @@ class OpenSession:
                 for layer in self._layers:
                     layer.close()
                 self._recomputing.forget()
-                self._count_open(-1)
-                residency.unpin(self.views)
-                self.snapshot.release()
+                _let_go(self.snapshot)
                 self._beside.release()
                 self.services.handles.remove(self)
-
-    def _count_open(self, sessions: int) -> None:
-        """Tell the segments that so many more sessions are open over them."""
-        for view in self.views:
-            view.segment.usage.count_open(sessions)
 
     def _settle(self) -> None:
         """Take over from native steps, and wait for audits under way, which read what all layers hold. Raises SessionClosed."""
@@ -129,3 +140,16 @@ class OpenSession:
     def _check_open(self) -> None:
         if not self._open:
             raise SessionClosed("the session is closed; open another with create_session")
+
+
+def _let_go(snapshot: Snapshot) -> None:
+    """Give back what a session stood on."""
+    _count_open(snapshot.views, -1)
+    residency.unpin(snapshot.views)
+    snapshot.release()
+
+
+def _count_open(views: Views, sessions: int) -> None:
+    """Tell the segments that so many more sessions are open over them."""
+    for view in views:
+        view.segment.usage.count_open(sessions)

@@ -6,6 +6,7 @@ import numpy as np
 
 from indexes.base import Float32
 from kvdb.attention.materialized import MaterializedKeys
+from kvdb.attention.state import beyond_float32
 from kvdb.blend.controller import Choice, Chunks, Rates, choose
 from kvdb.blend.deviation import measured, score_name
 from kvdb.catalog.snapshot import Snapshot
@@ -53,9 +54,12 @@ class Recomputing:
 
     def attention(self, layer: Layer, q: Array, positions: Positions) -> Array:
         """Attention of queries `[q_heads, n, head_dim]` at these positions, each over everything up to its own. Raises
-        InvalidArgument."""
+        InvalidArgument, or NonFiniteError where float32 cannot hold a result."""
         self._check_laid_out()
-        return layer.recompute(self._materialized.of(layer.number, layer.tail), q, positions)
+        state = self._materialized.of(layer.number, layer.tail).attend(q, positions, self._spec.softmax_scale)
+        if not layer.tail.layout.finite(state.out, state.lse):
+            raise beyond_float32()
+        return state.out
 
     def measure_deviation(self, layer: Layer, positions: Positions, k: Array, v: Array, score: str | None) -> Float32:
         """Measures of how far fresh KV is from the layer's stored KV, float32 `[2, n]`, NaN for gaps. Raises InvalidArgument."""

@@ -21,6 +21,7 @@ class StorableSession(Protocol):
     snapshot: Snapshot
     start: int
     reused: int
+    salt: str
 
     @property
     def tails(self) -> list[BlockTable]: ...

@@ -1,17 +1,22 @@
 """An open session: appends to what it holds, and queries over it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 import kvdb.validate as validate
 from indexes.base import Float32
 from kvdb.blend.controller import Choice
 from kvdb.blend.strategies import DEFAULT_RATIO
+from kvdb.catalog.key_values import read_tokens
+from kvdb.errors import PositionError
 from kvdb.session.explain_analyze import analyze_plan
 from kvdb.session.open_session import OpenSession
-from kvdb.types import Array, ContextInfo, Positions, SessionStats, Tokens
+from kvdb.storage.paged_segment import paging_notes, pinned
+from kvdb.types import Array, ContextInfo, KeysValues, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 
@@ -131,12 +136,68 @@ class SessionState(OpenSession):
             validate.positions(positions, n, self.start, layer)
             return self._recomputing.measure_deviation(state, positions, k, v, score)
 
+    def truncate(self, tokens: int) -> None:
+        """Keep the first `tokens` tokens of every layer, and forget those behind; a layer that holds fewer stays as it is.
+
+        It may cut into what was stored, which stays stored: then `start` and `reused` are less from now on. Ids behind `tokens`
+        are forgotten too. Raises PositionError for more tokens than any layer holds, CapacityError where recomputed tokens have
+        to be copied, Unavailable or SessionClosed, and then the session is as it was.
+        """
+        with self.turns:
+            self._settle()
+            longest = max(layer.run.tokens for layer in self._layers)
+            validate.held("tokens", tokens, longest, "as many as the session holds")
+            if tokens < self.start:
+                self.cut(tokens)
+            for layer in self._layers:
+                layer.take_back(max(0, layer.run.tokens - tokens))
+            self.tokens = self.tokens[:tokens]
+
+    def read(
+        self, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
+    ) -> list[KeysValues]:
+        """The KV of tokens [start, stop) of some layers, in their order, as attention sees it: keys at these positions, and
+        recomputed tokens in place of stored ones. stop: None for all tokens that every layer holds.
+
+        out: what to write into and return, None for new arrays. Raises LayerError, ShapeError, DtypeError, InvalidArgument or
+        SessionClosed, and PositionError for tokens that are not there.
+        """
+        with self.turns:
+            end = self.check_read(layers, start, stop)
+            pairs = [] if out is None else list(out)
+            for k, v in pairs:
+                validate.buffers(self.spec, k, v, end - start)
+            shape = self.spec.kv_heads, end - start, self.spec.head_dim
+            for i, number in enumerate(layers):
+                if out is None:
+                    pairs.append((np.empty(shape, self.spec.numpy_dtype), np.empty(shape, self.spec.numpy_dtype)))
+                layer = self.layer(number)
+                with pinned(layer.pages):
+                    read_tokens(self.snapshot, number, layer.tail, start, *pairs[i])
+            return pairs
+
+    def check_read(self, layers: Sequence[int], start: int, stop: int | None = None) -> int:
+        """The token at which `read` of these layers would stop. Raises LayerError, PositionError or SessionClosed."""
+        with self.turns:
+            self._settle()
+            for number in layers:
+                validate.layer(self.spec, number)
+            asked = self._layers if stop is None else [self._layers[number] for number in layers] or self._layers
+            held = min(layer.run.tokens for layer in asked)
+            end = held if stop is None else validate.held("stop", stop, held, "as many tokens as the layers hold")
+            validate.held("start", start, end, "where the tokens end that are read")
+            for number in layers:
+                missing = self._layers[number].missing()
+                if len(missing[(missing >= start) & (missing < end)]):
+                    raise PositionError(f"tokens of layer {number} hold nothing yet; hand in their KV with overlay first")
+            return end
+
     def fork(self) -> "SessionState":
         """Another session over the same tokens. Nothing is copied until one of the two writes."""
         with self.turns:
             self._settle()
             snapshot, tails = self.snapshot.share(), [tail.share() for tail in self.tails]
-            return SessionState(self.services, self.spec, snapshot, tails, self.tokens, self.error_max)
+            return SessionState(self.services, self.spec, snapshot, tails, self.tokens, self.error_max, self.salt)
 
     def store(
         self, name: str, tokens: Tokens | None = None, *, chunk: bool = False, durability: str | None = None
@@ -161,7 +222,7 @@ class SessionState(OpenSession):
             state = self.layer(layer)
             asked = state.resolve(options)
             plan = analyze_plan(state, self.spec, asked) if analyze else state.planner.plan(asked)
-            return replace(plan, notes=self._recomputing.notes(layer))
+            return replace(plan, notes=self._recomputing.notes(layer) + paging_notes(state.pages))
 
     def set_last_queries(self, queries_by_layer: Mapping[int, Float32]) -> None:
         """Treat the last of these queries, float32 `[q_heads, m, head_dim]` by layer, as the session's last query."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import kvdb._native as _native
+from indexes.base import Int64
 from kvdb.types import DTYPES, Addresses, Array, ModelSpec
 
 
@@ -70,8 +71,14 @@ class BlockLayout:
         return k, v
 
     def read_into(self, addresses: Addresses, start: int, k: Array, v: Array) -> None:
-        """Like `read`, into contiguous arrays of the caller's in the layout's dtype."""
+        """Like `read`, into arrays of the caller's in the layout's dtype, whose last dimension is contiguous."""
         _native.gather(self.native, addresses, start, k.shape[1], bits(k), bits(v))
+
+    def read_at(self, addresses: Addresses, tokens: Int64) -> tuple[Array, Array]:
+        """k and v, `[kv_heads, n, head_dim]`, of n tokens of a run, int64, in any order."""
+        k, v = (np.empty((self.kv_heads, len(tokens), self.head_dim), DTYPES[self.dtype]) for _ in range(2))
+        _native.gather_at(self.native, addresses, tokens, bits(k), bits(v))
+        return k, v
 
     def copy(self, source: Addresses, source_start: int, target: Addresses, target_start: int, n: int) -> None:
         """Copy n tokens between two runs, at any alignment."""

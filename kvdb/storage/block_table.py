@@ -1,8 +1,11 @@
 """Block tables: logical block number -> physical block."""
 
+from contextlib import ExitStack
+
 import numpy as np
 
 import indexes.blocks as indexable
+from indexes.base import Int64
 from kvdb.errors import NonFiniteError
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.tier import Blocks, Tier
@@ -47,8 +50,8 @@ class BlockTable:
         Raises NonFiniteError or CapacityError, and then the table is as it was.
         """
         start, count = self.length, self._count
-        self._copy_shared_last()
-        self._allocate(self.layout.blocks_for(start + k.shape[1]) - count)
+        self._copy_shared_last(evict=True)
+        self._allocate(self.layout.blocks_for(start + k.shape[1]) - count, evict=True)
         bad = self.layout.write(self.addresses, start, k, v)
         if bad is not None:
             self._release_behind(count)
@@ -97,45 +100,78 @@ class BlockTable:
         return twin
 
     def suffix(self, start: int) -> "BlockTable":
-        """A table of the tokens [start, length), which shares the blocks if start is 0 and copies the tokens if not. Raises
+        """A table of the tokens [start, length). It shares the blocks if it begins with one, and copies the tokens if not. Raises
         CapacityError."""
         if not start:
             return self.share()
         rest = BlockTable(self.tier, self.layout)
-        n = self.length - start
-        rest._allocate(self.layout.blocks_for(n))
-        self.layout.copy(self.addresses, start, rest.addresses, 0, n)
-        rest.length = n
+        rest.extend(self, start, self.length, evict=True)
         return rest
+
+    def extend(self, source: "BlockTable", start: int, stop: int, *, evict: bool = False) -> None:
+        """Add the tokens [start, stop) of another table of the same tier. Blocks are shared where they begin in both, and the
+        tokens are copied where not. evict: as in `Tier.allocate`. Raises CapacityError, and then the table is as it was."""
+        size, n = self.layout.block_size, stop - start
+        if n <= 0:
+            return
+        if self.length % size == 0 and start % size == 0:
+            self._share_blocks(source, start // size, self.layout.blocks_for(stop))
+        else:
+            count = self._count
+            self._copy_shared_last(evict=evict)
+            self._allocate(self.layout.blocks_for(self.length + n) - count, evict=evict)
+            self.layout.copy(source.addresses, start, self.addresses, self.length, n)
+        self.length += n
+
+    def picked(self, rows: Int64) -> "BlockTable":
+        """A table of these tokens, int64 `[n]`, ascending. It shares the blocks up to the first token that is left out, and holds
+        a copy of what stands behind. Raises CapacityError."""
+        together = int((rows == np.arange(len(rows))).sum())  # ascending: the first rows, up to the first that is left out
+        twin = self.share()
+        twin.truncate(together)
+        if together < len(rows):
+            with ExitStack() as undo:
+                undo.callback(twin.release)
+                twin.append(*self.layout.read_at(self.addresses, rows[together:]))
+                undo.pop_all()
+        return twin
 
     def release(self) -> None:
         """Give every block back; the table is empty afterwards."""
         self._release_behind(0)
         self.length = 0
 
-    def _copy_shared_last(self) -> None:
+    def _copy_shared_last(self, *, evict: bool) -> None:
         """Copy the last block if tokens are to be written into it and another table shares it."""
         filled = self.length % self.layout.block_size
         if not filled or not self.tier.shared(int(self._blocks[self._count - 1])):
             return
         last = slice(self._count - 1, self._count)
-        fresh = self.tier.allocate(1, evict=True)
+        fresh = self.tier.allocate(1, evict=evict)
         addresses = self.tier.addresses(fresh)
         self.layout.copy(self._addresses[last], 0, addresses, 0, filled)
         self.tier.release(self._blocks[last].copy())
         self._blocks[last], self._addresses[last] = fresh, addresses
 
-    def _allocate(self, more: int, *, evict: bool = True) -> None:
-        if more <= 0:
-            return
-        fresh = self.tier.allocate(more, evict=evict)
-        count = self._count + more
+    def _share_blocks(self, source: "BlockTable", first: int, last: int) -> None:
+        """Add the blocks [first, last) of another table, which it owns as well."""
+        blocks = source.blocks[first:last].copy()
+        self.tier.retain(blocks)
+        self._add(blocks)
+
+    def _allocate(self, more: int, *, evict: bool) -> None:
+        if more > 0:
+            self._add(self.tier.allocate(more, evict=evict))
+
+    def _add(self, blocks: Blocks) -> None:
+        """Add blocks, of which the table owns a reference."""
+        count = self._count + len(blocks)
         if count > len(self._blocks):
             capacity = max(count, 2 * len(self._blocks))
             self._blocks = np.concatenate([self.blocks, np.empty(capacity - self._count, np.int64)])
             self._addresses = np.concatenate([self.addresses, np.empty(capacity - self._count, np.uint64)])
-        self._blocks[self._count : count] = fresh
-        self._addresses[self._count : count] = self.tier.addresses(fresh)
+        self._blocks[self._count : count] = blocks
+        self._addresses[self._count : count] = self.tier.addresses(blocks)
         self._count = count
 
     def _release_behind(self, count: int) -> None:

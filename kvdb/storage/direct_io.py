@@ -5,7 +5,8 @@ import errno
 import fcntl
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,9 @@ from kvdb.types import Addresses
 
 PAGE = 4096
 DIRECT = getattr(os, "O_DIRECT", 0)
+DEPTH = 4
+"""The number of pieces that are moved at once: one at a time leaves a third of a disk's rate unused, and more than four are no
+faster, as measured. Each is a call in a thread, which waits in the system without the GIL."""
 Buffer = ctypes.Array[ctypes.c_char]
 
 
@@ -44,6 +48,27 @@ def read(file: int, at: int, addresses: Addresses, nbytes: int) -> int:
 def write(file: int, at: int, addresses: Addresses, nbytes: int) -> None:
     """Write blocks of `nbytes` bytes to the file's bytes [at, ...), without the GIL. Raises OSError."""
     _transfer(os.pwritev, file, at, _buffers(addresses, nbytes))
+
+
+def at_once(move: Callable[[slice], None], pieces: Iterable[slice]) -> None:
+    """Move these pieces, DEPTH of them at a time. Raises what `move` raises, once nothing is under way any more."""
+    pieces = list(pieces)
+    if len(pieces) == 1:
+        move(pieces[0])
+        return
+    with ThreadPoolExecutor(DEPTH, "kvdb-move") as executor:
+        try:
+            moving = [executor.submit(move, piece) for piece in pieces]
+        except RuntimeError:  # the interpreter ends
+            moving = []
+            executor.shutdown()
+            for piece in pieces:
+                move(piece)
+        try:
+            for one in moving:
+                one.result()
+        finally:
+            executor.shutdown(cancel_futures=True)
 
 
 def reserve(file: int, nbytes: int) -> None:

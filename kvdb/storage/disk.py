@@ -50,6 +50,7 @@ class SegmentFolder:
         self._reserved = 0
         self._made = self._beside.next_number
         self._writing: set[str] = set()  # names of files that are not yet known
+        self._left: set[str] = set()
         self._unsynced: set[SegmentFile] = set()
         self._sync_error: str | None = None
         self.changes = 0
@@ -123,11 +124,13 @@ class SegmentFolder:
     def remove_strangers(self) -> None:
         """Remove the files in the folder that are no segment's: those of a process that died before it made them known, or after
         it forgot them. Nothing else may be going on."""
-        known = self._expected()
-        for path in written(self.path):
-            if path.name not in known:
-                with suppress(OSError):  # it is tried again when the store is opened again
-                    path.unlink(missing_ok=True)
+        for path in self._strangers():
+            with suppress(OSError):  # it is tried again when the store is opened again
+                path.unlink(missing_ok=True)
+
+    def leave_strangers(self) -> None:
+        """Leave the files that are no segment's where they are, because nobody knows whose they are."""
+        self._left = {path.name for path in self._strangers()}
 
     def remove(self, file: SegmentFile) -> None:
         with self._lock:
@@ -223,7 +226,8 @@ class SegmentFolder:
             if self._closed:
                 return
             files, expected = dict(self._files), self._expected()
-            finished = [path for path in written(self.path) if final_name(path.name) not in self._writing]
+            others = self._writing | self._left
+            finished = [path for path in written(self.path) if final_name(path.name) not in others]
             there = {path.name: path.stat().st_size for path in finished}
         owners = sorted(file.path.name for file in owned)
         if owners != sorted(files):
@@ -243,6 +247,10 @@ class SegmentFolder:
 
     def _contents(self, name: str, spec: str, layout: BlockLayout, layers: int, tokens: int) -> Contents:
         return Contents(f"{self._home.key}/{name}", spec, layout, layers, tokens)
+
+    def _strangers(self) -> list[Path]:
+        known = self._expected()
+        return [path for path in written(self.path) if path.name not in known]
 
     def _expected(self) -> dict[str, int]:
         """The bytes of every file that the folder should hold, by name."""

@@ -20,7 +20,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -140,19 +140,33 @@ class SegmentFile:
         Raises IntegrityError for a file that was cut short or changed, and Unavailable for one that cannot be read; then the
         contents of the blocks are unspecified.
         """
-        contents, sums = self.contents, self._sums[layer]
-        assert table.layout == contents.layout
-        assert len(table.addresses) == contents.blocks
-        addresses, nbytes = np.ascontiguousarray(table.addresses), contents.layout.nbytes
+        assert table.layout == self.contents.layout
+        assert len(table.addresses) == self.contents.blocks
+        self._read(layer, np.ascontiguousarray(table.addresses))
+
+    def verify(self) -> None:
+        """Compare its head and all blocks, as they are on the disk now, with their checksums. Raises as `read_layer` does."""
+        again, nbytes = SegmentFile(self.path, self.contents), self.contents.layout.nbytes
+        piece = next(_pieces(self.contents)).stop
+        scratch = direct_io.page_aligned(piece * nbytes)
+        addresses = (scratch.ctypes.data + nbytes * np.arange(piece)).astype(np.uint64)
+        for layer in range(self.contents.layers):
+            again._read(layer, np.resize(addresses, self.contents.blocks))  # each piece in the same memory
+
+    def _read(self, layer: int, addresses: Addresses) -> None:
+        contents, sums, nbytes = self.contents, self._sums[layer], self.contents.layout.nbytes
         at = contents.extents_at + layer * contents.extent_nbytes
         with _open(self.path, direct_too=contents.direct) as file:
             _check_size(self.path, file, contents)
-            for piece in _pieces(contents):
+
+            def read(piece: slice) -> None:
                 if direct_io.read(file, at + piece.start * nbytes, addresses[piece], nbytes) < len(addresses[piece]) * nbytes:
                     raise _corrupt(self.path, f"it ends within layer {layer}")
                 wrong = np.flatnonzero(_checksums(addresses[piece], nbytes) != sums[piece])  # while they are in the cache
                 if len(wrong):
                     raise _corrupt(self.path, f"block {piece.start + wrong[0]} of layer {layer} does not match its checksum")
+
+            direct_io.at_once(read, _pieces(contents))
 
     def sync(self) -> None:
         """Wait until the file has reached the disk. Raises Unavailable; what was not written then may be lost, and waiting again
@@ -215,14 +229,18 @@ def _write(file: int, contents: Contents, tables: Sequence[BlockTable]) -> None:
     for layer, table in enumerate(tables):
         addresses = _zero_padded(table, scratch)
         at = contents.extents_at + layer * contents.extent_nbytes
-        for piece in _pieces(contents):
-            sums[layer, piece] = _checksums(addresses[piece], layout.nbytes)
-            direct_io.write(file, at + piece.start * layout.nbytes, addresses[piece], layout.nbytes)
+        direct_io.at_once(partial(_write_piece, file, at, layout.nbytes, addresses, sums[layer]), _pieces(contents))
     text = contents.text
     head = len(text).to_bytes(4, "little") + text + sums.astype("<u4").tobytes()
     start = MAGIC + len(head).to_bytes(4, "little") + _checksum(head).to_bytes(4, "little") + head
     scratch[: contents.extents_at] = np.frombuffer(start.ljust(contents.extents_at, b"\0"), np.uint8)
     direct_io.write(file, 0, np.array([scratch.ctypes.data], np.uint64), contents.extents_at)
+
+
+def _write_piece(file: int, at: int, nbytes: int, addresses: Addresses, sums: Sums, piece: slice) -> None:
+    """Write some of a layer's blocks, of `nbytes` bytes, and set their checksums. at: where the layer begins in the file."""
+    sums[piece] = _checksums(addresses[piece], nbytes)
+    direct_io.write(file, at + piece.start * nbytes, addresses[piece], nbytes)
 
 
 def _zero_padded(table: BlockTable, scratch: npt.NDArray[np.uint8]) -> Addresses:

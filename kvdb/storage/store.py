@@ -81,6 +81,10 @@ class BlockStore:
         on_disk = [] if self.disk is None else self.disk.stats()
         return on_gpu + [tier.stats() for tier in self._cpu_tiers()] + on_disk
 
+    def used_nbytes(self) -> int:
+        """The bytes of all used blocks, in main memory and on disk."""
+        return sum(tier.blocks_used * tier.block_nbytes for tier in self.stats() if tier.name in {"cpu", "disk"})
+
     def check_integrity(self, find_owners: Callable[[], Owners]) -> None:
         """Raises IntegrityError unless `find_owners` returns exactly the owners of everything that is used.
 

@@ -1,7 +1,7 @@
 """Values that all rooms of kvdb share: what a model's cache is, and what the database says of itself."""
 
-from kvdb.types.arrays import DTYPES, Addresses, Array, Bools, Float32, Positions, Tokens
-from kvdb.types.contexts import DURABILITIES, ContextInfo, ContextUpdate, IndexInfo, Placed, PrefixMatch, PromptPart
+from kvdb.types.arrays import DTYPES, Addresses, Array, Bools, Float32, KeysValues, Positions, Tokens
+from kvdb.types.contexts import DURABILITIES, Checked, ContextInfo, ContextUpdate, IndexInfo, Placed, PrefixMatch, PromptPart
 from kvdb.types.model_spec import (
     HEAD_DIM_MAX,
     HEADS_MAX,
@@ -30,11 +30,13 @@ __all__ = [
     "Addresses",
     "Array",
     "Bools",
+    "Checked",
     "ContextInfo",
     "ContextStatistics",
     "ContextUpdate",
     "Float32",
     "IndexInfo",
+    "KeysValues",
     "ModelSpec",
     "Placed",
     "Positions",

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+KeysValues = tuple[Array, Array]
+"""Keys and values of tokens of one layer, both `[kv_heads, n, head_dim]`."""
 Tokens = npt.NDArray[np.int32]
 Addresses = npt.NDArray[np.uint64]
 Float32 = npt.NDArray[np.float32]

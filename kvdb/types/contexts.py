@@ -16,9 +16,10 @@ class ContextInfo:
     """What is known of a stored context. nbytes: of the blocks it names, shared ones counted in full.
 
     chunk: whether it was computed alone, so that a session may lay it out anywhere. blended: whether it was laid out of chunks;
-    then it is reused as a part of a session (`create_session(parts=)`), never found by its tokens. pinned: whether it stays
-    whatever room is needed. expires: when it is dropped, None for never. metadata: what was noted of it. created: when it was
-    stored. used: when it was last reused, or stored. uses: how often it was reused. Times are seconds since the epoch."""
+    then it is reused as a part of a session (`create_session(parts=)`), never found by its tokens. salt: what a lookup has to say
+    beside the tokens to find it. pinned: whether it stays whatever room is needed. expires: when it is dropped, None for never.
+    metadata: what was noted of it. created: when it was stored. used: when it was last reused, or stored. uses: how often it was
+    reused. Times are seconds since the epoch."""
 
     name: str
     spec: ModelSpec
@@ -27,6 +28,7 @@ class ContextInfo:
     nbytes: int
     chunk: bool = False
     blended: bool = False
+    salt: str = ""
     pinned: bool = False
     expires: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -78,6 +80,16 @@ class Placed:
     @property
     def tokens(self) -> int:
         return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was read of a context and found as it was written. blocks: of keys and values on disk. nbytes: of all files. indexes:
+    how many, on disk or in memory, one for each layer, segment and kind."""
+
+    blocks: int
+    nbytes: int
+    indexes: int
 
 
 @dataclass(frozen=True)

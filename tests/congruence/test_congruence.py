@@ -306,7 +306,38 @@ def together(db, note, kv):
     note([session.stats() for session in sessions[:3]])
 
 
-SCENARIOS = [importing, decoding, forking, together, going_wrong, blending, blending_wrong]
+def reading_and_truncating(db, note, kv):
+    doc = db.import_context(SPEC, kv.tokens[:130], kv.pairs(0, 130), name="doc")
+    note(doc.read([1, 0], 5, 99))
+    note(doc.read(1))
+    note(doc.read(0, 130))
+    with db.create_session(SPEC, kv.tokens[:150]) as session:
+        for layer, (k, v) in enumerate(kv.pairs(130, 170)):
+            session.update(layer, k, v)
+        session.update(0, *(x[:, 170:173] for x in kv.pairs()[0]))
+        note(session.read(1))
+        for source in (doc, session):
+            for layers, start, stop in (
+                (2, 0, 1), ("0", 0, 1), ([0, 1, 9], 0, 1), (None, 0, 1), (0, -1, 1), (0, 2, 1), (0, 0, 500), (0, 1 << 70, None),
+            ):  # fmt: skip
+                note.error(source.read, layers, start, stop)
+            note.error(source.read, 0, 0, 2, out=kv.pairs(0, 3)[0])
+            note.error(source.read, [0, 1], 0, 3, out=kv.pairs(0, 3)[0])
+        for tokens in (172, 140, 130, 70, 70):
+            session.truncate(tokens)
+            note([session.start, session.reused, session.layout, session.tokens, session.stats()])
+            note(session.attend(1, kv.q[1][:, :2], *(x[:, 150:152] for x in kv.pairs()[1])))
+        for tokens in (73, 1 << 70, -1, None, "1", 1.0):
+            note.error(session.truncate, tokens)
+        note(str(session.explain(1)))
+    note.error(session.truncate, 0)
+    note.error(session.read, 0)
+    note.error(session.read, 0, 0, 1)
+    db.drop("doc")
+    note.error(doc.read, 0)
+
+
+SCENARIOS = [reading_and_truncating, importing, decoding, forking, together, going_wrong, blending, blending_wrong]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)

@@ -50,6 +50,7 @@ void BeamSearch::begin() {
     list_.clear();
     fresh_.clear();
     rest_.resize(graph.head_dim);
+    unmet_.resize(graph.degree);
     probe_scores_.resize(group_->heads * group_->probes.count);
     quantized_.resize(group_->heads, graph.stride);
     ranges_.resize(group_->heads);
@@ -132,11 +133,19 @@ void BeamSearch::expand(std::uint32_t token) {
     const std::uint32_t* links = group_->links(token);
     nbytes_ += 4 * graph.degree;
     int count = 0;
+    while (count < graph.degree && links[count] < graph.tokens) ++count;
     hidden_.clear();
-    for (; count < graph.degree && links[count] < graph.tokens; ++count) {
-        if (selective_ && !group_->sees(links[count])) hidden_.push_back(links[count]);
-        visit(links[count]);
+    for (int j = 0; j < count && selective_; ++j) {
+        if (!group_->sees(links[j])) hidden_.push_back(links[j]);
     }
+    // Most neighbours were met before. Which ones cannot be predicted, so these are left out
+    // without a branch.
+    int left = 0;
+    for (int j = 0; j < count; ++j) {
+        unmet_[left] = links[j];
+        left += !visited_.surely_holds(links[j]);
+    }
+    for (int j = 0; j < left; ++j) visit(unmet_[j]);
     if (2 * static_cast<int>(hidden_.size()) > count) {
         for (const std::uint32_t between : hidden_) expand_hidden(between);
     }

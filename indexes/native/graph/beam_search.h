@@ -63,7 +63,7 @@ class BeamSearch {
     Visited visited_;
     std::vector<Range> ranges_;            // of each row
     std::vector<FrontierToken> frontier_;  // a heap
-    std::vector<std::uint32_t> list_, fresh_, hidden_;
+    std::vector<std::uint32_t> list_, fresh_, hidden_, unmet_;
     std::vector<float> scores_, probe_scores_, rest_, margins_;
     std::int64_t room_ = 0, probes_seen_ = 0;
 };

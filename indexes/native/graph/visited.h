@@ -23,6 +23,9 @@ class Visited {
         return true;
     }
 
+    // Whether the token stands in the first slot where it may; most that are in the set do.
+    bool surely_holds(std::uint32_t token) const { return slots_[home(token)] == token; }
+
     std::size_t count() const { return count_; }
 
   private:
@@ -30,10 +33,12 @@ class Visited {
     static constexpr std::size_t kSlots = std::size_t{1} << kSlotsLog;
     static constexpr std::uint32_t kFree = 0xffffffffu;  // no token: there are at most INT32_MAX
 
+    std::size_t home(std::uint32_t token) const { return (token * 0x9e3779b1u) >> shift_; }
+
     bool place(std::uint32_t token) {
         const std::size_t mask = slots_.size() - 1;
         std::uint32_t* slots = slots_.data();
-        for (std::size_t i = (token * 0x9e3779b1u) >> shift_;; i = (i + 1) & mask) {
+        for (std::size_t i = home(token);; i = (i + 1) & mask) {
             if (slots[i] == token) return false;
             if (slots[i] == kFree) {
                 slots[i] = token;

@@ -10,6 +10,7 @@ import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.imports import RemoteImport
 from kvdb.client.remote.open_sessions import OpenSessions
+from kvdb.client.remote.reading import read
 from kvdb.client.remote.session import RemoteSession
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
@@ -17,10 +18,12 @@ from kvdb.rpc.plans import from_plan
 from kvdb.rpc.query_options import put_query_options
 from kvdb.types import (
     Array,
+    Checked,
     ContextInfo,
     ContextStatistics,
     ContextUpdate,
     IndexInfo,
+    KeysValues,
     ModelSpec,
     PrefixMatch,
     PromptPart,
@@ -47,7 +50,7 @@ class RemoteDatabase:
         self._sessions = OpenSessions()
 
     def begin_import(
-        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None
+        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None, salt: str = ""
     ) -> RemoteImport:
         """Start storing a context; see `kvdb.database.Database.begin_import`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
@@ -55,27 +58,30 @@ class RemoteDatabase:
         connection.check_size("the list of tokens", len(ids))
         first = None if base is None else validate.base(base)
         level = validate.durability(durability)
-        begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, name=validate.name(name), base=first, durability=level)
+        what = {"name": validate.name(name), "durability": level, "salt": validate.salt(salt)}
+        begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, base=first, **what)
         return RemoteImport(connection, spec, begin)
 
-    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None) -> RemoteSession:
+    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "") -> RemoteSession:
         """A session on the server; see `kvdb.database.Database.create_session`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
         ids = validate.token_ids(tokens)
         connection.check_size("the list of tokens", ids.nbytes)
-        request = pb.CreateSessionRequest(spec=codec.to_spec(spec), tokens=codec.to_tokens(ids), error_max=error_max)
+        request = pb.CreateSessionRequest(
+            spec=codec.to_spec(spec), tokens=codec.to_tokens(ids), error_max=error_max, salt=validate.salt(salt)
+        )
         reply = connection.call(connection.stub.CreateSession, request)
         return RemoteSession(connection, spec, reply, ids, self._sessions)
 
     def create_session_of_parts(
-        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None
+        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None, salt: str = ""
     ) -> RemoteSession:
         """A session over several parts; see `kvdb.database.Database.create_session_of_parts`, whose errors it raises, and
         MessageTooLarge."""
         connection = self._connected()
         laid = pb.Parts(parts=map(codec.to_part, parts))
         connection.check_size("the list of parts", laid.ByteSize())
-        request = pb.CreateSessionRequest(spec=codec.to_spec(spec), parts=laid, error_max=error_max)
+        request = pb.CreateSessionRequest(spec=codec.to_spec(spec), parts=laid, error_max=error_max, salt=validate.salt(salt))
         reply: pb.SessionReply = connection.call(connection.stub.CreateSession, request)
         return RemoteSession(connection, spec, reply, codec.from_tokens(reply.tokens), self._sessions)
 
@@ -132,10 +138,22 @@ class RemoteDatabase:
             start += len(pieces[-1])
         return np.concatenate(pieces)
 
-    def match(self, spec: ModelSpec, tokens: Tokens) -> PrefixMatch:
+    def read(
+        self, name: str, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
+    ) -> list[KeysValues]:
+        """KV of a context; see `kvdb.operations.reading.ReadOperations.read`, whose errors it raises."""
+        info = self.get(name)
+        for number in layers:
+            validate.layer(info.spec, number)
+        end = info.tokens if stop is None else stop
+        request = pb.ReadContextRequest(context=name, layers=layers, start=start, stop=end)
+        return read(self._connected(), info.spec, request, out)
+
+    def match(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> PrefixMatch:
         """How much of a prompt is stored on the server."""
         connection = self._connected()
-        request = pb.MatchPrefixRequest(spec=codec.to_spec(spec), tokens=codec.to_tokens(validate.token_ids(tokens)))
+        ids = codec.to_tokens(validate.token_ids(tokens))
+        request = pb.MatchPrefixRequest(spec=codec.to_spec(spec), tokens=ids, salt=validate.salt(salt))
         reply = connection.call(connection.stub.MatchPrefix, request)
         return PrefixMatch(int(reply.tokens), int(reply.resident))
 
@@ -177,6 +195,24 @@ class RemoteDatabase:
         request = pb.VerifyIndexesRequest(name=name)
         reply: pb.VerifyIndexesReply = connection.call(connection.stub.VerifyIndexes, request)
         return reply.indexes
+
+    def check(self, name: str) -> Checked:
+        """Check a context on the server; see `kvdb.database.Database.check`, whose errors it raises."""
+        connection = self._connected()
+        reply: pb.CheckContextReply = connection.call(connection.stub.CheckContext, pb.CheckContextRequest(name=name))
+        return Checked(reply.blocks, reply.nbytes, reply.indexes)
+
+    def check_store(self) -> list[str]:
+        """Check the server's store; see `kvdb.database.Database.check_store`, whose errors it raises."""
+        connection = self._connected()
+        reply: pb.CheckStoreReply = connection.call(connection.stub.CheckStore, pb.CheckStoreRequest())
+        return list(reply.damaged)
+
+    def backup(self, folder: str) -> int:
+        """Copy the server's store on its machine; see `kvdb.database.Database.backup`, whose errors it raises."""
+        connection = self._connected()
+        reply: pb.BackupReply = connection.call(connection.stub.Backup, pb.BackupRequest(folder=folder))
+        return int(reply.contexts)
 
     def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]:
         """The plans of a query behind a context; see `kvdb.database.Database.explain`, whose errors it raises."""

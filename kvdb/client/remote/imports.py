@@ -4,14 +4,13 @@ import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.stream import Stream
 from kvdb.errors import SessionClosed
-from kvdb.rpc import codec, import_chunk
+from kvdb.rpc import codec, kv_chunk
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.import_chunk import Chunk
+from kvdb.rpc.kv_chunk import CHUNK_BYTES, Chunk
 from kvdb.rpc.request_parts import cut
 from kvdb.types import Array, ContextInfo, ModelSpec
 
 METHOD = "/kvdb.v1.Kvdb/ImportContext"
-CHUNK_BYTES = 1 << 20
 ABORT_SECONDS_MAX = 5.0
 """How long an abort waits for the server to confirm that everything was given back."""
 
@@ -40,7 +39,7 @@ class RemoteImport:
         self._connection.check_size("one token of a layer", self.spec.token_nbytes)
         for at in range(0, k.shape[1], tokens):
             piece = slice(at, at + tokens)
-            self._stream.send(import_chunk.serialize(Chunk(int(layer), k[:, piece], v[:, piece])))
+            self._stream.send(kv_chunk.serialize(Chunk(int(layer), k[:, piece], v[:, piece])))
 
     def sample(self, layer: int, q: Array) -> None:
         """Send queries of one layer, `[q_heads, m, head_dim]`. Raises what the server raised, and MessageTooLarge."""
@@ -49,12 +48,12 @@ class RemoteImport:
         validate.queries(self.spec, q)
         self._connection.check_stream_size(f"the sample of layer {layer}'s queries", q.nbytes)
         request = pb.ImportRequest(sample=pb.ImportSample(layer=int(layer), q=codec.to_array(q)))
-        data = import_chunk.serialize(request)
+        data = kv_chunk.serialize(request)
         if len(data) <= self._connection.message_bytes_max:
             self._stream.send(data)
             return
         for part in cut(data, self._connection.message_bytes_max):
-            self._stream.send(import_chunk.serialize(pb.ImportRequest(part=part)))
+            self._stream.send(kv_chunk.serialize(pb.ImportRequest(part=part)))
 
     def commit(self) -> ContextInfo:
         """Publish the context. Raises what the server raised; then nothing was stored."""
@@ -71,7 +70,7 @@ class RemoteImport:
             self._stream.finish(ABORT_SECONDS_MAX)
 
     def _exchange(self, request: pb.ImportRequest) -> pb.ImportReply:
-        self._stream.send(import_chunk.serialize(request))
+        self._stream.send(kv_chunk.serialize(request))
         return self._stream.receive()
 
     def _check_open(self) -> None:

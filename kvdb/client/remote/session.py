@@ -1,6 +1,6 @@
 """A session on a server."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from threading import RLock
 from time import monotonic
@@ -14,6 +14,7 @@ from kvdb.blend.deviation import score_name
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.direct import DirectDecode, NotSent, available
 from kvdb.client.remote.open_sessions import OpenSessions
+from kvdb.client.remote.reading import read
 from kvdb.client.remote.stream import StreamDecode
 from kvdb.errors import PositionError, SessionClosed, Unavailable
 from kvdb.rpc import codec
@@ -21,7 +22,7 @@ from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_choice, from_plan
 from kvdb.rpc.query_options import put_query_options
 from kvdb.rpc.request_parts import cut
-from kvdb.types import Array, ContextInfo, Float32, ModelSpec, Placed, Positions, SessionStats, Tokens
+from kvdb.types import Array, ContextInfo, Float32, KeysValues, ModelSpec, Placed, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
@@ -144,6 +145,27 @@ class RemoteSession:
                 request.deviation.score = "" if score is None else score_name(score)
                 outs.append(_writable(self._decode(request)))
             return _joined(outs)
+
+    def truncate(self, tokens: int) -> None:
+        """Keep the first tokens of every layer; see `kvdb.session.state.SessionState.truncate`, whose errors it raises."""
+        with self._lock:
+            self._check_open()
+            request = pb.TruncateRequest(session_id=self.id, tokens=tokens)
+            reply: pb.TruncateReply = self.connection.call(self.connection.stub.Truncate, request)
+            self.start, self.reused, self.tokens = reply.start, reply.reused, self.tokens[:tokens]
+            self.layout = tuple(map(codec.from_placed, reply.layout))
+
+    def read(
+        self, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
+    ) -> list[KeysValues]:
+        """KV read back; see `kvdb.session.state.SessionState.read`, whose errors it raises."""
+        with self._lock:
+            end = self.stats().tokens if stop is None else stop
+            for number in layers:
+                self.check_layer(number)
+            return read(
+                self.connection, self.spec, pb.ReadContextRequest(session_id=self.id, layers=layers, start=start, stop=end), out
+            )
 
     def fork(self) -> "RemoteSession":
         """Another session over the same tokens. Raises SessionClosed."""

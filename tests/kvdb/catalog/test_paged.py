@@ -91,6 +91,19 @@ def test_a_context_that_does_not_fit_answers_the_same_bits(stored, documents, ri
             session.close()
 
 
+def test_explain_says_what_is_in_memory(stored, documents):
+    with store(stored, TWO_LAYERS) as (_, db):
+        session = db.create_session(SPEC, documents[0].tokens)
+        rest = f"of {LAYER_NBYTES:,} bytes are in memory, the rest is read from disk first"
+        assert f"Paged: 0 {rest}" in str(session.explain(2))
+        session.attention(2, documents[0].q[2][:, :1])
+        assert f"Paged: {LAYER_NBYTES:,} {rest}" in str(session.explain(2))
+        session.attention(2, documents[0].q[2][:, :1], retrieval=kvdb.Exact())
+        assert "exact" in str(session.explain(2, analyze=True)).lower()
+    with store(stored) as (_, db):
+        assert "Paged" not in str(db.create_session(SPEC, documents[0].tokens).explain(2))
+
+
 def test_decoding_and_forks_over_it_give_the_same_bits(stored, documents):
     outs = []
     for budget in (None, TWO_LAYERS):
@@ -181,6 +194,21 @@ def test_a_build_and_a_check_of_indexes_bring_layers_in(stored, documents):
             assert db.verify("doc-0") == SPEC.layers
             outs.append(searched(db.create_session(SPEC, documents[0].tokens), documents[0]))
     assert same(*outs)
+
+
+def test_tokens_are_read_back_and_cut_off(stored, documents):
+    kv, kept = documents[0], TOKENS // 2
+    with store(stored) as (_, db):
+        right = answers(db.create_session(SPEC, kv.tokens[:kept]), kv)
+    with store(stored, TWO_LAYERS) as (engine, db):
+        session = db.create_session(SPEC, kv.tokens)
+        for layer in range(SPEC.layers):
+            k, v = session.read(layer, 5, 99)
+            assert (k == kv.k[layer][:, 5:99]).all()
+            assert (v == kv.v[layer][:, 5:99]).all()
+        session.truncate(kept)
+        assert same(answers(session, kv), right)
+        engine.check_integrity()
 
 
 @pytest.fixture

@@ -13,23 +13,23 @@ from kvdb.catalog.segment import Segment, SegmentView, visible_tokens
 sequences = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(lambda ids: np.array(ids, np.int32))
 
 
-def stored(tree, tokens):
+def stored(tree, tokens, name=""):
     """Store tokens as the database does: behind their longest stored prefix, with a segment of their own for the rest."""
     views = tree.match(tokens)
     rest = tokens[visible_tokens(views) :]
     if len(rest):
         views = (*views, SegmentView(Segment(rest, []), len(rest)))
-    tree.add(views)
+    tree.add(name, views)
     return views
 
 
 @given(st.lists(sequences, max_size=12), st.lists(st.booleans(), max_size=12), sequences)
 def test_the_match_is_the_longest_prefix_of_what_is_stored(contexts, dropped, prompt):
     tree = PrefixTree()
-    paths = [(tokens, stored(tree, tokens)) for tokens in contexts]
+    paths = [(tokens, stored(tree, tokens, str(i))) for i, tokens in enumerate(contexts)]
     for i, drop in list(enumerate(dropped))[: len(paths)]:
         if drop:
-            tree.remove(paths[i][1])
+            tree.remove(str(i), paths[i][1])
             paths[i] = None
     alive = [path for path in paths if path is not None]
     views = tree.match(prompt)
@@ -43,9 +43,9 @@ def test_nothing_is_left_when_every_context_is_dropped(contexts):
     """Neither is anything found, nor does the tree keep a segment."""
     tree = PrefixTree()
     kept = []
-    for views in [stored(tree, tokens) for tokens in contexts]:
+    for i, views in enumerate([stored(tree, tokens, str(i)) for i, tokens in enumerate(contexts)]):
         kept += [weakref.ref(view.segment) for view in views]
-        tree.remove(views)
+        tree.remove(str(i), views)
         del views
     assert all(not tree.match(tokens) for tokens in contexts)
     assert not any(segment() for segment in kept)
@@ -55,7 +55,7 @@ def test_nothing_is_left_when_every_context_is_dropped(contexts):
 def test_a_token_is_stored_once(contexts):
     """Segments hold as many tokens as the trie of all contexts has nodes."""
     tree = PrefixTree()
-    segments = {view.segment for tokens in contexts for view in stored(tree, tokens)}
+    segments = {view.segment for i, tokens in enumerate(contexts) for view in stored(tree, tokens, str(i))}
     prefixes = {tuple(tokens[: i + 1]) for tokens in contexts for i in range(len(tokens))}
     assert sum(len(segment) for segment in segments) == len(prefixes)
 

@@ -1,4 +1,4 @@
-"""`kvdb indexes`, `kvdb index` and `kvdb verify` on a server."""
+"""`kvdb indexes` and `kvdb index`, and `kvdb verify` of indexes, on a server."""
 
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ def command(engine, spec, make_kv, capsys):
 def test_an_index_is_built_listed_and_verified(command, engine, spec):
     status, said = command("indexes", NAME)
     assert (status, said) == (0, "no index over 'handbook'; segments that are long enough get one by kvdb index\n")
-    assert command("verify", NAME) == (0, "0 indexes of 'handbook' fit their keys (one for each layer, segment and kind)\n")
+    assert command("verify", NAME) == (0, "'handbook': as written; 0 blocks on disk, 0 indexes, 0 bytes\n")
     status, said = command("index", NAME)
     assert status == 0
     assert command("indexes", NAME) == (0, said)
@@ -56,7 +56,7 @@ def test_an_index_is_built_listed_and_verified(command, engine, spec):
     kind, _, *figures = row.split()
     share = 2 * 130 / (130 * 2 * spec.token_nbytes)
     assert (kind, *figures) == ("flat", "130", "2", "of", "2", "0.0", f"{share:.1%}", "ready")
-    assert command("verify", NAME) == (0, "2 indexes of 'handbook' fit their keys (one for each layer, segment and kind)\n")
+    assert command("verify", NAME) == (0, "'handbook': as written; 0 blocks on disk, 2 indexes, 0 bytes\n")
 
 
 def test_a_short_context_gets_none(command):
@@ -72,7 +72,7 @@ def test_an_index_that_does_not_fit_is_status_1(command, monkeypatch):
     monkeypatch.setattr(Scan, "verify", differs)
     status, said = command("verify", NAME)
     assert status == 1
-    assert said.startswith("kvdb: index flat of segment ")
+    assert said.startswith("'handbook': index flat of segment ")
     assert "token 3 differs" in said
 
 

@@ -91,9 +91,7 @@ def test_an_import_that_falls_silent_leaves_nothing(serve, stub_of, spec, engine
     def one_chunk():
         begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=codec.to_tokens(np.arange(4, dtype=np.int32)), name="doc")
         yield pb.ImportRequest(begin=begin)
-        yield pb.ImportRequest(
-            chunk=pb.ImportChunk(layer=0, dtype="float32", shape=[2, 4, 16]), data=bytes(2 * ones(2, 4).nbytes)
-        )
+        yield pb.ImportRequest(chunk=pb.KvChunk(layer=0, dtype="float32", shape=[2, 4, 16]), data=bytes(2 * ones(2, 4).nbytes))
         yield from silence()
 
     replies = stub_of(serve(stream_idle_seconds=0.1)).ImportContext(one_chunk())

@@ -44,7 +44,7 @@ def requests(kv, *steps):
             yield pb.ImportRequest(commit=pb.ImportCommit())
         else:
             k, v = kv.pairs()[step]
-            head = pb.ImportChunk(layer=step, dtype=kv.spec.dtype, shape=k.shape)
+            head = pb.KvChunk(layer=step, dtype=kv.spec.dtype, shape=k.shape)
             yield pb.ImportRequest(chunk=head, data=k.tobytes() + v.tobytes())
 
 

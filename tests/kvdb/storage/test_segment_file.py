@@ -55,6 +55,29 @@ def test_blocks_that_lie_apart_and_pieces_of_one_block_are_moved_too(tmp_path, s
     assert stored.holds(first, 1)
 
 
+def test_of_pieces_that_fail_nothing_is_under_way_any_more_when_it_is_said(tmp_path, stored, monkeypatch):
+    monkeypatch.setattr(segment_file, "PIECE_BYTES", 1)
+    file = stored.write(tmp_path / "0.segment")
+    tables, read, under_way = stored.empty(), os.preadv, []
+
+    def failing(descriptor, buffers, at):
+        under_way.append(at)
+        try:
+            if at > file.contents.extents_at:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return read(descriptor, buffers, at)
+        finally:
+            under_way.remove(at)
+
+    monkeypatch.setattr(os, "preadv", failing)
+    with pytest.raises(Unavailable, match="Input/output error"):
+        file.read_layer(0, tables[0])
+    assert not under_way
+    monkeypatch.setattr(os, "preadv", read)
+    file.read_layer(0, tables[0])
+    assert stored.holds(tables[0], 0)
+
+
 def test_a_call_that_moves_less_than_asked_goes_on(tmp_path, monkeypatch):
     stored = Stored(CRUMBS)
     write, read = os.pwritev, os.preadv

@@ -1,9 +1,9 @@
-"""Import chunks on the wire: a generated header, and the raw bytes of the arrays behind it.
+"""Chunks of KV on the wire, in either direction: a generated header, and the raw bytes of the arrays behind it.
 
-An import is memory traffic, and protobuf's Python classes copy the data of a message three times on each side. Here the data is
-copied once, from the caller's arrays straight into the message, and read in place. The bytes are those of an `ImportRequest` as
-https://protobuf.dev/programming-guides/encoding defines them: the header, then the field `data`. A request that is written in
-another way is parsed by the generated class.
+Imports and reads are memory traffic, and protobuf's Python classes copy the data of a message three times on each side. Here the
+data is copied once, from the caller's arrays straight into the message, and read in place. The bytes are those of an
+`ImportRequest` and of a `ReadReply`, as https://protobuf.dev/programming-guides/encoding defines them: the header, then the
+field `data`. A message that is written in another way is parsed by the generated class.
 """
 
 import math
@@ -17,6 +17,8 @@ from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.codec import build_array, put_head, wire_dtype
 from kvdb.types import Array
 
+CHUNK_BYTES = 1 << 20
+"""About how large the data of a chunk is."""
 _BYTES = 2  # the wire type of a field that begins with its length
 _CHUNK_TAG = pb.ImportRequest.CHUNK_FIELD_NUMBER << 3 | _BYTES
 _DATA_TAG = pb.ImportRequest.DATA_FIELD_NUMBER << 3 | _BYTES
@@ -37,7 +39,7 @@ def serialize(request: "Chunk | pb.ImportRequest") -> bytes:
         return request.SerializeToString()
     k, v = request.k, request.v
     assert (k.shape, k.dtype) == (v.shape, v.dtype)
-    head = pb.ImportRequest(chunk=pb.ImportChunk(layer=request.layer))
+    head = pb.ImportRequest(chunk=pb.KvChunk(layer=request.layer))
     put_head(head.chunk, k)
     return b"".join([head.SerializeToString(), _data_begin(k.nbytes + v.nbytes), *_rows(k), *_rows(v)])
 
@@ -59,7 +61,7 @@ def _in_place(data: bytes) -> Chunk | None:
     if len(data) < 2 or data[0] != _CHUNK_TAG or data[1] > 127:  # a header is shorter, and its length one byte
         return None
     end = 2 + data[1]
-    head = pb.ImportChunk.FromString(data[2:end])
+    head = pb.KvChunk.FromString(data[2:end])
     dtype = wire_dtype(head.dtype)
     if dtype is None:
         return None
@@ -70,7 +72,7 @@ def _in_place(data: bytes) -> Chunk | None:
     return _chunk(head, memoryview(data)[end + len(begin) :])
 
 
-def _chunk(head: pb.ImportChunk, data: memoryview) -> Chunk:
+def _chunk(head: pb.KvChunk, data: memoryview) -> Chunk:
     """Raises DtypeError or ShapeError."""
     k, v = data[: len(data) // 2], data[len(data) // 2 :]
     shape = tuple(head.shape)

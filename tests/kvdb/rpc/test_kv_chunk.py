@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdb.errors import DtypeError, InvalidArgument, KvdbError, ShapeError
-from kvdb.rpc import codec, import_chunk
+from kvdb.rpc import codec, kv_chunk
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.import_chunk import Chunk
+from kvdb.rpc.kv_chunk import Chunk
 
 DTYPES = [np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32)]
 LAYERS = st.integers(-(2**63), 2**63 - 1)
@@ -32,7 +32,7 @@ def chunks(draw):
 
 def generated(given):
     """The same request in the generated classes."""
-    head = pb.ImportChunk(layer=given.layer, dtype=codec.to_array(given.k).dtype, shape=given.k.shape)
+    head = pb.KvChunk(layer=given.layer, dtype=codec.to_array(given.k).dtype, shape=given.k.shape)
     return pb.ImportRequest(chunk=head, data=given.k.tobytes() + given.v.tobytes())
 
 
@@ -46,23 +46,23 @@ def assert_same(back, given):
 
 @given(chunks())
 def test_the_generated_class_reads_what_is_written_by_hand(given):
-    assert pb.ImportRequest.FromString(import_chunk.serialize(given)) == generated(given)
+    assert pb.ImportRequest.FromString(kv_chunk.serialize(given)) == generated(given)
 
 
 @given(chunks())
 def test_what_the_generated_class_writes_is_read_by_hand(given):
-    assert_same(import_chunk.deserialize(generated(given).SerializeToString()), given)
+    assert_same(kv_chunk.deserialize(generated(given).SerializeToString()), given)
 
 
 @given(chunks())
 def test_both_by_hand(given):
-    assert_same(import_chunk.deserialize(import_chunk.serialize(given)), given)
+    assert_same(kv_chunk.deserialize(kv_chunk.serialize(given)), given)
 
 
 def test_a_chunk_is_read_in_place():
     given = Chunk(1, np.ones((2, 4096, 8), np.float32), np.ones((2, 4096, 8), np.float32))
-    data = import_chunk.serialize(given)
-    back = import_chunk.deserialize(data)
+    data = kv_chunk.serialize(given)
+    back = kv_chunk.deserialize(data)
     assert np.shares_memory(back.k, np.frombuffer(data, np.uint8))
     assert not back.k.flags.writeable
 
@@ -71,7 +71,7 @@ def test_a_chunk_is_read_in_place():
 def test_other_steps_are_the_generated_messages(step):
     request = pb.ImportRequest()
     getattr(request, step).SetInParent()
-    assert import_chunk.deserialize(import_chunk.serialize(request)) == request
+    assert kv_chunk.deserialize(kv_chunk.serialize(request)) == request
 
 
 OTHER_WAYS = {
@@ -93,13 +93,13 @@ def test_other_ways_to_write_a_chunk_are_read_as_protobuf_reads_them(way):
     )
     raw = OTHER_WAYS[way](head, data)
     assert pb.ImportRequest.FromString(raw).chunk.layer == 3
-    assert_same(import_chunk.deserialize(raw), given)
+    assert_same(kv_chunk.deserialize(raw), given)
 
 
 @given(st.binary(max_size=60))
 def test_garbage_is_refused_or_read_as_protobuf_reads_it(data):
     try:
-        back = import_chunk.deserialize(data)
+        back = kv_chunk.deserialize(data)
     except KvdbError:
         return
     parsed = pb.ImportRequest.FromString(data)
@@ -108,18 +108,18 @@ def test_garbage_is_refused_or_read_as_protobuf_reads_it(data):
 
 @given(chunks(), st.data())
 def test_a_damaged_chunk_is_never_a_crash(given, data):
-    raw = bytearray(import_chunk.serialize(given))
+    raw = bytearray(kv_chunk.serialize(given))
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, min(len(raw), 60) - 1))] = data.draw(st.integers(0, 255))
     with suppress(KvdbError):
-        import_chunk.deserialize(bytes(raw))
+        kv_chunk.deserialize(bytes(raw))
 
 
 def test_bytes_that_are_no_message():
     with pytest.raises(InvalidArgument, match="no ImportRequest"):
-        import_chunk.deserialize(b"\xff\xff\xff")
+        kv_chunk.deserialize(b"\xff\xff\xff")
     with pytest.raises(DtypeError, match="''"):
-        import_chunk.deserialize(pb.ImportRequest(chunk=pb.ImportChunk()).SerializeToString())
-    lying = pb.ImportChunk(dtype="float32", shape=[3])
+        kv_chunk.deserialize(pb.ImportRequest(chunk=pb.KvChunk()).SerializeToString())
+    lying = pb.KvChunk(dtype="float32", shape=[3])
     with pytest.raises(ShapeError, match="2 bytes"):
-        import_chunk.deserialize(pb.ImportRequest(chunk=lying, data=b"1234").SerializeToString())
+        kv_chunk.deserialize(pb.ImportRequest(chunk=lying, data=b"1234").SerializeToString())

@@ -1,0 +1,157 @@
+"""What does the disk cost: an import that is durable, a context that comes back, and decoding over more than fits into memory?
+
+    python -m benchmarks.storage [--tokens 65536] [--layers 16] [--folder DIR] [--rounds 5]
+
+The yardstick is the disk itself, in the same run and in turns: a file of as many bytes, written and read past the page cache in
+pieces of the same size, as many at a time. Decoding is measured on 32 query heads over 8 KV heads of 128 in bfloat16: over a
+context that is in memory as a whole, and over the same one in a database whose budget is a quarter of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from shutil import copytree, rmtree
+from statistics import median
+from tempfile import mkdtemp
+from time import perf_counter
+
+import numpy as np
+
+import kvdb
+import kvdb.storage.direct_io as direct_io
+from benchmarks.harness import huge_pages, machine, report
+from benchmarks.workloads import Shape, Workload, generate
+from kvdb.client.client import Client
+from kvdb.config import Config, IndexConfig, StorageConfig
+from kvdb.storage.direct_io import DEPTH
+from kvdb.storage.segment_file import PIECE_BYTES
+
+Pairs = list[tuple[np.ndarray, np.ndarray]]
+WAYS = {
+    "exact": kvdb.QueryOptions(kvdb.Exact()),
+    "flat dipr": kvdb.QueryOptions(kvdb.Dipr(), hints=kvdb.Hints(index="flat")),
+}
+SHARE = 4
+"""The budget of the small database is one part in so many of the context."""
+WARM_UP = 2
+
+
+def main() -> None:
+    given = arguments()
+    folder = Path(mkdtemp(prefix="kvdb-storage-", dir=given.folder))
+    try:
+        report("machine", **machine(), depth=DEPTH, piece_bytes=PIECE_BYTES)
+        workload = generate("sharp", Shape(given.tokens), cache=given.cache)
+        layers = [(np.ascontiguousarray(workload.k), np.ascontiguousarray(workload.v))] * given.layers
+        spec = kvdb.ModelSpec("storage", given.layers, len(workload.queries), 8, 128, "bfloat16")
+        moved(folder, spec, layers, given.rounds)
+        decoded(folder, spec, layers, workload, given.rounds)
+    finally:
+        rmtree(folder)
+
+
+def moved(folder: Path, spec: kvdb.ModelSpec, layers: Pairs, rounds: int) -> None:
+    """A line for an import and one for a cold read, each beside the raw disk in turns. The last round's store stays."""
+    ids, nbytes = np.arange(layers[0][0].shape[1]), sum(k.nbytes + v.nbytes for k, v in layers)
+    memory = huge_pages(nbytes // spec.layers)
+    memory[:] = layers[0][0].view(np.uint8).ravel()[0]  # every page is there before anything is timed
+    seconds: dict[str, list[float]] = {"raw write": [], "import": [], "raw read": [], "cold read": []}
+    for _ in range(rounds):
+        rmtree(folder / "store", ignore_errors=True)
+        seconds["raw write"].append(timed(partial(raw, folder / "raw", memory, nbytes, write=True)))
+        with connected(folder / "store") as db:
+            seconds["import"].append(timed(partial(db.import_context, spec, ids, layers, name="doc")))
+        seconds["raw read"].append(timed(partial(raw, folder / "raw", memory, nbytes, write=False)))
+        with connected(folder / "store") as db:
+            seconds["cold read"].append(timed(partial(last_layer, db, spec, ids)))
+        (folder / "raw").unlink()
+    for way, yardstick in (("import", "raw write"), ("cold read", "raw read")):
+        share = median(theirs / ours for ours, theirs in zip(seconds[way], seconds[yardstick], strict=True))
+        rates = {"gb_s": nbytes / median(seconds[way]) / 1e9, "raw_gb_s": nbytes / median(seconds[yardstick]) / 1e9}
+        report("storage", way=way, nbytes=nbytes, **rates, share_of_raw=share)
+
+
+def decoded(folder: Path, spec: kvdb.ModelSpec, layers: Pairs, workload: Workload, rounds: int) -> None:
+    """A line for each way of answering: a step of all layers with a quarter of the memory, beside one with all of it."""
+    ids, nbytes = np.arange(layers[0][0].shape[1]), sum(k.nbytes + v.nbytes for k, v in layers)
+    copytree(folder / "store", folder / "store-small")
+    with connected(folder / "store") as whole, connected(folder / "store-small", nbytes // SHARE) as small:
+        databases = {"whole": whole, "small": small}
+        for db in databases.values():
+            db.build_index("doc", "flat")
+        for way, options in WAYS.items():
+            sessions = {name: db.create_session(spec, ids) for name, db in databases.items()}
+            seconds: dict[str, list[float]] = {name: [] for name in sessions}
+            for number in range(WARM_UP + rounds):
+                at = number % workload.queries.shape[1]
+                q = workload.queries[:, at : at + 1].astype(spec.numpy_dtype)
+                for name, session in sessions.items():
+                    spent = timed(partial(step, session, layers, q, options))
+                    if number >= WARM_UP:
+                        seconds[name].append(spent / spec.layers)
+            for session in sessions.values():
+                session.close()
+            ratio = median(small / whole for small, whole in zip(seconds["small"], seconds["whole"], strict=True))
+            layer_ms = {f"{name}_layer_ms": 1e3 * median(spent) for name, spent in seconds.items()}
+            report("storage", way=f"decode {way}", tokens=len(ids), budget_share=1 / SHARE, **layer_ms, of_whole=ratio)
+
+
+def step(session: kvdb.Session, layers: Pairs, q: np.ndarray, options: kvdb.QueryOptions) -> None:
+    """A decode step: one token in every layer."""
+    for number, (k, v) in enumerate(layers):
+        session.attend(number, q, k[:, :1], v[:, :1], options=options)
+
+
+def last_layer(db: Client, spec: kvdb.ModelSpec, ids: np.ndarray) -> None:
+    """Wait until all layers are in memory: they come in their order."""
+    with db.create_session(spec, ids) as session:
+        session.attention(spec.layers - 1, np.ones((spec.q_heads, 1, spec.head_dim), spec.numpy_dtype), retrieval=kvdb.Exact())
+
+
+def raw(path: Path, memory: np.ndarray, nbytes: int, *, write: bool) -> None:
+    """Write or read a file of `nbytes` bytes, DEPTH pieces at a time, from memory that is used again and again."""
+    flags = os.O_RDWR | os.O_CREAT if write else os.O_RDONLY
+    with direct_io.open_file(path, flags, direct=True) as file, ThreadPoolExecutor(DEPTH) as executor:
+        if write:
+            direct_io.reserve(file, nbytes)
+
+        def move(at: int) -> None:
+            size = min(PIECE_BYTES, nbytes - at)
+            begin = at % (len(memory) - PIECE_BYTES + 1) // direct_io.PAGE * direct_io.PAGE
+            address = np.array([memory[begin:].ctypes.data], np.uint64)
+            (direct_io.write if write else direct_io.read)(file, at, address, size)
+
+        list(executor.map(move, range(0, nbytes, PIECE_BYTES)))
+        if write:
+            direct_io.sync(file)
+
+
+def timed(run: Callable[[], object]) -> float:
+    started = perf_counter()
+    run()
+    return perf_counter() - started
+
+
+def connected(folder: Path, cpu_bytes_max: int | None = None) -> Client:
+    """A client of a store."""
+    indexes = IndexConfig(automatic=False, on_demand="")
+    return kvdb.connect(config=Config(storage=StorageConfig(path=str(folder), cpu_bytes_max=cpu_bytes_max), indexes=indexes))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=65536)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="on the disk that is measured")
+    parser.add_argument("--cache", type=Path, help="keeps the generated keys and values")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""What a durable catalogue keeps of views, and of the segments that they show."""
+
+from kvdb.catalog.catalog_records import SegmentRecord, ViewRecord
+from kvdb.catalog.segment import Views
+
+
+def records_of(spec: str, views: Views) -> tuple[list[SegmentRecord], tuple[ViewRecord, ...]]:
+    """What is kept of views and their segments, which are on the disk. spec: the digest of their spec."""
+    segments, listed = [], []
+    for view in views:
+        segment = view.segment
+        assert segment.file is not None
+        file, block_size = segment.file.path.name, segment.tables[0].layout.block_size
+        segments.append(SegmentRecord(file, spec, block_size, segment.base, segment.standalone, segment.tokens))
+        listed.append(ViewRecord(file, view.visible, view.shift))
+    return segments, tuple(listed)

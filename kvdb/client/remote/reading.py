@@ -1,0 +1,55 @@
+"""KV read back from a server: one streaming call, whose chunks go straight into the caller's arrays."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import kvdb.validate as validate
+from kvdb.client.remote.connection import Connection
+from kvdb.errors import Unavailable
+from kvdb.rpc import kv_chunk
+from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.kv_chunk import Chunk
+from kvdb.types import KeysValues, ModelSpec
+
+if TYPE_CHECKING:
+    import grpc
+
+    Call = grpc.UnaryStreamMultiCallable[pb.ReadContextRequest, bytes]
+
+METHOD = "/kvdb.v1.Kvdb/ReadContext"
+
+
+def read(
+    connection: Connection, spec: ModelSpec, request: pb.ReadContextRequest, out: Sequence[KeysValues] | None
+) -> list[KeysValues]:
+    """The KV of the request's tokens, layer by layer. out: what to write into, None for new arrays, which are made when the first
+    chunk comes, because the server has checked the range by then. Raises what the server raises, and Unavailable where it sends
+    anything else than was asked for."""
+    n, layers = max(0, request.stop - request.start), list(request.layers)
+    pairs = None if out is None else list(out)
+    for k, v in pairs or ():
+        validate.buffers(spec, k, v, n)
+    received = 0
+    call: Call = connection.channel.unary_stream(METHOD, request_serializer=pb.ReadContextRequest.SerializeToString)
+    with connection.errors_raised(), ExitStack() as ended:
+        replies = call(request, metadata=connection.metadata)
+        ended.callback(replies.cancel)
+        for chunk in map(kv_chunk.deserialize, replies):
+            pairs = _new(spec, n, len(layers)) if pairs is None else pairs
+            number, at = divmod(received, max(n, 1))
+            if not isinstance(chunk, Chunk) or [chunk.layer] != layers[number : number + 1] or chunk.k.shape[1] > n - at:
+                break
+            k, v = (array[:, at : at + chunk.k.shape[1]] for array in pairs[number])
+            k[:], v[:] = chunk.k, chunk.v
+            received += k.shape[1]
+    if received != n * len(layers):
+        raise Unavailable(f"the server at {connection.target} sent {received} tokens; expected {n} of {len(layers)} layers")
+    return _new(spec, n, len(layers)) if pairs is None else pairs
+
+
+def _new(spec: ModelSpec, n: int, layers: int) -> list[KeysValues]:
+    shape = spec.kv_heads, n, spec.head_dim
+    return [(np.empty(shape, spec.numpy_dtype), np.empty(shape, spec.numpy_dtype)) for _ in range(layers)]

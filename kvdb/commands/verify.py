@@ -1,0 +1,104 @@
+"""`kvdb verify` and `kvdb backup`: is what is stored as it was written, and a copy of it."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvdb.client.client import Client
+from kvdb.commands.arguments import add_server, open_server, sentence, text
+from kvdb.commands.output import bar
+from kvdb.errors import IntegrityError, KvdbError, Unavailable
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add(commands: "Subparsers") -> None:
+    """Add the two to the `kvdb` command."""
+    what = "compare everything that is stored with its checksums; the status is 1 where anything is damaged"
+    parser = commands.add_parser("verify", help=what, description=sentence(what))
+    parser.add_argument("names", metavar="NAME", type=text, nargs="*", help="the name of a context (default: all, and the store)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line, for machines")
+    add_server(parser)
+    parser.set_defaults(run=_verify)
+    what = "copy a store to a new folder, while it is used"
+    parser = commands.add_parser("backup", help=what, description=sentence(what))
+    parser.add_argument("folder", metavar="FOLDER", type=text, help="a folder that is empty or not there, where the server is")
+    parser.add_argument("--json", action="store_true", help="print a JSON object, for machines")
+    add_server(parser)
+    parser.set_defaults(run=_backup)
+
+
+def _verify(given: argparse.Namespace) -> int:
+    damaged = 0
+    with open_server(given) as db:
+        for found in chain(_contexts(db, given.names), () if given.names else _store(db)):
+            damaged += not found["ok"]
+            print(json.dumps(found) if given.json else _line(found), flush=True)
+    if damaged:
+        remedy = f"drop them with kvdb drop NAME --server {given.server}, import them anew, and check the disk"
+        print(f"kvdb: {damaged} damaged; {remedy}", file=sys.stderr)
+    return int(bool(damaged))
+
+
+def _backup(given: argparse.Namespace) -> int:
+    folder = str(Path(given.folder).absolute()) if "://" not in given.server else given.folder
+    with open_server(given) as db:
+        contexts = db.backup(folder)
+    if given.json:
+        print(json.dumps({"folder": folder, "contexts": contexts}))
+    else:
+        print(f"{folder} is a store of {contexts} contexts; kvdb verify --server {folder} reads all of it")
+    return 0
+
+
+def _contexts(db: Client, names: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """What was found of each context."""
+    infos = [db.get(name).info for name in names] or [context.info for context in db.contexts()]
+    total, done = max(sum(info.nbytes for info in infos), 1), 0
+    for info in infos:
+        _progress(done / total, info.name)
+        try:
+            yield {"name": info.name, "ok": True, **asdict(db.check(info.name))}
+        except (IntegrityError, Unavailable) as error:
+            yield _fault(info.name, error)
+        done += info.nbytes
+    _progress(None, "")
+
+
+def _store(db: Client) -> Iterator[dict[str, Any]]:
+    """What was found of the catalogue, the files and the pools of blocks."""
+    try:
+        damaged = db.check_store()
+    except IntegrityError as error:
+        yield _fault("", error)
+        return
+    for name in damaged:
+        yield {"name": name, "ok": False, "error": "it was found damaged when the store was opened"}
+    if not damaged:
+        yield {"name": "", "ok": True}
+
+
+def _fault(name: str, error: KvdbError) -> dict[str, Any]:
+    return {"name": name, "ok": False, "error": str(error)}
+
+
+def _line(found: dict[str, Any]) -> str:
+    what = repr(found["name"]) if found["name"] else "the store"
+    if not found["ok"]:
+        return f"{what}: {found['error']}"
+    if not found["name"]:
+        return f"{what}: its catalogue, files and pools of blocks agree"
+    return f"{what}: as written; {found['blocks']:,} blocks on disk, {found['indexes']:,} indexes, {found['nbytes']:,} bytes"
+
+
+def _progress(share: float | None, name: str) -> None:
+    """Draw how much is done, where stderr is a terminal; None for the end."""
+    if sys.stderr.isatty():
+        drawn = "" if share is None else f"{bar(share)} {name}"
+        print(f"\r\x1b[K{drawn}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,161 @@
+"""Gives back the space of tokens that no context names any more, and of blocks that are hardly filled."""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+
+import kvdb.catalog.residency as residency
+from kvdb.catalog.catalog import Text
+from kvdb.catalog.chains import Chain, Twins, groups_of
+from kvdb.catalog.compactable import CompactableCatalog
+from kvdb.catalog.relayout import Piece, Relayout
+from kvdb.catalog.segment import Segment, SegmentView
+from kvdb.catalog.stored_queries import StoredQueries
+from kvdb.errors import CapacityError, IntegrityError, Unavailable
+from kvdb.indexing.advisor import IndexAdvisor
+from kvdb.ingest.new_segment import NewSegment
+from kvdb.storage.block_table import BlockTable
+from kvdb.storage.budget import CpuBudget
+from kvdb.storage.loader import Loader
+
+log = logging.getLogger(__name__)
+
+
+class Part(NamedTuple):
+    """Tokens [start, stop) of a segment."""
+
+    segment: Segment
+    start: int
+    stop: int
+
+
+class Compactor:
+    """Lays stored segments out anew where they take more blocks than their contexts need. Thread-safe; one call works at a time.
+
+    A segment is never changed: another one takes its place in the contexts, which shares its whole blocks, and open sessions go
+    on with what they hold. What is known of the old one, its evidence and statistics, ends with it, as it is of other tokens;
+    its sample queries go over, and its kinds of index are built again in the background.
+
+    With a durable catalogue, whose segments are files, everything is done in a thread of its own; otherwise by who stores or
+    drops, as whole blocks are shared and not copied.
+    """
+
+    def __init__(self, catalog: CompactableCatalog, budget: CpuBudget, loader: Loader, advisor: IndexAdvisor) -> None:
+        self._catalog = catalog
+        self._budget = budget
+        self._loader = loader
+        self._advisor = advisor
+        self._held: list[Segment] = []
+        self._executor = ThreadPoolExecutor(1, "kvdb-compact") if catalog.on_disk else None
+        self._waiting: Future[None] | None = None
+        self._turn = Lock()
+
+    def settle(self) -> None:
+        """Give back what stored and dropped contexts left behind. Segments that would have to be loaded for it are left to
+        `compact`."""
+        if self._executor is None:
+            self._settle()
+        elif self._waiting is None or self._waiting.running() or self._waiting.done():
+            self._waiting = self._executor.submit(self._settle)
+
+    def compact(self) -> None:
+        """Give back whatever can be, also of segments on disk, and return when it is done. Raises CapacityError without room for
+        the segments that are to take the place of others, Unavailable, and IntegrityError for one on disk that was changed."""
+        with self._turn:
+            for text in self._catalog.texts():
+                self._lay_out(text, load=True)
+
+    def held_segments(self) -> list[Segment]:
+        """The segments that it works on."""
+        return list(self._held)
+
+    def close(self) -> None:
+        """Wait for what is under way. Closing twice does nothing."""
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+
+    def _settle(self) -> None:
+        with self._turn:
+            for text in self._catalog.take_changed():
+                try:
+                    self._lay_out(text, load=False)
+                except (CapacityError, Unavailable, IntegrityError) as error:
+                    log.warning("contexts take more space than they need: %s", error)
+
+    def _lay_out(self, text: Text, *, load: bool) -> None:
+        """Lay out anew what a text goes through. load: whether segments may be loaded from disk for it."""
+        while (twins := self._catalog.twins(text)) is not None:
+            with self._holding(twins.segments):
+                if not load and not all(segment.resident for segment in twins.segments):
+                    break
+                self._join(text, twins)
+        chains = self._catalog.chains(text)
+        with self._holding(segment for chain in chains for segment in chain.segments):
+            for chain in reversed(chains):  # the last first, so that the places of the others stay
+                if load or all(segment.resident for segment in chain.segments):
+                    self._shorten(text, chain)
+
+    def _join(self, text: Text, twins: Twins) -> None:
+        """Let contexts that see the first twin see the second, as far as both hold the same tokens."""
+        first, second, common = twins.first, twins.second, twins.common
+        if common == first.length:
+            self._catalog.replace(text, Relayout(twins.place, (first,), (Piece(second.segment, common),)))
+            return
+        with self._built([Part(first.segment, common, first.length)]) as rest:
+            targets = Piece(second.segment, common), Piece(rest, len(rest))
+            self._catalog.replace(text, Relayout(twins.place, (first,), targets))
+
+    def _shorten(self, text: Text, chain: Chain) -> None:
+        """Replace the segments of a chain by fewer, or shorter ones, where that is worth it."""
+        pieces = chain.pieces
+        block_size = pieces[0].segment.tables[0].layout.block_size
+        for group in reversed(groups_of(pieces, block_size)):
+            place = chain.place if not group.start else (pieces[group.start - 1].segment.number, pieces[group.start - 1].length)
+            with self._built([Part(piece.segment, 0, piece.length) for piece in pieces[group]]) as new:
+                self._catalog.replace(text, Relayout(place, pieces[group], (Piece(new, len(new)),)))
+
+    @contextmanager
+    def _built(self, parts: Sequence[Part]) -> Iterator[Segment]:
+        """A new segment of these parts, which contexts may take references to while the body runs."""
+        segments = [part.segment for part in parts]
+        with residency.pinned(tuple(SegmentView(segment, len(segment)) for segment in segments), self._loader):
+            new = self._build(parts)
+        with self._holding([new]):
+            yield new
+            self._advisor.replaced(segments, new)
+
+    def _build(self, parts: Sequence[Part]) -> Segment:
+        """A segment of these parts, one behind the other. Whole blocks are shared where they lie in both as they are."""
+        first = parts[0]
+        tables: list[BlockTable] = []
+        with ExitStack() as undo:
+            for number, like in enumerate(first.segment.tables):
+                tables.append(BlockTable(like.tier, like.layout))
+                undo.callback(tables[-1].release)
+                for part in parts:
+                    part.segment.wait(number)
+                    tables[-1].extend(part.segment.tables[number], part.start, part.stop)
+            undo.pop_all()
+        longest = max(parts, key=lambda part: part.stop - part.start).segment
+        queries = StoredQueries.as_far_as_they_fit(self._budget, longest.indexes.queries)
+        tokens = np.concatenate([part.segment.tokens[part.start : part.stop] for part in parts])
+        new = NewSegment(tokens, tables, first.segment.base + first.start, queries)
+        return new.view(self._budget, standalone=first.segment.standalone and not first.start).segment
+
+    @contextmanager
+    def _holding(self, segments: Iterable[Segment]) -> Iterator[None]:
+        """Hold segments, of each of which a reference is taken over, while the body runs."""
+        taken = list(segments)
+        before = self._held
+        self._held = [*before, *taken]
+        try:
+            yield
+        finally:
+            for segment in taken:
+                segment.release()
+            self._held = before

@@ -1,0 +1,35 @@
+"""The calls about all that the server stores. Each counts among the streams, because it holds its thread for long."""
+
+from pathlib import PurePath
+
+import grpc
+
+from kvdb.database import Database
+from kvdb.errors import InvalidArgument
+from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.server.streams import Streams
+
+
+class StoreCalls:
+    """Calls of the service that check or copy the store; the service sets what they work on."""
+
+    _database: Database
+    _streams: Streams
+
+    def check_context(self, request: pb.CheckContextRequest, context: grpc.ServicerContext) -> pb.CheckContextReply:
+        with self._streams.opened(context) as stream:
+            self._streams.begin(stream)
+            checked = self._database.check(request.name)
+            return pb.CheckContextReply(blocks=checked.blocks, nbytes=checked.nbytes, indexes=checked.indexes)
+
+    def check_store(self, _request: pb.CheckStoreRequest, context: grpc.ServicerContext) -> pb.CheckStoreReply:
+        with self._streams.opened(context) as stream:
+            self._streams.begin(stream)
+            return pb.CheckStoreReply(damaged=self._database.check_store())
+
+    def backup(self, request: pb.BackupRequest, context: grpc.ServicerContext) -> pb.BackupReply:
+        if not PurePath(request.folder).is_absolute():
+            raise InvalidArgument(f"a backup to {request.folder!r}; expected an absolute path on the server's machine")
+        with self._streams.opened(context) as stream:
+            self._streams.begin(stream)
+            return pb.BackupReply(contexts=self._database.backup(request.folder))
