@@ -32,6 +32,7 @@ from kvdb.operations.stores import StoreOperations
 from kvdb.session.batch import Starts
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.session.services import SessionServices
+from kvdb.session.sharing import SharedSessions
 from kvdb.session.state import SessionState
 from kvdb.storage.store import BlockStore
 from kvdb.types import Array, ModelSpec, PromptPart, Tokens
@@ -74,6 +75,7 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         self._compactor = Compactor(self._catalog, self._blocks.budget, self._blocks.loader, self._advisor)
         self._publisher = Publisher(self._catalog, self._blocks.budget, self._advisor, self._compactor)
         self.handles = OpenHandles()
+        self._shared = SharedSessions()
         self._auditor = ThreadPoolExecutor(1, "kvdb-audit")
         self._services = SessionServices(
             config=self.config,
@@ -115,18 +117,24 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         return ImportWriter(self.handles, self._publisher, target, views, self._blocks.tables(spec))
 
     @counted_call
-    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "") -> SessionState:
+    def create_session(
+        self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "", *, share: bool = False
+    ) -> SessionState:
         """A session over the longest stored prefix of `tokens`; `session.reused` says how many of them need no prefill.
 
-        error_max: of its queries that name nothing, None for the configuration's. salt: as in `begin_import`. Raises ShapeError,
+        error_max: of its queries that name nothing, None for the configuration's. salt: as in `begin_import`. share:
+        whether sessions that are created later may stand on what this one holds of its tokens. Raises ShapeError,
         DtypeError or InvalidArgument for tokens that are no ids, and an error_max that cannot be."""
         budget = checked_error_max(error_max)
         ids = validate.token_ids(tokens)
         self._catalog.drop_expired()
-        views = self._catalog.match(spec, ids, validate.salt(salt))
+        views = self._shared.extended(spec, salt, ids, self._catalog.match(spec, ids, validate.salt(salt)))
         self._catalog.use(views)
         self._advisor.count_session(views)
-        return SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids, budget, salt)
+        session = SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids, budget, salt)
+        if share:
+            self._shared.add(session)
+        return session
 
     @counted_call
     def create_session_of_parts(

@@ -50,7 +50,7 @@ def chains_along(tree: PrefixTree, tokens: Tokens) -> list[Chain]:
     chains: list[tuple[Place, list[Piece]]] = []
     end: Place | None = None  # where the last chain goes on, if it does
     for place, view in places(tree.match(tokens)):
-        visible = tree.alike(place, int(view.segment.tokens[0]))[view.segment].visible
+        visible = tree.alike(place, view.segment.ids.first)[view.segment].visible
         if place != end:
             chains.append((place, []))
         chains[-1][1].append(Piece(view.segment, visible))
@@ -65,11 +65,11 @@ def twins_along(tree: PrefixTree, tokens: Tokens) -> Twins | None:
     """Two segments on the way of a text that begin with the same tokens at the same place; None where every token is stored
     once."""
     for place, view in places(tree.match(tokens)):
-        alike = tree.alike(place, int(view.segment.tokens[0]))
+        alike = tree.alike(place, view.segment.ids.first)
         if len(alike) > 1:
             pieces = sorted((Piece(segment, contexts.visible) for segment, contexts in alike.items()), key=_length)
             first, second = pieces[-2:]
-            common = common_prefix(first.segment.tokens[: first.length], second.segment.tokens[: second.length])
+            common = common_prefix(first.segment.ids.unpack(0, first.length), second.segment.ids.unpack(0, second.length))
             return Twins(place, first, second, common)
     return None
 

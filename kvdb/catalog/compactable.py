@@ -28,7 +28,7 @@ class CompactableCatalog(Catalog):
         """Whether no context sees more of the last segment of a path than the path does."""
         with self._lock:
             last = views[-1]
-            alike = self._tree(spec.digest, salt).alike(place_behind(views[:-1]), int(last.segment.tokens[0]))
+            alike = self._tree(spec.digest, salt).alike(place_behind(views[:-1]), last.segment.ids.first)
             return last.segment in alike and alike[last.segment].visible == last.visible
 
     def texts(self) -> list[Text]:
@@ -67,7 +67,7 @@ class CompactableCatalog(Catalog):
         still."""
         with self._lock:
             first = relayout.pieces[0].segment
-            contexts = self._tree(text.spec, text.salt).alike(relayout.place, int(first.tokens[0])).get(first)
+            contexts = self._tree(text.spec, text.salt).alike(relayout.place, first.ids.first).get(first)
             names = [] if contexts is None else list(contexts.names)
         for start in range(0, len(names), CONTEXTS_AT_ONCE):
             self._replace(names[start : start + CONTEXTS_AT_ONCE], relayout)

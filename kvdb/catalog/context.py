@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.life import Life
 from kvdb.catalog.overlay import Overlay
+from kvdb.catalog.packed_ids import PackedIds
+from kvdb.catalog.prefix_tree import concatenate
 from kvdb.catalog.segment import Segment, Views, release_views
 from kvdb.storage.budget import Reservation
 from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
@@ -12,14 +14,14 @@ from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
 
 @dataclass(frozen=True)
 class Context:
-    """A named layout of segment views, with an overlay of recomputed tokens. tokens: the ids of all its positions, int32. beside:
-    the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was used. durability: what it
-    is to outlive; see `kvdb.types.DURABILITIES`. salt: what a lookup has to say beside the tokens."""
+    """A named layout of segment views, with an overlay of recomputed tokens. ids: those of all its positions, None where its
+    views show them. beside: the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was
+    used. durability: what it is to outlive; see `kvdb.types.DURABILITIES`. salt: what a lookup has to say beside the tokens."""
 
     name: str
     spec: ModelSpec
     layout: Layout
-    tokens: Tokens
+    ids: PackedIds | None = None
     overlay: Overlay | None = None
     beside: Reservation | None = None
     life: Life = field(default_factory=Life)
@@ -29,6 +31,16 @@ class Context:
     @property
     def views(self) -> Views:
         return self.layout.views
+
+    @property
+    def tokens(self) -> Tokens:
+        """The ids of all its positions, int32, unpacked anew each time."""
+        return concatenate(self.views) if self.ids is None else self.ids.unpack()
+
+    @property
+    def kept_ids(self) -> int:
+        """How many ids it keeps beside those of its segments."""
+        return 0 if self.ids is None else len(self.ids)
 
     @property
     def chunk(self) -> Segment | None:
@@ -48,6 +60,7 @@ class Context:
             chunk=self.chunk is not None,
             blended=not self.plain and self.chunk is None,
             salt=self.salt,
+            exact=self.plain,
             pinned=self.life.pinned,
             expires=self.life.expires,
             metadata=dict(self.life.metadata),

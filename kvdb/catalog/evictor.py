@@ -115,7 +115,7 @@ class Evictor:
             for segment in self._named:  # also those that came back without being used
                 if segment.resident and segment not in self._segments:
                     self._segments.touch(segment, segment.nbytes)
-            kept = {one for one in self._named if one in pinned or one.in_use or not one.resident}
+            kept = {one for one in self._named if one in pinned or one.pins or not one.resident}
             victims = [(segment, self._digests[segment]) for segment in _chosen(self._segments, kept, nbytes)]
         freed = 0
         for segment, digest in victims:
@@ -151,7 +151,7 @@ class Evictor:
         """Words for what may not go."""
         contexts = self._catalog.contexts()
         pinned = [context.name for context in contexts if context.life.pinned]
-        used = [one.name for one in contexts if not one.life.pinned and any(view.segment.in_use for view in one.views)]
+        used = [one.name for one in contexts if not one.life.pinned and any(view.segment.pins for view in one.views)]
         told = [f"{_names(names)} {what}" for names, what in ((pinned, "pinned"), (used, "in use by sessions")) if names]
         return "nothing that is stored can go: " + (", ".join(told) or "what holds the rest are imports and open sessions")
 

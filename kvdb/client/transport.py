@@ -108,7 +108,7 @@ class Transport(Protocol):
     ) -> ImportTransport: ...
 
     def create_session(
-        self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = ""
+        self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "", *, share: bool = False
     ) -> SessionTransport: ...
 
     def create_session_of_parts(

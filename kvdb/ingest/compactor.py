@@ -91,13 +91,13 @@ class Compactor:
         """Lay out anew what a text goes through. load: whether segments may be loaded from disk for it."""
         while (twins := self._catalog.twins(text)) is not None:
             with self._holding(twins.segments):
-                if not load and not all(segment.resident for segment in twins.segments):
+                if not load and not all(segment.whole for segment in twins.segments):
                     break
                 self._join(text, twins)
         chains = self._catalog.chains(text)
         with self._holding(segment for chain in chains for segment in chain.segments):
             for chain in reversed(chains):  # the last first, so that the places of the others stay
-                if load or all(segment.resident for segment in chain.segments):
+                if load or all(segment.whole for segment in chain.segments):
                     self._shorten(text, chain)
 
     def _join(self, text: Text, twins: Twins) -> None:
@@ -130,7 +130,13 @@ class Compactor:
             self._advisor.replaced(segments, new)
 
     def _build(self, parts: Sequence[Part]) -> Segment:
-        """A segment of these parts, one behind the other. Whole blocks are shared where they lie in both as they are."""
+        """A segment of these parts, one behind the other. Whole blocks are shared where they lie in both as they are. Raises
+        CapacityError too where one of them does not fit into main memory as a whole."""
+        for segment in [part.segment for part in parts if not part.segment.whole]:
+            raise CapacityError(
+                f"segment {segment.number} of {segment.nbytes:,} bytes cannot be laid out anew, as it does not fit into main "
+                "memory as a whole; close sessions, or raise storage.cpu_bytes_max"
+            )
         first = parts[0]
         tables: list[BlockTable] = []
         with ExitStack() as undo:

@@ -11,6 +11,7 @@ from kvdb.catalog.context import Context
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.overhead import context_nbytes
 from kvdb.catalog.overlay import Overlay
+from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.prefix_tree import concatenate
 from kvdb.catalog.segment import SegmentView, Views, release_views, visible_tokens
 from kvdb.catalog.stored_queries import StoredQueries
@@ -34,7 +35,8 @@ class NewContext(NamedTuple):
 
     def of(self, layout: Layout, tokens: Tokens, overlay: Overlay | None = None) -> Context:
         """The context, which holds this."""
-        return Context(self.name, self.spec, layout, tokens, overlay, durability=self.durability, salt=self.salt)
+        ids = None if visible_tokens(layout.views) == layout.length else PackedIds(tokens)
+        return Context(self.name, self.spec, layout, ids, overlay, durability=self.durability, salt=self.salt)
 
 
 class Publisher:
@@ -127,7 +129,7 @@ class Publisher:
         """Take over a context and have its indexes built. Raises AlreadyExists or CapacityError, and then it is released."""
         published = False
         try:
-            context = replace(context, beside=Reservation(self.budget, context_nbytes(len(context.tokens))))
+            context = replace(context, beside=Reservation(self.budget, context_nbytes(context.kept_ids)))
             context = self._catalog.publish(context)
             published = True
         finally:

@@ -42,7 +42,7 @@ class ContextOperations:
     @counted_call
     def token_ids(self, name: str) -> Tokens:
         """The ids of all tokens of a context, int32 `[n]`. Raises NotFound."""
-        return self._catalog.get(name).tokens.copy()
+        return self._catalog.get(name).tokens
 
     @counted_call
     def get(self, name: str) -> ContextInfo:

@@ -149,6 +149,8 @@ class SessionState(OpenSession):
             validate.held("tokens", tokens, longest, "as many as the session holds")
             if tokens < self.start:
                 self.cut(tokens)
+            if self.shared is not None:
+                self.shared.forget()
             for layer in self._layers:
                 layer.take_back(max(0, layer.run.tokens - tokens))
             self.tokens = self.tokens[:tokens]

@@ -62,13 +62,19 @@ class RemoteDatabase:
         begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, base=first, **what)
         return RemoteImport(connection, spec, begin)
 
-    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "") -> RemoteSession:
+    def create_session(
+        self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "", *, share: bool = False
+    ) -> RemoteSession:
         """A session on the server; see `kvdb.database.Database.create_session`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
         ids = validate.token_ids(tokens)
         connection.check_size("the list of tokens", ids.nbytes)
         request = pb.CreateSessionRequest(
-            spec=codec.to_spec(spec), tokens=codec.to_tokens(ids), error_max=error_max, salt=validate.salt(salt)
+            spec=codec.to_spec(spec),
+            tokens=codec.to_tokens(ids),
+            error_max=error_max,
+            salt=validate.salt(salt),
+            share=share,
         )
         reply = connection.call(connection.stub.CreateSession, request)
         return RemoteSession(connection, spec, reply, ids, self._sessions)

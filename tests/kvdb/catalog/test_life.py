@@ -103,17 +103,17 @@ def test_contexts_are_found_by_what_is_noted_of_them(noted, wanted):
 
 
 def test_a_use_counts_for_contexts_that_end_with_what_was_reused():
+    behind = np.r_[DOC, np.arange(100) % 7]
     with connect(None) as db:
         put(db, DOC, "doc")
-        put(db, np.r_[DOC, 1, 2], "longer")
-        put(db, np.r_[DOC, 3, 4], "other")
+        put(db, behind, "behind")
         uses = {context.name: context.info.uses for context in db.contexts()}
-        with db.create_session(SPEC, np.r_[DOC, 1, 2, 9]):
-            pass
-        with db.create_session(SPEC, DOC):
-            pass
+        for tokens in (behind, np.r_[DOC, 49]):
+            with db.create_session(SPEC, tokens) as session:
+                assert session.reused >= len(DOC)
         more = {context.name: context.info.uses - uses[context.name] for context in db.contexts()}
-        assert more == {"doc": 2, "longer": 1, "other": 0}
+        assert more["doc"] == 2
+        assert more["behind"] >= 1  # twice, if both have become one segment
 
 
 def test_what_is_over_is_gone_and_its_name_is_free(tmp_path):

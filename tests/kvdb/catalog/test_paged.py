@@ -211,6 +211,27 @@ def test_tokens_are_read_back_and_cut_off(stored, documents):
         engine.check_integrity()
 
 
+def test_compaction_leaves_what_does_not_fit_as_it_is(tmp_path, documents):
+    """Its blocks come and go, so no other segment may share them."""
+    whole, half = documents[0], documents[0].tokens[: TOKENS // 2 + 10].copy()
+    with store(tmp_path / "store") as (_, db):
+        db.import_context(SPEC, whole.tokens, whole.pairs(), name="whole")
+        db.import_context(SPEC, half, whole.pairs(0, len(half)), name="half")
+        right = answers(db.create_session(SPEC, half), whole)
+    with store(tmp_path / "store", LAYER_NBYTES + LAYER_NBYTES // 4) as (engine, db):
+        session = db.create_session(SPEC, half)
+        assert held(engine, "paged") == 0
+        db.drop("whole")
+        with pytest.raises(CapacityError):
+            engine.compact()
+        assert same(answers(session, whole), right)
+        engine.check_integrity()
+    with store(tmp_path / "store") as (engine, db):
+        assert same(answers(db.create_session(SPEC, half), whole), right)
+        engine.compact()
+        assert same(answers(db.create_session(SPEC, half), whole), right)
+
+
 @pytest.fixture
 def own_store(tmp_path, documents):
     """A store with one document, and the path of its file."""
