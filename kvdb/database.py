@@ -179,7 +179,7 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
     def compact(self) -> int:
         """Give back the space of tokens that no context names, and of blocks that are hardly filled, also of segments that had to
         be loaded from disk for it; queries go on meanwhile. Returns the bytes of blocks that were given back. Raises
-        CapacityError, Unavailable, and IntegrityError for a segment on disk that was changed."""
+        Unavailable, and IntegrityError for a segment on disk that was changed."""
         before = self._blocks.used_nbytes()
         self._compactor.compact()
         return max(0, before - self._blocks.used_nbytes())

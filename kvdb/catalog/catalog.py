@@ -10,8 +10,11 @@ from hashlib import sha256
 from heapq import heappop, heappush, nsmallest
 from pathlib import Path
 from threading import Lock
+<<<<<<< HEAD
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
+=======
+>>>>>>> main
 
 from kvdb.catalog.context import Context
 from kvdb.catalog.life import Life
@@ -41,14 +44,6 @@ class Watcher(Protocol):
         ...
 
 
-class Text(NamedTuple):
-    """The tokens of a context, int32 `[n]`, the digest of their model's spec, and its salt."""
-
-    spec: str
-    salt: str
-    tokens: Tokens
-
-
 class Catalog:
     """Contexts and the segments they hold references to. Thread-safe. watcher: None where nobody is told of them."""
 
@@ -57,9 +52,13 @@ class Catalog:
         self._trees: dict[tuple[str, str], PrefixTree] = {}
         self._chunks: dict[tuple[str, str, bytes], Counter[Segment]] = {}  # and how many contexts name each
         self._borrowed: list[Context] = []
+<<<<<<< HEAD
         self._ending: dict[Segment, set[str]] = {}  # the names of the contexts whose last segment it is
         self._expiring: list[tuple[float, str]] = []  # a heap; some were changed or dropped meanwhile
         self._changed: list[Text] = []
+=======
+        self._changed: list[Context] = []
+>>>>>>> main
         self._lock = Lock()
         self.watcher: Watcher | None = None
 
@@ -268,7 +267,7 @@ class Catalog:
     def _note_change(self, context: Context) -> None:
         """Note that a context came or went; called with the lock held."""
         if context.plain:
-            self._changed.append(Text(context.spec.digest, context.salt, context.tokens))
+            self._changed.append(context)
 
     def _find(self, name: str) -> Context:
         if name not in self._contexts:

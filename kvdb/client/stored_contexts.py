@@ -128,6 +128,12 @@ class StoredContexts:
         """
         return self._transport.check_store()
 
+    def compact(self) -> int:
+        """Give back the space of tokens that no context names any more, and of blocks that are hardly filled, in memory and on
+        disk, while queries go on. Returns the bytes of blocks that were given back. Raises CapacityError without room for what
+        takes their place, Unavailable, and IntegrityError for a segment on disk that was changed."""
+        return self._transport.compact()
+
     def backup(self, folder: str | Path) -> int:
         """Copy the store to a new folder, or an empty one, while sessions and imports go on; `kvdb.connect` opens the copy. On a
         server it is a folder of the server's machine, by its absolute path.

@@ -103,7 +103,7 @@ class Publisher:
         Takes over the references to the views and the new segment, which is empty where views are given, also when it raises
         AlreadyExists or CapacityError.
         """
-        tokens = views[0].segment.tokens[: views[0].visible] if views else new.tokens
+        tokens = views[0].segment.ids.unpack(0, views[0].visible) if views else new.tokens
         views = views or self.chunk_views(context.spec, tokens, context.salt)
         if views:
             new.release()

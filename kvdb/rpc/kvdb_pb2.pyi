@@ -442,6 +442,16 @@ class BackupReply(_message.Message):
     contexts: int
     def __init__(self, contexts: _Optional[int] = ...) -> None: ...
 
+class CompactRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CompactReply(_message.Message):
+    __slots__ = ("nbytes",)
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    nbytes: int
+    def __init__(self, nbytes: _Optional[int] = ...) -> None: ...
+
 class ListTiersRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

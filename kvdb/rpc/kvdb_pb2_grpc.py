@@ -114,6 +114,11 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.BackupRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.BackupReply.FromString,
                 _registered_method=True)
+        self.Compact = channel.unary_unary(
+                '/kvdb.v1.Kvdb/Compact',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CompactRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CompactReply.FromString,
+                _registered_method=True)
         self.ExplainContext = channel.unary_unary(
                 '/kvdb.v1.Kvdb/ExplainContext',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextRequest.SerializeToString,
@@ -309,6 +314,13 @@ class KvdbServicer:
 
     def Backup(self, request, context):
         """Copies the store to a new folder of the server's machine, while calls go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Compact(self, request, context):
+        """Gives back the space of what no context names any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -511,6 +523,11 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.Backup,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.BackupRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.BackupReply.SerializeToString,
+            ),
+            'Compact': grpc.unary_unary_rpc_method_handler(
+                    servicer.Compact,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CompactRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CompactReply.SerializeToString,
             ),
             'ExplainContext': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainContext,
@@ -1030,6 +1047,33 @@ class Kvdb:
             '/kvdb.v1.Kvdb/Backup',
             kvdb_dot_rpc_dot_kvdb__pb2.BackupRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.BackupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Compact(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/Compact',
+            kvdb_dot_rpc_dot_kvdb__pb2.CompactRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.CompactReply.FromString,
             options,
             channel_credentials,
             insecure,

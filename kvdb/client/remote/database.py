@@ -214,6 +214,12 @@ class RemoteDatabase:
         reply: pb.CheckStoreReply = connection.call(connection.stub.CheckStore, pb.CheckStoreRequest())
         return list(reply.damaged)
 
+    def compact(self) -> int:
+        """Give space back on the server; see `kvdb.database.Database.compact`, whose errors it raises."""
+        connection = self._connected()
+        reply: pb.CompactReply = connection.call(connection.stub.Compact, pb.CompactRequest())
+        return int(reply.nbytes)
+
     def backup(self, folder: str) -> int:
         """Copy the server's store on its machine; see `kvdb.database.Database.backup`, whose errors it raises."""
         connection = self._connected()
