@@ -10,11 +10,8 @@ from hashlib import sha256
 from heapq import heappop, heappush, nsmallest
 from pathlib import Path
 from threading import Lock
-<<<<<<< HEAD
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
-=======
->>>>>>> main
+from typing import Any, Protocol
 
 from kvdb.catalog.context import Context
 from kvdb.catalog.life import Life
@@ -52,13 +49,9 @@ class Catalog:
         self._trees: dict[tuple[str, str], PrefixTree] = {}
         self._chunks: dict[tuple[str, str, bytes], Counter[Segment]] = {}  # and how many contexts name each
         self._borrowed: list[Context] = []
-<<<<<<< HEAD
         self._ending: dict[Segment, set[str]] = {}  # the names of the contexts whose last segment it is
         self._expiring: list[tuple[float, str]] = []  # a heap; some were changed or dropped meanwhile
-        self._changed: list[Text] = []
-=======
         self._changed: list[Context] = []
->>>>>>> main
         self._lock = Lock()
         self.watcher: Watcher | None = None
 

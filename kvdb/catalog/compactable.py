@@ -4,11 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Self
 
-<<<<<<< HEAD
-from kvdb.catalog.catalog import Catalog, Text
-=======
-from kvdb.catalog.catalog import Catalog, Context
->>>>>>> main
+from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.chains import Chain, Twins, chains_along, twins_along
 from kvdb.catalog.context import Context
 from kvdb.catalog.layout import Layout

@@ -10,18 +10,11 @@ from pathlib import Path
 from threading import Lock
 
 import kvdb.catalog.stored_overlay as stored_overlay
-<<<<<<< HEAD
-from kvdb.catalog.catalog import Text, files_of
+from kvdb.catalog.catalog import files_of
 from kvdb.catalog.catalog_file import CatalogFile
 from kvdb.catalog.catalog_records import ContextRecord, LifeRecord, SegmentRecord, SpecRecord, ViewRecord
-from kvdb.catalog.compactable import CompactableCatalog
-from kvdb.catalog.context import Context
-=======
-from kvdb.catalog.catalog import Context, files_of
-from kvdb.catalog.catalog_file import CatalogFile
-from kvdb.catalog.catalog_records import ContextRecord, SegmentRecord, SpecRecord, ViewRecord
 from kvdb.catalog.compactable import CompactableCatalog, Text
->>>>>>> main
+from kvdb.catalog.context import Context
 from kvdb.catalog.relayout import Relayout
 from kvdb.catalog.segment import Views, release_views
 from kvdb.catalog.segment_records import records_of
