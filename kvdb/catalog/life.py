@@ -35,7 +35,7 @@ class Life:
         self.uses += 1
 
     def changed(self, change: ContextUpdate) -> Self:
-        """As it is after that change."""
+        """The life that it is after that change; this one stays as it is."""
         life = replace(self)
         if change.pinned is not None:
             life.pinned = change.pinned
