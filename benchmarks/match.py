@@ -30,6 +30,8 @@ from kvdb.types import ModelSpec, Tokens
 SPEC = ModelSpec("model", layers=1, q_heads=1, kv_heads=1, head_dim=8)
 VOCABULARY = 150_000
 SHARED, BLOCK, TURNS = 2048, 64, 512
+TRACED = 10_000
+"""The contexts whose memory is traced, which takes several times as long."""
 
 
 class Contexts:
@@ -64,14 +66,13 @@ def main() -> None:
     tracemalloc.start()
     contexts = Contexts()
     contexts.add(shared)
-    blocks = SHARED // BLOCK
-    for number in range(given.contexts):
-        begin = SHARED if number % 2 else int(rng.integers(SHARED // 2, SHARED))
-        contexts.add(np.concatenate([shared[:begin], ids(rng, given.own)]))
-        blocks += -(-given.own // BLOCK)
+    traced = min(given.contexts, TRACED)
+    grow(contexts, rng, shared, given.own, traced)
+    blocks = SHARED // BLOCK + traced * -(-given.own // BLOCK)
     nbytes = tracemalloc.get_traced_memory()[0]
     tree_nbytes = bytes_of_tree(contexts)
     tracemalloc.stop()
+    grow(contexts, rng, shared, given.own, given.contexts - traced)
     whole = ids(rng, given.prompt)
     contexts.add(whole)
     talk = ids(rng, given.prompt)
@@ -104,6 +105,13 @@ def main() -> None:
         ids_and_tree_bytes_a_block=tree_nbytes / blocks,
     )
     contexts.close()
+
+
+def grow(contexts: Contexts, rng: np.random.Generator, shared: Tokens, own: int, count: int) -> None:
+    """Add contexts that leave the shared tokens somewhere, or go on behind them, with `own` tokens of their own."""
+    for number in range(count):
+        begin = SHARED if number % 2 else int(rng.integers(SHARED // 2, SHARED))
+        contexts.add(np.concatenate([shared[:begin], ids(rng, own)]))
 
 
 def match(contexts: Contexts, tokens: Tokens) -> int:
