@@ -96,10 +96,9 @@ native-test: $(VENV)/ready ## run the C++ tests, as they are shipped and under t
 	@$(MAKE) -k native-test-release native-test-sanitized
 
 .PHONY: fault
-fault: $(VENV)/ready ## stores: kills, changed bits, and a fault at each system call (strace); KILLS=1000 FLIPS=10000 SEED=1
-	@$(BIN)/python -m tests.fault.kill --kills $(or $(KILLS),1000) --seed $(or $(SEED),1)
-	@$(BIN)/python -m tests.fault.flips --flips $(or $(FLIPS),10000) --seed $(or $(SEED),1)
-	@for fault in KILL EIO ENOSPC; do $(BIN)/python -m tests.fault.every_call --fault $$fault || exit 1; done
+fault: $(VENV)/ready ## stores: kills, power cuts, changed bits, a fault at each system call; writes docs/reliability.md; KILLS=1000 CUTS=500 FLIPS=10000 SEED=1
+	@$(BIN)/python -m tests.fault.report --kills $(or $(KILLS),1000) --cuts $(or $(CUTS),500) --flips $(or $(FLIPS),10000) \
+	    --every $(or $(EVERY),1) --seed $(or $(SEED),1)
 
 .PHONY: fuzz
 fuzz: $(VENV)/ready ## wrong calls of the native boundary under the sanitizers; SECONDS_MAX=30

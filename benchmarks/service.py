@@ -4,6 +4,7 @@
 query embedded; and through gRPC's public API, against which the SDK drives its streams from the caller's thread.
 `service.unary`: short calls that are each a gRPC call of their own, and a step of two sessions.
 `service.import`: import_context through gRPC on loopback TCP into a process of its own, against the same import embedded.
+`service.read`: the same context read back, all layers in one call into arrays used before, beside its import.
 
 No indexes are built, because that would take the processor from what is measured.
 """
@@ -43,7 +44,7 @@ def main() -> None:
         for tokens in CONTEXTS:
             decode(remote, embedded, tokens)
         unary(remote)
-        imports(remote, embedded)
+        imports_and_reads(remote, embedded)
 
 
 @contextmanager
@@ -140,16 +141,21 @@ def timed(
     return totals, kernels
 
 
-def imports(remote: kvdb.Client, embedded: kvdb.Client) -> None:
+def imports_and_reads(remote: kvdb.Client, embedded: kvdb.Client) -> None:
     """GB of KV a second over some rounds, each context dropped before the next; the first goes into memory never used before."""
     layers = [keys_values(IMPORT_TOKENS, seed) for seed in range(IMPORT_ARRAYS)]
     nbytes = IMPORT_TOKENS * DEEP.token_nbytes * DEEP.layers
     ids = np.arange(IMPORT_TOKENS, dtype=np.int32)
     rates: dict[str, list[float]] = {"remote": [], "embedded": []}
+    reads: dict[str, list[float]] = {"remote": [], "embedded": []}
+    out = [keys_values(IMPORT_TOKENS)] * DEEP.layers
     for name, db in (("remote", remote), ("embedded", embedded)) * (1 + IMPORT_ROUNDS):
         started = perf_counter()
         context = db.import_context(DEEP, ids, (layers[i % IMPORT_ARRAYS] for i in range(DEEP.layers)), name="import")
         rates[name].append(nbytes / (perf_counter() - started) / 1e9)
+        started = perf_counter()
+        context.read(range(DEEP.layers), out=out)
+        reads[name].append(nbytes / (perf_counter() - started) / 1e9)
         context.drop()
     warm = {name: values[1:] for name, values in rates.items()}
     report(
@@ -161,6 +167,16 @@ def imports(remote: kvdb.Client, embedded: kvdb.Client) -> None:
         embedded_gb_per_s=median(warm["embedded"]),
         embedded_first_gb_per_s=rates["embedded"][0],
         target_gb_per_s_min=IMPORT_GB_PER_S_MIN,
+    )
+    of_import = [read / imported for read, imported in zip(reads["remote"], rates["remote"], strict=True)][1:]
+    report(
+        "service.read",
+        nbytes=nbytes,
+        remote_gb_per_s=median(reads["remote"][1:]),
+        remote_best_gb_per_s=max(reads["remote"][1:]),
+        remote_of_import=median(of_import),
+        embedded_gb_per_s=median(reads["embedded"][1:]),
+        target_of_import_min=1.0,
     )
 
 

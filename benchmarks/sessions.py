@@ -93,7 +93,6 @@ def measured(
         each_us=median(each) * 1e6,
         ratio=median(together) / median(one),
         ratio_each=median(each) / median(one),
-        least=[min(one) * 1e6, min(together) * 1e6, min(each) * 1e6],
         error=max(errors),
     )
 

@@ -11,6 +11,7 @@ import kvdb.hardware.profile as profile
 import kvdb.session.batch as batch
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
+from kvdb.catalog.evictor import open_evictor
 from kvdb.catalog.layout_builder import build_layout
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.segment import Segment
@@ -31,6 +32,7 @@ from kvdb.operations.stores import StoreOperations
 from kvdb.session.batch import Starts
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.session.services import SessionServices
+from kvdb.session.sharing import SharedSessions
 from kvdb.session.state import SessionState
 from kvdb.storage.store import BlockStore
 from kvdb.types import Array, ModelSpec, PromptPart, Tokens
@@ -66,12 +68,14 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         self._blocks = BlockStore(self.config.storage, device)
         self._catalog = open_catalog(self._blocks, self.config.storage.durability)
         self.gpu: GpuInterface | None = open_backend(device, self._blocks, self.config.optimizer.machine_file)
+        open_evictor(self._catalog, self._blocks, self.config.storage.eviction)
         indexes = self.config.indexes
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device))
         self._advisor = IndexAdvisor(self._builder, BuildPolicy(indexes.opened_often), indexes)
         self._compactor = Compactor(self._catalog, self._blocks.budget, self._blocks.loader, self._advisor)
         self._publisher = Publisher(self._catalog, self._blocks.budget, self._advisor, self._compactor)
         self.handles = OpenHandles()
+        self._shared = SharedSessions()
         self._auditor = ThreadPoolExecutor(1, "kvdb-audit")
         self._services = SessionServices(
             config=self.config,
@@ -97,6 +101,7 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         lookups have to say beside the tokens; nothing is shared between two. Raises AlreadyExists, InvalidArgument, or
         Unsupported for a chunk of a model whose keys cannot be moved and for a durability that cannot be had."""
         level = self._catalog.durability(validate.durability(durability))
+        self._catalog.drop_expired()
         self._catalog.check_free(validate.name(name))
         ids = validate.token_ids(tokens)
         if not len(ids):
@@ -107,20 +112,29 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
             views = self._publisher.chunk_views(spec, ids, validate.salt(salt))
         else:
             views = self._catalog.match(spec, ids, validate.salt(salt))
+        self._catalog.use(views)
         target = ImportTarget(NewContext(spec, name, level, salt), ids, base)
         return ImportWriter(self.handles, self._publisher, target, views, self._blocks.tables(spec))
 
     @counted_call
-    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "") -> SessionState:
+    def create_session(
+        self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "", *, share: bool = False
+    ) -> SessionState:
         """A session over the longest stored prefix of `tokens`; `session.reused` says how many of them need no prefill.
 
-        error_max: of its queries that name nothing, None for the configuration's. salt: as in `begin_import`. Raises ShapeError,
+        error_max: of its queries that name nothing, None for the configuration's. salt: as in `begin_import`. share:
+        whether sessions that are created later may stand on what this one holds of its tokens. Raises ShapeError,
         DtypeError or InvalidArgument for tokens that are no ids, and an error_max that cannot be."""
         budget = checked_error_max(error_max)
         ids = validate.token_ids(tokens)
-        views = self._catalog.match(spec, ids, validate.salt(salt))
+        self._catalog.drop_expired()
+        views = self._shared.extended(spec, salt, ids, self._catalog.match(spec, ids, validate.salt(salt)))
+        self._catalog.use(views)
         self._advisor.count_session(views)
-        return SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids, budget, salt)
+        session = SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids, budget, salt)
+        if share:
+            self._shared.add(session)
+        return session
 
     @counted_call
     def create_session_of_parts(
@@ -132,7 +146,9 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         salt: as in `create_session`. Raises NotFound, SpecMismatch, PositionError, InvalidArgument, ShapeError, DtypeError, or
         Unsupported where keys cannot be moved."""
         budget = checked_error_max(error_max)
+        self._catalog.drop_expired()
         laid = build_layout(self._catalog, spec, parts, validate.salt(salt))
+        self._catalog.use(laid.layout.views)
         overlay = laid.overlay or Overlay(self._blocks.tables(spec))
         snapshot = Snapshot.blended(spec, laid.layout, overlay)
         self._advisor.count_session(laid.layout.views)
@@ -163,7 +179,7 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
     def compact(self) -> int:
         """Give back the space of tokens that no context names, and of blocks that are hardly filled, also of segments that had to
         be loaded from disk for it; queries go on meanwhile. Returns the bytes of blocks that were given back. Raises
-        CapacityError, Unavailable, and IntegrityError for a segment on disk that was changed."""
+        Unavailable, and IntegrityError for a segment on disk that was changed."""
         before = self._blocks.used_nbytes()
         self._compactor.compact()
         return max(0, before - self._blocks.used_nbytes())

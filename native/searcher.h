@@ -21,10 +21,11 @@ class KVDB_BASE Searcher {
     // index: an address in the index that no other has. asked: what for; equal numbers mean the
     // same.
     Searcher(const Geometry& geometry, const std::uint64_t* table, std::int64_t tokens,
-             const void* index, std::vector<double> asked)
+             int rows_together, const void* index, std::vector<double> asked)
         : geometry(geometry),
           table(table),
           tokens(tokens),
+          rows_together(rows_together),
           index_(index),
           asked_(std::move(asked)) {}
     Searcher(const Searcher&) = delete;
@@ -45,6 +46,9 @@ class KVDB_BASE Searcher {
     const Geometry geometry;
     const std::uint64_t* const table;  // block base addresses
     const std::int64_t tokens;
+    // Up to so many rows of a KV head, of several sessions, are searched sooner by one call than by
+    // one for each session.
+    const int rows_together;
 
   private:
     const void* const index_;

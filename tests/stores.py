@@ -34,14 +34,14 @@ def kv_of(tokens):
     return [tuple(summed[:, side, layer].transpose(1, 0, 2) for side in range(2)) for layer in range(SPEC.layers)]
 
 
-def put(db, tokens, name):
+def put(db, tokens, name, durability=None):
     """Import a context of these tokens."""
-    db.import_context(SPEC, tokens, kv_of(tokens), name=name)
+    db.import_context(SPEC, tokens, kv_of(tokens), name=name, durability=durability)
 
 
 def compacted(db):
     """An embedded database whose segments take as little space as they will, with nothing left to do in the background."""
-    db._transport.compact()
+    db.compact()
     return db
 
 

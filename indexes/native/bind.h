@@ -95,17 +95,18 @@ class PyArrays {
     const std::int64_t rows_, kv_heads_;
 };
 
-// A searcher that calls `search`, as Python passes it on. index: an address of what it holds that
-// no other index has. asked: the numbers that say what for. It holds Python's arrays, so it ends
-// with the interpreter's lock held.
+// A searcher that calls `search`, as Python passes it on. rows_together: see `Searcher`. index: an
+// address of what it holds that no other index has. asked: the numbers that say what for. It holds
+// Python's arrays, so it ends with the interpreter's lock held.
 template <class Search>
-nb::capsule to_searcher(const PyBlocks& blocks, const void* index, std::vector<double> asked,
-                        Search search) {
+nb::capsule to_searcher(const PyBlocks& blocks, int rows_together, const void* index,
+                        std::vector<double> asked, Search search) {
     class Bound final : public Searcher {
       public:
-        Bound(const PyBlocks& blocks, const void* index, std::vector<double> asked, Search search)
-            : Searcher(blocks.blocks.geometry, blocks.blocks.table, blocks.blocks.tokens, index,
-                       std::move(asked)),
+        Bound(const PyBlocks& blocks, int rows_together, const void* index,
+              std::vector<double> asked, Search search)
+            : Searcher(blocks.blocks.geometry, blocks.blocks.table, blocks.blocks.tokens,
+                       rows_together, index, std::move(asked)),
               search_(std::move(search)) {}
         SearchResult search(const QueryRows& queries, const float* outside) const override {
             return search_(queries, outside);
@@ -114,7 +115,7 @@ nb::capsule to_searcher(const PyBlocks& blocks, const void* index, std::vector<d
       private:
         const Search search_;
     };
-    Searcher* made = new Bound(blocks, index, std::move(asked), std::move(search));
+    Searcher* made = new Bound(blocks, rows_together, index, std::move(asked), std::move(search));
     return nb::capsule(made, kSearcherName,
                        [](void* p) noexcept { delete static_cast<Searcher*>(p); });
 }

@@ -33,16 +33,17 @@ class Chain(NamedTuple):
 
 
 class Twins(NamedTuple):
-    """Two segments at one place that begin with the same `common` tokens. The second holds at least as many as the first."""
+    """Segments one behind the other, the first at `place`, that begin with the same `common` tokens as another segment there: all
+    of these pieces but the end of the last."""
 
     place: Place
-    first: Piece
-    second: Piece
+    pieces: tuple[Piece, ...]
+    other: Piece
     common: int
 
     @property
     def segments(self) -> list[Segment]:
-        return [self.first.segment, self.second.segment]
+        return [*(piece.segment for piece in self.pieces), self.other.segment]
 
 
 def chains_along(tree: PrefixTree, tokens: Tokens) -> list[Chain]:
@@ -50,7 +51,7 @@ def chains_along(tree: PrefixTree, tokens: Tokens) -> list[Chain]:
     chains: list[tuple[Place, list[Piece]]] = []
     end: Place | None = None  # where the last chain goes on, if it does
     for place, view in places(tree.match(tokens)):
-        visible = tree.alike(place, int(view.segment.tokens[0]))[view.segment].visible
+        visible = tree.alike(place, view.segment.ids.first)[view.segment].visible
         if place != end:
             chains.append((place, []))
         chains[-1][1].append(Piece(view.segment, visible))
@@ -62,16 +63,40 @@ def chains_along(tree: PrefixTree, tokens: Tokens) -> list[Chain]:
 
 
 def twins_along(tree: PrefixTree, tokens: Tokens) -> Twins | None:
-    """Two segments on the way of a text that begin with the same tokens at the same place; None where every token is stored
-    once."""
+    """Segments on the way of a text, or beside it, that hold what another one holds; None where every token is stored once."""
     for place, view in places(tree.match(tokens)):
-        alike = tree.alike(place, int(view.segment.tokens[0]))
-        if len(alike) > 1:
-            pieces = sorted((Piece(segment, contexts.visible) for segment, contexts in alike.items()), key=_length)
-            first, second = pieces[-2:]
-            common = common_prefix(first.segment.tokens[: first.length], second.segment.tokens[: second.length])
-            return Twins(place, first, second, common)
+        twins = _twins_at(tree, place, view.segment.ids.first)
+        if twins is not None:
+            return twins
     return None
+
+
+def _twins_at(tree: PrefixTree, place: Place, token: int) -> Twins | None:
+    """The twins among the segments at a place that begin with a token: those behind them first, so that all that goes on like the
+    longest goes over to it at once."""
+    alike = tree.alike(place, token)
+    if len(alike) < 2:
+        return None
+    first, other = sorted((Piece(segment, contexts.visible) for segment, contexts in alike.items()), key=_length)[-2:]
+    pieces, within = [first], _common(first, other, 0)  # how many tokens of the last piece the other one holds as well
+    common = within
+    while common < other.length:
+        behind, following = (pieces[-1].segment.number, within), int(other.segment.ids.unpack(common, common + 1)[0])
+        deeper = _twins_at(tree, behind, following)
+        if deeper is not None:
+            return deeper
+        child = next((Piece(segment, contexts.visible) for segment, contexts in tree.alike(behind, following).items()), None)
+        if child is None:
+            break
+        pieces[-1:] = [Piece(pieces[-1].segment, within), child]
+        within = _common(child, other, common)
+        common += within
+    return Twins(place, tuple(pieces), other, common)
+
+
+def _common(piece: Piece, other: Piece, start: int) -> int:
+    """How many tokens of a piece are those of another one from `start` on."""
+    return common_prefix(piece.segment.ids.unpack(0, piece.length), other.segment.ids.unpack(start, other.length))
 
 
 def groups_of(pieces: Sequence[Piece], block_size: int) -> list[slice]:

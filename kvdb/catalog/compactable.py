@@ -1,18 +1,32 @@
 """A catalogue whose contexts can go over to other segments that hold the same tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple, Self
 
-from kvdb.catalog.catalog import Catalog, Context, Text
+from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.chains import Chain, Twins, chains_along, twins_along
+from kvdb.catalog.context import Context
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.prefix_tree import PrefixTree, place_behind
 from kvdb.catalog.relayout import Relayout
 from kvdb.catalog.segment import Views, release_views
-from kvdb.types import ModelSpec
+from kvdb.types import ModelSpec, Tokens
 
 CONTEXTS_AT_ONCE = 256
 """The most contexts that are changed while others wait."""
+
+
+class Text(NamedTuple):
+    """The tokens of a context, int32 `[n]`, the digest of their model's spec, and its salt."""
+
+    spec: str
+    salt: str
+    tokens: Tokens
+
+    @classmethod
+    def of(cls, context: Context) -> Self:
+        return cls(context.spec.digest, context.salt, context.tokens)
 
 
 class CompactableCatalog(Catalog):
@@ -27,21 +41,20 @@ class CompactableCatalog(Catalog):
         """Whether no context sees more of the last segment of a path than the path does."""
         with self._lock:
             last = views[-1]
-            alike = self._tree(spec.digest, salt).alike(place_behind(views[:-1]), int(last.segment.tokens[0]))
+            alike = self._tree(spec.digest, salt).alike(place_behind(views[:-1]), last.segment.ids.first)
             return last.segment in alike and alike[last.segment].visible == last.visible
 
-    def texts(self) -> list[Text]:
+    def texts(self) -> Iterator[Text]:
         """The texts of all contexts that are found by them."""
-        with self._lock:
-            return [
-                Text(context.spec.digest, context.salt, context.tokens) for context in self._contexts.values() if context.plain
-            ]
+        for context in self.contexts():
+            if context.plain:
+                yield Text.of(context)
 
-    def take_changed(self) -> list[Text]:
+    def take_changed(self) -> Iterator[Text]:
         """The texts along which contexts came or went since they were last taken."""
         with self._lock:
             changed, self._changed = self._changed, []
-            return changed
+        return map(Text.of, changed)
 
     def chains(self, text: Text) -> list[Chain]:
         """The chains that a text goes through, as far as it is stored. The caller owns a reference to each piece's segment."""
@@ -66,7 +79,7 @@ class CompactableCatalog(Catalog):
         still."""
         with self._lock:
             first = relayout.pieces[0].segment
-            contexts = self._tree(text.spec, text.salt).alike(relayout.place, int(first.tokens[0])).get(first)
+            contexts = self._tree(text.spec, text.salt).alike(relayout.place, first.ids.first).get(first)
             names = [] if contexts is None else list(contexts.names)
         for start in range(0, len(names), CONTEXTS_AT_ONCE):
             self._replace(names[start : start + CONTEXTS_AT_ONCE], relayout)

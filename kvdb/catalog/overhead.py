@@ -16,7 +16,7 @@ ID_BYTES = 4
 
 
 def context_nbytes(tokens: int) -> int:
-    """Bytes of a context of that length, beside its segments."""
+    """Bytes of a context beside its segments. tokens: how many ids it keeps itself."""
     return CONTEXT_BYTES + ID_BYTES * tokens
 
 

@@ -5,40 +5,58 @@ split: a prompt that shares the first m tokens of a segment holds the view `visi
 """
 
 from collections.abc import Collection, Iterator
+from typing import TypeAlias
 
 import numpy as np
 
+from kvdb.catalog.packed_ids import Prompt
 from kvdb.catalog.segment import Segment, SegmentView, Views
 from kvdb.types import Tokens
 
 Place = tuple[int, int]
 """Where a child hangs: its parent's number (0: none), and how many of the parent's tokens come before it."""
 
+Path: TypeAlias = "tuple[Segment, int, Path] | None"
+"""The last segment of a path, how many of its tokens belong to it, and the path before it."""
+
 
 class Contexts:
     """The contexts that see one segment at one place, by name, and how many of its tokens each sees. visible: the most that any
-    of them sees."""
+    of them sees. Most segments are seen by one context, whose name then takes no dictionary."""
 
-    __slots__ = ("_at_most", "_visible_by_name", "visible")
+    __slots__ = ("_at_most", "_only", "_visible_by_name", "segment", "visible")
 
-    def __init__(self) -> None:
-        self._visible_by_name: dict[str, int] = {}
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self._only: str | None = None
+        self._visible_by_name: dict[str, int] | None = None
         self.visible = self._at_most = 0  # how many contexts see that many
 
     def __len__(self) -> int:
-        return len(self._visible_by_name)
+        return len(self.names)
 
     @property
     def names(self) -> Collection[str]:
+        if self._visible_by_name is None:
+            return () if self._only is None else (self._only,)
         return self._visible_by_name.keys()
 
     def add(self, name: str, visible: int) -> None:
+        if self._visible_by_name is None and self._only is None:
+            self._only, self.visible, self._at_most = name, visible, 1
+            return
+        if self._visible_by_name is None:
+            self._visible_by_name, self._only = {str(self._only): self.visible}, None
         self._visible_by_name[name] = visible
         if visible > self.visible:
             self.visible, self._at_most = visible, 0
         self._at_most += visible == self.visible
 
     def remove(self, name: str) -> None:
+        if self._visible_by_name is None:
+            assert self._only == name
+            self._only = None
+            return
         self._at_most -= self._visible_by_name.pop(name) == self.visible
         if not self._at_most and self._visible_by_name:
             self.visible = max(self._visible_by_name.values())
@@ -49,24 +67,28 @@ class PrefixTree:
     """The segments of one spec that stored contexts name. Not thread-safe: the catalogue locks."""
 
     def __init__(self) -> None:
-        self._children: dict[Place, dict[int, dict[Segment, Contexts]]] = {}  # by the first token of the child
+        self._children: dict[Place, dict[int, tuple[Contexts, ...]]] = {}  # by the first token of the child
 
     def add(self, name: str, views: Views) -> None:
         """Add a context that names this path."""
         for place, view in places(views):
             by_token = self._children.setdefault(place, {})
-            alike = by_token.setdefault(int(view.segment.tokens[0]), {})
-            alike.setdefault(view.segment, Contexts()).add(name, view.visible)
+            alike = by_token.get(view.segment.ids.first, ())
+            contexts = next((contexts for contexts in alike if contexts.segment is view.segment), None)
+            if contexts is None:
+                contexts = Contexts(view.segment)
+                by_token[view.segment.ids.first] = (*alike, contexts)
+            contexts.add(name, view.visible)
 
     def remove(self, name: str, views: Views) -> None:
         """Forget a context that names this path; tokens that no context sees any more are not found again."""
         for place, view in places(views):
-            by_token, token = self._children[place], int(view.segment.tokens[0])
-            alike = by_token[token]
-            alike[view.segment].remove(name)
-            if not alike[view.segment]:
-                del alike[view.segment]
-            if not alike:
+            by_token, token = self._children[place], view.segment.ids.first
+            self.alike(place, token)[view.segment].remove(name)
+            left = tuple(contexts for contexts in by_token[token] if contexts)
+            if left:
+                by_token[token] = left
+            else:
                 del by_token[token]
             if not by_token:
                 del self._children[place]
@@ -77,27 +99,29 @@ class PrefixTree:
         Several segments may begin with the same tokens (one was stored while the other was not in the tree), so every candidate
         is tried.
         """
-        best: tuple[int, Views] = (0, ())
-        paths: list[tuple[int, Views]] = [best]
+        prompt = Prompt(tokens)
+        best: tuple[int, Path] = 0, None
+        paths: list[tuple[int, Path]] = [best]
         while paths:
-            matched, views = paths.pop()
+            matched, path = paths.pop()
             if matched > best[0]:
-                best = (matched, views)
+                best = matched, path
             if matched == len(tokens):
                 continue
-            for segment, contexts in self.alike(place_behind(views), int(tokens[matched])).items():
-                common = common_prefix(segment.tokens[: contexts.visible], tokens[matched:])
-                paths.append((matched + common, (*views, SegmentView(segment, common))))
-        return best[1]
+            place = (0, 0) if path is None else (path[0].number, path[1])
+            for contexts in self._children.get(place, {}).get(int(tokens[matched]), ()):
+                common = contexts.segment.ids.common(prompt, matched, contexts.visible)
+                paths.append((matched + common, (contexts.segment, common, path)))
+        return _views(best[1])
 
     def alike(self, place: Place, token: int) -> dict[Segment, Contexts]:
-        """The children at a place that begin with that token, and the contexts that see each. Not to be changed."""
-        return self._children.get(place, {}).get(token, {})
+        """The children at a place that begin with that token, and the contexts that see each."""
+        return {contexts.segment: contexts for contexts in self._children.get(place, {}).get(token, ())}
 
     def children(self, place: Place) -> Iterator[tuple[Segment, Contexts]]:
         """All children at a place, and the contexts that see each."""
         for alike in self._children.get(place, {}).values():
-            yield from alike.items()
+            yield from ((contexts.segment, contexts) for contexts in alike)
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
@@ -122,5 +146,13 @@ def place_behind(views: Views) -> Place:
 
 def concatenate(views: Views) -> Tokens:
     """The token ids that the views show, int32."""
-    parts = [view.segment.tokens[: view.visible] for view in views]
+    parts = [view.segment.ids.unpack(0, view.visible) for view in views]
     return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+
+def _views(path: Path) -> Views:
+    views = []
+    while path is not None:
+        segment, visible, path = path
+        views.append(SegmentView(segment, visible))
+    return tuple(reversed(views))

@@ -21,17 +21,18 @@ class Relayout(NamedTuple):
     targets: tuple[Piece, ...]
 
     def views(self, views: Views) -> Views:
-        """The views of a context afterwards. One that does not see the first piece, or more of it, is left as it is."""
+        """The views of a context afterwards. One that does not see the first piece, or sees more of a segment than its piece, is
+        left as it is."""
         segments = [view.segment for view in views]
         if self.pieces[0].segment not in segments:
             return views
         first = last = segments.index(self.pieces[0].segment)
-        if views[first].visible > self.pieces[0].length:
-            return views
         shown = 0
         for view, piece in zip(views[first:], self.pieces, strict=False):
             if view.segment is not piece.segment:
                 break
+            if view.visible > piece.length:
+                return views
             shown += view.visible
             last += 1
             if view.visible < piece.length:

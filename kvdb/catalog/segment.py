@@ -10,6 +10,7 @@ import kvdb.catalog.evidence_file as evidence_file
 import kvdb.catalog.statistics_file as statistics_file
 from kvdb.catalog.evidence import Evidence
 from kvdb.catalog.index_set import IndexSet
+from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.statistics import Statistics
 from kvdb.catalog.usage import SegmentUsage
 from kvdb.errors import CapacityError
@@ -27,15 +28,15 @@ _numbers = count(1)
 class Segment:
     """Tokens with one block table a layer. It lives as long as somebody holds a reference.
 
-    tokens: int32 `[n]`, n >= 1. tables: one for each layer, each n tokens long; the segment owns them. indexes: the indexes over
-    its keys. base: the position of its first token when it was computed. standalone: whether nothing was before it then, so that
-    it may stand anywhere; otherwise it is exact only behind its parent. statistics: averages over its queries. evidence: the
-    measured errors of its answers. usage: how often it was opened and queried.
+    tokens: int32 `[n]`, n >= 1, kept as `ids`. tables: one for each layer, each n tokens long; the segment owns them. indexes:
+    those over its keys. base: the position of its first token when it was computed. standalone: whether nothing was before it
+    then, so that it may stand anywhere; otherwise it is exact only behind its parent. statistics: averages over its queries.
+    evidence: the measured errors of its answers. usage: how often it was used. pins: how often it is pinned.
 
     Its blocks are in main memory until it is offloaded, and as long as it is pinned. Afterwards the tables are empty, and `file`
     holds their contents; it is never written again, because a segment never changes. The evidence goes to disk and back with
-    them, each time anew. Before a layer is read, the segment has to be pinned and the layer waited for. Where its blocks do not
-    fit into main memory together it is paged: each layer comes in when it is read, and has to be pinned meanwhile (`holding`).
+    them, each time anew. A layer is read once the segment is pinned and the layer waited for. Where its blocks do not fit
+    into main memory together it is paged: each layer comes in when it is read, and has to be pinned meanwhile (`holding`).
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Segment:
         self.base = base
         self.standalone = standalone
         self.number = next(_numbers)
-        self.tokens = tokens
+        self.ids = PackedIds(tokens)
         self.tables = tables
         self.indexes = indexes or IndexSet()
         self._statistics = Statistics()
@@ -64,14 +65,19 @@ class Segment:
         self._disk: SegmentFolder | None = None
         self._loading: Loading | None = None
         self._paged: PagedSegment | None = None
-        self._pins = 0
+        self.pins = 0
         self._evict_when_unpinned = False
         self._references = 1
         self._lock = Lock()
         self._write_lock = Lock()
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.ids)
+
+    @property
+    def tokens(self) -> Tokens:
+        """The ids of its tokens, int32 `[n]`, unpacked anew each time."""
+        return self.ids.unpack()
 
     @property
     def nbytes(self) -> int:
@@ -106,9 +112,13 @@ class Segment:
             statistics_file.bring_back(self._statistics, self._disk, self.file)
         return self._statistics
 
+    @property
+    def whole(self) -> bool:
+        """Whether its blocks stay in main memory while it is pinned, so that others may share them."""
+        return self.resident and self._paged is None
+
     def is_due_for_probe(self, layer: int, queries: int) -> bool:
-        """Whether `queries` more queries of each layer were asked since this layer was last probed for what its queries
-        retrieve."""
+        """Whether `queries` more queries of each layer were asked since this layer was last probed."""
         return self.usage.queries_in_all >= self.statistics.probed_at(layer) + queries * len(self.tables)
 
     def known_evidence(self) -> Evidence:
@@ -134,7 +144,7 @@ class Segment:
         with self._lock:
             self._references -= 1
             if self._references == 0:
-                assert not self._pins, "a pinned segment was freed"
+                assert not self.pins, "a pinned segment was freed"
                 self._free()
                 self.indexes.release()
                 if self._beside is not None:
@@ -145,32 +155,27 @@ class Segment:
 
     def pin(self, loader: Loader) -> None:
         """Keep the blocks in main memory until `unpin`. A segment on disk is loaded once for all who pin it, layer by layer (see
-        `wait`); after a failed loading, the missing layers are tried again. One that does not fit is paged, and remains so until
-        it is offloaded.
-
-        Raises CapacityError without room for one layer, and Unavailable once the database is closed; then it is not pinned.
-        """
+        `wait`); after a failed loading, the missing layers are tried again. One that does not fit is paged until it is offloaded.
+        Raises CapacityError without room for one layer, and Unavailable once the database is closed; then it is not pinned."""
         with self._lock:
             if not self.resident:
                 self._load(loader)
             elif self._loading is not None and self._loading.error is not None:
                 self._loading = loader.load(self._loading.file, self.tables, self._loading.ready)
-            elif self._paged is not None and not self._pins:
+            elif self._paged is not None and not self.pins:
                 self._paged.pool.open(self._paged)
-            self._pins += 1
+            self.pins += 1
             self._evict_when_unpinned = False
 
     def wait(self, layer: int) -> None:
         """Wait until the blocks of that layer hold its tokens; the caller pins the segment. Raises IntegrityError or Unavailable;
         another `pin` tries again."""
-        loading = self._loading
-        if loading is not None:
+        if (loading := self._loading) is not None:
             loading.wait(layer)
 
     @contextmanager
     def holding(self, layer: int) -> Iterator[None]:
-        """Keep the tokens of that layer in its blocks while the body runs; the caller pins the segment. Raises IntegrityError,
-        Unavailable or CapacityError."""
+        """Keep a layer's tokens in its blocks while the body runs; the caller pins the segment. Raises what `Pool.pin` does."""
         self.wait(layer)
         with pinned(() if self._paged is None else (self._paged.layers[layer],)):
             yield
@@ -178,11 +183,11 @@ class Segment:
     def unpin(self) -> None:
         """Undo one `pin`. With the last, the blocks are freed if the segment was offloaded meanwhile."""
         with self._lock:
-            assert self._pins > 0, "an unpinned segment was unpinned"
-            self._pins -= 1
-            if self._paged is not None and not self._pins:
+            assert self.pins > 0, "an unpinned segment was unpinned"
+            self.pins -= 1
+            if self._paged is not None and not self.pins:
                 self._paged.pool.close(self._paged)
-            if self._evict_when_unpinned and not self._pins:
+            if self._evict_when_unpinned and not self.pins:
                 self._evict()
 
     def write(self, disk: SegmentFolder, spec: str, *, synced: bool = True) -> SegmentFile:
@@ -206,10 +211,8 @@ class Segment:
         unless it is pinned again before that. Returns the bytes of blocks that were freed at once. Raises as `write` does."""
         self.write(disk, spec)
         with self._lock:
-            if not self.resident:
-                return 0
-            self._evict_when_unpinned = bool(self._pins)
-            return 0 if self._pins else self._evict()
+            self._evict_when_unpinned = self.resident and bool(self.pins)
+            return self._evict() if self.resident and not self.pins else 0
 
     def put_away(self) -> None:
         """Keep its evidence and statistics beside its file, if it has one, because the database ends."""

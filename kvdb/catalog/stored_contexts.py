@@ -3,13 +3,13 @@
 import logging
 
 import kvdb.catalog.stored_overlay as stored_overlay
-from kvdb.catalog.catalog import Context
 from kvdb.catalog.catalog_records import ContextRecord, Records
+from kvdb.catalog.context import Context
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.life import Life
 from kvdb.catalog.overhead import context_nbytes, segment_nbytes
 from kvdb.catalog.overlay import Overlay
-from kvdb.catalog.prefix_tree import concatenate
+from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.segment import Segment, SegmentView
 from kvdb.errors import ConfigError, IntegrityError, Unavailable
 from kvdb.storage.budget import Reservation
@@ -46,12 +46,12 @@ class StoredContexts:
         views = tuple(
             SegmentView(segment, view.visible, view.shift) for segment, view in zip(segments, record.views, strict=True)
         )
-        tokens = concatenate(views) if record.tokens is None else record.tokens
-        beside = Reservation(self._blocks.budget, context_nbytes(len(tokens)))
+        ids = None if record.tokens is None else PackedIds(record.tokens)
+        beside = Reservation(self._blocks.budget, context_nbytes(0 if ids is None else len(ids)))
         for segment in segments:
             segment.retain()
         layout = Layout(views, record.length, record.prefix_end)
-        return Context(record.name, spec, layout, tokens, overlay, beside, self._life(record.name), salt=record.salt)
+        return Context(record.name, spec, layout, ids, overlay, beside, self._life(record.name), salt=record.salt)
 
     def release(self) -> None:
         """Release the segments; the contexts hold theirs."""

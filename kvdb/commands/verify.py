@@ -1,4 +1,4 @@
-"""`kvdb verify` and `kvdb backup`: is what is stored as it was written, and a copy of it."""
+"""`kvdb verify`, `kvdb backup` and `kvdb compact`: is all that is stored as it was written, a copy of it, and less of it."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: "Subparsers") -> None:
-    """Add the two to the `kvdb` command."""
+    """Add the three to the `kvdb` command."""
     what = "compare everything that is stored with its checksums; the status is 1 where anything is damaged"
     parser = commands.add_parser("verify", help=what, description=sentence(what))
     parser.add_argument("names", metavar="NAME", type=text, nargs="*", help="the name of a context (default: all, and the store)")
@@ -32,6 +32,11 @@ def add(commands: "Subparsers") -> None:
     parser.add_argument("--json", action="store_true", help="print a JSON object, for machines")
     add_server(parser)
     parser.set_defaults(run=_backup)
+    what = "give back the space of what no context names any more"
+    parser = commands.add_parser("compact", help=what, description=sentence(what))
+    parser.add_argument("--json", action="store_true", help="print a JSON object, for machines")
+    add_server(parser)
+    parser.set_defaults(run=_compact)
 
 
 def _verify(given: argparse.Namespace) -> int:
@@ -54,6 +59,13 @@ def _backup(given: argparse.Namespace) -> int:
         print(json.dumps({"folder": folder, "contexts": contexts}))
     else:
         print(f"{folder} is a store of {contexts} contexts; kvdb verify --server {folder} reads all of it")
+    return 0
+
+
+def _compact(given: argparse.Namespace) -> int:
+    with open_server(given) as db:
+        nbytes = db.compact()
+    print(json.dumps({"nbytes": nbytes}) if given.json else f"{nbytes:,} bytes of blocks were given back")
     return 0
 
 

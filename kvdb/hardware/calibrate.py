@@ -6,7 +6,7 @@ Each number is the lower quartile of a few samples, because other work on the ma
 import gc
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
@@ -33,7 +33,7 @@ SPEC = ModelSpec("calibration", layers=1, q_heads=32, kv_heads=8, head_dim=128)
 TOKENS = 32_768
 """128 MiB of keys and values: more than caches hold."""
 CACHED_TOKENS = 4096
-CODED_TOKENS = 2048
+CODED_TOKENS, PAGED_TOKENS = 2048, 16_384
 PIECE = 1024
 SAMPLES, SAMPLES_MIN, SAMPLES_LATE = 9, 3, 2
 BUDGET_S, ALL_S, KERNELS_S = 0.05, 0.9, 0.15
@@ -41,6 +41,8 @@ BUDGET_S, ALL_S, KERNELS_S = 0.05, 0.9, 0.15
 do. KERNELS_S are spent on choosing kernels."""
 ROWS = 16
 """The number of queries of each head, enough that multiplying takes longer than reading."""
+TILE_QUERIES = 4
+"""The number of queries whose rows of a KV head are as many as a matrix tile has."""
 CACHE_BYTES_MIN = float(1 << 20)
 STEP_SHARE_MIN = 0.2
 """The least share of a step's time outside of its search; a smaller one is noise."""
@@ -100,7 +102,14 @@ class _Measuring:
         one, many = self._random(SPEC.q_heads, 1), self._random(SPEC.q_heads, ROWS)
         index = registry.build("quantized", self._table.keys(CODED_TOKENS))
         queries = Queries.of(one, SPEC.kv_heads, SPEC.softmax_scale, CODED_TOKENS)
+        pages = registry.build("coarse-bounds", self._table.keys(PAGED_TOKENS))
+        tiled = Queries.of(self._random(SPEC.q_heads, TILE_QUERIES), SPEC.kv_heads, SPEC.softmax_scale, PAGED_TOKENS)
+        tiled = replace(tiled, floor=np.full_like(tiled.floor, 1e9))  # so that pages are scored, and none is read
         values, keys = self._gather_values(128), self._score_keys(128)
+
+        def scan() -> None:
+            index.search(queries, TopK(1))
+            pages.search(tiled, Dipr())
 
         def gather() -> None:
             values()
@@ -109,7 +118,7 @@ class _Measuring:
         return {
             "decode": lambda: self._attend(TOKENS // 4, one),
             "prefill": lambda: self._attend(PIECE, many),
-            "scan": lambda: index.search(queries, TopK(1)),
+            "scan": scan,
             "gather": gather,
         }
 

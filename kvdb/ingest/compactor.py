@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 import kvdb.catalog.residency as residency
-from kvdb.catalog.catalog import Text
 from kvdb.catalog.chains import Chain, Twins, groups_of
-from kvdb.catalog.compactable import CompactableCatalog
+from kvdb.catalog.compactable import CompactableCatalog, Text
 from kvdb.catalog.relayout import Piece, Relayout
 from kvdb.catalog.segment import Segment, SegmentView
 from kvdb.catalog.stored_queries import StoredQueries
@@ -24,6 +23,7 @@ from kvdb.storage.budget import CpuBudget
 from kvdb.storage.loader import Loader
 
 log = logging.getLogger(__name__)
+LEFT = "contexts take more space than they need: %s"
 
 
 class Part(NamedTuple):
@@ -62,13 +62,18 @@ class Compactor:
             self._settle()
         elif self._waiting is None or self._waiting.running() or self._waiting.done():
             self._waiting = self._executor.submit(self._settle)
+            self._waiting.add_done_callback(_log_failure)
 
     def compact(self) -> None:
-        """Give back whatever can be, also of segments on disk, and return when it is done. Raises CapacityError without room for
-        the segments that are to take the place of others, Unavailable, and IntegrityError for one on disk that was changed."""
+        """Give back whatever can be, also of segments on disk, and return when it is done. What finds no room in main memory or
+        on disk meanwhile is left as it is, with a line in the log. Raises Unavailable, and IntegrityError for a segment on disk
+        that was changed."""
         with self._turn:
             for text in self._catalog.texts():
-                self._lay_out(text, load=True)
+                try:
+                    self._lay_out(text, load=True)
+                except CapacityError as error:
+                    log.warning(LEFT, error)
 
     def held_segments(self) -> list[Segment]:
         """The segments that it works on."""
@@ -85,30 +90,32 @@ class Compactor:
                 try:
                     self._lay_out(text, load=False)
                 except (CapacityError, Unavailable, IntegrityError) as error:
-                    log.warning("contexts take more space than they need: %s", error)
+                    log.warning(LEFT, error)
 
     def _lay_out(self, text: Text, *, load: bool) -> None:
         """Lay out anew what a text goes through. load: whether segments may be loaded from disk for it."""
+        done: Twins | None = None
         while (twins := self._catalog.twins(text)) is not None:
             with self._holding(twins.segments):
-                if not load and not all(segment.resident for segment in twins.segments):
+                if twins == done or not (load or all(segment.whole for segment in twins.segments)):
                     break
                 self._join(text, twins)
+            done = twins
         chains = self._catalog.chains(text)
         with self._holding(segment for chain in chains for segment in chain.segments):
             for chain in reversed(chains):  # the last first, so that the places of the others stay
-                if load or all(segment.resident for segment in chain.segments):
+                if load or all(segment.whole for segment in chain.segments):
                     self._shorten(text, chain)
 
     def _join(self, text: Text, twins: Twins) -> None:
-        """Let contexts that see the first twin see the second, as far as both hold the same tokens."""
-        first, second, common = twins.first, twins.second, twins.common
-        if common == first.length:
-            self._catalog.replace(text, Relayout(twins.place, (first,), (Piece(second.segment, common),)))
+        """Let contexts that see the pieces see the other segment, as far as it holds the same tokens."""
+        held, left = Piece(twins.other.segment, twins.common), sum(piece.length for piece in twins.pieces) - twins.common
+        if not left:
+            self._catalog.replace(text, Relayout(twins.place, twins.pieces, (held,)))
             return
-        with self._built([Part(first.segment, common, first.length)]) as rest:
-            targets = Piece(second.segment, common), Piece(rest, len(rest))
-            self._catalog.replace(text, Relayout(twins.place, (first,), targets))
+        last = twins.pieces[-1]
+        with self._built([Part(last.segment, last.length - left, last.length)]) as rest:
+            self._catalog.replace(text, Relayout(twins.place, twins.pieces, (held, Piece(rest, left))))
 
     def _shorten(self, text: Text, chain: Chain) -> None:
         """Replace the segments of a chain by fewer, or shorter ones, where that is worth it."""
@@ -130,7 +137,13 @@ class Compactor:
             self._advisor.replaced(segments, new)
 
     def _build(self, parts: Sequence[Part]) -> Segment:
-        """A segment of these parts, one behind the other. Whole blocks are shared where they lie in both as they are."""
+        """A segment of these parts, one behind the other. Whole blocks are shared where they lie in both as they are. Raises
+        CapacityError too where one of them does not fit into main memory as a whole."""
+        for segment in [part.segment for part in parts if not part.segment.whole]:
+            raise CapacityError(
+                f"segment {segment.number} of {segment.nbytes:,} bytes cannot be laid out anew, as it does not fit into main "
+                "memory as a whole; close sessions, or raise storage.cpu_bytes_max"
+            )
         first = parts[0]
         tables: list[BlockTable] = []
         with ExitStack() as undo:
@@ -143,7 +156,7 @@ class Compactor:
             undo.pop_all()
         longest = max(parts, key=lambda part: part.stop - part.start).segment
         queries = StoredQueries.as_far_as_they_fit(self._budget, longest.indexes.queries)
-        tokens = np.concatenate([part.segment.tokens[part.start : part.stop] for part in parts])
+        tokens = np.concatenate([part.segment.ids.unpack(part.start, part.stop) for part in parts])
         new = NewSegment(tokens, tables, first.segment.base + first.start, queries)
         return new.view(self._budget, standalone=first.segment.standalone and not first.start).segment
 
@@ -159,3 +172,8 @@ class Compactor:
             for segment in taken:
                 segment.release()
             self._held = before
+
+
+def _log_failure(done: Future[None]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        log.error("space is not given back any more by what was stored or dropped until now", exc_info=error)

@@ -30,9 +30,8 @@ class NewSegment(NamedTuple):
             undo.callback(self.release)
             beside = Reservation(budget, segment_nbytes(len(self.tables), len(self.tokens)))
             undo.pop_all()
-        ids = self.tokens.copy()  # a copy, because they may be the end of a longer array
-        segment = Segment(ids, self.tables, IndexSet(self.queries), self.base, standalone=standalone, beside=beside)
-        return SegmentView(segment, len(ids), shift)
+        segment = Segment(self.tokens, self.tables, IndexSet(self.queries), self.base, standalone=standalone, beside=beside)
+        return SegmentView(segment, len(segment), shift)
 
     def release(self) -> None:
         """Release everything, because no segment is made."""

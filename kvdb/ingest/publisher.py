@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
-from kvdb.catalog.catalog import Context
 from kvdb.catalog.compactable import CompactableCatalog
+from kvdb.catalog.context import Context
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.overhead import context_nbytes
 from kvdb.catalog.overlay import Overlay
+from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.prefix_tree import concatenate
 from kvdb.catalog.segment import SegmentView, Views, release_views, visible_tokens
 from kvdb.catalog.stored_queries import StoredQueries
@@ -34,7 +35,8 @@ class NewContext(NamedTuple):
 
     def of(self, layout: Layout, tokens: Tokens, overlay: Overlay | None = None) -> Context:
         """The context, which holds this."""
-        return Context(self.name, self.spec, layout, tokens, overlay, durability=self.durability, salt=self.salt)
+        ids = None if visible_tokens(layout.views) == layout.length else PackedIds(tokens)
+        return Context(self.name, self.spec, layout, ids, overlay, durability=self.durability, salt=self.salt)
 
 
 class Publisher:
@@ -101,7 +103,7 @@ class Publisher:
         Takes over the references to the views and the new segment, which is empty where views are given, also when it raises
         AlreadyExists or CapacityError.
         """
-        tokens = views[0].segment.tokens[: views[0].visible] if views else new.tokens
+        tokens = views[0].segment.ids.unpack(0, views[0].visible) if views else new.tokens
         views = views or self.chunk_views(context.spec, tokens, context.salt)
         if views:
             new.release()
@@ -127,7 +129,7 @@ class Publisher:
         """Take over a context and have its indexes built. Raises AlreadyExists or CapacityError, and then it is released."""
         published = False
         try:
-            context = replace(context, beside=Reservation(self.budget, context_nbytes(len(context.tokens))))
+            context = replace(context, beside=Reservation(self.budget, context_nbytes(context.kept_ids)))
             context = self._catalog.publish(context)
             published = True
         finally:
@@ -144,8 +146,11 @@ class Publisher:
         if self._catalog.on_disk:  # a file would be written anew each time; the compactor merges many at once
             return views
         size = session.tails[0].layout.block_size
-        while views and views[-1].begin >= session.start and not views[-1].segment.indexes.kinds:
-            begin, end = views[-1].begin - session.start, views[-1].end - session.start
+        while views and views[-1].begin >= session.start:
+            last = views[-1]
+            if last.segment.indexes.kinds or last.segment.evidence.version:
+                break
+            begin, end = last.begin - session.start, last.end - session.start
             if end % size == 0 or begin % size or not self._catalog.ends_at(session.spec, session.salt, views):
                 break
             release_views(views[-1:])

@@ -41,6 +41,10 @@ void py_follow(PyLayerSteps& self, const nb::object& options, const nb::object& 
         fail("the last block holds " + std::to_string(held) + " tokens and has no room for " +
              std::to_string(steps));
     }
+    if (tokens < 0 || tokens > blocks * geometry.block_size - steps) {
+        fail("the run of " + std::to_string(blocks) + " blocks cannot hold " +
+             std::to_string(tokens) + " tokens and " + std::to_string(steps) + " more");
+    }
     StepCourse course{};
     if (!plan.is_none()) {
         course.plan = &nb::cast<const PyStep&>(plan).plan;

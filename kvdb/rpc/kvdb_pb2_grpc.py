@@ -64,6 +64,11 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.MatchPrefixRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.MatchPrefixReply.FromString,
                 _registered_method=True)
+        self.UpdateContext = channel.unary_unary(
+                '/kvdb.v1.Kvdb/UpdateContext',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.UpdateContextRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextInfo.FromString,
+                _registered_method=True)
         self.DropContext = channel.unary_unary(
                 '/kvdb.v1.Kvdb/DropContext',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.SerializeToString,
@@ -108,6 +113,11 @@ class KvdbStub:
                 '/kvdb.v1.Kvdb/Backup',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.BackupRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.BackupReply.FromString,
+                _registered_method=True)
+        self.Compact = channel.unary_unary(
+                '/kvdb.v1.Kvdb/Compact',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CompactRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CompactReply.FromString,
                 _registered_method=True)
         self.ExplainContext = channel.unary_unary(
                 '/kvdb.v1.Kvdb/ExplainContext',
@@ -240,6 +250,13 @@ class KvdbServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateContext(self, request, context):
+        """Changes how long a context is kept, what is noted of it, or its name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DropContext(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -297,6 +314,13 @@ class KvdbServicer:
 
     def Backup(self, request, context):
         """Copies the store to a new folder of the server's machine, while calls go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Compact(self, request, context):
+        """Gives back the space of what no context names any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -450,6 +474,11 @@ def add_KvdbServicer_to_server(servicer, server):
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.MatchPrefixRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.MatchPrefixReply.SerializeToString,
             ),
+            'UpdateContext': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateContext,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.UpdateContextRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextInfo.SerializeToString,
+            ),
             'DropContext': grpc.unary_unary_rpc_method_handler(
                     servicer.DropContext,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.FromString,
@@ -494,6 +523,11 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.Backup,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.BackupRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.BackupReply.SerializeToString,
+            ),
+            'Compact': grpc.unary_unary_rpc_method_handler(
+                    servicer.Compact,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CompactRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CompactReply.SerializeToString,
             ),
             'ExplainContext': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainContext,
@@ -754,6 +788,33 @@ class Kvdb:
             _registered_method=True)
 
     @staticmethod
+    def UpdateContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/UpdateContext',
+            kvdb_dot_rpc_dot_kvdb__pb2.UpdateContextRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.ContextInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def DropContext(request,
             target,
             options=(),
@@ -986,6 +1047,33 @@ class Kvdb:
             '/kvdb.v1.Kvdb/Backup',
             kvdb_dot_rpc_dot_kvdb__pb2.BackupRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.BackupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Compact(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/Compact',
+            kvdb_dot_rpc_dot_kvdb__pb2.CompactRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.CompactReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -30,7 +30,7 @@ from kvdb.session.state import SessionState
 from kvdb.version import __version__
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
-BLOCKING = {"BuildIndex", "VerifyIndexes", "CheckContext", "CheckStore", "Backup"}
+BLOCKING = {"BuildIndex", "VerifyIndexes", "CheckContext", "CheckStore", "Backup", "Compact"}
 """Unary calls that hold their thread for long, and count among the streams therefore."""
 
 
@@ -88,7 +88,9 @@ class KvdbService(ContextCalls, ReadCalls, StoreCalls):
         spec = codec.from_spec(request.spec)
         error_max = request.error_max if request.HasField("error_max") else None
         if not request.HasField("parts"):
-            return self._opened(self._database.create_session(spec, codec.from_tokens(request.tokens), error_max, request.salt))
+            rest = error_max, request.salt
+            tokens = codec.from_tokens(request.tokens)
+            return self._opened(self._database.create_session(spec, tokens, *rest, share=request.share))
         if request.tokens:
             raise InvalidArgument("a session is created of tokens and of parts; expected one of the two")
         parts = [codec.from_part(part) for part in request.parts.parts]

@@ -11,7 +11,7 @@ from kvdb.server.streams import Streams
 
 
 class StoreCalls:
-    """Calls of the service that check or copy the store; the service sets what they work on."""
+    """Calls of the service that check, copy or compact the store; the service sets what they work on."""
 
     _database: Database
     _streams: Streams
@@ -33,3 +33,8 @@ class StoreCalls:
         with self._streams.opened(context) as stream:
             self._streams.begin(stream)
             return pb.BackupReply(contexts=self._database.backup(request.folder))
+
+    def compact(self, _request: pb.CompactRequest, context: grpc.ServicerContext) -> pb.CompactReply:
+        with self._streams.opened(context) as stream:
+            self._streams.begin(stream)
+            return pb.CompactReply(nbytes=self._database.compact())

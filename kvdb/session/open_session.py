@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from threading import RLock
+from typing import Protocol
 
 import kvdb.catalog.residency as residency
 import kvdb.validate as validate
@@ -19,13 +20,27 @@ from kvdb.storage.block_table import BlockTable
 from kvdb.types import Array, ModelSpec, Placed, Tokens
 
 
+class SharedBeginning(Protocol):
+    """What others find of a session before it is stored, `kvdb.session.sharing.SharedTail`."""
+
+    @property
+    def tables(self) -> list[BlockTable]: ...
+
+    def views(self, ids: Tokens, more_than: int) -> Views: ...
+
+    def forget(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class OpenSession:
     """What an open session holds. It takes over the `snapshot` and the `tails`, one for each layer; `close` releases them.
 
     tokens: its known token ids, int32; at least those before the tail. start: the position of the tail's first token. reused: the
     number of tokens before it that were stored when it was opened. error_max: of queries that name nothing, None for the
-    configuration's. salt: what it was found by beside its tokens, and is stored under. Thread-safe: calls on one session take
-    turns. The constructor raises Unavailable for a closed database, and CapacityError, and then everything was given back."""
+    configuration's. salt: what it was found by beside its tokens, and is stored under. shared: what others find of it while it is
+    open, None for nothing. Thread-safe: calls on one session take turns. The constructor raises Unavailable for a closed
+    database, and CapacityError, and then everything was given back."""
 
     def __init__(
         self,
@@ -52,6 +67,7 @@ class OpenSession:
         self._layers = [
             Layer(services, spec, snapshot, number, tail, self.error_max, self.counters) for number, tail in enumerate(tails)
         ]
+        self.shared: SharedBeginning | None = None
         self.turns = RLock()
         self._open = True
         _count_open(self.views, 1)
@@ -72,9 +88,9 @@ class OpenSession:
         return self.snapshot.views
 
     def own_tables(self) -> list[BlockTable]:
-        """The tables of its tails and of its overlay."""
-        overlay = self.snapshot.overlay
-        return self.tails if overlay is None else [*self.tails, *overlay.tables]
+        """The tables of its tails and of its overlay, and of what it shares."""
+        overlay, shared = self.snapshot.overlay, self.shared
+        return [*self.tails, *(() if overlay is None else overlay.tables), *(() if shared is None else shared.tables)]
 
     @property
     def layout(self) -> tuple[Placed, ...]:
@@ -102,6 +118,14 @@ class OpenSession:
         """The ids of all its tokens; `tokens`, if given, are all of them. Raises PositionError or InvalidArgument."""
         return ids_of({self.start + tail.length for tail in self.tails}, self.tokens, tokens)
 
+    def beginning(self, ids: Tokens, more_than: int) -> Views:
+        """Views of what a shared session holds of a prompt's beginning; see `SharedTail.views`. None of one that has ended."""
+        with self.turns:
+            if self.shared is None or not self._open:
+                return ()
+            self._settle()
+            return self.shared.views(ids, more_than)
+
     def cut(self, tokens: int) -> None:
         """Forget the tails, and the stored tokens from position `tokens` on; what is stored stays as it is. The caller holds
         `turns` and has settled all layers. Raises CapacityError or Unavailable, and then nothing was done."""
@@ -127,6 +151,8 @@ class OpenSession:
                 for layer in self._layers:
                     layer.close()
                 self._recomputing.forget()
+                if self.shared is not None:
+                    self.shared.close()
                 _let_go(self.snapshot)
                 self._beside.release()
                 self.services.handles.remove(self)

@@ -15,7 +15,7 @@ from kvdb.catalog.key_values import read_tokens
 from kvdb.errors import PositionError
 from kvdb.session.explain_analyze import analyze_plan
 from kvdb.session.open_session import OpenSession
-from kvdb.storage.paged_segment import pinned
+from kvdb.storage.paged_segment import paging_notes, pinned
 from kvdb.types import Array, ContextInfo, KeysValues, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
@@ -149,6 +149,8 @@ class SessionState(OpenSession):
             validate.held("tokens", tokens, longest, "as many as the session holds")
             if tokens < self.start:
                 self.cut(tokens)
+            if self.shared is not None:
+                self.shared.forget()
             for layer in self._layers:
                 layer.take_back(max(0, layer.run.tokens - tokens))
             self.tokens = self.tokens[:tokens]
@@ -222,7 +224,7 @@ class SessionState(OpenSession):
             state = self.layer(layer)
             asked = state.resolve(options)
             plan = analyze_plan(state, self.spec, asked) if analyze else state.planner.plan(asked)
-            return replace(plan, notes=self._recomputing.notes(layer))
+            return replace(plan, notes=self._recomputing.notes(layer) + paging_notes(state.pages))
 
     def set_last_queries(self, queries_by_layer: Mapping[int, Float32]) -> None:
         """Treat the last of these queries, float32 `[q_heads, m, head_dim]` by layer, as the session's last query."""

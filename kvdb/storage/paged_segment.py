@@ -121,3 +121,11 @@ def pinned(layers: Sequence[PagedLayer]) -> Iterator[None]:
         yield
     finally:
         pool.unpin(once)
+
+
+def paging_notes(layers: Sequence[PagedLayer]) -> tuple[str, ...]:
+    """The line of EXPLAIN about the paged layers that a query reads; none without any."""
+    if not layers:
+        return ()
+    there, nbytes = sum(layer.nbytes for layer in layers if layer.resident), sum(layer.nbytes for layer in layers)
+    return (f"Paged: {there:,} of {nbytes:,} bytes are in memory, the rest is read from disk first",)

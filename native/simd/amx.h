@@ -1,5 +1,6 @@
 // Avx512Bf16 with tiles: eight registers of 16 rows of 64 bytes, and a product that adds to a tile
-// of 16 x 16 floats that of 16 rows of 16 bfloat16 pairs with 16 columns of them.
+// of 16 x 16 floats that of 16 rows of 16 bfloat16 pairs with 16 columns of them, or to one of
+// integers that of four bytes for each pair.
 #pragma once
 
 #include "avx512_bf16.h"
@@ -50,6 +51,11 @@ class AmxTiles {
     template <int sums, int a, int b>
     KVDB_INLINE void dot_pairs() {
         asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(a), "i"(b));
+    }
+    // The same of signed bytes with unsigned ones, four to a lane, in 32-bit integers.
+    template <int sums, int a, int b>
+    KVDB_INLINE void dot_bytes() {
+        asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(a), "i"(b));
     }
 };
 

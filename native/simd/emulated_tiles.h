@@ -44,6 +44,22 @@ class EmulatedTiles {
         }
     }
 
+    template <int sums, int a, int b>
+    void dot_bytes() {
+        for (int m = 0; m < kTileRows; ++m) {
+            u32 sum = (u32)tiles_[sums][m];  // integers wrap around
+            for (int k = 0; k < kTileLanes; ++k) {
+                const u32 four = (u32)Isa::splat(tiles_[a][m][k]), bytes = (u32)tiles_[b][k];
+                for (int j = 0; j < 4; ++j) {
+                    const u32 byte = four >> (8 * j) & 255;
+                    const u32 is_negative = (byte >> 7) * 256;
+                    sum += (byte - is_negative) * (bytes >> (8 * j) & 255);
+                }
+            }
+            tiles_[sums][m] = (f32)sum;
+        }
+    }
+
   private:
     KVDB_INLINE static f32 low(f32 pairs) { return normal((f32)((u32)pairs << 16)); }
     KVDB_INLINE static f32 high(f32 pairs) { return normal((f32)((u32)pairs & 0xffff0000u)); }

@@ -13,6 +13,7 @@ from time import sleep
 
 import numpy as np
 
+from kvdb.types import DURABILITIES
 from tests.fault.killed import tokens_of
 from tests.stores import connect, holds, names
 
@@ -52,14 +53,16 @@ class Told:
         return sorted(self.contexts) == found
 
 
-def run(folder, kills, seed):
+def run(folder, kills, seed, durability="durable"):
     """Kill a process `kills` times. Returns how many calls were acknowledged. Raises AssertionError for anything that is lost,
-    wrong, half there or left behind."""
+    wrong, half there or left behind, and for contexts of the durability "memory" that outlive their process after all."""
     told = Told()
     rng = np.random.default_rng(seed)
     for number in range(kills):
         run_seed = seed * 100_000 + number
-        told.read(run_seed, _lines_until_killed(folder, run_seed, rng.uniform(0, 0.4)))
+        told.read(run_seed, lines_until_killed(folder, run_seed, rng.uniform(0, 0.4), durability))
+        if durability == "memory":
+            told.contexts, told.doubtful = {}, None
         with connect(folder) as db:
             assert told.settle(names(db)), (
                 f"kill {number} of seed {seed}: {names(db)} are stored, and {sorted(told.contexts)} told"
@@ -70,16 +73,19 @@ def run(folder, kills, seed):
     return told.acknowledged
 
 
-def _lines_until_killed(folder, seed, seconds):
-    """What a process says until it is killed, some seconds after its first word."""
-    command = [sys.executable, "-m", "tests.fault.killed", str(folder), str(seed)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+def lines_until_killed(folder, seed, seconds, durability, before=None):
+    """What a process says until it is killed, some seconds after its first word. before: is called just before that."""
+    command = [sys.executable, "-m", "tests.fault.killed", str(folder), str(seed), durability]
+    errors = None if before is None else subprocess.DEVNULL  # it meets many on a disk that is gone
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline()]
         sleep(seconds)  # the very point at which it is killed is up to chance
+        if before is not None:
+            before()
         process.kill()
         lines += process.stdout.read().splitlines(keepends=True)
-        assert process.wait() == -SIGKILL, "the process ended by itself"
+        assert process.wait() == -SIGKILL or before is not None, "the process ended by itself"
     return [line for line in lines if line.endswith("\n")]
 
 
@@ -87,12 +93,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--durability", choices=DURABILITIES, default="durable")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        acknowledged = run(Path(folder) / "store", given.kills, given.seed)
-    sys.stdout.write(
-        f"{given.kills} kills, {acknowledged:,} calls acknowledged, seed {given.seed}: nothing lost, wrong or half there\n"
-    )
+        acknowledged = run(Path(folder) / "store", given.kills, given.seed, given.durability)
+    promised = "nothing lost, wrong or half there" if given.durability != "memory" else "nothing outlived its process"
+    done = f"{given.kills} kills, {acknowledged:,} calls of durability {given.durability} acknowledged, seed {given.seed}"
+    sys.stdout.write(f"{done}: {promised}\n")
 
 
 if __name__ == "__main__":

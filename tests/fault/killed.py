@@ -1,12 +1,16 @@
 """A process that uses a store until it is killed, and says what it begins and what was acknowledged.
 
-python -m tests.fault.killed FOLDER SEED
+python -m tests.fault.killed FOLDER SEED [DURABILITY]
+
+DURABILITY may be "broken": contexts are said to be durable, and their files are never synced.
 """
 
+import os
 import sys
 
 import numpy as np
 
+import kvdb.storage.direct_io as direct_io
 from tests.stores import connect, names, put
 
 CONTEXTS = 12
@@ -25,8 +29,17 @@ def say(*words):
     sys.stdout.flush()
 
 
+def break_writer():
+    """Have our files written through the page cache, and never synced; SQLite's still are."""
+    direct_io.DIRECT = 0
+    os.fsync = lambda _file: None
+
+
 def main():
-    folder, seed = sys.argv[1], int(sys.argv[2])
+    folder, seed, durability = sys.argv[1], int(sys.argv[2]), (sys.argv[3:] or ["durable"])[0]
+    if durability == "broken":
+        break_writer()
+        durability = "durable"
     rng = np.random.default_rng(seed)
     with connect(folder) as db:
         stored = set(names(db))
@@ -35,7 +48,7 @@ def main():
             action = "put" if name not in stored else str(rng.choice(["drop", "offload", "open"]))
             say("begins", action, name, step)
             if action == "put":
-                put(db, tokens_of(seed, step), name)
+                put(db, tokens_of(seed, step), name, durability)
                 stored.add(name)
             elif action == "drop":
                 db.drop(name)

@@ -1,14 +1,82 @@
 """The short form of the faults that `make fault` plays at length."""
 
+import os
 import shutil
+import stat
+from pathlib import Path
 
 import pytest
 
-from tests.fault import every_call, flips, kill
+from kvdb.errors import IntegrityError
+from kvdb.storage.store_folder import StoreFolder
+from tests.fault import every_call, flips, kill, limits, power
+from tests.fault.power import NoLoopMounts
+from tests.stores import connect, holds, put
 
 
-def test_a_killed_process_loses_nothing(tmp_path):
-    assert kill.run(tmp_path / "store", kills=4, seed=11) > 0
+@pytest.mark.parametrize(("durability", "kills"), [("durable", 4), ("os", 1), ("memory", 1)])
+def test_a_killed_process_loses_what_it_may_and_no_more(durability, kills, tmp_path):
+    assert kill.run(tmp_path / "store", kills, seed=11, durability=durability) > 0
+
+
+@pytest.mark.parametrize(("durability", "cuts"), [("durable", 2), ("os", 1)])
+def test_a_power_cut_loses_what_it_may_and_no_more(durability, cuts):
+    try:
+        acknowledged, _ = power.run(cuts, seed=13, durability=durability)
+    except NoLoopMounts as reason:
+        pytest.skip(str(reason))
+    assert acknowledged > 0
+
+
+def test_a_writer_that_syncs_no_file_is_caught():
+    """The control: a harness that finds nothing here would find nothing anywhere."""
+    try:
+        with pytest.raises((AssertionError, IntegrityError)):
+            power.run(10, seed=13, durability="broken")
+    except NoLoopMounts as reason:
+        pytest.skip(str(reason))
+
+
+class Disk:
+    """The folder of a store as a power cut leaves it that comes at the worst moment: names that came since their folder was last
+    synced are not there. File systems with a log, as ext4, sync more than they must."""
+
+    def __init__(self, monkeypatch):
+        self._new = {}
+        rename, fsync = os.rename, os.fsync
+
+        def renamed(source, target):
+            rename(source, target)
+            self._new[Path(target)] = Path(source).name
+
+        def synced(file):
+            fsync(file)
+            if stat.S_ISDIR(os.fstat(file).st_mode):
+                folder = Path(os.readlink(f"/proc/self/fd/{file}"))
+                self._new = {path: name for path, name in self._new.items() if path.parent != folder}
+
+        monkeypatch.setattr(os, "rename", renamed)
+        monkeypatch.setattr(os, "fsync", synced)
+
+    def left(self, folder, copy):
+        shutil.copytree(folder, copy)
+        for path, name in list(self._new.items()):
+            now = copy / path.relative_to(folder)
+            now.rename(now.with_name(name))
+        return copy
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to tell the names of open files")
+@pytest.mark.parametrize("broken", [False, True])
+def test_names_are_on_the_disk_before_they_are_acknowledged(broken, tmp_path, monkeypatch):
+    """Also a control: a writer that does not sync the folder is caught."""
+    disk = Disk(monkeypatch)
+    with connect(tmp_path / "store") as db:
+        if broken:
+            monkeypatch.setattr(StoreFolder, "sync", lambda _: None)
+        put(db, flips.CONTEXTS["doc"], "doc")
+        with connect(disk.left(tmp_path / "store", tmp_path / "left")) as left:
+            assert holds(left, flips.CONTEXTS["doc"]) == (not broken)
 
 
 def test_changed_bits_never_change_an_answer():
@@ -25,3 +93,15 @@ def test_a_fault_at_any_call_loses_nothing(fault, call):
     except every_call.NotTraced as reason:
         pytest.skip(str(reason))
     assert met[call] > 0
+
+
+def test_few_open_files_suffice_and_none_is_a_typed_error(tmp_path):
+    assert limits.few_files(tmp_path) > 0
+
+
+@pytest.mark.parametrize("fault", [limits.full_disk, limits.read_only_disk])
+def test_a_file_system_with_a_limit(fault):
+    try:
+        fault()
+    except NoLoopMounts as reason:
+        pytest.skip(str(reason))

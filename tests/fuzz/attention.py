@@ -155,5 +155,6 @@ def together(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
         module.take_steps(layers, q, k, v, options, starts, out, least)
         module.take_steps(layers[:2] + layers[:1], q, k, v, options, None, out, least)
 
-    starts = [7, 7, 7] if rng.random() < 0.5 else None
-    native.made(take, table, filled, blocks, 7, 1, *tokens, starts, tokens[0].copy(), int(rng.integers(0, 2 * size)))
+    length = int(filled.sum())
+    starts = [length] * 3 if rng.random() < 0.5 else None
+    native.made(take, table, filled, blocks, length, 1, *tokens, starts, tokens[0].copy(), int(rng.integers(0, 2 * size)))

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import indexes._native as _native
 from indexes.base import Queries
 from indexes.blocks import Blocks
 from indexes.coarse.bounds import Bounds
@@ -193,3 +194,25 @@ def test_a_margin_of_one_overlooks_nothing():
         x = check_rows(layer.blocks, queries, found)
         for row, ids in enumerate(rows(found)):
             assert same_set(x[row], ids, wanted(x[row], Dipr(0.2), queries.scale))
+
+
+@pytest.mark.skipif("amx_emulated" not in _native.emulated_isas(), reason="needs the instructions beside the tiles")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [2, 3, 5, 8])
+def test_scans_by_tiles_are_those_by_vectors(kind, n):
+    """Sums of integers are the same whoever makes them. Rows of 4, 6, 10 and 16 of a KV head: too few for tiles, and filling
+    them in part and wholly."""
+    rng = np.random.default_rng(n)
+    k, v = rng.standard_normal((2, 2, 5000, 128)).astype(np.float32)
+    q = 3 * rng.standard_normal((4, n, 128)).astype(np.float32)
+    index = kind.build(Blocks.of(k, v, 64), segment_tokens=2048)
+    queries = Queries.of(q, 2, 128**-0.5, 5000)
+    before, found = _native.isa(), []
+    try:
+        for isa in ("avx512_bf16", "amx_emulated"):
+            _native.set_isa(isa)
+            found.append(index.search(queries, Dipr(0.05)))
+    finally:
+        _native.set_isa(before)
+    for name in ("offsets", "ids", "scores", "missed", "missed_bound"):
+        assert (getattr(found[0], name) == getattr(found[1], name)).all()

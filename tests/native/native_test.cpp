@@ -119,3 +119,17 @@ TEST_CASE("the first exception reaches the caller, and the pool goes on") {
     pool.run(10, 4, [&](std::int64_t, int) { ++items; });
     CHECK(items == 10);
 }
+
+TEST_CASE("within a call of several threads each works alone") {
+    ThreadPool& pool = ThreadPool::instance();
+    std::atomic<int> done{0}, elsewhere{0};
+    pool.run(8, 4, [&](std::int64_t, int) {
+        const auto self = std::this_thread::get_id();
+        pool.run(5, 4, [&](std::int64_t, int slot) {
+            elsewhere += slot != 0 || std::this_thread::get_id() != self;
+            ++done;
+        });
+    });
+    CHECK(done == 40);
+    CHECK(elsewhere == 0);
+}

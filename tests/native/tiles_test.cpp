@@ -83,6 +83,39 @@ TEST_CASE("a product of tiles rounds as the instruction does") {
     check(100, 150);
 }
 
+TEST_CASE("a product of bytes is that of signed with unsigned ones, and wraps around") {
+    std::mt19937 random(7);
+    std::uint8_t a[16][64], b[16][64];
+    std::int32_t before[16][16], after[16][16];
+    for (auto* bytes : {&a, &b}) {
+        for (auto& row : *bytes) {
+            for (std::uint8_t& byte : row) byte = static_cast<std::uint8_t>(random());
+        }
+    }
+    for (auto& row : before) {
+        for (std::int32_t& sum : row) sum = static_cast<std::int32_t>(random());
+    }
+    before[3][4] = std::numeric_limits<std::int32_t>::max();
+    Tiles tiles;
+    tiles.load<0>(before, 64);
+    tiles.load<1>(a, 64);
+    tiles.load<2>(b, 64);
+    tiles.dot_bytes<0, 1, 2>();
+    tiles.store<0>(after, 64);
+    for (int m = 0; m < 16; ++m) {
+        for (int n = 0; n < 16; ++n) {
+            std::int64_t sum = before[m][n];
+            for (int k = 0; k < 16; ++k) {
+                for (int j = 0; j < 4; ++j) {
+                    sum +=
+                        std::int64_t{static_cast<std::int8_t>(a[m][4 * k + j])} * b[k][4 * n + j];
+                }
+            }
+            CHECK(after[m][n] == static_cast<std::int32_t>(static_cast<std::uint64_t>(sum)));
+        }
+    }
+}
+
 TEST_CASE("denormal numbers are zero, in and out") {
     check(0, 66);
     check(56, 66);

@@ -158,7 +158,7 @@ nb::capsule py_searcher(const PyBlocks& blocks, const nb::list& batches, int ret
     std::vector<nb::object> alive;
     for (const nb::handle batch : batches) alive.push_back(nb::borrow(batch));
     return to_searcher(
-        blocks, alive.empty() ? nullptr : alive[0].ptr(),
+        blocks, 1, alive.empty() ? nullptr : alive[0].ptr(),
         {double(retrieval), parameter, scale, margin, double(exact), double(tail),
          double(alive.size())},
         [=, all = pages_of(blocks, batches, tail)](const QueryRows& queries, const float* outside) {

@@ -124,6 +124,9 @@ struct CoarseKernels {
 };
 
 KVDB_DECLARE_PER_ISA(CoarseKernels, coarse);
+#if defined(__x86_64__)
+extern const CoarseKernels coarse_amx, coarse_amx_emulated;
+#endif
 
 const CoarseKernels& coarse_kernels();
 

@@ -68,15 +68,15 @@ class RowCollector {
     void sort_by_item() {
         begins_.assign(tile_search_.state.count() * tile_.rows + 1, 0);
         std::size_t total = 0;
-        for (const auto& candidates : tile_search_.candidates) {
-            for (const Candidate& candidate : candidates) ++begins_[candidate.key + 1];
-            total += candidates.size();
+        for (const auto& [found] : tile_search_.candidates) {
+            for (const Candidate& candidate : found) ++begins_[candidate.key + 1];
+            total += found.size();
         }
         for (std::size_t i = 1; i < begins_.size(); ++i) begins_[i] += begins_[i - 1];
         candidates_.resize(total);
         std::vector<std::int64_t> next(begins_.begin(), begins_.end() - 1);
-        for (const auto& candidates : tile_search_.candidates) {
-            for (const Candidate& candidate : candidates)
+        for (const auto& [found] : tile_search_.candidates) {
+            for (const Candidate& candidate : found)
                 candidates_[next[candidate.key]++] = {candidate.id, candidate.score};
         }
         // Candidates of pages that were scored for thresholds come behind the others.

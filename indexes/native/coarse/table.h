@@ -4,6 +4,7 @@
 
 #include "kernels.h"
 #include "simd/generic.h"
+#include "tile_dots.h"
 
 namespace kvdb::indexes::coarse {
 
@@ -16,6 +17,7 @@ struct CoarseTable {
     // Independent sums for each of them, so that one does not wait for the other.
     static constexpr int kChains = kParts == 1 ? 2 : 1;
     static constexpr float kNone = -__builtin_inff();
+    static constexpr int kTiledRowsMin = 8;  // with fewer, most of a tile of queries is empty
 
     // c + the products of the four bytes of each lane, unsigned, with four signed bytes.
     KVDB_INLINE static i32 dot_bytes(u32 a, std::int32_t four, i32 c) {
@@ -30,16 +32,17 @@ struct CoarseTable {
         }
     }
 
-    // Scores of one group for `rows` queries, of which `query` picks the one for these codes.
     template <int rows>
-    KVDB_INLINE static void dots(const Codes& codes, std::int64_t group, const ScanRow* row,
-                                 ByteQuery ScanRow::* query, f32 (*out)[kParts]) {
+    struct Sums {
+        i32 of[rows][kParts];
+    };
+
+    // Products of one group's codes with `rows` queries, of which `query` picks the one for these
+    // codes.
+    template <int rows>
+    KVDB_INLINE static Sums<rows> dots(const Codes& codes, std::int64_t group, const ScanRow* row,
+                                       ByteQuery ScanRow::* query) {
         i32 sums[kChains][rows][kParts] = {};
-        KVDB_UNROLL
-        for (int r = 0; r < rows; ++r) {
-            KVDB_UNROLL
-            for (int p = 0; p < kParts; ++p) sums[0][r][p] = i32{} + (row[r].*query).start;
-        }
         const std::uint8_t* at = codes.codes + group * codes.dims * kPageGroup;
         for (int i = 0; i < codes.dims; i += 4 * kChains) {
             KVDB_UNROLL
@@ -56,15 +59,31 @@ struct CoarseTable {
                 }
             }
         }
+        Sums<rows> all;
         KVDB_UNROLL
-        for (int r = 0; r < rows && kChains == 2; ++r) sums[0][r][0] += sums[kChains - 1][r][0];
+        for (int r = 0; r < rows; ++r) {
+            KVDB_UNROLL
+            for (int p = 0; p < kParts; ++p) {
+                all.of[r][p] = sums[0][r][p];
+                if constexpr (kChains == 2) all.of[r][p] += sums[1][r][p];
+            }
+        }
+        return all;
+    }
+
+    // Scores of one group from such products.
+    template <int rows>
+    KVDB_INLINE static void scores(const Codes& codes, std::int64_t group, const ScanRow* row,
+                                   ByteQuery ScanRow::* query, const Sums<rows>& sums,
+                                   f32 (*out)[kParts]) {
         KVDB_UNROLL
         for (int p = 0; p < kParts; ++p) {
             const f32 scale = Isa::widen(codes.scales + group * kPageGroup + p * Isa::width);
             KVDB_UNROLL
             for (int r = 0; r < rows; ++r) {
-                out[r][p] = __builtin_convertvector(sums[0][r][p], f32) * scale *
-                            Isa::splat((row[r].*query).scale);
+                const i32 sum = sums.of[r][p] + (row[r].*query).start;
+                out[r][p] =
+                    __builtin_convertvector(sum, f32) * scale * Isa::splat((row[r].*query).scale);
             }
         }
     }
@@ -74,13 +93,19 @@ struct CoarseTable {
         return priority == priority ? priority : Isa::splat(-kNone);
     }
 
+    // centers: the products with the centers' codes.
     template <int rows>
-    KVDB_INLINE static void scan_group(const ScanItem& item, std::int64_t group, ScanRow* row) {
+    KVDB_INLINE static void scan_group(const ScanItem& item, std::int64_t group, ScanRow* row,
+                                       const Sums<rows>& centers) {
         f32 center[rows][kParts], radius[rows][kParts] = {}, farthest[rows][kParts];
-        dots<rows>(item.center, group, row, &ScanRow::center, center);
-        if (item.radius.codes) dots<rows>(item.radius, group, row, &ScanRow::radius, radius);
+        scores<rows>(item.center, group, row, &ScanRow::center, centers, center);
+        if (item.radius.codes) {
+            scores<rows>(item.radius, group, row, &ScanRow::radius,
+                         dots<rows>(item.radius, group, row, &ScanRow::radius), radius);
+        }
         if (item.farthest.codes) {
-            dots<rows>(item.farthest, group, row, &ScanRow::farthest, farthest);
+            scores<rows>(item.farthest, group, row, &ScanRow::farthest,
+                         dots<rows>(item.farthest, group, row, &ScanRow::farthest), farthest);
         }
         KVDB_UNROLL
         for (int r = 0; r < rows; ++r) {
@@ -112,11 +137,54 @@ struct CoarseTable {
         }
     }
 
+    // The rows of one group. sums: called with the number of rows at a time, and the first of them.
+    template <class Sum>
+    KVDB_INLINE static void scan_rows(const ScanItem& item, std::int64_t group, int begin, int end,
+                                      Sum&& sum) {
+        int r = begin;
+        for (; r + 4 <= end; r += 4) {
+            scan_group<4>(item, group, item.rows + r, sum.template operator()<4>(r));
+        }
+        for (; r < end; ++r) {
+            scan_group<1>(item, group, item.rows + r, sum.template operator()<1>(r));
+        }
+    }
+
     static void scan(const ScanItem& item) {
+        if constexpr (Isa::has_tiles) {
+            if (item.count >= kTiledRowsMin && TileDots<Isa>::takes(item.center)) {
+                scan_by_tiles(item);
+                return;
+            }
+        }
         for (std::int64_t group = 0; group < item.groups; ++group) {
-            int r = 0;
-            for (; r + 4 <= item.count; r += 4) scan_group<4>(item, group, item.rows + r);
-            for (; r < item.count; ++r) scan_group<1>(item, group, item.rows + r);
+            scan_rows(item, group, 0, item.count, [&]<int rows>(int r) {
+                return dots<rows>(item.center, group, item.rows + r, &ScanRow::center);
+            });
+        }
+    }
+
+    static void scan_by_tiles(const ScanItem& item)
+        requires Isa::has_tiles
+    {
+        using Dots = TileDots<Isa>;
+        typename Isa::Tiles tiles;
+        alignas(64) std::int32_t sums[Dots::kRows * kPageGroup];
+        for (int begin = 0; begin < item.count; begin += Dots::kRows) {
+            const int end = begin + Dots::kRows < item.count ? begin + Dots::kRows : item.count;
+            const Dots dots(item.center, item.rows + begin, end - begin, &ScanRow::center);
+            for (std::int64_t group = 0; group < item.groups; ++group) {
+                dots.dots(tiles, group, sums);
+                scan_rows(item, group, begin, end, [&]<int rows>(int r) {
+                    Sums<rows> of;
+                    KVDB_UNROLL
+                    for (int i = 0; i < rows; ++i) {
+                        const std::int32_t* from = sums + (r - begin + i) * kPageGroup;
+                        of.of[i][0] = Isa::template load<i32>(from);
+                    }
+                    return of;
+                });
+            }
         }
     }
 

@@ -36,8 +36,9 @@ void TileSearch::run() {
     pool.run(count, threads, [&](std::int64_t i, int) { scan(state.active_item(i)); });
     pool.run(heads, threads, [&](std::int64_t i, int) { Thresholds(state).find(state.active[i]); });
     give_up_all();
-    pool.run(count, threads,
-             [&](std::int64_t i, int slot) { read_item(state.active_item(i), candidates[slot]); });
+    pool.run(count, threads, [&](std::int64_t i, int slot) {
+        read_item(state.active_item(i), candidates[slot].value);
+    });
 }
 
 // If most KV heads are read whole, reading the few others too costs less than searching for them.

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "cache_line.h"
 #include "page_reader.h"
 #include "search_state.h"
 
@@ -18,9 +19,9 @@ class TileSearch {
 
     // After run().
     SearchState state;
-    std::vector<std::vector<Candidate>> candidates;  // of each thread
-    std::vector<float> tails;                        // [items][rows][head_dim] or empty
-    std::vector<std::int64_t> read;                  // [items] tokens
+    std::vector<Apart<std::vector<Candidate>>> candidates;  // of each thread
+    std::vector<float> tails;                               // [items][rows][head_dim] or empty
+    std::vector<std::int64_t> read;                         // [items] tokens
 
   private:
     void scan(std::int64_t number);

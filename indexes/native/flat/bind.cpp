@@ -44,7 +44,7 @@ nb::capsule py_searcher(const PyFlat& flat, const PyBlocks& blocks, float beta, 
                         float scale) {
     flat.check(blocks);
     if (!(beta >= 0) || k < 0) fail("beta and k must not be negative");
-    return to_searcher(blocks, flat.codes.centres, {beta, double(k), scale},
+    return to_searcher(blocks, 64, flat.codes.centres, {beta, double(k), scale},
                        [=](const QueryRows& queries, const float*) -> SearchResult {
                            return search(blocks.blocks, flat.codes, queries, {beta, k, true},
                                          scale);

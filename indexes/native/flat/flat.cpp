@@ -55,6 +55,11 @@ FlatScan make_scan(const FlatCodes& codes, const FlatTile& tile, std::int64_t at
 std::int64_t visible_bits(const QueryRows& queries, std::int64_t i, std::int64_t chunk,
                           std::uint64_t* bits) {
     std::int64_t count = 0;
+    const bool whole = queries.begin[i] <= chunk * kChunk && queries.end[i] >= (chunk + 1) * kChunk;
+    if (whole && !queries.hidden) {
+        std::fill_n(bits, kChunkWords, ~0ull);
+        return kChunk;
+    }
     for (int w = 0; w < kChunkWords; ++w) {
         const std::int64_t first = chunk * kChunk + 64 * w;
         const std::int64_t from = std::clamp<std::int64_t>(queries.begin[i] - first, 0, 64);

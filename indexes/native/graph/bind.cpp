@@ -157,7 +157,7 @@ nb::capsule py_searcher(const PyGraph& graph, const PyBlocks& blocks,
     const PyWalk walk = checked_walk(
         graph, blocks, probes, probe_codes, random, outliers, radius,
         {beta, k, scale, false, true, true, patience, least, slack, dense_share, budget});
-    return to_searcher({walk.blocks, blocks.table}, graph.graph.codes,
+    return to_searcher({walk.blocks, blocks.table}, 64, graph.graph.codes,
                        {double(graph.graph.tokens), double(random), beta, double(k), scale,
                         double(patience), double(least), slack, dense_share, budget},
                        [=](const QueryRows& queries, const float*) {

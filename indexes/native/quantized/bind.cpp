@@ -40,7 +40,7 @@ nb::capsule py_searcher(const PyCodes<Codes>& codes, const PyBlocks& blocks, int
     codes.check(blocks);
     const SearchOptions options =
         checked_options(retrieval, parameter, scale, margin, tail, false, true);
-    return to_searcher(blocks, codes.codes.keys,
+    return to_searcher(blocks, 64, codes.codes.keys,
                        {double(retrieval), parameter, scale, margin, double(tail)},
                        [=](const QueryRows& queries, const float* outside) {
                            SearchOptions all = options;

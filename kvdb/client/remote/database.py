@@ -1,6 +1,8 @@
 """A database on a server."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from kvdb.types import (
     Checked,
     ContextInfo,
     ContextStatistics,
+    ContextUpdate,
     IndexInfo,
     KeysValues,
     ModelSpec,
@@ -59,13 +62,19 @@ class RemoteDatabase:
         begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, base=first, **what)
         return RemoteImport(connection, spec, begin)
 
-    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "") -> RemoteSession:
+    def create_session(
+        self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "", *, share: bool = False
+    ) -> RemoteSession:
         """A session on the server; see `kvdb.database.Database.create_session`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
         ids = validate.token_ids(tokens)
         connection.check_size("the list of tokens", ids.nbytes)
         request = pb.CreateSessionRequest(
-            spec=codec.to_spec(spec), tokens=codec.to_tokens(ids), error_max=error_max, salt=validate.salt(salt)
+            spec=codec.to_spec(spec),
+            tokens=codec.to_tokens(ids),
+            error_max=error_max,
+            salt=validate.salt(salt),
+            share=share,
         )
         reply = connection.call(connection.stub.CreateSession, request)
         return RemoteSession(connection, spec, reply, ids, self._sessions)
@@ -114,10 +123,10 @@ class RemoteDatabase:
         put_query_options(request, options)
         return codec.from_array(connection.call(connection.stub.AttentionTogether, request).out).copy()
 
-    def contexts(self, prefix: str, limit: int | None, after: str) -> list[ContextInfo]:
+    def contexts(self, prefix: str, limit: int | None, after: str, metadata: Mapping[str, Any]) -> list[ContextInfo]:
         """The stored contexts; see `kvdb.database.Database.contexts`."""
         connection = self._connected()
-        request = pb.ListContextsRequest(prefix=prefix, limit=limit or 0, after=after)
+        request = pb.ListContextsRequest(prefix=prefix, limit=limit or 0, after=after, metadata=json.dumps(metadata))
         reply = connection.call(connection.stub.ListContexts, request)
         return [codec.from_info(info) for info in reply.contexts]
 
@@ -159,6 +168,11 @@ class RemoteDatabase:
         connection = self._connected()
         return [codec.from_tier(stats) for stats in connection.call(connection.stub.ListTiers, pb.ListTiersRequest()).tiers]
 
+    def update_context(self, name: str, change: ContextUpdate) -> ContextInfo:
+        """Change how long a context is kept, what is noted of it, or its name; see `kvdb.database.Database.update_context`."""
+        connection = self._connected()
+        return codec.from_info(connection.call(connection.stub.UpdateContext, codec.to_update(name, change)))
+
     def drop(self, name: str) -> None:
         """Forget a context. Raises NotFound."""
         connection = self._connected()
@@ -199,6 +213,12 @@ class RemoteDatabase:
         connection = self._connected()
         reply: pb.CheckStoreReply = connection.call(connection.stub.CheckStore, pb.CheckStoreRequest())
         return list(reply.damaged)
+
+    def compact(self) -> int:
+        """Give space back on the server; see `kvdb.database.Database.compact`, whose errors it raises."""
+        connection = self._connected()
+        reply: pb.CompactReply = connection.call(connection.stub.Compact, pb.CompactRequest())
+        return int(reply.nbytes)
 
     def backup(self, folder: str) -> int:
         """Copy the server's store on its machine; see `kvdb.database.Database.backup`, whose errors it raises."""

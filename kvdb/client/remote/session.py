@@ -1,10 +1,8 @@
 """A session on a server."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from threading import RLock
-from time import monotonic
-from typing import Protocol
 
 import numpy as np
 
@@ -12,34 +10,19 @@ import kvdb.validate as validate
 from kvdb.blend.controller import Choice
 from kvdb.blend.deviation import score_name
 from kvdb.client.remote.connection import Connection
-from kvdb.client.remote.direct import DirectDecode, NotSent, available
 from kvdb.client.remote.open_sessions import OpenSessions
 from kvdb.client.remote.reading import read
-from kvdb.client.remote.stream import StreamDecode
+from kvdb.client.remote.session_stream import SessionStream
 from kvdb.errors import PositionError, SessionClosed, Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_choice, from_plan
 from kvdb.rpc.query_options import put_query_options
-from kvdb.rpc.request_parts import cut
 from kvdb.types import Array, ContextInfo, Float32, KeysValues, ModelSpec, Placed, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
 START_MAX = (1 << 63) - 1
-IDLE_SHARE = 0.5
-"""A stream that was silent for this share of the time after which the server ends it is not used again."""
-
-
-class Decode(Protocol):
-    """An open `Decode` call."""
-
-    @property
-    def ended(self) -> bool: ...
-
-    def exchange(self, request: bytes) -> pb.DecodeReply: ...
-
-    def cancel(self) -> None: ...
 
 
 class RemoteSession:
@@ -64,8 +47,7 @@ class RemoteSession:
         self.connection = connection
         self.id = reply.session_id
         self._sessions = sessions
-        self._stream: Decode | None = None
-        self._last_used = 0.0  # when the stream was, in seconds of the monotonic clock
+        self._stream = SessionStream(connection)
         self._lock = RLock()
         self._open = True
         try:
@@ -209,8 +191,7 @@ class RemoteSession:
             if not self._open:
                 return
             self._open = False
-            if self._stream is not None:
-                self._stream.cancel()
+            self._stream.cancel()
         with suppress(Unavailable):  # the server's sessions went with it, or this one expires there
             self.connection.call(self.connection.stub.CloseSession, pb.CloseSessionRequest(session_id=self.id))
 
@@ -222,40 +203,11 @@ class RemoteSession:
             call.start = start
 
     def _decode(self, request: pb.DecodeRequest) -> pb.DecodeReply:
-        data = request.SerializeToString()
         try:
-            return self._exchange(data)
-        except NotSent:
-            return self._exchange(data)
+            return self._stream.exchange(request.SerializeToString())
         except Unavailable:
             self.stats()  # raises SessionClosed if the server closed the session, which nobody had used for too long
             raise
-        finally:
-            self._last_used = monotonic()
-
-    def _exchange(self, data: bytes) -> pb.DecodeReply:
-        """Send a request, in pieces if it is larger than a message. The pieces of an unfinished request have no effect."""
-        stream = self._open_stream()
-        if len(data) <= self.connection.message_bytes_max:
-            return stream.exchange(data)
-        reply = pb.DecodeReply()
-        with ExitStack() as unfinished:
-            unfinished.callback(stream.cancel)  # also after an interrupt: the next request must not follow a piece
-            for part in cut(data, self.connection.message_bytes_max):
-                reply = stream.exchange(pb.DecodeRequest(part=part).SerializeToString())
-            unfinished.pop_all()
-        return reply
-
-    def _open_stream(self) -> Decode:
-        """The stream of the last call, or a new one if that has ended, or was silent so long that the server may end it."""
-        stream = self._stream
-        if stream is not None and not stream.ended:
-            if monotonic() - self._last_used < self.connection.stream_idle_seconds * IDLE_SHARE:
-                return stream
-            stream.cancel()
-        direct = DirectDecode.open(self.connection) if available(self.connection) else None
-        self._stream = direct or StreamDecode(self.connection)
-        return self._stream
 
     def _pieces(self, start: int | None, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], int | None]]:
         """Pieces of the arrays, `[heads, n, head_dim]` each, that fit into a request, and the position where each starts."""

@@ -91,6 +91,19 @@ def test_a_context_that_does_not_fit_answers_the_same_bits(stored, documents, ri
             session.close()
 
 
+def test_explain_says_what_is_in_memory(stored, documents):
+    with store(stored, TWO_LAYERS) as (_, db):
+        session = db.create_session(SPEC, documents[0].tokens)
+        rest = f"of {LAYER_NBYTES:,} bytes are in memory, the rest is read from disk first"
+        assert f"Paged: 0 {rest}" in str(session.explain(2))
+        session.attention(2, documents[0].q[2][:, :1])
+        assert f"Paged: {LAYER_NBYTES:,} {rest}" in str(session.explain(2))
+        session.attention(2, documents[0].q[2][:, :1], retrieval=kvdb.Exact())
+        assert "exact" in str(session.explain(2, analyze=True)).lower()
+    with store(stored) as (_, db):
+        assert "Paged" not in str(db.create_session(SPEC, documents[0].tokens).explain(2))
+
+
 def test_decoding_and_forks_over_it_give_the_same_bits(stored, documents):
     outs = []
     for budget in (None, TWO_LAYERS):
@@ -196,6 +209,27 @@ def test_tokens_are_read_back_and_cut_off(stored, documents):
         session.truncate(kept)
         assert same(answers(session, kv), right)
         engine.check_integrity()
+
+
+def test_compaction_leaves_what_does_not_fit_as_it_is(tmp_path, documents):
+    """Its blocks come and go, so no other segment may share them."""
+    whole, half = documents[0], documents[0].tokens[: TOKENS // 2 + 10].copy()
+    with store(tmp_path / "store") as (_, db):
+        db.import_context(SPEC, whole.tokens, whole.pairs(), name="whole")
+        db.import_context(SPEC, half, whole.pairs(0, len(half)), name="half")
+        right = answers(db.create_session(SPEC, half), whole)
+    with store(tmp_path / "store", LAYER_NBYTES + LAYER_NBYTES // 4) as (engine, db):
+        session = db.create_session(SPEC, half)
+        assert held(engine, "paged") == 0
+        db.drop("whole")
+        with pytest.raises(CapacityError):
+            engine.compact()
+        assert same(answers(session, whole), right)
+        engine.check_integrity()
+    with store(tmp_path / "store") as (engine, db):
+        assert same(answers(db.create_session(SPEC, half), whole), right)
+        engine.compact()
+        assert same(answers(db.create_session(SPEC, half), whole), right)
 
 
 @pytest.fixture

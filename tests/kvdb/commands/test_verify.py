@@ -124,6 +124,15 @@ def test_a_backup_is_a_store(run, store, tmp_path):
     assert json.loads(lines[0]) == {"folder": str(tmp_path / "again"), "contexts": 2}
 
 
+def test_space_is_given_back(run):
+    """The longer context sees the tokens of both; what was behind them goes with it."""
+    assert run("drop", "longer")[0] == 0
+    status, lines, _ = run("compact", "--json")
+    assert (status, json.loads(lines[0])["nbytes"] >= 0) == (0, True)
+    assert run("compact")[1] == ["0 bytes of blocks were given back"]
+    assert run("verify")[0] == 0
+
+
 def test_a_server_takes_a_backup_to_an_absolute_path_only(store):
     with Database(config(path=str(store))) as engine:
         server = Server(engine, ServerConfig(port=0))

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import kvdb
 from kvdb.catalog.reachable import reachable_blocks
 from tests.reference import attention, relative_error
-from tests.stores import SPEC, config, holds, kv_of, put
+from tests.stores import SPEC, compacted, config, connect, holds, kv_of, put
 
 BLOCK = 8
 
@@ -36,7 +36,7 @@ class Space(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.db = kvdb.connect(config=config(block_size=BLOCK))
-        self.model, self.sessions, self.made = {}, [], 0
+        self.model, self.sessions, self.imports, self.made = {}, [], [], 0
 
     def name(self, tokens):
         self.made += 1
@@ -48,8 +48,25 @@ class Space(RuleBasedStateMachine):
         tokens = text(trunk, leave, end)
         put(self.db, tokens, self.name(tokens))
 
-    @rule(**TEXTS, tail=st.integers(1, 30))
-    def open_session(self, trunk, leave, end, tail):
+    @rule(**TEXTS)
+    def begin_import(self, trunk, leave, end):
+        """Write an import, which is finished when others may have stored the same."""
+        tokens = text(trunk, leave, end)
+        writer = self.db._transport.begin_import(SPEC, tokens.astype(np.int32), f"import {self.made}")
+        for layer, (k, v) in enumerate(kv_of(tokens)):
+            writer.write(layer, k[:, writer.start :], v[:, writer.start :])
+        self.imports.append((writer, f"import {self.made}", tokens))
+        self.made += 1
+
+    @precondition(lambda self: self.imports)
+    @rule(pick=st.integers(0, 9))
+    def finish_import(self, pick):
+        writer, name, tokens = self.imports.pop(pick % len(self.imports))
+        writer.commit()
+        self.model[name] = tokens
+
+    @rule(**TEXTS)
+    def open_session(self, trunk, leave, end):
         """Open a session on a text and have it compute the rest of it."""
         tokens = text(trunk, leave, end)
         session = self.db.create_session(SPEC, tokens)
@@ -88,7 +105,8 @@ class Space(RuleBasedStateMachine):
 
     @invariant()
     def space_is_proportional_to_what_is_named(self):
-        own = sum(session_blocks(session) for session, _ in self.sessions)
+        handles = [*(session._transport for session, _ in self.sessions), *(writer for writer, *_ in self.imports)]
+        own = sum(map(blocks_of, handles))
         assert used_blocks(self.db) <= 1.1 * least_blocks(self.model.values()) + own
 
     @invariant()
@@ -107,6 +125,8 @@ class Space(RuleBasedStateMachine):
             if len(tokens):
                 check(session, tokens)
             session.close()
+        for writer, *_ in self.imports:
+            writer.abort()
         assert all(holds(self.db, tokens) for tokens in self.model.values())
         assert used_blocks(self.db) <= 1.1 * least_blocks(self.model.values())
         for name in self.model:
@@ -118,11 +138,11 @@ class Space(RuleBasedStateMachine):
 TestSpace = Space.TestCase
 
 
-def session_blocks(session):
-    """The blocks of all layers that a session holds of its own, or of segments that contexts may not name any more."""
-    state = session._transport
-    own = sum(len(table.blocks) for table in state.own_tables())
-    return own + sum(len(table.blocks) for view in state.views for table in view.segment.tables)
+def blocks_of(handle):
+    """The blocks of all layers that a session or an import holds of its own, or of segments that contexts may not name any
+    more."""
+    own = sum(len(table.blocks) for table in handle.own_tables())
+    return own + sum(len(table.blocks) for view in handle.views for table in view.segment.tables)
 
 
 def check(session, tokens):
@@ -130,3 +150,36 @@ def check(session, tokens):
     q = np.random.default_rng(3).standard_normal((SPEC.q_heads, 1, SPEC.head_dim)).astype(np.float32)
     for layer, (k, v) in enumerate(kv_of(tokens)):
         assert relative_error(session.attention(layer, q), attention(q, k, v, SPEC.softmax_scale)[0]) < 1e-5
+
+
+def test_a_chat_stored_turn_by_turn_is_compacted_in_a_store(tmp_path):
+    """Its contexts are there when the store is opened again, in files that hold hardly more than its tokens."""
+    tokens = np.arange(300) % 64
+    with connect(tmp_path, block_size=BLOCK) as db:
+        for end in range(10, 301, 10):
+            put(db, tokens[:end], f"turn {end}")
+        compacted(db)
+        db._transport.check_integrity()
+        assert used_blocks(db, "disk") <= 1.1 * least_blocks([tokens])
+    with connect(tmp_path, block_size=BLOCK) as db:
+        assert all(holds(db, tokens[:end]) for end in range(10, 301, 10))
+        for end in range(20, 301, 10):
+            db.drop(f"turn {end}")
+        compacted(db)
+        assert used_blocks(db, "disk") <= 1.1 * least_blocks([tokens[:10]])
+        assert holds(db, tokens[:10])
+
+
+def test_imports_at_once_share_what_they_begin_with():
+    """Three texts are written before any of them is stored; each part is held once afterwards."""
+    texts = [np.r_[np.arange(32), 20], np.r_[0, 20 + np.arange(38)], np.r_[np.arange(49), 20]]
+    with kvdb.connect(config=config(block_size=BLOCK)) as db:
+        writers = []
+        for number, tokens in enumerate(texts):
+            writers.append(db._transport.begin_import(SPEC, tokens.astype(np.int32), str(number)))
+            for layer, (k, v) in enumerate(kv_of(tokens)):
+                writers[-1].write(layer, k, v)
+        for writer in writers:
+            writer.commit()
+        assert used_blocks(db) <= 1.1 * least_blocks(texts)
+        assert all(holds(db, tokens) for tokens in texts)

@@ -1,0 +1,124 @@
+"""Cuts the power of a disk: ext4 on a loop device is shut down without its log, again and again, while a process uses a store.
+
+python -m tests.fault.power --cuts 500 --seed 1
+
+What was written and not synced is lost, as if the machine's power had gone; Linux lets root do that (EXT4_IOC_SHUTDOWN).
+"""
+
+import argparse
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from tests.fault.kill import Told, lines_until_killed
+from tests.stores import connect, holds, names
+
+SHUTDOWN, WITHOUT_LOG = 0x8004587D, 2
+"""EXT4_IOC_SHUTDOWN, and EXT4_GOING_FLAGS_NOLOGFLUSH: not even the log is written."""
+IMAGE_BYTES = 96 << 20
+MEMORY = Path("/dev/shm")
+
+
+class NoLoopMounts(Exception):
+    """File systems cannot be mounted here, as in many containers, or by anybody but root."""
+
+
+class Disk:
+    """An ext4 file system in a file."""
+
+    def __init__(self, root):
+        """Raises NoLoopMounts."""
+        self._image, self.folder = root / "image", root / "disk"
+        self.folder.mkdir()
+        with self._image.open("wb") as file:
+            file.truncate(IMAGE_BYTES)
+        call("mkfs.ext4", "-q", "-F", str(self._image))
+
+    @contextmanager
+    def mounted(self):
+        call("mount", "-o", "loop", str(self._image), str(self.folder))
+        try:
+            yield
+        finally:
+            call("umount", str(self.folder))
+
+    def cut(self):
+        """Nothing reaches the disk from now on."""
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.ioctl(folder, SHUTDOWN, struct.pack("I", WITHOUT_LOG))
+        finally:
+            os.close(folder)
+
+
+def call(*command):
+    """Run a command of the system's. Raises NoLoopMounts where it fails."""
+    if shutil.which(command[0]) is None:
+        raise NoLoopMounts(f"there is no {command[0]}")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NoLoopMounts(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def run(cuts, seed, durability="durable"):
+    """Cut the power `cuts` times. Returns how many calls were acknowledged, and how many contexts were lost, which "durable" ones
+    must not be. Raises AssertionError or IntegrityError for anything that is wrong, half there or left behind, and
+    NoLoopMounts."""
+    told, lost = Told(), 0
+    rng = np.random.default_rng((seed, 0xC07))
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as root:
+        disk = Disk(Path(root))
+        store = disk.folder / "store"
+        with disk.mounted(), connect(store):
+            pass
+        for number in range(cuts):
+            run_seed, where = seed * 100_000 + number, f"cut {number} of seed {seed}"
+            with disk.mounted():
+                lines = lines_until_killed(store, run_seed, rng.uniform(0, 0.4), durability, before=disk.cut)
+                told.read(run_seed, [line for line in lines if line.startswith(("begins", "did"))])
+            with disk.mounted(), connect(store) as db:
+                found = names(db)
+                if durability != "os":
+                    assert told.settle(found), f"{where}: {found} are stored, and {sorted(told.contexts)} told"
+                else:
+                    lost += _forget_lost(told, found)
+                for name, tokens in told.contexts.items():
+                    assert holds(db, tokens), f"{where}: {name} is not what was stored"
+                db._transport.check_integrity()
+    return told.acknowledged, lost
+
+
+def _forget_lost(told, found):
+    """Take what is stored for what was told, where less was promised. Returns how many contexts are gone."""
+    told.settle(found)
+    gone = set(told.contexts) - set(found)
+    told.contexts = {name: tokens for name, tokens in told.contexts.items() if name in found}
+    assert sorted(told.contexts) == found, f"{found} are stored, and {sorted(told.contexts)} told"
+    return len(gone)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cuts", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--durability", choices=("os", "durable", "broken"), default="durable")
+    given = parser.parse_args()
+    try:
+        acknowledged, lost = run(given.cuts, given.seed, given.durability)
+    except NoLoopMounts as reason:
+        sys.exit(f"tests.fault.power cannot cut the power here: {reason}")
+    done = f"{given.cuts} power cuts, {acknowledged:,} calls of durability {given.durability} acknowledged, seed {given.seed}"
+    promised = "nothing lost, wrong or half there" if given.durability != "os" else f"{lost} contexts lost, none wrong"
+    sys.stdout.write(f"{done}: {promised}\n")
+
+
+if __name__ == "__main__":
+    main()
