@@ -44,7 +44,7 @@ def main() -> None:
             named = scenario(db)
             seconds = perf_counter() - begun
             if store:
-                db._transport.compact()
+                db.compact()
             least = SPEC.layers * reachable_blocks(named, BLOCK)
             used = held(db, "disk" if store else "cpu")
             report("space", what=name, held=used, least=least, ratio=round(used / least, 2), seconds=round(seconds, 2))

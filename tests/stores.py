@@ -41,7 +41,7 @@ def put(db, tokens, name, durability=None):
 
 def compacted(db):
     """An embedded database whose segments take as little space as they will, with nothing left to do in the background."""
-    db._transport.compact()
+    db.compact()
     return db
 
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
-from kvdb.catalog.catalog import Context
 from kvdb.catalog.compactable import CompactableCatalog
+from kvdb.catalog.context import Context
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.overhead import context_nbytes
 from kvdb.catalog.overlay import Overlay
@@ -146,8 +146,11 @@ class Publisher:
         if self._catalog.on_disk:  # a file would be written anew each time; the compactor merges many at once
             return views
         size = session.tails[0].layout.block_size
-        while views and views[-1].begin >= session.start and not views[-1].segment.indexes.kinds:
-            begin, end = views[-1].begin - session.start, views[-1].end - session.start
+        while views and views[-1].begin >= session.start:
+            last = views[-1]
+            if last.segment.indexes.kinds or last.segment.evidence.version:
+                break
+            begin, end = last.begin - session.start, last.end - session.start
             if end % size == 0 or begin % size or not self._catalog.ends_at(session.spec, session.salt, views):
                 break
             release_views(views[-1:])
