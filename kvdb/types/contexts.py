@@ -1,6 +1,7 @@
 """What the database says of contexts and sessions: what they hold, and where it stands."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvdb.types.model_spec import ModelSpec
@@ -17,7 +18,9 @@ class ContextInfo:
     chunk: whether it was computed alone, so that a session may lay it out anywhere. blended: whether it was laid out of chunks;
     then it is reused as a part of a session (`create_session(parts=)`), never found by its tokens. salt: what a lookup has to say
     beside the tokens to find it. exact: whether its KV is that of its tokens at the positions from 0 on; that of a blend is not,
-    nor that of a chunk which was computed behind other tokens."""
+    nor that of a chunk which was computed behind other tokens. pinned: whether it stays whatever room is needed. expires: when it
+    is dropped, None for never. metadata: what was noted of it. created: when it was stored. used: when it was last reused, or
+    stored. uses: how often it was reused. Times are seconds since the epoch."""
 
     name: str
     spec: ModelSpec
@@ -28,6 +31,24 @@ class ContextInfo:
     blended: bool = False
     salt: str = ""
     exact: bool = True
+    pinned: bool = False
+    expires: float | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    created: float = 0.0
+    used: float = 0.0
+    uses: int = 0
+
+
+@dataclass(frozen=True)
+class ContextUpdate:
+    """What is to change of a stored context; None for what stays.
+
+    pinned, metadata: see `ContextInfo`. ttl: in how many seconds it is dropped, infinite for never. name: its new name."""
+
+    pinned: bool | None = None
+    ttl: float | None = None
+    metadata: Mapping[str, Any] | None = field(default=None, hash=False)
+    name: str | None = None
 
 
 @dataclass(frozen=True)
