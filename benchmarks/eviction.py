@@ -31,6 +31,9 @@ TOKENS = 512
 
 def main() -> None:
     given = arguments()
+    if given.trace is None:
+        report("trace", missing="give the file of a trace; see the module's own text")
+        return
     requests = [json.loads(line)["hash_ids"] for line in given.trace.read_text().splitlines()]
     blocks = sum(map(len, requests))
     nbytes = int(given.mib * (1 << 20))
@@ -69,7 +72,7 @@ def hits(policy: EvictionPolicy[int], requests: Sequence[Sequence[int]], nbytes:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace", type=Path)
+    parser.add_argument("trace", type=Path, nargs="?")
     parser.add_argument("--gib", type=float, nargs="+", default=[1, 8, 64, 400])
     parser.add_argument("--mib", type=float, default=1.0)
     return parser.parse_args()

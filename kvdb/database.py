@@ -11,6 +11,7 @@ import kvdb.hardware.profile as profile
 import kvdb.session.batch as batch
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
+from kvdb.catalog.evictor import open_evictor
 from kvdb.catalog.layout_builder import build_layout
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.segment import Segment
@@ -67,6 +68,7 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         self._blocks = BlockStore(self.config.storage, device)
         self._catalog = open_catalog(self._blocks, self.config.storage.durability)
         self.gpu: GpuInterface | None = open_backend(device, self._blocks, self.config.optimizer.machine_file)
+        open_evictor(self._catalog, self._blocks, self.config.storage.eviction)
         indexes = self.config.indexes
         self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device))
         self._advisor = IndexAdvisor(self._builder, BuildPolicy(indexes.opened_often), indexes)
@@ -99,6 +101,7 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         lookups have to say beside the tokens; nothing is shared between two. Raises AlreadyExists, InvalidArgument, or
         Unsupported for a chunk of a model whose keys cannot be moved and for a durability that cannot be had."""
         level = self._catalog.durability(validate.durability(durability))
+        self._catalog.drop_expired()
         self._catalog.check_free(validate.name(name))
         ids = validate.token_ids(tokens)
         if not len(ids):
@@ -109,6 +112,7 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
             views = self._publisher.chunk_views(spec, ids, validate.salt(salt))
         else:
             views = self._catalog.match(spec, ids, validate.salt(salt))
+        self._catalog.use(views)
         target = ImportTarget(NewContext(spec, name, level, salt), ids, base)
         return ImportWriter(self.handles, self._publisher, target, views, self._blocks.tables(spec))
 
@@ -123,7 +127,9 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         DtypeError or InvalidArgument for tokens that are no ids, and an error_max that cannot be."""
         budget = checked_error_max(error_max)
         ids = validate.token_ids(tokens)
+        self._catalog.drop_expired()
         views = self._shared.extended(spec, salt, ids, self._catalog.match(spec, ids, validate.salt(salt)))
+        self._catalog.use(views)
         self._advisor.count_session(views)
         session = SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids, budget, salt)
         if share:
@@ -140,7 +146,9 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         salt: as in `create_session`. Raises NotFound, SpecMismatch, PositionError, InvalidArgument, ShapeError, DtypeError, or
         Unsupported where keys cannot be moved."""
         budget = checked_error_max(error_max)
+        self._catalog.drop_expired()
         laid = build_layout(self._catalog, spec, parts, validate.salt(salt))
+        self._catalog.use(laid.layout.views)
         overlay = laid.overlay or Overlay(self._blocks.tables(spec))
         snapshot = Snapshot.blended(spec, laid.layout, overlay)
         self._advisor.count_session(laid.layout.views)

@@ -1,6 +1,7 @@
 """Checks of a caller's arguments; each raises the error that says what was given and what was expected."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from numbers import Real
 from typing import Any
@@ -13,6 +14,7 @@ from kvdb.errors import DtypeError, InvalidArgument, KvdbError, LayerError, Posi
 from kvdb.types import DURABILITIES, Array, ModelSpec, PromptPart, Tokens
 
 NAME_LENGTH_MAX = 1024
+METADATA_BYTES_MAX = 16 << 10
 POSITION_MAX = 1 << 53
 """The last position that float64 distinguishes from the next; the angles of a move are computed in float64."""
 
@@ -247,6 +249,27 @@ def limit(given: Any) -> int | None:
     if given is not None and not (is_whole(given) and 1 <= given < 1 << 63):
         raise InvalidArgument(f"limit is {given!r:.200}; expected a number of contexts from 1, or None for all")
     return None if given is None else int(given)
+
+
+def ttl(given: Any) -> float:
+    """Raises InvalidArgument unless the value is a positive number of seconds, or infinite."""
+    if isinstance(given, bool) or not isinstance(given, int | float | np.number) or not given > 0:
+        raise InvalidArgument(f"ttl is {given!r:.200}; expected a positive number of seconds, or math.inf for no end")
+    return float(given)
+
+
+def metadata(given: Any) -> Mapping[str, Any]:
+    """Raises InvalidArgument unless the value is a dictionary that JSON can hold in METADATA_BYTES_MAX bytes."""
+    try:
+        text = json.dumps(given, allow_nan=False)
+        kept = json.loads(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"metadata cannot be written as JSON: {error}") from None
+    if not isinstance(given, Mapping) or kept != given:
+        raise InvalidArgument(f"metadata is {given!r:.200}; expected a dictionary with text as keys")
+    if len(text) > METADATA_BYTES_MAX:
+        raise InvalidArgument(f"metadata takes {len(text):,} bytes as JSON; expected at most {METADATA_BYTES_MAX:,}")
+    return dict(kept)
 
 
 def is_whole(given: Any) -> bool:

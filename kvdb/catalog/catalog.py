@@ -1,112 +1,59 @@
 """The catalogue: contexts by name, chunks by their text, and a prefix tree for each spec."""
 
+import logging
+import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from hashlib import sha256
-from heapq import nsmallest
+from heapq import heappop, heappush, nsmallest
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
+from typing import Any, Protocol
 
-from kvdb.catalog.layout import Layout
+from kvdb.catalog.context import Context
 from kvdb.catalog.life import Life
-from kvdb.catalog.overlay import Overlay
-from kvdb.catalog.packed_ids import PackedIds
-from kvdb.catalog.prefix_tree import PrefixTree, concatenate
-from kvdb.catalog.segment import Segment, Views, release_views
-from kvdb.errors import AlreadyExists, NotFound, Unsupported
-from kvdb.storage.block_layout import Rounding
-from kvdb.storage.budget import Reservation
+from kvdb.catalog.prefix_tree import PrefixTree
+from kvdb.catalog.segment import Segment, Views
+from kvdb.errors import AlreadyExists, CapacityError, NotFound, Unavailable, Unsupported
 from kvdb.storage.segment_file import SegmentFile
-from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
+from kvdb.types import ContextUpdate, ModelSpec, Tokens
+
+log = logging.getLogger(__name__)
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class Context:
-    """A named layout of segment views, with an overlay of recomputed tokens. ids: those of all its positions, None where its
-    views show them. beside: the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was
-    used. durability: what it is to outlive; see `kvdb.types.DURABILITIES`. salt: what a lookup has to say beside the tokens."""
+class Watcher(Protocol):
+    """Whoever is told of the contexts of a catalogue, with its lock held: it calls the catalogue only later."""
 
-    name: str
-    spec: ModelSpec
-    layout: Layout
-    ids: PackedIds | None = None
-    overlay: Overlay | None = None
-    beside: Reservation | None = None
-    life: Life = field(default_factory=Life)
-    durability: str = "memory"
-    salt: str = ""
+    def came(self, context: Context) -> None:
+        """A context is stored from now on."""
+        ...
 
-    @property
-    def views(self) -> Views:
-        return self.layout.views
+    def used(self, contexts: Sequence[Context], views: Views) -> None:
+        """A session or an import reuses these views, with which these contexts end."""
+        ...
 
-    @property
-    def tokens(self) -> Tokens:
-        """The ids of all its positions, int32, unpacked anew each time."""
-        return concatenate(self.views) if self.ids is None else self.ids.unpack()
-
-    @property
-    def kept_ids(self) -> int:
-        """How many ids it keeps beside those of its segments."""
-        return 0 if self.ids is None else len(self.ids)
-
-    @property
-    def chunk(self) -> Segment | None:
-        """The segment that a context which is a chunk begins: a single one, which was computed with nothing before it."""
-        if self.overlay is None and len(self.views) == 1 and self.views[0].segment.standalone:
-            return self.views[0].segment
-        return None
-
-    def info(self) -> ContextInfo:
-        overlaid = 0 if self.overlay is None else self.overlay.nbytes
-        rounding = Rounding.of_all([view.segment.rounding for view in self.views])
-        return ContextInfo(
-            name=self.name,
-            spec=self.spec,
-            tokens=self.layout.length,
-            segments=len(self.views),
-            nbytes=overlaid + sum(view.segment.nbytes for view in self.views),
-            chunk=self.chunk is not None,
-            blended=not self.plain and self.chunk is None,
-            salt=self.salt,
-            exact=self.plain,
-            format="+".join(dict.fromkeys(view.segment.format or "raw" for view in self.views)) if rounding.keys else "",
-            key_error=rounding.key_error,
-            value_error=rounding.value_error,
-        )
-
-    @property
-    def plain(self) -> bool:
-        """Whether the context is exact for its tokens, so that it may be found by them."""
-        return self.overlay is None and self.layout.plain
-
-    def release(self) -> None:
-        """Release the references of a context from `Catalog.acquire`, or of one that was not published."""
-        release_views(self.views)
-        if self.overlay is not None:
-            self.overlay.release()
-        if self.beside is not None:
-            self.beside.release()
-
-    def statistics(self) -> ContextStatistics:
-        segments = [view.segment for view in self.views]
-        shape = self.spec.layers, self.spec.q_heads
-        known = [s.statistics.of_segment(s.number, len(s), shape, s.known_evidence()) for s in segments]
-        return ContextStatistics(self.name, tuple(known))
+    def went(self, context: Context) -> None:
+        """A context is not stored any more."""
+        ...
 
 
 class Catalog:
-    """Contexts and the segments they hold references to. Thread-safe."""
+    """Contexts and the segments they hold references to. Thread-safe. watcher: None where nobody is told of them."""
 
     def __init__(self) -> None:
         self._contexts: dict[str, Context] = {}
         self._trees: dict[tuple[str, str], PrefixTree] = {}
         self._chunks: dict[tuple[str, str, bytes], Counter[Segment]] = {}  # and how many contexts name each
         self._borrowed: list[Context] = []
+        self._ending: dict[Segment, set[str]] = {}  # the names of the contexts whose last segment it is
+        self._expiring: list[tuple[float, str]] = []  # a heap; some were changed or dropped meanwhile
         self._changed: list[Context] = []
         self._lock = Lock()
+        self.watcher: Watcher | None = None
 
     def durability(self, asked: str | None) -> str:
         """What a context is to outlive, if the caller asks for that. Raises Unsupported for more than a database without a store
@@ -138,6 +85,50 @@ class Catalog:
             for view in views:
                 view.segment.retain()
             return views
+
+    def use(self, views: Views) -> list[Context]:
+        """Count a use of the contexts that end with one of these views. Returns them."""
+        with self._lock:
+            names = {name for view in views for name in self._ending.get(view.segment, ())}
+            contexts = [self._contexts[name] for name in names]
+            for context in contexts:
+                context.life.note_use()
+            if self.watcher is not None:
+                self.watcher.used(contexts, views)
+        return contexts
+
+    def update(self, name: str, change: ContextUpdate) -> Context:
+        """Change how long a context is kept, what is noted of it, or its name. Returns it as it is then. Raises NotFound, and
+        AlreadyExists for a name that is taken."""
+        with self._lock:
+            context = self._find(name)
+            if change.name not in {None, name}:
+                self._check_free(str(change.name))
+            return self._set(context, change.name or name, context.life.changed(change))
+
+    def drop_expired(self) -> int:
+        """Drop the contexts whose time is over, pinned ones too. Returns how many went; one that cannot be dropped is tried
+        again."""
+        if not self._expiring or self._expiring[0][0] > time.time():
+            return 0
+        with self._lock:
+            due = []
+            while self._expiring and self._expiring[0][0] <= time.time():
+                expires, name = heappop(self._expiring)
+                if name in self._contexts and self._contexts[name].life.expires == expires:
+                    due.append((expires, name))
+        gone = 0
+        for expires, name in due:
+            try:
+                self.drop(name)
+                gone += 1
+            except NotFound:  # somebody dropped it meanwhile
+                pass
+            except (CapacityError, Unavailable) as error:
+                log.error("context %r is over and cannot be dropped: %s", name, error)
+                with self._lock:
+                    heappush(self._expiring, (expires, name))
+        return gone
 
     def chunk(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> Segment | None:
         """A segment that begins with the chunk of exactly these tokens, if it is stored under that salt. The caller owns one
@@ -192,10 +183,16 @@ class Catalog:
         with self._lock:
             return [*self._contexts.values(), *self._borrowed]
 
-    def contexts(self, prefix: str = "", limit: int | None = None, after: str = "") -> list[Context]:
-        """The contexts in the order of their names: those that begin with `prefix` and come behind `after`, at most `limit`."""
+    def contexts(
+        self, prefix: str = "", limit: int | None = None, after: str = "", metadata: Mapping[str, Any] = EMPTY
+    ) -> list[Context]:
+        """The contexts in the order of their names: those that begin with `prefix` and come behind `after`, at most `limit`.
+        metadata: only those of which all of it is noted."""
         with self._lock:
             names = (name for name in self._contexts if name.startswith(prefix) and name > after)
+            if metadata:
+                lives = {name: self._contexts[name].life.metadata for name in names}
+                names = (name for name, noted in lives.items() if {**noted, **metadata} == noted)
             return [self._contexts[name] for name in (sorted(names) if limit is None else nsmallest(limit, names))]
 
     def drop(self, name: str) -> None:
@@ -213,9 +210,36 @@ class Catalog:
         with self._lock:
             self._borrowed = [other for other in self._borrowed if other is not context]
 
+    def _set(self, context: Context, name: str, life: Life) -> Context:
+        """Give a context another name and life; called with the lock held."""
+        self._remove(context)
+        changed = replace(context, name=name, life=life)
+        self._add(changed)
+        return changed
+
+    def _note(self, context: Context) -> None:
+        """Note what a context ends with and when it is to be dropped, and tell the watcher; called with the lock held."""
+        if context.views:
+            self._ending.setdefault(context.views[-1].segment, set()).add(context.name)
+        if context.life.expires is not None:
+            heappush(self._expiring, (context.life.expires, context.name))
+        if self.watcher is not None:
+            self.watcher.came(context)
+
+    def _unnote(self, context: Context) -> None:
+        """Undo `_note`; called with the lock held."""
+        if context.views:
+            last = context.views[-1].segment
+            self._ending[last].remove(context.name)
+            if not self._ending[last]:
+                del self._ending[last]
+        if self.watcher is not None:
+            self.watcher.went(context)
+
     def _add(self, context: Context) -> None:
         """Make a context visible; called with the lock held."""
         self._contexts[context.name] = context
+        self._note(context)
         if context.plain:
             self._trees.setdefault((context.spec.digest, context.salt), PrefixTree()).add(context.name, context.views)
         if (segment := context.chunk) is not None:
@@ -224,6 +248,7 @@ class Catalog:
     def _remove(self, context: Context) -> None:
         """Forget a context; called with the lock held."""
         del self._contexts[context.name]
+        self._unnote(context)
         if context.plain:
             self._trees[context.spec.digest, context.salt].remove(context.name, context.views)
         if (segment := context.chunk) is not None:

@@ -182,6 +182,16 @@ class CatalogFile:
             for record in lives:
                 self._write(LIVES, record.row())
 
+    def rename(self, name: str, record: LifeRecord) -> None:
+        """Give a context the name in `record`, and keep that. Raises as `insert` does."""
+        with self._transaction():
+            for (_, *rest), crc in [(tuple(row[:-1]), row[-1]) for row in self._db.execute(ONE_CONTEXT.select, (name,))]:
+                right = crc == checksum((name, *rest))  # one that was damaged meanwhile stays so
+                changed = record.name, checksum((record.name, *rest)) if right else crc, name
+                self._db.execute("UPDATE context SET name = ?, crc = ? WHERE name = ?", changed)
+            self._db.execute("DELETE FROM life WHERE name = ?", (name,))
+            self._write(LIVES, record.row())
+
     def delete(self, name: str, segments: Sequence[str]) -> None:
         """Remove a context, and segments that no other context names, by their files. Raises as `insert` does."""
         with self._transaction():

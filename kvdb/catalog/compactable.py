@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Self
 
-from kvdb.catalog.catalog import Catalog, Context
+from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.chains import Chain, Twins, chains_along, twins_along
+from kvdb.catalog.context import Context
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.prefix_tree import PrefixTree, place_behind
 from kvdb.catalog.relayout import Relayout

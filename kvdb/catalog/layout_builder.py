@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import kvdb.validate as validate
-from kvdb.catalog.catalog import Catalog, Context
+from kvdb.catalog.catalog import Catalog
+from kvdb.catalog.context import Context
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.segment import SegmentView, Views, release_views, visible_tokens

@@ -2,8 +2,11 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any, Self
+
+from kvdb.types import ContextUpdate
 
 
 @dataclass(slots=True)
@@ -25,3 +28,19 @@ class Life:
 
     def __post_init__(self) -> None:
         self.used = self.used or self.created
+
+    def note_use(self) -> None:
+        """Count one use, now."""
+        self.used = time.time()
+        self.uses += 1
+
+    def changed(self, change: ContextUpdate) -> Self:
+        """The life that it is after that change; this one stays as it is."""
+        life = replace(self)
+        if change.pinned is not None:
+            life.pinned = change.pinned
+        if change.ttl is not None:
+            life.expires = None if change.ttl == inf else time.time() + change.ttl
+        if change.metadata is not None:
+            life.metadata = dict(change.metadata)
+        return life

@@ -2,12 +2,12 @@
 pins."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
-from kvdb.catalog.catalog import Context
+from kvdb.catalog.context import Context
 from kvdb.catalog.segment import Views
 from kvdb.catalog.snapshot import Snapshot
-from kvdb.errors import Unsupported
+from kvdb.errors import CapacityError, Unsupported
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import CpuBudget, Reservation
 from kvdb.storage.loader import Loader
@@ -22,6 +22,17 @@ def pin(views: Views, loader: Loader) -> None:
             view.segment.pin(loader)
             undo.callback(view.segment.unpin)
         undo.pop_all()
+
+
+def make_room(views: Views, budget: CpuBudget) -> None:
+    """Have contexts go until the segments that are on disk fit into main memory, or two layers of one that is larger, as far as
+    they can go. The caller has locked no segment and no catalogue."""
+    for segment in [view.segment for view in views if not view.segment.resident]:
+        if budget.evict is not None and budget.limit is not None:
+            table, layers = segment.tables[0], len(segment.tables)
+            nbytes = segment.nbytes if segment.nbytes <= budget.limit else min(2, layers) * segment.nbytes // layers
+            with suppress(CapacityError):  # its layers come in when they are read
+                table.tier.release(table.tier.allocate(nbytes // table.layout.nbytes, evict=True))
 
 
 def unpin(views: Views) -> None:
@@ -64,6 +75,7 @@ def pin_snapshot(snapshot: Snapshot, tails: Sequence[BlockTable], loader: Loader
             undo.callback(tail.release)
         reservation = Reservation(budget, beside)
         undo.callback(reservation.release)
+        make_room(snapshot.views, budget)
         pin(snapshot.views, loader)
         undo.pop_all()
     return reservation

@@ -32,7 +32,7 @@ class Segment:
     tokens: int32 `[n]`, n >= 1, kept as `ids`. tables: one for each layer, each n tokens long; the segment owns them. indexes:
     those over its keys. base: the position of its first token when it was computed. standalone: whether nothing was before it
     then, so that it may stand anywhere; otherwise it is exact only behind its parent. statistics: averages over its queries.
-    evidence: the measured errors of its answers. usage: how often it was used. rounding: what quantizing changed.
+    evidence: its answers' measured errors. usage: how often it was used. pins: how often pinned. rounding: what quantizing changed.
 
     Its blocks are in main memory until it is offloaded, and as long as it is pinned. Afterwards the tables are empty, and `file`
     holds their contents; it is never written again, because a segment never changes. The evidence goes to disk and back with
@@ -67,7 +67,7 @@ class Segment:
         self._disk: SegmentFolder | None = None
         self._loading: Loading | None = None
         self._paged: PagedSegment | None = None
-        self._pins = 0
+        self.pins = 0
         self._evict_when_unpinned = False
         self._references = 1
         self._lock = Lock()
@@ -149,7 +149,7 @@ class Segment:
         with self._lock:
             self._references -= 1
             if self._references == 0:
-                assert not self._pins, "a pinned segment was freed"
+                assert not self.pins, "a pinned segment was freed"
                 self._free()
                 self.indexes.release()
                 if self._beside is not None:
@@ -167,9 +167,9 @@ class Segment:
                 self._load(loader)
             elif self._loading is not None and self._loading.error is not None:
                 self._loading = loader.load(self._loading.file, self.tables, self._loading.ready)
-            elif self._paged is not None and not self._pins:
+            elif self._paged is not None and not self.pins:
                 self._paged.pool.open(self._paged)
-            self._pins += 1
+            self.pins += 1
             self._evict_when_unpinned = False
 
     def wait(self, layer: int) -> None:
@@ -187,11 +187,11 @@ class Segment:
     def unpin(self) -> None:
         """Undo one `pin`. With the last, the blocks are freed if the segment was offloaded meanwhile."""
         with self._lock:
-            assert self._pins > 0, "an unpinned segment was unpinned"
-            self._pins -= 1
-            if self._paged is not None and not self._pins:
+            assert self.pins > 0, "an unpinned segment was unpinned"
+            self.pins -= 1
+            if self._paged is not None and not self.pins:
                 self._paged.pool.close(self._paged)
-            if self._evict_when_unpinned and not self._pins:
+            if self._evict_when_unpinned and not self.pins:
                 self._evict()
 
     def write(self, disk: SegmentFolder, spec: str, *, synced: bool = True) -> SegmentFile:
@@ -214,8 +214,8 @@ class Segment:
         unless it is pinned again before that. Returns the bytes of blocks that were freed at once. Raises as `write` does."""
         self.write(disk, spec)
         with self._lock:
-            self._evict_when_unpinned = self.resident and bool(self._pins)
-            return self._evict() if self.resident and not self._pins else 0
+            self._evict_when_unpinned = self.resident and bool(self.pins)
+            return self._evict() if self.resident and not self.pins else 0
 
     def put_away(self) -> None:
         """Keep its evidence and statistics beside its file, if it has one, because the database ends."""

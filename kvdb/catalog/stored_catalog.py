@@ -1,6 +1,7 @@
 """The catalogue of a durable database: what it says is on the disk before anybody can see it."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -9,12 +10,13 @@ from pathlib import Path
 from threading import Lock
 
 import kvdb.catalog.stored_overlay as stored_overlay
-from kvdb.catalog.catalog import Context, files_of
+from kvdb.catalog.catalog import files_of
 from kvdb.catalog.catalog_file import CatalogFile
-from kvdb.catalog.catalog_records import ContextRecord, SegmentRecord, SpecRecord, ViewRecord
+from kvdb.catalog.catalog_records import ContextRecord, LifeRecord, SegmentRecord, SpecRecord, ViewRecord
 from kvdb.catalog.compactable import CompactableCatalog, Text
+from kvdb.catalog.context import Context
 from kvdb.catalog.relayout import Relayout
-from kvdb.catalog.segment import release_views
+from kvdb.catalog.segment import Views, release_views
 from kvdb.catalog.segment_records import records_of
 from kvdb.catalog.stored_contexts import StoredContexts
 from kvdb.errors import AlreadyExists, CapacityError, IntegrityError, Unavailable
@@ -22,8 +24,11 @@ from kvdb.storage.backup_folder import BackupFolder
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.store import BlockStore
 from kvdb.storage.store_folder import StoreFolder
+from kvdb.types import ContextUpdate
 
 log = logging.getLogger(__name__)
+FLUSH_SECONDS = 60.0
+"""How long a use of a context may go unwritten; a crash loses those of about that time."""
 
 
 def open_catalog(blocks: BlockStore, durability: str) -> CompactableCatalog:
@@ -60,6 +65,8 @@ class StoredCatalog(CompactableCatalog):
         self._commit_lock = Lock()  # names come and go in the file and in memory together
         self._durability = durability
         self._unwritten: set[str] = set()  # the names of contexts that are in memory only
+        self._used: set[str] = set()  # the names of contexts whose uses were not written
+        self._flush_at = time.monotonic() + FLUSH_SECONDS
         self._file = CatalogFile(folder.catalog, disk.sync)
         with ExitStack() as undo:
             undo.callback(self._file.close)
@@ -167,6 +174,46 @@ class StoredCatalog(CompactableCatalog):
             self._named.subtract(named)
             super().drop(name)
 
+    def use(self, views: Views) -> list[Context]:
+        """Count a use, which is written with others later: FLUSH_SECONDS later, or when the store is closed."""
+        contexts = super().use(views)
+        self._used.update(context.name for context in contexts)
+        if self._used and time.monotonic() > self._flush_at and self._commit_lock.acquire(blocking=False):
+            try:
+                self._write_uses()
+            finally:
+                self._commit_lock.release()
+        return contexts
+
+    def update(self, name: str, change: ContextUpdate) -> Context:
+        """Change a context on the disk, and then for everybody. Raises what `Catalog.update` does, and CapacityError or
+        Unavailable."""
+        with self._commit_lock:
+            context, new = self.get(name), change.name or name
+            if new != name:
+                self.check_free(new)
+            life = context.life.changed(change)
+            if name in self._unwritten:
+                self._unwritten ^= {name} ^ {new} if new != name else set()
+            elif new == name:
+                self._file.write_lives([LifeRecord(name, life)])
+            else:
+                self._file.rename(name, LifeRecord(new, life))
+            with self._lock:
+                return self._set(context, new, life)
+
+    def _write_uses(self) -> None:
+        """Write how contexts were used; called with the commit lock held. What cannot be written is counted on in memory."""
+        self._flush_at = time.monotonic() + FLUSH_SECONDS
+        names, self._used = self._used, set()
+        with self._lock:
+            known = [self._contexts[name] for name in names if name in self._contexts and name not in self._unwritten]
+            lives = [LifeRecord(context.name, replace(context.life)) for context in known]
+        try:
+            self._file.write_lives(lives)
+        except (CapacityError, Unavailable) as error:
+            log.warning("how contexts were used cannot be written: %s", error)
+
     def damaged(self) -> list[str]:
         """The names of contexts that were not as they were written when the store was opened."""
         return sorted(self._damaged)
@@ -190,11 +237,14 @@ class StoredCatalog(CompactableCatalog):
     def close(self) -> None:
         """Write what is in memory only, keep the evidence of every segment beside its file, and close the catalogue's file. What
         cannot be written is lost, with a line in the log."""
+        self._disk.evict = None  # nothing that is stored goes for what is in memory only
         for name in sorted(self._unwritten):
             self._write_last(self.get(name))
         for segment in {view.segment for context in self.contexts() for view in context.views}:
             segment.put_away()
         with self._commit_lock:
+            if self._used:
+                self._write_uses()
             try:
                 self._file.close()
             except Unavailable as error:

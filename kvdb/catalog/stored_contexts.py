@@ -3,8 +3,8 @@
 import logging
 
 import kvdb.catalog.stored_overlay as stored_overlay
-from kvdb.catalog.catalog import Context
 from kvdb.catalog.catalog_records import ContextRecord, Records
+from kvdb.catalog.context import Context
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.life import Life
 from kvdb.catalog.overhead import context_nbytes, segment_nbytes

@@ -1,5 +1,6 @@
 """What a user asks of stored contexts, and does with them, without a session."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -9,7 +10,7 @@ from kvdb.client.context import Context
 from kvdb.client.query_keywords import QueryKeywords, query_options
 from kvdb.client.transport import Transport
 from kvdb.errors import LayerError
-from kvdb.types import LAYERS_MAX, Checked, ContextStatistics, IndexInfo, ModelSpec, PrefixMatch, TierStats
+from kvdb.types import LAYERS_MAX, Checked, ContextStatistics, ContextUpdate, IndexInfo, ModelSpec, PrefixMatch, TierStats
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
@@ -19,14 +20,54 @@ class StoredContexts:
 
     _transport: Transport
 
-    def contexts(self, prefix: str = "", *, limit: int | None = None, after: str = "") -> list[Context]:
+    def contexts(
+        self, prefix: str = "", *, metadata: Mapping[str, Any] | None = None, limit: int | None = None, after: str = ""
+    ) -> list[Context]:
         """The stored contexts, in the order of their names.
 
-        prefix: only names that begin like this. limit: how many at most, at least 1. after: only names behind this one, so that
-        the last of a page begins the next. Raises InvalidArgument.
+        prefix: only names that begin like this. metadata: only contexts of which all of it is noted. limit: how many at most, at
+        least 1. after: only names behind this one, so that the last of a page begins the next. Raises InvalidArgument.
         """
         page = validate.text("prefix", prefix), validate.limit(limit), validate.text("after", after)
-        return [Context(self._transport, info) for info in self._transport.contexts(*page)]
+        found = self._transport.contexts(*page, validate.metadata({} if metadata is None else metadata))
+        return [Context(self._transport, info) for info in found]
+
+    def pin(self, *names: str) -> None:
+        """Keep contexts whatever room is needed, until `unpin`: they stay in the tier that they are in. Raises NotFound for the
+        first that is not there; those before it are pinned."""
+        for name in [validate.name(name) for name in names]:
+            self._transport.update_context(name, ContextUpdate(pinned=True))
+
+    def unpin(self, *names: str) -> None:
+        """Undo `pin`, however often that was called. Raises NotFound as that does."""
+        for name in [validate.name(name) for name in names]:
+            self._transport.update_context(name, ContextUpdate(pinned=False))
+
+    def update(
+        self,
+        name: str,
+        *,
+        pinned: bool | None = None,
+        ttl: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Context:
+        """Change how long a context is kept, or what is noted of it, for all who use the database; None leaves what there is.
+
+        pinned: see `pin`. ttl: in how many seconds from now it is dropped, pinned or not; math.inf for never. metadata: what to
+        note of it from now on, as small as 16 KiB of JSON. Returns the context as it is then. Raises NotFound and
+        InvalidArgument, and CapacityError or Unavailable where a store cannot write it.
+        """
+        change = ContextUpdate(
+            pinned=None if pinned is None else validate.flag("pinned", pinned),
+            ttl=None if ttl is None else validate.ttl(ttl),
+            metadata=None if metadata is None else validate.metadata(metadata),
+        )
+        return Context(self._transport, self._transport.update_context(validate.name(name), change))
+
+    def rename(self, name: str, new: str) -> Context:
+        """Give a context another name; what reads it goes on. Raises NotFound, and AlreadyExists for a name that is taken."""
+        change = ContextUpdate(name=validate.name(new))
+        return Context(self._transport, self._transport.update_context(validate.name(name), change))
 
     def match(self, spec: ModelSpec, tokens: Any, *, salt: str = "") -> PrefixMatch:
         """How many leading tokens of a prompt are stored, and how many of these are in main memory, without opening a session.

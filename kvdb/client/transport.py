@@ -5,7 +5,7 @@ a server. Arrays are numpy here, but for `step`. The database checks them, where
 same errors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from kvdb.blend.controller import Choice
@@ -14,6 +14,7 @@ from kvdb.types import (
     Checked,
     ContextInfo,
     ContextStatistics,
+    ContextUpdate,
     Float32,
     IndexInfo,
     KeysValues,
@@ -127,7 +128,7 @@ class Transport(Protocol):
 
     def attention_together(self, sessions: Sequence[SessionTransport], layer: int, q: Array, options: QueryOptions) -> Array: ...
 
-    def contexts(self, prefix: str, limit: int | None, after: str) -> list[ContextInfo]: ...
+    def contexts(self, prefix: str, limit: int | None, after: str, metadata: Mapping[str, Any]) -> list[ContextInfo]: ...
 
     def token_ids(self, name: str) -> Tokens: ...
 
@@ -138,6 +139,8 @@ class Transport(Protocol):
     def match(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> PrefixMatch: ...
 
     def get(self, name: str) -> ContextInfo: ...
+
+    def update_context(self, name: str, change: ContextUpdate) -> ContextInfo: ...
 
     def drop(self, name: str) -> None: ...
 

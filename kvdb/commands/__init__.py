@@ -9,10 +9,11 @@ import kvdb.commands.doctor as doctor
 import kvdb.commands.explain as explain
 import kvdb.commands.export as export
 import kvdb.commands.indexes as indexes
+import kvdb.commands.keep as keep
 import kvdb.commands.ls as ls
 import kvdb.commands.serve as serve
 import kvdb.commands.stats as stats
 import kvdb.commands.verify as verify
 
-COMMANDS = (serve, ls, indexes, verify, export, calibrate, doctor, stats, explain)
+COMMANDS = (serve, ls, keep, indexes, verify, export, calibrate, doctor, stats, explain)
 """In the order in which `kvdb --help` lists them."""

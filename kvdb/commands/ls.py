@@ -2,17 +2,23 @@
 
 import argparse
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kvdb.commands.arguments import add_contexts, add_server, open_server, sentence
+from kvdb.commands.keep import add_metadata
 from kvdb.types import ContextInfo, IndexInfo
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-TITLES = ("name", "model", "tokens", "segments", "MiB", "kind")
+TITLES = ("name", "model", "tokens", "segments", "MiB", "uses", "used", "kind", "kept")
+TEXTS = {"name", "model", "kind", "kept"}
+"""The columns that are aligned to the left."""
+SPANS = ((86_400, "d"), (3600, "h"), (60, "m"))
+"""Lengths in seconds, and their names."""
 
 
 def add(commands: "Subparsers") -> None:
@@ -20,6 +26,7 @@ def add(commands: "Subparsers") -> None:
     what = "list the contexts"
     parser = commands.add_parser("ls", help=what, description=sentence(what))
     parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that begin like this")
+    add_metadata(parser, "only contexts of which all of this JSON object is noted")
     _add_json(parser, "print one JSON object a line, for machines")
     add_server(parser)
     parser.set_defaults(run=_list)
@@ -40,14 +47,15 @@ def add(commands: "Subparsers") -> None:
 
 def _list(given: argparse.Namespace) -> int:
     with open_server(given) as db:
-        infos = [context.info for context in db.contexts(given.prefix)]
+        infos = [context.info for context in db.contexts(given.prefix, metadata=given.metadata)]
     if given.json:
         for info in infos:
             print(json.dumps(_fields(info)))
     elif infos:
         print(_table(infos))
     else:
-        print(f"no context begins with {given.prefix!r}" if given.prefix else "no context is stored")
+        asked = f"begins with {given.prefix!r}" if given.prefix else "is stored"
+        print(f"no context {asked}" + (" and has that metadata" if given.metadata else ""))
     return 0
 
 
@@ -85,12 +93,14 @@ def _table(infos: Sequence[ContextInfo]) -> str:
     """The contexts in columns, and what they hold together."""
     rows = [TITLES]
     for info in infos:
-        rows.append((info.name, info.spec.name, f"{info.tokens:,}", str(info.segments), _mib(info.nbytes), _kind(info)))
+        figures = f"{info.tokens:,}", str(info.segments), _mib(info.nbytes), f"{info.uses:,}", _span(time.time() - info.used)
+        rows.append((info.name, info.spec.name, *figures, _kind(info), _kept(info)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for name, model, *figures, kind in rows:
-        aligned = map(str.rjust, figures, widths[2:-1])
-        lines.append("  ".join([name.ljust(widths[0]), model.ljust(widths[1]), *aligned, kind]).rstrip())
+    for row in rows:
+        cells = zip(TITLES, row, widths, strict=True)
+        aligned = [text.ljust(width) if title in TEXTS else text.rjust(width) for title, text, width in cells]
+        lines.append("  ".join(aligned).rstrip())
     tokens = sum(info.tokens for info in infos)
     return "\n".join([*lines, f"in all {tokens:,} tokens; what contexts share counts for each of them"])
 
@@ -100,9 +110,14 @@ def _described(info: ContextInfo, indexes: Sequence[IndexInfo]) -> str:
     lines = [
         f"{info.name!r}: {info.tokens:,} tokens, {_kind(info)}, segments: {info.segments}, {_mib(info.nbytes)} MiB",
         f"  of {info.spec}",
+        f"  used {info.uses:,} times, last {_span(time.time() - info.used)} ago",
     ]
     if info.format:
         lines.append(f"  stored as {info.format}: keys are off by {info.key_error:.2%}, values by {info.value_error:.2%}")
+    if _kept(info):
+        lines.append(f"  kept: {_kept(info)}")
+    if info.metadata:
+        lines.append(f"  noted: {json.dumps(dict(info.metadata), ensure_ascii=False)}")
     for index in indexes:
         lines.append(f"  {index.kind} over segment {index.segment}: {index.state}, {_mib(index.nbytes)} MiB")
     return "\n".join(lines)
@@ -114,6 +129,20 @@ def _fields(info: ContextInfo) -> dict[str, Any]:
 
 def _kind(info: ContextInfo) -> str:
     return "chunk" if info.chunk else "blended" if info.blended else "prefix"
+
+
+def _kept(info: ContextInfo) -> str:
+    """How long a context is kept: "" for as long as there is room."""
+    left = "" if info.expires is None else f"for {_span(info.expires - time.time())}"
+    return ", ".join(filter(None, ["pinned" if info.pinned else "", left]))
+
+
+def _span(seconds: float) -> str:
+    """A time in its largest unit."""
+    for length, unit in SPANS:
+        if seconds >= length:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{max(seconds, 0):.0f}s"
 
 
 def _mib(nbytes: int) -> str:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
-from kvdb.catalog.catalog import Context
 from kvdb.catalog.compactable import CompactableCatalog
+from kvdb.catalog.context import Context
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.overhead import context_nbytes
 from kvdb.catalog.overlay import Overlay

@@ -1,12 +1,15 @@
 """What can be asked of stored contexts, and done with them, without a session."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import kvdb.catalog.residency as residency
 import kvdb.validate as validate
 from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.segment import release_views, visible_tokens
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.storage.store import BlockStore
-from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, PrefixMatch, TierStats, Tokens
+from kvdb.types import ContextInfo, ContextStatistics, ContextUpdate, ModelSpec, PrefixMatch, TierStats, Tokens
 
 
 class ContextOperations:
@@ -17,9 +20,13 @@ class ContextOperations:
     _blocks: BlockStore
 
     @counted_call
-    def contexts(self, prefix: str = "", limit: int | None = None, after: str = "") -> list[ContextInfo]:
-        """The contexts in the order of their names: those that begin with `prefix` and come behind `after`, at most `limit`."""
-        return [context.info() for context in self._catalog.contexts(prefix, limit, after)]
+    def contexts(
+        self, prefix: str = "", limit: int | None = None, after: str = "", metadata: Mapping[str, Any] | None = None
+    ) -> list[ContextInfo]:
+        """The contexts in the order of their names: those that begin with `prefix` and come behind `after`, at most `limit`.
+        metadata: only those of which all of it is noted."""
+        self._catalog.drop_expired()
+        return [context.info() for context in self._catalog.contexts(prefix, limit, after, metadata or {})]
 
     @counted_call
     def match(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> PrefixMatch:
@@ -40,7 +47,15 @@ class ContextOperations:
     @counted_call
     def get(self, name: str) -> ContextInfo:
         """Raises NotFound."""
+        self._catalog.drop_expired()
         return self._catalog.get(name).info()
+
+    @counted_call
+    def update_context(self, name: str, change: ContextUpdate) -> ContextInfo:
+        """Change how long a context is kept, what is noted of it, or its name. Returns what it is then. Raises NotFound,
+        AlreadyExists for a name that is taken, and CapacityError or Unavailable where a store cannot write it."""
+        self._catalog.drop_expired()
+        return self._catalog.update(name, change).info()
 
     @counted_call
     def drop(self, name: str) -> None:

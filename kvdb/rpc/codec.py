@@ -5,6 +5,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+import kvdb.validate as validate
 from kvdb.errors import DtypeError, InvalidArgument, ShapeError, SpecError
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.types import (
@@ -21,6 +23,7 @@ from kvdb.types import (
     Array,
     ContextInfo,
     ContextStatistics,
+    ContextUpdate,
     IndexInfo,
     ModelSpec,
     Placed,
@@ -169,11 +172,34 @@ def from_spec(message: pb.ModelSpec) -> ModelSpec:
 
 
 def to_info(info: ContextInfo) -> pb.ContextInfo:
-    return pb.ContextInfo(**vars(info) | {"spec": to_spec(info.spec)})
+    return pb.ContextInfo(**vars(info) | {"spec": to_spec(info.spec), "metadata": json.dumps(info.metadata)})
 
 
 def from_info(message: pb.ContextInfo) -> ContextInfo:
-    return ContextInfo(**_fields(ContextInfo, message) | {"spec": from_spec(message.spec)})
+    expires = message.expires if message.HasField("expires") else None
+    changed = {"spec": from_spec(message.spec), "expires": expires, "metadata": from_metadata(message.metadata)}
+    return ContextInfo(**_fields(ContextInfo, message) | changed)
+
+
+def to_update(name: str, change: ContextUpdate) -> pb.UpdateContextRequest:
+    metadata = None if change.metadata is None else json.dumps(change.metadata)
+    return pb.UpdateContextRequest(name=name, pinned=change.pinned, ttl=change.ttl, metadata=metadata, new_name=change.name)
+
+
+def from_update(message: pb.UpdateContextRequest) -> ContextUpdate:
+    """Raises InvalidArgument for what cannot be."""
+    pinned = message.pinned if message.HasField("pinned") else None
+    ttl = validate.ttl(message.ttl) if message.HasField("ttl") else None
+    metadata = from_metadata(message.metadata) if message.HasField("metadata") else None
+    return ContextUpdate(pinned, ttl, metadata, validate.name(message.new_name) if message.HasField("new_name") else None)
+
+
+def from_metadata(text: str) -> Mapping[str, Any]:
+    """What a JSON object says, nothing for "". Raises InvalidArgument for another text."""
+    try:
+        return validate.metadata(json.loads(text) if text else {})
+    except (ValueError, RecursionError):
+        raise InvalidArgument(f"metadata is {text!r:.200}; expected a JSON object") from None
 
 
 def to_index_info(info: IndexInfo) -> pb.IndexInfo:

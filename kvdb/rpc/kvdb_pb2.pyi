@@ -121,7 +121,7 @@ class QueryOptions(_message.Message):
     def __init__(self, retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., max_missed_mass: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ..., error_max: _Optional[float] = ...) -> None: ...
 
 class ContextInfo(_message.Message):
-    __slots__ = ("name", "spec", "tokens", "segments", "nbytes", "chunk", "blended", "salt", "exact", "format", "key_error", "value_error")
+    __slots__ = ("name", "spec", "tokens", "segments", "nbytes", "chunk", "blended", "salt", "exact", "pinned", "expires", "metadata", "created", "used", "uses", "format", "key_error", "value_error")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +131,12 @@ class ContextInfo(_message.Message):
     BLENDED_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
     EXACT_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     KEY_ERROR_FIELD_NUMBER: _ClassVar[int]
     VALUE_ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -143,10 +149,16 @@ class ContextInfo(_message.Message):
     blended: bool
     salt: str
     exact: bool
+    pinned: bool
+    expires: float
+    metadata: str
+    created: float
+    used: float
+    uses: int
     format: str
     key_error: float
     value_error: float
-    def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[int] = ..., segments: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk: _Optional[bool] = ..., blended: _Optional[bool] = ..., salt: _Optional[str] = ..., exact: _Optional[bool] = ..., format: _Optional[str] = ..., key_error: _Optional[float] = ..., value_error: _Optional[float] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[int] = ..., segments: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk: _Optional[bool] = ..., blended: _Optional[bool] = ..., salt: _Optional[str] = ..., exact: _Optional[bool] = ..., pinned: _Optional[bool] = ..., expires: _Optional[float] = ..., metadata: _Optional[str] = ..., created: _Optional[float] = ..., used: _Optional[float] = ..., uses: _Optional[int] = ..., format: _Optional[str] = ..., key_error: _Optional[float] = ..., value_error: _Optional[float] = ...) -> None: ...
 
 class IndexInfo(_message.Message):
     __slots__ = ("segment", "tokens", "kind", "layers", "layers_total", "nbytes", "state", "progress", "seconds", "seconds_expected", "error")
@@ -251,14 +263,16 @@ class ImportBegun(_message.Message):
     def __init__(self, start: _Optional[int] = ...) -> None: ...
 
 class ListContextsRequest(_message.Message):
-    __slots__ = ("prefix", "after", "limit")
+    __slots__ = ("prefix", "after", "limit", "metadata")
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
     prefix: str
     after: str
     limit: int
-    def __init__(self, prefix: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+    metadata: str
+    def __init__(self, prefix: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ..., metadata: _Optional[str] = ...) -> None: ...
 
 class ListContextsReply(_message.Message):
     __slots__ = ("contexts",)
@@ -303,6 +317,20 @@ class MatchPrefixReply(_message.Message):
     tokens: int
     resident: int
     def __init__(self, tokens: _Optional[int] = ..., resident: _Optional[int] = ...) -> None: ...
+
+class UpdateContextRequest(_message.Message):
+    __slots__ = ("name", "pinned", "ttl", "metadata", "new_name")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    NEW_NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    pinned: bool
+    ttl: float
+    metadata: str
+    new_name: str
+    def __init__(self, name: _Optional[str] = ..., pinned: _Optional[bool] = ..., ttl: _Optional[float] = ..., metadata: _Optional[str] = ..., new_name: _Optional[str] = ...) -> None: ...
 
 class DropContextRequest(_message.Message):
     __slots__ = ("name",)

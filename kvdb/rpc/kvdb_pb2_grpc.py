@@ -64,6 +64,11 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.MatchPrefixRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.MatchPrefixReply.FromString,
                 _registered_method=True)
+        self.UpdateContext = channel.unary_unary(
+                '/kvdb.v1.Kvdb/UpdateContext',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.UpdateContextRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextInfo.FromString,
+                _registered_method=True)
         self.DropContext = channel.unary_unary(
                 '/kvdb.v1.Kvdb/DropContext',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.SerializeToString,
@@ -240,6 +245,13 @@ class KvdbServicer:
 
     def MatchPrefix(self, request, context):
         """Says how much of a prompt is stored, without opening a session.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateContext(self, request, context):
+        """Changes how long a context is kept, what is noted of it, or its name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -461,6 +473,11 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.MatchPrefix,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.MatchPrefixRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.MatchPrefixReply.SerializeToString,
+            ),
+            'UpdateContext': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateContext,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.UpdateContextRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextInfo.SerializeToString,
             ),
             'DropContext': grpc.unary_unary_rpc_method_handler(
                     servicer.DropContext,
@@ -760,6 +777,33 @@ class Kvdb:
             '/kvdb.v1.Kvdb/MatchPrefix',
             kvdb_dot_rpc_dot_kvdb__pb2.MatchPrefixRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.MatchPrefixReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/UpdateContext',
+            kvdb_dot_rpc_dot_kvdb__pb2.UpdateContextRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.ContextInfo.FromString,
             options,
             channel_credentials,
             insecure,

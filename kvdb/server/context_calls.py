@@ -24,7 +24,8 @@ class ContextCalls:
     _streams: Streams
 
     def list_contexts(self, request: pb.ListContextsRequest, _context: grpc.ServicerContext) -> pb.ListContextsReply:
-        infos = self._database.contexts(request.prefix, request.limit or None, request.after)
+        metadata = codec.from_metadata(request.metadata)
+        infos = self._database.contexts(request.prefix, request.limit or None, request.after, metadata)
         return pb.ListContextsReply(contexts=map(codec.to_info, infos))
 
     def context_tokens(self, request: pb.ContextTokensRequest, _context: grpc.ServicerContext) -> pb.ContextTokensReply:
@@ -40,6 +41,9 @@ class ContextCalls:
 
     def get_context(self, request: pb.GetContextRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
         return codec.to_info(self._database.get(request.name))
+
+    def update_context(self, request: pb.UpdateContextRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
+        return codec.to_info(self._database.update_context(request.name, codec.from_update(request)))
 
     def drop_context(self, request: pb.DropContextRequest, _context: grpc.ServicerContext) -> pb.DropContextReply:
         self._database.drop(request.name)

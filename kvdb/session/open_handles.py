@@ -5,7 +5,7 @@ from functools import wraps
 from threading import Condition
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from kvdb.catalog.catalog import Context
+from kvdb.catalog.context import Context
 from kvdb.catalog.segment import Segment, Views
 from kvdb.errors import Unavailable
 from kvdb.storage.block_table import BlockTable

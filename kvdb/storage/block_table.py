@@ -57,8 +57,8 @@ class BlockTable:
         Raises NonFiniteError or CapacityError, and then the table is as it was.
         """
         start, count = self.length, self._count
-        self._copy_shared_last()
-        self._allocate(self.layout.blocks_for(start + k.shape[1]) - count)
+        self._copy_shared_last(evict=True)
+        self._allocate(self.layout.blocks_for(start + k.shape[1]) - count, evict=True)
         bad = self.layout.write(self.addresses, start, k, v)
         if bad is not None:
             self._release_behind(count)
@@ -75,9 +75,10 @@ class BlockTable:
         self.length = length
 
     def reserve(self, n: int) -> None:
-        """Take blocks for n tokens, which the caller will write; the table has to be empty. Raises CapacityError."""
+        """Take blocks for n tokens, which the caller will write; the table has to be empty. No context goes to make room. Raises
+        CapacityError."""
         assert not self.length
-        self._allocate(self.layout.blocks_for(n))
+        self._allocate(self.layout.blocks_for(n), evict=False)
         self.length = n
 
     def move_to(self, tier: Tier) -> None:
@@ -127,12 +128,12 @@ class BlockTable:
         if not start:
             return self.share()
         rest = BlockTable(self.tier, self.layout)
-        rest.extend(self, start, self.length)
+        rest.extend(self, start, self.length, evict=True)
         return rest
 
-    def extend(self, source: "BlockTable", start: int, stop: int) -> None:
+    def extend(self, source: "BlockTable", start: int, stop: int, *, evict: bool = False) -> None:
         """Add the tokens [start, stop) of another table of the same tier. Blocks are shared where they begin in both, and the
-        tokens are copied where not. Raises CapacityError, and then the table is as it was."""
+        tokens are copied where not. evict: as in `Tier.allocate`. Raises CapacityError, and then the table is as it was."""
         size, n = self.layout.block_size, stop - start
         if n <= 0:
             return
@@ -140,8 +141,8 @@ class BlockTable:
             self._share_blocks(source, start // size, self.layout.blocks_for(stop))
         else:
             count = self._count
-            self._copy_shared_last()
-            self._allocate(self.layout.blocks_for(self.length + n) - count)
+            self._copy_shared_last(evict=evict)
+            self._allocate(self.layout.blocks_for(self.length + n) - count, evict=evict)
             self.layout.copy(source.addresses, start, self.addresses, self.length, n)
         self.length += n
 
@@ -163,13 +164,13 @@ class BlockTable:
         self._release_behind(0)
         self.length = 0
 
-    def _copy_shared_last(self) -> None:
+    def _copy_shared_last(self, *, evict: bool) -> None:
         """Copy the last block if tokens are to be written into it and another table shares it."""
         filled = self.length % self.layout.block_size
         if not filled or not self.tier.shared(int(self._blocks[self._count - 1])):
             return
         last = slice(self._count - 1, self._count)
-        fresh = self.tier.allocate(1)
+        fresh = self.tier.allocate(1, evict=evict)
         addresses = self.tier.addresses(fresh)
         self.layout.copy(self._addresses[last], 0, addresses, 0, filled)
         self.tier.release(self._blocks[last].copy())
@@ -181,9 +182,9 @@ class BlockTable:
         self.tier.retain(blocks)
         self._add(blocks)
 
-    def _allocate(self, more: int) -> None:
+    def _allocate(self, more: int, *, evict: bool) -> None:
         if more > 0:
-            self._add(self.tier.allocate(more))
+            self._add(self.tier.allocate(more, evict=evict))
 
     def _add(self, blocks: Blocks) -> None:
         """Add blocks, of which the table owns a reference."""

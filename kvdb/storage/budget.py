@@ -4,6 +4,7 @@ from collections.abc import Callable
 from threading import RLock
 
 from kvdb.errors import CapacityError
+from kvdb.storage.room import Evict, with_room
 
 FREE_BYTES, FREE_SHARE = 32 << 20, 40
 """The part for what stands beside blocks, of the 64 MiB and the twentieth that a process may take beyond its budget."""
@@ -13,7 +14,8 @@ class CpuBudget:
     """Bytes of main memory that the CPU tiers of one database, and what is stored beside their blocks, take together.
 
     limit: None for no limit. lock: the lock of every tier under it, because a tier that lacks room takes back what others spare.
-    Bytes beside blocks, such as tables, ids and plans, count only above FREE_BYTES plus 1 / FREE_SHARE of the limit.
+    Bytes beside blocks, such as tables, ids and plans, count only above FREE_BYTES plus 1 / FREE_SHARE of the limit. evict: has
+    contexts go to make room, None where none may.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -23,6 +25,7 @@ class CpuBudget:
         self._beside = 0
         self._free_beside = 0 if limit is None else FREE_BYTES + limit // FREE_SHARE
         self._trims: list[Callable[[], None]] = []
+        self.evict: Evict | None = None
 
     def register(self, trim: Callable[[], None]) -> None:
         """trim: releases the part of the budget that its owner holds but does not use; called with the lock held."""
@@ -58,15 +61,19 @@ class CpuBudget:
             self._taken -= nbytes
 
     def take_beside(self, nbytes: int) -> None:
-        """Take bytes beside blocks. Raises CapacityError as `check` does, and then takes nothing."""
-        with self.lock:
-            self.take(self._counted(self._beside + nbytes) - self._counted(self._beside))
-            self._beside += nbytes
+        """Take bytes beside blocks, for which contexts may go as in `with_room`. Raises CapacityError as `check` does, and then
+        takes nothing."""
+        with_room(lambda: self._take_beside(nbytes), self.evict, nbytes)
 
     def give_beside(self, nbytes: int) -> None:
         with self.lock:
             self.give(self._counted(self._beside) - self._counted(self._beside - nbytes))
             self._beside -= nbytes
+
+    def _take_beside(self, nbytes: int) -> None:
+        with self.lock:
+            self.take(self._counted(self._beside + nbytes) - self._counted(self._beside))
+            self._beside += nbytes
 
     def _counted(self, beside: int) -> int:
         """The number of bytes beside blocks that count in the budget."""

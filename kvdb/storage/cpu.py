@@ -6,6 +6,7 @@ from indexes.arena import HUGE_PAGE, Arena
 from kvdb.errors import CapacityError
 from kvdb.storage.budget import CpuBudget
 from kvdb.storage.ledger import CountedTier
+from kvdb.storage.room import with_room
 from kvdb.storage.tier import Blocks
 from kvdb.types import Addresses, TierStats
 
@@ -35,22 +36,10 @@ class CpuTier(CountedTier):
         self._closed = False
         budget.register(self._trim)
 
-    def allocate(self, count: int) -> Blocks:
-        with self._lock:
-            missing = 0
-            while missing < count - self._ledger.free:  # again, because the check may have released free arenas
-                missing = count - self._ledger.free
-                self._budget.check(missing * self.block_nbytes)
-            try:
-                while count > self._ledger.free:
-                    self._grow(count - self._ledger.free)
-            except CapacityError:
-                self._trim(SPARE_BYTES_MAX)
-                raise
-            blocks = self._take(count)
-            if self._empty:
-                self._empty = {extent for extent in self._empty if self._ledger.is_empty(extent)}
-            return blocks
+    def allocate(self, count: int, *, evict: bool = False) -> Blocks:
+        if evict:
+            return with_room(lambda: self._allocate(count), self._budget.evict, count * self.block_nbytes)
+        return self._allocate(count)
 
     def addresses(self, blocks: Blocks) -> Addresses:
         return self._addresses[blocks]
@@ -72,6 +61,23 @@ class CpuTier(CountedTier):
                 self._budget.give(arena.nbytes)
                 arena.close()
             self._arenas, self._empty, self._closed = {}, set(), True
+
+    def _allocate(self, count: int) -> Blocks:
+        with self._lock:
+            missing = 0
+            while missing < count - self._ledger.free:  # again, because the check may have released free arenas
+                missing = count - self._ledger.free
+                self._budget.check(missing * self.block_nbytes)
+            try:
+                while count > self._ledger.free:
+                    self._grow(count - self._ledger.free)
+            except CapacityError:
+                self._trim(SPARE_BYTES_MAX)
+                raise
+            blocks = self._take(count)
+            if self._empty:
+                self._empty = {extent for extent in self._empty if self._ledger.is_empty(extent)}
+            return blocks
 
     def _grow(self, missing: int) -> None:
         """Add an arena, with only the missing blocks where the budget is nearly spent. Raises CapacityError."""

@@ -10,6 +10,7 @@ from kvdb.errors import CapacityError, IntegrityError, Unavailable
 from kvdb.storage.beside import BesideFiles, beside, final_name, written
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
+from kvdb.storage.room import Evict, with_room
 from kvdb.storage.segment_file import Contents, SegmentFile
 from kvdb.types import TierStats
 
@@ -36,6 +37,7 @@ class SegmentFolder:
     """The files of segments in the folder of one database. Thread-safe.
 
     bytes_max: the most bytes of all files together, None for no limit. changes: the number of times that a file came or went.
+    evict: has contexts go to make room for files, None where none may.
     """
 
     def __init__(self, home: Home, bytes_max: int | None) -> None:
@@ -52,6 +54,7 @@ class SegmentFolder:
         self._unsynced: set[SegmentFile] = set()
         self._sync_error: str | None = None
         self.changes = 0
+        self.evict: Evict | None = None
         self._closed = False
         self._lock = Condition()
 
@@ -64,14 +67,10 @@ class SegmentFolder:
         self, spec: str, layout: BlockLayout, tokens: int, tables: Sequence[BlockTable], *, synced: bool = True
     ) -> SegmentFile:
         """Write a segment's tables to a file. spec: the digest of the model's spec. synced: wait until it has reached the disk;
-        otherwise `sync` does. Raises CapacityError or Unavailable."""
-        with self._lock:
-            if self._closed:
-                raise Unavailable("the database is closed; connect again")
-            name, self._made = f"{self._made}{FILE_SUFFIX}", self._made + 1
-            contents = self._contents(name, spec, layout, len(tables), tokens)
-            self._reserve(contents.nbytes)
-            self._writing.add(name)
+        otherwise `sync` does. Contexts may go to make room, so the caller has locked no segment and no catalogue. Raises
+        CapacityError or Unavailable."""
+        nbytes = self._contents(FILE_SUFFIX, spec, layout, len(tables), tokens).nbytes
+        name, contents = with_room(lambda: self._begin(spec, layout, len(tables), tokens), self.evict, nbytes)
         file = None
         try:
             written = SegmentFile.write(self.path / name, contents, tables, synced=synced)
@@ -260,6 +259,17 @@ class SegmentFolder:
     def _check_known(self, file: SegmentFile) -> None:
         if file.path.name not in self._files:
             raise Unavailable(f"{file.path} was removed; nothing is kept beside it")
+
+    def _begin(self, spec: str, layout: BlockLayout, layers: int, tokens: int) -> tuple[str, Contents]:
+        """The name of a file that is written from now on, and what it will hold. Raises CapacityError or Unavailable."""
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the database is closed; connect again")
+            name, self._made = f"{self._made}{FILE_SUFFIX}", self._made + 1
+            contents = self._contents(name, spec, layout, layers, tokens)
+            self._reserve(contents.nbytes)
+            self._writing.add(name)
+        return name, contents
 
     def _reserve(self, nbytes: int, *, of_indexes: bool = True) -> None:
         """Take bytes of the budget, with the lock held. of_indexes: whether indexes are removed where there is no room. Raises

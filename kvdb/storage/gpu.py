@@ -59,7 +59,7 @@ class GpuTier(CountedTier):
         """Free slots. Others may take them at any time."""
         return self._ledger.free
 
-    def allocate(self, count: int) -> Blocks:
+    def allocate(self, count: int, *, evict: bool = False) -> Blocks:  # noqa: ARG002
         """Take slots for copies. The copy stream waits for queries that may still read their old contents. Raises CapacityError
         or GpuLost, and then takes none."""
         with self._lock:

@@ -27,7 +27,7 @@ class PagedTier(CountedTier):
         self._addresses: Addresses = np.zeros(0, np.uint64)  # of each physical block
         self._filled: set[int] = set()  # the extents that take physical memory
 
-    def allocate(self, count: int) -> Blocks:
+    def allocate(self, count: int, *, evict: bool = False) -> Blocks:  # noqa: ARG002
         with self._lock:
             try:
                 arena = Arena(count * self.block_nbytes)

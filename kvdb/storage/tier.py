@@ -17,8 +17,9 @@ class Tier(Protocol):
     name: str
     block_nbytes: int
 
-    def allocate(self, count: int) -> Blocks:
-        """`count` blocks with one reference each. Raises CapacityError, and then takes none."""
+    def allocate(self, count: int, *, evict: bool = False) -> Blocks:
+        """`count` blocks with one reference each. evict: whether contexts may go to make room, in tiers that hold them; then the
+        caller has locked no segment and no catalogue. Raises CapacityError, and then takes none."""
         ...
 
     def retain(self, blocks: Blocks) -> None:

@@ -1,7 +1,7 @@
 """Values that all rooms of kvdb share: what a model's cache is, and what the database says of itself."""
 
 from kvdb.types.arrays import DTYPES, Addresses, Array, Bools, Float32, KeysValues, Positions, Tokens
-from kvdb.types.contexts import DURABILITIES, Checked, ContextInfo, IndexInfo, Placed, PrefixMatch, PromptPart
+from kvdb.types.contexts import DURABILITIES, Checked, ContextInfo, ContextUpdate, IndexInfo, Placed, PrefixMatch, PromptPart
 from kvdb.types.model_spec import (
     HEAD_DIM_MAX,
     HEADS_MAX,
@@ -33,6 +33,7 @@ __all__ = [
     "Checked",
     "ContextInfo",
     "ContextStatistics",
+    "ContextUpdate",
     "Float32",
     "IndexInfo",
     "KeysValues",

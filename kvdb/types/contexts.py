@@ -1,6 +1,7 @@
 """What the database says of contexts and sessions: what they hold, and where it stands."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvdb.types.model_spec import ModelSpec
@@ -17,8 +18,11 @@ class ContextInfo:
     chunk: whether it was computed alone, so that a session may lay it out anywhere. blended: whether it was laid out of chunks;
     then it is reused as a part of a session (`create_session(parts=)`), never found by its tokens. salt: what a lookup has to say
     beside the tokens to find it. exact: whether its KV is that of its tokens at the positions from 0 on; that of a blend is not,
-    nor that of a chunk which was computed behind other tokens. format: how its segments hold keys and values, "" as they came,
-    "int8" and so on, several with + between them. key_error, value_error: the relative errors of what quantizing made of them."""
+    nor that of a chunk which was computed behind other tokens. pinned: whether it stays whatever room is needed. expires: when it
+    is dropped, None for never. metadata: what was noted of it. created: when it was stored. used: when it was last reused, or
+    stored. uses: how often it was reused. Times are seconds since the epoch. format: how its segments
+    hold keys and values, "" as they came, "int8" and so on, several with + between them. key_error, value_error: the relative
+    errors of what quantizing made of them."""
 
     name: str
     spec: ModelSpec
@@ -29,9 +33,27 @@ class ContextInfo:
     blended: bool = False
     salt: str = ""
     exact: bool = True
+    pinned: bool = False
+    expires: float | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    created: float = 0.0
+    used: float = 0.0
+    uses: int = 0
     format: str = ""
     key_error: float = 0.0
     value_error: float = 0.0
+
+
+@dataclass(frozen=True)
+class ContextUpdate:
+    """What is to change of a stored context; None for what stays.
+
+    pinned, metadata: see `ContextInfo`. ttl: in how many seconds it is dropped, infinite for never. name: its new name."""
+
+    pinned: bool | None = None
+    ttl: float | None = None
+    metadata: Mapping[str, Any] | None = field(default=None, hash=False)
+    name: str | None = None
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def plain(value):
         case np.ndarray():
             return (value.shape, value.dtype, value.flags.writeable, value.tobytes())
         case kvdb.Context():
-            return value.info
+            return replace(value.info, created=0.0, used=0.0)
         case kvdb.SessionStats():
             return {**vars(value), "kernel_seconds": value.kernel_seconds > 0}
         case str():

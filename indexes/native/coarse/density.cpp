@@ -1,6 +1,7 @@
 #include "density.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace kvdb::indexes::coarse {
 namespace {
@@ -39,12 +40,10 @@ Density::Reads Density::reads(int kv_head, int r, std::size_t shares, double sto
             if (best[g] < plan.page_threshold) continue;
             for (std::size_t s = 0; s < shares; ++s) {
                 const float margin = kShares[s] * plan.margin;
-                float tokens[4] = {};
-                for (std::int64_t p = g * kPageGroup; p < (g + 1) * kPageGroup; ++p) {
-                    const bool read = !(view.priority(r, p, margin) < plan.page_threshold);
-                    tokens[p % 4] += read ? counts[p] : 0.0f;
+                std::uint32_t read = view.reaching(r, g, margin, plan.page_threshold);
+                for (; read; read &= read - 1) {
+                    total[s] += double{counts[g * kPageGroup + std::countr_zero(read)]};
                 }
-                total[s] += double{tokens[0] + tokens[1] + tokens[2] + tokens[3]};
             }
         }
         if (total[shares - 1] > stop) break;

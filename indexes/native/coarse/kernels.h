@@ -51,6 +51,13 @@ struct ScanItem {
     int count;
 };
 
+// A group of pages of one row. Their priorities are priority[kPageGroup], or where that is null,
+// middle + margin * reach.
+struct ReachItem {
+    const float *middle, *reach, *priority;
+    float margin, threshold;
+};
+
 // Sums over pages of weights[i] * 2^(factor * (middle[i] + more) - reference). In the bound, more
 // is reach[i]; in the estimate it is curve * reach[i]^2, at most reach[i], because tokens lie
 // around the middle. Pages whose middle is -inf add 0. If each is given, the terms of the estimate,
@@ -106,6 +113,8 @@ struct BlendItem {
 
 struct CoarseKernels {
     void (*scan)(const ScanItem&);
+    // A bit for each page whose priority is not below the threshold, or is no number.
+    std::uint32_t (*reaching)(const ReachItem&);
     // The largest factor * (middle[i] + more) of the estimate, of pages that have weight.
     float (*likely)(const MassItem&);
     void (*mass)(MassItem&);

@@ -77,9 +77,8 @@ void PageReader::select_for(const SearchState& state, const SegmentHead& item, i
     const float* best = item.view.best(r);
     for (std::int64_t g = 0; g < item.view.pages / kPageGroup; ++g) {
         if (best[g] < plan.page_threshold) continue;
-        for (std::int64_t p = g * kPageGroup; p < (g + 1) * kPageGroup; ++p) {
-            if (!(item.view.priority(r, p, plan.margin) < plan.page_threshold)) mark(item.set, p);
-        }
+        std::uint32_t read = item.view.reaching(r, g, plan.margin, plan.page_threshold);
+        for (; read; read &= read - 1) mark(item.set, g * kPageGroup + std::countr_zero(read));
     }
 }
 

@@ -188,6 +188,20 @@ struct CoarseTable {
         }
     }
 
+    static std::uint32_t reaching(const ReachItem& item) {
+        std::uint32_t pages = 0;
+        KVDB_UNROLL
+        for (int i = 0; i < kPageGroup; i += Isa::width) {
+            const f32 priority = item.priority
+                                     ? Isa::widen(item.priority + i)
+                                     : Isa::fma(Isa::widen(item.reach + i), Isa::splat(item.margin),
+                                                Isa::widen(item.middle + i));
+            const auto below = priority < Isa::splat(item.threshold);
+            pages |= std::uint32_t{Isa::clear_lanes((i32)below)} << i;
+        }
+        return pages;
+    }
+
     // A page without weight may lie far above the reference.
     KVDB_INLINE static f32 power(f32 x) {
         const f32 limit = Isa::splat(1.0f);
@@ -403,7 +417,7 @@ struct CoarseTable {
         for (; row < item.rows; ++row) blend_rows<1>(item, row);
     }
 
-    static constexpr CoarseKernels kernels{scan, likely, mass, sift, assign, blend};
+    static constexpr CoarseKernels kernels{scan, reaching, likely, mass, sift, assign, blend};
 };
 
 }  // namespace kvdb::indexes::coarse

@@ -60,11 +60,12 @@ float Thresholds::range(int kv_head, int r) {
     return std::max(largest, floor) - static_cast<float>(state_.options.parameter);
 }
 
-// Looks only at pages in groups whose best priority is above `least`.
+// Looks only at pages in groups whose best priority is above `least`, and by middles only at pages
+// whose middle is: another is wide, but not likely to hold a larger score.
 PageRef Thresholds::best_page(int kv_head, int r, bool middle, float least) const {
     const float margin = state_.plan(kv_head, r).margin;
     PageRef best;
-    float most = kNone;
+    float most = middle ? least : kNone;
     for (std::size_t s = 0; s < state_.segments.size(); ++s) {
         const Tile::View view = state_.tile.view(state_.segments[s], kv_head);
         const float* groups = view.best(r);

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels.h"
 #include "search.h"
 #include "workspace.h"
 
@@ -59,6 +60,13 @@ class Tile {
         float priority(int r, std::int64_t p, float margin) const {
             if (priority_) return priority_[r * pages + p];
             return middle_[r * pages + p] + margin * reach_[r * pages + p];
+        }
+        // A bit for each page of a group whose priority is not below the threshold.
+        std::uint32_t reaching(int r, std::int64_t group, float margin, float threshold) const {
+            const std::int64_t at = r * pages + group * kPageGroup;
+            const float* priority = priority_ ? priority_ + at : nullptr;
+            return coarse_kernels().reaching(
+                {middle_ + at, reach_ + at, priority, margin, threshold});
         }
         // At most so much less is the same priority where it is computed elsewhere, with product
         // and sum fused or not.

@@ -1,6 +1,8 @@
 """A database on a server."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from kvdb.types import (
     Checked,
     ContextInfo,
     ContextStatistics,
+    ContextUpdate,
     IndexInfo,
     KeysValues,
     ModelSpec,
@@ -120,10 +123,10 @@ class RemoteDatabase:
         put_query_options(request, options)
         return codec.from_array(connection.call(connection.stub.AttentionTogether, request).out).copy()
 
-    def contexts(self, prefix: str, limit: int | None, after: str) -> list[ContextInfo]:
+    def contexts(self, prefix: str, limit: int | None, after: str, metadata: Mapping[str, Any]) -> list[ContextInfo]:
         """The stored contexts; see `kvdb.database.Database.contexts`."""
         connection = self._connected()
-        request = pb.ListContextsRequest(prefix=prefix, limit=limit or 0, after=after)
+        request = pb.ListContextsRequest(prefix=prefix, limit=limit or 0, after=after, metadata=json.dumps(metadata))
         reply = connection.call(connection.stub.ListContexts, request)
         return [codec.from_info(info) for info in reply.contexts]
 
@@ -164,6 +167,11 @@ class RemoteDatabase:
         """What each tier of the server holds."""
         connection = self._connected()
         return [codec.from_tier(stats) for stats in connection.call(connection.stub.ListTiers, pb.ListTiersRequest()).tiers]
+
+    def update_context(self, name: str, change: ContextUpdate) -> ContextInfo:
+        """Change how long a context is kept, what is noted of it, or its name; see `kvdb.database.Database.update_context`."""
+        connection = self._connected()
+        return codec.from_info(connection.call(connection.stub.UpdateContext, codec.to_update(name, change)))
 
     def drop(self, name: str) -> None:
         """Forget a context. Raises NotFound."""

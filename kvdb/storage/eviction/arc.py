@@ -30,9 +30,9 @@ class Arc(EvictionPolicy[K]):
     def _enter(self, key: K) -> None:
         mine, others = self._once_ghosts, self._again_ghosts
         if key in mine:
-            self._target += self.size(key) * max(1.0, others.nbytes / mine.nbytes)
+            self._target += self.size(key) * max(1.0, others.nbytes / max(mine.nbytes, 1))
         elif key in others:
-            self._target -= self.size(key) * max(1.0, mine.nbytes / others.nbytes)
+            self._target -= self.size(key) * max(1.0, mine.nbytes / max(others.nbytes, 1))
         else:
             self._once[key] = None
             self._once_nbytes += self.size(key)

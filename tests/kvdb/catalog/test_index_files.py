@@ -150,7 +150,7 @@ def test_indexes_make_room_on_disk_for_segments(settings, spec, make_kv, tmp_pat
     with database(config=settings) as engine:
         load(engine, kv)
         alone = sum(path.stat().st_size for path in tmp_path.glob("segments/*"))
-    roomy = replace(settings, storage=replace(settings.storage, disk_bytes_max=2 * alone))
+    roomy = replace(settings, storage=replace(settings.storage, disk_bytes_max=2 * alone, eviction="none"))
     with database(config=roomy) as engine:
         engine.build_index("doc", "flat")
         assert len(files(tmp_path)) == spec.layers

@@ -415,6 +415,7 @@ def test_without_room_for_one_layer_in_memory_it_stays_on_disk(tmp_path, make_kv
         before = asked(db, kv)
         db.offload("doc")
         db.import_context(SPEC, other.tokens, other.pairs(), name="other")
+        db.pin("other")
         in_use = held(engine, "cpu")
         for _ in range(2):
             with pytest.raises(CapacityError, match="cpu_bytes_max"):

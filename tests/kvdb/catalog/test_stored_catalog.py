@@ -25,6 +25,7 @@ from kvdb.errors import (
     Unavailable,
     Unsupported,
 )
+from kvdb.types import DURABILITIES
 from tests.stores import SPEC, compacted, connect, holds, kv_of, names, put
 
 MEMORY = Path("/dev/shm")
@@ -109,20 +110,46 @@ class StoreMachine(RuleBasedStateMachine):
         self.root = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
         self.folders = 0
         self.model = {}
+        self.in_memory = set()  # names that need not outlive the process
         self.db = connect(self.folder())
 
     def folder(self):
         return self.root / str(self.folders)
 
-    @rule(name=st.sampled_from("abcd"), shared=st.integers(0, 3), own=st.integers(1, 40), seed=st.integers(0, 2))
-    def put(self, name, shared, own, seed):
+    @rule(
+        name=st.sampled_from("abcd"),
+        shared=st.integers(0, 3),
+        own=st.integers(1, 40),
+        seed=st.integers(0, 2),
+        durability=st.sampled_from(DURABILITIES),
+    )
+    def put(self, name, shared, own, seed, durability):
         tokens = np.r_[np.arange(shared * 50), seed + np.arange(own)]
         if name in self.model:
             with pytest.raises(AlreadyExists):
-                put(self.db, tokens, name)
+                put(self.db, tokens, name, durability)
         else:
-            put(self.db, tokens, name)
-            self.model[name] = tokens
+            put(self.db, tokens, name, durability)
+            self.note(name, tokens, durability)
+
+    def note(self, name, tokens, durability):
+        self.model[name] = tokens
+        if durability == "memory":
+            self.in_memory.add(name)
+
+    @precondition(lambda self: self.model)
+    @rule(pick=st.integers(0, 3), name=st.sampled_from("efgh"), own=st.integers(1, 40), durability=st.sampled_from(DURABILITIES))
+    def fork_and_store(self, pick, name, own, durability):
+        """A fork of a session goes on behind a stored context, and is stored."""
+        if name in self.model:
+            return
+        stored = self.model[sorted(self.model)[pick % len(self.model)]]
+        tokens = np.r_[stored, 7 + np.arange(own)]
+        with self.db.create_session(SPEC, stored) as session, session.fork() as twin:
+            for layer, (k, v) in enumerate(kv_of(tokens)):
+                twin.update(layer, k[:, twin.reused :], v[:, twin.reused :])
+            self.db.store(twin, name=name, tokens=tokens, durability=durability)
+        self.note(name, tokens, durability)
 
     @precondition(lambda self: self.model)
     @rule(pick=st.integers(0, 3))
@@ -130,6 +157,7 @@ class StoreMachine(RuleBasedStateMachine):
         name = sorted(self.model)[pick % len(self.model)]
         self.db.drop(name)
         del self.model[name]
+        self.in_memory.discard(name)
 
     @precondition(lambda self: self.model)
     @rule(pick=st.integers(0, 3))
@@ -139,6 +167,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self):
         self.db.close()
+        self.in_memory.clear()
         self.db = connect(self.folder())
         self.check_contents()
 
@@ -150,6 +179,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.db.close()
         shutil.rmtree(self.folder())
         self.folders += 1
+        self.model = {name: tokens for name, tokens in self.model.items() if name not in self.in_memory}
+        self.in_memory.clear()
         self.db = connect(copy)
         self.check_contents()
 
@@ -159,6 +190,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def check_contents(self):
         assert all(holds(self.db, tokens) for tokens in self.model.values())
+        self.db._transport.check_integrity()
 
     def teardown(self):
         self.check_contents()

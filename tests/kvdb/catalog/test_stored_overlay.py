@@ -113,7 +113,7 @@ def test_without_room_for_the_rows_nothing_is_stored_or_opened(tmp_path):
     with connect(tmp_path) as db:
         blended(db)
         nbytes = sum(path.stat().st_size for path in tmp_path.glob("segments/*"))
-    with connect(tmp_path, disk_bytes_max=nbytes + 100) as db:
+    with connect(tmp_path, disk_bytes_max=nbytes + 100, eviction="none") as db:
         with pytest.raises(CapacityError, match="the disk tier needs"):
             blended(db, "another")
         assert names(db) == ["blend", "chunk"]

@@ -1,4 +1,4 @@
-"""`kvdb ls`, `kvdb show`, `kvdb drop` and `kvdb offload`, on a server and on a store."""
+"""`kvdb ls`, `kvdb show`, `kvdb pin` and its like, `kvdb drop` and `kvdb offload`, on a server and on a store."""
 
 import json
 
@@ -47,14 +47,15 @@ def run(place, capsys):
 def test_contexts_are_listed(run):
     status, lines = run("ls")
     assert status == 0
-    assert [line.split() for line in lines] == [
-        ["name", "model", "tokens", "segments", "MiB", "kind"],
-        ["contract", "model", "100", "1", "0.0", "chunk"],
-        ["contract/2", "model", "62", "2", "0.0", "prefix"],
-        ["größe", "model", "100", "1", "0.0", "chunk"],
-        ["in", "all", "262", "tokens;", "what", "contexts", "share", "counts", "for", "each", "of", "them"],
+    titles = ["name", "model", "tokens", "segments", "MiB", "uses", "used", "kind", "kept"]
+    assert lines[0].split() == titles
+    assert [line.split()[:6] + line.split()[7:] for line in lines[1:-1]] == [
+        ["contract", "model", "100", "1", "0.0", "1", "chunk"],
+        ["contract/2", "model", "62", "2", "0.0", "0", "prefix"],
+        ["größe", "model", "100", "1", "0.0", "0", "chunk"],
     ]
-    assert run("ls", "contract/")[1][1:-1] == ["contract/2  model      62         2  0.0  prefix"]
+    assert lines[-1] == "in all 262 tokens; what contexts share counts for each of them"
+    assert [line.split()[0] for line in run("ls", "contract/")[1]] == ["name", "contract/2", "in"]
     assert run("ls", "x") == (0, ["no context begins with 'x'"])
     fields = [json.loads(line) for line in run("ls", "--json")[1]]
     assert [(one["name"], one["tokens"], one["kind"]) for one in fields][2] == ("größe", 100, "chunk")
@@ -68,6 +69,34 @@ def test_a_context_is_shown(run):
     assert lines[1].strip() == f"of {SPEC}"
     assert json.loads(run("show", "contract", "--json")[1][0])["indexes"] == []
     assert run("show", "none")[0] == 1
+
+
+def test_contexts_are_kept(run):
+    assert run("pin", "contract", "größe") == (0, ["'contract' is pinned", "'größe' is pinned"])
+    assert run("unpin", "größe") == (0, ["'größe' is pinned no more"])
+    told = """'contract' is kept for a time, with {"source": "größe"}"""
+    assert run("update", "contract", "--ttl", "7201", "--metadata", '{"source": "größe"}') == (0, [told])
+    assert run("rename", "contract/2", "other") == (0, ["'contract/2' is 'other' from now on"])
+    status, lines = run("ls", "--metadata", '{"source": "größe"}')
+    assert status == 0
+    assert lines[1].endswith("chunk  pinned, for 2h")
+    assert len(lines) == 3
+    shown = run("show", "contract")[1]
+    assert shown[3:] == ["  kept: pinned, for 2h", '  noted: {"source": "größe"}']
+    assert run("ls", "--metadata", '{"source": 1}') == (0, ["no context is stored and has that metadata"])
+    fields = [json.loads(line) for line in run("ls", "--json")[1]]
+    assert [(one["name"], one["pinned"], one["metadata"]) for one in fields] == [
+        ("contract", True, {"source": "größe"}),
+        ("größe", False, {}),
+        ("other", False, {}),
+    ]
+
+
+@pytest.mark.parametrize("wrong", [["--ttl", "0"], ["--ttl", "soon"], ["--metadata", "[]"], ["--metadata", "{"]])
+def test_what_cannot_be_is_refused(run, wrong, capsys):
+    with pytest.raises(SystemExit):
+        run("update", "contract", *wrong)
+    assert "usage" in capsys.readouterr().err
 
 
 def test_contexts_are_dropped(run):

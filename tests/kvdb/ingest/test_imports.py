@@ -113,7 +113,7 @@ def test_two_imports_of_one_chunk_store_it_once(db, engine, movable, make_kv):
 @pytest.fixture
 def small():
     """A database of 16 MiB in all, whose blocks have all come back at the end."""
-    with Database(Config(storage=StorageConfig(cpu_bytes_max=16 * MIB))) as database:
+    with Database(Config(storage=StorageConfig(cpu_bytes_max=16 * MIB, eviction="none"))) as database:
         yield database
         assert sum(tier.blocks_used for tier in database.tiers()) == 0
 

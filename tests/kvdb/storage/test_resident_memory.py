@@ -32,7 +32,9 @@ def budgeted():
     databases = []
 
     def open_(nbytes, **storage):
-        databases.append(Database(Config(storage=StorageConfig(cpu_bytes_max=nbytes, **storage), indexes=IndexConfig())))
+        databases.append(
+            Database(Config(storage=StorageConfig(cpu_bytes_max=nbytes, eviction="none", **storage), indexes=IndexConfig()))
+        )
         return databases[-1]
 
     yield open_

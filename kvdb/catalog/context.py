@@ -1,0 +1,94 @@
+"""A stored context."""
+
+from dataclasses import dataclass, field
+
+from kvdb.catalog.layout import Layout
+from kvdb.catalog.life import Life
+from kvdb.catalog.overlay import Overlay
+from kvdb.catalog.packed_ids import PackedIds
+from kvdb.catalog.prefix_tree import concatenate
+from kvdb.catalog.segment import Segment, Views, release_views
+from kvdb.storage.block_layout import Rounding
+from kvdb.storage.budget import Reservation
+from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
+
+
+@dataclass(frozen=True)
+class Context:
+    """A named layout of segment views, with an overlay of recomputed tokens. ids: those of all its positions, None where its
+    views show them. beside: the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was
+    used. durability: what it is to outlive; see `kvdb.types.DURABILITIES`. salt: what a lookup has to say beside the tokens."""
+
+    name: str
+    spec: ModelSpec
+    layout: Layout
+    ids: PackedIds | None = None
+    overlay: Overlay | None = None
+    beside: Reservation | None = None
+    life: Life = field(default_factory=Life)
+    durability: str = "memory"
+    salt: str = ""
+
+    @property
+    def views(self) -> Views:
+        return self.layout.views
+
+    @property
+    def tokens(self) -> Tokens:
+        """The ids of all its positions, int32, unpacked anew each time."""
+        return concatenate(self.views) if self.ids is None else self.ids.unpack()
+
+    @property
+    def kept_ids(self) -> int:
+        """How many ids it keeps beside those of its segments."""
+        return 0 if self.ids is None else len(self.ids)
+
+    @property
+    def chunk(self) -> Segment | None:
+        """The segment that a context which is a chunk begins: a single one, which was computed with nothing before it."""
+        if self.overlay is None and len(self.views) == 1 and self.views[0].segment.standalone:
+            return self.views[0].segment
+        return None
+
+    def info(self) -> ContextInfo:
+        overlaid = 0 if self.overlay is None else self.overlay.nbytes
+        rounding = Rounding.of_all([view.segment.rounding for view in self.views])
+        return ContextInfo(
+            name=self.name,
+            spec=self.spec,
+            tokens=self.layout.length,
+            segments=len(self.views),
+            nbytes=overlaid + sum(view.segment.nbytes for view in self.views),
+            chunk=self.chunk is not None,
+            blended=not self.plain and self.chunk is None,
+            salt=self.salt,
+            exact=self.plain,
+            pinned=self.life.pinned,
+            expires=self.life.expires,
+            metadata=dict(self.life.metadata),
+            created=self.life.created,
+            used=self.life.used,
+            uses=self.life.uses,
+            format="+".join(dict.fromkeys(view.segment.format or "raw" for view in self.views)) if rounding.keys else "",
+            key_error=rounding.key_error,
+            value_error=rounding.value_error,
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether the context is exact for its tokens, so that it may be found by them."""
+        return self.overlay is None and self.layout.plain
+
+    def release(self) -> None:
+        """Release the references of a context from `Catalog.acquire`, or of one that was not published."""
+        release_views(self.views)
+        if self.overlay is not None:
+            self.overlay.release()
+        if self.beside is not None:
+            self.beside.release()
+
+    def statistics(self) -> ContextStatistics:
+        segments = [view.segment for view in self.views]
+        shape = self.spec.layers, self.spec.q_heads
+        known = [s.statistics.of_segment(s.number, len(s), shape, s.known_evidence()) for s in segments]
+        return ContextStatistics(self.name, tuple(known))

@@ -1,0 +1,137 @@
+"""Contexts make room for what is new: the least used first, never what is pinned or read, and an import that finds none is told
+why."""
+
+import math
+
+import numpy as np
+import pytest
+
+from kvdb.errors import CapacityError, NotFound
+from tests.stores import SPEC, connect, holds, kv_of, names, put
+
+BLOCK = 2 * 16 * 64 * 4
+"""Bytes of a block of one layer."""
+CONTEXT = 2 * 2 * BLOCK
+"""Bytes of a context of 128 tokens."""
+
+
+def tokens(number):
+    """128 tokens that begin as no other number's do."""
+    return np.r_[number, (np.arange(127) + number) % 50]
+
+
+@pytest.fixture
+def db(request, tmp_path):
+    """A database with room for four contexts; its parameter is where it may keep more."""
+    place = {"memory": {}, "disk": {"disk_path": str(tmp_path)}}
+    settings = {"cpu_bytes_max": 4 * CONTEXT, **place[getattr(request, "param", "memory")]}
+    with connect(None, **settings) as db:
+        yield db
+
+
+def test_what_was_used_longest_ago_is_dropped(db):
+    for number in range(4):
+        put(db, tokens(number), str(number))
+    assert holds(db, tokens(0))
+    put(db, tokens(4), "4")
+    assert names(db) == ["0", "2", "3", "4"]
+
+
+def test_what_is_pinned_stays_and_an_import_is_refused_when_all_is(db):
+    for number in range(4):
+        put(db, tokens(number), str(number))
+    db.pin("0", "1", "2", "3")
+    with pytest.raises(CapacityError, match="nothing that is stored can go: '0', '1', '2', '3' are pinned"):
+        put(db, tokens(4), "4")
+    db.unpin("1")
+    put(db, tokens(4), "4")
+    assert names(db) == ["0", "2", "3", "4"]
+
+
+def test_what_a_session_reads_stays(db):
+    for number in range(4):
+        put(db, tokens(number), str(number))
+    with db.create_session(SPEC, tokens(0)):
+        for number in range(4, 8):
+            put(db, tokens(number), str(number))
+        assert names(db) == ["0", "5", "6", "7"]
+    sessions = [db.create_session(SPEC, tokens(number)) for number in (0, 5, 6, 7)]
+    with pytest.raises(CapacityError, match="'0', '5', '6', '7' are in use by sessions"):
+        put(db, tokens(8), "8")
+    for session in sessions:
+        session.close()
+
+
+def test_a_tail_is_given_room(db):
+    for number in range(3):
+        put(db, tokens(number), str(number))
+    long = np.arange(200) % 50
+    with db.create_session(SPEC, []) as session:
+        for layer, (k, v) in enumerate(kv_of(long)):
+            session.update(layer, k, v)
+        assert names(db) == ["1", "2"]
+        session.store("long", long)
+    assert holds(db, long)
+
+
+def test_a_shared_beginning_outlives_what_hangs_behind_it(db):
+    shared = tokens(0)
+    put(db, shared, "shared")
+    for number in range(1, 8):
+        put(db, np.r_[shared, 60 - number, np.arange(63) % 50], f"behind {number}")
+        assert holds(db, shared)
+    assert "shared" in names(db)
+
+
+@pytest.mark.parametrize("db", ["disk"], indirect=True)
+def test_segments_go_to_disk_and_come_back(db):
+    for number in range(12):
+        put(db, tokens(number), str(number))
+    assert len(names(db)) == 12
+    for number in range(12):
+        assert holds(db, tokens(number))
+
+
+def test_contexts_are_dropped_from_a_full_disk(tmp_path):
+    with connect(tmp_path, disk_bytes_max=80_000) as db:
+        for number in range(3):
+            put(db, tokens(number), str(number))
+        assert 0 < len(names(db)) < 3
+        assert "2" in names(db)
+        assert holds(db, tokens(2))
+
+
+def test_nothing_goes_by_itself_where_the_setting_says_so():
+    with connect(None, cpu_bytes_max=4 * CONTEXT, eviction="none") as db:
+        for number in range(4):
+            put(db, tokens(number), str(number))
+        with pytest.raises(CapacityError, match="drop contexts"):
+            put(db, tokens(4), "4")
+        assert len(names(db)) == 4
+
+
+@pytest.mark.parametrize("eviction", ["lru", "arc", "s3-fifo", "reuse"])
+def test_every_policy_makes_room_and_leaves_whole_contexts(eviction):
+    rng = np.random.default_rng(3)
+    with connect(None, cpu_bytes_max=4 * CONTEXT, eviction=eviction) as db:
+        for step in range(40):
+            number = int(rng.integers(9))
+            if str(number) in names(db):
+                assert holds(db, tokens(number))
+            else:
+                put(db, tokens(number), str(number))
+            assert len(names(db)) <= 4, step
+
+
+def test_what_is_over_is_dropped_before_anything_else(db):
+    for number in range(4):
+        put(db, tokens(number), str(number))
+    db.update("3", ttl=1e-9)
+    db.update("2", ttl=1000)
+    assert names(db) == ["0", "1", "2"]
+    put(db, tokens(4), "4")
+    assert names(db) == ["0", "1", "2", "4"]
+    db.update("2", ttl=math.inf)
+    assert db.get("2").info.expires is None
+    with pytest.raises(NotFound):
+        db.get("3")
