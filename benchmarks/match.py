@@ -90,14 +90,6 @@ def main() -> None:
         report("match", **asked, matched=match(contexts, tokens), ms=1e3 * seconds[name])
     report(
         "match",
-        contexts=given.contexts,
-        prompt=given.prompt,
-        what=name,
-        matched=match(contexts, tokens),
-        ms=1e3 * seconds[name],
-    )
-    report(
-        "match",
         **machine(),
         contexts=given.contexts,
         own_tokens=given.own,

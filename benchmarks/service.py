@@ -35,7 +35,7 @@ NO_BUILDS = IndexConfig(on_demand="", automatic=False)
 NO_BUILDS_TOML = '[indexes]\non_demand = ""\nautomatic = false\n'
 OVERHEAD_US_MAX = 400
 IMPORT_GB_PER_S_MIN = 1.0
-PUBLIC = patch("kvdb.client.remote.session.available", lambda _: False)
+PUBLIC = patch("kvdb.client.remote.session_stream.available", lambda _: False)
 
 
 def main() -> None:

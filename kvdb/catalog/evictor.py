@@ -113,9 +113,9 @@ class Evictor:
         pinned = {view.segment for context in self._catalog.contexts() if context.life.pinned for view in context.views}
         with self._lock:
             for segment in self._named:  # also those that came back without being used
-                if segment.resident and segment not in self._segments:
+                if segment.whole and segment not in self._segments:
                     self._segments.touch(segment, segment.nbytes)
-            kept = {one for one in self._named if one in pinned or one.pins or not one.resident}
+            kept = {one for one in self._named if one in pinned or one.pins or not one.whole}
             victims = [(segment, self._digests[segment]) for segment in _chosen(self._segments, kept, nbytes)]
         freed = 0
         for segment, digest in victims:

@@ -13,16 +13,28 @@ class Piece(NamedTuple):
     length: int
 
 
+class Target(NamedTuple):
+    """The first `length` tokens of a segment, of which contexts see `used`, or may do so from now on."""
+
+    segment: Segment
+    length: int
+    used: int
+
+    @classmethod
+    def whole(cls, segment: Segment) -> "Target":
+        return cls(segment, len(segment), len(segment))
+
+
 class Relayout(NamedTuple):
     """Contexts that see `pieces`, one behind the other, the first at `place`, are to see `targets`, of the same tokens."""
 
     place: Place
     pieces: tuple[Piece, ...]
-    targets: tuple[Piece, ...]
+    targets: tuple[Target, ...]
 
     def views(self, views: Views) -> Views:
         """The views of a context afterwards. One that does not see the first piece, or sees more of a segment than its piece, is
-        left as it is."""
+        left as it is, and so is one that came meanwhile and goes on like the targets: it would not be found behind them."""
         segments = [view.segment for view in views]
         if self.pieces[0].segment not in segments:
             return views
@@ -37,7 +49,10 @@ class Relayout(NamedTuple):
             last += 1
             if view.visible < piece.length:
                 break
-        return (*views[:first], *self._show(shown), *views[last:])
+        targets = self._show(shown)
+        if last < len(views) and self._goes_on(targets[-1], views[last].segment.ids.first):
+            return views
+        return (*views[:first], *targets, *views[last:])
 
     def _show(self, shown: int) -> Views:
         """Views of the first `shown` tokens of the targets."""
@@ -47,3 +62,8 @@ class Relayout(NamedTuple):
                 views = (*views, SegmentView(target.segment, min(shown, target.length)))
                 shown -= target.length
         return views
+
+    def _goes_on(self, view: SegmentView, token: int) -> bool:
+        """Whether contexts see, or may see, that token in a target behind what a view shows of it."""
+        used = next(target.used for target in self.targets if target.segment is view.segment)
+        return view.visible < used and int(view.segment.ids.unpack(view.visible, view.visible + 1)[0]) == token

@@ -25,13 +25,14 @@ def pin(views: Views, loader: Loader) -> None:
 
 
 def make_room(views: Views, budget: CpuBudget) -> None:
-    """Have contexts go until the segments that are on disk fit into main memory, as far as they can go. The caller has locked no
-    segment and no catalogue."""
+    """Have contexts go until the segments that are on disk fit into main memory, or two layers of one that is larger, as far as
+    they can go. The caller has locked no segment and no catalogue."""
     for segment in [view.segment for view in views if not view.segment.resident]:
-        if budget.evict is not None and segment.nbytes <= (budget.limit or 0):
-            table = segment.tables[0]
+        if budget.evict is not None and budget.limit is not None:
+            table, layers = segment.tables[0], len(segment.tables)
+            nbytes = segment.nbytes if segment.nbytes <= budget.limit else min(2, layers) * segment.nbytes // layers
             with suppress(CapacityError):  # its layers come in when they are read
-                table.tier.release(table.tier.allocate(segment.nbytes // table.layout.nbytes, evict=True))
+                table.tier.release(table.tier.allocate(nbytes // table.layout.nbytes, evict=True))
 
 
 def unpin(views: Views) -> None:

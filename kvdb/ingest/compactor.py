@@ -12,7 +12,7 @@ import numpy as np
 import kvdb.catalog.residency as residency
 from kvdb.catalog.chains import Chain, Twins, groups_of
 from kvdb.catalog.compactable import CompactableCatalog, Text
-from kvdb.catalog.relayout import Piece, Relayout
+from kvdb.catalog.relayout import Relayout, Target
 from kvdb.catalog.segment import Segment, SegmentView
 from kvdb.catalog.stored_queries import StoredQueries
 from kvdb.errors import CapacityError, IntegrityError, Unavailable
@@ -109,13 +109,14 @@ class Compactor:
 
     def _join(self, text: Text, twins: Twins) -> None:
         """Let contexts that see the pieces see the other segment, as far as it holds the same tokens."""
-        held, left = Piece(twins.other.segment, twins.common), sum(piece.length for piece in twins.pieces) - twins.common
+        held = Target(twins.other.segment, twins.common, twins.other.length)
+        left = sum(piece.length for piece in twins.pieces) - twins.common
         if not left:
             self._catalog.replace(text, Relayout(twins.place, twins.pieces, (held,)))
             return
         last = twins.pieces[-1]
         with self._built([Part(last.segment, last.length - left, last.length)]) as rest:
-            self._catalog.replace(text, Relayout(twins.place, twins.pieces, (held, Piece(rest, left))))
+            self._catalog.replace(text, Relayout(twins.place, twins.pieces, (held, Target.whole(rest))))
 
     def _shorten(self, text: Text, chain: Chain) -> None:
         """Replace the segments of a chain by fewer, or shorter ones, where that is worth it."""
@@ -124,7 +125,7 @@ class Compactor:
         for group in reversed(groups_of(pieces, block_size)):
             place = chain.place if not group.start else (pieces[group.start - 1].segment.number, pieces[group.start - 1].length)
             with self._built([Part(piece.segment, 0, piece.length) for piece in pieces[group]]) as new:
-                self._catalog.replace(text, Relayout(place, pieces[group], (Piece(new, len(new)),)))
+                self._catalog.replace(text, Relayout(place, pieces[group], (Target.whole(new),)))
 
     @contextmanager
     def _built(self, parts: Sequence[Part]) -> Iterator[Segment]:

@@ -21,7 +21,7 @@ LOOKS = 20
 def way(request, monkeypatch):
     """The way that is taken, and no other."""
     if request.param is StreamDecode:
-        monkeypatch.setattr("kvdb.client.remote.session.available", lambda connection: False)
+        monkeypatch.setattr("kvdb.client.remote.session_stream.available", lambda connection: False)
     other = {DirectDecode: StreamDecode, StreamDecode: DirectDecode}[request.param]
     monkeypatch.delattr(other, "exchange")
 

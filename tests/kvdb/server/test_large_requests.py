@@ -39,7 +39,7 @@ def target(serve):
 @pytest.fixture(params=["direct", "public"])
 def client(request, target, monkeypatch):
     if request.param == "public":
-        monkeypatch.setattr("kvdb.client.remote.session.available", lambda connection: False)
+        monkeypatch.setattr("kvdb.client.remote.session_stream.available", lambda connection: False)
     with kvdb.connect(target) as opened:
         yield opened
 
