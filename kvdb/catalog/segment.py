@@ -32,7 +32,7 @@ class Segment:
     tokens: int32 `[n]`, n >= 1, kept as `ids`. tables: one for each layer, each n tokens long; the segment owns them. indexes:
     those over its keys. base: the position of its first token when it was computed. standalone: whether nothing was before it
     then, so that it may stand anywhere; otherwise it is exact only behind its parent. statistics: averages over its queries.
-    evidence: its answers' measured errors. usage: how often it was used. pins: how often pinned. rounding: what quantizing changed.
+    evidence: the errors of its answers. usage: how often it was used. pins: how often pinned. rounding: what quantizing changed.
 
     Its blocks are in main memory until it is offloaded, and as long as it is pinned. Afterwards the tables are empty, and `file`
     holds their contents; it is never written again, because a segment never changes. The evidence goes to disk and back with
