@@ -47,7 +47,7 @@ class Catalog:
     def __init__(self) -> None:
         self._contexts: dict[str, Context] = {}
         self._trees: dict[tuple[str, str], PrefixTree] = {}
-        self._chunks: dict[tuple[str, str, bytes], Counter[Segment]] = {}  # and how many contexts name each
+        self._chunks: dict[tuple[str, str, bytes], Counter[Views]] = {}  # and how many contexts name each
         self._borrowed: list[Context] = []
         self._ending: dict[Segment, set[str]] = {}  # the names of the contexts whose last segment it is
         self._expiring: list[tuple[float, str]] = []  # a heap; some were changed or dropped meanwhile
@@ -130,16 +130,14 @@ class Catalog:
                     heappush(self._expiring, (expires, name))
         return gone
 
-    def chunk(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> Segment | None:
-        """A segment that begins with the chunk of exactly these tokens, if it is stored under that salt. The caller owns one
-        reference to it."""
+    def chunk(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> Views:
+        """The views of a chunk of exactly these tokens that is stored under that salt, none where there is none. The caller owns
+        a reference to the segment of each."""
         with self._lock:
-            segments = self._chunks.get(_text(spec, tokens, salt))
-            if segments is None:
-                return None
-            segment = next(iter(segments))
-            segment.retain()
-            return segment
+            views = next(iter(self._chunks.get(_text(spec, tokens, salt), ())), ())
+            for view in views:
+                view.segment.retain()
+            return views
 
     def get(self, name: str) -> Context:
         """Raises NotFound."""
@@ -242,8 +240,8 @@ class Catalog:
         self._note(context)
         if context.plain:
             self._trees.setdefault((context.spec.digest, context.salt), PrefixTree()).add(context.name, context.views)
-        if (segment := context.chunk) is not None:
-            self._chunks.setdefault(_text(context.spec, context.tokens, context.salt), Counter())[segment] += 1
+        if views := context.chunk:
+            self._chunks.setdefault(_text(context.spec, context.tokens, context.salt), Counter())[views] += 1
 
     def _remove(self, context: Context) -> None:
         """Forget a context; called with the lock held."""
@@ -251,9 +249,9 @@ class Catalog:
         self._unnote(context)
         if context.plain:
             self._trees[context.spec.digest, context.salt].remove(context.name, context.views)
-        if (segment := context.chunk) is not None:
+        if views := context.chunk:
             text = _text(context.spec, context.tokens, context.salt)
-            self._chunks[text] -= Counter([segment])
+            self._chunks[text] -= Counter([views])
             if not self._chunks[text]:
                 del self._chunks[text]
 

@@ -7,7 +7,7 @@ from kvdb.catalog.life import Life
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.prefix_tree import concatenate
-from kvdb.catalog.segment import Segment, Views, release_views
+from kvdb.catalog.segment import Views, release_views, visible_tokens
 from kvdb.storage.block_layout import Rounding
 from kvdb.storage.budget import Reservation
 from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
@@ -44,11 +44,13 @@ class Context:
         return 0 if self.ids is None else len(self.ids)
 
     @property
-    def chunk(self) -> Segment | None:
-        """The segment that a context which is a chunk begins: a single one, which was computed with nothing before it."""
-        if self.overlay is None and len(self.views) == 1 and self.views[0].segment.standalone:
-            return self.views[0].segment
-        return None
+    def chunk(self) -> Views:
+        """The views of a context that may stand anywhere: the first was computed with nothing before it, and each other one
+        behind those before it. Empty for any other context."""
+        first, *others = self.views or (None,)
+        alone = self.overlay is None and first is not None and first.segment.standalone
+        behind = all(not view.segment.standalone and view.shift == self.views[0].shift for view in others)
+        return self.views if alone and behind and visible_tokens(self.views) == self.layout.length else ()
 
     def info(self) -> ContextInfo:
         overlaid = 0 if self.overlay is None else self.overlay.nbytes
@@ -59,8 +61,8 @@ class Context:
             tokens=self.layout.length,
             segments=len(self.views),
             nbytes=overlaid + sum(view.segment.nbytes for view in self.views),
-            chunk=self.chunk is not None,
-            blended=not self.plain and self.chunk is None,
+            chunk=bool(self.chunk),
+            blended=not self.plain and not self.chunk,
             salt=self.salt,
             exact=self.plain,
             pinned=self.life.pinned,

@@ -67,8 +67,10 @@ class Layout:
                 continue
             if view.begin > at:
                 placed.append(Placed(at, view.begin, "tokens"))
-            chunk = view.segment.standalone and (view.begin > 0 or view.shift != 0)
-            placed.append(Placed(view.begin, view.end, "chunk" if chunk else "prefix"))
+            chunk = view.shift != 0 or (view.segment.standalone and view.begin > 0)
+            goes_on = chunk and not view.segment.standalone  # with the chunk of the view before it
+            begin = placed.pop().begin if goes_on else view.begin
+            placed.append(Placed(begin, view.end, "chunk" if chunk else "prefix"))
             at = view.end
         if at < self.length:
             placed.append(Placed(at, self.length, "tokens"))

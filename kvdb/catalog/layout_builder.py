@@ -80,7 +80,7 @@ class _LayoutBuilder:
         if context.salt != self._salt:
             raise SpecMismatch(f"part {number}, context {context.name!r}, is stored under another salt than the session's")
         visible = _visible(number, part, context.layout.length)
-        if context.chunk is not None:
+        if context.chunk:
             return
         if number:
             raise InvalidArgument(
@@ -102,9 +102,8 @@ class _LayoutBuilder:
 
     def _add_context(self, context: Context, visible: int) -> None:
         """Takes over the caller's references to the context."""
-        segment = context.chunk
-        if segment is not None:
-            self._views = (*self._views, SegmentView(segment, visible, self._end - segment.base))
+        if context.chunk:
+            self._views = (*self._views, *_laid(context.chunk, visible, self._end))
         else:
             self._views, self._overlay, self._prefix_end = context.views, context.overlay, context.layout.length
         self._tokens.append(context.tokens[:visible])
@@ -119,6 +118,18 @@ class _LayoutBuilder:
         release_views(self._views)
         if self._overlay is not None:
             self._overlay.release()
+
+
+def _laid(chunk: Views, visible: int, position: int) -> Views:
+    """The first `visible` tokens of a chunk at that position. Takes over the caller's references, and gives back those to what is
+    not seen."""
+    laid: Views = ()
+    for view in chunk:
+        if seen := min(view.visible, visible - visible_tokens(laid)):
+            laid = (*laid, SegmentView(view.segment, seen, position - chunk[0].segment.base))
+        else:
+            view.segment.release()
+    return laid
 
 
 def _visible(number: int, part: PromptPart, length: int) -> int:

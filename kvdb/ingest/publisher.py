@@ -106,7 +106,7 @@ class Publisher:
         Takes over the references to the views and the new segment, which is empty where views are given, also when it raises
         AlreadyExists or CapacityError.
         """
-        tokens = views[0].segment.ids.unpack(0, views[0].visible) if views else new.tokens
+        tokens = concatenate(views) if views else new.tokens
         views = views or self.chunk_views(context.spec, tokens, context.salt)
         if views:
             new.release()
@@ -117,8 +117,8 @@ class Publisher:
     def chunk_views(self, spec: ModelSpec, tokens: Tokens, salt: str) -> Views:
         """The chunk of exactly these tokens that is stored under that salt, if there is one; the caller owns a reference to
         it."""
-        segment = self._catalog.chunk(spec, tokens, salt)
-        return () if segment is None else (SegmentView(segment, len(tokens), -segment.base),)
+        views = self._catalog.chunk(spec, tokens, salt)
+        return tuple(replace(view, shift=-views[0].segment.base) for view in views)
 
     def _quantized(self, new: NewSegment, *, standalone: bool, shift: int = 0) -> SegmentView:
         """All of a new segment, in the format that segments are stored in. Raises CapacityError or InvalidArgument, and then

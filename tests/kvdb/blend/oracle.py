@@ -48,6 +48,13 @@ class Text:
     def _random(self, rng, heads):
         return rng.standard_normal((self.spec.layers, heads, self.n, self.spec.head_dim)).astype(self.spec.numpy_dtype)
 
+    def begin_like(self, other, n):
+        """The same text, but for its first n tokens, which are the other's."""
+        self.tokens[:n] = other.tokens[:n]
+        for own, others in ((self.k, other.k), (self.v, other.v), (self.q, other.q)):
+            own[:, :, :n] = others[:, :, :n]
+        return self
+
     @property
     def pairs(self):
         return list(zip(self.k, self.v, strict=True))

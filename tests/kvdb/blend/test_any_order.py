@@ -18,6 +18,7 @@ SPEC = kvdb.ModelSpec("any", 2, 2, 1, 8, "float32", ROPES["llama3"])
 SEEDS = st.integers(0, 999)
 SHARES = st.floats(0, 1)
 TEXTS = [Text(SPEC, n, seed, base) for seed, (n, base) in enumerate([(1, 0), (16, 3), (37, 0), (50, 900)])]
+TEXTS.append(Text(SPEC, 45, len(TEXTS)).begin_like(TEXTS[2], 20))  # its blocks and the other's are shared
 
 ORDERS = st.lists(st.tuples(st.integers(-1, len(TEXTS) - 1), SHARES), min_size=2, max_size=5)
 """Numbers of texts, -1 for a gap, and how much of each."""
