@@ -210,7 +210,8 @@ def blending(db, note, kv):
 
 def blending_wrong(db, note, kv):
     db.import_chunk(SPEC, kv.tokens[:64], kv.pairs(0, 64), name="one")
-    db.import_context(SPEC, kv.tokens, kv.pairs(), name="document")
+    with db.create_session(SPEC, parts=["one", "one"]) as session:
+        db.store(session, name="document")
     other = replace(SPEC, fingerprint="another")
     for base in (-1, 1.5, "0", True, 1 << 60):
         note.error(db.import_chunk, SPEC, kv.tokens, kv.pairs(), name="x", base=base)

@@ -1,5 +1,6 @@
 """The `kvdb` command says what is wrong in one line."""
 
+import argparse
 import os
 import re
 import socket
@@ -49,12 +50,16 @@ def test_it_is_a_module_too():
     assert "usage: kvdb " in run("--help").stdout
 
 
-def test_every_command_of_its_own_is_a_module_that_adds_itself(capsys):
+def test_every_command_is_added_by_a_module_and_named_by_help(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     said = capsys.readouterr().out
-    for command in kvdb.commands.COMMANDS:
-        assert re.search(rf"^    {command.__name__.rpartition('.')[2]}\b", said, re.MULTILINE)
+    for module in kvdb.commands.COMMANDS:
+        commands = argparse.ArgumentParser().add_subparsers()
+        module.add(commands)
+        assert commands.choices
+        for name in commands.choices:
+            assert re.search(rf"^    {name}\b", said, re.MULTILINE)
 
 
 @pytest.mark.parametrize("arguments", [["doctor"], ["--help"]], ids=" ".join)

@@ -198,15 +198,15 @@ PARTS = {
     "nothing": (errors.KvdbError, "tokens have", [None]),
     "no ids": (errors.DtypeError, "tokens have the dtype float64", [[0.5]]),
     "two dimensions": (errors.ShapeError, r"tokens have the shape \(1, 1\)", [[[1]]]),
-    "a document in the middle": (
+    "a blended context in the middle": (
         errors.InvalidArgument,
-        "part 1, context 'document', was computed behind other",
-        ["b", "document"],
+        "part 1, context 'blended', was computed behind other",
+        ["b", "blended"],
     ),
-    "part of a document": (
+    "part of a blended context": (
         errors.InvalidArgument,
-        "part 0 shows 9 of the 110 tokens",
-        [kvdb.PromptPart("document", visible=9), "b"],
+        "part 0 shows 9 of the 200 tokens",
+        [kvdb.PromptPart("blended", visible=9), "b"],
     ),
 }
 
@@ -214,11 +214,8 @@ PARTS = {
 @pytest.mark.parametrize("case", PARTS)
 def test_parts_that_cannot_stand_there_are_refused(db, spec, stored, case):
     """And nothing is held of those before them: the fixture proves that every block comes back."""
-    prefix = Text(spec, 60, seed=30)
-    db.import_context(spec, prefix.tokens, prefix.pairs, name="prefix")
-    whole = Text(spec, 110, seed=30)
-    ids = [*prefix.tokens, *whole.tokens[60:]]
-    assert db.import_context(spec, ids, whole.pairs, name="document").info.segments == 2
+    with db.create_session(spec, parts=["a", "b"]) as session:
+        db.store(session, name="blended")
     error, message, parts = PARTS[case]
     with pytest.raises(error, match=message):
         db.create_session(spec, parts=parts)

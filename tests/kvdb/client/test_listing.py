@@ -57,12 +57,12 @@ def test_a_wrong_page_is_refused(place, wrong):
 
 def test_prompts_are_matched_without_a_session(place):
     put(place, DOC, "doc")
-    put(place, np.r_[DOC, 1, 2], "longer")
+    put(place, np.r_[DOC, np.arange(64)], "longer")
     assert place.match(SPEC, np.r_[DOC[:70], 60]) == kvdb.PrefixMatch(tokens=70, resident=70)
     assert place.match(SPEC, [49]) == kvdb.PrefixMatch(tokens=0, resident=0)
     assert place.match(SPEC, []) == kvdb.PrefixMatch(tokens=0, resident=0)
     place.offload("doc")
-    assert place.match(SPEC, np.r_[DOC, 1, 2, 3]) == kvdb.PrefixMatch(tokens=102, resident=2)
+    assert place.match(SPEC, np.r_[DOC, np.arange(65)]) == kvdb.PrefixMatch(tokens=164, resident=64)
     with pytest.raises(InvalidArgument):
         place.match(SPEC, [-1])
 

@@ -51,7 +51,7 @@ def test_contexts_are_listed(run):
     assert lines[0].split() == titles
     assert [line.split()[:6] + line.split()[7:] for line in lines[1:-1]] == [
         ["contract", "model", "100", "1", "0.0", "1", "chunk"],
-        ["contract/2", "model", "62", "2", "0.0", "0", "prefix"],
+        ["contract/2", "model", "62", "2", "0.0", "0", "chunk"],
         ["größe", "model", "100", "1", "0.0", "0", "chunk"],
     ]
     assert lines[-1] == "in all 262 tokens; what contexts share counts for each of them"

@@ -124,7 +124,8 @@ class Public:
     """A channel with what gRPC promises, and no more."""
 
     def __init__(self, channel):
-        self.unary_unary, self.stream_stream, self.close = channel.unary_unary, channel.stream_stream, channel.close
+        self.unary_unary, self.unary_stream = channel.unary_unary, channel.unary_stream
+        self.stream_stream, self.close = channel.stream_stream, channel.close
 
 
 @pytest.mark.parametrize("failure", direct.FAILURES, ids=lambda kind: kind.__name__)

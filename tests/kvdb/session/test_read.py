@@ -134,10 +134,10 @@ def test_what_lies_on_disk_is_brought_back_as_far_as_it_is_read(tmp_path, spec, 
         database(config=Config(storage=StorageConfig(arena_bytes=1 << 20, disk_path=str(tmp_path)))) as engine,
         Client(engine) as db,
     ):
-        db.import_context(spec, kv.tokens[:200], kv.pairs(0, 200), name="first")
+        db.import_context(spec, kv.tokens[:256], kv.pairs(0, 256), name="first")
         doc = db.import_context(spec, kv.tokens, kv.pairs(), name="doc")
         db.offload("doc")
         assert_pair(doc.read(1, 10, 150), kv, 1, 10, 150)
-        assert db.match(spec, kv.tokens).resident == 200
+        assert db.match(spec, kv.tokens).resident == 256
         for layer, pair in enumerate(doc.read([0, 1])):
             assert_pair(pair, kv, layer, 0, 400)
