@@ -8,11 +8,9 @@ import pytest
 import kvdb
 import kvdb.client.context_file as context_file
 from kvdb.__main__ import main
-from kvdb.config import ServerConfig
-from kvdb.database import Database
-from kvdb.server.serve import Server
 from kvdb.types import DTYPES
-from tests.stores import SPEC, config, connect, holds, kv_of, put
+from tests.kvdb.commands.offered import offered
+from tests.stores import SPEC, connect, holds, kv_of, put
 
 safetensors = pytest.importorskip("safetensors")
 DOC = np.arange(150) % 50
@@ -24,14 +22,8 @@ def place(request, tmp_path):
     with connect(tmp_path / "store") as db:
         put(db, DOC, "doc")
         db.import_chunk(SPEC, DOC[:70], kv_of(DOC[:70]), name="chunk")
-    if request.param == "store":
-        yield str(tmp_path / "store")
-        return
-    with Database(config(path=str(tmp_path / "store"))) as engine:
-        server = Server(engine, ServerConfig(port=0))
-        server.start()
-        yield server.target
-        server.stop(grace=0)
+    with offered(tmp_path / "store", by=request.param) as target:
+        yield target
 
 
 @pytest.fixture

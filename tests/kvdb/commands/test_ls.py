@@ -7,10 +7,8 @@ import pytest
 
 import kvdb
 from kvdb.__main__ import main
-from kvdb.config import ServerConfig
-from kvdb.database import Database
-from kvdb.server.serve import Server
-from tests.stores import SPEC, config, connect, names, put
+from tests.kvdb.commands.offered import offered
+from tests.stores import SPEC, connect, names, put
 
 DOC = np.arange(100) % 50
 
@@ -22,14 +20,8 @@ def place(request, tmp_path):
         put(db, DOC, "contract")
         put(db, np.r_[DOC[:60], 1, 2], "contract/2")
         db.import_chunk(SPEC, DOC[::-1], [(np.zeros((1, 100, 16), np.float32),) * 2] * 2, name="größe")
-    if request.param == "store":
-        yield str(tmp_path / "store")
-        return
-    with Database(config(path=str(tmp_path / "store"))) as engine:
-        server = Server(engine, ServerConfig(port=0))
-        server.start()
-        yield server.target
-        server.stop(grace=0)
+    with offered(tmp_path / "store", by=request.param) as target:
+        yield target
 
 
 @pytest.fixture

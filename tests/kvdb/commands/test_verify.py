@@ -11,6 +11,7 @@ from kvdb.__main__ import main
 from kvdb.config import ServerConfig
 from kvdb.database import Database
 from kvdb.server.serve import Server
+from tests.kvdb.commands.offered import offered
 from tests.stores import SPEC, config, connect, holds, kv_of, names, put
 
 DOC = np.arange(300) % 50
@@ -28,14 +29,8 @@ def store(tmp_path):
 @pytest.fixture(params=["server", "store"])
 def place(request, store):
     """What --server takes."""
-    if request.param == "store":
-        yield str(store)
-        return
-    with Database(config(path=str(store))) as engine:
-        server = Server(engine, ServerConfig(port=0))
-        server.start()
-        yield server.target
-        server.stop(grace=0)
+    with offered(store, by=request.param) as target:
+        yield target
 
 
 @pytest.fixture
