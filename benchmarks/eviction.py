@@ -26,7 +26,7 @@ from kvdb.storage.eviction.s3_fifo import S3Fifo
 
 POLICIES: dict[str, type[EvictionPolicy[int]]] = {"lru": Lru, "arc": Arc, "s3-fifo": S3Fifo, "reuse": Reuse}
 TOKENS = 512
-"""Of a block of the trace."""
+"""The number of tokens in a block of the trace."""
 
 
 def main() -> None:

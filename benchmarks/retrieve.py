@@ -130,8 +130,8 @@ def kind_rows(layer: Layer, builts: list[Built], oracle: Oracle, swept: bool) ->
 
 
 def timed(layer: Layer, builts: list[Built]) -> dict[str, Row]:
-    """Of each index: median milliseconds of a decode step by it, of an exact one, of a read of everything, and of the search
-    alone, and the share of steps that native code carried out by itself. What searches comes behind what reads everything."""
+    """Median milliseconds by kind of index: of a decode step, of an exact one, of a read of everything, and of the search alone;
+    and the share of steps that native code carried out by itself. What searches comes behind what reads everything."""
     queries = [layer.query(i) for i in range(layer.workload.queries.shape[1])]
     decoding = {built.kind: Decoding(layer, built.index, Dipr()) for built in builts}
     exact = Decoding(layer, None, Dipr())
