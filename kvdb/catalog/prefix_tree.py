@@ -109,10 +109,18 @@ class PrefixTree:
             if matched == len(tokens):
                 continue
             place = (0, 0) if path is None else (path[0].number, path[1])
-            for contexts in self._children.get(place, {}).get(int(tokens[matched]), ()):
-                common = contexts.segment.ids.common(prompt, matched, contexts.visible)
-                paths.append((matched + common, (contexts.segment, common, path)))
+            for segment, contexts in self.alike(place, int(tokens[matched])).items():
+                common = segment.ids.common(prompt, matched, contexts.visible)
+                paths.append((matched + common, (segment, common, path)))
         return _views(best[1])
+
+    def shows(self, views: Views) -> bool:
+        """Whether contexts see everything that the views of a path show, where it shows it."""
+        for place, view in places(views):
+            contexts = self.alike(place, view.segment.ids.first).get(view.segment)
+            if contexts is None or contexts.visible < view.visible:
+                return False
+        return True
 
     def alike(self, place: Place, token: int) -> dict[Segment, Contexts]:
         """The children at a place that begin with that token, and the contexts that see each."""
