@@ -93,7 +93,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     logging.getLogger("kvdb").propagate = False
-    sys.stdout.write(f"{given.flips} changes, seed {given.seed}: {dict(run(given.flips, given.seed))}, no wrong answer\n")
+    sys.stdout.write(f"{given.flips} changes: {dict(run(given.flips, given.seed))}, no wrong answer\n")
 
 
 if __name__ == "__main__":
