@@ -13,7 +13,9 @@ from tests.stores import SPEC, config, holds, kv_of, put
 
 NAMES = [f"c{number}" for number in range(12)]
 """Names that contexts may have."""
-MAKE, CHANGE, READ = ("put", "fork", "blend"), ("drop", "pin", "unpin", "note", "rename"), ("offload", "open", "index", "compact")
+MAKE, CHANGE, READ = ("put", "fork", "blend"), ("pin", "unpin", "note", "rename"), ("offload", "open", "index", "compact")
+SHARE_DROPPED = 0.4
+"""How many of the steps at a context drop it, so that there are always names for new ones."""
 NARROW = {"cpu_bytes_max": 700_000, "disk_bytes_max": 600_000}
 """Limits under which contexts leave main memory, and are dropped to make room."""
 TTL_SECONDS = 100_000
@@ -89,7 +91,7 @@ def choose(rng, infos, number):
     if name not in stored:
         action = str(rng.choice(MAKE)) if exact else "put"
         return Step(action, name, "" if action == "put" else str(rng.choice(exact)), number)
-    action = str(rng.choice(CHANGE + READ))
+    action = "drop" if rng.random() < SHARE_DROPPED else str(rng.choice(CHANGE + READ))
     free = [other for other in NAMES if other not in stored]
     if action == "rename" and not free:
         action = "open"
