@@ -3,6 +3,7 @@
 import os
 import shutil
 import stat
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,7 @@ def test_names_are_on_the_disk_before_they_are_acknowledged(broken, tmp_path, mo
 
 
 def test_changed_bits_never_change_an_answer():
-    outcomes = flips.run(flips=60, seed=12)
+    outcomes = sum(flips.run(flips=40, seed=12).values(), Counter())
     assert outcomes["told"] + outcomes["refused"] > 0
     assert outcomes["harmless"] > 0
 
