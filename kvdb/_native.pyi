@@ -357,6 +357,18 @@ def take_steps(
 def crc32c(table: Any, nbytes: int, out: Any) -> None:
     """The CRC-32C (Castagnoli) of the nbytes bytes at each address of table, uint64 [n], into out, uint32 [n]. On one thread."""
 
+class ReadWay(enum.Enum):
+    """Who carries many reads out: the system, from a queue of up to 128 (io_uring), or up to 16 threads that wait for theirs."""
+
+    ring = 0
+    threads = 1
+
+def read_pages(file: int, offsets: Any, addresses: Any, way: ReadWay = ...) -> None:
+    """Fills pages of 4,096 bytes at addresses, uint64 [n], from the bytes of a file at offsets, uint64 [n]; file is a descriptor,
+    addresses and offsets are multiples of 4,096 where it was opened past the page cache. Pages that stand beside each other in
+    both, in this order, are one read. ring falls back to threads where the system has no io_uring, or forbids it. Raises OSError,
+    EIO for a file that ends before; then the contents of the pages are unspecified."""
+
 def read_blocks(geometry: Geometry, table: Any) -> int:
     """Reads every byte of the blocks, on all threads, and returns the xor of their 64-bit words: memory's own speed."""
 

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from kvdb.catalog.context import Context
 from kvdb.catalog.life import Life
 from kvdb.catalog.prefix_tree import PrefixTree
-from kvdb.catalog.segment import Segment, Views
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import Views
 from kvdb.errors import AlreadyExists, CapacityError, NotFound, Unavailable, Unsupported
 from kvdb.storage.segment_file import SegmentFile
 from kvdb.types import ContextUpdate, ModelSpec, Tokens

@@ -13,7 +13,7 @@ from kvdb.catalog.overhead import context_nbytes
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.prefix_tree import concatenate
-from kvdb.catalog.segment import SegmentView, Views, release_views, visible_tokens
+from kvdb.catalog.segment_view import SegmentView, Views, release_views, visible_tokens
 from kvdb.catalog.stored_queries import StoredQueries
 from kvdb.errors import CapacityError, InvalidArgument
 from kvdb.indexing.advisor import IndexAdvisor

@@ -75,6 +75,7 @@ struct OwnedPlacement {
 };
 
 void bind_checksum(nb::module_& m);
+void bind_file_reads(nb::module_& m);
 void bind_format(nb::module_& m);
 void bind_observe(nb::module_& m);
 void bind_placement(nb::module_& m);  // the class alone, of which attend's signature speaks

@@ -241,6 +241,7 @@ NB_MODULE(_native, m) {
           "tail_lse"_a, "out"_a, "lse"_a);
     m.def("share", &py_share, "missed"_a, "lse"_a);
     bind_checksum(m);
+    bind_file_reads(m);
     bind_observe(m);
     bind_moves(m);
     bind_step(m);

@@ -22,6 +22,7 @@ from kvdb.planning.prepared import Prepared
 from kvdb.session.audits import Audits
 from kvdb.session.counters import SessionCounters
 from kvdb.session.native_steps import Course, NativeSteps
+from kvdb.session.observed_queries import ObservedQueries, tells
 from kvdb.session.query_samples import QuerySamples
 from kvdb.session.segment_counters import SegmentCounters
 from kvdb.session.services import SessionServices
@@ -36,8 +37,6 @@ log = logging.getLogger(__name__)
 NO_POSITIONS: Positions = np.zeros(0, np.int64)
 DECODE_TOKENS = 16
 """A call of more tokens is a prefill. Its time says nothing about a decode step, so it is not counted."""
-OBSERVED_FIRST, OBSERVED_STEP = 16, 8
-"""Statistics are made of the first queries of one token, and then of every 8th."""
 
 
 class Layer:
@@ -62,7 +61,7 @@ class Layer:
         self._spec = spec
         self._tail = Tail(services.config, tail)
         self._indexes_tail = False
-        self._steps = 0
+        self._observed = ObservedQueries()
         self._error_max = error_max
         self._resolved = NO_OPTIONS, NO_OPTIONS.with_default(error_max)
         self._counters = counters
@@ -103,7 +102,7 @@ class Layer:
             self._counters.count(course.prepared.plan, stats, number)
             self._count(stats, 1, course.options, number, searched=course.searches)
             self.audits.follow(course.prepared, stats, number)
-            self._steps += number if _is_telling(1, course.options) else 0
+            self._observed.pass_by(number if tells(1, course.options) else 0)
 
     def go_on(self, asked: QueryOptions) -> None:
         """Let native code carry out the next steps, if they may be like the one just answered. asked: its options, as the caller
@@ -112,8 +111,8 @@ class Layer:
             return
         prepared, options, _ = self._course
         steps = self.audits.idle_steps(prepared)
-        if prepared.partition.observes and _is_telling(1, options):
-            steps = min(steps, OBSERVED_STEP - 1 - self._steps % OBSERVED_STEP if self._steps >= OBSERVED_FIRST else 0)
+        if prepared.partition.observes and tells(1, options):
+            steps = min(steps, self._observed.next_in)
         self.native_steps.follow(self._course, asked, steps)
 
     def append(self, k: Array, v: Array) -> None:
@@ -214,7 +213,7 @@ class Layer:
         """Answer queries by the plan that was prepared for them, and count the answer. pending: see `execute`. Raises
         NonFiniteError where float32 cannot hold the answer."""
         n = q.shape[1]
-        observed = _is_telling(n, options) and (prepared.rechecks or self._observes())
+        observed = tells(n, options) and (prepared.rechecks or self._observed.takes_next())
         comparison = self.audits.due(prepared, n, options, alone=pending is None)
         self._course = (
             Course(prepared, options, self._searches(prepared))
@@ -288,13 +287,3 @@ class Layer:
         which sees less than they hold."""
         partition = prepared.partition
         return partition.device is None and bool(partition.searched) and n <= partition.behind(self.run)
-
-    def _observes(self) -> bool:
-        """Whether this query goes into the statistics."""
-        self._steps += 1
-        return self._steps <= OBSERVED_FIRST or self._steps % OBSERVED_STEP == 0
-
-
-def _is_telling(n: int, options: QueryOptions) -> bool:
-    """Whether the search of n queries tells about them. Where the caller names the index, giving up says more about that."""
-    return n == 1 and options.hints.index is None
