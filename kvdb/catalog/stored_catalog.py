@@ -24,7 +24,7 @@ from kvdb.storage.backup_folder import BackupFolder
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.store import BlockStore
 from kvdb.storage.store_folder import StoreFolder
-from kvdb.types import ContextUpdate
+from kvdb.types import ContextUpdate, Retention
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +73,9 @@ class StoredCatalog(CompactableCatalog):
         if self._damaged:
             log.error("%s was damaged; nothing is answered from: %s", folder.catalog, ", ".join(sorted(self._damaged)))
 
-    def durability(self, asked: str | None) -> str:
-        """What a context is to outlive: what the caller asks for, or the configuration."""
-        return asked or self._durability
+    def retention(self, asked: Retention) -> Retention:
+        """What the caller asks of a new context, with the configuration's durability where that is left open."""
+        return replace(asked, durability=asked.durability or self._durability)
 
     def publish(self, context: Context) -> Context:
         """Write a context to the disk as its durability asks, and make it visible. Raises AlreadyExists, CapacityError and
