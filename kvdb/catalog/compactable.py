@@ -12,7 +12,7 @@ from kvdb.catalog.holders import Held, Holder, JointTree
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.prefix_tree import PrefixTree, concatenate, place_behind
 from kvdb.catalog.relayout import Relayout
-from kvdb.catalog.segment import Views, release_views
+from kvdb.catalog.segment_view import Views, release_views
 from kvdb.types import ModelSpec, Tokens
 
 _holder_names = map(str, count(1))

@@ -5,7 +5,8 @@ from typing import NamedTuple, Protocol
 
 from kvdb.catalog.prefix_tree import Contexts, Place, PrefixTree
 from kvdb.catalog.relayout import Relayout
-from kvdb.catalog.segment import Segment, Views
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import Views
 from kvdb.types import ModelSpec
 
 

@@ -8,7 +8,7 @@ import kvdb.catalog.residency as residency
 import kvdb.validate as validate
 from kvdb.catalog.overhead import session_nbytes
 from kvdb.catalog.relayout import Relayout
-from kvdb.catalog.segment import Views
+from kvdb.catalog.segment_view import Views
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.errors import CapacityError, IntegrityError, SessionClosed, Unavailable
 from kvdb.session.counters import SessionCounters

@@ -4,33 +4,20 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Condition
-from typing import Protocol
 
 from kvdb.errors import CapacityError, IntegrityError, Unavailable
 from kvdb.storage.beside import BesideFiles, beside, final_name, written
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
+from kvdb.storage.home import Home
 from kvdb.storage.room import Evict, with_room
-from kvdb.storage.segment_file import Contents, SegmentFile
+from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.segment_head import Contents
+from kvdb.storage.unsynced_files import UnsyncedFiles
 from kvdb.types import TierStats
 
 FILE_SUFFIX = ".segment"
 """The end of the name of a segment's file."""
-
-
-class Home(Protocol):
-    """A folder that belongs to one database as long as it is open. key: names the folder among all others. path: where it is."""
-
-    key: str
-    path: Path
-
-    def sync(self) -> None:
-        """Wait until the names of files that came are on the disk, if they are to outlive the database. Raises Unavailable."""
-        ...
-
-    def close(self) -> None:
-        """Give the folder up. Closing twice does nothing."""
-        ...
 
 
 class SegmentFolder:
@@ -51,8 +38,7 @@ class SegmentFolder:
         self._made = self._beside.next_number
         self._writing: set[str] = set()  # names of files that are not yet known
         self._left: set[str] = set()
-        self._unsynced: set[SegmentFile] = set()
-        self._sync_error: str | None = None
+        self._unsynced = UnsyncedFiles(home)
         self.changes = 0
         self.evict: Evict | None = None
         self._closed = False
@@ -93,29 +79,14 @@ class SegmentFolder:
         return file
 
     def sync(self) -> None:
-        """Wait until every file of a segment has reached the disk. Raises Unavailable, and from then on always, because what
-        failed once may be lost although a second attempt succeeds."""
+        """Wait until every file of a segment has reached the disk. Raises what `UnsyncedFiles.sync` does."""
         with self._lock:
-            unsynced = set(self._unsynced)
-            try:
-                if self._sync_error is not None:
-                    raise Unavailable(self._sync_error)
-                for file in unsynced:
-                    file.sync()
-                if unsynced:
-                    self._home.sync()
-            except Unavailable as error:
-                self._sync_error = (
-                    self._sync_error or f"{error}; nothing that is to be durable is taken until the store is opened again"
-                )
-                raise
-            self._unsynced -= unsynced
+            self._unsynced.sync()
 
     def adopt(self, name: str, spec: str, layout: BlockLayout, layers: int, tokens: int) -> SegmentFile:
         """Take over a file that the folder held before it was opened, with what is kept beside it. Its contents are checked when
         they are read. The rest as in `write`. Raises IntegrityError for one of another length, and Unavailable for none."""
-        file = SegmentFile(self.path / name, self._contents(name, spec, layout, layers, tokens))
-        file.check_length()
+        file = SegmentFile.adopt(self.path / name, self._contents(name, spec, layout, layers, tokens))
         with self._lock:
             self._files[name] = file
             self._reserved += file.nbytes + self._beside.adopt(file)
