@@ -53,6 +53,10 @@ class JointTree(PrefixTree):
         contexts, holders = self._both
         return _joined(contexts.alike(place, token), holders.alike(place, token))
 
+    def overlaps(self, segment: Segment) -> dict[int, int]:
+        contexts, holders = self._both
+        return {**contexts.overlaps(segment), **holders.overlaps(segment)}
+
     def children(self, place: Place) -> Iterator[tuple[Segment, Contexts]]:
         contexts, holders = self._both
         return iter(_joined(dict(contexts.children(place)), dict(holders.children(place))).items())

@@ -192,3 +192,19 @@ def test_imports_at_once_share_what_they_begin_with():
             writer.commit()
         assert used_blocks(db) <= 1.1 * least_blocks(texts)
         assert all(holds(db, tokens) for tokens in texts)
+
+
+def test_a_text_that_hangs_in_the_middle_of_a_session_s_is_found_when_the_session_is_stored():
+    """It was stored while contexts saw less of the segment that the session stands on."""
+    whole, middle = np.arange(40), np.r_[np.arange(20), 50 + np.arange(9)]
+    with kvdb.connect(config=config(block_size=BLOCK)) as db:
+        put(db, whole, "whole")
+        put(db, np.r_[np.arange(12), 60], "beginning")
+        with db.create_session(SPEC, whole) as session:
+            db.drop("whole")
+            put(db, middle, "middle")
+            db.store(session, name="again", tokens=whole)
+            assert holds(db, middle)
+        texts = [whole, middle, np.r_[np.arange(12), 60]]
+        assert all(holds(db, tokens) for tokens in texts)
+        assert used_blocks(db) <= 1.1 * least_blocks(texts)
