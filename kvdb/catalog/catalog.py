@@ -16,10 +16,11 @@ from typing import Any, Protocol
 from kvdb.catalog.context import Context
 from kvdb.catalog.life import Life
 from kvdb.catalog.prefix_tree import PrefixTree
-from kvdb.catalog.segment import Segment, Views
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import Views
 from kvdb.errors import AlreadyExists, CapacityError, NotFound, Unavailable, Unsupported
 from kvdb.storage.segment_file import SegmentFile
-from kvdb.types import ContextUpdate, ModelSpec, Tokens
+from kvdb.types import ContextUpdate, ModelSpec, Retention, Tokens
 
 log = logging.getLogger(__name__)
 EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -55,12 +56,13 @@ class Catalog:
         self._lock = Lock()
         self.watcher: Watcher | None = None
 
-    def durability(self, asked: str | None) -> str:
-        """What a context is to outlive, if the caller asks for that. Raises Unsupported for more than a database without a store
-        can promise."""
-        if asked not in {None, "memory"}:
-            raise Unsupported(f"durability={asked!r} needs a store, and this database keeps nothing: kvdb.connect(FOLDER)")
-        return "memory"
+    def retention(self, asked: Retention) -> Retention:
+        """What the caller asks of a new context, with the durability that it will have. Raises Unsupported for more than a
+        database without a store can promise."""
+        if asked.durability not in {None, "memory"}:
+            level = f"durability={asked.durability!r}"
+            raise Unsupported(f"{level} needs a store, and this database keeps nothing: kvdb.connect(FOLDER)")
+        return replace(asked, durability="memory")
 
     def publish(self, context: Context) -> Context:
         """Make a context visible; it takes over the caller's references to its segments. Returns it as it is stored. Raises

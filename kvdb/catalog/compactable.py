@@ -10,7 +10,7 @@ from kvdb.catalog.context import Context
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.prefix_tree import PrefixTree, place_behind
 from kvdb.catalog.relayout import Relayout
-from kvdb.catalog.segment import Views, release_views
+from kvdb.catalog.segment_view import Views, release_views
 from kvdb.types import ModelSpec, Tokens
 
 CONTEXTS_AT_ONCE = 256

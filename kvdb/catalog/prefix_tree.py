@@ -10,7 +10,8 @@ from typing import TypeAlias
 import numpy as np
 
 from kvdb.catalog.packed_ids import Prompt
-from kvdb.catalog.segment import Segment, SegmentView, Views
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import SegmentView, Views
 from kvdb.types import Tokens
 
 Place = tuple[int, int]

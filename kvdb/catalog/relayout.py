@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 from kvdb.catalog.prefix_tree import Place
-from kvdb.catalog.segment import Segment, SegmentView, Views
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import SegmentView, Views
 
 
 class Piece(NamedTuple):

@@ -1,7 +1,7 @@
 """What a durable catalogue keeps of views, and of the segments that they show."""
 
 from kvdb.catalog.catalog_records import SegmentRecord, ViewRecord
-from kvdb.catalog.segment import Views
+from kvdb.catalog.segment_view import Views
 
 
 def records_of(spec: str, views: Views) -> tuple[list[SegmentRecord], tuple[ViewRecord, ...]]:

@@ -10,7 +10,8 @@ from kvdb.catalog.life import Life
 from kvdb.catalog.overhead import context_nbytes, segment_nbytes
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.packed_ids import PackedIds
-from kvdb.catalog.segment import Segment, SegmentView
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import SegmentView
 from kvdb.errors import ConfigError, IntegrityError, Unavailable
 from kvdb.storage.budget import Reservation
 from kvdb.storage.disk import SegmentFolder

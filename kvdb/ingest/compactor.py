@@ -13,7 +13,8 @@ import kvdb.catalog.residency as residency
 from kvdb.catalog.chains import Chain, Twins, groups_of
 from kvdb.catalog.compactable import CompactableCatalog, Text
 from kvdb.catalog.relayout import Relayout, Target
-from kvdb.catalog.segment import Segment, SegmentView
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import SegmentView
 from kvdb.catalog.stored_queries import StoredQueries
 from kvdb.errors import CapacityError, IntegrityError, Unavailable
 from kvdb.indexing.advisor import IndexAdvisor

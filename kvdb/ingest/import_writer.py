@@ -9,7 +9,7 @@ import numpy as np
 
 import kvdb.validate as validate
 from kvdb.catalog.overhead import segment_nbytes
-from kvdb.catalog.segment import Views, release_views, visible_tokens
+from kvdb.catalog.segment_view import Views, release_views, visible_tokens
 from kvdb.catalog.stored_queries import StoredQueries
 from kvdb.errors import NonFiniteError, PositionError, SessionClosed
 from kvdb.ingest.new_segment import NewSegment

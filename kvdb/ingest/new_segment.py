@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.overhead import segment_nbytes
-from kvdb.catalog.segment import Segment, SegmentView
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import SegmentView
 from kvdb.catalog.stored_queries import StoredQueries
 from kvdb.ingest.early_file import EarlyFile
 from kvdb.storage.block_table import BlockTable

@@ -6,7 +6,7 @@ from typing import Any
 import kvdb.catalog.residency as residency
 import kvdb.validate as validate
 from kvdb.catalog.catalog import Catalog
-from kvdb.catalog.segment import release_views, visible_tokens
+from kvdb.catalog.segment_view import release_views, visible_tokens
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.storage.store import BlockStore
 from kvdb.types import ContextInfo, ContextStatistics, ContextUpdate, ModelSpec, PrefixMatch, TierStats, Tokens

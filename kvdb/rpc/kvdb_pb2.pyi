@@ -211,20 +211,32 @@ class ImportRequest(_message.Message):
     def __init__(self, begin: _Optional[_Union[ImportBegin, _Mapping]] = ..., chunk: _Optional[_Union[KvChunk, _Mapping]] = ..., commit: _Optional[_Union[ImportCommit, _Mapping]] = ..., sample: _Optional[_Union[ImportSample, _Mapping]] = ..., part: _Optional[_Union[RequestPart, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ImportBegin(_message.Message):
-    __slots__ = ("spec", "tokens", "name", "base", "durability", "salt")
+    __slots__ = ("spec", "tokens", "name", "base", "retention", "salt")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
-    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
     spec: ModelSpec
     tokens: bytes
     name: str
     base: int
-    durability: str
+    retention: Retention
     salt: str
-    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., name: _Optional[str] = ..., base: _Optional[int] = ..., durability: _Optional[str] = ..., salt: _Optional[str] = ...) -> None: ...
+    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., name: _Optional[str] = ..., base: _Optional[int] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., salt: _Optional[str] = ...) -> None: ...
+
+class Retention(_message.Message):
+    __slots__ = ("durability", "ttl", "metadata", "pinned")
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    durability: str
+    ttl: float
+    metadata: str
+    pinned: bool
+    def __init__(self, durability: _Optional[str] = ..., ttl: _Optional[float] = ..., metadata: _Optional[str] = ..., pinned: _Optional[bool] = ...) -> None: ...
 
 class KvChunk(_message.Message):
     __slots__ = ("layer", "dtype", "shape")
@@ -755,18 +767,18 @@ class TruncateReply(_message.Message):
     def __init__(self, reused: _Optional[int] = ..., start: _Optional[int] = ..., layout: _Optional[_Iterable[_Union[Placed, _Mapping]]] = ...) -> None: ...
 
 class StoreRequest(_message.Message):
-    __slots__ = ("session_id", "name", "tokens", "chunk", "durability")
+    __slots__ = ("session_id", "name", "tokens", "chunk", "retention")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
-    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     name: str
     tokens: bytes
     chunk: bool
-    durability: str
-    def __init__(self, session_id: _Optional[str] = ..., name: _Optional[str] = ..., tokens: _Optional[bytes] = ..., chunk: _Optional[bool] = ..., durability: _Optional[str] = ...) -> None: ...
+    retention: Retention
+    def __init__(self, session_id: _Optional[str] = ..., name: _Optional[str] = ..., tokens: _Optional[bytes] = ..., chunk: _Optional[bool] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("session_id", "layer", "options", "analyze")

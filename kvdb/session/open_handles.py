@@ -6,7 +6,8 @@ from threading import Condition
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from kvdb.catalog.context import Context
-from kvdb.catalog.segment import Segment, Views
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import Views
 from kvdb.errors import Unavailable
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.segment_file import SegmentFile

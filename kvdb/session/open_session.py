@@ -7,7 +7,7 @@ from typing import Protocol
 import kvdb.catalog.residency as residency
 import kvdb.validate as validate
 from kvdb.catalog.overhead import session_nbytes
-from kvdb.catalog.segment import Views
+from kvdb.catalog.segment_view import Views
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.errors import SessionClosed, Unavailable
 from kvdb.session.counters import SessionCounters

@@ -10,7 +10,7 @@ from kvdb.planning.services import PlanningServices
 from kvdb.session.open_handles import OpenHandles
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.loader import Loader
-from kvdb.types import ContextInfo, ModelSpec, Tokens
+from kvdb.types import DEFAULT_RETENTION, ContextInfo, ModelSpec, Retention, Tokens
 
 
 class StorableSession(Protocol):
@@ -35,7 +35,13 @@ class SessionPublisher(Protocol):
     """Makes contexts of sessions."""
 
     def store(
-        self, session: StorableSession, name: str, tokens: Tokens | None, *, chunk: bool = False, durability: str | None = None
+        self,
+        session: StorableSession,
+        name: str,
+        tokens: Tokens | None,
+        *,
+        chunk: bool = False,
+        retention: Retention = DEFAULT_RETENTION,
     ) -> ContextInfo:
         """Keep a session's tokens as a context; see `kvdb.ingest.publisher.Publisher.store`."""
         ...

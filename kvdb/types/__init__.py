@@ -1,7 +1,18 @@
 """Values that all rooms of kvdb share: what a model's cache is, and what the database says of itself."""
 
 from kvdb.types.arrays import DTYPES, Addresses, Array, Bools, Float32, KeysValues, Positions, Tokens
-from kvdb.types.contexts import DURABILITIES, Checked, ContextInfo, ContextUpdate, IndexInfo, Placed, PrefixMatch, PromptPart
+from kvdb.types.contexts import (
+    DEFAULT_RETENTION,
+    DURABILITIES,
+    Checked,
+    ContextInfo,
+    ContextUpdate,
+    IndexInfo,
+    Placed,
+    PrefixMatch,
+    PromptPart,
+    Retention,
+)
 from kvdb.types.model_spec import (
     HEAD_DIM_MAX,
     HEADS_MAX,
@@ -16,6 +27,7 @@ from kvdb.types.model_spec import (
 from kvdb.types.statistics import ERROR, MEASURES, ContextStatistics, SegmentStatistics, SessionStats, TierStats
 
 __all__ = [
+    "DEFAULT_RETENTION",
     "DTYPES",
     "DURABILITIES",
     "ERROR",
@@ -42,6 +54,7 @@ __all__ = [
     "Positions",
     "PrefixMatch",
     "PromptPart",
+    "Retention",
     "Rope",
     "SegmentStatistics",
     "SessionStats",

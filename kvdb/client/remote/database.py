@@ -17,6 +17,7 @@ from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_plan
 from kvdb.rpc.query_options import put_query_options
 from kvdb.types import (
+    DEFAULT_RETENTION,
     Array,
     Checked,
     ContextInfo,
@@ -27,6 +28,7 @@ from kvdb.types import (
     ModelSpec,
     PrefixMatch,
     PromptPart,
+    Retention,
     TierStats,
     Tokens,
 )
@@ -50,16 +52,22 @@ class RemoteDatabase:
         self._sessions = OpenSessions()
 
     def begin_import(
-        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None, salt: str = ""
+        self,
+        spec: ModelSpec,
+        tokens: Tokens,
+        name: str,
+        base: int | None = None,
+        retention: Retention = DEFAULT_RETENTION,
+        salt: str = "",
     ) -> RemoteImport:
         """Start storing a context; see `kvdb.database.Database.begin_import`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
         ids = codec.to_tokens(validate.token_ids(tokens))
         connection.check_size("the list of tokens", len(ids))
         first = None if base is None else validate.base(base)
-        level = validate.durability(durability)
-        what = {"name": validate.name(name), "durability": level, "salt": validate.salt(salt)}
-        begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, base=first, **what)
+        kept = codec.to_retention(validate.retention(retention))
+        begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, base=first, retention=kept)
+        begin.name, begin.salt = validate.name(name), validate.salt(salt)
         return RemoteImport(connection, spec, begin)
 
     def create_session(
