@@ -101,10 +101,10 @@ class Publisher:
     def early_file(self, context: NewContext, tokens: int) -> EarlyFile | None:
         """The file of a context's new segment of so many tokens, to be written while these come. None where nothing is to be
         written before the database ends, and where blocks will be quantized first."""
-        disk = self._blocks.disk
-        if disk is None or not self._catalog.on_disk or context.durability == "memory" or self._blocks.quantizes:
+        disk, durability = self._blocks.disk, context.retention.durability or "memory"
+        if disk is None or not self._catalog.on_disk or durability == "memory" or self._blocks.quantizes:
             return None
-        return EarlyFile(disk, context.spec.digest, tokens, synced=context.durability != "os")
+        return EarlyFile(disk, context.spec.digest, tokens, synced=durability != "os")
 
     def publish(self, context: NewContext, views: Views, new: NewSegment) -> ContextInfo:
         """Make a context of the views and, behind them, a new segment, if it has any tokens.

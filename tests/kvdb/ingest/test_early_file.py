@@ -12,6 +12,7 @@ import pytest
 
 import kvdb.storage.segment_head as segment_head
 from kvdb.errors import AlreadyExists, CapacityError, Unavailable
+from kvdb.types import Retention
 from tests.racing import race
 from tests.stores import SPEC, connect, holds, kv_of, names, put
 from tests.waiting import until
@@ -33,7 +34,7 @@ def db(tmp_path):
 
 def begun(db, tokens, name, layers=1, durability=None):
     """An import of which some layers have come."""
-    writer = db._transport.begin_import(SPEC, np.asarray(tokens, np.int32), name, durability=durability)
+    writer = db._transport.begin_import(SPEC, np.asarray(tokens, np.int32), name, retention=Retention(durability))
     for layer in range(layers):
         writer.write(layer, *kv_of(tokens)[layer])
     return writer
