@@ -11,7 +11,8 @@ from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.home import Home
 from kvdb.storage.room import Evict, with_room
-from kvdb.storage.segment_file import Contents, SegmentFile
+from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.segment_head import Contents
 from kvdb.storage.unsynced_files import UnsyncedFiles
 from kvdb.types import TierStats
 
@@ -85,8 +86,7 @@ class SegmentFolder:
     def adopt(self, name: str, spec: str, layout: BlockLayout, layers: int, tokens: int) -> SegmentFile:
         """Take over a file that the folder held before it was opened, with what is kept beside it. Its contents are checked when
         they are read. The rest as in `write`. Raises IntegrityError for one of another length, and Unavailable for none."""
-        file = SegmentFile(self.path / name, self._contents(name, spec, layout, layers, tokens))
-        file.check_length()
+        file = SegmentFile.adopt(self.path / name, self._contents(name, spec, layout, layers, tokens))
         with self._lock:
             self._files[name] = file
             self._reserved += file.nbytes + self._beside.adopt(file)

@@ -6,7 +6,8 @@ from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import CpuBudget
 from kvdb.storage.cpu import CpuTier
-from kvdb.storage.segment_file import Contents, SegmentFile
+from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.segment_head import Contents
 from kvdb.types import DTYPES
 
 PAGES = BlockLayout("bfloat16", kv_heads=2, head_dim=64, block_size=16)
