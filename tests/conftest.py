@@ -63,7 +63,7 @@ def cache_folder(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def databases():
+def integrity_watch():
     """Every database that the tests open."""
     from tests.integrity import watched
 
@@ -73,10 +73,10 @@ def databases():
 
 
 @pytest.fixture(autouse=True)
-def integrity(databases):
+def integrity(integrity_watch):
     """No test leaves blocks without an owner, or owners without a block, in any database that it opened."""
     yield
-    errors = databases.take_errors()
+    errors = integrity_watch.take_errors()
     assert not errors, f"integrity is broken: {errors[0]}"
 
 

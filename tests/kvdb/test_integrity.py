@@ -20,24 +20,24 @@ def broken():
     client.close()
 
 
-def test_a_block_without_an_owner_is_noticed_while_its_database_is_open(broken, databases):
-    assert "references" in str(databases.take_errors()[0])
+def test_a_block_without_an_owner_is_noticed_while_its_database_is_open(broken, integrity_watch):
+    assert "references" in str(integrity_watch.take_errors()[0])
 
 
-def test_a_block_without_an_owner_is_noticed_when_its_database_is_closed(databases):
+def test_a_block_without_an_owner_is_noticed_when_its_database_is_closed(integrity_watch):
     database = Database(config(block_size=8))
     tables = database._blocks.tables(SPEC)
     tables[0].reserve(8)
     database.close()
-    assert "owner" in str(databases.take_errors()[0])
+    assert "owner" in str(integrity_watch.take_errors()[0])
 
 
-def test_a_session_that_forgets_a_table_is_noticed(databases):
+def test_a_session_that_forgets_a_table_is_noticed(integrity_watch):
     """The whole of what is open is compared, not only what contexts hold."""
     database = Database(config(block_size=8))
     session = database.create_session(SPEC, [1, 2])
     session._layers[0].tail.reserve(2)
     database.handles.remove(session)
     database.close()
-    assert databases.take_errors()
+    assert integrity_watch.take_errors()
     session.close()
