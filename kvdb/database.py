@@ -175,10 +175,10 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         return batch.attention(self._own(sessions), layer, q, options)
 
     @counted_call
-    def drop(self, name: str) -> None:
-        """Forget a context, and give back the space of what nobody sees any more. Open sessions over it go on. Raises
-        NotFound."""
-        super().drop(name)
+    def drop(self, *names: str) -> None:
+        """Forget contexts, all or none, and give back the space of what nobody sees any more. Open sessions over them go on.
+        Raises NotFound."""
+        super().drop(*names)
         self._compactor.settle()
 
     @counted_call

@@ -109,11 +109,11 @@ class CatalogFile:
             db.execute("DELETE FROM life WHERE name = ?", (name,))
             LIVES.write(db, record.row())
 
-    def delete(self, name: str, segments: Sequence[str]) -> None:
-        """Remove a context, and segments that no other context names, by their files. Raises as `insert` does."""
+    def delete(self, names: Sequence[str], segments: Sequence[str]) -> None:
+        """Remove contexts, and segments that no other context names, by their files. Raises as `insert` does."""
         with self._db.transaction() as db:
-            db.execute("DELETE FROM context WHERE name = ?", (name,))
-            db.execute("DELETE FROM life WHERE name = ?", (name,))
+            db.executemany("DELETE FROM context WHERE name = ?", [(name,) for name in names])
+            db.executemany("DELETE FROM life WHERE name = ?", [(name,) for name in names])
             _delete_segments(db, segments)
 
     def delete_segments(self, segments: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from kvdb.types import (
     ContextInfo,
     ContextStatistics,
     ContextUpdate,
+    Dropped,
     Float32,
     IndexInfo,
     KeysValues,
@@ -150,7 +151,9 @@ class Transport(Protocol):
 
     def update_context(self, name: str, change: ContextUpdate) -> ContextInfo: ...
 
-    def drop(self, name: str) -> None: ...
+    def drop(self, *names: str) -> None: ...
+
+    def drop_all(self, prefix: str, metadata: Mapping[str, Any]) -> Dropped: ...
 
     def offload(self, name: str) -> int: ...
 

@@ -19,6 +19,7 @@ from kvdb.catalog.stored_queries import StoredQueries
 from kvdb.errors import CapacityError, InvalidArgument
 from kvdb.indexing.advisor import IndexAdvisor
 from kvdb.ingest.compactor import Compactor
+from kvdb.ingest.early_file import EarlyFile
 from kvdb.ingest.new_segment import NewSegment
 from kvdb.session.services import StorableSession
 from kvdb.storage.block_layout import Rounding
@@ -96,6 +97,14 @@ class Publisher:
             raise
         new = NewSegment(ids[stored:], tables, stored, self._queries_of(session))
         return self.publish(context, views, new)
+
+    def early_file(self, context: NewContext, tokens: int) -> EarlyFile | None:
+        """The file of a context's new segment of so many tokens, to be written while these come. None where nothing is to be
+        written before the database ends, and where blocks will be quantized first."""
+        disk, durability = self._blocks.disk, context.retention.durability or "memory"
+        if disk is None or not self._catalog.on_disk or durability == "memory" or self._blocks.quantizes:
+            return None
+        return EarlyFile(disk, context.spec.digest, tokens, synced=durability != "os")
 
     def publish(self, context: NewContext, views: Views, new: NewSegment) -> ContextInfo:
         """Make a context of the views and, behind them, a new segment, if it has any tokens.

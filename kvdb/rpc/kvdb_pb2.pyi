@@ -344,15 +344,35 @@ class UpdateContextRequest(_message.Message):
     new_name: str
     def __init__(self, name: _Optional[str] = ..., pinned: _Optional[bool] = ..., ttl: _Optional[float] = ..., metadata: _Optional[str] = ..., new_name: _Optional[str] = ...) -> None: ...
 
-class DropContextRequest(_message.Message):
-    __slots__ = ("name",)
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+class DropContextsRequest(_message.Message):
+    __slots__ = ("names", "matching")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    MATCHING_FIELD_NUMBER: _ClassVar[int]
+    names: Names
+    matching: Matching
+    def __init__(self, names: _Optional[_Union[Names, _Mapping]] = ..., matching: _Optional[_Union[Matching, _Mapping]] = ...) -> None: ...
 
-class DropContextReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+class Names(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Matching(_message.Message):
+    __slots__ = ("prefix", "metadata")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    metadata: str
+    def __init__(self, prefix: _Optional[str] = ..., metadata: _Optional[str] = ...) -> None: ...
+
+class DropContextsReply(_message.Message):
+    __slots__ = ("dropped", "in_use")
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    IN_USE_FIELD_NUMBER: _ClassVar[int]
+    dropped: _containers.RepeatedScalarFieldContainer[str]
+    in_use: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, dropped: _Optional[_Iterable[str]] = ..., in_use: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReadContextRequest(_message.Message):
     __slots__ = ("context", "session_id", "layers", "start", "stop")

@@ -69,6 +69,11 @@ class BlockStore:
         tier = self._tier(layout)
         return [BlockTable(tier, layout) for _ in range(spec.layers)]
 
+    @property
+    def quantizes(self) -> bool:
+        """Whether tables that are to be stored are quantized first."""
+        return bool(self._config.format)
+
     def quantize(self, tables: list[BlockTable]) -> list[Rounding]:
         """Replace tables that are to be stored, layer by layer, by those of the same tokens in `storage.format`. Returns how much
         each layer was changed, nothing where keys and values are stored as they came. Raises CapacityError and InvalidArgument;

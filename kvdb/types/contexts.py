@@ -73,6 +73,14 @@ DEFAULT_RETENTION = Retention()
 
 
 @dataclass(frozen=True)
+class Dropped:
+    """Contexts that were to be dropped, by their names. in_use: those that are still there, because sessions stand on them."""
+
+    names: tuple[str, ...]
+    in_use: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class PrefixMatch:
     """How many leading tokens of a prompt are stored, and how many of these are in main memory; the others are on disk."""
 
