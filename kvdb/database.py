@@ -87,6 +87,7 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
             loader=self._blocks.loader,
             handles=self.handles,
             publisher=self._publisher,
+            space=self._compactor,
             auditor=self._auditor,
         )
 
@@ -204,6 +205,7 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
             return
         self._blocks.loader.close()  # so that nobody waits for a segment any more
         self._builder.close()  # nor for an index
+        self._compactor.stop()
         self.handles.close()
         self._auditor.shutdown()
         self._compactor.close()

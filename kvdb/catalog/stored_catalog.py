@@ -100,8 +100,9 @@ class StoredCatalog(CompactableCatalog):
     def replace(self, text: Text, relayout: Relayout) -> None:
         """Write the targets to the disk, then let contexts see them; see `CompactableCatalog.replace`. Raises CapacityError or
         Unavailable."""
-        for target in relayout.targets:
-            target.segment.write(self._disk, text.spec)
+        if self._seeing(text, relayout):
+            for target in relayout.targets:
+                target.segment.write(self._disk, text.spec)
         super().replace(text, relayout)
 
     def _replace(self, names: Sequence[str], relayout: Relayout) -> None:
