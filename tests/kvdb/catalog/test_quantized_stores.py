@@ -108,10 +108,9 @@ def test_one_that_does_not_fit_into_memory_is_read_layer_by_layer(make_kv, tmp_p
     with opened(tmp_path, format="int8") as db:
         doc = db.import_context(spec, kv.tokens, kv.pairs(), name="doc")
         before, nbytes = doc.read(range(8)), doc.info.nbytes
-    with opened(tmp_path, cpu_bytes_max=nbytes // 2) as db:
-        with db.create_session(spec, kv.tokens) as session:
-            for layer in range(8):
-                assert same([session.read(layer)], [before[layer]])
-                out = session.attention(layer, kv.q[layer][:, -1:], retrieval=kvdb.Exact())
-                expected, _ = attention(kv.q[layer][:, -1:], *before[layer], spec.softmax_scale)
-                assert relative_error(out, expected) <= 2e-2
+    with opened(tmp_path, cpu_bytes_max=nbytes // 2) as db, db.create_session(spec, kv.tokens) as session:
+        for layer in range(8):
+            assert same([session.read(layer)], [before[layer]])
+            out = session.attention(layer, kv.q[layer][:, -1:], retrieval=kvdb.Exact())
+            expected, _ = attention(kv.q[layer][:, -1:], *before[layer], spec.softmax_scale)
+            assert relative_error(out, expected) <= 2e-2
