@@ -143,6 +143,13 @@ def _fork(db, seed, step, durability):
             db.store(twin, name=step.name, tokens=tokens, durability=durability)
 
 
+def possible(state, step):
+    """Whether a step can be taken where this is stored."""
+    if step.action in MAKE:
+        return step.name not in state and (step.action == "put" or step.other in state)
+    return step.action == "compact" or (step.name in state and step.other not in state)
+
+
 def after(state, seed, step):
     """What is stored once a step is done, contexts by name. state: what was before, which stays as it is."""
     now, name = dict(state), step.name
