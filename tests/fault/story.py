@@ -7,7 +7,7 @@ import numpy as np
 
 import kvdb
 from kvdb.config import IndexConfig
-from kvdb.errors import CapacityError
+from kvdb.errors import CapacityError, NotFound
 from tests.reference import attention, relative_error
 from tests.stores import SPEC, config, holds, kv_of, put
 
@@ -192,5 +192,5 @@ def is_whole(db, name, kept):
     return True
 
 
-REFUSED = (CapacityError,)
-"""What a step may meet where room is short: then it has done nothing."""
+REFUSED = (CapacityError, NotFound)
+"""What a step may meet where room is short, and its context went: then it has done nothing."""

@@ -168,7 +168,7 @@ def test_an_update_that_says_nothing_changes_nothing():
 
 
 def test_uses_that_cannot_be_written_keep_no_store_from_closing(tmp_path, caplog):
-    """Where the catalogue is damaged so that it can be read and not written, contexts are answered from, and the store is closed."""
+    """Where the catalogue is damaged so that it can be read and not written, contexts are answered from."""
     with connect(tmp_path) as db:
         put(db, [1, 2, 3], "doc")
     with sqlite3.connect(tmp_path / "catalog.db") as file:
