@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 import indexes.registry as registry
 from kvdb.errors import DtypeError, InvalidArgument, KvdbError, LayerError, PositionError, ShapeError, SpecError, SpecMismatch
-from kvdb.types import DURABILITIES, Array, ModelSpec, PromptPart, Tokens
+from kvdb.types import DURABILITIES, Array, ModelSpec, PromptPart, Retention, Tokens
 
 NAME_LENGTH_MAX = 1024
 METADATA_BYTES_MAX = 16 << 10
@@ -270,6 +270,13 @@ def metadata(given: Any) -> Mapping[str, Any]:
     if len(text) > METADATA_BYTES_MAX:
         raise InvalidArgument(f"metadata takes {len(text):,} bytes as JSON; expected at most {METADATA_BYTES_MAX:,}")
     return dict(kept)
+
+
+def retention(given: Retention) -> Retention:
+    """Raises InvalidArgument for what a new context cannot have; see `durability`, `ttl`, `metadata` and `flag`."""
+    seconds = None if given.ttl is None else ttl(given.ttl)
+    noted = metadata({} if given.metadata is None else given.metadata)
+    return Retention(durability(given.durability), seconds, noted, flag("pinned", given.pinned))
 
 
 def is_whole(given: Any) -> bool:

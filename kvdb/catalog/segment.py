@@ -204,8 +204,8 @@ class Segment:
             return self.file
 
     def stand_on(self, disk: SegmentFolder, file: SegmentFile) -> None:
-        """Stand on a file that holds the segment already, because its tables are empty."""
-        assert not self.resident and self.file is None
+        """Stand on a file that holds the segment already."""
+        assert self.file is None
         self.file, self._disk = file, disk
 
     def offload(self, disk: SegmentFolder, spec: str) -> int:

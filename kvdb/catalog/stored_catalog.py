@@ -24,7 +24,7 @@ from kvdb.storage.backup_folder import BackupFolder
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.store import BlockStore
 from kvdb.storage.store_folder import StoreFolder
-from kvdb.types import ContextUpdate
+from kvdb.types import ContextUpdate, Retention
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +73,9 @@ class StoredCatalog(CompactableCatalog):
         if self._damaged:
             log.error("%s was damaged; nothing is answered from: %s", folder.catalog, ", ".join(sorted(self._damaged)))
 
-    def durability(self, asked: str | None) -> str:
-        """What a context is to outlive: what the caller asks for, or the configuration."""
-        return asked or self._durability
+    def retention(self, asked: Retention) -> Retention:
+        """What the caller asks of a new context, with the configuration's durability where that is left open."""
+        return replace(asked, durability=asked.durability or self._durability)
 
     def publish(self, context: Context) -> Context:
         """Write a context to the disk as its durability asks, and make it visible. Raises AlreadyExists, CapacityError and
@@ -100,8 +100,9 @@ class StoredCatalog(CompactableCatalog):
     def replace(self, text: Text, relayout: Relayout) -> None:
         """Write the targets to the disk, then let contexts see them; see `CompactableCatalog.replace`. Raises CapacityError or
         Unavailable."""
-        for target in relayout.targets:
-            target.segment.write(self._disk, text.spec)
+        if self._seeing(text, relayout):
+            for target in relayout.targets:
+                target.segment.write(self._disk, text.spec)
         super().replace(text, relayout)
 
     def _replace(self, names: Sequence[str], relayout: Relayout) -> None:
@@ -137,24 +138,23 @@ class StoredCatalog(CompactableCatalog):
             raise AlreadyExists(f"a context named {name!r} is stored and was damaged; drop it first or choose another name")
         super().check_free(name)
 
-    def drop(self, name: str) -> None:
-        """Forget a context, and free the segments that nobody else holds. Raises NotFound, and CapacityError or Unavailable where
-        that cannot be written; then it is still there."""
+    def drop(self, *names: str) -> None:
+        """Forget contexts by one transaction, and free the segments that nobody else holds. Raises NotFound, and CapacityError or
+        Unavailable where that cannot be written; then all are still there."""
         with self._commit_lock:
-            if name in self._damaged:
-                self._file.delete(name, ())
-                self._damaged.remove(name)
-                return
-            if name in self._unwritten:
-                super().drop(name)
-                self._unwritten.remove(name)
-                return
-            files = [view.segment.file for view in self.get(name).views]
+            once = dict.fromkeys(names)
+            present = [self.get(name) for name in once if name not in self._damaged]
+            written = [context for context in present if context.name not in self._unwritten]
+            files = [view.segment.file for context in written for view in context.views]
             named = Counter(file.path.name for file in files if file is not None)
             last = [file for file, views in named.items() if self._named[file] == views]
-            self._file.delete(name, last)
+            rows = [name for name in once if name not in self._unwritten]
+            if rows:
+                self._file.delete(rows, last)
             self._named.subtract(named)
-            super().drop(name)
+            super().drop(*(context.name for context in present))
+            self._damaged.difference_update(once)
+            self._unwritten.difference_update(once)
 
     def use(self, views: Views) -> list[Context]:
         """Count a use, which is written with others later, or when the store is closed."""

@@ -66,8 +66,6 @@ class StorageConfig:
                 f"storage.block_size is {self.block_size}; with storage.format={self.format!r} expected a multiple of "
                 f"{QUANTIZED_GROUP} tokens"
             )
-        if self.format and self.path:
-            raise ConfigError("storage.format and storage.path are both set; a store holds keys and values as they came")
         if self.path and self.disk_path:
             raise ConfigError("storage.path and storage.disk_path are both set; expected one: a store holds what is offloaded")
         if self.durability not in DURABILITIES:

@@ -1,4 +1,5 @@
-"""An import under way: KV goes straight into blocks, and nothing is visible until the import is complete."""
+"""An import under way: KV goes straight into blocks, and from there to the disk where it is to be durable; nothing is visible
+until the import is complete."""
 
 from contextlib import ExitStack
 from threading import Lock
@@ -47,6 +48,7 @@ class ImportWriter:
         self._tokens = target.tokens
         self._context = target.context
         self._base = target.base
+        self._early = publisher.early_file(target.context, len(target.tokens) - self.start)
         self._queries = StoredQueries(publisher.budget)
         self._beside = Reservation(publisher.budget)
         self._lock = Lock()
@@ -65,7 +67,8 @@ class ImportWriter:
         """Append the KV of the next tokens of one layer, `[kv_heads, n, head_dim]`, from token `start` on.
 
         Raises LayerError, ShapeError, DtypeError, NonFiniteError, CapacityError, or PositionError past the last token;
-        the import may then go on or be aborted.
+        the import may then go on or be aborted. Raises CapacityError or Unavailable as well where what came before cannot be
+        written to the disk; then it can only be aborted.
         """
         with self._lock:
             self._check_open()
@@ -77,6 +80,8 @@ class ImportWriter:
                     f"layer {layer} was given {table.length + n} tokens; expected {new}, those from {self.start} on"
                 )
             table.append(k, v)
+            if self._early is not None:
+                self._early.take(layer, self.tables)
 
     def sample(self, layer: int, q: Array) -> None:
         """Queries of one layer, `[q_heads, m, head_dim]` after RoPE, from which its indexes may learn. The last sample of a layer
@@ -106,10 +111,9 @@ class ImportWriter:
             self._beside.release()
             try:
                 if self._base is None:
-                    new_segment = NewSegment(self._tokens[self.start :], self.tables, self.start, self._queries)
+                    new_segment = self._new_segment(self._tokens[self.start :], self.start)
                     return self._publisher.publish(self._context, self.views, new_segment)
-                new_segment = NewSegment(self._tokens, self.tables, self._base, self._queries)
-                return self._publisher.publish_chunk(self._context, self.views, new_segment)
+                return self._publisher.publish_chunk(self._context, self.views, self._new_segment(self._tokens, self._base))
             finally:
                 self._handles.remove(self)
 
@@ -127,8 +131,12 @@ class ImportWriter:
 
     def _release(self) -> None:
         self._beside.release()
-        NewSegment(self._tokens, self.tables, self.start, self._queries).release()
+        self._new_segment(self._tokens, self.start).release()
         release_views(self.views)
+
+    def _new_segment(self, tokens: Tokens, base: int) -> NewSegment:
+        """What was written, as the contents of a segment."""
+        return NewSegment(tokens, self.tables, base, self._queries, self._early)
 
     def _check_open(self) -> None:
         if not self._open:

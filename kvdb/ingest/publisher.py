@@ -9,6 +9,7 @@ from kvdb.blend.rope import inverse_frequencies
 from kvdb.catalog.compactable import CompactableCatalog
 from kvdb.catalog.context import Context
 from kvdb.catalog.layout import Layout
+from kvdb.catalog.life import Life
 from kvdb.catalog.overhead import context_nbytes
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.packed_ids import PackedIds
@@ -18,27 +19,30 @@ from kvdb.catalog.stored_queries import StoredQueries
 from kvdb.errors import CapacityError, InvalidArgument
 from kvdb.indexing.advisor import IndexAdvisor
 from kvdb.ingest.compactor import Compactor
+from kvdb.ingest.early_file import EarlyFile
 from kvdb.ingest.new_segment import NewSegment
 from kvdb.session.services import StorableSession
 from kvdb.storage.block_layout import Rounding
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import Reservation
 from kvdb.storage.store import BlockStore
-from kvdb.types import ContextInfo, ModelSpec, Tokens
+from kvdb.types import DEFAULT_RETENTION, ContextInfo, ModelSpec, Retention, Tokens
 
 
 class NewContext(NamedTuple):
-    """What a context is to be beside what it holds. durability: what it outlives. salt: what a lookup has to say to find it."""
+    """What a context is to be beside what it holds. retention: of a durability that can be had. salt: what a lookup has to say to
+    find it."""
 
     spec: ModelSpec
     name: str
-    durability: str = "memory"
+    retention: Retention
     salt: str = ""
 
     def of(self, layout: Layout, tokens: Tokens, overlay: Overlay | None = None) -> Context:
         """The context, which holds this."""
         ids = None if visible_tokens(layout.views) == layout.length else PackedIds(tokens)
-        return Context(self.name, self.spec, layout, ids, overlay, durability=self.durability, salt=self.salt)
+        life, durability = Life.begun(self.retention), self.retention.durability or "memory"
+        return Context(self.name, self.spec, layout, ids, overlay, life=life, durability=durability, salt=self.salt)
 
 
 class Publisher:
@@ -56,19 +60,25 @@ class Publisher:
         self._compactor = compactor
 
     def store(
-        self, session: StorableSession, name: str, tokens: Tokens | None, *, chunk: bool = False, durability: str | None = None
+        self,
+        session: StorableSession,
+        name: str,
+        tokens: Tokens | None,
+        *,
+        chunk: bool = False,
+        retention: Retention = DEFAULT_RETENTION,
     ) -> ContextInfo:
         """Store a session's tokens as a context; the session goes on. Tokens that are stored already are shared.
 
-        chunk: store what stands behind the tokens that it was opened on as a chunk, which may stand anywhere. durability: what
-        the context outlives, None for the configuration's. Raises AlreadyExists, InvalidArgument, PositionError or CapacityError,
+        chunk: store what stands behind the tokens that it was opened on as a chunk, which may stand anywhere. retention: how
+        long the context is kept. Raises AlreadyExists, InvalidArgument, PositionError or CapacityError,
         Unsupported for a chunk of a model whose keys cannot be moved and for a durability that cannot be had, and then nothing is
         stored.
         """
-        level = self._catalog.durability(validate.durability(durability))
+        kept = self._catalog.retention(validate.retention(retention))
         self._catalog.check_free(validate.name(name))
         ids = session.ids(tokens)
-        context = NewContext(session.spec, name, level, session.salt)
+        context = NewContext(session.spec, name, kept, session.salt)
         if chunk:
             return self._store_chunk(session, context, ids)
         if session.snapshot.overlay is not None:
@@ -87,6 +97,14 @@ class Publisher:
             raise
         new = NewSegment(ids[stored:], tables, stored, self._queries_of(session))
         return self.publish(context, views, new)
+
+    def early_file(self, context: NewContext, tokens: int) -> EarlyFile | None:
+        """The file of a context's new segment of so many tokens, to be written while these come. None where nothing is to be
+        written before the database ends, and where blocks will be quantized first."""
+        disk, durability = self._blocks.disk, context.retention.durability or "memory"
+        if disk is None or not self._catalog.on_disk or durability == "memory" or self._blocks.quantizes:
+            return None
+        return EarlyFile(disk, context.spec.digest, tokens, synced=durability != "os")
 
     def publish(self, context: NewContext, views: Views, new: NewSegment) -> ContextInfo:
         """Make a context of the views and, behind them, a new segment, if it has any tokens.

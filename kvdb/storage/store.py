@@ -63,11 +63,16 @@ class BlockStore:
         self._tiers: dict[int, CpuTier] = {}
         self._lock = Lock()
 
-    def tables(self, spec: ModelSpec) -> list[BlockTable]:
-        """An empty table for each layer. Takes no blocks."""
-        layout = BlockLayout.of(spec, self._config.block_size)
+    def tables(self, spec: ModelSpec, format: str = "") -> list[BlockTable]:  # noqa: A002  # the field's name
+        """An empty table for each layer, of blocks in that format (see `BlockLayout`). Takes no blocks."""
+        layout = BlockLayout.of(spec, self._config.block_size).quantized(format)
         tier = self._tier(layout)
         return [BlockTable(tier, layout) for _ in range(spec.layers)]
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether tables that are to be stored are quantized first."""
+        return bool(self._config.format)
 
     def quantize(self, tables: list[BlockTable]) -> list[Rounding]:
         """Replace tables that are to be stored, layer by layer, by those of the same tokens in `storage.format`. Returns how much

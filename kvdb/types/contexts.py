@@ -57,6 +57,30 @@ class ContextUpdate:
 
 
 @dataclass(frozen=True)
+class Retention:
+    """What a new context outlives, how long it is kept, and what is noted of it, from the moment that it is there.
+
+    durability: one of DURABILITIES, None for the configuration's. ttl: in how many seconds from then it is dropped, None or
+    infinite for never. pinned, metadata: see `ContextInfo`."""
+
+    durability: str | None = None
+    ttl: float | None = None
+    metadata: Mapping[str, Any] | None = field(default=None, hash=False)
+    pinned: bool = False
+
+
+DEFAULT_RETENTION = Retention()
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Contexts that were to be dropped, by their names. in_use: those that are still there, because sessions stand on them."""
+
+    names: tuple[str, ...]
+    in_use: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class PrefixMatch:
     """How many leading tokens of a prompt are stored, and how many of these are in main memory; the others are on disk."""
 

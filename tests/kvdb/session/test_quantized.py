@@ -136,10 +136,8 @@ def test_numbers_that_cannot_be_rotated_are_refused(make_kv):
         assert not db.contexts()
 
 
-def test_settings_that_do_not_go_together_are_refused(tmp_path):
+def test_settings_that_do_not_go_together_are_refused():
     with pytest.raises(ConfigError, match="multiple of 16"):
         StorageConfig(format="int8", block_size=40)
     with pytest.raises(ConfigError, match=r"storage\.format"):
         StorageConfig(format="int3")
-    with pytest.raises(ConfigError, match=r"storage\.path"):
-        StorageConfig(format="int8", path=str(tmp_path))
