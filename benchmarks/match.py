@@ -21,7 +21,8 @@ from benchmarks.harness import machine, measure, report
 from kvdb.catalog.compactable import CompactableCatalog
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.prefix_tree import PrefixTree
-from kvdb.catalog.segment import Segment, SegmentView, Views, release_views, visible_tokens
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import SegmentView, Views, release_views, visible_tokens
 from kvdb.config import StorageConfig
 from kvdb.ingest.publisher import NewContext
 from kvdb.storage.store import BlockStore

@@ -29,7 +29,7 @@ from benchmarks.workloads import Shape, Workload, generate
 from kvdb.client.client import Client
 from kvdb.config import Config, IndexConfig, StorageConfig
 from kvdb.storage.direct_io import DEPTH
-from kvdb.storage.segment_file import PIECE_BYTES
+from kvdb.storage.segment_head import PIECE_BYTES
 
 Pairs = list[tuple[np.ndarray, np.ndarray]]
 WAYS = {

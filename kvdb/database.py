@@ -35,7 +35,7 @@ from kvdb.session.services import SessionServices
 from kvdb.session.sharing import SharedSessions
 from kvdb.session.state import SessionState
 from kvdb.storage.store import BlockStore
-from kvdb.types import Array, ModelSpec, PromptPart, Tokens
+from kvdb.types import DEFAULT_RETENTION, Array, ModelSpec, PromptPart, Retention, Tokens
 from query_optimizer.build_policy import BuildPolicy
 from query_optimizer.custom_rules import BadRule, PlacedRule, add_rules
 from query_optimizer.optimizer import Optimizer, UnknownRule
@@ -87,20 +87,27 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
             loader=self._blocks.loader,
             handles=self.handles,
             publisher=self._publisher,
+            space=self._compactor,
             auditor=self._auditor,
         )
 
     @counted_call
     def begin_import(
-        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None, salt: str = ""
+        self,
+        spec: ModelSpec,
+        tokens: Tokens,
+        name: str,
+        base: int | None = None,
+        retention: Retention = DEFAULT_RETENTION,
+        salt: str = "",
     ) -> ImportWriter:
         """Start storing a context. Only the tokens behind the longest stored prefix, [import.start, n), are to be written.
 
         base: for a chunk, the position at which its first token was computed, None for a prefix. A chunk is stored whole or, if
-        its text is stored already, not at all. durability: what the context outlives, None for the configuration's. salt: what
+        its text is stored already, not at all. retention: how long the context is kept. salt: what
         lookups have to say beside the tokens; nothing is shared between two. Raises AlreadyExists, InvalidArgument, or
         Unsupported for a chunk of a model whose keys cannot be moved and for a durability that cannot be had."""
-        level = self._catalog.durability(validate.durability(durability))
+        kept = self._publisher.retention(retention)
         self._catalog.drop_expired()
         self._catalog.check_free(validate.name(name))
         ids = validate.token_ids(tokens)
@@ -113,7 +120,7 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         else:
             views = self._catalog.match(spec, ids, validate.salt(salt))
         self._catalog.use(views)
-        target = ImportTarget(NewContext(spec, name, level, salt), ids, base)
+        target = ImportTarget(NewContext(spec, name, kept, salt), ids, base)
         return ImportWriter(self.handles, self._publisher, target, views, self._blocks.tables(spec))
 
     @counted_call
@@ -169,10 +176,10 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         return batch.attention(self._own(sessions), layer, q, options)
 
     @counted_call
-    def drop(self, name: str) -> None:
-        """Forget a context, and give back the space of what nobody sees any more. Open sessions over it go on. Raises
-        NotFound."""
-        super().drop(name)
+    def drop(self, *names: str) -> None:
+        """Forget contexts, all or none, and give back the space of what nobody sees any more. Open sessions over them go on.
+        Raises NotFound."""
+        super().drop(*names)
         self._compactor.settle()
 
     @counted_call
@@ -198,6 +205,7 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
             return
         self._blocks.loader.close()  # so that nobody waits for a segment any more
         self._builder.close()  # nor for an index
+        self._compactor.stop()
         self.handles.close()
         self._auditor.shutdown()
         self._compactor.close()

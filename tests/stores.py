@@ -34,9 +34,9 @@ def kv_of(tokens):
     return [tuple(summed[:, side, layer].transpose(1, 0, 2) for side in range(2)) for layer in range(SPEC.layers)]
 
 
-def put(db, tokens, name, durability=None):
+def put(db, tokens, name, durability=None, **retention):
     """Import a context of these tokens."""
-    db.import_context(SPEC, tokens, kv_of(tokens), name=name, durability=durability)
+    db.import_context(SPEC, tokens, kv_of(tokens), name=name, durability=durability, **retention)
 
 
 def compacted(db):

@@ -1,5 +1,6 @@
 """A stored context."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvdb.catalog.layout import Layout
@@ -7,7 +8,8 @@ from kvdb.catalog.life import Life
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.prefix_tree import concatenate
-from kvdb.catalog.segment import Views, release_views, visible_tokens
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import Views, release_views, visible_tokens
 from kvdb.storage.block_layout import Rounding
 from kvdb.storage.budget import Reservation
 from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
@@ -75,6 +77,10 @@ class Context:
             key_error=rounding.key_error,
             value_error=rounding.value_error,
         )
+
+    def ends_in(self, seen: Mapping[Segment, int]) -> bool:
+        """Whether all that it sees of its last segment is seen. seen: how many tokens of each segment are."""
+        return bool(self.views) and seen.get(self.views[-1].segment, 0) >= self.views[-1].visible
 
     @property
     def plain(self) -> bool:

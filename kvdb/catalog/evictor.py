@@ -9,7 +9,8 @@ from typing import Any
 
 from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.context import Context
-from kvdb.catalog.segment import Segment, Views
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import Views
 from kvdb.errors import CapacityError, NotFound, Unavailable
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.eviction.base import EvictionPolicy, K

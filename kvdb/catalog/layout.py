@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from indexes.base import Int64
-from kvdb.catalog.segment import Views, visible_tokens
+from kvdb.catalog.segment_view import Views, visible_tokens
 from kvdb.types import Placed
 
 

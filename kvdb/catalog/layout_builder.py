@@ -11,7 +11,7 @@ from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.context import Context
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.overlay import Overlay
-from kvdb.catalog.segment import SegmentView, Views, release_views, visible_tokens
+from kvdb.catalog.segment_view import SegmentView, Views, release_views, visible_tokens
 from kvdb.errors import InvalidArgument, PositionError, SpecMismatch
 from kvdb.types import ModelSpec, PromptPart, Tokens
 

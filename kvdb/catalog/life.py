@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Self
 
-from kvdb.types import ContextUpdate
+from kvdb.types import ContextUpdate, Retention
 
 
 @dataclass(slots=True)
@@ -29,6 +29,11 @@ class Life:
     def __post_init__(self) -> None:
         self.used = self.used or self.created
 
+    @classmethod
+    def begun(cls, retention: Retention) -> Self:
+        """The life of a context that is stored now."""
+        return cls(expires=_expires(retention.ttl), metadata=dict(retention.metadata or {}), pinned=retention.pinned)
+
     def note_use(self) -> None:
         """Count one use, now."""
         self.used = time.time()
@@ -40,7 +45,12 @@ class Life:
         if change.pinned is not None:
             life.pinned = change.pinned
         if change.ttl is not None:
-            life.expires = None if change.ttl == inf else time.time() + change.ttl
+            life.expires = _expires(change.ttl)
         if change.metadata is not None:
             life.metadata = dict(change.metadata)
         return life
+
+
+def _expires(ttl: float | None) -> float | None:
+    """When a context is dropped whose time to live is that many seconds from now, None or infinite for never."""
+    return None if ttl is None or ttl == inf else time.time() + ttl

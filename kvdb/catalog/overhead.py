@@ -4,7 +4,7 @@ The figures are bytes of Python objects, as `tests/kvdb/storage/test_resident_me
 blocks of many tokens and heads, and more than the blocks where these are small.
 """
 
-from kvdb.catalog.segment import Views
+from kvdb.catalog.segment_view import Views
 from kvdb.types import ModelSpec
 
 CONTEXT_BYTES, SEGMENT_BYTES, TABLE_BYTES = 2048, 2048, 640

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from kvdb.catalog.context import Context
-from kvdb.catalog.segment import Views
+from kvdb.catalog.segment_view import Views
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.errors import CapacityError, Unsupported
 from kvdb.storage.block_table import BlockTable

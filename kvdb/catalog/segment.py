@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import count
 from threading import Lock
 
@@ -61,7 +60,7 @@ class Segment:
         self._statistics = Statistics()
         self.evidence = Evidence()
         self.usage = SegmentUsage()
-        self.rounding = Rounding.of_all(())
+        self.rounding = Rounding.of_all([table.rounding for table in tables])
         self._beside = beside
         self.file: SegmentFile | None = None
         self._disk: SegmentFolder | None = None
@@ -205,8 +204,8 @@ class Segment:
             return self.file
 
     def stand_on(self, disk: SegmentFolder, file: SegmentFile) -> None:
-        """Stand on a file that holds the segment already, because its tables are empty."""
-        assert not self.resident and self.file is None
+        """Stand on a file that holds the segment already."""
+        assert self.file is None
         self.file, self._disk = file, disk
 
     def offload(self, disk: SegmentFolder, spec: str) -> int:
@@ -262,39 +261,3 @@ class Segment:
             self._paged = None
         for table in self.tables:
             table.release()
-
-
-@dataclass(frozen=True)
-class SegmentView:
-    """A segment as a context sees it: only its first `visible` tokens, moved by `shift` from where it was computed."""
-
-    segment: Segment
-    visible: int
-    shift: int = 0
-
-    def __post_init__(self) -> None:
-        assert 1 <= self.visible <= len(self.segment)
-
-    @property
-    def begin(self) -> int:
-        """The position of its first token in the context."""
-        return self.segment.base + self.shift
-
-    @property
-    def end(self) -> int:
-        """The position behind its last visible token."""
-        return self.begin + self.visible
-
-
-Views = tuple[SegmentView, ...]
-
-
-def release_views(views: Views) -> None:
-    """Release one reference to each view's segment."""
-    for view in views:
-        view.segment.release()
-
-
-def visible_tokens(views: Views) -> int:
-    """The number of tokens that the views show."""
-    return sum(view.visible for view in views)

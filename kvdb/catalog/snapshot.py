@@ -10,7 +10,7 @@ from kvdb.attention.block_run import BlendedViews, BlockRun
 from kvdb.blend.rope_shift import RopeShifts
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.overlay import Overlay
-from kvdb.catalog.segment import Views, release_views
+from kvdb.catalog.segment_view import Views, release_views
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.paged_segment import PagedLayer
 from kvdb.types import ModelSpec, Positions

@@ -15,7 +15,8 @@ import numpy as np
 from kvdb.catalog.statistics import LayerAverages, Statistics
 from kvdb.errors import KvdbError
 from kvdb.storage.disk import SegmentFolder
-from kvdb.storage.segment_file import Contents, SegmentFile
+from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.segment_head import Contents
 from kvdb.types import MEASURES
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,6 @@
 """The catalogue of a durable database: what it says is on the disk before anybody can see it."""
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -9,26 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
-import kvdb.catalog.stored_overlay as stored_overlay
 from kvdb.catalog.catalog import files_of
 from kvdb.catalog.catalog_file import CatalogFile
-from kvdb.catalog.catalog_records import ContextRecord, LifeRecord, SegmentRecord, SpecRecord, ViewRecord
+from kvdb.catalog.catalog_records import LifeRecord, SegmentRecord, SpecRecord, ViewRecord
 from kvdb.catalog.compactable import CompactableCatalog, Text
 from kvdb.catalog.context import Context
 from kvdb.catalog.relayout import Relayout
-from kvdb.catalog.segment import Views, release_views
 from kvdb.catalog.segment_records import records_of
+from kvdb.catalog.segment_view import Views, release_views
 from kvdb.catalog.stored_contexts import StoredContexts
+from kvdb.catalog.unwritten_uses import UnwrittenUses
+from kvdb.catalog.written_context import WrittenContext, write_context
 from kvdb.errors import AlreadyExists, CapacityError, IntegrityError, Unavailable
 from kvdb.storage.backup_folder import BackupFolder
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.store import BlockStore
 from kvdb.storage.store_folder import StoreFolder
-from kvdb.types import ContextUpdate
+from kvdb.types import ContextUpdate, Retention
 
 log = logging.getLogger(__name__)
-FLUSH_SECONDS = 60.0
-"""How long a use of a context may go unwritten; a crash loses those of about that time."""
 
 
 def open_catalog(blocks: BlockStore, durability: str) -> CompactableCatalog:
@@ -65,8 +63,7 @@ class StoredCatalog(CompactableCatalog):
         self._commit_lock = Lock()  # names come and go in the file and in memory together
         self._durability = durability
         self._unwritten: set[str] = set()  # the names of contexts that are in memory only
-        self._used: set[str] = set()  # the names of contexts whose uses were not written
-        self._flush_at = time.monotonic() + FLUSH_SECONDS
+        self._uses = UnwrittenUses()
         self._file = CatalogFile(folder.catalog, disk.sync)
         with ExitStack() as undo:
             undo.callback(self._file.close)
@@ -76,9 +73,9 @@ class StoredCatalog(CompactableCatalog):
         if self._damaged:
             log.error("%s was damaged; nothing is answered from: %s", folder.catalog, ", ".join(sorted(self._damaged)))
 
-    def durability(self, asked: str | None) -> str:
-        """What a context is to outlive: what the caller asks for, or the configuration."""
-        return asked or self._durability
+    def retention(self, asked: Retention) -> Retention:
+        """What the caller asks of a new context, with the configuration's durability where that is left open."""
+        return replace(asked, durability=asked.durability or self._durability)
 
     def publish(self, context: Context) -> Context:
         """Write a context to the disk as its durability asks, and make it visible. Raises AlreadyExists, CapacityError and
@@ -90,37 +87,22 @@ class StoredCatalog(CompactableCatalog):
                 self._unwritten.add(context.name)
                 return super().publish(context)
         with ExitStack() as undo:
-            stored, segments, record = self._write_files(context, undo)
+            stored = write_context(context, self._disk, undo)
             with self._commit_lock:
                 self.check_free(context.name)
-                self._insert(stored, segments, record)
-                super().publish(stored)
+                self._insert(stored)
+                super().publish(stored.context)
             undo.pop_all()
         if context.overlay is not None:
             context.overlay.release()
-        return stored
-
-    def _write_files(self, context: Context, undo: ExitStack) -> tuple[Context, list[SegmentRecord], ContextRecord]:
-        """Write the files of a context. Returns it as it stands on them, and what the catalogue's file is to say. undo: removes
-        what nothing will name."""
-        synced = context.durability != "os"
-        for view in context.views:
-            view.segment.write(self._disk, context.spec.digest, synced=synced)
-        segments, views = records_of(context.spec.digest, context.views)
-        layout, tokens = context.layout, None if context.plain else context.tokens
-        place = layout.length, layout.prefix_end, views
-        record = ContextRecord(context.name, context.spec.digest, *place, tokens, context.salt)
-        if context.overlay is None:
-            return context, segments, record
-        overlay, kept = stored_overlay.store(context.overlay, self._disk, context.spec.digest, synced=synced)
-        undo.callback(overlay.release)
-        return replace(context, overlay=overlay), segments, record._replace(overlay=kept)
+        return stored.context
 
     def replace(self, text: Text, relayout: Relayout) -> None:
         """Write the targets to the disk, then let contexts see them; see `CompactableCatalog.replace`. Raises CapacityError or
         Unavailable."""
-        for target in relayout.targets:
-            target.segment.write(self._disk, text.spec)
+        if self._seeing(text, relayout):
+            for target in relayout.targets:
+                target.segment.write(self._disk, text.spec)
         super().replace(text, relayout)
 
     def _replace(self, names: Sequence[str], relayout: Relayout) -> None:
@@ -143,10 +125,11 @@ class StoredCatalog(CompactableCatalog):
             self._named.update(more)
             self._swap(pairs)
 
-    def _insert(self, context: Context, segments: list[SegmentRecord], record: ContextRecord) -> None:
+    def _insert(self, stored: WrittenContext) -> None:
         """Name a context in the catalogue's file; called with the lock held."""
+        context, record = stored.context, stored.record
         synced = context.durability != "os"
-        self._file.insert(SpecRecord.of(context.spec), segments, record, context.life, synced=synced)
+        self._file.insert(SpecRecord.of(context.spec), stored.segments, record, context.life, synced=synced)
         self._named.update(view.file for view in record.views)
 
     def check_free(self, name: str) -> None:
@@ -155,30 +138,29 @@ class StoredCatalog(CompactableCatalog):
             raise AlreadyExists(f"a context named {name!r} is stored and was damaged; drop it first or choose another name")
         super().check_free(name)
 
-    def drop(self, name: str) -> None:
-        """Forget a context, and free the segments that nobody else holds. Raises NotFound, and CapacityError or Unavailable where
-        that cannot be written; then it is still there."""
+    def drop(self, *names: str) -> None:
+        """Forget contexts by one transaction, and free the segments that nobody else holds. Raises NotFound, and CapacityError or
+        Unavailable where that cannot be written; then all are still there."""
         with self._commit_lock:
-            if name in self._damaged:
-                self._file.delete(name, ())
-                self._damaged.remove(name)
-                return
-            if name in self._unwritten:
-                super().drop(name)
-                self._unwritten.remove(name)
-                return
-            files = [view.segment.file for view in self.get(name).views]
+            once = dict.fromkeys(names)
+            present = [self.get(name) for name in once if name not in self._damaged]
+            written = [context for context in present if context.name not in self._unwritten]
+            files = [view.segment.file for context in written for view in context.views]
             named = Counter(file.path.name for file in files if file is not None)
             last = [file for file, views in named.items() if self._named[file] == views]
-            self._file.delete(name, last)
+            rows = [name for name in once if name not in self._unwritten]
+            if rows:
+                self._file.delete(rows, last)
             self._named.subtract(named)
-            super().drop(name)
+            super().drop(*(context.name for context in present))
+            self._damaged.difference_update(once)
+            self._unwritten.difference_update(once)
 
     def use(self, views: Views) -> list[Context]:
-        """Count a use, which is written with others later: FLUSH_SECONDS later, or when the store is closed."""
+        """Count a use, which is written with others later, or when the store is closed."""
         contexts = super().use(views)
-        self._used.update(context.name for context in contexts)
-        if self._used and time.monotonic() > self._flush_at and self._commit_lock.acquire(blocking=False):
+        self._uses.note(context.name for context in contexts)
+        if self._uses.due and self._commit_lock.acquire(blocking=False):
             try:
                 self._write_uses()
             finally:
@@ -204,14 +186,15 @@ class StoredCatalog(CompactableCatalog):
 
     def _write_uses(self) -> None:
         """Write how contexts were used; called with the commit lock held. What cannot be written is counted on in memory."""
-        self._flush_at = time.monotonic() + FLUSH_SECONDS
-        names, self._used = self._used, set()
+        names = self._uses.take()
         with self._lock:
             known = [self._contexts[name] for name in names if name in self._contexts and name not in self._unwritten]
             lives = [LifeRecord(context.name, replace(context.life)) for context in known]
+        if not lives:
+            return
         try:
             self._file.write_lives(lives)
-        except (CapacityError, Unavailable) as error:
+        except (CapacityError, IntegrityError, Unavailable) as error:
             log.warning("how contexts were used cannot be written: %s", error)
 
     def damaged(self) -> list[str]:
@@ -243,8 +226,7 @@ class StoredCatalog(CompactableCatalog):
         for segment in {view.segment for context in self.contexts() for view in context.views}:
             segment.put_away()
         with self._commit_lock:
-            if self._used:
-                self._write_uses()
+            self._write_uses()
             try:
                 self._file.close()
             except Unavailable as error:
@@ -254,11 +236,11 @@ class StoredCatalog(CompactableCatalog):
         """Write a context that was in memory only, as the database ends."""
         try:
             with ExitStack() as undo:
-                stored, segments, record = self._write_files(context, undo)
+                stored = write_context(context, self._disk, undo)
                 with self._commit_lock:
-                    self._insert(stored, segments, record)
+                    self._insert(stored)
                 undo.pop_all()
-        except (CapacityError, Unavailable) as error:
+        except (CapacityError, IntegrityError, Unavailable) as error:
             log.error("context %r is lost, as it cannot be written: %s", context.name, error)
 
     def _find(self, name: str) -> Context:

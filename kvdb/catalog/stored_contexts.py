@@ -10,7 +10,8 @@ from kvdb.catalog.life import Life
 from kvdb.catalog.overhead import context_nbytes, segment_nbytes
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.packed_ids import PackedIds
-from kvdb.catalog.segment import Segment, SegmentView
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import SegmentView
 from kvdb.errors import ConfigError, IntegrityError, Unavailable
 from kvdb.storage.budget import Reservation
 from kvdb.storage.disk import SegmentFolder
@@ -76,13 +77,14 @@ class StoredContexts:
         record = self._records.segments.get(file)
         if record is None or spec is None:
             raise IntegrityError(f"what the catalogue says of {file} does not match its checksum")
-        tables = self._blocks.tables(spec)
+        tables = self._blocks.tables(spec, record.format)
         layout = tables[0].layout
         if layout.block_size != record.block_size:
             raise ConfigError(f"the store has blocks of {record.block_size} tokens; set storage.block_size to that")
         on_disk = self._disk.adopt(file, spec.digest, layout, spec.layers, len(record.tokens))
         beside = Reservation(self._blocks.budget, segment_nbytes(spec.layers, len(record.tokens)))
         segment = Segment(record.tokens, tables, base=record.base, standalone=record.standalone, beside=beside)
+        segment.rounding = record.rounding
         segment.stand_on(self._disk, on_disk)
         self._segments[file] = segment
         return segment

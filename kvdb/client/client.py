@@ -10,11 +10,12 @@ from kvdb.client.arrays import like, to_numpy, token_ids
 from kvdb.client.context import Context
 from kvdb.client.imports import import_all
 from kvdb.client.query_keywords import QueryKeywords, query_options
+from kvdb.client.retention_keywords import RetentionKeywords
 from kvdb.client.session import Session, transports_of
 from kvdb.client.stored_contexts import StoredContexts
 from kvdb.client.transport import ImportTransport, Transport
 from kvdb.errors import InvalidArgument
-from kvdb.types import ModelSpec, PromptPart
+from kvdb.types import ModelSpec, PromptPart, Retention
 from query_optimizer.query_options import QueryOptions, checked_error_max
 
 
@@ -32,25 +33,30 @@ class Client(StoredContexts):
         *,
         name: str,
         queries: Iterable[Any] | None = None,
-        durability: str | None = None,
         salt: str = "",
+        **retention: Unpack[RetentionKeywords],
     ) -> Context:
         """Store the KV of n tokens under a name. The longest prefix of them that is stored already is not stored again.
 
         tokens: n ids. kv: one (k, v) for each layer, in order, both `[kv_heads, n, head_dim]` in the spec's dtype, keys after
         RoPE; it may be a generator, so that one layer at a time is in memory. queries: a sample of each layer's queries, from
         which indexes learn, one `[q_heads, m, head_dim]` (after RoPE) or None for each layer; they are kept as float32.
-        durability: of a store, what the context outlives once this returns: "memory", an orderly end of the database; "os", the
-        end of the process, however it comes; "durable", the loss of power too; None for `storage.durability`. salt: what lookups
-        have to say beside the tokens, such as a tenant, an adapter of the model, the hash of an image; nothing that is stored
-        under one is found or shared under another, and sessions of all may be asked in one call. Raises AlreadyExists,
-        ShapeError, DtypeError, NonFiniteError, LayerError, CapacityError, InvalidArgument, or Unsupported for a durability
-        without a store, and then nothing is stored."""
+        salt: what lookups have to say beside the tokens, such as a tenant, an adapter of the model, the hash of an image; nothing
+        that is stored under one is found or shared under another, and sessions of all may be asked in one call.
+
+        retention, also of `import_chunk` and `store`: `durability`, of a store, what the context outlives once this returns:
+        "memory", an orderly end of the database; "os", the end of the process, however it comes; "durable", the loss of power
+        too; None for `storage.durability`. `ttl`, `metadata` and `pinned` are as in `update`; the context is never there without
+        them, and its time begins when it is stored. `format`: how the tokens that are not stored yet are held: "" as they came,
+        "int8", "int8-int4" or "int4" with errors that `info` says; None for `storage.format`.
+
+        Raises AlreadyExists, ShapeError, DtypeError, NonFiniteError, LayerError, CapacityError, InvalidArgument, or Unsupported
+        for a durability without a store, and then nothing is stored."""
         ids = validate.token_ids(token_ids(tokens))
-        writer = self._begin(spec, ids, name, None, durability, salt)
+        writer = self._begin(spec, ids, name, None, Retention(**retention), salt)
         return Context(self._transport, import_all(writer, len(ids), kv, queries))
 
-    def import_chunk(  # noqa: PLR0913  # what is stored, and how it is kept
+    def import_chunk(
         self,
         spec: ModelSpec,
         tokens: Any,
@@ -59,8 +65,8 @@ class Client(StoredContexts):
         name: str,
         base: int = 0,
         queries: Iterable[Any] | None = None,
-        durability: str | None = None,
         salt: str = "",
+        **retention: Unpack[RetentionKeywords],
     ) -> Context:
         """Store the KV of n tokens that were computed alone, or behind what every prompt begins with, to be laid out anywhere.
 
@@ -70,7 +76,7 @@ class Client(StoredContexts):
         depend on the length.
         """
         ids = validate.token_ids(token_ids(tokens))
-        writer = self._begin(spec, ids, name, validate.base(base), durability, salt)
+        writer = self._begin(spec, ids, name, validate.base(base), Retention(**retention), salt)
         return Context(self._transport, import_all(writer, len(ids), kv, queries))
 
     def create_session(
@@ -110,14 +116,16 @@ class Client(StoredContexts):
         given = validate.iterable("parts", parts, "contexts, token ids and kvdb.PromptParts of either")
         return Session(self._transport.create_session_of_parts(validate.spec(spec), [_part(part) for part in given], *rest))
 
-    def name_chunk(self, spec: ModelSpec, tokens: Any, *, name: str, salt: str = "") -> Context | None:
+    def name_chunk(
+        self, spec: ModelSpec, tokens: Any, *, name: str, salt: str = "", **retention: Unpack[RetentionKeywords]
+    ) -> Context | None:
         """Give a stored chunk of exactly these tokens another name. Returns None where there is none, so that it must be
         computed.
 
-        salt: as in `import_context`. Raises what `import_chunk` raises.
+        salt, retention: as in `import_context`. Raises what `import_chunk` raises.
         """
         ids = token_ids(tokens)
-        writer = self._begin(spec, ids, name, 0, None, salt)
+        writer = self._begin(spec, ids, name, 0, Retention(**retention), salt)
         if writer.start < len(ids):
             writer.abort()
             return None
@@ -164,29 +172,27 @@ class Client(StoredContexts):
         return like(self._transport.attention_together(transports_of(sessions), layer, to_numpy(q), query), q)
 
     def store(
-        self, session: Session, *, name: str, tokens: Any = None, chunk: bool = False, durability: str | None = None
+        self, session: Session, *, name: str, tokens: Any = None, chunk: bool = False, **retention: Unpack[RetentionKeywords]
     ) -> Context:
         """Keep everything in a session as a context. The session goes on, and shares its blocks with what is stored.
 
         tokens: the ids of everything in it, needed when it holds more than it was opened with. chunk: keep only what stands
         behind `session.start`, as a chunk, see `import_chunk`; it was computed alone, or behind the stored tokens that the
         session was opened on. Otherwise a session that was laid out of parts becomes a blended context: it is not exact, so it is
-        never found by its tokens, but sessions may begin with it as a part. durability: as in `import_context`. Raises
+        never found by its tokens, but sessions may begin with it as a part. retention: as in `import_context`. Raises
         AlreadyExists, InvalidArgument, PositionError (layers of different lengths, or gaps that hold nothing), CapacityError,
         Unsupported or SessionClosed, and then nothing is stored.
         """
         if not isinstance(session, Session):
             raise InvalidArgument(f"session is a {type(session).__name__}; expected what create_session returns")
-        return Context(self._transport, session.store(name, tokens, chunk=chunk, durability=durability))
+        return Context(self._transport, session.store(name, tokens, chunk=chunk, **retention))
 
     def close(self) -> None:
         """Close it and, when embedded, every session. Closing twice does nothing."""
         self._transport.close()
 
-    def _begin(
-        self, spec: ModelSpec, ids: Any, name: str, base: int | None, durability: str | None, salt: str
-    ) -> ImportTransport:
-        rest = validate.durability(durability), validate.salt(salt)
+    def _begin(self, spec: ModelSpec, ids: Any, name: str, base: int | None, retention: Retention, salt: str) -> ImportTransport:
+        rest = validate.retention(retention), validate.salt(salt)
         return self._transport.begin_import(validate.spec(spec), ids, validate.name(name), base, *rest)
 
     def __enter__(self) -> Self:

@@ -14,9 +14,10 @@ from kvdb.client.arrays import like, to_numpy, token_ids
 from kvdb.client.forgotten import CLOSER
 from kvdb.client.query_keywords import QueryKeywords, query_options
 from kvdb.client.reading import read_layers, read_range
+from kvdb.client.retention_keywords import RetentionKeywords
 from kvdb.client.transport import SessionTransport
 from kvdb.errors import DtypeError, InvalidArgument
-from kvdb.types import ContextInfo, ModelSpec, Placed, Positions, SessionStats, Tokens
+from kvdb.types import ContextInfo, ModelSpec, Placed, Positions, Retention, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
@@ -169,11 +170,11 @@ class Session:
         """Another session over the same tokens; nothing is copied until one of the two goes on. Raises SessionClosed."""
         return Session(self._transport.fork())
 
-    def store(self, name: str, tokens: Any = None, *, chunk: bool = False, durability: str | None = None) -> ContextInfo:
+    def store(self, name: str, tokens: Any = None, *, chunk: bool = False, **retention: Unpack[RetentionKeywords]) -> ContextInfo:
         """Keep everything in the session as a context; see `Client.store`."""
         ids = None if tokens is None else token_ids(tokens)
-        level = validate.durability(durability)
-        return self._transport.store(validate.name(name), ids, chunk=validate.flag("chunk", chunk), durability=level)
+        kept = validate.retention(Retention(**retention))
+        return self._transport.store(validate.name(name), ids, chunk=validate.flag("chunk", chunk), retention=kept)
 
     def explain(
         self,

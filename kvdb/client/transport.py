@@ -10,11 +10,13 @@ from typing import Any, Protocol
 
 from kvdb.blend.controller import Choice
 from kvdb.types import (
+    DEFAULT_RETENTION,
     Array,
     Checked,
     ContextInfo,
     ContextStatistics,
     ContextUpdate,
+    Dropped,
     Float32,
     IndexInfo,
     KeysValues,
@@ -23,6 +25,7 @@ from kvdb.types import (
     Positions,
     PrefixMatch,
     PromptPart,
+    Retention,
     SessionStats,
     TierStats,
     Tokens,
@@ -73,7 +76,7 @@ class SessionTransport(Protocol):
     def fork(self) -> "SessionTransport": ...
 
     def store(
-        self, name: str, tokens: Tokens | None = None, *, chunk: bool = False, durability: str | None = None
+        self, name: str, tokens: Tokens | None = None, *, chunk: bool = False, retention: Retention = DEFAULT_RETENTION
     ) -> ContextInfo: ...
 
     def explain(self, layer: int, options: QueryOptions, analyze: bool = False) -> Plan: ...
@@ -104,7 +107,13 @@ class Transport(Protocol):
     """One database."""
 
     def begin_import(
-        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None, salt: str = ""
+        self,
+        spec: ModelSpec,
+        tokens: Tokens,
+        name: str,
+        base: int | None = None,
+        retention: Retention = DEFAULT_RETENTION,
+        salt: str = "",
     ) -> ImportTransport: ...
 
     def create_session(
@@ -142,7 +151,9 @@ class Transport(Protocol):
 
     def update_context(self, name: str, change: ContextUpdate) -> ContextInfo: ...
 
-    def drop(self, name: str) -> None: ...
+    def drop(self, *names: str) -> None: ...
+
+    def drop_all(self, prefix: str, metadata: Mapping[str, Any]) -> Dropped: ...
 
     def offload(self, name: str) -> int: ...
 

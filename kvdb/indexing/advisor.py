@@ -4,7 +4,8 @@ import logging
 from collections.abc import Sequence
 
 import indexes.registry as registry
-from kvdb.catalog.segment import Segment, Views
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import Views
 from kvdb.catalog.usage import QueryCounts
 from kvdb.config import IndexConfig
 from kvdb.indexing.builder import IndexBuilder

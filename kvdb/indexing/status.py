@@ -7,7 +7,8 @@ from concurrent.futures import Future
 import kvdb.catalog.index_files as index_files
 from indexes.base import Index, IndexCorrupt
 from kvdb.catalog.index_set import Progress
-from kvdb.catalog.segment import Segment, Views
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import Views
 from kvdb.errors import IntegrityError, Unavailable
 from kvdb.types import IndexInfo
 

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import kvdb.catalog.residency as residency
 import kvdb.indexing.status as status
-from kvdb.catalog.segment import Views
+from kvdb.catalog.segment_view import Views
 from kvdb.config import Config
 from kvdb.indexing.builder import IndexBuilder
 from kvdb.operations.reading import ReadOperations

@@ -8,7 +8,8 @@ import numpy as np
 
 from indexes.base import Index
 from kvdb.attention.block_run import BlockRun, Span
-from kvdb.catalog.segment import Segment, SegmentView
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import SegmentView
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.catalog.tail import KIND, NAME, Tail
 from kvdb.config import Config

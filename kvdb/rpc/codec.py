@@ -29,6 +29,7 @@ from kvdb.types import (
     Placed,
     Positions,
     PromptPart,
+    Retention,
     Rope,
     SegmentStatistics,
     SessionStats,
@@ -179,6 +180,21 @@ def from_info(message: pb.ContextInfo) -> ContextInfo:
     expires = message.expires if message.HasField("expires") else None
     changed = {"spec": from_spec(message.spec), "expires": expires, "metadata": from_metadata(message.metadata)}
     return ContextInfo(**_fields(ContextInfo, message) | changed)
+
+
+def to_retention(retention: Retention) -> pb.Retention:
+    metadata = json.dumps(dict(retention.metadata)) if retention.metadata else ""
+    kept = pb.Retention(durability=retention.durability, ttl=retention.ttl, metadata=metadata, pinned=retention.pinned)
+    if retention.format is not None:
+        kept.format = retention.format
+    return kept
+
+
+def from_retention(message: pb.Retention) -> Retention:
+    """Raises InvalidArgument for metadata that cannot be."""
+    ttl = message.ttl if message.HasField("ttl") else None
+    held = message.format if message.HasField("format") else None
+    return Retention(message.durability or None, ttl, from_metadata(message.metadata), message.pinned, held)
 
 
 def to_update(name: str, change: ContextUpdate) -> pb.UpdateContextRequest:

@@ -211,20 +211,34 @@ class ImportRequest(_message.Message):
     def __init__(self, begin: _Optional[_Union[ImportBegin, _Mapping]] = ..., chunk: _Optional[_Union[KvChunk, _Mapping]] = ..., commit: _Optional[_Union[ImportCommit, _Mapping]] = ..., sample: _Optional[_Union[ImportSample, _Mapping]] = ..., part: _Optional[_Union[RequestPart, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ImportBegin(_message.Message):
-    __slots__ = ("spec", "tokens", "name", "base", "durability", "salt")
+    __slots__ = ("spec", "tokens", "name", "base", "retention", "salt")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
-    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
     spec: ModelSpec
     tokens: bytes
     name: str
     base: int
-    durability: str
+    retention: Retention
     salt: str
-    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., name: _Optional[str] = ..., base: _Optional[int] = ..., durability: _Optional[str] = ..., salt: _Optional[str] = ...) -> None: ...
+    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., name: _Optional[str] = ..., base: _Optional[int] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., salt: _Optional[str] = ...) -> None: ...
+
+class Retention(_message.Message):
+    __slots__ = ("durability", "ttl", "metadata", "pinned", "format")
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    durability: str
+    ttl: float
+    metadata: str
+    pinned: bool
+    format: str
+    def __init__(self, durability: _Optional[str] = ..., ttl: _Optional[float] = ..., metadata: _Optional[str] = ..., pinned: _Optional[bool] = ..., format: _Optional[str] = ...) -> None: ...
 
 class KvChunk(_message.Message):
     __slots__ = ("layer", "dtype", "shape")
@@ -332,15 +346,35 @@ class UpdateContextRequest(_message.Message):
     new_name: str
     def __init__(self, name: _Optional[str] = ..., pinned: _Optional[bool] = ..., ttl: _Optional[float] = ..., metadata: _Optional[str] = ..., new_name: _Optional[str] = ...) -> None: ...
 
-class DropContextRequest(_message.Message):
-    __slots__ = ("name",)
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+class DropContextsRequest(_message.Message):
+    __slots__ = ("names", "matching")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    MATCHING_FIELD_NUMBER: _ClassVar[int]
+    names: Names
+    matching: Matching
+    def __init__(self, names: _Optional[_Union[Names, _Mapping]] = ..., matching: _Optional[_Union[Matching, _Mapping]] = ...) -> None: ...
 
-class DropContextReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+class Names(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Matching(_message.Message):
+    __slots__ = ("prefix", "metadata")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    metadata: str
+    def __init__(self, prefix: _Optional[str] = ..., metadata: _Optional[str] = ...) -> None: ...
+
+class DropContextsReply(_message.Message):
+    __slots__ = ("dropped", "in_use")
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    IN_USE_FIELD_NUMBER: _ClassVar[int]
+    dropped: _containers.RepeatedScalarFieldContainer[str]
+    in_use: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, dropped: _Optional[_Iterable[str]] = ..., in_use: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReadContextRequest(_message.Message):
     __slots__ = ("context", "session_id", "layers", "start", "stop")
@@ -755,18 +789,18 @@ class TruncateReply(_message.Message):
     def __init__(self, reused: _Optional[int] = ..., start: _Optional[int] = ..., layout: _Optional[_Iterable[_Union[Placed, _Mapping]]] = ...) -> None: ...
 
 class StoreRequest(_message.Message):
-    __slots__ = ("session_id", "name", "tokens", "chunk", "durability")
+    __slots__ = ("session_id", "name", "tokens", "chunk", "retention")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
-    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     name: str
     tokens: bytes
     chunk: bool
-    durability: str
-    def __init__(self, session_id: _Optional[str] = ..., name: _Optional[str] = ..., tokens: _Optional[bytes] = ..., chunk: _Optional[bool] = ..., durability: _Optional[str] = ...) -> None: ...
+    retention: Retention
+    def __init__(self, session_id: _Optional[str] = ..., name: _Optional[str] = ..., tokens: _Optional[bytes] = ..., chunk: _Optional[bool] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("session_id", "layer", "options", "analyze")

@@ -69,10 +69,10 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.UpdateContextRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextInfo.FromString,
                 _registered_method=True)
-        self.DropContext = channel.unary_unary(
-                '/kvdb.v1.Kvdb/DropContext',
-                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.SerializeToString,
-                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextReply.FromString,
+        self.DropContexts = channel.unary_unary(
+                '/kvdb.v1.Kvdb/DropContexts',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextsRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextsReply.FromString,
                 _registered_method=True)
         self.ReadContext = channel.unary_stream(
                 '/kvdb.v1.Kvdb/ReadContext',
@@ -257,8 +257,9 @@ class KvdbServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def DropContext(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+    def DropContexts(self, request, context):
+        """Forgets contexts: all that are named or none, or those that match and that no session stands on.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -479,10 +480,10 @@ def add_KvdbServicer_to_server(servicer, server):
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.UpdateContextRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextInfo.SerializeToString,
             ),
-            'DropContext': grpc.unary_unary_rpc_method_handler(
-                    servicer.DropContext,
-                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.FromString,
-                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextReply.SerializeToString,
+            'DropContexts': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropContexts,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextsRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextsReply.SerializeToString,
             ),
             'ReadContext': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadContext,
@@ -815,7 +816,7 @@ class Kvdb:
             _registered_method=True)
 
     @staticmethod
-    def DropContext(request,
+    def DropContexts(request,
             target,
             options=(),
             channel_credentials=None,
@@ -828,9 +829,9 @@ class Kvdb:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/kvdb.v1.Kvdb/DropContext',
-            kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.SerializeToString,
-            kvdb_dot_rpc_dot_kvdb__pb2.DropContextReply.FromString,
+            '/kvdb.v1.Kvdb/DropContexts',
+            kvdb_dot_rpc_dot_kvdb__pb2.DropContextsRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.DropContextsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -67,7 +67,7 @@ class KvdbService(ContextCalls, ReadCalls, StoreCalls):
             begin = import_calls.begin(requests)
             base = begin.base if begin.HasField("base") else None
             tokens = codec.from_tokens(begin.tokens)
-            rest = base, begin.durability or None, begin.salt
+            rest = base, codec.from_retention(begin.retention), begin.salt
             writer = self._database.begin_import(codec.from_spec(begin.spec), tokens, begin.name, *rest)
             if not context.add_callback(writer.abort):  # called when the call ends, in whatever way
                 writer.abort()
@@ -144,7 +144,8 @@ class KvdbService(ContextCalls, ReadCalls, StoreCalls):
     def store(self, request: pb.StoreRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
         tokens = codec.from_tokens(request.tokens) if request.HasField("tokens") else None
         with self._sessions.borrow(request.session_id) as session:
-            return codec.to_info(session.store(request.name, tokens, chunk=request.chunk, durability=request.durability or None))
+            retention = codec.from_retention(request.retention)
+            return codec.to_info(session.store(request.name, tokens, chunk=request.chunk, retention=retention))
 
     def explain(self, request: pb.ExplainRequest, _context: grpc.ServicerContext) -> pb.ExplainReply:
         with self._sessions.borrow(request.session_id) as session:

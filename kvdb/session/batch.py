@@ -16,7 +16,7 @@ import kvdb._native as _native
 import kvdb.validate as validate
 from kvdb.attention.device import DeviceFailed, Pending
 from kvdb.attention.shared_prefix import exact_together, sharing_of
-from kvdb.catalog.segment import SegmentView
+from kvdb.catalog.segment_view import SegmentView
 from kvdb.planning.prepared import Prepared
 from kvdb.session.layer import Layer
 from kvdb.session.state import SessionState

@@ -126,10 +126,10 @@ class Layer:
         self.run.refresh(self.tail.length)
         self._tail.truncated()
 
-    def cut(self, snapshot: Snapshot) -> None:
-        """Forget the tail, and read this snapshot, which has the first of the tokens read before. The layer is settled."""
-        self.take_back(self.tail.length)
+    def stand_on(self, snapshot: Snapshot) -> None:
+        """Read the tokens before the tail from this snapshot from now on. The layer is settled."""
         self.segment_counters.flush()
+        self._waits = True
         self._stand_on(snapshot)
         self.audits.planner = self.planner
 

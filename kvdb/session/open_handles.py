@@ -6,7 +6,8 @@ from threading import Condition
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from kvdb.catalog.context import Context
-from kvdb.catalog.segment import Segment, Views
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import Views
 from kvdb.errors import Unavailable
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.segment_file import SegmentFile
@@ -107,6 +108,14 @@ class OpenHandles:
         files = {context.overlay.file for context in contexts if context.overlay is not None}
         files.update(segment.file for segment in segments)
         return list(once.values()), [file for file in files if file is not None]
+
+    def seen(self) -> dict[Segment, int]:
+        """How many tokens of each segment some open handle sees, at most."""
+        most: dict[Segment, int] = {}
+        with self._changed:
+            for view in (view for handle in self._handles for view in handle.views):
+                most[view.segment] = max(view.visible, most.get(view.segment, 0))
+        return most
 
     def close(self) -> None:
         """Close everything that is open, and wait for calls under way. After `refuse`."""

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from kvdb.catalog.segment import Segment, Views
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import Views
 from kvdb.catalog.usage import QueryCounts
 
 FLUSH_QUERIES = 64

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from indexes.base import Float32
+from kvdb.catalog.holders import Holder
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.planning.services import PlanningServices
 from kvdb.session.open_handles import OpenHandles
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.loader import Loader
-from kvdb.types import ContextInfo, ModelSpec, Tokens
+from kvdb.types import DEFAULT_RETENTION, ContextInfo, ModelSpec, Retention, Tokens
 
 
 class StorableSession(Protocol):
@@ -35,18 +36,46 @@ class SessionPublisher(Protocol):
     """Makes contexts of sessions."""
 
     def store(
-        self, session: StorableSession, name: str, tokens: Tokens | None, *, chunk: bool = False, durability: str | None = None
+        self,
+        session: StorableSession,
+        name: str,
+        tokens: Tokens | None,
+        *,
+        chunk: bool = False,
+        retention: Retention = DEFAULT_RETENTION,
     ) -> ContextInfo:
         """Keep a session's tokens as a context; see `kvdb.ingest.publisher.Publisher.store`."""
+        ...
+
+
+class SpaceKeeper(Protocol):
+    """Has open sessions stand on fewer blocks where stored segments are laid out anew."""
+
+    def hold(self, session: Holder) -> None:
+        """A session over a prefix stands on other segments than before, whose references it holds."""
+        ...
+
+    def let_go(self, session: Holder) -> bool:
+        """A session is about to give its segments back. Returns whether `settle` is worth while then."""
+        ...
+
+    def settle(self) -> None:
+        """Give back what nobody needs any more."""
+        ...
+
+    def catch_up(self, session: Holder) -> None:
+        """Have a session go over to what it was not free for before. The caller has its turn."""
         ...
 
 
 @dataclass(frozen=True)
 class SessionServices(PlanningServices):
     """Everything that a session uses from its database. loader: brings segments back from disk. handles: the open sessions and
-    imports of the database. publisher: stores sessions. auditor: compares answers with exact attention, after they were given."""
+    imports of the database. publisher: stores sessions. space: lays out anew what they stand on. auditor:
+    compares answers with exact attention, after they were given."""
 
     loader: Loader
     handles: OpenHandles
     publisher: SessionPublisher
+    space: SpaceKeeper
     auditor: Executor

@@ -5,7 +5,8 @@ from threading import Lock
 
 from kvdb.catalog.overhead import segment_nbytes
 from kvdb.catalog.prefix_tree import common_prefix
-from kvdb.catalog.segment import Segment, SegmentView, Views, release_views, visible_tokens
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import SegmentView, Views, release_views, visible_tokens
 from kvdb.errors import CapacityError
 from kvdb.session.open_session import OpenSession
 from kvdb.storage.block_table import BlockTable

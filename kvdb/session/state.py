@@ -16,7 +16,7 @@ from kvdb.errors import PositionError
 from kvdb.session.explain_analyze import analyze_plan
 from kvdb.session.open_session import OpenSession
 from kvdb.storage.paged_segment import paging_notes, pinned
-from kvdb.types import Array, ContextInfo, KeysValues, Positions, SessionStats, Tokens
+from kvdb.types import DEFAULT_RETENTION, Array, ContextInfo, KeysValues, Positions, Retention, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 
@@ -202,11 +202,10 @@ class SessionState(OpenSession):
             return SessionState(self.services, self.spec, snapshot, tails, self.tokens, self.error_max, self.salt)
 
     def store(
-        self, name: str, tokens: Tokens | None = None, *, chunk: bool = False, durability: str | None = None
+        self, name: str, tokens: Tokens | None = None, *, chunk: bool = False, retention: Retention = DEFAULT_RETENTION
     ) -> ContextInfo:
         """Keep everything in the session as a context. tokens: the ids of all its tokens, if it has more than it was opened with.
-        chunk: whether to store only the tokens behind `start`, as a chunk. durability: what the context outlives, None for the
-        configuration's.
+        chunk: whether to store only the tokens behind `start`, as a chunk. retention: how long the context is kept.
 
         Raises AlreadyExists, InvalidArgument, PositionError (layers of different lengths, or gaps that hold nothing yet) or
         SessionClosed.
@@ -215,7 +214,7 @@ class SessionState(OpenSession):
             self._settle()
             for layer in self._layers:
                 layer.check_no_gaps()
-            return self.services.publisher.store(self, name, tokens, chunk=chunk, durability=durability)
+            return self.services.publisher.store(self, name, tokens, chunk=chunk, retention=retention)
 
     def explain(self, layer: int, options: QueryOptions = NO_OPTIONS, analyze: bool = False) -> Plan:
         """The plan of a query. analyze: whether to carry it out for the layer's last query, and add its measured costs. Raises

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from kvdb.errors import CapacityError, IntegrityError, InvalidArgument, Unavailable
 from kvdb.storage.beside import INDEX, beside
-from kvdb.storage.segment_file import FULL, SegmentFile
+from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.segment_writing import FULL
 from kvdb.storage.store_folder import CATALOG, LABEL, SEGMENTS, sync_folder
 
 

@@ -1,36 +1,24 @@
 """The disk tier: the files of one database's segments, and what is kept beside them."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Condition
-from typing import Protocol
 
 from kvdb.errors import CapacityError, IntegrityError, Unavailable
 from kvdb.storage.beside import BesideFiles, beside, final_name, written
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
+from kvdb.storage.home import Home
 from kvdb.storage.room import Evict, with_room
-from kvdb.storage.segment_file import Contents, SegmentFile
+from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.segment_head import Contents
+from kvdb.storage.segment_writing import SegmentWriting, write_threads
+from kvdb.storage.unsynced_files import UnsyncedFiles
 from kvdb.types import TierStats
 
 FILE_SUFFIX = ".segment"
 """The end of the name of a segment's file."""
-
-
-class Home(Protocol):
-    """A folder that belongs to one database as long as it is open. key: names the folder among all others. path: where it is."""
-
-    key: str
-    path: Path
-
-    def sync(self) -> None:
-        """Wait until the names of files that came are on the disk, if they are to outlive the database. Raises Unavailable."""
-        ...
-
-    def close(self) -> None:
-        """Give the folder up. Closing twice does nothing."""
-        ...
 
 
 class SegmentFolder:
@@ -51,11 +39,11 @@ class SegmentFolder:
         self._made = self._beside.next_number
         self._writing: set[str] = set()  # names of files that are not yet known
         self._left: set[str] = set()
-        self._unsynced: set[SegmentFile] = set()
-        self._sync_error: str | None = None
+        self._unsynced = UnsyncedFiles(home)
         self.changes = 0
         self.evict: Evict | None = None
         self._closed = False
+        self._threads = write_threads()
         self._lock = Condition()
 
     @property
@@ -66,56 +54,53 @@ class SegmentFolder:
     def write(
         self, spec: str, layout: BlockLayout, tokens: int, tables: Sequence[BlockTable], *, synced: bool = True
     ) -> SegmentFile:
-        """Write a segment's tables to a file. spec: the digest of the model's spec. synced: wait until it has reached the disk;
-        otherwise `sync` does. Contexts may go to make room, so the caller has locked no segment and no catalogue. Raises
-        CapacityError or Unavailable."""
-        nbytes = self._contents(FILE_SUFFIX, spec, layout, len(tables), tokens).nbytes
-        name, contents = with_room(lambda: self._begin(spec, layout, len(tables), tokens), self.evict, nbytes)
-        file = None
-        try:
-            written = SegmentFile.write(self.path / name, contents, tables, synced=synced)
+        """Write a segment's tables to a file; see `begin` and `finish`."""
+        return self.finish(self.begin(spec, layout, len(tables), tokens), tables, synced=synced)
+
+    def begin(self, spec: str, layout: BlockLayout, layers: int, tokens: int) -> SegmentWriting:
+        """A file for a segment whose blocks are still to come; it ends with `finish` or `abandon`. spec: the digest of the
+        model's spec. Contexts may go to make room, so the caller has locked no segment and no catalogue. Raises CapacityError or
+        Unavailable."""
+        nbytes = self._contents(FILE_SUFFIX, spec, layout, layers, tokens).nbytes
+        name, contents = with_room(lambda: self._begin(spec, layout, layers, tokens), self.evict, nbytes)
+        with ExitStack() as undo:
+            undo.callback(self._forget, name, contents.nbytes)
+            writing = SegmentWriting(self.path / name, contents, self._threads)
+            undo.pop_all()
+        return writing
+
+    def finish(self, writing: SegmentWriting, tables: Sequence[BlockTable], *, synced: bool = True) -> SegmentFile:
+        """Write what is missing of these tables, one a layer and each whole, and keep the file. synced: wait until it has reached
+        the disk; otherwise `sync` does. Raises CapacityError or Unavailable; then the file is gone."""
+        with ExitStack() as undo:
+            undo.callback(self.abandon, writing)
+            file = writing.finish(tables, synced=synced)
             if synced:
                 self._home.sync()
-            file = written
-        finally:
-            with self._lock:
-                if file is None:
-                    self._reserved -= contents.nbytes
-                    with suppress(OSError):
-                        (self.path / name).unlink(missing_ok=True)  # a file that was written but cannot be read
-                else:
-                    self._files[name] = file
-                    self.changes += 1
-                    if not synced:
-                        self._unsynced.add(file)
-                self._writing.remove(name)
-                self._lock.notify_all()
+            undo.pop_all()
+        with self._lock:
+            self._files[file.path.name] = file
+            self.changes += 1
+            if not synced:
+                self._unsynced.add(file)
+            self._writing.remove(file.path.name)
+            self._lock.notify_all()
         return file
 
+    def abandon(self, writing: SegmentWriting) -> None:
+        """Give a file up that is not finished. When this returns, none of its blocks is read any more."""
+        writing.abandon()
+        self._forget(writing.path.name, writing.contents.nbytes)
+
     def sync(self) -> None:
-        """Wait until every file of a segment has reached the disk. Raises Unavailable, and from then on always, because what
-        failed once may be lost although a second attempt succeeds."""
+        """Wait until every file of a segment has reached the disk. Raises what `UnsyncedFiles.sync` does."""
         with self._lock:
-            unsynced = set(self._unsynced)
-            try:
-                if self._sync_error is not None:
-                    raise Unavailable(self._sync_error)
-                for file in unsynced:
-                    file.sync()
-                if unsynced:
-                    self._home.sync()
-            except Unavailable as error:
-                self._sync_error = (
-                    self._sync_error or f"{error}; nothing that is to be durable is taken until the store is opened again"
-                )
-                raise
-            self._unsynced -= unsynced
+            self._unsynced.sync()
 
     def adopt(self, name: str, spec: str, layout: BlockLayout, layers: int, tokens: int) -> SegmentFile:
         """Take over a file that the folder held before it was opened, with what is kept beside it. Its contents are checked when
         they are read. The rest as in `write`. Raises IntegrityError for one of another length, and Unavailable for none."""
-        file = SegmentFile(self.path / name, self._contents(name, spec, layout, layers, tokens))
-        file.check_length()
+        file = SegmentFile.adopt(self.path / name, self._contents(name, spec, layout, layers, tokens))
         with self._lock:
             self._files[name] = file
             self._reserved += file.nbytes + self._beside.adopt(file)
@@ -243,6 +228,7 @@ class SegmentFolder:
         with self._lock:
             self._closed = True
             self._lock.wait_for(lambda: not self._writing)
+        self._threads.shutdown()
         self._home.close()
 
     def _contents(self, name: str, spec: str, layout: BlockLayout, layers: int, tokens: int) -> Contents:
@@ -270,6 +256,15 @@ class SegmentFolder:
             self._reserve(contents.nbytes)
             self._writing.add(name)
         return name, contents
+
+    def _forget(self, name: str, nbytes: int) -> None:
+        """Give up a file that is not known yet, and the room that was taken for it."""
+        with self._lock:
+            with suppress(OSError):
+                (self.path / name).unlink(missing_ok=True)  # a file that was written but cannot be read
+            self._reserved -= nbytes
+            self._writing.remove(name)
+            self._lock.notify_all()
 
     def _reserve(self, nbytes: int, *, of_indexes: bool = True) -> None:
         """Take bytes of the budget, with the lock held. of_indexes: whether indexes are removed where there is no room. Raises

@@ -1,7 +1,20 @@
 """Values that all rooms of kvdb share: what a model's cache is, and what the database says of itself."""
 
 from kvdb.types.arrays import DTYPES, Addresses, Array, Bools, Float32, KeysValues, Positions, Tokens
-from kvdb.types.contexts import DURABILITIES, Checked, ContextInfo, ContextUpdate, IndexInfo, Placed, PrefixMatch, PromptPart
+from kvdb.types.contexts import (
+    DEFAULT_RETENTION,
+    DURABILITIES,
+    FORMATS,
+    Checked,
+    ContextInfo,
+    ContextUpdate,
+    Dropped,
+    IndexInfo,
+    Placed,
+    PrefixMatch,
+    PromptPart,
+    Retention,
+)
 from kvdb.types.model_spec import (
     HEAD_DIM_MAX,
     HEADS_MAX,
@@ -16,9 +29,11 @@ from kvdb.types.model_spec import (
 from kvdb.types.statistics import ERROR, MEASURES, ContextStatistics, SegmentStatistics, SessionStats, TierStats
 
 __all__ = [
+    "DEFAULT_RETENTION",
     "DTYPES",
     "DURABILITIES",
     "ERROR",
+    "FORMATS",
     "HEADS_MAX",
     "HEADS_TOTAL_MAX",
     "HEAD_DIM_MAX",
@@ -34,6 +49,7 @@ __all__ = [
     "ContextInfo",
     "ContextStatistics",
     "ContextUpdate",
+    "Dropped",
     "Float32",
     "IndexInfo",
     "KeysValues",
@@ -42,6 +58,7 @@ __all__ = [
     "Positions",
     "PrefixMatch",
     "PromptPart",
+    "Retention",
     "Rope",
     "SegmentStatistics",
     "SessionStats",

@@ -4,9 +4,11 @@ python -m tests.fault.kill --kills 1000 --seed 1
 """
 
 import argparse
-import subprocess
+import os
 import sys
 import tempfile
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL
 from time import sleep
@@ -14,79 +16,113 @@ from time import sleep
 import numpy as np
 
 from kvdb.types import DURABILITIES
-from tests.fault.killed import tokens_of
-from tests.stores import connect, holds, names
+from tests.fault.processes import Processes
+from tests.fault.story import Step, after, is_whole, lives, open_store, possible
 
 
 class Told:
-    """What killed processes said of a store. contexts: what was acknowledged, tokens by name. doubtful: the name that the last
-    call was about, which may have had its effect or not, and the tokens that it then has; None for none."""
+    """What processes said of a store until they ended. states: what may be stored, each contexts by name: what was acknowledged,
+    and that with the effects of calls that failed, which are in doubt. begun: the call that is under way, None for none. may_go:
+    which contexts may be gone without a call, as a function of one. calls: how many were acknowledged, by action."""
 
-    def __init__(self):
-        self.contexts = {}
-        self.doubtful = None
-        self.acknowledged = 0
+    def __init__(self, may_go=lambda kept: False):
+        self.states = [{}]
+        self.begun = None
+        self.may_go = may_go
+        self.calls = Counter()
 
     def read(self, seed, lines):
         for line in lines:
-            said, action, name, step = line.split()
-            tokens = tokens_of(seed, int(step)) if action == "put" else None
-            if said == "begins":
-                self.doubtful = (name, tokens) if action in {"put", "drop"} else None
+            said, *words = line.split()
+            if said == "there":
+                self._forget(words)
                 continue
-            self.acknowledged += 1
-            self.doubtful = None
-            if action == "put":
-                self.contexts[name] = tokens
-            elif action == "drop":
-                del self.contexts[name]
+            step = Step.from_words(*words)
+            if said == "begins":
+                self.begun = step
+                continue
+            if said == "did":
+                self.calls[step.action] += 1
+                self.states = self._after(seed, step)
+            elif said == "failed":
+                self.states += self._after(seed, step)
+            self.begun = None
+        if self.begun is not None:
+            self.states += self._after(seed, self.begun)
+            self.begun = None
+
+    def _after(self, seed, step):
+        return [after(state, seed, step) for state in self.states if possible(state, step)]
+
+    def _forget(self, there):
+        """What has to be there is one of these names, and they are no others."""
+        (state,) = self.states
+        gone = [name for name in state if name not in there]
+        assert all(self.may_go(state[name]) for name in gone), f"{gone} went while the process lived"
+        assert len(there) == len(state) - len(gone), f"{there} are there, and {sorted(state)} were told"
+        self.states = [{name: kept for name, kept in state.items() if name in there}]
 
     def settle(self, found):
-        """The last call had its effect, or it had none: what is found says which. Returns whether the store holds just that."""
-        if self.doubtful is not None:
-            name, tokens = self.doubtful
-            if name not in found:
-                self.contexts.pop(name, None)
-            elif tokens is not None:
-                self.contexts[name] = tokens
-            self.doubtful = None
-        return sorted(self.contexts) == found
+        """What is found says which calls had their effect. found: lives by name. Returns the number of contexts that are gone as
+        they may. Raises AssertionError where what was told is not what is found."""
+        for state in sorted(self.states, key=lambda one: len(one.keys() - found.keys())):
+            gone = state.keys() - found.keys()
+            left = {name: kept for name, kept in state.items() if name in found}
+            if all(self.may_go(state[name]) for name in gone) and {name: kept.life for name, kept in left.items()} == found:
+                self.states = [left]
+                return len(gone)
+        told = [{name: kept.life for name, kept in state.items()} for state in self.states]
+        raise AssertionError(f"{found} are stored, and {told} told")
 
-
-def run(folder, kills, seed, durability="durable"):
-    """Kill a process `kills` times. Returns how many calls were acknowledged. Raises AssertionError for anything that is lost,
-    wrong, half there or left behind, and for contexts of the durability "memory" that outlive their process after all."""
-    told = Told()
-    rng = np.random.default_rng(seed)
-    for number in range(kills):
-        run_seed = seed * 100_000 + number
-        told.read(run_seed, lines_until_killed(folder, run_seed, rng.uniform(0, 0.4), durability))
-        if durability == "memory":
-            told.contexts, told.doubtful = {}, None
-        with connect(folder) as db:
-            assert told.settle(names(db)), (
-                f"kill {number} of seed {seed}: {names(db)} are stored, and {sorted(told.contexts)} told"
-            )
-            for name, tokens in told.contexts.items():
-                assert holds(db, tokens), f"kill {number} of seed {seed}: {name} is not what was stored"
+    def check(self, folder, where):
+        """Compare a store with what was told. Returns the number of contexts that are gone as they may. Raises AssertionError or
+        IntegrityError for anything that is lost, wrong, half there or left behind."""
+        with open_store(folder) as db:
+            try:
+                gone = self.settle(lives(db))
+            except AssertionError as error:
+                raise AssertionError(f"{where}: {error}") from None
+            for name, kept in self.states[0].items():
+                assert is_whole(db, name, kept), f"{where}: {name} is not what was stored"
             db._transport.check_integrity()
-    return told.acknowledged
+            assert not db.check_store(), f"{where}: contexts are damaged"
+        return gone
 
 
-def lines_until_killed(folder, seed, seconds, durability, before=None):
-    """What a process says until it is killed, some seconds after its first word. before: is called just before that."""
-    command = [sys.executable, "-m", "tests.fault.killed", str(folder), str(seed), durability]
-    errors = None if before is None else subprocess.DEVNULL  # it meets many on a disk that is gone
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
-        assert process.stdout is not None
-        lines = [process.stdout.readline()]
+def lines_until_killed(processes, folder, seed, seconds, durability, *, limits="wide", before=None):
+    """What a process says until it is killed, some seconds after its first step. before: is called just before that."""
+    child, said = processes.start(folder, seed, durability, limits)
+    with said:
+        lines = [said.readline()]
         sleep(seconds)  # the very point at which it is killed is up to chance
         if before is not None:
             before()
-        process.kill()
-        lines += process.stdout.read().splitlines(keepends=True)
-        assert process.wait() == -SIGKILL or before is not None, "the process ended by itself"
+        with suppress(ProcessLookupError):
+            os.kill(child, SIGKILL)
+        lines += said.read().splitlines(keepends=True)
+    ended = processes.ended()
+    assert ended == -SIGKILL or before is not None, "the process ended by itself"
     return [line for line in lines if line.endswith("\n")]
+
+
+def run(folder, kills, seed, durability="durable", limits="wide"):
+    """Kill a process `kills` times. Returns how many calls were acknowledged, by action. Raises AssertionError for anything that
+    is lost, wrong, half there or left behind, and for contexts of the durability "memory" that outlive their process."""
+    told = Told((lambda kept: not kept.pinned) if limits == "narrow" else (lambda kept: False))
+    rng = np.random.default_rng(seed)
+    with Processes("tests.fault.killed") as processes:
+        for number in range(kills):
+            run_seed = seed * 100_000 + number
+            told.read(run_seed, lines_until_killed(processes, folder, run_seed, rng.uniform(0, 0.4), durability, limits=limits))
+            if durability == "memory":
+                told.states = [{}]
+            told.check(folder, f"kill {number} of seed {seed}")
+    return told.calls
+
+
+def counted(calls):
+    """How many calls were acknowledged, in words."""
+    return f"{calls.total():,} calls acknowledged ({', '.join(f'{count:,} {action}' for action, count in sorted(calls.items()))})"
 
 
 def main():
@@ -94,12 +130,12 @@ def main():
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--durability", choices=DURABILITIES, default="durable")
+    parser.add_argument("--limits", choices=("wide", "narrow"), default="wide", help="whether contexts have to go to make room")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        acknowledged = run(Path(folder) / "store", given.kills, given.seed, given.durability)
+        calls = run(Path(folder) / "store", given.kills, given.seed, given.durability, given.limits)
     promised = "nothing lost, wrong or half there" if given.durability != "memory" else "nothing outlived its process"
-    done = f"{given.kills} kills, {acknowledged:,} calls of durability {given.durability} acknowledged, seed {given.seed}"
-    sys.stdout.write(f"{done}: {promised}\n")
+    sys.stdout.write(f"{given.kills} kills, {counted(calls)}: {promised}\n")
 
 
 if __name__ == "__main__":

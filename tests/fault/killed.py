@@ -1,32 +1,19 @@
 """A process that uses a store until it is killed, and says what it begins and what was acknowledged.
 
-python -m tests.fault.killed FOLDER SEED [DURABILITY]
+python -m tests.fault.killed
 
-DURABILITY may be "broken": contexts are said to be durable, and their files are never synced.
+One is forked for each line that comes in: FIFO FOLDER SEED DURABILITY LIMITS. DURABILITY may be "broken": contexts are said to be
+durable, and their files are never synced. LIMITS is "wide" or "narrow". What the process says goes to the FIFO, its number first.
 """
 
+import logging
 import os
-import sys
 
 import numpy as np
 
 import kvdb.storage.direct_io as direct_io
-from tests.stores import connect, names, put
-
-CONTEXTS = 12
-"""Names that contexts may have."""
-
-
-def tokens_of(seed, step):
-    """The tokens of the context that a step imports: many begin alike."""
-    rng = np.random.default_rng((seed, step))
-    shared = int(rng.integers(0, 4)) * 60
-    return np.r_[np.arange(shared), rng.integers(0, 64, int(rng.integers(1, 300)))]
-
-
-def say(*words):
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
-    sys.stdout.flush()
+from tests.fault.processes import fork_for_each_line, say
+from tests.fault.story import NARROW, REFUSED, carry_out, choose, open_store
 
 
 def break_writer():
@@ -35,27 +22,29 @@ def break_writer():
     os.fsync = lambda _file: None
 
 
-def main():
-    folder, seed, durability = sys.argv[1], int(sys.argv[2]), (sys.argv[3:] or ["durable"])[0]
+def use(folder, seed, durability, limits):
+    """Make calls until the process is killed. After each it says which contexts are there, as some go to make room."""
     if durability == "broken":
         break_writer()
         durability = "durable"
-    rng = np.random.default_rng(seed)
-    with connect(folder) as db:
-        stored = set(names(db))
-        for step in range(1_000_000):
-            name = f"c{int(rng.integers(CONTEXTS))}"
-            action = "put" if name not in stored else str(rng.choice(["drop", "offload", "open"]))
-            say("begins", action, name, step)
-            if action == "put":
-                put(db, tokens_of(seed, step), name, durability)
-                stored.add(name)
-            elif action == "drop":
-                db.drop(name)
-                stored.remove(name)
-            elif action == "offload":
-                db.offload(name)
-            say("did", action, name, step)
+    rng = np.random.default_rng(int(seed))
+    with open_store(folder, **(NARROW if limits == "narrow" else {})) as db:
+        for number in range(1_000_000):
+            step = choose(rng, [context.info for context in db.contexts()], number)
+            say("begins", step)
+            try:
+                carry_out(db, int(seed), step, durability)
+            except REFUSED:
+                say("refused", step)
+            else:
+                say("did", step)
+            if limits == "narrow":
+                say("there", *(context.name for context in db.contexts()))
+
+
+def main():
+    logging.getLogger("kvdb").setLevel(logging.ERROR)  # indexes that find no room are warnings
+    fork_for_each_line(use)
 
 
 if __name__ == "__main__":

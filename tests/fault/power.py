@@ -18,8 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.fault.kill import Told, lines_until_killed
-from tests.stores import connect, holds, names
+from tests.fault.kill import Told, counted, lines_until_killed
+from tests.fault.processes import Processes
+from tests.fault.story import open_store
 
 SHUTDOWN, WITHOUT_LOG = 0x8004587D, 2
 """EXT4_IOC_SHUTDOWN, and EXT4_GOING_FLAGS_NOLOGFLUSH: not even the log is written."""
@@ -69,40 +70,26 @@ def call(*command):
 
 
 def run(cuts, seed, durability="durable"):
-    """Cut the power `cuts` times. Returns how many calls were acknowledged, and how many contexts were lost, which "durable" ones
-    must not be. Raises AssertionError or IntegrityError for anything that is wrong, half there or left behind, and
+    """Cut the power `cuts` times. Returns how many calls were acknowledged, by action, and how many contexts were lost, which
+    "durable" ones must not be. Raises AssertionError or IntegrityError for anything that is wrong, half there or left behind, and
     NoLoopMounts."""
-    told, lost = Told(), 0
+    told, lost = Told(lambda kept: durability == "os"), 0
     rng = np.random.default_rng((seed, 0xC07))
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as root:
+    with (
+        tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as root,
+        Processes("tests.fault.killed", heard=False) as processes,
+    ):
         disk = Disk(Path(root))
         store = disk.folder / "store"
-        with disk.mounted(), connect(store):
+        with disk.mounted(), open_store(store):
             pass
         for number in range(cuts):
-            run_seed, where = seed * 100_000 + number, f"cut {number} of seed {seed}"
+            run_seed, seconds = seed * 100_000 + number, rng.uniform(0, 0.4)
             with disk.mounted():
-                lines = lines_until_killed(store, run_seed, rng.uniform(0, 0.4), durability, before=disk.cut)
-                told.read(run_seed, [line for line in lines if line.startswith(("begins", "did"))])
-            with disk.mounted(), connect(store) as db:
-                found = names(db)
-                if durability != "os":
-                    assert told.settle(found), f"{where}: {found} are stored, and {sorted(told.contexts)} told"
-                else:
-                    lost += _forget_lost(told, found)
-                for name, tokens in told.contexts.items():
-                    assert holds(db, tokens), f"{where}: {name} is not what was stored"
-                db._transport.check_integrity()
-    return told.acknowledged, lost
-
-
-def _forget_lost(told, found):
-    """Take what is stored for what was told, where less was promised. Returns how many contexts are gone."""
-    told.settle(found)
-    gone = set(told.contexts) - set(found)
-    told.contexts = {name: tokens for name, tokens in told.contexts.items() if name in found}
-    assert sorted(told.contexts) == found, f"{found} are stored, and {sorted(told.contexts)} told"
-    return len(gone)
+                told.read(run_seed, lines_until_killed(processes, store, run_seed, seconds, durability, before=disk.cut))
+            with disk.mounted():
+                lost += told.check(store, f"cut {number} of seed {seed}")
+    return told.calls, lost
 
 
 def main():
@@ -112,12 +99,11 @@ def main():
     parser.add_argument("--durability", choices=("os", "durable", "broken"), default="durable")
     given = parser.parse_args()
     try:
-        acknowledged, lost = run(given.cuts, given.seed, given.durability)
+        calls, lost = run(given.cuts, given.seed, given.durability)
     except NoLoopMounts as reason:
         sys.exit(f"tests.fault.power cannot cut the power here: {reason}")
-    done = f"{given.cuts} power cuts, {acknowledged:,} calls of durability {given.durability} acknowledged, seed {given.seed}"
     promised = "nothing lost, wrong or half there" if given.durability != "os" else f"{lost} contexts lost, none wrong"
-    sys.stdout.write(f"{done}: {promised}\n")
+    sys.stdout.write(f"{given.cuts} power cuts, {counted(calls)}: {promised}\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import os
 import shutil
 import stat
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,16 +17,16 @@ from tests.stores import connect, holds, put
 
 @pytest.mark.parametrize(("durability", "kills"), [("durable", 4), ("os", 1), ("memory", 1)])
 def test_a_killed_process_loses_what_it_may_and_no_more(durability, kills, tmp_path):
-    assert kill.run(tmp_path / "store", kills, seed=11, durability=durability) > 0
+    assert kill.run(tmp_path / "store", kills, seed=11, durability=durability).total() > 0
 
 
 @pytest.mark.parametrize(("durability", "cuts"), [("durable", 2), ("os", 1)])
 def test_a_power_cut_loses_what_it_may_and_no_more(durability, cuts):
     try:
-        acknowledged, _ = power.run(cuts, seed=13, durability=durability)
+        calls, _ = power.run(cuts, seed=13, durability=durability)
     except NoLoopMounts as reason:
         pytest.skip(str(reason))
-    assert acknowledged > 0
+    assert calls.total() > 0
 
 
 def test_a_writer_that_syncs_no_file_is_caught():
@@ -80,7 +81,7 @@ def test_names_are_on_the_disk_before_they_are_acknowledged(broken, tmp_path, mo
 
 
 def test_changed_bits_never_change_an_answer():
-    outcomes = flips.run(flips=60, seed=12)
+    outcomes = sum(flips.run(flips=40, seed=12).values(), Counter())
     assert outcomes["told"] + outcomes["refused"] > 0
     assert outcomes["harmless"] > 0
 

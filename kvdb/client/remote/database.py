@@ -17,16 +17,19 @@ from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_plan
 from kvdb.rpc.query_options import put_query_options
 from kvdb.types import (
+    DEFAULT_RETENTION,
     Array,
     Checked,
     ContextInfo,
     ContextStatistics,
     ContextUpdate,
+    Dropped,
     IndexInfo,
     KeysValues,
     ModelSpec,
     PrefixMatch,
     PromptPart,
+    Retention,
     TierStats,
     Tokens,
 )
@@ -50,16 +53,22 @@ class RemoteDatabase:
         self._sessions = OpenSessions()
 
     def begin_import(
-        self, spec: ModelSpec, tokens: Tokens, name: str, base: int | None = None, durability: str | None = None, salt: str = ""
+        self,
+        spec: ModelSpec,
+        tokens: Tokens,
+        name: str,
+        base: int | None = None,
+        retention: Retention = DEFAULT_RETENTION,
+        salt: str = "",
     ) -> RemoteImport:
         """Start storing a context; see `kvdb.database.Database.begin_import`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
         ids = codec.to_tokens(validate.token_ids(tokens))
         connection.check_size("the list of tokens", len(ids))
         first = None if base is None else validate.base(base)
-        level = validate.durability(durability)
-        what = {"name": validate.name(name), "durability": level, "salt": validate.salt(salt)}
-        begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, base=first, **what)
+        kept = codec.to_retention(validate.retention(retention))
+        begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, base=first, retention=kept)
+        begin.name, begin.salt = validate.name(name), validate.salt(salt)
         return RemoteImport(connection, spec, begin)
 
     def create_session(
@@ -173,10 +182,15 @@ class RemoteDatabase:
         connection = self._connected()
         return codec.from_info(connection.call(connection.stub.UpdateContext, codec.to_update(name, change)))
 
-    def drop(self, name: str) -> None:
-        """Forget a context. Raises NotFound."""
-        connection = self._connected()
-        connection.call(connection.stub.DropContext, pb.DropContextRequest(name=name))
+    def drop(self, *names: str) -> None:
+        """Forget contexts, all or none. Raises NotFound, and MessageTooLarge."""
+        self._drop(pb.DropContextsRequest(names=pb.Names(names=names)))
+
+    def drop_all(self, prefix: str, metadata: Mapping[str, Any]) -> Dropped:
+        """Forget contexts that no session stands on; see `kvdb.database.Database.drop_all`."""
+        wanted = pb.Matching(prefix=prefix, metadata=json.dumps(dict(metadata)))
+        reply = self._drop(pb.DropContextsRequest(matching=wanted))
+        return Dropped(tuple(reply.dropped), tuple(reply.in_use))
 
     def offload(self, name: str) -> int:
         """Move a context to the server's disk; see `kvdb.database.Database.offload`, whose errors it raises."""
@@ -244,6 +258,12 @@ class RemoteDatabase:
         """Close every session opened here, and the channel. Closing twice does nothing."""
         if self._sessions.close():
             self._connection.close()
+
+    def _drop(self, request: pb.DropContextsRequest) -> pb.DropContextsReply:
+        connection = self._connected()
+        connection.check_size("the list of names", request.ByteSize())
+        reply: pb.DropContextsReply = connection.call(connection.stub.DropContexts, request)
+        return reply
 
     def _ids(self, sessions: Sequence[object], layer: int) -> list[str]:
         """The ids of open sessions of this database. Raises InvalidArgument, SpecMismatch, SessionClosed or LayerError."""

@@ -18,7 +18,19 @@ from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_choice, from_plan
 from kvdb.rpc.query_options import put_query_options
-from kvdb.types import Array, ContextInfo, Float32, KeysValues, ModelSpec, Placed, Positions, SessionStats, Tokens
+from kvdb.types import (
+    DEFAULT_RETENTION,
+    Array,
+    ContextInfo,
+    Float32,
+    KeysValues,
+    ModelSpec,
+    Placed,
+    Positions,
+    Retention,
+    SessionStats,
+    Tokens,
+)
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
@@ -156,14 +168,14 @@ class RemoteSession:
         return RemoteSession(self.connection, self.spec, reply, self.tokens, self._sessions)
 
     def store(
-        self, name: str, tokens: Tokens | None = None, *, chunk: bool = False, durability: str | None = None
+        self, name: str, tokens: Tokens | None = None, *, chunk: bool = False, retention: Retention = DEFAULT_RETENTION
     ) -> ContextInfo:
         """Keep everything in the session as a context; see `kvdb.session.state.SessionState.store`, whose errors it raises."""
         self._check_open()
         ids = None if tokens is None else codec.to_tokens(validate.token_ids(tokens))
         self.connection.check_size("the list of tokens", len(ids or b""))
-        level, checked = validate.durability(durability), validate.name(name)
-        request = pb.StoreRequest(session_id=self.id, name=checked, tokens=ids, chunk=bool(chunk), durability=level)
+        kept, checked = codec.to_retention(validate.retention(retention)), validate.name(name)
+        request = pb.StoreRequest(session_id=self.id, name=checked, tokens=ids, chunk=bool(chunk), retention=kept)
         return codec.from_info(self.connection.call(self.connection.stub.Store, request))
 
     def explain(self, layer: int, options: QueryOptions, analyze: bool = False) -> Plan:

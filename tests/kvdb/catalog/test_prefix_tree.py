@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdb.catalog.prefix_tree import PrefixTree, common_prefix, concatenate
-from kvdb.catalog.segment import Segment, SegmentView, visible_tokens
+from kvdb.catalog.segment import Segment
+from kvdb.catalog.segment_view import SegmentView, visible_tokens
 
 # Few distinct tokens, so that sequences share prefixes and part in the middle of segments.
 sequences = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(lambda ids: np.array(ids, np.int32))

@@ -10,14 +10,16 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-import kvdb.storage.segment_file as segment_file
+import kvdb.storage.segment_head as segment_head
 from kvdb.errors import CapacityError, IntegrityError, Unavailable
-from kvdb.storage.segment_file import Contents, SegmentFile
-from tests.kvdb.storage.blocks import CRUMBS, PAGES, Stored
+from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.segment_head import Contents
+from tests.kvdb.storage.blocks import CRUMBS, PAGES, Stored, write
 
 ROOT_READS_ALL = os.geteuid() == 0
 
@@ -46,9 +48,9 @@ def test_layers_come_back_in_any_order_as_they_were(tmp_path, layout, tokens):
 
 
 def test_blocks_that_lie_apart_and_pieces_of_one_block_are_moved_too(tmp_path, stored, monkeypatch):
-    monkeypatch.setattr(segment_file, "PIECE_BYTES", 1)
+    monkeypatch.setattr(segment_head, "PIECE_BYTES", 1)
     file = stored.write(tmp_path / "0.segment")
-    monkeypatch.setattr(segment_file, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(segment_head, "PIECE_BYTES", 1 << 20)
     first = stored.empty()[0]
     first.addresses[:] = first.addresses[::-1].copy()  # as blocks lie that were taken from a full tier
     file.read_layer(1, first)
@@ -56,7 +58,7 @@ def test_blocks_that_lie_apart_and_pieces_of_one_block_are_moved_too(tmp_path, s
 
 
 def test_of_pieces_that_fail_nothing_is_under_way_any_more_when_it_is_said(tmp_path, stored, monkeypatch):
-    monkeypatch.setattr(segment_file, "PIECE_BYTES", 1)
+    monkeypatch.setattr(segment_head, "PIECE_BYTES", 1)
     file = stored.write(tmp_path / "0.segment")
     tables, read, under_way = stored.empty(), os.preadv, []
 
@@ -107,7 +109,7 @@ def test_every_changed_byte_is_found_or_harmless(tmp_path, stored):
     good = file.path.read_bytes()
     rng = np.random.default_rng(1)
     contents, table = file.contents, stored.empty()[0]
-    in_head = rng.integers(0, segment_file.HEAD_AT + contents.head_nbytes, 40).tolist()
+    in_head = rng.integers(0, segment_head.HEAD_AT + contents.head_nbytes, 40).tolist()
     data = contents.blocks * contents.layout.nbytes
     in_layer = (contents.extents_at + contents.extent_nbytes + rng.integers(0, data, 40)).tolist()
     for at in [0, 8, 12, 16, *in_head, contents.extents_at + contents.extent_nbytes, *in_layer]:
@@ -134,6 +136,31 @@ def test_a_file_that_was_cut_short_or_has_grown_is_found(tmp_path, stored):
             file.read_layer(0, table)
         with pytest.raises(IntegrityError, match="bytes of the"):
             SegmentFile(file.path, file.contents).read_layer(0, table)
+
+
+def test_a_file_of_version_1_has_a_checksum_for_each_block(tmp_path, stored):
+    old = replace(stored.contents(), version=1)
+    assert old.units == old.blocks
+    path = tmp_path / "0.segment"
+    write(path, old, stored.tables)
+    file = SegmentFile.adopt(path, stored.contents())
+    assert file.contents == old
+    table = stored.empty()[0]
+    file.read_layer(1, table)
+    assert stored.holds(table, 1)
+    damaged = bytearray(path.read_bytes())
+    damaged[old.extents_at + 1] ^= 4
+    path.write_bytes(damaged)
+    with pytest.raises(IntegrityError, match="block"):
+        SegmentFile.adopt(path, stored.contents()).verify()
+
+
+def test_a_page_has_a_checksum_of_its_own_where_blocks_are_whole_pages(tmp_path):
+    stored = Stored(PAGES)
+    contents = stored.write(tmp_path / "0.segment").contents
+    assert contents.units == contents.extent_nbytes // mmap.PAGESIZE
+    assert SegmentFile.adopt(tmp_path / "0.segment", contents).contents == contents
+    stored.close()
 
 
 def test_a_file_is_not_taken_for_another(tmp_path, stored):
