@@ -13,6 +13,11 @@ import indexes._native as _native
 
 SAMPLED_TOKENS = 64
 """The number of tokens of each KV head whose keys go into the identity of a layer."""
+CODE_BITS = {1: (8, 8), 2: (8, 4), 3: (4, 4)}
+"""The bits of a number of a key and of a value, by the format that stands in the FORMAT_MASK bits of a block's address."""
+FORMAT_MASK = 7
+SCALE_BYTES = 2
+"""What a quantized key, or value, has beside its codes."""
 Array = npt.NDArray[Any]
 DTYPES = {
     "float32": np.dtype(np.float32),
@@ -25,7 +30,8 @@ DTYPES = {
 class Blocks:
     """The first `tokens` tokens of one layer.
 
-    table: uint64 `[blocks]`, the addresses of blocks `[2, kv_heads, block_size, head_dim]`: keys, then values. owner: an object
+    table: uint64 `[blocks]`, the addresses of blocks `[2, kv_heads, block_size, head_dim]`: keys, then values; or of quantized
+    blocks (`native/block_format.h`), whose format stands in the lowest bits of their addresses, the same in all. owner: an object
     that keeps that memory alive, where the caller does not.
     """
 
@@ -56,9 +62,16 @@ class Blocks:
         dtype = getattr(_native.Dtype, self.dtype)
         return _native.Blocks(dtype, self.kv_heads, self.head_dim, self.block_size, self.table, self.tokens)
 
+    @cached_property
+    def code_bits(self) -> tuple[int, int] | None:
+        """The bits of a number of a key, and of a value; None where they lie in their dtype."""
+        return CODE_BITS.get(int(self.table[0]) & FORMAT_MASK) if len(self.table) else None
+
     @property
     def token_nbytes(self) -> int:
         """Bytes of the keys and values of one token of one KV head."""
+        if self.code_bits is not None:
+            return sum(self.head_dim * bits // 8 + SCALE_BYTES for bits in self.code_bits)
         return int(2 * self.head_dim * DTYPES[self.dtype].itemsize)
 
     def identity(self) -> dict[str, object]:
@@ -90,6 +103,8 @@ class Blocks:
 
     def stored_keys(self, kv_head: int, begin: int = 0, end: int | None = None) -> Array:
         """A copy of some keys in the dtype of the blocks, `[end - begin, head_dim]`."""
+        if self.code_bits is not None:
+            return self.keys(kv_head, begin, end).astype(DTYPES[self.dtype])
         out = np.empty(((self.tokens if end is None else end) - begin, self.head_dim), DTYPES[self.dtype])
         _native.copy_keys(self.native, kv_head, begin, out.view(np.uint8))
         return out

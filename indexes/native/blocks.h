@@ -1,8 +1,10 @@
-// Where the keys and values of one layer lie: blocks, as they were stored. Nothing is copied.
+// Where the keys and values of one layer lie: blocks, as they were stored. Nothing is copied. Their
+// addresses tell the format, which is the same of all (block_format.h).
 #pragma once
 
 #include <cstdint>
 
+#include "block_format.h"
 #include "geometry.h"
 
 namespace kvdb::indexes {
@@ -12,6 +14,9 @@ struct Blocks {
     const std::uint64_t* table;  // block base addresses
     std::int64_t tokens;
 
+    bool quantized() const { return tokens > 0 && format_of(table[0]) != BlockFormat::raw; }
+
+    // Of blocks that are not quantized.
     const std::byte* key(int kv_head, std::int64_t token) const {
         const std::int64_t block = token / geometry.block_size;
         return reinterpret_cast<const std::byte*>(table[block]) + kv_head * geometry.head_bytes() +

@@ -69,7 +69,7 @@ class IndexAdvisor:
 
     def review(self, segment: Segment) -> None:
         """Have the indexes built that will pay now."""
-        if self._config.automatic and not segment.format and len(segment) >= self._config.segment_tokens_min:
+        if self._config.automatic and len(segment) >= self._config.segment_tokens_min:
             for decision in self.decide(segment):
                 if decision.build:
                     log.info("index %s of segment %d is to be built: %s", decision.kind, segment.number, decision.reason)

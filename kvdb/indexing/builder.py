@@ -73,14 +73,11 @@ class IndexBuilder:
     def request(self, segments: Sequence[Segment], kind: str) -> list[Future[None]]:
         """Build that kind over each of the segments where it is missing: futures of these builds.
 
-        Raises InvalidArgument for a kind that does not exist, Unsupported over quantized keys, CapacityError, before anything is
-        begun, where the indexes would take more memory than they may, and Unavailable. A future raises what the build raised:
+        Raises InvalidArgument for a kind that does not exist, CapacityError, before anything is begun, where the indexes would take more memory than they may, and Unavailable. A future raises what the build raised:
         Unsupported where the kind's library is missing, Unavailable when the database was closed, or the segment was freed or
         cannot come in from disk.
         """
         validate.kind(kind)
-        if any(segment.format for segment in segments):
-            raise Unsupported("indexes read keys as they came, and those of this context are quantized; answers read all of them")
         with self._changed:
             if self._stopping:
                 raise Unavailable("the database is closed; connect again")
@@ -95,7 +92,7 @@ class IndexBuilder:
         with self._changed:
             known = segment.indexes.progress.get(kind)
             failed = known is not None and known.state == "failed"
-            if self._stopping or failed or segment.format or not segment.references or not self._has_room([segment], kind):
+            if self._stopping or failed or not segment.references or not self._has_room([segment], kind):
                 return
             self._add(segment, kind, requested=False)
             due = self._dispatch()

@@ -5,8 +5,6 @@
 
 namespace kvdb {
 
-inline constexpr std::uint64_t kFormatMask = 7;  // of a block's address, where its format is
-
 struct AttendCall {
     Geometry geometry;
     BlockFormat format;  // of all blocks; set by attend

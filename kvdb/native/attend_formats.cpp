@@ -13,10 +13,6 @@
 namespace kvdb {
 namespace {
 
-BlockFormat format_of(std::uint64_t address) {
-    return static_cast<BlockFormat>(address & kFormatMask);
-}
-
 // The blocks of one format of a call's run, in their order, as a call of its own.
 class Part {
   public:

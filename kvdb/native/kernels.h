@@ -15,8 +15,6 @@
 
 namespace kvdb {
 
-enum class Plane : int { key, value };
-
 // [heads, tokens, head_dim], last dimension contiguous, strides in elements.
 struct Rows {
     void* data;

@@ -109,8 +109,8 @@ struct GraphTable {
 
     template <class T>
     static void distance(const DistanceItem& item) {
-        const int head_dim = item.blocks.geometry.head_dim;
         const std::size_t bytes = item.blocks.geometry.row_bytes();
+        if (item.blocks.quantized()) return distance_quantized(item);
         for (std::int64_t t = 0; t < item.count; ++t) {
             if (t + kAhead < item.count) {
                 ScoreTable<Isa>::prefetch(item.blocks.key(item.kv_head, item.tokens[t + kAhead]),
@@ -118,14 +118,29 @@ struct GraphTable {
             }
             const auto* key =
                 reinterpret_cast<const T*>(item.blocks.key(item.kv_head, item.tokens[t]));
-            f32 sum = {};
-            for (int i = 0; i < head_dim; i += Isa::width) {
-                const f32 apart = ScoreTable<Isa>::load(key, i, head_dim) -
-                                  ScoreTable<Isa>::load(item.vector, i, head_dim);
-                sum = Isa::fma(apart, apart, sum);
-            }
-            item.out[t] = simd::sum_of_group<Isa, Isa::width>(sum)[0];
+            item.out[t] = distance_of(item, key);
         }
+    }
+
+    static void distance_quantized(const DistanceItem& item) {
+        alignas(64) float key[kHeadDimMax];
+        for (std::int64_t t = 0; t < item.count; ++t) {
+            simd::CodedRow<Isa>::template load_back<Plane::key>(
+                item.blocks.geometry, item.blocks.table, item.kv_head, item.tokens[t], key);
+            item.out[t] = distance_of<float>(item, key);
+        }
+    }
+
+    template <class T>
+    KVDB_INLINE static float distance_of(const DistanceItem& item, const T* key) {
+        const int head_dim = item.blocks.geometry.head_dim;
+        f32 sum = {};
+        for (int i = 0; i < head_dim; i += Isa::width) {
+            const f32 apart = ScoreTable<Isa>::load(key, i, head_dim) -
+                              ScoreTable<Isa>::load(item.vector, i, head_dim);
+            sum = Isa::fma(apart, apart, sum);
+        }
+        return simd::sum_of_group<Isa, Isa::width>(sum)[0];
     }
 
     static float mass(const float* scores, std::int64_t count, float largest, float scale) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "simd/coded_row.h"
 #include "simd/generic.h"
 
 namespace kvdb::indexes {
@@ -42,9 +43,37 @@ struct ScoreTable {
         for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
     }
 
+    // The scores of one key, which lies in a row of its own, by all queries.
+    template <class T>
+    KVDB_INLINE static void score_row(const ScoreItem& item, std::int64_t t, const T* key) {
+        const int head_dim = item.blocks.geometry.head_dim;
+        std::int64_t r = 0;
+        for (; r + kTogether <= item.rows; r += kTogether) {
+            dots<T, kTogether>(key, item.queries + r * head_dim, head_dim,
+                               item.scores + r * item.score_stride + t, item.score_stride);
+        }
+        for (; r + 2 <= item.rows; r += 2) {
+            dots<T, 2>(key, item.queries + r * head_dim, head_dim,
+                       item.scores + r * item.score_stride + t, item.score_stride);
+        }
+        for (; r < item.rows; ++r) {
+            dots<T, 1>(key, item.queries + r * head_dim, head_dim,
+                       item.scores + r * item.score_stride + t, item.score_stride);
+        }
+    }
+
+    static void score_quantized(const ScoreItem& item) {
+        alignas(64) float key[kHeadDimMax];
+        for (std::int64_t t = 0; t < item.count; ++t) {
+            simd::CodedRow<Isa>::template load_back<Plane::key>(
+                item.blocks.geometry, item.blocks.table, item.kv_head, item.tokens[t], key);
+            score_row(item, t, key);
+        }
+    }
+
     template <class T>
     static void score(const ScoreItem& item) {
-        const int head_dim = item.blocks.geometry.head_dim;
+        if (item.blocks.quantized()) return score_quantized(item);
         const std::size_t bytes = item.blocks.geometry.row_bytes();
         for (std::int64_t t = 0; t < item.count && t < kAhead; ++t) {
             prefetch(item.blocks.key(item.kv_head, item.tokens[t]), bytes);
@@ -55,24 +84,27 @@ struct ScoreTable {
             }
             const auto* key =
                 reinterpret_cast<const T*>(item.blocks.key(item.kv_head, item.tokens[t]));
-            std::int64_t r = 0;
-            for (; r + kTogether <= item.rows; r += kTogether) {
-                dots<T, kTogether>(key, item.queries + r * head_dim, head_dim,
-                                   item.scores + r * item.score_stride + t, item.score_stride);
-            }
-            for (; r + 2 <= item.rows; r += 2) {
-                dots<T, 2>(key, item.queries + r * head_dim, head_dim,
-                           item.scores + r * item.score_stride + t, item.score_stride);
-            }
-            for (; r < item.rows; ++r) {
-                dots<T, 1>(key, item.queries + r * head_dim, head_dim,
-                           item.scores + r * item.score_stride + t, item.score_stride);
-            }
+            score_row(item, t, key);
+        }
+    }
+
+    template <Plane plane>
+    static void widen_quantized(const WidenItem& item) {
+        const Geometry& geometry = item.blocks.geometry;
+        alignas(64) float row[kHeadDimMax];
+        for (std::int64_t t = 0; t < item.count; ++t) {
+            simd::CodedRow<Isa>::template load_back<plane>(geometry, item.blocks.table,
+                                                           item.kv_head, item.begin + t, row);
+            __builtin_memcpy(item.out + t * geometry.head_dim, row,
+                             geometry.head_dim * sizeof(float));
         }
     }
 
     template <class T, bool values>
     static void widen(const WidenItem& item) {
+        if (item.blocks.quantized()) {
+            return widen_quantized<values ? Plane::value : Plane::key>(item);
+        }
         const int head_dim = item.blocks.geometry.head_dim;
         for (std::int64_t t = 0; t < item.count; ++t) {
             const std::int64_t token = item.begin + t;

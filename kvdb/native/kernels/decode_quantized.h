@@ -5,9 +5,9 @@
 #pragma once
 
 #include "../kernels.h"
-#include "hadamard.h"
 #include "quantized_step.h"
 #include "rotate.h"
+#include "simd/hadamard.h"
 
 namespace kvdb::kernels {
 
@@ -57,7 +57,7 @@ class DecodeQuantized {
         }
         for (int head = 0; head < item_.heads; ++head) {
             for (int r = 0; r < rows_; ++r) {
-                Hadamard<Isa>::rotate_back(values(head, r), item_.geometry.head_dim);
+                simd::Hadamard<Isa>::rotate_back(values(head, r), item_.geometry.head_dim);
             }
         }
     }
@@ -127,7 +127,7 @@ class DecodeQuantized {
                     case Dtype::float16: load_query<Float16>(query, head, r, view); break;
                     case Dtype::bfloat16: load_query<BFloat16>(query, head, r, view); break;
                 }
-                Hadamard<Isa>::rotate(query, item_.geometry.head_dim);
+                simd::Hadamard<Isa>::rotate(query, item_.geometry.head_dim);
                 round_query(query);
             }
         }

@@ -2,13 +2,14 @@
 #pragma once
 
 #include "../kernels.h"
-#include "hadamard.h"
+#include "simd/coded_row.h"
 
 namespace kvdb::kernels {
 
 template <class Isa, class T>
 class Quantize {
     using f32 = typename Isa::f32;
+    using Coded = simd::CodedRow<Isa>;
 
   public:
     static std::size_t scratch_bytes(const Geometry& geometry) {
@@ -26,42 +27,13 @@ class Quantize {
 
     static void decode(const DequantizeItem& item) {
         const QuantizedHead head(item.geometry, item.key_bits, item.value_bits);
-        if (item.keys) {
-            decode<Plane::key>(item, item.key_bits, item.from, item.from + head.key_centre,
-                               item.from + head.key_scales, item.keys, item.key_stride);
-        }
+        if (item.keys) decode<Plane::key>(item, head, item.key_bits, item.keys, item.key_stride);
         if (item.values) {
-            decode<Plane::value>(item, item.value_bits, item.from + head.values,
-                                 item.from + head.value_centre, item.from + head.value_scales,
-                                 item.values, item.value_stride);
+            decode<Plane::value>(item, head, item.value_bits, item.values, item.value_stride);
         }
     }
 
   private:
-    // Where the code of a number lies: a byte, and for four bits which half of it.
-    struct CodeAt {
-        std::size_t byte;
-        int shift;
-    };
-
-    // Of channel c of token t.
-    static constexpr CodeAt key_code(int bits, int head_dim, int t, int c) {
-        const int step = bits == 8 ? 4 : 8;  // channels of a 32-bit lane
-        const std::size_t group = std::size_t{1} * t / kQuantizedGroup * kQuantizedGroup * head_dim;
-        const std::size_t lane = std::size_t{1} * c / step * kQuantizedGroup + t % kQuantizedGroup;
-        return {group * bits / 8 + lane * 4 + c % 4, bits == 8 ? 0 : c / 4 % 2 * 4};
-    }
-    static constexpr CodeAt value_code(int bits, int head_dim, int t, int c) {
-        const int step = bits == 8 ? 4 : 8;  // tokens of a 32-bit lane
-        const std::size_t lane = std::size_t{1} * t / step * head_dim + c;
-        return {lane * 4 + t % 4, bits == 8 ? 0 : t / 4 % 2 * 4};
-    }
-    template <Plane plane>
-    static constexpr CodeAt code_at(int bits, int head_dim, int t, int c) {
-        return plane == Plane::key ? key_code(bits, head_dim, t, c)
-                                   : value_code(bits, head_dim, t, c);
-    }
-
     template <Plane plane>
     static void encode(const QuantizeItem& item, int bits, const std::byte* rows, std::byte* codes,
                        std::byte* centre, std::byte* scales, double& error, double& norm) {
@@ -70,7 +42,7 @@ class Quantize {
         for (int t = 0; t < item.tokens; ++t) {
             float* x = item.scratch + t * stride;
             widen(reinterpret_cast<const T*>(rows) + std::int64_t{t} * head_dim, head_dim, x);
-            Hadamard<Isa>::rotate(x, head_dim);
+            simd::Hadamard<Isa>::rotate(x, head_dim);
             for (int c = 0; c < head_dim; ++c) norm += double{x[c]} * x[c];
         }
         subtract_mean(item, stride, centre);
@@ -90,8 +62,9 @@ class Quantize {
             const float inverse = scale > 0 ? 1 / scale : 0;
             for (int c = 0; c < head_dim; ++c) {
                 const int code = round(x[c] * inverse + zero, 2 * zero);
-                const CodeAt at = code_at<plane>(bits, head_dim, t, c);
-                codes[at.byte] |= static_cast<std::byte>(stored<plane>(bits, code) << at.shift);
+                const auto at = Coded::template code_at<plane>(bits, head_dim, t, c);
+                codes[at.byte] |=
+                    static_cast<std::byte>(Coded::template stored<plane>(bits, code) << at.shift);
                 const double off = x[c] - scale * (static_cast<float>(code) - zero);
                 error += off * off;
             }
@@ -110,23 +83,14 @@ class Quantize {
     }
 
     template <Plane plane>
-    static void decode(const DequantizeItem& item, int bits, const std::byte* codes,
-                       const std::byte* centre, const std::byte* scales, std::byte* to,
-                       std::int64_t to_stride) {
+    static void decode(const DequantizeItem& item, const QuantizedHead& head, int bits,
+                       std::byte* to, std::int64_t to_stride) {
         const int head_dim = item.geometry.head_dim;
-        const float zero = static_cast<float>((1 << bits) - 1) / 2;
-        const int mask = (1 << bits) - 1;
         alignas(64) float x[kHeadDimMax];
         alignas(64) T narrow[kHeadDimMax];
         for (int t = item.begin; t < item.end; ++t, to += to_stride) {
-            const float scale = load_bfloat16(scales + 2 * t);
-            for (int c = 0; c < head_dim; ++c) {
-                const CodeAt at = code_at<plane>(bits, head_dim, t, c);
-                const int code = static_cast<int>(codes[at.byte]) >> at.shift & mask;
-                x[c] = load_bfloat16(centre + 2 * c) +
-                       scale * (static_cast<float>(stored<plane>(bits, code)) - zero);
-            }
-            Hadamard<Isa>::rotate_back(x, head_dim);
+            Coded::template load<plane>(head_dim, head, bits, item.from, t, x);
+            simd::Hadamard<Isa>::rotate_back(x, head_dim);
             for (int c = 0; c < head_dim; c += Isa::width) {
                 Isa::narrow(narrow + c, Isa::template load<f32>(x + c));
             }
@@ -134,26 +98,15 @@ class Quantize {
         }
     }
 
-    // Values of eight bits are multiplied as signed numbers; the top bit tells both ways.
-    template <Plane plane>
-    static constexpr int stored(int bits, int code) {
-        return plane == Plane::value && bits == 8 ? code ^ 0x80 : code;
-    }
-
     static int round(float x, float most) {
         return static_cast<int>(x < 0 ? 0 : x > most ? most : x + 0.5f);
     }
 
-    static float load_bfloat16(const std::byte* at) {
-        std::uint16_t half;
-        __builtin_memcpy(&half, at, sizeof half);
-        return __builtin_bit_cast(float, std::uint32_t{half} << 16);
-    }
     static float store_bfloat16(std::byte* at, float x, std::uint32_t rounding) {
         const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, x) + rounding;
         const auto half = static_cast<std::uint16_t>(bits >> 16);
         __builtin_memcpy(at, &half, sizeof half);
-        return load_bfloat16(at);
+        return Coded::load_bfloat16(at);
     }
     // The smallest bfloat16 that is at least x >= 0.
     static float store_up(std::byte* at, float x) { return store_bfloat16(at, x, 0xffff); }

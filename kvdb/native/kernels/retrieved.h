@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../kernels.h"
+#include "simd/coded_row.h"
 #include "simd/generic.h"
 
 namespace kvdb::kernels {
@@ -27,7 +28,12 @@ class Retrieved {
             for (int i = 0; i < item.geometry.head_dim; ++i) sums[i] += weight * item.tail_out[i];
             total += weight;
         }
-        for (std::int64_t t = 0; t < item.count; t += kChunk) {
+        std::int64_t added = 0;
+        if (item.count && format_of(item.table[0]) != BlockFormat::raw) {
+            total += add_quantized(item, top, sums);
+            added = item.count;
+        }
+        for (std::int64_t t = added; t < item.count; t += kChunk) {
             const std::int64_t left = item.count - t;
             total += add(item, t, left < kChunk ? static_cast<int>(left) : kChunk, top, sums);
         }
@@ -87,6 +93,25 @@ class Retrieved {
                 add_step(rows + t, weights + t, i, i + Isa::width > head_dim, sums + i);
             }
         }
+        return total;
+    }
+
+    // The same of all tokens, whose blocks are quantized: added up as they are rotated.
+    static float add_quantized(const RetrievedItem& item, float top, float* sums) {
+        const int head_dim = item.geometry.head_dim;
+        alignas(64) float value[kHeadDimMax];
+        alignas(64) float rotated[kHeadDimMax] = {};
+        float total = 0;
+        for (std::int64_t t = 0; t < item.count; ++t) {
+            const float weight = __builtin_expf(item.scores[t] * item.scale - top);
+            if (weight == 0) continue;
+            simd::CodedRow<Isa>::template load<Plane::value>(item.geometry, item.table,
+                                                             item.kv_head, item.ids[t], value);
+            for (int i = 0; i < head_dim; ++i) rotated[i] += weight * value[i];
+            total += weight;
+        }
+        simd::Hadamard<Isa>::rotate_back(rotated, head_dim);
+        for (int i = 0; i < head_dim; ++i) sums[i] += rotated[i];
         return total;
     }
 

@@ -6,7 +6,7 @@ import pytest
 import kvdb
 from kvdb.client.client import Client
 from kvdb.config import Config, StorageConfig
-from kvdb.errors import ConfigError, InvalidArgument, Unsupported
+from kvdb.errors import ConfigError, InvalidArgument
 from tests.database import database
 from tests.reference import attention, relative_error
 
@@ -113,18 +113,6 @@ def test_quantized_chunks_may_stand_anywhere(make_kv):
                 seen = np.s_[:, : position + 1]
                 expected, _ = attention(q[:, i : i + 1], k[seen], v[seen], SPEC.softmax_scale)
                 assert relative_error(out[:, i : i + 1], expected) <= ROUNDED
-
-
-def test_indexes_are_refused_over_quantized_keys(make_kv):
-    kv = make_kv(SPEC, 2048)
-    with quantizing("int8") as engine, Client(engine) as db:
-        db.import_context(SPEC, kv.tokens, kv.pairs(), name="doc")
-        with pytest.raises(Unsupported, match="quantized"):
-            db.build_index("doc", "flat")
-        with db.create_session(SPEC, kv.tokens[:-1]) as session:
-            k, v = kv.pairs(2047)[0]
-            session.attend(0, kv.q[0][:, :1], k, v, retrieval=kvdb.TopK(8))  # wants an index, and reads everything
-            assert not db.indexes("doc")
 
 
 def test_numbers_that_cannot_be_rotated_are_refused(make_kv):

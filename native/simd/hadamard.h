@@ -2,10 +2,10 @@
 // spreads each channel over all of its neighbours. Inner products stay as they are.
 #pragma once
 
-#include "../kernels.h"
-#include "simd/generic.h"
+#include "generic.h"
+#include "geometry.h"
 
-namespace kvdb::kernels {
+namespace kvdb::simd {
 
 template <class Isa>
 class Hadamard {
@@ -69,7 +69,7 @@ class Hadamard {
             f32 sign;
             KVDB_UNROLL
             for (int i = 0; i < Isa::width; ++i) sign[i] = i & half ? -1.0f : 1.0f;
-            v = Isa::fma(v, sign, simd::exchange<Isa, half>(v, simd::Lanes<Isa>{}));
+            v = Isa::fma(v, sign, exchange<Isa, half>(v, Lanes<Isa>{}));
             return in_lanes<2 * half>(v, block);
         } else {
             return v;
@@ -77,4 +77,4 @@ class Hadamard {
     }
 };
 
-}  // namespace kvdb::kernels
+}  // namespace kvdb::simd

@@ -3,7 +3,7 @@
 // A quantized block is [kv_heads] of: codes of keys, codes of values, the centre of the keys and of
 // the values (bfloat16 [head_dim] each), a scale for each key and for each value (bfloat16
 // [block_size] each). A number is centre + scale * (code - zero), in the space that a fixed
-// rotation (kernels/hadamard.h) leads to, where no channel stands out. Codes lie in the order in
+// rotation (simd/hadamard.h) leads to, where no channel stands out. Codes lie in the order in
 // which they are multiplied, four to a 32-bit lane:
 //
 //   keys    [block_size / 16][head_dim / 4][16 tokens][4 channels]
@@ -17,10 +17,16 @@
 
 namespace kvdb {
 
+enum class Plane : int { key, value };
 enum class BlockFormat : int { raw, int8, int8_int4, int4 };
 inline constexpr int kQuantizedFormats = 3;
 inline constexpr int kQuantizedGroup = 16;  // tokens; block_size is a multiple of it
 
+inline constexpr std::uint64_t kFormatMask = 7;  // of a block's address, where its format is
+
+constexpr BlockFormat format_of(std::uint64_t address) {
+    return static_cast<BlockFormat>(address & kFormatMask);
+}
 constexpr int key_bits(BlockFormat format) {
     return format == BlockFormat::int4 ? 4 : 8;
 }
