@@ -82,7 +82,7 @@ def test_a_session_answers_from_what_its_search_finds(make_kv, name, kind):
             k, v = doc.read(0)
             for i in (TOKENS, TOKENS + 1):  # the second may be one call of native code
                 new = [x[0][:, i : i + 1] for x in (kv.q, kv.k, kv.v)]
-                out = session.attend(0, *new, retrieval=kvdb.TopK(64), hints=kvdb.Hints(kind))
+                out = session.attend(0, *new, retrieval=kvdb.TopK(32), hints=kvdb.Hints(kind))
                 k, v = np.concatenate([k, new[1]], axis=1), np.concatenate([v, new[2]], axis=1)
                 expected, _ = attention(new[0], k, v, SPEC.softmax_scale)
                 assert relative_error(out, expected) <= 5e-2
