@@ -17,7 +17,7 @@ import kvdb.validate as validate
 from indexes.accelerate import Accelerator
 from kvdb.catalog.index_set import Progress
 from kvdb.catalog.segment import Segment
-from kvdb.errors import CapacityError, KvdbError, Unavailable, Unsupported
+from kvdb.errors import CapacityError, KvdbError, Unavailable
 from kvdb.indexing.build import Build, abandoned, missing_layers
 from kvdb.indexing.build_costs import BuildCosts
 from kvdb.storage.loader import Loader
@@ -73,9 +73,9 @@ class IndexBuilder:
     def request(self, segments: Sequence[Segment], kind: str) -> list[Future[None]]:
         """Build that kind over each of the segments where it is missing: futures of these builds.
 
-        Raises InvalidArgument for a kind that does not exist, CapacityError, before anything is begun, where the indexes would take more memory than they may, and Unavailable. A future raises what the build raised:
-        Unsupported where the kind's library is missing, Unavailable when the database was closed, or the segment was freed or
-        cannot come in from disk.
+        Raises InvalidArgument for a kind that does not exist, CapacityError, before anything is begun, where the indexes would
+        take more memory than they may, and Unavailable. A future raises what the build raised: Unsupported where the kind's
+        library is missing, Unavailable when the database was closed, or the segment was freed or cannot come in from disk.
         """
         validate.kind(kind)
         with self._changed:

@@ -110,7 +110,8 @@ class BlockTable:
         return twin
 
     def keys(self, tokens: int) -> indexable.Blocks:
-        """The first `tokens` tokens as indexes read them, with the format of the blocks in their addresses; valid as long as the table holds its blocks."""
+        """The first `tokens` tokens as indexes read them, with the format of the blocks in their addresses; valid as long as the
+        table holds its blocks."""
         layout = self.layout
         addresses = self.tagged[: layout.blocks_for(tokens)].copy()
         return indexable.Blocks(layout.dtype, layout.kv_heads, layout.head_dim, layout.block_size, addresses, tokens)
