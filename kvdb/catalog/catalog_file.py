@@ -22,6 +22,7 @@ from kvdb.catalog.catalog_tables import (
     APPLICATION,
     CONTEXTS,
     FIRST_CONTEXTS,
+    FIRST_SEGMENTS,
     FIRST_VERSION,
     LIVES,
     ONE_CONTEXT,
@@ -151,6 +152,10 @@ def _upgrade_first(database: CatalogDatabase) -> None:
     with database.transaction() as db:
         for statement in UPGRADE:
             db.execute(statement)
+        for segment in Reading(db).records(FIRST_SEGMENTS):
+            *_, rounding = row = segment.row()
+            changed = segment.format, rounding, checksum(row), segment.file
+            db.execute("UPDATE segment SET format = ?, rounding = ?, crc = ? WHERE file = ?", changed)
         for record in Reading(db).records(FIRST_CONTEXTS):
             row = record.row()
             db.execute("UPDATE context SET salt = ?, crc = ? WHERE name = ?", (record.salt, checksum(row), record.name))

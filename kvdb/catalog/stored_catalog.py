@@ -100,8 +100,9 @@ class StoredCatalog(CompactableCatalog):
     def replace(self, text: Text, relayout: Relayout) -> None:
         """Write the targets to the disk, then let contexts see them; see `CompactableCatalog.replace`. Raises CapacityError or
         Unavailable."""
-        for target in relayout.targets:
-            target.segment.write(self._disk, text.spec)
+        if self._seeing(text, relayout):
+            for target in relayout.targets:
+                target.segment.write(self._disk, text.spec)
         super().replace(text, relayout)
 
     def _replace(self, names: Sequence[str], relayout: Relayout) -> None:
@@ -193,7 +194,7 @@ class StoredCatalog(CompactableCatalog):
             return
         try:
             self._file.write_lives(lives)
-        except (CapacityError, Unavailable) as error:
+        except (CapacityError, IntegrityError, Unavailable) as error:
             log.warning("how contexts were used cannot be written: %s", error)
 
     def damaged(self) -> list[str]:
@@ -239,7 +240,7 @@ class StoredCatalog(CompactableCatalog):
                 with self._commit_lock:
                     self._insert(stored)
                 undo.pop_all()
-        except (CapacityError, Unavailable) as error:
+        except (CapacityError, IntegrityError, Unavailable) as error:
             log.error("context %r is lost, as it cannot be written: %s", context.name, error)
 
     def _find(self, name: str) -> Context:

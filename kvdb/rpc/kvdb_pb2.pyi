@@ -229,16 +229,18 @@ class ImportBegin(_message.Message):
     def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., name: _Optional[str] = ..., base: _Optional[int] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., salt: _Optional[str] = ...) -> None: ...
 
 class Retention(_message.Message):
-    __slots__ = ("durability", "ttl", "metadata", "pinned")
+    __slots__ = ("durability", "ttl", "metadata", "pinned", "format")
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     TTL_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
     durability: str
     ttl: float
     metadata: str
     pinned: bool
-    def __init__(self, durability: _Optional[str] = ..., ttl: _Optional[float] = ..., metadata: _Optional[str] = ..., pinned: _Optional[bool] = ...) -> None: ...
+    format: str
+    def __init__(self, durability: _Optional[str] = ..., ttl: _Optional[float] = ..., metadata: _Optional[str] = ..., pinned: _Optional[bool] = ..., format: _Optional[str] = ...) -> None: ...
 
 class KvChunk(_message.Message):
     __slots__ = ("layer", "dtype", "shape")
