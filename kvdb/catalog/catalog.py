@@ -18,7 +18,7 @@ from kvdb.catalog.life import Life
 from kvdb.catalog.prefix_tree import PrefixTree
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import Views
-from kvdb.errors import AlreadyExists, CapacityError, NotFound, Unavailable, Unsupported
+from kvdb.errors import AlreadyExists, CapacityError, IntegrityError, NotFound, Unavailable, Unsupported
 from kvdb.storage.segment_file import SegmentFile
 from kvdb.types import ContextUpdate, ModelSpec, Retention, Tokens
 
@@ -120,7 +120,7 @@ class Catalog:
                 gone += 1
             except NotFound:  # somebody dropped it meanwhile
                 pass
-            except (CapacityError, Unavailable) as error:
+            except (CapacityError, IntegrityError, Unavailable) as error:
                 log.error("context %r is over and cannot be dropped: %s", name, error)
                 with self._lock:
                     heappush(self._expiring, (expires, name))

@@ -194,7 +194,7 @@ class StoredCatalog(CompactableCatalog):
             return
         try:
             self._file.write_lives(lives)
-        except (CapacityError, Unavailable) as error:
+        except (CapacityError, IntegrityError, Unavailable) as error:
             log.warning("how contexts were used cannot be written: %s", error)
 
     def damaged(self) -> list[str]:
@@ -240,7 +240,7 @@ class StoredCatalog(CompactableCatalog):
                 with self._commit_lock:
                     self._insert(stored)
                 undo.pop_all()
-        except (CapacityError, Unavailable) as error:
+        except (CapacityError, IntegrityError, Unavailable) as error:
             log.error("context %r is lost, as it cannot be written: %s", context.name, error)
 
     def _find(self, name: str) -> Context:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.fault.kill import Processes, Told, counted
+from tests.fault.kill import Told, counted, lines_until_killed
+from tests.fault.processes import Processes
 from tests.fault.story import open_store
 
 SHUTDOWN, WITHOUT_LOG = 0x8004587D, 2
@@ -74,7 +75,10 @@ def run(cuts, seed, durability="durable"):
     NoLoopMounts."""
     told, lost = Told(lambda kept: durability == "os"), 0
     rng = np.random.default_rng((seed, 0xC07))
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as root, Processes(heard=False) as processes:
+    with (
+        tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as root,
+        Processes("tests.fault.killed", heard=False) as processes,
+    ):
         disk = Disk(Path(root))
         store = disk.folder / "store"
         with disk.mounted(), open_store(store):
@@ -82,7 +86,7 @@ def run(cuts, seed, durability="durable"):
         for number in range(cuts):
             run_seed, seconds = seed * 100_000 + number, rng.uniform(0, 0.4)
             with disk.mounted():
-                told.read(run_seed, processes.lines_until_killed(store, run_seed, seconds, durability, before=disk.cut))
+                told.read(run_seed, lines_until_killed(processes, store, run_seed, seconds, durability, before=disk.cut))
             with disk.mounted():
                 lost += told.check(store, f"cut {number} of seed {seed}")
     return told.calls, lost

@@ -7,7 +7,7 @@ import numpy as np
 
 import kvdb
 from kvdb.config import IndexConfig
-from kvdb.errors import CapacityError
+from kvdb.errors import CapacityError, NotFound
 from tests.reference import attention, relative_error
 from tests.stores import SPEC, config, holds, kv_of, put
 
@@ -143,6 +143,13 @@ def _fork(db, seed, step, durability):
             db.store(twin, name=step.name, tokens=tokens, durability=durability)
 
 
+def possible(state, step):
+    """Whether a step can be taken where this is stored."""
+    if step.action in MAKE:
+        return step.name not in state and (step.action == "put" or step.other in state)
+    return step.action == "compact" or (step.name in state and step.other not in state)
+
+
 def after(state, seed, step):
     """What is stored once a step is done, contexts by name. state: what was before, which stays as it is."""
     now, name = dict(state), step.name
@@ -185,5 +192,5 @@ def is_whole(db, name, kept):
     return True
 
 
-REFUSED = (CapacityError,)
-"""What a step may meet where room is short: then it has done nothing."""
+REFUSED = (CapacityError, NotFound)
+"""What a step may meet where room is short, and its context went: then it has done nothing."""
