@@ -105,7 +105,11 @@ def lines_until_killed(processes, folder, seed, seconds, durability, *, limits="
     return [line for line in lines if line.endswith("\n")]
 
 
-def run(folder, kills, seed, durability="durable", limits="wide"):
+SECONDS_MAX = 0.4
+"""How long a process lives at most."""
+
+
+def run(folder, kills, seed, durability="durable", limits="wide", seconds_max=SECONDS_MAX):
     """Kill a process `kills` times. Returns how many calls were acknowledged, by action. Raises AssertionError for anything that
     is lost, wrong, half there or left behind, and for contexts of the durability "memory" that outlive their process."""
     told = Told((lambda kept: not kept.pinned) if limits == "narrow" else (lambda kept: False))
@@ -113,7 +117,8 @@ def run(folder, kills, seed, durability="durable", limits="wide"):
     with Processes("tests.fault.killed") as processes:
         for number in range(kills):
             run_seed = seed * 100_000 + number
-            told.read(run_seed, lines_until_killed(processes, folder, run_seed, rng.uniform(0, 0.4), durability, limits=limits))
+            seconds = rng.uniform(0, seconds_max)
+            told.read(run_seed, lines_until_killed(processes, folder, run_seed, seconds, durability, limits=limits))
             if durability == "memory":
                 told.states = [{}]
             told.check(folder, f"kill {number} of seed {seed}")

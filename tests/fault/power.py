@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.fault.kill import Told, counted, lines_until_killed
+from tests.fault.kill import SECONDS_MAX, Told, counted, lines_until_killed
 from tests.fault.processes import Processes
 from tests.fault.story import open_store
 
@@ -44,8 +44,8 @@ class Disk:
         call("mkfs.ext4", "-q", "-F", str(self._image))
 
     @contextmanager
-    def mounted(self):
-        call("mount", "-o", "loop", str(self._image), str(self.folder))
+    def mounted(self, options="loop"):
+        call("mount", "-o", options, str(self._image), str(self.folder))
         try:
             yield
         finally:
@@ -59,6 +59,15 @@ class Disk:
         finally:
             os.close(folder)
 
+    def fail(self):
+        """Have the file system meet an error, after which it does what its mount options say. Raises NoLoopMounts."""
+        device = self.folder.stat().st_dev
+        name = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve().name
+        try:
+            Path(f"/sys/fs/ext4/{name}/trigger_fs_error").write_text("1")
+        except OSError as error:
+            raise NoLoopMounts(f"ext4 cannot be told to fail: {error}") from None
+
 
 def call(*command):
     """Run a command of the system's. Raises NoLoopMounts where it fails."""
@@ -69,7 +78,7 @@ def call(*command):
         raise NoLoopMounts(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def run(cuts, seed, durability="durable"):
+def run(cuts, seed, durability="durable", seconds_max=SECONDS_MAX):
     """Cut the power `cuts` times. Returns how many calls were acknowledged, by action, and how many contexts were lost, which
     "durable" ones must not be. Raises AssertionError or IntegrityError for anything that is wrong, half there or left behind, and
     NoLoopMounts."""
@@ -84,7 +93,7 @@ def run(cuts, seed, durability="durable"):
         with disk.mounted(), open_store(store):
             pass
         for number in range(cuts):
-            run_seed, seconds = seed * 100_000 + number, rng.uniform(0, 0.4)
+            run_seed, seconds = seed * 100_000 + number, rng.uniform(0, seconds_max)
             with disk.mounted():
                 told.read(run_seed, lines_until_killed(processes, store, run_seed, seconds, durability, before=disk.cut))
             with disk.mounted():
