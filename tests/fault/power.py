@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.fault.kill import SECONDS_MAX, Told, counted, lines_until_killed
+from tests.fault.kill import Moment, Told, counted, lines_until_killed
 from tests.fault.processes import Processes
 from tests.fault.story import open_store
 
@@ -78,7 +78,7 @@ def call(*command):
         raise NoLoopMounts(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def run(cuts, seed, durability="durable", seconds_max=SECONDS_MAX):
+def run(cuts, seed, durability="durable"):
     """Cut the power `cuts` times. Returns how many calls were acknowledged, by action, and how many contexts were lost, which
     "durable" ones must not be. Raises AssertionError or IntegrityError for anything that is wrong, half there or left behind, and
     NoLoopMounts."""
@@ -93,9 +93,9 @@ def run(cuts, seed, durability="durable", seconds_max=SECONDS_MAX):
         with disk.mounted(), open_store(store):
             pass
         for number in range(cuts):
-            run_seed, seconds = seed * 100_000 + number, rng.uniform(0, seconds_max)
+            run_seed, moment = seed * 100_000 + number, Moment.random(rng)
             with disk.mounted():
-                told.read(run_seed, lines_until_killed(processes, store, run_seed, seconds, durability, before=disk.cut))
+                told.read(run_seed, lines_until_killed(processes, store, run_seed, moment, durability, before=disk.cut))
             with disk.mounted():
                 lost += told.check(store, f"cut {number} of seed {seed}")
     return told.calls, lost

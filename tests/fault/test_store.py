@@ -1,4 +1,4 @@
-"""The short form of the faults that `make fault` plays at length."""
+"""The short form of the faults that `make fault` plays at length: 50 kills, 30 power cuts."""
 
 import os
 import shutil
@@ -15,22 +15,18 @@ from tests.fault.power import NoLoopMounts
 from tests.stores import connect, holds, put
 
 
-SECONDS_MAX = 0.1
-"""How long a process lives at most: 50 of them are killed, and the power is cut 30 times, in about 10 s."""
-
-
 @pytest.mark.parametrize(
     ("durability", "limits", "kills"),
     [("durable", "wide", 30), ("durable", "narrow", 10), ("os", "wide", 5), ("memory", "wide", 5)],
 )
 def test_a_killed_process_loses_what_it_may_and_no_more(durability, limits, kills, tmp_path):
-    assert kill.run(tmp_path / "store", kills, 11, durability, limits, SECONDS_MAX).total() > 0
+    assert kill.run(tmp_path / "store", kills, 11, durability, limits).total() > 0
 
 
 @pytest.mark.parametrize(("durability", "cuts"), [("durable", 25), ("os", 5)])
 def test_a_power_cut_loses_what_it_may_and_no_more(durability, cuts):
     try:
-        calls, _ = power.run(cuts, 13, durability, SECONDS_MAX)
+        calls, _ = power.run(cuts, 13, durability)
     except NoLoopMounts as reason:
         pytest.skip(str(reason))
     assert calls.total() > 0
