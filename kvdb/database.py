@@ -107,7 +107,7 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         its text is stored already, not at all. retention: how long the context is kept. salt: what
         lookups have to say beside the tokens; nothing is shared between two. Raises AlreadyExists, InvalidArgument, or
         Unsupported for a chunk of a model whose keys cannot be moved and for a durability that cannot be had."""
-        kept = self._catalog.retention(validate.retention(retention))
+        kept = self._publisher.retention(retention)
         self._catalog.drop_expired()
         self._catalog.check_free(validate.name(name))
         ids = validate.token_ids(tokens)

@@ -13,6 +13,7 @@ from indexes.retrieval import Retrieval
 from kvdb.attention.block_run import BlockReads, BlockRun, Span, Words
 from kvdb.attention.device import DeviceAttention
 from kvdb.attention.observation import Observation
+from kvdb.blend.rope_shift import Turn
 from kvdb.types import Float32
 
 HeadMask = npt.NDArray[np.bool_]
@@ -34,7 +35,7 @@ class SearchedSpan:
     active_heads: HeadMask | None = None
     estimate_tail: bool = False
     observe: Callable[[Observation], None] | None = None
-    turn: Callable[[Float32], Float32] | None = None
+    turn: Turn | None = None
     hidden: Words | None = None
 
 

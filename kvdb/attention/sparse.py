@@ -70,7 +70,10 @@ def sparse(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval)
         answered, stats = step.answer(query)
         if answered is not None:
             return answered, stats
-        state, whole_stats = exact(query, partition)
+        top = np.empty(query.q.shape[:2], np.float32) if query.observed else None
+        state, whole_stats = exact(query, partition, top)
+        if top is not None:
+            step.observe_whole(stats.searches, top, state.lse)
         spent = perf_counter_ns() - started
         return state, replace(whole_stats, nbytes=whole_stats.nbytes + stats.nbytes, kernel_ns=spent, searches=stats.searches)
     return _searched(query, partition, retrieval)

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 
 from kvdb.catalog.life import Life
-from kvdb.config.storage import FORMATS
 from kvdb.errors import KvdbError
 from kvdb.storage.block_layout import Rounding
-from kvdb.types import ModelSpec, Tokens
+from kvdb.types import FORMATS, ModelSpec, Tokens
 
 R = TypeVar("R")
 Row = tuple[str | int | float | bytes | None, ...]

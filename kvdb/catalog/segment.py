@@ -60,7 +60,7 @@ class Segment:
         self._statistics = Statistics()
         self.evidence = Evidence()
         self.usage = SegmentUsage()
-        self.rounding = Rounding.of_all(())
+        self.rounding = Rounding.of_all([table.rounding for table in tables])
         self._beside = beside
         self.file: SegmentFile | None = None
         self._disk: SegmentFolder | None = None

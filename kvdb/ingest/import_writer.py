@@ -11,7 +11,7 @@ import kvdb.validate as validate
 from kvdb.catalog.overhead import segment_nbytes
 from kvdb.catalog.segment_view import Views, release_views, visible_tokens
 from kvdb.catalog.stored_queries import StoredQueries
-from kvdb.errors import NonFiniteError, PositionError, SessionClosed
+from kvdb.errors import CapacityError, NonFiniteError, PositionError, SessionClosed
 from kvdb.ingest.new_segment import NewSegment
 from kvdb.ingest.publisher import NewContext, Publisher
 from kvdb.session.open_handles import OpenHandles
@@ -67,8 +67,8 @@ class ImportWriter:
         """Append the KV of the next tokens of one layer, `[kv_heads, n, head_dim]`, from token `start` on.
 
         Raises LayerError, ShapeError, DtypeError, NonFiniteError, CapacityError, or PositionError past the last token;
-        the import may then go on or be aborted. Raises CapacityError or Unavailable as well where what came before cannot be
-        written to the disk; then it can only be aborted.
+        the import may then go on or be aborted. Raises InvalidArgument for numbers that cannot be quantized, and CapacityError or
+        Unavailable where what came before cannot be written to the disk; then it can only be aborted.
         """
         with self._lock:
             self._check_open()
@@ -79,9 +79,10 @@ class ImportWriter:
                 raise PositionError(
                     f"layer {layer} was given {table.length + n} tokens; expected {new}, those from {self.start} on"
                 )
+            if not n:
+                return
             table.append(k, v)
-            if self._early is not None:
-                self._early.take(layer, self.tables)
+            self._take(layer)
 
     def sample(self, layer: int, q: Array) -> None:
         """Queries of one layer, `[q_heads, m, head_dim]` after RoPE, from which its indexes may learn. The last sample of a layer
@@ -128,6 +129,18 @@ class ImportWriter:
     def close(self) -> None:
         """Abort the import, if it has not ended."""
         self.abort()
+
+    def _take(self, layer: int) -> None:
+        """Go on with what has come of a layer: it is quantized as soon as it is whole, and goes to the disk as it will be."""
+        if self._context.retention.format:
+            if self.tables[layer].length < len(self._tokens) - self.start:
+                return
+            try:
+                self._publisher.quantize(self._context, self.tables, layer)
+            except CapacityError:  # there may be room at the end
+                return
+        if self._early is not None:
+            self._early.take(layer, self.tables)
 
     def _release(self) -> None:
         self._beside.release()

@@ -51,7 +51,7 @@ class BlockLayout:
     """A block is `[2, kv_heads, block_size, head_dim]`: the K plane, then the V plane, so that one head's keys lie together.
 
     dtype: that of the keys and values that come in and go out. format: "" for blocks that hold them as they are, or one of
-    `kvdb.config.storage.FORMATS`: then they are written once, by `quantize`, and read as what rounding left.
+    `kvdb.types.FORMATS`: then they are written once, by `quantize`, and read as what rounding left.
     """
 
     dtype: str

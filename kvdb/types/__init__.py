@@ -4,6 +4,7 @@ from kvdb.types.arrays import DTYPES, Addresses, Array, Bools, Float32, KeysValu
 from kvdb.types.contexts import (
     DEFAULT_RETENTION,
     DURABILITIES,
+    FORMATS,
     Checked,
     ContextInfo,
     ContextUpdate,
@@ -32,6 +33,7 @@ __all__ = [
     "DTYPES",
     "DURABILITIES",
     "ERROR",
+    "FORMATS",
     "HEADS_MAX",
     "HEADS_TOTAL_MAX",
     "HEAD_DIM_MAX",
