@@ -160,7 +160,8 @@ def test_a_segment_that_is_not_whole_takes_its_contexts_with_it(tmp_path, fault)
     with connect(tmp_path) as db:
         put(db, DOC, "doc")
         put(db, np.r_[DOC, 1, 2], "longer")
-    path = tmp_path / "segments" / "0.segment"
+        compacted(db)
+    (path,) = tmp_path.glob("segments/*.segment")
     content = path.read_bytes()
     path.unlink()
     if fault != "gone":
