@@ -70,6 +70,10 @@ def sparse(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval)
         answered, stats = step.answer(query)
         if answered is not None:
             return answered, stats
+        if step.exceeded(stats.searches):
+            partition.widens = True  # the next queries are likely to need more than one search too
+            state, wider = _searched(query, partition, retrieval)
+            return state, replace(wider, nbytes=stats.nbytes + wider.nbytes, kernel_ns=perf_counter_ns() - started)
         top = np.empty(query.q.shape[:2], np.float32) if query.observed else None
         state, whole_stats = exact(query, partition, top)
         if top is not None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from threading import Lock
 from typing import NamedTuple
@@ -83,6 +83,12 @@ class Compactor:
                     self._lay_out(text, load=True)
                 except CapacityError as error:
                     log.warning(LEFT, error)
+            self._trim_blends(load=True)
+
+    def wait(self) -> None:
+        """Wait until what was stored and dropped until now is laid out anew; only where that is done in a thread of its own."""
+        if self._waiting is not None:
+            wait([self._waiting])
 
     def held_segments(self) -> list[Segment]:
         """The segments that it works on."""
@@ -125,6 +131,7 @@ class Compactor:
                     self._lay_out(text, load=False)
                 except (CapacityError, Unavailable, IntegrityError) as error:
                     log.warning(LEFT, error)
+            self._trim_blends(load=False)
 
     def _lay_out(self, text: Text, *, load: bool) -> None:
         """Lay out anew what a text goes through. load: whether segments may be loaded from disk for it."""
@@ -162,6 +169,18 @@ class Compactor:
             place = chain.place if not group.start else (pieces[group.start - 1].segment.number, pieces[group.start - 1].length)
             with self._built([Part(piece.segment, 0, piece.length) for piece in pieces[group]]) as new:
                 self._replace(text, Relayout(place, pieces[group], (Target.whole(new),)))
+
+    def _trim_blends(self, *, load: bool) -> None:
+        """Cut off what blended contexts do not see of segments that nobody else holds. Blocks are shared, not copied."""
+        found = self._catalog.partly_seen()
+        with self._holding(one.segment for one in found):
+            for one in found:
+                if _copyable([one.segment]) and (load or one.segment.whole):
+                    try:
+                        with self._built([Part(one.segment, 0, one.seen)]) as new:
+                            self._catalog.trim(one, new)
+                    except (CapacityError, Unavailable, IntegrityError) as error:
+                        log.warning(LEFT, error)
 
     def _replace(self, text: Text, relayout: Relayout) -> None:
         """Let contexts, and sessions as soon as they can, see the targets instead of the pieces. The caller owns a reference to

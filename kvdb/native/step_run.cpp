@@ -137,6 +137,7 @@ StepResult StepRun::finish() {
     }
     result_.missed = share_of(missed_.data(), state_.lse.data(), missed_.size());
     result_.bound = share_of(bound_.data(), state_.lse.data(), bound_.size());
+    if (!(result_.bound.largest <= plan_.bound_max)) return ended(StepEnd::bound_exceeded);
     std::copy(state_.lse.begin(), state_.lse.end(), call_.read_lse);
     std::copy(missed_.begin(), missed_.end(), call_.missed);
     return ended(merge_estimates() ? StepEnd::answered : StepEnd::not_finite);

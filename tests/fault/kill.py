@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL
 from time import sleep
+from typing import NamedTuple
 
 import numpy as np
 
@@ -89,12 +90,24 @@ class Told:
         return gone
 
 
-def lines_until_killed(processes, folder, seed, seconds, durability, *, limits="wide", before=None):
-    """What a process says until it is killed, some seconds after its first step. before: is called just before that."""
+class Moment(NamedTuple):
+    """When a process is killed: so many seconds after it has said so many lines."""
+
+    lines: int
+    seconds: float
+
+    @classmethod
+    def random(cls, rng):
+        """The very point is up to chance, as the processor's other work decides how far the process comes."""
+        return cls(int(rng.integers(1, 16)), float(rng.uniform(0, 0.03)))
+
+
+def lines_until_killed(processes, folder, seed, moment, durability, *, limits="wide", before=None):
+    """What a process says until it is killed. before: is called just before that."""
     child, said = processes.start(folder, seed, durability, limits)
     with said:
-        lines = [said.readline()]
-        sleep(seconds)  # the very point at which it is killed is up to chance
+        lines = [said.readline() for _ in range(moment.lines)]
+        sleep(moment.seconds)
         if before is not None:
             before()
         with suppress(ProcessLookupError):
@@ -113,7 +126,8 @@ def run(folder, kills, seed, durability="durable", limits="wide"):
     with Processes("tests.fault.killed") as processes:
         for number in range(kills):
             run_seed = seed * 100_000 + number
-            told.read(run_seed, lines_until_killed(processes, folder, run_seed, rng.uniform(0, 0.4), durability, limits=limits))
+            lines = lines_until_killed(processes, folder, run_seed, Moment.random(rng), durability, limits=limits)
+            told.read(run_seed, lines)
             if durability == "memory":
                 told.states = [{}]
             told.check(folder, f"kill {number} of seed {seed}")

@@ -81,7 +81,7 @@ def pieces(given):
     yield from _seeded("power cut at any moment", "power", "--cuts", cuts, 50, seed, "--durability", "durable")
     few = max(1, cuts // 10), 50, seed
     yield from _seeded("power cut at any moment, `os`", "power", "--cuts", *few, "--durability", "os")
-    control = "power cuts of a writer that syncs no file (control)"
+    control = "power cut at any moment, of a writer that syncs no file (control)"
     yield Piece.of(control, "power", "--cuts", 10, "--seed", seed, "--durability", "broken")
     yield from _seeded("single bits changed, files cut short", "flips", "--flips", given.flips, 1000, seed)
     for fault, calls in FAULTS.items():
@@ -91,6 +91,7 @@ def pieces(given):
             )
     retrying = "a sync that failed is tried again and its second answer believed (control)"
     yield Piece.of(retrying, "every_call", "--fault", "EIO", "--calls", "fsync", "--writer", "retrying")
+    yield Piece.of("a disk that is full at any point of any call", "no_room", "--every", 8192 * given.every)
     yield Piece.of("a full disk, one that is read-only, few open files", "limits")
 
 
