@@ -205,11 +205,12 @@ class StepCut(enum.Enum):
 
 class StepEnd(enum.Enum):
     """How a step ended: it is answered; or so much is to be read whole that reading everything costs less; or float32 cannot hold
-    a score or an estimate."""
+    a score or an estimate; or more may have been left out than the plan's bound allows."""
 
     answered = 0
     reads_everything = 1
     not_finite = 2
+    bound_exceeded = 3
 
 class StepResult:
     """What a step did. scanned, retrieved: tokens looked at and attended, once for each group of query heads that shared their
@@ -250,7 +251,8 @@ class Step:
     tuples of blocks that are read whole for some KV heads, their number of tokens, and the heads, bool [kv_heads]. tokens:
     how many are searched, in all. guards: float32 [kv_heads], the logarithm of what a head may be estimated to miss relative
     to what it reads, or it is read whole. found_share_max: of the searched tokens; a KV head that finds more is read whole.
-    whole_share_max: of the searched tokens and heads; where more are to be read whole, nothing is.
+    whole_share_max: of the searched tokens and heads; where more are to be read whole, nothing is. bound_max: of the share of
+    the mass that is left out, the most that the bound may be; infinite for any.
     """
 
     def __init__(
@@ -267,6 +269,7 @@ class Step:
         guards: Any | None,
         found_share_max: float,
         whole_share_max: float,
+        bound_max: float,
     ) -> None: ...
     def run(self, q: Any, table: Any, counts: Any, out: Any, logs: Any, observed: bool) -> StepResult:
         """Answers q [q_heads, 1, head_dim] over the run as it is now. out: as q, contiguous. logs: float32 [3, q_heads, 1], the

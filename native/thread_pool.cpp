@@ -68,15 +68,16 @@ ThreadPool& ThreadPool::instance() {
     return *fresh;
 }
 
-// Whether `done` came true within the time of spinning.
+// Whether `done` came true within the time of spinning, which is longer for those who wait for the
+// next call of a series.
 template <class Done>
-bool ThreadPool::spin_until(Done&& done) const {
+bool ThreadPool::spin_until(Done&& done, bool waits_for_series) const {
     using Clock = std::chrono::steady_clock;
     const int spin_us = ThreadPool::spin_us();
     if (spin_us == 0) return done();
     const auto begin = Clock::now();
     for (; !done(); pause()) {
-        const bool series = series_.load(std::memory_order_relaxed) > 0;
+        const bool series = waits_for_series && series_.load(std::memory_order_relaxed) > 0;
         const std::chrono::microseconds most(series ? std::max(spin_us, kSeriesSpin) : spin_us);
         if (!may_spin() || Clock::now() - begin >= most) return done();
     }
@@ -154,7 +155,7 @@ ThreadPool::Post* ThreadPool::offer(Job& job) {
 void ThreadPool::withdraw(Post& post) {
     post.job.store(nullptr);
     // Most often that is shorter than to sleep and wake.
-    if (!spin_until([&] { return post.helpers.load() == 0; })) {
+    if (!spin_until([&] { return post.helpers.load() == 0; }, false)) {
         if (post.helpers.load() != 0) slots_[0].woken.fetch_add(1, std::memory_order_relaxed);
         for (int helpers; (helpers = post.helpers.load()) != 0;) post.helpers.wait(helpers);
     }
@@ -246,7 +247,7 @@ void ThreadPool::worker(int number) {
 void ThreadPool::rest(int number, std::uint32_t seen) {
     Slot& slot = slots_[number];
     const auto posted = [&] { return posted_.load() != seen; };
-    if (spin_until(posted)) {
+    if (spin_until(posted, true)) {
         slot.caught.fetch_add(1, std::memory_order_relaxed);
         return;
     }

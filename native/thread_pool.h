@@ -83,8 +83,8 @@ class KVDB_BASE ThreadPool {
 
     static constexpr int kThreadsMax = 1024;
     static constexpr int kSpinMax = 1'000'000;
-    static constexpr int kSeriesSpin = 1000;  // microseconds: a caller that stalls for longer has
-                                              // to wake its workers again
+    static constexpr int kSeriesSpin = 200;  // microseconds: a caller that is busy by itself for
+                                             // longer has to wake its workers again
 
   private:
     struct Job {
@@ -119,7 +119,7 @@ class KVDB_BASE ThreadPool {
     Post* offer(Job& job);
     void withdraw(Post& post);
     template <class Done>
-    bool spin_until(Done&& done) const;
+    bool spin_until(Done&& done, bool waits_for_series) const;
     void start_workers(int threads);
     void wake_next(const Job& job, int number);
     static int wake(Slot& slot);

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from threading import Lock
 from typing import NamedTuple
@@ -87,6 +87,11 @@ class Compactor:
             self._trim_blends(load=True)
         if self._executor is None:
             self._settle_asked()
+
+    def wait(self) -> None:
+        """Wait until what was stored and dropped until now is laid out anew; only where that is done in a thread of its own."""
+        if self._waiting is not None:
+            wait([self._waiting])
 
     def held_segments(self) -> list[Segment]:
         """The segments that it works on."""

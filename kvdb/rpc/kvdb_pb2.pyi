@@ -494,6 +494,18 @@ class CompactReply(_message.Message):
     nbytes: int
     def __init__(self, nbytes: _Optional[int] = ...) -> None: ...
 
+class SpaceRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SpaceReply(_message.Message):
+    __slots__ = ("held", "reachable")
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    REACHABLE_FIELD_NUMBER: _ClassVar[int]
+    held: int
+    reachable: int
+    def __init__(self, held: _Optional[int] = ..., reachable: _Optional[int] = ...) -> None: ...
+
 class ListTiersRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -26,6 +26,7 @@ ASKED = {
     "estimate": kvdb.QueryOptions(kvdb.TopK(16), estimate_tail=True, hints=kvdb.Hints(index="quantized")),
     "range": kvdb.QueryOptions(kvdb.Dipr(0.1), hints=kvdb.Hints(index="flat")),
     "observed": kvdb.QueryOptions(kvdb.Dipr(0.1)),
+    "bounded": kvdb.QueryOptions(kvdb.Dipr(0.1), max_missed_mass=0.999, hints=kvdb.Hints(index="flat")),
     "behind sinks": kvdb.QueryOptions(hints=kvdb.Hints(index="flat")),
 }
 STANDS = ["a context", "two segments", "moved chunks", "overlaid chunks"]
