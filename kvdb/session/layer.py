@@ -28,7 +28,7 @@ from kvdb.session.segment_counters import SegmentCounters
 from kvdb.session.services import SessionServices
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import Reservation
-from kvdb.storage.paged_segment import pinned
+from kvdb.storage.paged_segment import reading
 from kvdb.types import Array, ModelSpec, Positions
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
@@ -244,8 +244,8 @@ class Layer:
     ) -> tuple[AttentionState, AttentionStats]:
         """Answer the queries q of the last n tokens by a plan. observed: whether they go into the statistics. pending: what was
         already launched on the GPU for them, None for nothing. Raises what `Pool.pin` raises for a layer on disk."""
-        with pinned(self.pages):
-            return self._execute(prepared, q, options, observed, pending)
+        whole = bool(self.tail.layout.format) or not self._searches(prepared, q.shape[1])
+        return reading(self.pages, lambda: self._execute(prepared, q, options, observed, pending), whole=whole)
 
     def _execute(
         self, prepared: Prepared, q: Array, options: QueryOptions, observed: bool, pending: Pending | None
