@@ -197,13 +197,20 @@ def observe(
     """What `kvdb.types.Observation` says of one query of each head: values, float32 [4, rows], and seen, bool [4, rows]; whether
     all are. active_heads: bool [kv_heads]. window, top, lse: float32 [rows]; top is not finite where it is not known."""
 
+class StepCut(enum.Enum):
+    """Tokens within a range of the largest score of all searches, or the k of all searches with the largest scores."""
+
+    range = 0
+    top_k = 1
+
 class StepEnd(enum.Enum):
     """How a step ended: it is answered; or so much is to be read whole that reading everything costs less; or float32 cannot hold
-    a score or an estimate."""
+    a score or an estimate; or more may have been left out than the plan's bound allows."""
 
     answered = 0
     reads_everything = 1
     not_finite = 2
+    bound_exceeded = 3
 
 class StepResult:
     """What a step did. scanned, retrieved: tokens looked at and attended, once for each group of query heads that shared their
@@ -234,14 +241,18 @@ class Step:
     """One query of a layer, by a plan: some blocks are read whole, indexes search the others, one after the other, and everything
     is merged.
 
-    Blocks are tuples of table and counts, as `attend` takes them, and a Placement or None. window: read whole, together with the
-    run's blocks from grows_from on (-1: none of them). sinks: of the window, but a range does not begin at their scores; None for
-    none. searches: tuples of a searcher (a capsule of `indexes._native`), the tokens [begin, end) of its index, the blocks that
-    hold them, active_heads, bool [kv_heads], and hidden, uint64, a bit for each token of the index; None for all heads, and for
-    none hidden. whole: tuples of blocks that are read whole for some KV heads, their number of tokens, and the heads, bool
-    [kv_heads]. tokens: how many are searched, in all. guards: float32 [kv_heads], the logarithm of what a head may be estimated
-    to miss relative to what it reads, or it is read whole. found_share_max: of the searched tokens; a KV head that finds more is
-    read whole. whole_share_max: of the searched tokens and heads; where more are to be read whole, nothing is.
+    Blocks are tuples of table and counts, as `attend` takes them, and a Placement or None. window: read whole, together with
+    the run's blocks from grows_from on (-1: none of them). sinks: of the window, but a range does not begin at their scores;
+    None for none. searches: tuples of a searcher (a capsule of `indexes._native`), the tokens [begin, end) of its index, the
+    blocks that hold them, active_heads, bool [kv_heads], and hidden, uint64, a bit for each token of the index; None for all
+    heads, and for none hidden; whether it is observed; the rotation by which the query is turned back for it, cos and sin,
+    float32 [pairs], and whether pairs are neighbours, or None; and, where there are several, what of its finds counts once
+    all were made, a StepCut and its parameter (the range in units of q.k, or the number of tokens), or None for all. whole:
+    tuples of blocks that are read whole for some KV heads, their number of tokens, and the heads, bool [kv_heads]. tokens:
+    how many are searched, in all. guards: float32 [kv_heads], the logarithm of what a head may be estimated to miss relative
+    to what it reads, or it is read whole. found_share_max: of the searched tokens; a KV head that finds more is read whole.
+    whole_share_max: of the searched tokens and heads; where more are to be read whole, nothing is. bound_max: of the share of
+    the mass that is left out, the most that the bound may be; infinite for any.
     """
 
     def __init__(
@@ -258,11 +269,18 @@ class Step:
         guards: Any | None,
         found_share_max: float,
         whole_share_max: float,
+        bound_max: float,
     ) -> None: ...
-    def run(self, q: Any, table: Any, counts: Any, out: Any, logs: Any) -> StepResult:
+    def run(self, q: Any, table: Any, counts: Any, out: Any, logs: Any, observed: bool) -> StepResult:
         """Answers q [q_heads, 1, head_dim] over the run as it is now. out: as q, contiguous. logs: float32 [3, q_heads, 1], the
         logarithms of the sum of exp(scale * q.k) over everything; over the tokens read, without estimates; and over those left
-        out, estimated. Both arrays hold nothing unless the step is answered."""
+        out, estimated. Both arrays hold nothing unless the step is answered. observed: whether `observations` is to be asked."""
+
+    def observations(self, result: StepResult, top: Any | None, lse: Any) -> list[tuple[int, bytes, bytes]]:
+        """What the searches of an observed query showed that are to be told: the number of the search, and of `observe` the
+        values [4, q_heads] and which of them are known, empty for all. result: of this step. top, lse: float32 [q_heads, 1], the
+        largest q.k and the log of the sum of exp(scale * q.k) over everything, as far as they are known; None for the largest of
+        what was read and found, where the step was answered."""
 
 class Version:
     """A number that grows whenever a fact changes that plans depend on. Thread-safe."""
@@ -307,14 +325,15 @@ class LayerSteps:
         table: Any,
         counts: Any,
         blocks: int,
+        placement: Placement | None,
         tokens: int,
         steps: int,
         facts: list[tuple[Version, int]],
     ) -> None:
         """How the next steps are carried out. options: what they are asked; equal ones mean the same. plan: None where
-        everything is read. table, counts: of the run, whose first `blocks` blocks are read; the last one takes the tokens, and
-        its count grows with them. tokens: of the run. steps: how many may be taken. facts: versions with the values that they
-        must have."""
+        everything is read. table, counts: of the run, whose first `blocks` blocks are read; the last one takes the tokens,
+        and its count grows with them. placement: of the run, which is copied. tokens: of the run. steps: how many may be
+        taken. facts: versions with the values that they must have."""
 
     def take_tensors(self, tensor: type, dtype: object) -> None:
         """Take arrays of another type too: those of torch, in this dtype of its own."""
@@ -329,6 +348,13 @@ class LayerSteps:
 
     def sample_next(self, in_steps: int, every: int) -> None:
         """Keep the query of the step after `in_steps` others, and then of every `every`-th; 0: of none."""
+
+    def observe_next(self, asked: int, first: int, every: int) -> None:
+        """Which queries are observed: the first `first` and every `every`-th of all, of which `asked` came before the next step;
+        none where `asked` is negative. Those of plans without an observed search are only counted."""
+
+    def take_observations(self) -> list[tuple[int, bytes, bytes]]:
+        """What observed queries showed since the last time, as `Step.observations` has it."""
 
     def take_totals(self) -> StepTotals:
         """What was done since the last time."""

@@ -87,6 +87,7 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
             loader=self._blocks.loader,
             handles=self.handles,
             publisher=self._publisher,
+            space=self._compactor,
             auditor=self._auditor,
         )
 
@@ -106,7 +107,7 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         its text is stored already, not at all. retention: how long the context is kept. salt: what
         lookups have to say beside the tokens; nothing is shared between two. Raises AlreadyExists, InvalidArgument, or
         Unsupported for a chunk of a model whose keys cannot be moved and for a durability that cannot be had."""
-        kept = self._catalog.retention(validate.retention(retention))
+        kept = self._publisher.retention(retention)
         self._catalog.drop_expired()
         self._catalog.check_free(validate.name(name))
         ids = validate.token_ids(tokens)
@@ -175,11 +176,18 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         return batch.attention(self._own(sessions), layer, q, options)
 
     @counted_call
-    def drop(self, name: str) -> None:
-        """Forget a context, and give back the space of what nobody sees any more. Open sessions over it go on. Raises
-        NotFound."""
-        super().drop(name)
+    def drop(self, *names: str) -> None:
+        """Forget contexts, all or none, and give back the space of what nobody sees any more. Open sessions over them go on.
+        Raises NotFound."""
+        super().drop(*names)
         self._compactor.settle()
+
+    @counted_call
+    def offload(self, name: str) -> int:
+        """Move a context's segments to disk, once compaction in the background has made those that it will see; see
+        `residency.offload`. Raises NotFound too."""
+        self._compactor.wait()
+        return super().offload(name)
 
     @counted_call
     def compact(self) -> int:
@@ -204,6 +212,7 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
             return
         self._blocks.loader.close()  # so that nobody waits for a segment any more
         self._builder.close()  # nor for an index
+        self._compactor.stop()
         self.handles.close()
         self._auditor.shutdown()
         self._compactor.close()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 import indexes.registry as registry
 from kvdb.errors import DtypeError, InvalidArgument, KvdbError, LayerError, PositionError, ShapeError, SpecError, SpecMismatch
-from kvdb.types import DURABILITIES, Array, ModelSpec, PromptPart, Retention, Tokens
+from kvdb.types import DURABILITIES, FORMATS, Array, ModelSpec, PromptPart, Retention, Tokens
 
 NAME_LENGTH_MAX = 1024
 METADATA_BYTES_MAX = 16 << 10
@@ -228,6 +228,13 @@ def durability(given: Any) -> str | None:
     return None if given is None else str(given)
 
 
+def format_of(given: Any) -> str | None:
+    """Raises InvalidArgument unless the value is one of FORMATS, or None for the configuration's."""
+    if given is not None and given not in FORMATS:
+        raise InvalidArgument(f"format is {given!r:.200}; expected one of {', '.join(map(repr, FORMATS))}, or none")
+    return None if given is None else str(given)
+
+
 def text(what: str, given: Any) -> str:
     """Raises InvalidArgument unless the value is a string that UTF-8 can hold. what: its name."""
     if isinstance(given, str):
@@ -273,10 +280,10 @@ def metadata(given: Any) -> Mapping[str, Any]:
 
 
 def retention(given: Retention) -> Retention:
-    """Raises InvalidArgument for what a new context cannot have; see `durability`, `ttl`, `metadata` and `flag`."""
+    """Raises InvalidArgument for what a new context cannot have; see the checks of its fields."""
     seconds = None if given.ttl is None else ttl(given.ttl)
     noted = metadata({} if given.metadata is None else given.metadata)
-    return Retention(durability(given.durability), seconds, noted, flag("pinned", given.pinned))
+    return Retention(durability(given.durability), seconds, noted, flag("pinned", given.pinned), format_of(given.format))
 
 
 def is_whole(given: Any) -> bool:

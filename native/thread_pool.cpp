@@ -4,9 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
-#include <stdexcept>
-#include <string>
 #include <system_error>
 #include <thread>
 
@@ -16,7 +13,6 @@
 namespace kvdb {
 namespace {
 
-constexpr int kSpinDefault = 50;  // microseconds; benchmarks/wake.py shows that less does not pay
 constexpr std::int64_t kShares = 8;  // a thread takes this part of its share of the items at a time
 
 void pause() {
@@ -27,83 +23,30 @@ void pause() {
 #endif
 }
 
-int checked(long value, int least, int most, const char* name) {
-    if (value < least || value > most) {
-        throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) +
-                                    "; expected " + std::to_string(least) + " to " +
-                                    std::to_string(most));
-    }
-    return static_cast<int>(value);
-}
-
-int default_threads() {
-    const char* text = std::getenv("KVDB_THREADS");
-    if (!text || !*text) return std::min(usable_cpus(), ThreadPool::kThreadsMax);
-    char* end = nullptr;
-    const long threads = std::strtol(text, &end, 10);
-    if (*end) {
-        throw std::invalid_argument(std::string("KVDB_THREADS is '") + text +
-                                    "'; expected a number of threads");
-    }
-    return checked(threads, 1, ThreadPool::kThreadsMax, "KVDB_THREADS");
-}
-
-std::atomic<int>& thread_count() {
-    static std::atomic<int> threads{default_threads()};
-    return threads;
-}
-
 // Pools are never destroyed: workers outlive static destructors. After a fork, the parent's mutexes
 // may be locked for ever, so the child abandons the whole object.
 std::atomic<ThreadPool*> foreground{nullptr};
 std::atomic<ThreadPool*> background{nullptr};
-std::atomic<int> spin{kSpinDefault};
 thread_local bool in_background = false;
 thread_local bool in_call = false;  // at the items of a call of several threads
+thread_local bool in_series = false;
 
-// Of both pools: workers that do not sleep, and calls under way.
+// Of both pools: workers that do not sleep, and calls and series of calls under way.
 alignas(kApart) std::atomic<int> awake{0};
 std::atomic<int> calls{0};
 
-// Whether there is a processor for each that is awake, a caller between two calls among them.
-bool may_spin() {
+// Whether there is a processor for each that is awake, a caller between two calls among them, and
+// for so many more.
+bool may_spin(int more = 0) {
     return awake.load(std::memory_order_relaxed) +
-               std::max(1, calls.load(std::memory_order_relaxed)) <=
+               std::max(1, calls.load(std::memory_order_relaxed)) + more <=
            usable_cpus();
-}
-
-// Whether `done` came true within the time of spinning.
-template <class Done>
-bool spin_until(Done&& done) {
-    using Clock = std::chrono::steady_clock;
-    const int spin_us = spin.load(std::memory_order_relaxed);
-    if (spin_us == 0) return done();
-    for (const auto end = Clock::now() + std::chrono::microseconds(spin_us); !done(); pause()) {
-        if (!may_spin() || Clock::now() >= end) return done();
-    }
-    return true;
 }
 
 }  // namespace
 
 void work_in_background() {
     in_background = true;
-}
-
-int ThreadPool::threads() {
-    return thread_count().load(std::memory_order_relaxed);
-}
-
-void ThreadPool::set_threads(int threads) {
-    thread_count() = checked(threads, 1, kThreadsMax, "threads");
-}
-
-int ThreadPool::spin_us() {
-    return spin.load(std::memory_order_relaxed);
-}
-
-void ThreadPool::set_spin_us(int microseconds) {
-    spin = checked(microseconds, 0, kSpinMax, "spin");
 }
 
 ThreadPool& ThreadPool::instance() {
@@ -125,6 +68,22 @@ ThreadPool& ThreadPool::instance() {
     return *fresh;
 }
 
+// Whether `done` came true within the time of spinning, which is longer for those who wait for the
+// next call of a series.
+template <class Done>
+bool ThreadPool::spin_until(Done&& done, bool waits_for_series) const {
+    using Clock = std::chrono::steady_clock;
+    const int spin_us = ThreadPool::spin_us();
+    if (spin_us == 0) return done();
+    const auto begin = Clock::now();
+    for (; !done(); pause()) {
+        const bool series = waits_for_series && series_.load(std::memory_order_relaxed) > 0;
+        const std::chrono::microseconds most(series ? std::max(spin_us, kSeriesSpin) : spin_us);
+        if (!may_spin() || Clock::now() - begin >= most) return done();
+    }
+    return true;
+}
+
 std::vector<ThreadPool::Counters> ThreadPool::counters() const {
     std::vector<Counters> all;
     for (int number = 0; number <= workers_.load(std::memory_order_acquire); ++number) {
@@ -144,14 +103,15 @@ void ThreadPool::run_job(Job& job) {
         return;
     }
     start_workers(job.threads);
-    calls.fetch_add(1, std::memory_order_relaxed);
+    const int call = in_series ? 0 : 1;  // a series counts for its calls
+    calls.fetch_add(call, std::memory_order_relaxed);
     Post* post = offer(job);
     if (post) wake_next(job, 0);
     in_call = true;
     run_items(job, 0);
     in_call = false;
     if (post) withdraw(*post);
-    calls.fetch_sub(1, std::memory_order_relaxed);
+    calls.fetch_sub(call, std::memory_order_relaxed);
     if (job.error) std::rethrow_exception(job.error);
 }
 
@@ -194,8 +154,11 @@ ThreadPool::Post* ThreadPool::offer(Job& job) {
 // Waits until no worker is at the job.
 void ThreadPool::withdraw(Post& post) {
     post.job.store(nullptr);
-    spin_until([&] { return post.helpers.load() == 0; });  // most often shorter than sleep and wake
-    for (int helpers; (helpers = post.helpers.load()) != 0;) post.helpers.wait(helpers);
+    // Most often that is shorter than to sleep and wake.
+    if (!spin_until([&] { return post.helpers.load() == 0; }, false)) {
+        if (post.helpers.load() != 0) slots_[0].woken.fetch_add(1, std::memory_order_relaxed);
+        for (int helpers; (helpers = post.helpers.load()) != 0;) post.helpers.wait(helpers);
+    }
     post.taken.store(false);
 }
 
@@ -217,15 +180,35 @@ void ThreadPool::wake_next(const Job& job, int number) {
     const int end = std::min(job.threads, workers_.load(std::memory_order_acquire) + 1);
     for (int below = 2 * number + 1; below <= 2 * number + 2 && below < end; ++below) {
         if (job.next.load(std::memory_order_relaxed) >= job.items) return;
-        Slot& slot = slots_[below];
-        int state = Slot::asleep;
-        if (slot.state.compare_exchange_strong(state, Slot::seeking)) {
-            awake.fetch_add(1, std::memory_order_relaxed);
-            slot.state.notify_one();
-        } else if (state == Slot::working) {
-            wake_next(job, below);
-        }
+        if (wake(slots_[below]) == Slot::working) wake_next(job, below);
     }
+}
+
+// Wakes a worker that sleeps. Returns what it was doing.
+int ThreadPool::wake(Slot& slot) {
+    int state = Slot::asleep;
+    if (slot.state.compare_exchange_strong(state, Slot::seeking)) {
+        awake.fetch_add(1, std::memory_order_relaxed);
+        slot.state.notify_one();
+    }
+    return state;
+}
+
+ThreadPool::Series::Series(int threads) {
+    if (threads <= 1 || in_call || in_series) return;
+    pool_ = &instance();
+    in_series = true;
+    calls.fetch_add(1, std::memory_order_relaxed);
+    pool_->series_.fetch_add(1, std::memory_order_relaxed);
+    const int end = std::min({threads, pool_->workers_.load(std::memory_order_acquire) + 1, 3});
+    for (int below = 1; below < end && may_spin(1); ++below) wake(pool_->slots_[below]);
+}
+
+ThreadPool::Series::~Series() {
+    if (!pool_) return;
+    pool_->series_.fetch_sub(1, std::memory_order_relaxed);
+    calls.fetch_sub(1, std::memory_order_relaxed);
+    in_series = false;
 }
 
 // Joins a call that has items left; false if there is none.
@@ -264,7 +247,7 @@ void ThreadPool::worker(int number) {
 void ThreadPool::rest(int number, std::uint32_t seen) {
     Slot& slot = slots_[number];
     const auto posted = [&] { return posted_.load() != seen; };
-    if (spin_until(posted)) {
+    if (spin_until(posted, true)) {
         slot.caught.fetch_add(1, std::memory_order_relaxed);
         return;
     }

@@ -58,8 +58,24 @@ class KVDB_BASE ThreadPool {
         run_job(job);
     }
 
+    // Calls of this thread that follow each other, as long as it lives. Workers that were awake for
+    // one of them wait awake for the next, for kSeriesSpin at most, so that each is woken once. The
+    // first workers are woken at once, for calls of so many threads. A series in a series is a part
+    // of it.
+    class KVDB_BASE Series {
+      public:
+        explicit Series(int threads);
+        Series(const Series&) = delete;
+        Series& operator=(const Series&) = delete;
+        ~Series();
+
+      private:
+        ThreadPool* pool_ = nullptr;  // null where it does nothing
+    };
+
     // What the threads of one slot have done: calls of several threads they took part in, items of
-    // these, how often they were woken from sleep, and how often they met work while they spun.
+    // these, how often they were woken from sleep, and how often they met work while they spun. The
+    // first slot, of all callers, was woken by the last worker that it waited for.
     struct Counters {
         std::int64_t jobs, items, woken, caught;
     };
@@ -67,6 +83,8 @@ class KVDB_BASE ThreadPool {
 
     static constexpr int kThreadsMax = 1024;
     static constexpr int kSpinMax = 1'000'000;
+    static constexpr int kSeriesSpin = 200;  // microseconds: a caller that is busy by itself for
+                                             // longer has to wake its workers again
 
   private:
     struct Job {
@@ -99,9 +117,12 @@ class KVDB_BASE ThreadPool {
     void run_job(Job& job);
     void run_items(Job& job, int number);
     Post* offer(Job& job);
-    static void withdraw(Post& post);
+    void withdraw(Post& post);
+    template <class Done>
+    bool spin_until(Done&& done, bool waits_for_series) const;
     void start_workers(int threads);
     void wake_next(const Job& job, int number);
+    static int wake(Slot& slot);
     void worker(int number);
     bool help(int number);
     void rest(int number, std::uint32_t seen);
@@ -110,6 +131,7 @@ class KVDB_BASE ThreadPool {
     std::array<Slot, kThreadsMax> slots_;  // the first of all callers, then one for each worker
     alignas(kApart) std::atomic<int> posts_used_{0};  // at most so many were offered at a time
     std::atomic<int> workers_{0};
+    std::atomic<int> series_{0};                            // under way
     alignas(kApart) std::atomic<std::uint32_t> posted_{0};  // counts calls, for workers that spin
     std::mutex starting_;
 };

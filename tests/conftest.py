@@ -62,6 +62,24 @@ def cache_folder(tmp_path_factory):
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def integrity_watch():
+    """Every database that the tests open."""
+    from tests.integrity import watched
+
+    with watched() as watch:
+        yield watch
+    assert not watch.take_errors()
+
+
+@pytest.fixture(autouse=True)
+def integrity(integrity_watch):
+    """No test leaves blocks without an owner, or owners without a block, in any database that it opened."""
+    yield
+    errors = integrity_watch.take_errors()
+    assert not errors, f"integrity is broken: {errors[0]}"
+
+
 @pytest.fixture
 def spec():
     """The spec of a small model: two layers, four query heads on two KV heads."""

@@ -116,11 +116,6 @@ class BlockRun:
         return self._addresses, self._counts
 
     @property
-    def placed(self) -> bool:
-        """Whether blocks were moved, or hold hidden tokens."""
-        return self._placement is not None
-
-    @property
     def all_blocks(self) -> BlockReads:
         """All blocks."""
         return BlockReads(self.addresses, self.counts, self._placement)

@@ -68,7 +68,7 @@ def search_parts(  # the query, and how each part is searched
     for part in partition.searched:
         retrieval = shared_retrieval(widened_to or part.retrieval or default, partition)
         begin, end = np.full(n, part.span.begin, np.int64), np.full(n, part.span.end, np.int64)
-        turned = q if part.turn is None else part.turn(q)
+        turned = q if part.turn is None else part.turn.back(q)
         queries = Queries(turned, kv_heads, query.scale, begin, end, floor, outside, part.hidden, part.active_heads)
         tail = part.estimate_tail or query.options.estimate_tail
         started = perf_counter_ns()

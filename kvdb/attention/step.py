@@ -1,11 +1,12 @@
 """A decode step by native code: window, searches, merges and estimates are one call, prepared once for a plan.
 
 It answers one query, where every index that the plan searches can be asked by native code. What is rare is left to
-`kvdb.attention.sparse`, which does the same from Python: several queries, a bound on the missed mass, observed queries, moved
-views, and kinds of index that are written in Python.
+`kvdb.attention.sparse`, which does the same from Python: several queries, a bound on the missed mass that one search does not
+prove, and kinds of index that are written in Python.
 """
 
 from collections.abc import Sequence
+from math import inf
 from time import perf_counter_ns
 from typing import overload
 
@@ -16,10 +17,12 @@ from indexes.base import SearchResult
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK
 from indexes.searcher import searcher_of
 from kvdb.attention.exact import AttentionStats, IndexSearch
+from kvdb.attention.observation import Observation
 from kvdb.attention.partition import RunPartition, SearchedSpan
 from kvdb.attention.search import FOUND_SHARE_MAX, WHOLE_SHARE_MAX, AttentionQuery, shared_retrieval
 from kvdb.attention.state import AttentionState
 from kvdb.storage.block_layout import bits
+from kvdb.types import MEASURES, Float32
 from query_optimizer.query_options import QueryOptions
 
 
@@ -30,17 +33,33 @@ class PreparedStep:
         self.native = native
         self._searched = searched
 
+    def observe(self, observations: Sequence[tuple[int, bytes, bytes]]) -> None:
+        """Tell the parts what the searches of observed queries showed, as `_native.Step.observations` has it."""
+        for number, values, seen in observations:
+            observe = self._searched[number][0].observe
+            assert observe is not None
+            known = np.frombuffer(seen, np.bool_).reshape(len(MEASURES), -1) if seen else None
+            observe(Observation(np.frombuffer(values, np.float32).reshape(len(MEASURES), -1), known))
+
+    def observe_whole(self, searches: Sequence[IndexSearch], top: Float32, lse: Float32) -> None:
+        """Tell the parts what an observed query showed for which everything was read in the end. searches: of the statistics.
+        top, lse: float32 `[q_heads, 1]`, over everything."""
+        assert isinstance(searches, StepSearches)
+        self.observe(self.native.observations(searches.result, top, lse))
+
     def answer(self, query: AttentionQuery) -> tuple[AttentionState | None, AttentionStats]:
-        """The state, or None where everything is to be read; then the statistics are of what was spent to find that out. Raises
-        NonFiniteError."""
+        """The state, or None where everything is to be read, or where the bound on the missed mass is not proven, which the
+        statistics say; then they are of what was spent to find that out. Raises NonFiniteError."""
         started = perf_counter_ns()
         q, run = query.q, query.run
         out, logs = np.empty(q.shape, q.dtype), np.empty((3, q.shape[0], 1), np.float32)
-        result = self.native.run(bits(q), run.addresses, run.counts, bits(out), logs)
+        result = self.native.run(bits(q), run.addresses, run.counts, bits(out), logs, query.observed)
         searches = StepSearches(self._searched, result)
         if result.end == _native.StepEnd.not_finite:
             logs[0] = np.nan
         lse, read, missed = logs
+        if query.observed and result.end == _native.StepEnd.answered:
+            self.observe(self.native.observations(result, None, np.logaddexp(read, missed)))
         stats = AttentionStats(
             scanned=result.scanned,
             retrieved=result.retrieved,
@@ -53,7 +72,13 @@ class PreparedStep:
             lse=read,
             missed_log=missed,
         )
-        return None if result.end == _native.StepEnd.reads_everything else AttentionState(out, lse), stats
+        ended = result.end in {_native.StepEnd.reads_everything, _native.StepEnd.bound_exceeded}
+        return None if ended else AttentionState(out, lse), stats
+
+    @staticmethod
+    def exceeded(searches: Sequence[IndexSearch]) -> bool:
+        """Whether an answer's searches did not prove the bound on the missed mass."""
+        return isinstance(searches, StepSearches) and searches.result.end == _native.StepEnd.bound_exceeded
 
 
 class StepSearches(Sequence[IndexSearch]):
@@ -61,10 +86,10 @@ class StepSearches(Sequence[IndexSearch]):
 
     def __init__(self, searched: Sequence[tuple[SearchedSpan, Retrieval]], result: _native.StepResult) -> None:
         self._searched = searched
-        self._result = result
+        self.result = result
 
     def __len__(self) -> int:
-        return self._result.searches
+        return self.result.searches
 
     @overload
     def __getitem__(self, number: int) -> IndexSearch: ...
@@ -77,7 +102,7 @@ class StepSearches(Sequence[IndexSearch]):
             raise IndexError(number)
         number %= len(self)
         part, retrieval = self._searched[number]
-        offsets, ids, scores, scanned, nbytes, missed, bound, tail, dense, ns = self._result.found(number)
+        offsets, ids, scores, scanned, nbytes, missed, bound, tail, dense, ns = self.result.found(number)
         shape = len(offsets) - 1, 1
         tails = tail.reshape(*shape, -1) if tail.size else None
         flags = dense.view(np.bool_).reshape(shape)
@@ -87,7 +112,7 @@ class StepSearches(Sequence[IndexSearch]):
 
 def prepared_step(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval) -> PreparedStep | None:
     """The step of a partition, made when it is first asked for; None where the query is for Python."""
-    if query.q.shape[1] != 1 or query.options.max_missed_mass is not None or (query.observed and partition.observes):
+    if query.q.shape[1] != 1 or (query.options.max_missed_mass is not None and partition.widens):
         return None
     key = query.options, retrieval
     if partition.step is None or partition.step[0] != key:
@@ -96,8 +121,12 @@ def prepared_step(query: AttentionQuery, partition: RunPartition, retrieval: Ret
 
 
 def made_step(partition: RunPartition, options: QueryOptions, retrieval: Retrieval) -> PreparedStep | None:
-    """The step of a partition, if it was made for these options."""
-    if partition.step is None or partition.step[0] != (options, retrieval):
+    """The step of a partition, if it was made for these options and answers by itself."""
+    if (
+        partition.step is None
+        or (options.max_missed_mass is not None and partition.widens)
+        or partition.step[0] != (options, retrieval)
+    ):
         return None
     made: PreparedStep | None = partition.step[1]
     return made
@@ -105,24 +134,35 @@ def made_step(partition: RunPartition, options: QueryOptions, retrieval: Retriev
 
 def _search(
     query: AttentionQuery, partition: RunPartition, part: SearchedSpan, retrieval: Retrieval
-) -> tuple[object, int, int, tuple[object, ...], object, object] | None:
+) -> tuple[object, ...] | None:
     """One part as `_native.Step` takes it; None where only Python can search it."""
     tail = part.index.estimates_tail and (part.estimate_tail or query.options.estimate_tail)
-    # Without an estimate, what is found in one part is cut down by what is found in the others.
-    if part.turn is not None or (len(partition.searched) > 1 and not tail and isinstance(retrieval, Dipr | TopK)):
-        return None
     searcher = searcher_of(part.index, retrieval, query.scale, estimate_tail=tail)
     if searcher is None:
         return None
     blocks = tuple(partition.blocks(query.run, part.span))
-    return searcher, part.span.begin, part.span.end, blocks, part.active_heads, part.hidden
+    turn = None if part.turn is None else (part.turn.cos, part.turn.sin, part.turn.interleaved)
+    cut = None if query.options.estimate_tail else _cut(retrieval, query.scale)
+    asked = part.active_heads, part.hidden, part.observe is not None, turn, cut
+    return searcher, part.span.begin, part.span.end, blocks, *asked
+
+
+def _cut(retrieval: Retrieval, scale: float) -> tuple[_native.StepCut, float] | None:
+    """Which of the tokens found count once all searches were made, as `kvdb.attention.merge_found` has it; None for all."""
+    match retrieval:
+        case Dipr():
+            return _native.StepCut.range, retrieval.beta(scale)
+        case TopK(k):
+            return _native.StepCut.top_k, float(k)
+    return None
 
 
 def _prepare(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval) -> PreparedStep | None:
     layout, run = query.layout, query.run
-    searched, searches = [], []
+    searched, searches, limit = [], [], query.options.max_missed_mass
     for part in partition.searched:
-        asked = shared_retrieval(part.retrieval or retrieval, partition)
+        own = part.retrieval if limit is None else None
+        asked = shared_retrieval(own or retrieval, partition)
         search = _search(query, partition, part, asked)
         if search is None or isinstance(retrieval, Exact):
             return None
@@ -143,5 +183,6 @@ def _prepare(query: AttentionQuery, partition: RunPartition, retrieval: Retrieva
         partition.guards,
         FOUND_SHARE_MAX,
         WHOLE_SHARE_MAX,
+        inf if limit is None else limit,
     )
     return PreparedStep(native, searched)

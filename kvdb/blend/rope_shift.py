@@ -6,6 +6,7 @@ RoPE is a rotation R, so q . R(shift) k = R(-shift) q . k (RoFormer, arXiv 2104.
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,21 @@ import numpy.typing as npt
 import kvdb._native as _native
 from kvdb.blend.rope import angles, inverse_frequencies
 from kvdb.types import Float32, ModelSpec
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The rotation of one view. cos, sin: float32 `[pairs]`. interleaved: whether pairs are neighbours."""
+
+    cos: Float32
+    sin: Float32
+    interleaved: bool
+
+    def back(self, q: Float32) -> Float32:
+        """The queries q, `[q_heads, n, head_dim]`, turned back for the keys of the view as they are stored."""
+        out = np.empty(q.shape, np.float32)
+        _native.rotate(_native.Geometry(_native.Dtype.float32, 1, q.shape[2]), q, self.cos, self.sin, self.interleaved, out)
+        return out
 
 
 class RopeShifts:
@@ -25,7 +41,6 @@ class RopeShifts:
 
     def __init__(self, spec: ModelSpec, shifts: Sequence[int]) -> None:
         """Raises Unsupported where keys of this model cannot be moved."""
-        self._geometry = _native.Geometry(_native.Dtype.float32, 1, spec.head_dim)
         distinct = sorted({shift for shift in shifts if shift})
         self.of_view = np.array([distinct.index(shift) if shift else -1 for shift in shifts], np.int32)
         self.cos = self.sin = np.zeros((0, 1), np.float32)
@@ -46,14 +61,10 @@ class RopeShifts:
         row = int(self.of_view[view])
         return None if row < 0 else (self.cos[row], self.sin[row])
 
-    def turned_back(self, q: Float32, view: int) -> Float32:
-        """The queries q, `[q_heads, n, head_dim]`, turned back for the keys of a view as they are stored."""
-        turn = self.angles_of(view)
-        if turn is None:
-            return q
-        out = np.empty(q.shape, np.float32)
-        _native.rotate(self._geometry, q, *turn, self.interleaved, out)
-        return out
+    def turn_of(self, view: int) -> Turn | None:
+        """The rotation of one view; None if it was not moved."""
+        angles = self.angles_of(view)
+        return None if angles is None else Turn(*angles, self.interleaved)
 
 
 def hidden_words(begin: int, visible: int, block_size: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:

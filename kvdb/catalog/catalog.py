@@ -18,7 +18,7 @@ from kvdb.catalog.life import Life
 from kvdb.catalog.prefix_tree import PrefixTree
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import Views
-from kvdb.errors import AlreadyExists, CapacityError, NotFound, Unavailable, Unsupported
+from kvdb.errors import AlreadyExists, CapacityError, IntegrityError, NotFound, Unavailable, Unsupported
 from kvdb.storage.segment_file import SegmentFile
 from kvdb.types import ContextUpdate, ModelSpec, Retention, Tokens
 
@@ -113,24 +113,28 @@ class Catalog:
         again."""
         if not self._expiring or self._expiring[0][0] > time.time():
             return 0
-        with self._lock:
-            due = []
-            while self._expiring and self._expiring[0][0] <= time.time():
-                expires, name = heappop(self._expiring)
-                if name in self._contexts and self._contexts[name].life.expires == expires:
-                    due.append((expires, name))
-        gone = 0
+        due, gone = self._take_expired(), 0
         for expires, name in due:
             try:
                 self.drop(name)
                 gone += 1
             except NotFound:  # somebody dropped it meanwhile
                 pass
-            except (CapacityError, Unavailable) as error:
+            except (CapacityError, IntegrityError, Unavailable) as error:
                 log.error("context %r is over and cannot be dropped: %s", name, error)
                 with self._lock:
                     heappush(self._expiring, (expires, name))
         return gone
+
+    def _take_expired(self) -> list[tuple[float, str]]:
+        """When the time of contexts was over, and their names; they are noted no more."""
+        with self._lock:
+            due = []
+            while self._expiring and self._expiring[0][0] <= time.time():
+                expires, name = heappop(self._expiring)
+                if name in self._contexts and self._contexts[name].life.expires == expires:
+                    due.append((expires, name))
+            return due
 
     def chunk(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> Views:
         """The views of a chunk of exactly these tokens that is stored under that salt, none where there is none. The caller owns
@@ -195,14 +199,16 @@ class Catalog:
                 names = (name for name, noted in lives.items() if {**noted, **metadata} == noted)
             return [self._contexts[name] for name in (sorted(names) if limit is None else nsmallest(limit, names))]
 
-    def drop(self, name: str) -> None:
-        """Forget a context, and free the segments that nobody else holds. Raises NotFound."""
+    def drop(self, *names: str) -> None:
+        """Forget contexts, all or none, and free the segments that nobody else holds. Raises NotFound."""
         with self._lock:
-            context = self._find(name)
-            self._remove(context)
-            self._note_change(context)
-            self._borrowed.append(context)
-        self._release(context)
+            contexts = [self._find(name) for name in dict.fromkeys(names)]
+            for context in contexts:
+                self._remove(context)
+                self._note_change(context)
+                self._borrowed.append(context)
+        for context in contexts:
+            self._release(context)
 
     def _release(self, context: Context) -> None:
         """Release a context that is borrowed, which counts as alive until then."""
@@ -266,12 +272,12 @@ class Catalog:
         if name not in self._contexts:
             known = ", ".join(repr(n) for n in sorted(self._contexts)[:5]) or "none"
             more = f" and {len(self._contexts) - 5:,} more" if len(self._contexts) > 5 else ""
-            raise NotFound(f"no context is named {name!r}; stored are {known}{more} (see db.contexts())")
+            raise NotFound(f"no context is named {name!r}; stored are {known}{more} (see db.contexts(), kvdb ls)")
         return self._contexts[name]
 
     def _check_free(self, name: str) -> None:
         if name in self._contexts:
-            raise AlreadyExists(f"a context named {name!r} is stored already; drop it first or choose another name")
+            raise AlreadyExists(f"a context named {name!r} is stored already; drop it first (kvdb drop) or choose another name")
 
 
 def _text(spec: ModelSpec, tokens: Tokens, salt: str) -> tuple[str, str, bytes]:

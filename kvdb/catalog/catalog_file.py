@@ -22,6 +22,7 @@ from kvdb.catalog.catalog_tables import (
     APPLICATION,
     CONTEXTS,
     FIRST_CONTEXTS,
+    FIRST_SEGMENTS,
     FIRST_VERSION,
     LIVES,
     ONE_CONTEXT,
@@ -108,11 +109,11 @@ class CatalogFile:
             db.execute("DELETE FROM life WHERE name = ?", (name,))
             LIVES.write(db, record.row())
 
-    def delete(self, name: str, segments: Sequence[str]) -> None:
-        """Remove a context, and segments that no other context names, by their files. Raises as `insert` does."""
+    def delete(self, names: Sequence[str], segments: Sequence[str]) -> None:
+        """Remove contexts, and segments that no other context names, by their files. Raises as `insert` does."""
         with self._db.transaction() as db:
-            db.execute("DELETE FROM context WHERE name = ?", (name,))
-            db.execute("DELETE FROM life WHERE name = ?", (name,))
+            db.executemany("DELETE FROM context WHERE name = ?", [(name,) for name in names])
+            db.executemany("DELETE FROM life WHERE name = ?", [(name,) for name in names])
             _delete_segments(db, segments)
 
     def delete_segments(self, segments: Sequence[str]) -> None:
@@ -151,6 +152,10 @@ def _upgrade_first(database: CatalogDatabase) -> None:
     with database.transaction() as db:
         for statement in UPGRADE:
             db.execute(statement)
+        for segment in Reading(db).records(FIRST_SEGMENTS):
+            *_, rounding = row = segment.row()
+            changed = segment.format, rounding, checksum(row), segment.file
+            db.execute("UPDATE segment SET format = ?, rounding = ?, crc = ? WHERE file = ?", changed)
         for record in Reading(db).records(FIRST_CONTEXTS):
             row = record.row()
             db.execute("UPDATE context SET salt = ?, crc = ? WHERE name = ?", (record.salt, checksum(row), record.name))

@@ -10,7 +10,8 @@ import numpy as np
 
 from kvdb.catalog.life import Life
 from kvdb.errors import KvdbError
-from kvdb.types import ModelSpec, Tokens
+from kvdb.storage.block_layout import Rounding
+from kvdb.types import FORMATS, ModelSpec, Tokens
 
 R = TypeVar("R")
 Row = tuple[str | int | float | bytes | None, ...]
@@ -39,7 +40,8 @@ class SpecRecord(NamedTuple):
 
 
 class SegmentRecord(NamedTuple):
-    """What is kept of a segment beside its file. spec: the digest of its model's spec. base, standalone: see `Segment`."""
+    """What is kept of a segment beside its file. spec: the digest of its model's spec. format: of its blocks, see `BlockLayout`.
+    base, standalone, rounding: see `Segment`."""
 
     file: str
     spec: str
@@ -47,13 +49,19 @@ class SegmentRecord(NamedTuple):
     base: int
     standalone: bool
     tokens: Tokens
+    format: str = ""
+    rounding: Rounding = Rounding.of_all(())
 
     @classmethod
-    def from_row(cls, file: str, spec: str, block_size: int, base: int, standalone: int, tokens: bytes) -> Self:
-        return cls(file, spec, block_size, base, bool(standalone), _ids(tokens))
+    def from_row(cls, file: str, spec: str, block_size: int, base: int, standalone: int, *rest: Any) -> Self:
+        """rest: the tokens, and from version 2 on format and rounding."""
+        tokens, format, rounding = rest if len(rest) > 1 else (*rest, "", "[0, 0, 0, 0]")  # noqa: A001  # the field's name
+        if format not in FORMATS:
+            raise ValueError(f"the format {format!r} is not known")
+        return cls(file, spec, block_size, base, bool(standalone), _ids(tokens), format, Rounding(*json.loads(rounding)))
 
     def row(self) -> Row:
-        return *self[:4], int(self.standalone), _bytes(self.tokens)
+        return *self[:4], int(self.standalone), _bytes(self.tokens), self.format, json.dumps(self.rounding)
 
 
 class ViewRecord(NamedTuple):

@@ -17,7 +17,7 @@ CREATE TABLE life (name TEXT PRIMARY KEY, pinned INTEGER, expires REAL, metadata
 SCHEMA = """
 CREATE TABLE spec (digest TEXT PRIMARY KEY, fields TEXT, crc INTEGER);
 CREATE TABLE segment (file TEXT PRIMARY KEY, spec TEXT, block_size INTEGER, base INTEGER, standalone INTEGER, tokens BLOB,
-    crc INTEGER);
+    crc INTEGER, format TEXT, rounding TEXT);
 CREATE TABLE context (name TEXT PRIMARY KEY, spec TEXT, length INTEGER, prefix_end INTEGER, views TEXT, tokens BLOB, crc INTEGER,
     salt TEXT, overlay BLOB);
 CREATE TABLE summary (rows INTEGER, total INTEGER);
@@ -35,6 +35,8 @@ UPGRADE = (
     LIFE_TABLE,
     "ALTER TABLE context ADD COLUMN salt TEXT",
     "ALTER TABLE context ADD COLUMN overlay BLOB",
+    "ALTER TABLE segment ADD COLUMN format TEXT",
+    "ALTER TABLE segment ADD COLUMN rounding TEXT",
     *map(CHANGED.format, SUMMED),
 )
 """Makes the tables of version 1 those of version 2."""
@@ -58,7 +60,10 @@ class Table(Generic[R]):
 
 SPECS = Table("INSERT OR IGNORE INTO spec VALUES (?, ?, ?)", "SELECT * FROM spec ORDER BY rowid", SpecRecord.from_row)
 SEGMENTS = Table(
-    "INSERT OR IGNORE INTO segment VALUES (?, ?, ?, ?, ?, ?, ?)", "SELECT * FROM segment ORDER BY rowid", SegmentRecord.from_row
+    "INSERT OR IGNORE INTO segment (file, spec, block_size, base, standalone, tokens, format, rounding, crc) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "SELECT file, spec, block_size, base, standalone, tokens, format, rounding, crc FROM segment ORDER BY rowid",
+    SegmentRecord.from_row,
 )
 CONTEXTS = Table(
     "INSERT INTO context (name, spec, length, prefix_end, views, tokens, salt, overlay, crc) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -67,6 +72,9 @@ CONTEXTS = Table(
 )
 ONE_CONTEXT = replace(CONTEXTS, select=CONTEXTS.select.replace("ORDER BY rowid", "WHERE name = ?"))
 FIRST_CONTEXTS = replace(CONTEXTS, select="SELECT name, spec, length, prefix_end, views, tokens, crc FROM context ORDER BY rowid")
+FIRST_SEGMENTS = replace(
+    SEGMENTS, select="SELECT file, spec, block_size, base, standalone, tokens, crc FROM segment ORDER BY rowid"
+)
 LIVES = Table("REPLACE INTO life VALUES (?, ?, ?, ?, ?, ?, ?, ?)", "SELECT * FROM life", LifeRecord.from_row)
 
 

@@ -65,9 +65,20 @@ def chains_along(tree: PrefixTree, tokens: Tokens) -> list[Chain]:
 def twins_along(tree: PrefixTree, tokens: Tokens) -> Twins | None:
     """Segments on the way of a text, or beside it, that hold what another one holds; None where every token is stored once."""
     for place, view in places(tree.match(tokens)):
-        twins = _twins_at(tree, place, view.segment.ids.first)
+        twins = _twins_at(tree, place, view.segment.ids.first) or _overlapping(tree, place, view.segment)
         if twins is not None:
             return twins
+    return None
+
+
+def _overlapping(tree: PrefixTree, place: Place, segment: Segment) -> Twins | None:
+    """A segment and what hangs in its middle and begins like what follows there, if anybody sees both."""
+    other = Piece(segment, tree.alike(place, segment.ids.first)[segment].visible)
+    for at, token in tree.overlaps(segment).items():
+        if at < other.length:
+            child, contexts = next(iter(tree.alike((segment.number, at), token).items()))
+            behind = Piece(child, contexts.visible)
+            return _twins(tree, place, [Piece(segment, at), behind], _common(behind, other, at), other)
     return None
 
 
@@ -78,8 +89,13 @@ def _twins_at(tree: PrefixTree, place: Place, token: int) -> Twins | None:
     if len(alike) < 2:
         return None
     first, other = sorted((Piece(segment, contexts.visible) for segment, contexts in alike.items()), key=_length)[-2:]
-    pieces, within = [first], _common(first, other, 0)  # how many tokens of the last piece the other one holds as well
-    common = within
+    return _twins(tree, place, [first], _common(first, other, 0), other)
+
+
+def _twins(tree: PrefixTree, place: Place, pieces: list[Piece], within: int, other: Piece) -> Twins:
+    """These pieces, and what goes on behind them like the other segment. within: how many tokens of the last piece the other one
+    holds as well; it holds all of the pieces before."""
+    common = sum(piece.length for piece in pieces[:-1]) + within
     while common < other.length:
         behind, following = (pieces[-1].segment.number, within), int(other.segment.ids.unpack(common, common + 1)[0])
         deeper = _twins_at(tree, behind, following)

@@ -1,5 +1,6 @@
 """A stored context."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvdb.catalog.layout import Layout
@@ -7,6 +8,7 @@ from kvdb.catalog.life import Life
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.prefix_tree import concatenate
+from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import Views, release_views, visible_tokens
 from kvdb.storage.block_layout import Rounding
 from kvdb.storage.budget import Reservation
@@ -74,7 +76,12 @@ class Context:
             format="+".join(dict.fromkeys(view.segment.format or "raw" for view in self.views)) if rounding.keys else "",
             key_error=rounding.key_error,
             value_error=rounding.value_error,
+            resident=all(view.segment.resident for view in self.views),
         )
+
+    def ends_in(self, seen: Mapping[Segment, int]) -> bool:
+        """Whether all that it sees of its last segment is seen. seen: how many tokens of each segment are."""
+        return bool(self.views) and seen.get(self.views[-1].segment, 0) >= self.views[-1].visible
 
     @property
     def plain(self) -> bool:

@@ -22,6 +22,7 @@ SHARE = 64
 """Room is made for at least this part of a tier at a time, because all that is stored is looked at each time."""
 NAMED_MAX = 5
 """How many contexts an error names at most."""
+TOO_MUCH = "all that is stored together could not make that room, so nothing was let go"
 
 
 def open_evictor(catalog: Catalog, blocks: BlockStore, eviction: str) -> None:
@@ -86,7 +87,10 @@ class Evictor:
 
     def make_room(self, nbytes: int) -> str:
         """Free that much main memory, if there is what may go; see `kvdb.storage.room.Evict`."""
-        nbytes = max(nbytes, (self._blocks.budget.limit or 0) // SHARE)
+        limit = self._blocks.budget.limit
+        if limit is not None and nbytes > limit:
+            return TOO_MUCH
+        nbytes = max(nbytes, (limit or 0) // SHARE)
         try:
             if self._catalog.drop_expired():
                 return ""
@@ -100,6 +104,9 @@ class Evictor:
 
     def make_disk_room(self, nbytes: int) -> str:
         """Free that much of the disk, if there is what may go; see `kvdb.storage.room.Evict`."""
+        limit = self._blocks.disk_bytes_max
+        if limit is not None and nbytes > limit:
+            return TOO_MUCH
         nbytes = max(nbytes, self._blocks.disk.nbytes // SHARE if self._blocks.disk is not None else 0)
         try:
             if self._catalog.drop_expired():
@@ -154,7 +161,8 @@ class Evictor:
         pinned = [context.name for context in contexts if context.life.pinned]
         used = [one.name for one in contexts if not one.life.pinned and any(view.segment.pins for view in one.views)]
         told = [f"{_names(names)} {what}" for names, what in ((pinned, "pinned"), (used, "in use by sessions")) if names]
-        return "nothing that is stored can go: " + (", ".join(told) or "what holds the rest are imports and open sessions")
+        unpin = "; kvdb unpin lets contexts go" if pinned else ""
+        return f"nothing that is stored can go: {', '.join(told) or 'what holds the rest are imports and open sessions'}{unpin}"
 
 
 def _chosen(entries: EvictionPolicy[K], kept: Collection[K], nbytes: int) -> list[K]:

@@ -69,9 +69,11 @@ class PrefixTree:
 
     def __init__(self) -> None:
         self._children: dict[Place, dict[int, tuple[Contexts, ...]]] = {}  # by the first token of the child
+        self._overlaps: dict[int, dict[int, int]] = {}  # by the number of the parent: a child's place, and its first token
 
     def add(self, name: str, views: Views) -> None:
         """Add a context that names this path."""
+        parent: SegmentView | None = None
         for place, view in places(views):
             by_token = self._children.setdefault(place, {})
             alike = by_token.get(view.segment.ids.first, ())
@@ -79,7 +81,10 @@ class PrefixTree:
             if contexts is None:
                 contexts = Contexts(view.segment)
                 by_token[view.segment.ids.first] = (*alike, contexts)
+                if parent is not None and _goes_on(parent, view.segment.ids.first):
+                    self._overlaps.setdefault(parent.segment.number, {})[parent.visible] = view.segment.ids.first
             contexts.add(name, view.visible)
+            parent = view
 
     def remove(self, name: str, views: Views) -> None:
         """Forget a context that names this path; tokens that no context sees any more are not found again."""
@@ -91,14 +96,16 @@ class PrefixTree:
                 by_token[token] = left
             else:
                 del by_token[token]
+                self._forget_overlap(place, token)
             if not by_token:
                 del self._children[place]
 
     def match(self, tokens: Tokens) -> Views:
         """The path that holds the longest stored prefix of `tokens`, int32 `[n]`; empty when none does.
 
-        Several segments may begin with the same tokens (one was stored while the other was not in the tree), so every candidate
-        is tried.
+        Several segments may begin with the same tokens (one was stored while the other was not in the tree), and one may hang
+        in the middle of another that goes on like it (one was stored while no context saw so much of the other), so every
+        candidate is tried.
         """
         prompt = Prompt(tokens)
         best: tuple[int, Path] = 0, None
@@ -110,19 +117,41 @@ class PrefixTree:
             if matched == len(tokens):
                 continue
             place = (0, 0) if path is None else (path[0].number, path[1])
-            for contexts in self._children.get(place, {}).get(int(tokens[matched]), ()):
-                common = contexts.segment.ids.common(prompt, matched, contexts.visible)
-                paths.append((matched + common, (contexts.segment, common, path)))
+            for segment, contexts in self.alike(place, int(tokens[matched])).items():
+                common = segment.ids.common(prompt, matched, contexts.visible)
+                paths.append((matched + common, (segment, common, path)))
+                paths += [(matched + at, (segment, at, path)) for at in self.overlaps(segment) if at < common]
         return _views(best[1])
+
+    def shows(self, views: Views) -> bool:
+        """Whether contexts see everything that the views of a path show, where it shows it."""
+        for place, view in places(views):
+            contexts = self.alike(place, view.segment.ids.first).get(view.segment)
+            if contexts is None or contexts.visible < view.visible:
+                return False
+        return True
 
     def alike(self, place: Place, token: int) -> dict[Segment, Contexts]:
         """The children at a place that begin with that token, and the contexts that see each."""
         return {contexts.segment: contexts for contexts in self._children.get(place, {}).get(token, ())}
 
+    def overlaps(self, segment: Segment) -> dict[int, int]:
+        """How many of its tokens come before children that begin like what follows in it, and the first token of these."""
+        return self._overlaps.get(segment.number, {})
+
     def children(self, place: Place) -> Iterator[tuple[Segment, Contexts]]:
         """All children at a place, and the contexts that see each."""
         for alike in self._children.get(place, {}).values():
             yield from ((contexts.segment, contexts) for contexts in alike)
+
+    def _forget_overlap(self, place: Place, token: int) -> None:
+        """No child at a place begins with that token any more."""
+        number, at = place
+        overlaps = self._overlaps.get(number, {})
+        if overlaps.get(at) == token:
+            del overlaps[at]
+            if not overlaps:
+                del self._overlaps[number]
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
@@ -149,6 +178,12 @@ def concatenate(views: Views) -> Tokens:
     """The token ids that the views show, int32."""
     parts = [view.segment.ids.unpack(0, view.visible) for view in views]
     return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+
+def _goes_on(view: SegmentView, token: int) -> bool:
+    """Whether a segment goes on with that token behind what a view shows of it."""
+    at = view.visible
+    return at < len(view.segment) and int(view.segment.ids.unpack(at, at + 1)[0]) == token
 
 
 def _views(path: Path) -> Views:

@@ -36,24 +36,37 @@ class Relayout(NamedTuple):
     def views(self, views: Views) -> Views:
         """The views of a context afterwards. One that does not see the first piece, or sees more of a segment than its piece, is
         left as it is, and so is one that came meanwhile and goes on like the targets: it would not be found behind them."""
+        before, shown, behind = self._around(views)
+        if not shown:
+            return views
+        targets = self._show(shown)
+        if behind and self._goes_on(targets[-1], behind[0].segment.ids.first):
+            return views
+        return (*before, *targets, *behind)
+
+    def views_of_holder(self, views: Views) -> Views:
+        """The views of a session afterwards, which nobody needs to find."""
+        before, shown, behind = self._around(views)
+        return (*before, *self._show(shown), *behind) if shown else views
+
+    def _around(self, views: Views) -> tuple[Views, int, Views]:
+        """The views before the pieces, how many tokens of the pieces are seen, 0 where they are not to be replaced, and the views
+        behind them."""
         segments = [view.segment for view in views]
         if self.pieces[0].segment not in segments:
-            return views
+            return views, 0, ()
         first = last = segments.index(self.pieces[0].segment)
         shown = 0
         for view, piece in zip(views[first:], self.pieces, strict=False):
             if view.segment is not piece.segment:
                 break
             if view.visible > piece.length:
-                return views
+                return views, 0, ()
             shown += view.visible
             last += 1
             if view.visible < piece.length:
                 break
-        targets = self._show(shown)
-        if last < len(views) and self._goes_on(targets[-1], views[last].segment.ids.first):
-            return views
-        return (*views[:first], *targets, *views[last:])
+        return views[:first], shown, views[last:]
 
     def _show(self, shown: int) -> Views:
         """Views of the first `shown` tokens of the targets."""

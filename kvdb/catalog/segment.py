@@ -60,7 +60,7 @@ class Segment:
         self._statistics = Statistics()
         self.evidence = Evidence()
         self.usage = SegmentUsage()
-        self.rounding = Rounding.of_all(())
+        self.rounding = Rounding.of_all([table.rounding for table in tables])
         self._beside = beside
         self.file: SegmentFile | None = None
         self._disk: SegmentFolder | None = None
@@ -204,8 +204,8 @@ class Segment:
             return self.file
 
     def stand_on(self, disk: SegmentFolder, file: SegmentFile) -> None:
-        """Stand on a file that holds the segment already, because its tables are empty."""
-        assert not self.resident and self.file is None
+        """Stand on a file that holds the segment already."""
+        assert self.file is None
         self.file, self._disk = file, disk
 
     def offload(self, disk: SegmentFolder, spec: str) -> int:

@@ -11,6 +11,7 @@ def records_of(spec: str, views: Views) -> tuple[list[SegmentRecord], tuple[View
         segment = view.segment
         assert segment.file is not None
         file, block_size = segment.file.path.name, segment.tables[0].layout.block_size
-        segments.append(SegmentRecord(file, spec, block_size, segment.base, segment.standalone, segment.tokens))
+        place = file, spec, block_size, segment.base, segment.standalone
+        segments.append(SegmentRecord(*place, segment.tokens, segment.format, segment.rounding))
         listed.append(ViewRecord(file, view.visible, view.shift))
     return segments, tuple(listed)

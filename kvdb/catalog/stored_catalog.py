@@ -13,7 +13,9 @@ from kvdb.catalog.catalog_file import CatalogFile
 from kvdb.catalog.catalog_records import LifeRecord, SegmentRecord, SpecRecord, ViewRecord
 from kvdb.catalog.compactable import CompactableCatalog, Text
 from kvdb.catalog.context import Context
+from kvdb.catalog.partly_seen import PartlySeen, Trimmed
 from kvdb.catalog.relayout import Relayout
+from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_records import records_of
 from kvdb.catalog.segment_view import Views, release_views
 from kvdb.catalog.stored_contexts import StoredContexts
@@ -100,11 +102,17 @@ class StoredCatalog(CompactableCatalog):
     def replace(self, text: Text, relayout: Relayout) -> None:
         """Write the targets to the disk, then let contexts see them; see `CompactableCatalog.replace`. Raises CapacityError or
         Unavailable."""
-        for target in relayout.targets:
-            target.segment.write(self._disk, text.spec)
+        if self._seeing(text, relayout):
+            for target in relayout.targets:
+                target.segment.write(self._disk, text.spec)
         super().replace(text, relayout)
 
-    def _replace(self, names: Sequence[str], relayout: Relayout) -> None:
+    def trim(self, one: PartlySeen, new: Segment) -> None:
+        """Write the new segment to the disk before; see `CompactableCatalog.trim`. Raises CapacityError or Unavailable."""
+        new.write(self._disk, one.spec)
+        super().trim(one, new)
+
+    def _replace(self, names: Sequence[str], relayout: Relayout | Trimmed) -> None:
         """One transaction says that these contexts see the targets, before anybody sees them there."""
         with self._commit_lock, ExitStack() as undo:
             pairs = self._rewritten(names, relayout)
@@ -137,24 +145,23 @@ class StoredCatalog(CompactableCatalog):
             raise AlreadyExists(f"a context named {name!r} is stored and was damaged; drop it first or choose another name")
         super().check_free(name)
 
-    def drop(self, name: str) -> None:
-        """Forget a context, and free the segments that nobody else holds. Raises NotFound, and CapacityError or Unavailable where
-        that cannot be written; then it is still there."""
+    def drop(self, *names: str) -> None:
+        """Forget contexts by one transaction, and free the segments that nobody else holds. Raises NotFound, and CapacityError or
+        Unavailable where that cannot be written; then all are still there."""
         with self._commit_lock:
-            if name in self._damaged:
-                self._file.delete(name, ())
-                self._damaged.remove(name)
-                return
-            if name in self._unwritten:
-                super().drop(name)
-                self._unwritten.remove(name)
-                return
-            files = [view.segment.file for view in self.get(name).views]
+            once = dict.fromkeys(names)
+            present = [self.get(name) for name in once if name not in self._damaged]
+            written = [context for context in present if context.name not in self._unwritten]
+            files = [view.segment.file for context in written for view in context.views]
             named = Counter(file.path.name for file in files if file is not None)
             last = [file for file, views in named.items() if self._named[file] == views]
-            self._file.delete(name, last)
+            rows = [name for name in once if name not in self._unwritten]
+            if rows:
+                self._file.delete(rows, last)
             self._named.subtract(named)
-            super().drop(name)
+            super().drop(*(context.name for context in present))
+            self._damaged.difference_update(once)
+            self._unwritten.difference_update(once)
 
     def use(self, views: Views) -> list[Context]:
         """Count a use, which is written with others later, or when the store is closed."""
@@ -194,7 +201,7 @@ class StoredCatalog(CompactableCatalog):
             return
         try:
             self._file.write_lives(lives)
-        except (CapacityError, Unavailable) as error:
+        except (CapacityError, IntegrityError, Unavailable) as error:
             log.warning("how contexts were used cannot be written: %s", error)
 
     def damaged(self) -> list[str]:
@@ -240,7 +247,7 @@ class StoredCatalog(CompactableCatalog):
                 with self._commit_lock:
                     self._insert(stored)
                 undo.pop_all()
-        except (CapacityError, Unavailable) as error:
+        except (CapacityError, IntegrityError, Unavailable) as error:
             log.error("context %r is lost, as it cannot be written: %s", context.name, error)
 
     def _find(self, name: str) -> Context:

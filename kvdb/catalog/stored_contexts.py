@@ -77,13 +77,14 @@ class StoredContexts:
         record = self._records.segments.get(file)
         if record is None or spec is None:
             raise IntegrityError(f"what the catalogue says of {file} does not match its checksum")
-        tables = self._blocks.tables(spec)
+        tables = self._blocks.tables(spec, record.format)
         layout = tables[0].layout
         if layout.block_size != record.block_size:
             raise ConfigError(f"the store has blocks of {record.block_size} tokens; set storage.block_size to that")
         on_disk = self._disk.adopt(file, spec.digest, layout, spec.layers, len(record.tokens))
         beside = Reservation(self._blocks.budget, segment_nbytes(spec.layers, len(record.tokens)))
         segment = Segment(record.tokens, tables, base=record.base, standalone=record.standalone, beside=beside)
+        segment.rounding = record.rounding
         segment.stand_on(self._disk, on_disk)
         self._segments[file] = segment
         return segment

@@ -47,7 +47,8 @@ class Client(StoredContexts):
         retention, also of `import_chunk` and `store`: `durability`, of a store, what the context outlives once this returns:
         "memory", an orderly end of the database; "os", the end of the process, however it comes; "durable", the loss of power
         too; None for `storage.durability`. `ttl`, `metadata` and `pinned` are as in `update`; the context is never there without
-        them, and its time begins when it is stored.
+        them, and its time begins when it is stored. `format`: how the tokens that are not stored yet are held: "" as they came,
+        "int8", "int8-int4" or "int4" with errors that `info` says; None for `storage.format`.
 
         Raises AlreadyExists, ShapeError, DtypeError, NonFiniteError, LayerError, CapacityError, InvalidArgument, or Unsupported
         for a durability without a store, and then nothing is stored."""

@@ -80,7 +80,9 @@ def write(context: Context, path: Path) -> int:
         for layer in range(manifest.spec.layers):
             for array in context.read(layer):
                 file.write(np.ascontiguousarray(array).view(np.uint8).data)
-        path.with_suffix(".json").write_text(text + "\n")
+        beside = path.with_suffix(".json")
+        undo.callback(beside.unlink, missing_ok=True)
+        beside.write_text(text + "\n")
         undo.pop_all()
     return path.stat().st_size + len(text) + 1
 

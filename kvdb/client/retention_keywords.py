@@ -11,3 +11,4 @@ class RetentionKeywords(TypedDict, total=False):
     ttl: float | None
     metadata: Mapping[str, Any] | None
     pinned: bool
+    format: str | None

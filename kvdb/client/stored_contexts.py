@@ -9,8 +9,19 @@ from kvdb.client.arrays import token_ids
 from kvdb.client.context import Context
 from kvdb.client.query_keywords import QueryKeywords, query_options
 from kvdb.client.transport import Transport
-from kvdb.errors import LayerError
-from kvdb.types import LAYERS_MAX, Checked, ContextStatistics, ContextUpdate, IndexInfo, ModelSpec, PrefixMatch, TierStats
+from kvdb.errors import InvalidArgument, LayerError
+from kvdb.types import (
+    LAYERS_MAX,
+    Checked,
+    ContextStatistics,
+    ContextUpdate,
+    Dropped,
+    IndexInfo,
+    ModelSpec,
+    PrefixMatch,
+    Space,
+    TierStats,
+)
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
@@ -81,10 +92,23 @@ class StoredContexts:
         return Context(self._transport, self._transport.get(validate.name(name)))
 
     def drop(self, *names: str) -> None:
-        """Forget contexts. Open sessions over them go on; segments that nobody holds any more are freed. Raises NotFound for the
-        first that is not there; those before it are forgotten."""
-        for name in [validate.name(name) for name in names]:
-            self._transport.drop(name)
+        """Forget contexts, all of them or none, in one call and, of a store, one transaction. Open sessions over them go on;
+        segments that nobody holds any more are freed. Raises NotFound for a name that is not there, and CapacityError or
+        Unavailable where a store cannot write it; then all are as they were."""
+        if names:
+            self._transport.drop(*[validate.name(name) for name in names])
+
+    def drop_all(self, prefix: str = "", *, metadata: Mapping[str, Any] | None = None) -> Dropped:
+        """Forget the contexts whose names begin with `prefix` and of which all of `metadata` is noted, in one call and one
+        transaction, but for those that a session stands on. Says which were forgotten, and which are in use.
+
+        Raises InvalidArgument without a prefix and metadata, and CapacityError or Unavailable where a store cannot write it; then
+        none is forgotten.
+        """
+        wanted = validate.metadata({} if metadata is None else metadata)
+        if not validate.text("prefix", prefix) and not wanted:
+            raise InvalidArgument("drop_all was given no prefix and no metadata, which would forget everything; expected one")
+        return self._transport.drop_all(prefix, wanted)
 
     def offload(self, name: str) -> int:
         """Move a context's KV to disk, and its indexes out of memory. Returns the bytes of main memory that were freed at once.
@@ -133,6 +157,11 @@ class StoredContexts:
         disk, while queries go on. Returns the bytes of blocks that were given back. Raises CapacityError without room for what
         takes their place, Unavailable, and IntegrityError for a segment on disk that was changed."""
         return self._transport.compact()
+
+    def space(self) -> Space:
+        """How many bytes of blocks the stored contexts hold, in memory and on disk, and the least that what they name can take.
+        It takes time with the number of contexts."""
+        return self._transport.space()
 
     def backup(self, folder: str | Path) -> int:
         """Copy the store to a new folder, or an empty one, while sessions and imports go on; `kvdb.connect` opens the copy. On a

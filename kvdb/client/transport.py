@@ -16,6 +16,7 @@ from kvdb.types import (
     ContextInfo,
     ContextStatistics,
     ContextUpdate,
+    Dropped,
     Float32,
     IndexInfo,
     KeysValues,
@@ -26,6 +27,7 @@ from kvdb.types import (
     PromptPart,
     Retention,
     SessionStats,
+    Space,
     TierStats,
     Tokens,
 )
@@ -150,7 +152,9 @@ class Transport(Protocol):
 
     def update_context(self, name: str, change: ContextUpdate) -> ContextInfo: ...
 
-    def drop(self, name: str) -> None: ...
+    def drop(self, *names: str) -> None: ...
+
+    def drop_all(self, prefix: str, metadata: Mapping[str, Any]) -> Dropped: ...
 
     def offload(self, name: str) -> int: ...
 
@@ -169,6 +173,8 @@ class Transport(Protocol):
     def backup(self, folder: str) -> int: ...
 
     def compact(self) -> int: ...
+
+    def space(self) -> Space: ...
 
     def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]: ...
 

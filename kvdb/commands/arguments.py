@@ -27,9 +27,9 @@ def add_context(parser: argparse.ArgumentParser, *, without: str = "") -> None:
     add_server(parser)
 
 
-def add_contexts(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for the names of contexts and their server."""
-    parser.add_argument("names", metavar="NAME", type=text, nargs="+", help="the name of a context")
+def add_contexts(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Add the arguments for the names of contexts and their server. required: whether there is at least one."""
+    parser.add_argument("names", metavar="NAME", type=text, nargs="+" if required else "*", help="the name of a context")
     add_server(parser)
 
 

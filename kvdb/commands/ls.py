@@ -2,14 +2,16 @@
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from kvdb.commands.arguments import add_contexts, add_server, open_server, sentence
+from kvdb.commands.arguments import add_contexts, add_server, open_server, sentence, text
 from kvdb.commands.keep import add_metadata
-from kvdb.types import ContextInfo, IndexInfo
+from kvdb.errors import InvalidArgument
+from kvdb.types import ContextInfo, Dropped, IndexInfo
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -37,7 +39,9 @@ def add(commands: "Subparsers") -> None:
     parser.set_defaults(run=_show)
     what = "forget contexts"
     parser = commands.add_parser("drop", help=what, description=sentence(what))
-    add_contexts(parser)
+    add_contexts(parser, required=False)
+    parser.add_argument("--prefix", type=text, default="", help="all whose names begin like this and that no session stands on")
+    add_metadata(parser, "all of which all of this JSON object is noted and that no session stands on")
     parser.set_defaults(run=_drop)
     what = "move contexts from main memory to disk until a session needs them"
     parser = commands.add_parser("offload", help=what, description=sentence(what))
@@ -71,11 +75,23 @@ def _show(given: argparse.Namespace) -> int:
 
 
 def _drop(given: argparse.Namespace) -> int:
+    """Returns 1 where contexts are still there because sessions stand on them."""
+    by_name, matching = bool(given.names), bool(given.prefix or given.metadata)
+    if by_name == matching:
+        raise InvalidArgument("kvdb drop takes names, or --prefix and --metadata; expected one of the two")
     with open_server(given) as db:
-        for name in given.names:
-            db.drop(name)
-            print(f"{name!r} is forgotten", flush=True)
-    return 0
+        if by_name:
+            db.drop(*given.names)
+            done = Dropped(tuple(given.names), ())
+        else:
+            done = db.drop_all(given.prefix, metadata=given.metadata)
+    for name in done.names:
+        print(f"{name!r} is forgotten")
+    for name in done.in_use:
+        print(f"{name!r} is still there: a session stands on it; close it, or say kvdb drop {name!r}", file=sys.stderr)
+    if not done.names and not done.in_use:
+        print("no context matches")
+    return bool(done.in_use)
 
 
 def _offload(given: argparse.Namespace) -> int:

@@ -5,15 +5,13 @@ from dataclasses import dataclass
 
 from kvdb.config.checks import check_types
 from kvdb.errors import ConfigError
-from kvdb.types.contexts import DURABILITIES
+from kvdb.types.contexts import DURABILITIES, FORMATS
 
 MIB = 1 << 20
 BLOCK_SIZE_MAX = 1024
 QUANTIZED_GROUP = 16
 """Quantized blocks hold a multiple of this many tokens."""
 GPU_DEVICE = re.compile("cuda(:[0-9]{1,3})?|interpreter")
-FORMATS = ("", "int8", "int8-int4", "int4")
-"""How segments hold keys and values: as they came, both in eight bits, values in four, or both in four."""
 GPU_FORMATS = ("", "float8", "int8")
 EVICTIONS = ("reuse", "lru", "arc", "s3-fifo", "none")
 """What decides which contexts go where room is short; none: nothing goes by itself."""
@@ -66,8 +64,6 @@ class StorageConfig:
                 f"storage.block_size is {self.block_size}; with storage.format={self.format!r} expected a multiple of "
                 f"{QUANTIZED_GROUP} tokens"
             )
-        if self.format and self.path:
-            raise ConfigError("storage.format and storage.path are both set; a store holds keys and values as they came")
         if self.path and self.disk_path:
             raise ConfigError("storage.path and storage.disk_path are both set; expected one: a store holds what is offloaded")
         if self.durability not in DURABILITIES:

@@ -200,7 +200,7 @@ class _Measuring:
         assert made is not None
         like = np.empty(0, SPEC.numpy_dtype)
         steps = _native.LayerSteps(self._layout.native, SPEC.q_heads, SPEC.softmax_scale, like)
-        steps.follow(options, made.native, *run.arrays, run.blocks, run.tokens, size - 1, [])
+        steps.follow(options, made.native, *run.arrays, run.blocks, None, run.tokens, size - 1, [])
         searched: list[int] = []
         step_s = self._cold(lambda: steps.step(q, k, k, options, None))
         self._cold(lambda: searched.append(made.answer(query)[1].searches[0].ns))

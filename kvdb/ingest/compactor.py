@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from threading import Lock
 from typing import NamedTuple
@@ -12,6 +12,7 @@ import numpy as np
 import kvdb.catalog.residency as residency
 from kvdb.catalog.chains import Chain, Twins, groups_of
 from kvdb.catalog.compactable import CompactableCatalog, Text
+from kvdb.catalog.holders import Holder
 from kvdb.catalog.relayout import Relayout, Target
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import SegmentView
@@ -38,8 +39,9 @@ class Part(NamedTuple):
 class Compactor:
     """Lays stored segments out anew where they take more blocks than their contexts need. Thread-safe; one call works at a time.
 
-    A segment is never changed: another one takes its place in the contexts, which shares its whole blocks, and open sessions go
-    on with what they hold. What is known of the old one, its evidence and statistics, ends with it, as it is of other tokens;
+    A segment is never changed: another one takes its place in the contexts, which shares its whole blocks, and in open sessions
+    over prefixes, between two calls; those that are in a call go over when the next one begins. Blended sessions go on with what
+    they hold. What is known of the old one, its evidence and statistics, ends with it, as it is of other tokens;
     its sample queries go over, and its kinds of index are built again in the background.
 
     With a durable catalogue, whose segments are files, everything is done in a thread of its own; otherwise by who stores or
@@ -55,10 +57,15 @@ class Compactor:
         self._executor = ThreadPoolExecutor(1, "kvdb-compact") if catalog.on_disk else None
         self._waiting: Future[None] | None = None
         self._turn = Lock()
+        self._late: dict[Holder, list[Relayout]] = {}  # what sessions are to go over to
+        self._late_lock = Lock()
+        self._stopped = False
 
     def settle(self) -> None:
         """Give back what stored and dropped contexts left behind. Segments that would have to be loaded for it are left to
         `compact`."""
+        if self._stopped:
+            return
         if self._executor is None:
             self._settle()
         elif self._waiting is None or self._waiting.running() or self._waiting.done():
@@ -70,15 +77,46 @@ class Compactor:
         on disk meanwhile is left as it is, with a line in the log. Raises Unavailable, and IntegrityError for a segment on disk
         that was changed."""
         with self._turn:
+            self._go_on()
             for text in self._catalog.texts():
                 try:
                     self._lay_out(text, load=True)
                 except CapacityError as error:
                     log.warning(LEFT, error)
+            self._trim_blends(load=True)
+
+    def wait(self) -> None:
+        """Wait until what was stored and dropped until now is laid out anew; only where that is done in a thread of its own."""
+        if self._waiting is not None:
+            wait([self._waiting])
 
     def held_segments(self) -> list[Segment]:
         """The segments that it works on."""
-        return list(self._held)
+        with self._late_lock:
+            targets = [target.segment for late in self._late.values() for relayout in late for target in relayout.targets]
+        return [*self._held, *targets]
+
+    def hold(self, session: Holder) -> None:
+        """See `kvdb.session.services.SpaceKeeper`."""
+        self._catalog.hold(session)
+
+    def let_go(self, session: Holder) -> bool:
+        """See `kvdb.session.services.SpaceKeeper`."""
+        left = self._catalog.let_go(session)
+        late = self._take_late(session)
+        _release(late)
+        return left or bool(late)
+
+    def catch_up(self, session: Holder) -> None:
+        """See `kvdb.session.services.SpaceKeeper`."""
+        late = self._take_late(session)
+        for relayout in late:
+            session.go_over(relayout)
+        _release(late)
+
+    def stop(self) -> None:
+        """Begin nothing more, because the database ends."""
+        self._stopped = True
 
     def close(self) -> None:
         """Wait for what is under way. Closing twice does nothing."""
@@ -87,11 +125,13 @@ class Compactor:
 
     def _settle(self) -> None:
         with self._turn:
+            self._go_on()
             for text in self._catalog.take_changed():
                 try:
                     self._lay_out(text, load=False)
                 except (CapacityError, Unavailable, IntegrityError) as error:
                     log.warning(LEFT, error)
+            self._trim_blends(load=False)
 
     def _lay_out(self, text: Text, *, load: bool) -> None:
         """Lay out anew what a text goes through. load: whether segments may be loaded from disk for it."""
@@ -115,11 +155,11 @@ class Compactor:
         held = Target(twins.other.segment, twins.common, twins.other.length)
         left = sum(piece.length for piece in twins.pieces) - twins.common
         if not left:
-            self._catalog.replace(text, Relayout(twins.place, twins.pieces, (held,)))
+            self._replace(text, Relayout(twins.place, twins.pieces, (held,)))
             return
         last = twins.pieces[-1]
         with self._built([Part(last.segment, last.length - left, last.length)]) as rest:
-            self._catalog.replace(text, Relayout(twins.place, twins.pieces, (held, Target.whole(rest))))
+            self._replace(text, Relayout(twins.place, twins.pieces, (held, Target.whole(rest))))
 
     def _shorten(self, text: Text, chain: Chain) -> None:
         """Replace the segments of a chain by fewer, or shorter ones, where that is worth it."""
@@ -128,7 +168,46 @@ class Compactor:
         for group in reversed(groups_of(pieces, block_size)):
             place = chain.place if not group.start else (pieces[group.start - 1].segment.number, pieces[group.start - 1].length)
             with self._built([Part(piece.segment, 0, piece.length) for piece in pieces[group]]) as new:
-                self._catalog.replace(text, Relayout(place, pieces[group], (Target.whole(new),)))
+                self._replace(text, Relayout(place, pieces[group], (Target.whole(new),)))
+
+    def _trim_blends(self, *, load: bool) -> None:
+        """Cut off what blended contexts do not see of segments that nobody else holds. Blocks are shared, not copied."""
+        found = self._catalog.partly_seen()
+        with self._holding(one.segment for one in found):
+            for one in found:
+                if _copyable([one.segment]) and (load or one.segment.whole):
+                    try:
+                        with self._built([Part(one.segment, 0, one.seen)]) as new:
+                            self._catalog.trim(one, new)
+                    except (CapacityError, Unavailable, IntegrityError) as error:
+                        log.warning(LEFT, error)
+
+    def _replace(self, text: Text, relayout: Relayout) -> None:
+        """Let contexts, and sessions as soon as they can, see the targets instead of the pieces. The caller owns a reference to
+        each segment. Raises what `CompactableCatalog.replace` does."""
+        self._catalog.replace(text, relayout)
+        for session in self._catalog.holders(text, relayout):
+            with self._late_lock:
+                if not self._catalog.holds(session):
+                    continue
+                for target in relayout.targets:
+                    target.segment.retain()
+                self._late.setdefault(session, []).append(relayout)
+                session.due = True
+            session.try_catch_up()
+
+    def _go_on(self) -> None:
+        """Try those sessions once more that were in a call."""
+        with self._late_lock:
+            late = list(self._late)
+        for session in late:
+            session.try_catch_up()
+
+    def _take_late(self, session: Holder) -> list[Relayout]:
+        """What a session is to go over to, for the caller, who then owns the references to the targets."""
+        with self._late_lock:
+            session.due = False
+            return self._late.pop(session, [])
 
     @contextmanager
     def _built(self, parts: Sequence[Part]) -> Iterator[Segment]:
@@ -181,6 +260,12 @@ class Compactor:
 def _copyable(segments: Iterable[Segment]) -> bool:
     """Whether tokens can be laid into other blocks: quantized ones would have to be rounded again."""
     return not any(segment.format for segment in segments)
+
+
+def _release(late: Sequence[Relayout]) -> None:
+    for relayout in late:
+        for target in relayout.targets:
+            target.segment.release()
 
 
 def _log_failure(done: Future[None]) -> None:

@@ -1,4 +1,5 @@
-"""An import under way: KV goes straight into blocks, and nothing is visible until the import is complete."""
+"""An import under way: KV goes straight into blocks, and from there to the disk where it is to be durable; nothing is visible
+until the import is complete."""
 
 from contextlib import ExitStack
 from threading import Lock
@@ -10,7 +11,7 @@ import kvdb.validate as validate
 from kvdb.catalog.overhead import segment_nbytes
 from kvdb.catalog.segment_view import Views, release_views, visible_tokens
 from kvdb.catalog.stored_queries import StoredQueries
-from kvdb.errors import NonFiniteError, PositionError, SessionClosed
+from kvdb.errors import CapacityError, NonFiniteError, PositionError, SessionClosed
 from kvdb.ingest.new_segment import NewSegment
 from kvdb.ingest.publisher import NewContext, Publisher
 from kvdb.session.open_handles import OpenHandles
@@ -47,6 +48,7 @@ class ImportWriter:
         self._tokens = target.tokens
         self._context = target.context
         self._base = target.base
+        self._early = publisher.early_file(target.context, len(target.tokens) - self.start)
         self._queries = StoredQueries(publisher.budget)
         self._beside = Reservation(publisher.budget)
         self._lock = Lock()
@@ -65,7 +67,8 @@ class ImportWriter:
         """Append the KV of the next tokens of one layer, `[kv_heads, n, head_dim]`, from token `start` on.
 
         Raises LayerError, ShapeError, DtypeError, NonFiniteError, CapacityError, or PositionError past the last token;
-        the import may then go on or be aborted.
+        the import may then go on or be aborted. Raises InvalidArgument for numbers that cannot be quantized, and CapacityError or
+        Unavailable where what came before cannot be written to the disk; then it can only be aborted.
         """
         with self._lock:
             self._check_open()
@@ -76,7 +79,10 @@ class ImportWriter:
                 raise PositionError(
                     f"layer {layer} was given {table.length + n} tokens; expected {new}, those from {self.start} on"
                 )
+            if not n:
+                return
             table.append(k, v)
+            self._take(layer)
 
     def sample(self, layer: int, q: Array) -> None:
         """Queries of one layer, `[q_heads, m, head_dim]` after RoPE, from which its indexes may learn. The last sample of a layer
@@ -106,10 +112,9 @@ class ImportWriter:
             self._beside.release()
             try:
                 if self._base is None:
-                    new_segment = NewSegment(self._tokens[self.start :], self.tables, self.start, self._queries)
+                    new_segment = self._new_segment(self._tokens[self.start :], self.start)
                     return self._publisher.publish(self._context, self.views, new_segment)
-                new_segment = NewSegment(self._tokens, self.tables, self._base, self._queries)
-                return self._publisher.publish_chunk(self._context, self.views, new_segment)
+                return self._publisher.publish_chunk(self._context, self.views, self._new_segment(self._tokens, self._base))
             finally:
                 self._handles.remove(self)
 
@@ -125,10 +130,26 @@ class ImportWriter:
         """Abort the import, if it has not ended."""
         self.abort()
 
+    def _take(self, layer: int) -> None:
+        """Go on with what has come of a layer: it is quantized as soon as it is whole, and goes to the disk as it will be."""
+        if self._context.retention.format:
+            if self.tables[layer].length < len(self._tokens) - self.start:
+                return
+            try:
+                self._publisher.quantize(self._context, self.tables, layer)
+            except CapacityError:  # there may be room at the end
+                return
+        if self._early is not None:
+            self._early.take(layer, self.tables)
+
     def _release(self) -> None:
         self._beside.release()
-        NewSegment(self._tokens, self.tables, self.start, self._queries).release()
+        self._new_segment(self._tokens, self.start).release()
         release_views(self.views)
+
+    def _new_segment(self, tokens: Tokens, base: int) -> NewSegment:
+        """What was written, as the contents of a segment."""
+        return NewSegment(tokens, self.tables, base, self._queries, self._early)
 
     def _check_open(self) -> None:
         if not self._open:

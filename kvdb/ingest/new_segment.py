@@ -8,6 +8,7 @@ from kvdb.catalog.overhead import segment_nbytes
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import SegmentView
 from kvdb.catalog.stored_queries import StoredQueries
+from kvdb.ingest.early_file import EarlyFile
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import CpuBudget, Reservation
 from kvdb.types import Tokens
@@ -17,25 +18,33 @@ class NewSegment(NamedTuple):
     """The contents of a segment that does not exist yet. It owns the tables and the queries.
 
     tokens: int32 `[n]`. tables: one a layer, of n tokens. base: the position of its first token when it was computed. queries:
-    some queries that were asked of it.
+    some queries that were asked of it. early: its file, where its blocks were written while they came.
     """
 
     tokens: Tokens
     tables: list[BlockTable]
     base: int
     queries: StoredQueries
+    early: EarlyFile | None = None
 
     def view(self, budget: CpuBudget, *, standalone: bool, shift: int = 0) -> SegmentView:
-        """All of the segment, which has taken everything over. Raises CapacityError, and then everything was given back."""
+        """All of the segment, which has taken everything over. Raises CapacityError, or Unavailable where its file cannot be
+        written, and then everything was given back."""
         with ExitStack() as undo:
             undo.callback(self.release)
             beside = Reservation(budget, segment_nbytes(len(self.tables), len(self.tokens)))
+            undo.callback(beside.release)
+            file = None if self.early is None else self.early.finish(self.tables)
             undo.pop_all()
         segment = Segment(self.tokens, self.tables, IndexSet(self.queries), self.base, standalone=standalone, beside=beside)
+        if self.early is not None and file is not None:
+            segment.stand_on(self.early.disk, file)
         return SegmentView(segment, len(segment), shift)
 
     def release(self) -> None:
         """Release everything, because no segment is made."""
+        if self.early is not None:
+            self.early.abandon()  # first, as it reads the blocks
         self.queries.release()
         for table in self.tables:
             table.release()

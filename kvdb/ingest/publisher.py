@@ -19,9 +19,9 @@ from kvdb.catalog.stored_queries import StoredQueries
 from kvdb.errors import CapacityError, InvalidArgument
 from kvdb.indexing.advisor import IndexAdvisor
 from kvdb.ingest.compactor import Compactor
+from kvdb.ingest.early_file import EarlyFile
 from kvdb.ingest.new_segment import NewSegment
 from kvdb.session.services import StorableSession
-from kvdb.storage.block_layout import Rounding
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import Reservation
 from kvdb.storage.store import BlockStore
@@ -58,6 +58,12 @@ class Publisher:
         self._advisor = advisor
         self._compactor = compactor
 
+    def retention(self, asked: Retention) -> Retention:
+        """What the caller asks of a new context, with what it will have where that is left open. Raises InvalidArgument for what
+        cannot be, Unsupported for a durability that cannot be had."""
+        kept = self._catalog.retention(validate.retention(asked))
+        return replace(kept, format=self._blocks.format_of(kept.format))
+
     def store(
         self,
         session: StorableSession,
@@ -74,7 +80,7 @@ class Publisher:
         Unsupported for a chunk of a model whose keys cannot be moved and for a durability that cannot be had, and then nothing is
         stored.
         """
-        kept = self._catalog.retention(validate.retention(retention))
+        kept = self.retention(retention)
         self._catalog.check_free(validate.name(name))
         ids = session.ids(tokens)
         context = NewContext(session.spec, name, kept, session.salt)
@@ -97,13 +103,21 @@ class Publisher:
         new = NewSegment(ids[stored:], tables, stored, self._queries_of(session))
         return self.publish(context, views, new)
 
+    def early_file(self, context: NewContext, tokens: int) -> EarlyFile | None:
+        """The file of a context's new segment of so many tokens, to be written while these come. None where nothing is to be
+        written before the database ends."""
+        disk, durability = self._blocks.disk, context.retention.durability or "memory"
+        if disk is None or not self._catalog.on_disk or durability == "memory":
+            return None
+        return EarlyFile(disk, context.spec.digest, tokens, synced=durability != "os")
+
     def publish(self, context: NewContext, views: Views, new: NewSegment) -> ContextInfo:
         """Make a context of the views and, behind them, a new segment, if it has any tokens.
 
         Takes over the references to the views and the new segment, also when it raises AlreadyExists or CapacityError.
         """
         if len(new.tokens):
-            views = self._extended(views, new, standalone=not new.base)
+            views = self._extended(context, views, new, standalone=not new.base)
         else:
             new.release()
         return self._publish(context.of(Layout.contiguous(views), concatenate(views)))
@@ -120,7 +134,7 @@ class Publisher:
         if views:
             new.release()
         else:
-            views = (self._quantized(new, standalone=True, shift=-new.base),)
+            views = (self._quantized(context, new, standalone=True, shift=-new.base),)
         return self._publish(context.of(Layout.contiguous(views), tokens))
 
     def chunk_views(self, spec: ModelSpec, tokens: Tokens, salt: str) -> Views:
@@ -129,22 +143,26 @@ class Publisher:
         views = self._catalog.chunk(spec, tokens, salt)
         return tuple(replace(view, shift=-views[0].segment.base) for view in views)
 
-    def _quantized(self, new: NewSegment, *, standalone: bool, shift: int = 0) -> SegmentView:
-        """All of a new segment, in the format that segments are stored in. Raises CapacityError or InvalidArgument, and then
-        everything was given back."""
+    def quantize(self, context: NewContext, tables: list[BlockTable], layer: int) -> None:
+        """Bring a layer of a context's new segment into its format, if it is not in it yet. Raises CapacityError and
+        InvalidArgument; then it is as it was."""
+        self._blocks.quantize(tables, layer, context.retention.format or "")
+
+    def _quantized(self, context: NewContext, new: NewSegment, *, standalone: bool, shift: int = 0) -> SegmentView:
+        """All of a context's new segment, in its format. Raises CapacityError or InvalidArgument, and then everything was given
+        back."""
         with ExitStack() as undo:
             undo.callback(new.release)
-            rounding = Rounding.of_all(self._blocks.quantize(new.tables))
+            for layer in range(len(new.tables)):
+                self.quantize(context, new.tables, layer)
             undo.pop_all()
-        view = new.view(self.budget, standalone=standalone, shift=shift)
-        view.segment.rounding = rounding
-        return view
+        return new.view(self.budget, standalone=standalone, shift=shift)
 
-    def _extended(self, views: Views, new: NewSegment, *, standalone: bool) -> Views:
+    def _extended(self, context: NewContext, views: Views, new: NewSegment, *, standalone: bool) -> Views:
         """The views and a new segment behind them. Raises CapacityError, and then everything was released."""
         with ExitStack() as undo:
             undo.callback(release_views, views)
-            extended = (*views, self._quantized(new, standalone=standalone))
+            extended = (*views, self._quantized(context, new, standalone=standalone))
             undo.pop_all()
         return extended
 
@@ -201,7 +219,7 @@ class Publisher:
             with ExitStack() as undo:
                 if snapshot.overlay is not None:
                     undo.callback(snapshot.overlay.release)
-                views = self._extended(views, new, standalone=False)
+                views = self._extended(context, views, new, standalone=False)
                 undo.pop_all()
         return self._publish(context.of(Layout(views, len(ids)), ids, snapshot.overlay))
 

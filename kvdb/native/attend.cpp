@@ -98,6 +98,10 @@ void check_ends(const AttendCall& call, std::int64_t tokens) {
     }
 }
 
+int threads_for(std::int64_t elements) {
+    return elements < kInlineElements ? 1 : ThreadPool::threads();
+}
+
 Plan make_plan(const AttendCall& call) {
     const Geometry& geometry = call.geometry;
     Plan plan{};
@@ -111,9 +115,8 @@ Plan make_plan(const AttendCall& call) {
     plan.row_tiles = (plan.rows + rows_max - 1) / rows_max;
     plan.tile_rows = (plan.rows + plan.row_tiles - 1) / plan.row_tiles;
 
-    const std::int64_t read = plan.tokens * plan.kv_heads * geometry.head_dim * 2;
     const std::int64_t passes = 1 + plan.rows / kDecodeRowsMax;
-    plan.threads = read * passes < kInlineElements ? 1 : ThreadPool::instance().threads();
+    plan.threads = threads_for(passes * plan.tokens * plan.kv_heads * geometry.head_dim * 2);
     std::int64_t parts = 1;
     if (plan.threads > 1) {
         const std::int64_t outputs = plan.outputs();
@@ -260,6 +263,10 @@ class Attention {
 };
 
 }  // namespace
+
+int attend_threads(const Geometry& geometry, std::int64_t tokens) {
+    return threads_for(tokens * geometry.kv_heads * geometry.head_dim * 2);
+}
 
 void check_attended(const AttendCall& call) {
     const std::int64_t tokens = count_tokens(call.geometry, call.run);

@@ -35,6 +35,9 @@ void attend(const AttendCall& call);
 // The same over blocks of one format, whose addresses are plain.
 void attend_uniform(const AttendCall& call);
 
+// How many threads attend uses for a query of each query head over so many tokens.
+int attend_threads(const Geometry& geometry, std::int64_t tokens);
+
 // What attend throws.
 void check_attended(const AttendCall& call);
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "thread_pool.h"
+
 using namespace nb::literals;
 
 namespace kvdb {
@@ -27,7 +29,8 @@ nb::bytes bytes_of(const std::vector<std::byte>& bytes) {
 
 void py_follow(PyLayerSteps& self, const nb::object& options, const nb::object& plan,
                const nb::object& table, const nb::object& counts, std::int64_t blocks,
-               std::int64_t tokens, std::int64_t steps, const PyFacts& facts) {
+               const std::optional<OwnedPlacement>& placement, std::int64_t tokens,
+               std::int64_t steps, const PyFacts& facts) {
     const auto addresses = taken<TableArray>(table, "table");
     const auto filled =
         taken<nb::ndarray<std::int32_t, nb::ndim<1>, nb::c_contig>>(counts, "counts");
@@ -55,6 +58,8 @@ void py_follow(PyLayerSteps& self, const nb::object& options, const nb::object& 
     course.table = addresses.data();
     course.counts = filled.data();
     course.blocks = blocks;
+    auto owned = placement ? std::make_unique<OwnedPlacement>(*placement) : nullptr;
+    if (owned) course.placement = owned->of(geometry, blocks);
     course.tokens = tokens;
     course.steps = steps;
     self.owners = {plan, table, counts};
@@ -63,6 +68,7 @@ void py_follow(PyLayerSteps& self, const nb::object& options, const nb::object& 
         self.owners.push_back(version);
     }
     self.options = options;
+    self.placement = std::move(owned);
     self.steps.follow(std::move(course));
 }
 
@@ -102,6 +108,7 @@ nb::object py_step(PyLayerSteps& self, nb::handle q, nb::handle k, nb::handle v,
                    nb::handle start) {
     if (!goes_on(self, options, start)) return nb::none();
     if (!self.takes(q)) return nb::none();
+    const ThreadPool::Series series(self.steps.threads());
     nb::object out = self.empty_like(q);
     const StepArrays arrays(self, q, k, v, out);
     if (!arrays) return nb::none();
@@ -121,6 +128,11 @@ bool py_steps(const std::vector<PyLayerSteps*>& layers, const nb::sequence& q,
         if (nb::len(*whole) != layers.size()) return false;
     }
     if (!starts.is_none() && nb::len(starts) != layers.size()) return false;
+    int threads = 1;
+    for (const PyLayerSteps* layer : layers) {
+        if (layer) threads = std::max(threads, layer->steps.threads());
+    }
+    const ThreadPool::Series series(threads);
     std::vector<nb::object> owned;
     std::vector<std::unique_ptr<StepArrays>> arrays;
     std::vector<TokenStep> tokens;
@@ -172,7 +184,7 @@ void bind_layer_steps(nb::module_& m) {
         .def(nb::init<const Geometry&, int, float, const nb::object&>(), "geometry"_a, "q_heads"_a,
              "scale"_a, "like"_a)
         .def("follow", &py_follow, "options"_a, "plan"_a.none(), "table"_a, "counts"_a, "blocks"_a,
-             "tokens"_a, "steps"_a, "facts"_a)
+             "placement"_a.none(), "tokens"_a, "steps"_a, "facts"_a)
         .def(
             "take_tensors",
             [](PyLayerSteps& self, const nb::object& type, const nb::object& dtype) {
@@ -188,6 +200,15 @@ void bind_layer_steps(nb::module_& m) {
                 self.steps.sample_next(in, every);
             },
             "in_steps"_a, "every"_a)
+        .def(
+            "observe_next",
+            [](PyLayerSteps& self, std::int64_t asked, std::int64_t first, std::int64_t every) {
+                if (every < 1) fail("every is below 1");
+                self.steps.observe_next(asked, first, every);
+            },
+            "asked"_a, "first"_a, "every"_a)
+        .def("take_observations",
+             [](PyLayerSteps& self) { return py_observations(self.steps.take_observations()); })
         .def("take_totals", [](PyLayerSteps& self) { return self.steps.take_totals(); })
         .def("take_samples", &py_samples)
         .def("last_query",

@@ -24,6 +24,7 @@ struct PyLayerSteps {
     const nb::object array_type, array_dtype, empty, shape;
     nb::object tensor_type, tensor_dtype, options;
     std::vector<nb::object> owners;
+    std::unique_ptr<OwnedPlacement> placement;
 
     PyLayerSteps(const Geometry& geometry, int q_heads, float scale, const nb::object& like)
         : steps(geometry, q_heads, scale),

@@ -7,6 +7,19 @@
 using namespace nb::literals;
 
 namespace kvdb {
+namespace {
+
+StepCut cut_of(const PyCut& cut) {
+    const auto [kind, parameter] = cut;
+    const bool top_k = kind == StepCut::Kind::top_k;
+    if (!(parameter >= (top_k ? 1 : 0)) || (top_k && !(parameter <= INT32_MAX))) {
+        fail("a cut has the parameter " + std::to_string(parameter) + "; expected " +
+             (top_k ? "a number of tokens" : "a range of scores, 0 or more"));
+    }
+    return {kind, parameter};
+}
+
+}  // namespace
 
 StepBlocks PyStep::blocks_of(const PyReads& reads) {
     const auto& [table, counts, placement] = reads;
@@ -34,8 +47,18 @@ std::vector<std::uint8_t> PyStep::heads_of(const HeadsArray& heads, const char* 
     return flags;
 }
 
+StepTurn PyStep::turn_of(const PyTurn& turn) const {
+    const auto& [cos, sin, interleaved] = turn;
+    const auto pairs = static_cast<std::int64_t>(cos.size());
+    if (2 * pairs > plan.geometry.head_dim) {
+        fail("cos has " + std::to_string(pairs) + " elements; expected at most half of head_dim");
+    }
+    check_shape(sin, {pairs}, "sin");
+    return {{cos.data(), cos.data() + pairs}, {sin.data(), sin.data() + pairs}, interleaved};
+}
+
 void PyStep::add(const PySearch& search) {
-    const auto& [searcher, begin, end, reads, active_heads, hidden] = search;
+    const auto& [searcher, begin, end, reads, active_heads, hidden, observed, turn, cut] = search;
     const auto* to = static_cast<const indexes::Searcher*>(
         PyCapsule_IsValid(searcher.ptr(), indexes::kSearcherName)
             ? PyCapsule_GetPointer(searcher.ptr(), indexes::kSearcherName)
@@ -54,7 +77,9 @@ void PyStep::add(const PySearch& search) {
         fail("hidden has " + std::to_string(hidden->size()) +
              " words; expected a bit for each token");
     }
-    StepSearch made{to, begin, end, blocks_of(reads), {}, {}};
+    StepSearch made{to, begin, end, blocks_of(reads), {}, {}, observed, {}, {}};
+    if (turn) made.turn = turn_of(*turn);
+    if (cut) made.cut = cut_of(*cut);
     if (active_heads) made.active_heads = heads_of(*active_heads, "active_heads");
     if (hidden) made.hidden.assign(hidden->data(), hidden->data() + hidden->size());
     plan.searches.push_back(std::move(made));
@@ -64,6 +89,7 @@ void PyStep::add(const PySearch& search) {
 namespace {
 
 using GuardsArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using TopArray = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using LogsArray = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using PyWhole = std::tuple<PyReads, std::int64_t, HeadsArray>;
 
@@ -71,7 +97,7 @@ PyStep make_step(const Geometry& geometry, int q_heads, float scale, const PyRea
                  std::int64_t grows_from, const std::optional<PyReads>& sinks,
                  const std::vector<PySearch>& searches, const std::vector<PyWhole>& whole,
                  std::int64_t tokens, const std::optional<GuardsArray>& guards,
-                 double found_share_max, double whole_share_max) {
+                 double found_share_max, double whole_share_max, double bound_max) {
     if (q_heads < 1 || q_heads % geometry.kv_heads != 0) {
         fail("q_heads is " + std::to_string(q_heads) + "; expected a multiple of the " +
              std::to_string(geometry.kv_heads) + " KV heads");
@@ -96,11 +122,13 @@ PyStep make_step(const Geometry& geometry, int q_heads, float scale, const PyRea
     }
     plan.found_share_max = found_share_max;
     plan.whole_share_max = whole_share_max;
+    plan.bound_max = bound_max;
     return step;
 }
 
 StepResult py_run(const PyStep& step, const ConstArray& q, const TableArray& table,
-                  const CountsArray& counts, const Array& out, const LogsArray& logs) {
+                  const CountsArray& counts, const Array& out, const LogsArray& logs,
+                  bool observed) {
     const StepPlan& plan = step.plan;
     const Geometry& geometry = plan.geometry;
     StepCall call{};
@@ -120,6 +148,7 @@ StepResult py_run(const PyStep& step, const ConstArray& q, const TableArray& tab
     call.lse = logs.data();
     call.read_lse = logs.data() + plan.q_heads;
     call.missed = logs.data() + 2 * plan.q_heads;
+    call.observed = observed;
     const ReleaseGil release;
     return run_step(plan, call);
 }
@@ -140,13 +169,42 @@ nb::tuple py_found(const StepResult& result, std::size_t i) {
                           numpy_of(found.dense), result.found_ns[i]);
 }
 
+nb::list py_observations_of(const PyStep& step, const StepResult& result,
+                            const std::optional<TopArray>& top, const TopArray& lse) {
+    const StepPlan& plan = step.plan;
+    if (result.found.size() > plan.searches.size()) fail("the result is of another step");
+    for (const indexes::SearchResult& found : result.found) {
+        if (found.missed.size() != static_cast<std::size_t>(plan.q_heads)) {
+            fail("the result is of another step");
+        }
+    }
+    if (!top && result.end != StepEnd::answered) fail("the largest scores are not known");
+    if (top) check_shape(*top, {plan.q_heads, 1}, "top");
+    check_shape(lse, {plan.q_heads, 1}, "lse");
+    return py_observations(observations(plan, result, top ? top->data() : nullptr, lse.data()));
+}
+
 }  // namespace
 
+nb::list py_observations(const std::vector<StepObservation>& observations) {
+    nb::list all;
+    for (const StepObservation& one : observations) {
+        all.append(nb::make_tuple(one.search,
+                                  nb::bytes(one.values.data(), one.values.size() * sizeof(float)),
+                                  nb::bytes(one.seen.data(), one.seen.size())));
+    }
+    return all;
+}
+
 void bind_step(nb::module_& m) {
+    nb::enum_<StepCut::Kind>(m, "StepCut")
+        .value("range", StepCut::Kind::range)
+        .value("top_k", StepCut::Kind::top_k);
     nb::enum_<StepEnd>(m, "StepEnd")
         .value("answered", StepEnd::answered)
         .value("reads_everything", StepEnd::reads_everything)
-        .value("not_finite", StepEnd::not_finite);
+        .value("not_finite", StepEnd::not_finite)
+        .value("bound_exceeded", StepEnd::bound_exceeded);
     nb::class_<StepResult>(m, "StepResult")
         .def_ro("end", &StepResult::end)
         .def_prop_ro("searches", [](const StepResult& self) { return self.found.size(); })
@@ -164,15 +222,16 @@ void bind_step(nb::module_& m) {
                const PyReads& window, std::int64_t grows_from, const std::optional<PyReads>& sinks,
                const std::vector<PySearch>& searches, const std::vector<PyWhole>& whole,
                std::int64_t tokens, const std::optional<GuardsArray>& guards,
-               double found_share_max, double whole_share_max) {
-                new (self)
-                    PyStep(make_step(geometry, q_heads, scale, window, grows_from, sinks, searches,
-                                     whole, tokens, guards, found_share_max, whole_share_max));
+               double found_share_max, double whole_share_max, double bound_max) {
+                new (self) PyStep(make_step(geometry, q_heads, scale, window, grows_from, sinks,
+                                            searches, whole, tokens, guards, found_share_max,
+                                            whole_share_max, bound_max));
             },
             "geometry"_a, "q_heads"_a, "scale"_a, "window"_a, "grows_from"_a, "sinks"_a.none(),
             "searches"_a, "whole"_a, "tokens"_a, "guards"_a.none(), "found_share_max"_a,
-            "whole_share_max"_a)
-        .def("run", &py_run, "q"_a, "table"_a, "counts"_a, "out"_a, "logs"_a);
+            "whole_share_max"_a, "bound_max"_a)
+        .def("run", &py_run, "q"_a, "table"_a, "counts"_a, "out"_a, "logs"_a, "observed"_a)
+        .def("observations", &py_observations_of, "result"_a, "top"_a.none(), "lse"_a);
 }
 
 }  // namespace kvdb

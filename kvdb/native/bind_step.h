@@ -7,15 +7,18 @@
 #include <memory>
 
 #include "bind.h"
-#include "step.h"
+#include "step_observations.h"
 
 namespace kvdb {
 
 using HeadsArray = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using WordsArray = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using PyReads = std::tuple<TableArray, CountsArray, std::optional<OwnedPlacement>>;
-using PySearch = std::tuple<nb::object, std::int64_t, std::int64_t, PyReads,
-                            std::optional<HeadsArray>, std::optional<WordsArray>>;
+using PyTurn = std::tuple<ScoresArray, ScoresArray, bool>;
+using PyCut = std::tuple<StepCut::Kind, double>;
+using PySearch =
+    std::tuple<nb::object, std::int64_t, std::int64_t, PyReads, std::optional<HeadsArray>,
+               std::optional<WordsArray>, bool, std::optional<PyTurn>, std::optional<PyCut>>;
 
 // A plan, and what its addresses belong to.
 struct PyStep {
@@ -29,7 +32,11 @@ struct PyStep {
 
     StepBlocks blocks_of(const PyReads& reads);
     std::vector<std::uint8_t> heads_of(const HeadsArray& heads, const char* name) const;
+    StepTurn turn_of(const PyTurn& turn) const;
     void add(const PySearch& search);
 };
+
+// Tuples of the number of the search, the values, and which of them are known, empty for all.
+nb::list py_observations(const std::vector<StepObservation>& observations);
 
 }  // namespace kvdb

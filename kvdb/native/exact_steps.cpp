@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "quantize.h"
 #include "thread_pool.h"
 
 namespace kvdb {
@@ -22,9 +23,15 @@ class Sharing {
   public:
     Sharing(const std::vector<ExactStep>& steps, std::int64_t tokens_min)
         : steps_(steps), tokens_min_(tokens_min) {
-        std::vector<std::size_t> all(steps.size());
-        std::iota(all.begin(), all.end(), std::size_t{0});
-        split(all, 0, 0);
+        std::vector<std::size_t> unmoved;
+        for (std::size_t i = 0; i < steps.size(); ++i) {
+            if (steps[i].run.placement) {
+                alone.push_back(blocks({i}, 0, steps[i].run.blocks));
+            } else {
+                unmoved.push_back(i);
+            }
+        }
+        split(unmoved, 0, 0);
     }
 
     std::vector<SharedBlocks> shared;  // by two steps or more
@@ -78,7 +85,7 @@ class Sharing {
 
 // States [members][q_heads] of the steps that share blocks.
 struct SharedState {
-    std::vector<float> out, lse;
+    std::vector<float> out, lse, top;
 };
 
 class ExactSteps {
@@ -120,10 +127,6 @@ class ExactSteps {
         return call;
     }
 
-    std::int64_t nbytes(std::int64_t tokens) const {
-        return tokens * static_cast<std::int64_t>(2 * geometry_.kv_heads * geometry_.row_bytes());
-    }
-
     // Answers a step that shares nothing, with the same arithmetic as if there were no others.
     void read_alone(ExactStep& step) const {
         const std::int64_t head_dim = geometry_.head_dim;
@@ -131,9 +134,9 @@ class ExactSteps {
         all.out = {step.out, head_dim, head_dim};
         all.out_dtype = geometry_.dtype;
         all.lse = step.lse;
+        all.top = step.top;
         attend(all);
-        const std::int32_t* counts = step.run.counts;
-        step.nbytes = nbytes(std::accumulate(counts, counts + step.run.blocks, std::int64_t{0}));
+        step.nbytes = payload_bytes(geometry_, step.run);
     }
 
     // One call whose queries are those of all steps, as if they were tokens of one session.
@@ -151,29 +154,34 @@ class ExactSteps {
                 std::copy_n(from, bytes, queries.data() + (i * q_heads_ + head) * bytes);
             }
         }
-        std::vector<float> out(n * elements), lse(n * q_heads_);
+        std::vector<float> out(n * elements), lse(n * q_heads_), top(n * q_heads_);
         const Run& run = steps_[blocks.steps[0]].run;
-        AttendCall shared = call({queries.data(), head_dim, elements}, n,
-                                 {run.table + blocks.begin, run.counts + blocks.begin,
-                                  blocks.end - blocks.begin, nullptr});
+        AttendCall shared =
+            call({queries.data(), head_dim, elements}, n,
+                 {run.table + blocks.begin, run.counts + blocks.begin, blocks.end - blocks.begin,
+                  blocks.begin == 0 ? run.placement : nullptr});
         shared.out = {out.data(), head_dim, elements};
         shared.out_dtype = Dtype::float32;
         shared.lse = lse.data();
+        shared.top = top.data();
         attend(shared);
+        const std::int64_t nbytes = payload_bytes(geometry_, shared.run);
         for (std::int64_t i = 0; i < n; ++i) {
             SharedState state;
             state.out.assign(out.begin() + i * elements, out.begin() + (i + 1) * elements);
             for (std::int64_t head = 0; head < q_heads_; ++head) {
                 state.lse.push_back(lse[head * n + i]);
+                state.top.push_back(top[head * n + i]);
             }
             states_[blocks.steps[i]].push_back(std::move(state));
-            steps_[blocks.steps[i]].nbytes += nbytes(blocks.tokens) / n;
+            steps_[blocks.steps[i]].nbytes += nbytes / n;
         }
     }
 
     // The answer of a step from its states, of which there is one at least.
     void merge(std::size_t number) {
         const std::vector<std::int64_t> none(q_heads_ + 1);
+        const ExactStep& step = steps_[number];
         std::vector<SharedState>& states = states_[number];
         for (std::size_t i = 0; i < states.size(); ++i) {
             const bool last = i + 1 == states.size();
@@ -188,10 +196,16 @@ class ExactSteps {
             merged.state_lse = first.lse.data();
             merged.tail_out = i > 0 ? states[i].out.data() : nullptr;
             merged.tail_lse = i > 0 ? states[i].lse.data() : nullptr;
-            merged.out = last ? steps_[number].out : first.out.data();
+            merged.out = last ? step.out : first.out.data();
             merged.out_dtype = last ? geometry_.dtype : Dtype::float32;
-            merged.lse = last ? steps_[number].lse : first.lse.data();
+            merged.lse = last ? step.lse : first.lse.data();
             attend_retrieved(merged);
+        }
+        for (int head = 0; step.top && head < q_heads_; ++head) {
+            step.top[head] = -INFINITY;
+            for (const SharedState& state : states) {
+                step.top[head] = std::max(step.top[head], state.top[head]);
+            }
         }
     }
 

@@ -13,6 +13,7 @@ struct ExactStep {
     Run run;
     void* out;            // as the query, contiguous
     float* lse;           // [q_heads]
+    float* top;           // [q_heads] the largest q.k, or null
     std::int64_t nbytes;  // out: of keys and values; of what was shared, the session's part
 };
 

@@ -4,8 +4,11 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 
 #include "exact_steps.h"
+#include "step_states.h"
+#include "thread_pool.h"
 #include "transfer.h"
 
 namespace kvdb {
@@ -38,11 +41,15 @@ class AppendedTokens {
 class Answers {
   public:
     Answers(const std::vector<TokenStep>& tokens, std::int64_t shared_tokens_min)
-        : tokens_(tokens), shared_tokens_min_(shared_tokens_min), spent_(tokens.size()) {}
+        : tokens_(tokens),
+          shared_tokens_min_(shared_tokens_min),
+          spent_(tokens.size()),
+          shown_(tokens.size()) {}
 
     // Whether float32 could hold all of them.
     bool make() { return search() && read_whole() && finite(); }
     const StepTotals& spent(std::size_t i) const { return spent_[i]; }
+    std::vector<StepObservation>& shown(std::size_t i) { return shown_[i]; }
 
   private:
     bool search() {
@@ -59,22 +66,26 @@ class Answers {
             calls.push_back(
                 {course.plan,
                  {tokens_[i].q, course.table, course.counts, course.blocks, tokens_[i].out, logs,
-                  logs + layer.q_heads, logs + 2 * layer.q_heads}});
+                  logs + layer.q_heads, logs + 2 * layer.q_heads, layer.observes_next()}});
             numbers.push_back(i);
         }
         if (calls.empty()) return true;
         const auto started = Clock::now();
-        const std::vector<StepResult> results = run_steps(calls);
+        std::vector<StepResult> results = run_steps(calls);
         share_time(numbers, started);
         for (std::size_t number = 0; number < results.size(); ++number) {
             const StepResult& result = results[number];
             StepTotals& spent = spent_[numbers[number]];
-            if (result.end == StepEnd::not_finite) return false;
+            const bool refused =
+                result.end == StepEnd::not_finite || result.end == StepEnd::bound_exceeded;
+            if (refused) return false;
             spent.nbytes = result.nbytes;
             if (result.end == StepEnd::reads_everything) {
                 whole_.push_back(numbers[number]);
+                if (calls[number].call.observed) unshown_.emplace_back(numbers[number], result);
                 continue;
             }
+            if (calls[number].call.observed) show_answered(numbers[number], result);
             spent.scanned = result.scanned;
             spent.retrieved = result.retrieved;
             spent.missed = result.missed.mean;
@@ -91,10 +102,12 @@ class Answers {
         for (const std::size_t i : whole_) {
             LayerSteps& layer = *tokens_[i].layer;
             const StepCourse& course = layer.course();
+            const Placement* moved = course.placement ? &*course.placement : nullptr;
             steps.push_back({tokens_[i].q,
-                             {course.table, course.counts, course.blocks},
+                             {course.table, course.counts, course.blocks, moved},
                              tokens_[i].out,
                              layer.logs(),
+                             layer.observes_next() ? layer.logs() + 3 * layer.q_heads : nullptr,
                              0});
         }
         const LayerSteps& first = *tokens_[0].layer;
@@ -106,7 +119,23 @@ class Answers {
             spent.scanned = spent.retrieved = tokens;
             spent.nbytes += steps[number].nbytes;
         }
+        for (const auto& [i, result] : unshown_) {
+            LayerSteps& layer = *tokens_[i].layer;
+            const float* logs = layer.logs();
+            shown_[i] = observations(*layer.course().plan, result, logs + 3 * layer.q_heads, logs);
+        }
         return true;
+    }
+
+    // What a query showed that was answered by what was read and found.
+    void show_answered(std::size_t i, const StepResult& result) {
+        LayerSteps& layer = *tokens_[i].layer;
+        const float *read = layer.logs() + layer.q_heads, *missed = read + layer.q_heads;
+        std::vector<float> lse(layer.q_heads);
+        for (int head = 0; head < layer.q_heads; ++head) {
+            lse[head] = log_sum(read[head], missed[head]);
+        }
+        shown_[i] = observations(*layer.course().plan, result, nullptr, lse.data());
     }
 
     void share_time(const std::vector<std::size_t>& numbers, Clock::time_point started) {
@@ -131,6 +160,8 @@ class Answers {
     const std::int64_t shared_tokens_min_;
     std::vector<std::size_t> whole_;  // the numbers of those that read everything
     std::vector<StepTotals> spent_;
+    std::vector<std::vector<StepObservation>> shown_;
+    std::vector<std::pair<std::size_t, StepResult>> unshown_;  // until everything was read
 };
 
 }  // namespace
@@ -140,13 +171,18 @@ LayerSteps::LayerSteps(const Geometry& geometry, int q_heads, float scale)
       q_heads(q_heads),
       scale(scale),
       last_query_(q_heads * geometry.row_bytes()),
-      logs_(3 * q_heads) {}
+      logs_(4 * q_heads) {}
 
 bool LayerSteps::goes_on() const {
     return course_.steps > 0 && samples_.size() < kSamplesMax &&
+           observations_.size() < kObservationsMax &&
            std::all_of(
                course_.facts.begin(), course_.facts.end(),
                [](const auto& fact) { return fact.first->value() == fact.second; });
+}
+
+int LayerSteps::threads() const {
+    return course_.plan ? ThreadPool::threads() : attend_threads(geometry, course_.tokens);
 }
 
 bool LayerSteps::append(const TokenStep& token) {
@@ -169,7 +205,21 @@ void LayerSteps::sample_next(std::int64_t in, std::int64_t every) {
     sample_every_ = every;
 }
 
-void LayerSteps::keep(const TokenStep& token, const StepTotals& spent) {
+void LayerSteps::observe_next(std::int64_t asked, std::int64_t first, std::int64_t every) {
+    asked_ = asked;
+    observed_first_ = first;
+    observed_every_ = every;
+}
+
+bool LayerSteps::observes_next() const {
+    return asked_ >= 0 && course_.plan && course_.plan->observes() &&
+           (asked_ < observed_first_ || (asked_ + 1) % observed_every_ == 0);
+}
+
+void LayerSteps::keep(const TokenStep& token, const StepTotals& spent,
+                      std::vector<StepObservation> shown) {
+    std::move(shown.begin(), shown.end(), std::back_inserter(observations_));
+    if (asked_ >= 0) ++asked_;
     ++course_.tokens;
     --course_.steps;
     totals_.steps += 1;
@@ -201,7 +251,7 @@ bool take_steps(const std::vector<TokenStep>& tokens, std::int64_t shared_tokens
     if (!answers.make()) return false;
     appended.keep();
     for (std::size_t i = 0; i < tokens.size(); ++i)
-        tokens[i].layer->keep(tokens[i], answers.spent(i));
+        tokens[i].layer->keep(tokens[i], answers.spent(i), std::move(answers.shown(i)));
     return true;
 }
 

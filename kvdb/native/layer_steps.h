@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "step.h"
+#include "step_observations.h"
 
 namespace kvdb {
 
@@ -26,6 +26,7 @@ struct StepCourse {
     const std::uint64_t* table;  // of the run; the last block has room for all steps
     std::int32_t* counts;
     std::int64_t blocks;
+    std::optional<Placement> placement;                          // of the run
     std::int64_t tokens;                                         // of the run
     std::int64_t steps;                                          // how many may be taken
     std::vector<std::pair<const Version*, std::int64_t>> facts;  // with the values they must have
@@ -63,23 +64,32 @@ class LayerSteps {
     }
     // Whether the next step may be taken.
     bool goes_on() const;
+    // How many threads it may use.
+    int threads() const;
 
     // Keeps the query of the step after `in` others, and then of every `every`-th; 0: of none.
     void sample_next(std::int64_t in, std::int64_t every);
 
+    // Which queries are observed: the first `first` and every `every`-th, where `asked` came before
+    // the next step; none where `asked` is negative.
+    void observe_next(std::int64_t asked, std::int64_t first, std::int64_t every);
+    // Whether the next one is.
+    bool observes_next() const;
+
     // What was done since the last time.
     StepTotals take_totals() { return std::exchange(totals_, {}); }
     std::vector<SampledQuery> take_samples() { return std::exchange(samples_, {}); }
+    std::vector<StepObservation> take_observations() { return std::exchange(observations_, {}); }
     // [q_heads][head_dim], of the geometry's type.
     const std::vector<std::byte>& last_query() const { return last_query_; }
 
     // The parts of a step, for `take_steps`. A token that was appended is kept or taken back.
     bool append(const TokenStep& token);  // false where a number is not finite
     void take_back();
-    void keep(const TokenStep& token, const StepTotals& spent);
+    void keep(const TokenStep& token, const StepTotals& spent, std::vector<StepObservation> shown);
 
     const StepCourse& course() const { return course_; }
-    float* logs() { return logs_.data(); }  // [3][q_heads]
+    float* logs() { return logs_.data(); }  // [4][q_heads]
 
     const Geometry geometry;
     const int q_heads;
@@ -87,19 +97,22 @@ class LayerSteps {
 
   private:
     static constexpr std::size_t kSamplesMax = 16;  // more are not kept before they are taken
+    static constexpr std::size_t kObservationsMax = 32;
 
     StepCourse course_{};
     StepTotals totals_;
     std::int64_t sample_in_ = 0, sample_every_ = 0;
+    std::int64_t asked_ = -1, observed_first_ = 0, observed_every_ = 1;
+    std::vector<StepObservation> observations_;
     std::vector<std::byte> last_query_;
     std::vector<SampledQuery> samples_;
     std::vector<float> logs_;
 };
 
 // Appends a token of each session and answers its query: all of them or none. Where it returns
-// false, because a number is not finite, nothing has changed but `out`. `goes_on` must hold for
-// each, geometry, q_heads and scale are those of all, and no layer comes twice. Blocks of so many
-// tokens that several read whole are read once.
+// false, because a number is not finite or a bound does not hold, nothing has changed but `out`.
+// `goes_on` must hold for each, geometry, q_heads and scale are those of all, and no layer comes
+// twice. Blocks of so many tokens that several read whole are read once.
 bool take_steps(const std::vector<TokenStep>& tokens, std::int64_t shared_tokens_min);
 
 }  // namespace kvdb

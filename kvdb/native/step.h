@@ -2,6 +2,7 @@
 // the others, and everything is merged.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -17,6 +18,21 @@ struct StepBlocks {
     std::optional<Placement> placement;
 };
 
+// How a query is turned back for keys that stand elsewhere than they were computed at.
+struct StepTurn {
+    std::vector<float> cos, sin;  // [pairs]
+    bool interleaved;
+};
+
+// Which of the tokens found count once every search was made: those within `parameter` of the
+// largest q.k, or the largest of so many. Searches with the same cut are cut together.
+struct StepCut {
+    enum class Kind : int { range, top_k };
+    Kind kind;
+    double parameter;
+    bool operator==(const StepCut&) const = default;
+};
+
 // Tokens [begin, end) of an index, which lie in `blocks`.
 struct StepSearch {
     const indexes::Searcher* searcher;
@@ -24,6 +40,9 @@ struct StepSearch {
     StepBlocks blocks;
     std::vector<std::uint8_t> active_heads;  // [kv_heads], or empty: which heads are searched
     std::vector<std::uint64_t> hidden;       // a bit for each token of the index, or empty
+    bool observed;                           // whether it is told what a query showed of it
+    std::optional<StepTurn> turn;
+    std::optional<StepCut> cut;  // of what it finds, where it estimates nothing
 };
 
 // Tokens that are read whole for some KV heads, while they are searched for others.
@@ -47,8 +66,13 @@ struct StepPlan {
                                 // to what it reads
     double found_share_max;     // of the searched tokens: more are read whole
     double whole_share_max;     // of the searched tokens and KV heads: more, and all are
+    double bound_max;           // of the mass that is left out, proven; infinite for none
 
     int rows_of_head() const { return q_heads / geometry.kv_heads; }
+    bool observes() const {
+        return std::any_of(searches.begin(), searches.end(),
+                           [](const StepSearch& search) { return search.observed; });
+    }
 };
 
 // The query, the run as it is now, and where the answer goes. All arrays are contiguous.
@@ -57,13 +81,20 @@ struct StepCall {
     const std::uint64_t* table;  // of the run
     const std::int32_t* counts;
     std::int64_t blocks;
-    void* out;        // as the query
-    float* lse;       // [q_heads]
-    float* read_lse;  // [q_heads] over the tokens read, without estimates
-    float* missed;    // [q_heads] log of the estimated sum that was left out
+    void* out;              // as the query
+    float* lse;             // [q_heads]
+    float* read_lse;        // [q_heads] over the tokens read, without estimates
+    float* missed;          // [q_heads] log of the estimated sum that was left out
+    bool observed = false;  // whether the result shows what the query wanted
 };
 
-enum class StepEnd { answered, reads_everything, not_finite };
+enum class StepEnd { answered, reads_everything, not_finite, bound_exceeded };
+
+// What a query showed that is observed. Where everything is to be read, `top` holds nothing.
+struct StepShown {
+    std::vector<float> window_top, top;  // [q_heads] the largest q.k of the window, and of all read
+    std::vector<std::vector<std::uint8_t>> dense;  // of each search the rows that it gave up
+};
 
 struct StepResult {
     StepEnd end = StepEnd::answered;
@@ -74,6 +105,7 @@ struct StepResult {
     double scanned = 0, retrieved = 0;
     std::int64_t nbytes = 0;
     Share missed{0, 0}, bound{0, 0};
+    StepShown shown;
 };
 
 // A call and the plan that answers it.

@@ -5,7 +5,10 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "found_cut.h"
 #include "move.h"
+#include "observe.h"
+#include "quantize.h"
 
 namespace kvdb {
 namespace {
@@ -16,6 +19,10 @@ constexpr float kNone = -INFINITY;
 
 std::int64_t tokens_of(const StepBlocks& blocks) {
     return std::accumulate(blocks.counts.begin(), blocks.counts.end(), std::int64_t{0});
+}
+
+void raise(const std::vector<float>& values, std::vector<float>& to) {
+    for (std::size_t i = 0; i < to.size(); ++i) to[i] = std::max(to[i], values[i]);
 }
 
 }  // namespace
@@ -30,6 +37,7 @@ StepRun::StepRun(const StepPlan& plan, const StepCall& call)
       window_(rows_, dim_),
       state_(rows_, dim_),
       query_(rows_ * dim_),
+      asked_(rows_ * dim_),
       floor_(rows_) {}
 
 StepResult StepRun::ended(StepEnd end) {
@@ -43,7 +51,10 @@ void StepRun::count(double read) {
     const auto token_bytes = static_cast<std::int64_t>(2 * plan_.geometry.row_bytes()) * heads_;
     result_.scanned = read;
     result_.retrieved = read + static_cast<double>(attended_) / static_cast<double>(rows_);
-    result_.nbytes = static_cast<std::int64_t>(read * static_cast<double>(token_bytes));
+    const Run all{call_.table, call_.counts, call_.blocks};
+    const auto tokens = std::accumulate(all.counts, all.counts + all.blocks, std::int64_t{0});
+    const auto bytes = static_cast<double>(payload_bytes(plan_.geometry, all));
+    result_.nbytes = tokens ? std::llround(read * bytes / static_cast<double>(tokens)) : 0;
     for (const SearchResult& found : result_.found) {
         const auto ids = static_cast<std::int64_t>(found.retrieved.ids.size());
         result_.scanned += static_cast<double>(found.scanned) / heads_;
@@ -62,16 +73,33 @@ void StepRun::begin() {
     attend_blocks(plan_, call_.query, window, window_, floor_.data(), 0, heads_);
     window_tokens_ = tokens_of(window);
     if (!finite_or_none(window_.lse) || !finite_or_none(floor_)) return;
+    if (call_.observed) result_.shown.window_top = floor_;
     if (!plan_.sinks.table.empty()) {
         States sinks(rows_, dim_);
-        attend_blocks(plan_, call_.query, plan_.sinks, sinks, nullptr, 0, heads_);
+        std::vector<float> top(rows_, kNone);
+        attend_blocks(plan_, call_.query, plan_.sinks, sinks, top.data(), 0, heads_);
         if (!finite_or_none(sinks.lse)) return;
         merge_into(plan_, window_, sinks);
         window_tokens_ += tokens_of(plan_.sinks);
+        if (call_.observed) raise(top, result_.shown.window_top);
     }
     rotate_back(plan_.geometry, plan_.q_heads, 1, call_.query, {}, rows_of(query_.data()), true);
     if (!all_finite(query_)) throw std::invalid_argument("q holds NaN or infinity");
     finite_ = true;
+    turn_query();
+}
+
+// Turns the query for the next search.
+void StepRun::turn_query() {
+    asked_ = query_;
+    if (!next() || !next()->turn) return;
+    const StepTurn& turn = *next()->turn;
+    Geometry floats = plan_.geometry;
+    floats.dtype = Dtype::float32;
+    const Rotation rotation{turn.cos.data(), turn.sin.data(), static_cast<int>(turn.cos.size()),
+                            turn.interleaved};
+    rotate_back(floats, plan_.q_heads, 1, rows_of(query_.data()), rotation, rows_of(asked_.data()),
+                true);
 }
 
 void StepRun::take(SearchResult found, std::int64_t ns) {
@@ -87,20 +115,29 @@ void StepRun::take(SearchResult found, std::int64_t ns) {
                                  [](std::uint8_t dense) { return dense != 0; });
     result_.found.push_back(std::move(found));
     result_.found_ns.push_back(ns);
-    if (all) searched_ = plan_.searches.size();
+    if (all) {
+        searched_ = plan_.searches.size();
+        gave_up_ = true;
+    }
+    turn_query();
 }
 
 StepResult StepRun::finish() {
     if (!finite_) return ended(StepEnd::not_finite);
+    if (result_.found.size() > 1 && !gave_up_) cut_found(plan_, floor_, result_.found);
+    if (call_.observed) {
+        for (const SearchResult& found : result_.found) result_.shown.dense.push_back(found.dense);
+    }
     give_up_where_many_are_found();
     if (!attend_found()) return ended(StepEnd::reads_everything);
     const std::vector<std::uint8_t> heads = unguarded();
     if (std::any_of(heads.begin(), heads.end(), [](std::uint8_t head) { return head != 0; })) {
-        give_up(heads);
+        give_up(heads, call_.observed);
         if (!attend_found()) return ended(StepEnd::reads_everything);
     }
     result_.missed = share_of(missed_.data(), state_.lse.data(), missed_.size());
     result_.bound = share_of(bound_.data(), state_.lse.data(), bound_.size());
+    if (!(result_.bound.largest <= plan_.bound_max)) return ended(StepEnd::bound_exceeded);
     std::copy(state_.lse.begin(), state_.lse.end(), call_.read_lse);
     std::copy(missed_.begin(), missed_.end(), call_.missed);
     return ended(merge_estimates() ? StepEnd::answered : StepEnd::not_finite);
@@ -121,15 +158,17 @@ void StepRun::give_up_where_many_are_found() {
     for (int head = 0; head < heads_; ++head) {
         many[head] = static_cast<double>(found[head]) / group_ > most;
     }
-    give_up(many);
+    give_up(many, false);
 }
 
-void StepRun::give_up(const std::vector<std::uint8_t>& heads) {
+void StepRun::give_up(const std::vector<std::uint8_t>& heads, bool shown) {
     for (std::size_t i = 0; i < result_.found.size(); ++i) {
         const std::vector<std::uint8_t>& active = plan_.searches[i].active_heads;
         for (std::int64_t row = 0; row < rows_; ++row) {
             const std::int64_t head = row / group_;
-            if (heads[head] && (active.empty() || active[head])) result_.found[i].dense[row] = 1;
+            if (!heads[head] || (!active.empty() && !active[head])) continue;
+            result_.found[i].dense[row] = 1;
+            if (shown) result_.shown.dense[i][row] = 1;
         }
     }
 }
@@ -162,6 +201,7 @@ bool StepRun::attend_found() {
     missed_.assign(rows_, kNone);
     bound_.assign(rows_, kNone);
     attended_ = 0;
+    result_.shown.top = result_.shown.window_top;
     for (std::size_t i = 0; i < result_.found.size(); ++i) attend_one(i, dense[i]);
     for (const StepWhole& part : plan_.whole) read_whole(part.blocks, part.heads);
     for (std::size_t i = 0; i < result_.found.size(); ++i) {
@@ -181,6 +221,11 @@ void StepRun::attend_one(std::size_t i, const std::vector<std::uint8_t>& dense) 
     merge_states(plan_, state_, nullptr, found, plan_.searches[i].searcher->table,
                  state_.out.data(), Dtype::float32, state_.lse.data());
     attended_ += found->retrieved.offsets[rows_];
+    if (call_.observed) {
+        const indexes::RetrievedRows& rows = found->retrieved;
+        raise_top({rows_, rows.offsets.data(), rows.scores.data(), nullptr},
+                  result_.shown.top.data());
+    }
     for (std::int64_t row = 0; row < rows_; ++row) {
         missed_[row] = log_sum(missed_[row], found->missed[row]);
         bound_[row] = log_sum(bound_[row], found->bound[row]);
@@ -210,16 +255,18 @@ SearchResult StepRun::without(const SearchResult& result,
 
 void StepRun::read_whole(const StepBlocks& blocks, const std::vector<std::uint8_t>& heads) {
     States whole(rows_, dim_);
+    std::vector<float> top(rows_, kNone);
     bool any = false;
     for (int head = 0; head < heads_; ++head) {
         if (!heads[head]) continue;
         int end = head;
         while (end < heads_ && heads[end]) ++end;
-        attend_blocks(plan_, call_.query, blocks, whole, nullptr, head, end);
+        attend_blocks(plan_, call_.query, blocks, whole, top.data(), head, end);
         any = true;
         head = end;
     }
     if (any) merge_into(plan_, state_, whole);
+    if (call_.observed) raise(top, result_.shown.top);
 }
 
 // The KV heads of which a query is estimated to miss more than its guard allows.

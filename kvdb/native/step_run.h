@@ -21,7 +21,7 @@ class StepRun {
         return finite_ && searched_ < plan_.searches.size() ? &plan_.searches[searched_] : nullptr;
     }
     // What the next search is asked.
-    const float* query() const { return query_.data(); }         // [q_heads][head_dim], float32
+    const float* query() const { return asked_.data(); }         // [q_heads][head_dim], float32
     const float* floor() const { return floor_.data(); }         // [q_heads] the largest q.k so far
     const float* outside() const { return window_.lse.data(); }  // [q_heads]
     // The answer of the next search, which took so long. Where every row is given up, it was the
@@ -33,10 +33,12 @@ class StepRun {
 
   private:
     StepResult ended(StepEnd end);
+    void turn_query();
     void count(double read);
     Rows rows_of(float* data) const { return {data, dim_, dim_}; }
     void give_up_where_many_are_found();
-    void give_up(const std::vector<std::uint8_t>& heads);
+    // shown: whether an observed query shows it.
+    void give_up(const std::vector<std::uint8_t>& heads, bool shown);
     std::vector<std::uint8_t> dense_heads(const indexes::SearchResult& result) const;
     bool attend_found();
     void attend_one(std::size_t i, const std::vector<std::uint8_t>& dense);
@@ -52,9 +54,9 @@ class StepRun {
     const std::int64_t rows_;
     const int dim_;
     States window_, state_;
-    std::vector<float> query_, floor_, missed_, bound_;
+    std::vector<float> query_, asked_, floor_, missed_, bound_;
     std::size_t searched_ = 0;
-    bool finite_ = false;
+    bool finite_ = false, gave_up_ = false;
     std::int64_t window_tokens_ = 0, attended_ = 0;  // attended: found ones, over all rows
     double whole_ = 0;                               // searched tokens that were read whole
     StepResult result_;

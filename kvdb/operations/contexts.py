@@ -1,15 +1,17 @@
 """What can be asked of stored contexts, and done with them, without a session."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import kvdb.catalog.residency as residency
 import kvdb.validate as validate
 from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.segment_view import release_views, visible_tokens
+from kvdb.errors import NotFound
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.storage.store import BlockStore
-from kvdb.types import ContextInfo, ContextStatistics, ContextUpdate, ModelSpec, PrefixMatch, TierStats, Tokens
+from kvdb.types import ContextInfo, ContextStatistics, ContextUpdate, Dropped, ModelSpec, PrefixMatch, TierStats, Tokens
 
 
 class ContextOperations:
@@ -58,9 +60,23 @@ class ContextOperations:
         return self._catalog.update(name, change).info()
 
     @counted_call
-    def drop(self, name: str) -> None:
-        """Forget a context. Open sessions over it go on; segments that nobody holds any more are freed. Raises NotFound."""
-        self._catalog.drop(name)
+    def drop(self, *names: str) -> None:
+        """Forget contexts, all or none. Open sessions over them go on; segments that nobody holds any more are freed. Raises
+        NotFound."""
+        self._catalog.drop(*names)
+
+    @counted_call
+    def drop_all(self, prefix: str, metadata: Mapping[str, Any]) -> Dropped:
+        """Forget the contexts whose names begin with `prefix` and of which all of `metadata` is noted, but for those all of
+        which a session or an import stands on. Raises what `drop` raises, and then none is forgotten."""
+        while True:
+            found = self._catalog.contexts(prefix, metadata=metadata)
+            seen = self.handles.seen()
+            in_use = tuple(context.name for context in found if context.ends_in(seen))
+            names = tuple(context.name for context in found if context.name not in in_use)
+            with suppress(NotFound):  # somebody dropped one meanwhile
+                self.drop(*names)
+                return Dropped(names, in_use)
 
     @counted_call
     def tiers(self) -> list[TierStats]:

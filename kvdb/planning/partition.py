@@ -91,7 +91,7 @@ def _searched_span(
         active_heads=heads,
         estimate_tail=access.estimate_tail,
         observe=partial(segment.statistics.observe, layer) if segment is not None and observed else None,
-        turn=partial(moves.turned_back, view=part.view) if part.shift and moves is not None else None,
+        turn=moves.turn_of(part.view) if part.shift and moves is not None else None,
         hidden=run.hidden_in_view(part.view) if part.overlaid else None,
     )
 

@@ -184,13 +184,17 @@ def from_info(message: pb.ContextInfo) -> ContextInfo:
 
 def to_retention(retention: Retention) -> pb.Retention:
     metadata = json.dumps(dict(retention.metadata)) if retention.metadata else ""
-    return pb.Retention(durability=retention.durability, ttl=retention.ttl, metadata=metadata, pinned=retention.pinned)
+    kept = pb.Retention(durability=retention.durability, ttl=retention.ttl, metadata=metadata, pinned=retention.pinned)
+    if retention.format is not None:
+        kept.format = retention.format
+    return kept
 
 
 def from_retention(message: pb.Retention) -> Retention:
     """Raises InvalidArgument for metadata that cannot be."""
     ttl = message.ttl if message.HasField("ttl") else None
-    return Retention(message.durability or None, ttl, from_metadata(message.metadata), message.pinned)
+    held = message.format if message.HasField("format") else None
+    return Retention(message.durability or None, ttl, from_metadata(message.metadata), message.pinned, held)
 
 
 def to_update(name: str, change: ContextUpdate) -> pb.UpdateContextRequest:

@@ -69,10 +69,10 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.UpdateContextRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextInfo.FromString,
                 _registered_method=True)
-        self.DropContext = channel.unary_unary(
-                '/kvdb.v1.Kvdb/DropContext',
-                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.SerializeToString,
-                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextReply.FromString,
+        self.DropContexts = channel.unary_unary(
+                '/kvdb.v1.Kvdb/DropContexts',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextsRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextsReply.FromString,
                 _registered_method=True)
         self.ReadContext = channel.unary_stream(
                 '/kvdb.v1.Kvdb/ReadContext',
@@ -118,6 +118,11 @@ class KvdbStub:
                 '/kvdb.v1.Kvdb/Compact',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CompactRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CompactReply.FromString,
+                _registered_method=True)
+        self.Space = channel.unary_unary(
+                '/kvdb.v1.Kvdb/Space',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.SpaceRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.SpaceReply.FromString,
                 _registered_method=True)
         self.ExplainContext = channel.unary_unary(
                 '/kvdb.v1.Kvdb/ExplainContext',
@@ -257,8 +262,9 @@ class KvdbServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def DropContext(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+    def DropContexts(self, request, context):
+        """Forgets contexts: all that are named or none, or those that match and that no session stands on.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -321,6 +327,13 @@ class KvdbServicer:
 
     def Compact(self, request, context):
         """Gives back the space of what no context names any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Space(self, request, context):
+        """How much space the stored contexts take, beside the least that what they name can take.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -479,10 +492,10 @@ def add_KvdbServicer_to_server(servicer, server):
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.UpdateContextRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ContextInfo.SerializeToString,
             ),
-            'DropContext': grpc.unary_unary_rpc_method_handler(
-                    servicer.DropContext,
-                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.FromString,
-                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextReply.SerializeToString,
+            'DropContexts': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropContexts,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextsRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.DropContextsReply.SerializeToString,
             ),
             'ReadContext': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadContext,
@@ -528,6 +541,11 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.Compact,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CompactRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CompactReply.SerializeToString,
+            ),
+            'Space': grpc.unary_unary_rpc_method_handler(
+                    servicer.Space,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.SpaceRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.SpaceReply.SerializeToString,
             ),
             'ExplainContext': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainContext,
@@ -815,7 +833,7 @@ class Kvdb:
             _registered_method=True)
 
     @staticmethod
-    def DropContext(request,
+    def DropContexts(request,
             target,
             options=(),
             channel_credentials=None,
@@ -828,9 +846,9 @@ class Kvdb:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/kvdb.v1.Kvdb/DropContext',
-            kvdb_dot_rpc_dot_kvdb__pb2.DropContextRequest.SerializeToString,
-            kvdb_dot_rpc_dot_kvdb__pb2.DropContextReply.FromString,
+            '/kvdb.v1.Kvdb/DropContexts',
+            kvdb_dot_rpc_dot_kvdb__pb2.DropContextsRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.DropContextsReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1074,6 +1092,33 @@ class Kvdb:
             '/kvdb.v1.Kvdb/Compact',
             kvdb_dot_rpc_dot_kvdb__pb2.CompactRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.CompactReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Space(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/Space',
+            kvdb_dot_rpc_dot_kvdb__pb2.SpaceRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.SpaceReply.FromString,
             options,
             channel_credentials,
             insecure,

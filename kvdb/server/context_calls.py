@@ -45,9 +45,13 @@ class ContextCalls:
     def update_context(self, request: pb.UpdateContextRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
         return codec.to_info(self._database.update_context(request.name, codec.from_update(request)))
 
-    def drop_context(self, request: pb.DropContextRequest, _context: grpc.ServicerContext) -> pb.DropContextReply:
-        self._database.drop(request.name)
-        return pb.DropContextReply()
+    def drop_contexts(self, request: pb.DropContextsRequest, _context: grpc.ServicerContext) -> pb.DropContextsReply:
+        if request.WhichOneof("which") == "matching":
+            wanted = request.matching
+            done = self._database.drop_all(wanted.prefix, codec.from_metadata(wanted.metadata))
+            return pb.DropContextsReply(dropped=done.names, in_use=done.in_use)
+        self._database.drop(*request.names.names)
+        return pb.DropContextsReply(dropped=request.names.names)
 
     def offload_context(self, request: pb.OffloadContextRequest, _context: grpc.ServicerContext) -> pb.OffloadContextReply:
         return pb.OffloadContextReply(nbytes=self._database.offload(request.name))

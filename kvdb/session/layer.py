@@ -61,10 +61,10 @@ class Layer:
         self._spec = spec
         self._tail = Tail(services.config, tail)
         self._indexes_tail = False
-        self._observed = ObservedQueries()
         self._error_max = error_max
         self._resolved = NO_OPTIONS, NO_OPTIONS.with_default(error_max)
         self._counters = counters
+        self._observed = ObservedQueries()
         self._stand_on(snapshot)
         self.audits = Audits(number, self.planner, services.auditor)
 
@@ -76,7 +76,8 @@ class Layer:
         self.pages = snapshot.pages(self.number)
         self.segment_counters = SegmentCounters(snapshot.views, self._services.advisor.count_queries)
         self.planner = Planner(self._services, self._spec, snapshot, self.number, self.run, self._tail)
-        self.native_steps = NativeSteps(self._spec, self.run, self._tail, self.planner, self.query_samples)
+        taken = self.run, self._tail, self.planner, self.query_samples, self._observed
+        self.native_steps = NativeSteps(self._spec, *taken)
         self._course: Course | None = None
 
     def ready(self) -> Self:
@@ -102,18 +103,13 @@ class Layer:
             self._counters.count(course.prepared.plan, stats, number)
             self._count(stats, 1, course.options, number, searched=course.searches)
             self.audits.follow(course.prepared, stats, number)
-            self._observed.pass_by(number if tells(1, course.options) else 0)
 
     def go_on(self, asked: QueryOptions) -> None:
         """Let native code carry out the next steps, if they may be like the one just answered. asked: its options, as the caller
         handed them in."""
         if self._course is None or self.pages:  # native code pins nothing
             return
-        prepared, options, _ = self._course
-        steps = self.audits.idle_steps(prepared)
-        if prepared.partition.observes and tells(1, options):
-            steps = min(steps, self._observed.next_in)
-        self.native_steps.follow(self._course, asked, steps)
+        self.native_steps.follow(self._course, asked, self.audits.idle_steps(self._course.prepared))
 
     def append(self, k: Array, v: Array) -> None:
         """Append the KV of n tokens, `[kv_heads, n, head_dim]`. Raises NonFiniteError or CapacityError; then nothing was
@@ -130,10 +126,10 @@ class Layer:
         self.run.refresh(self.tail.length)
         self._tail.truncated()
 
-    def cut(self, snapshot: Snapshot) -> None:
-        """Forget the tail, and read this snapshot, which has the first of the tokens read before. The layer is settled."""
-        self.take_back(self.tail.length)
+    def stand_on(self, snapshot: Snapshot) -> None:
+        """Read the tokens before the tail from this snapshot from now on. The layer is settled."""
         self.segment_counters.flush()
+        self._waits = True
         self._stand_on(snapshot)
         self.audits.planner = self.planner
 

@@ -13,10 +13,11 @@ import numpy as np
 import kvdb._native as _native
 from kvdb.attention.block_run import BlockRun
 from kvdb.attention.exact import AttentionStats
-from kvdb.attention.step import made_step
+from kvdb.attention.step import PreparedStep, made_step
 from kvdb.catalog.tail import Tail
 from kvdb.planning.planner import Planner
 from kvdb.planning.prepared import Prepared
+from kvdb.session.observed_queries import EVERY, FIRST, ObservedQueries, tells
 from kvdb.session.query_samples import QuerySamples
 from kvdb.types import Array, ModelSpec
 from query_optimizer.query_options import QueryOptions
@@ -42,18 +43,40 @@ class NativeSteps:
     """The native steps of one layer. The caller holds the session's turn. native: for `_native.take_steps`, which takes steps of
     several sessions."""
 
-    __slots__ = ("_course", "_dtype", "_planner", "_query_samples", "_run", "_shape", "_tail", "_takes_tensors", "native")
+    __slots__ = (
+        "_course",
+        "_dtype",
+        "_observed",
+        "_planner",
+        "_query_samples",
+        "_run",
+        "_shape",
+        "_step",
+        "_tail",
+        "_takes_tensors",
+        "native",
+    )
 
-    def __init__(self, spec: ModelSpec, run: BlockRun, tail: Tail, planner: Planner, query_samples: QuerySamples) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        run: BlockRun,
+        tail: Tail,
+        planner: Planner,
+        query_samples: QuerySamples,
+        observed: ObservedQueries,
+    ) -> None:
         self._shape = spec.q_heads, 1, spec.head_dim
         self._dtype = spec.numpy_dtype
         self._run = run
         self._tail = tail
         self._planner = planner
         self._query_samples = query_samples
+        self._observed = observed
         native = tail.table.layout.native
         self.native = _native.LayerSteps(native, spec.q_heads, spec.softmax_scale, np.empty(0, self._dtype))
         self._course: Course | None = None
+        self._step: PreparedStep | None = None
         self._takes_tensors = False
 
     def attend(self, q: Any, k: Any, v: Any, options: QueryOptions, start: int | None) -> Any | None:
@@ -70,7 +93,7 @@ class NativeSteps:
         """Go on by the plan that answered the last query. asked: the options as the caller handed them in. steps: how many may be
         taken at most."""
         run, tail, prepared = self._run, self._tail, course.prepared
-        if self._planner.gpu is not None or run.placed:
+        if self._planner.gpu is not None:
             return
         step = made_step(prepared.partition, course.options, prepared.plan.retrieval) if course.searches else None
         steps = min(
@@ -83,18 +106,21 @@ class NativeSteps:
         facts = self._planner.facts_of(prepared)
         if steps <= 0 or facts is None or (course.searches and step is None):
             return
-        self._course = course
-        self.native.follow(asked, None if step is None else step.native, *run.arrays, run.blocks, run.tokens, steps, facts)
+        self._course, self._step = course, step
+        reads = *run.arrays, run.blocks, run.all_blocks.placement
+        self.native.follow(asked, None if step is None else step.native, *reads, run.tokens, steps, facts)
+        self.native.observe_next(self._observed.asked if tells(1, course.options) else -1, FIRST, EVERY)
         self._sample_next()
 
     def stop(self) -> None:
         """Refuse further steps, until `follow`. What was taken has to be counted before."""
         if self._course is not None:
-            self._course = None
+            self._course = self._step = None
             self.native.stop()
 
     def take(self) -> StepsTaken | None:
-        """The steps since the last time, None for none. From then on the tail and the sample of queries know them too."""
+        """The steps since the last time, None for none. From then on the tail, the sample of queries and the statistics know them
+        too."""
         if self._course is None:
             return None
         samples = self.native.take_samples()
@@ -103,6 +129,7 @@ class NativeSteps:
             return None
         self._tail.table.length += totals.steps
         self._sample(totals.steps, samples)
+        self._observe(totals.steps)
         self._course.prepared.uses_left -= totals.steps
         stats = AttentionStats(
             totals.scanned, totals.retrieved, totals.nbytes, totals.ns, totals.missed, totals.bound, totals.bound_max
@@ -126,6 +153,14 @@ class NativeSteps:
         self._query_samples.pass_by(steps - seen)
         self._query_samples.last = self._query(self.native.last_query())
         self._sample_next()
+
+    def _observe(self, steps: int) -> None:
+        """Tell the parts that were searched what these steps showed."""
+        assert self._course is not None
+        if tells(1, self._course.options):
+            self._observed.pass_by(steps)
+        if self._step is not None:
+            self._step.observe(self.native.take_observations())
 
     def _query(self, bits: bytes) -> Array:
         return np.frombuffer(bits, self._dtype).reshape(self._shape)

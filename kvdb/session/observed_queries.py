@@ -18,13 +18,8 @@ class ObservedQueries:
         return self.asked <= FIRST or self.asked % EVERY == 0
 
     def pass_by(self, n: int) -> None:
-        """Count n queries of which none is observed."""
+        """Count n queries that native code has observed by itself, or not."""
         self.asked += n
-
-    @property
-    def next_in(self) -> int:
-        """How many queries come before the next one that is observed."""
-        return EVERY - 1 - self.asked % EVERY if self.asked >= FIRST else 0
 
 
 def tells(n: int, options: QueryOptions) -> bool:

@@ -109,6 +109,14 @@ class OpenHandles:
         files.update(segment.file for segment in segments)
         return list(once.values()), [file for file in files if file is not None]
 
+    def seen(self) -> dict[Segment, int]:
+        """How many tokens of each segment some open handle sees, at most."""
+        most: dict[Segment, int] = {}
+        with self._changed:
+            for view in (view for handle in self._handles for view in handle.views):
+                most[view.segment] = max(view.visible, most.get(view.segment, 0))
+        return most
+
     def close(self) -> None:
         """Close everything that is open, and wait for calls under way. After `refuse`."""
         with self._changed:

@@ -1,15 +1,16 @@
 """What an open session holds: views of what is stored, and a mutable tail for each layer; and how it is given back."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from threading import RLock
 from typing import Protocol
 
 import kvdb.catalog.residency as residency
 import kvdb.validate as validate
 from kvdb.catalog.overhead import session_nbytes
+from kvdb.catalog.relayout import Relayout
 from kvdb.catalog.segment_view import Views
 from kvdb.catalog.snapshot import Snapshot
-from kvdb.errors import SessionClosed, Unavailable
+from kvdb.errors import CapacityError, IntegrityError, SessionClosed, Unavailable
 from kvdb.session.counters import SessionCounters
 from kvdb.session.known_ids import ids_of
 from kvdb.session.layer import Layer
@@ -69,6 +70,7 @@ class OpenSession:
         ]
         self.shared: SharedBeginning | None = None
         self.turns = RLock()
+        self.due = False
         self._open = True
         _count_open(self.views, 1)
         try:
@@ -76,6 +78,7 @@ class OpenSession:
         except Unavailable:
             self.close()
             raise
+        self._hold()
 
     @property
     def tails(self) -> list[BlockTable]:
@@ -105,8 +108,11 @@ class OpenSession:
         return self._layers[number].ready()
 
     def native_steps(self, layer: int) -> NativeSteps | None:
-        """The native steps of one layer, None for a number that no layer has. The caller holds `turns`."""
-        return self._layers[layer].native_steps if type(layer) is int and 0 <= layer < len(self._layers) else None
+        """The native steps of one layer, None for a number that no layer has, and while something else is due first. The caller
+        holds `turns`."""
+        if self.due or type(layer) is not int or not 0 <= layer < len(self._layers):
+            return None
+        return self._layers[layer].native_steps
 
     def append(self, layer: Layer, k: Array, v: Array) -> None:
         """Append keys and values, which were checked before, to a layer. The caller holds `turns`. Raises NonFiniteError or
@@ -130,18 +136,57 @@ class OpenSession:
         """Forget the tails, and the stored tokens from position `tokens` on; what is stored stays as it is. The caller holds
         `turns` and has settled all layers. Raises CapacityError or Unavailable, and then nothing was done."""
         snapshot = self.snapshot.cut(tokens)
+        self._pin(snapshot)
+        for layer in self._layers:
+            layer.take_back(layer.tail.length)
+        self._stand_on(snapshot)
+        self.start = tokens
+        self.reused = min(self.reused, tokens - len(snapshot.missing(0)))
+        self.services.space.settle()
+
+    def try_catch_up(self) -> None:
+        """See `Holder.try_catch_up`."""
+        if self.turns.acquire(blocking=False):
+            try:
+                if self.due and self._open:
+                    self.services.space.catch_up(self)
+            finally:
+                self.turns.release()
+
+    def go_over(self, relayout: Relayout) -> None:
+        """Stand on the targets in place of the pieces from now on, which hold the same tokens; whatever was prepared is made
+        anew. The caller holds `turns`. Where they cannot be brought to main memory, the session goes on with what it holds."""
+        views = relayout.views_of_holder(self.views)
+        if views == self.views:
+            return
+        for layer in self._layers:
+            layer.settle()
+        snapshot = Snapshot.prefix(views).share()
+        with suppress(CapacityError, Unavailable, IntegrityError):
+            self._pin(snapshot)
+            self._stand_on(snapshot)
+
+    def _pin(self, snapshot: Snapshot) -> None:
+        """Pin the segments of a snapshot. Raises CapacityError or Unavailable, and then has released it."""
         with ExitStack() as undo:
             undo.callback(snapshot.release)
             residency.pin(snapshot.views, self.services.loader)
             undo.pop_all()
+
+    def _stand_on(self, snapshot: Snapshot) -> None:
+        """Let every layer read this snapshot, whose segments are pinned. The layers are settled."""
         before, self.snapshot = self.snapshot, snapshot
         for layer in self._layers:
-            layer.cut(snapshot)
+            layer.stand_on(snapshot)
         self._recomputing = Recomputing(self.spec, snapshot)
         _count_open(snapshot.views, 1)
+        self._hold()
         _let_go(before)
-        self.start = tokens
-        self.reused = min(self.reused, tokens - len(snapshot.missing(0)))
+
+    def _hold(self) -> None:
+        """Have space laid out for what a session on a prefix stands on."""
+        if self.snapshot.overlay is None:
+            self.services.space.hold(self)
 
     def close(self) -> None:
         """Give every block back. Closing twice does nothing."""
@@ -153,9 +198,12 @@ class OpenSession:
                 self._recomputing.forget()
                 if self.shared is not None:
                     self.shared.close()
+                left = self.services.space.let_go(self)
                 _let_go(self.snapshot)
                 self._beside.release()
                 self.services.handles.remove(self)
+                if left or self.snapshot.overlay is not None:
+                    self.services.space.settle()
 
     def _settle(self) -> None:
         """Take over from native steps, and wait for audits under way, which read what all layers hold. Raises SessionClosed."""
@@ -164,8 +212,11 @@ class OpenSession:
             layer.settle()
 
     def _check_open(self) -> None:
+        """Begin a call with what is due. Raises SessionClosed."""
         if not self._open:
             raise SessionClosed("the session is closed; open another with create_session")
+        if self.due:
+            self.services.space.catch_up(self)
 
 
 def _let_go(snapshot: Snapshot) -> None:

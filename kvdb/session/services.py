@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from indexes.base import Float32
+from kvdb.catalog.holders import Holder
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.planning.services import PlanningServices
 from kvdb.session.open_handles import OpenHandles
@@ -47,12 +48,34 @@ class SessionPublisher(Protocol):
         ...
 
 
+class SpaceKeeper(Protocol):
+    """Has open sessions stand on fewer blocks where stored segments are laid out anew."""
+
+    def hold(self, session: Holder) -> None:
+        """A session over a prefix stands on other segments than before, whose references it holds."""
+        ...
+
+    def let_go(self, session: Holder) -> bool:
+        """A session is about to give its segments back. Returns whether `settle` is worth while then."""
+        ...
+
+    def settle(self) -> None:
+        """Give back what nobody needs any more."""
+        ...
+
+    def catch_up(self, session: Holder) -> None:
+        """Have a session go over to what it was not free for before. The caller has its turn."""
+        ...
+
+
 @dataclass(frozen=True)
 class SessionServices(PlanningServices):
     """Everything that a session uses from its database. loader: brings segments back from disk. handles: the open sessions and
-    imports of the database. publisher: stores sessions. auditor: compares answers with exact attention, after they were given."""
+    imports of the database. publisher: stores sessions. space: lays out anew what they stand on. auditor:
+    compares answers with exact attention, after they were given."""
 
     loader: Loader
     handles: OpenHandles
     publisher: SessionPublisher
+    space: SpaceKeeper
     auditor: Executor

@@ -20,15 +20,16 @@ class BlockTable:
     """The blocks of one layer of one segment or tail, `length` tokens long; the last block may be partly filled.
 
     It takes blocks as tokens come, so that it wastes at most one block, and owns a reference to each. A block that it shares with
-    another table is copied before it is written.
+    another table is copied before it is written. rounding: what quantizing changed of its tokens.
     """
 
-    __slots__ = ("_addresses", "_blocks", "_count", "layout", "length", "tier")
+    __slots__ = ("_addresses", "_blocks", "_count", "layout", "length", "rounding", "tier")
 
     def __init__(self, tier: Tier, layout: BlockLayout) -> None:
         self.tier = tier
         self.layout = layout
         self.length = 0
+        self.rounding = Rounding.of_all(())
         self._count = 0
         self._blocks: Blocks = NO_BLOCKS
         self._addresses: Addresses = NO_ADDRESSES
@@ -92,21 +93,21 @@ class BlockTable:
         assert start + n <= self.length
         return self.layout.read(self.addresses, start, n)
 
-    def quantized(self, tier: Tier, layout: BlockLayout) -> tuple["BlockTable", Rounding]:
+    def quantized(self, tier: Tier, layout: BlockLayout) -> "BlockTable":
         """A table of the same tokens in the format of `layout`, with blocks of `tier`. Raises CapacityError, and InvalidArgument
         for numbers that are too large to be rotated in float32."""
         twin = BlockTable(tier, layout)
         with ExitStack() as undo:
             undo.callback(twin.release)
             twin.reserve(self.length)
-            rounding = layout.quantize(self.addresses, self.length, twin.addresses)
-            if not all(map(isfinite, rounding)):
+            twin.rounding = layout.quantize(self.addresses, self.length, twin.addresses)
+            if not all(map(isfinite, twin.rounding)):
                 raise InvalidArgument(
-                    f"keys or values are too large for storage.format={layout.format!r}; expected them to be below 1e36, "
-                    'or store them with ""'
+                    f"keys or values are too large for the format {layout.format!r}; expected them to be below 1e36, "
+                    'or store them with format=""'
                 )
             undo.pop_all()
-        return twin, rounding
+        return twin
 
     def keys(self, tokens: int) -> indexable.Blocks:
         """The first `tokens` tokens as indexes read them; valid as long as the table holds its blocks."""

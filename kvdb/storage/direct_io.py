@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,14 +24,23 @@ faster, as measured. Each is a call in a thread, which waits in the system witho
 Buffer = ctypes.Array[ctypes.c_char]
 
 
-@contextmanager
-def open_file(path: Path, flags: int, *, direct: bool) -> Iterator[int]:
-    """Open a file and yield its descriptor. direct: bypass the page cache, for memory, lengths and offsets that are multiples of
-    PAGE; if the file system cannot do that, the file is opened like any other. Raises OSError."""
+def opened(path: Path, flags: int, *, direct: bool) -> int:
+    """The descriptor of a file that was opened; the caller closes it. direct: bypass the page cache, for memory, lengths and
+    offsets that are multiples of PAGE; if the file system cannot do that, the file is opened like any other. Raises OSError."""
     file = os.open(path, flags | os.O_CLOEXEC, 0o600)
-    try:
+    with ExitStack() as undo:
+        undo.callback(os.close, file)
         if direct and DIRECT:
             _set_direct(file)
+        undo.pop_all()
+    return file
+
+
+@contextmanager
+def open_file(path: Path, flags: int, *, direct: bool) -> Iterator[int]:
+    """The descriptor of a file that is open while the body runs; see `opened`."""
+    file = opened(path, flags, direct=direct)
+    try:
         yield file
     finally:
         os.close(file)

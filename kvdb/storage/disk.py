@@ -1,7 +1,7 @@
 """The disk tier: the files of one database's segments, and what is kept beside them."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Condition
 
@@ -13,6 +13,7 @@ from kvdb.storage.home import Home
 from kvdb.storage.room import Evict, with_room
 from kvdb.storage.segment_file import SegmentFile
 from kvdb.storage.segment_head import Contents
+from kvdb.storage.segment_writing import SegmentWriting, write_threads
 from kvdb.storage.unsynced_files import UnsyncedFiles
 from kvdb.types import TierStats
 
@@ -42,6 +43,7 @@ class SegmentFolder:
         self.changes = 0
         self.evict: Evict | None = None
         self._closed = False
+        self._threads = write_threads()
         self._lock = Condition()
 
     @property
@@ -52,31 +54,43 @@ class SegmentFolder:
     def write(
         self, spec: str, layout: BlockLayout, tokens: int, tables: Sequence[BlockTable], *, synced: bool = True
     ) -> SegmentFile:
-        """Write a segment's tables to a file. spec: the digest of the model's spec. synced: wait until it has reached the disk;
-        otherwise `sync` does. Contexts may go to make room, so the caller has locked no segment and no catalogue. Raises
-        CapacityError or Unavailable."""
-        nbytes = self._contents(FILE_SUFFIX, spec, layout, len(tables), tokens).nbytes
-        name, contents = with_room(lambda: self._begin(spec, layout, len(tables), tokens), self.evict, nbytes)
-        file = None
-        try:
-            written = SegmentFile.write(self.path / name, contents, tables, synced=synced)
+        """Write a segment's tables to a file; see `begin` and `finish`."""
+        return self.finish(self.begin(spec, layout, len(tables), tokens), tables, synced=synced)
+
+    def begin(self, spec: str, layout: BlockLayout, layers: int, tokens: int) -> SegmentWriting:
+        """A file for a segment whose blocks are still to come; it ends with `finish` or `abandon`. spec: the digest of the
+        model's spec. Contexts may go to make room, so the caller has locked no segment and no catalogue. Raises CapacityError or
+        Unavailable."""
+        nbytes = self._contents(FILE_SUFFIX, spec, layout, layers, tokens).nbytes
+        name, contents = with_room(lambda: self._begin(spec, layout, layers, tokens), self.evict, nbytes)
+        with ExitStack() as undo:
+            undo.callback(self._forget, name, contents.nbytes)
+            writing = SegmentWriting(self.path / name, contents, self._threads)
+            undo.pop_all()
+        return writing
+
+    def finish(self, writing: SegmentWriting, tables: Sequence[BlockTable], *, synced: bool = True) -> SegmentFile:
+        """Write what is missing of these tables, one a layer and each whole, and keep the file. synced: wait until it has reached
+        the disk; otherwise `sync` does. Raises CapacityError or Unavailable; then the file is gone."""
+        with ExitStack() as undo:
+            undo.callback(self.abandon, writing)
+            file = writing.finish(tables, synced=synced)
             if synced:
                 self._home.sync()
-            file = written
-        finally:
-            with self._lock:
-                if file is None:
-                    self._reserved -= contents.nbytes
-                    with suppress(OSError):
-                        (self.path / name).unlink(missing_ok=True)  # a file that was written but cannot be read
-                else:
-                    self._files[name] = file
-                    self.changes += 1
-                    if not synced:
-                        self._unsynced.add(file)
-                self._writing.remove(name)
-                self._lock.notify_all()
+            undo.pop_all()
+        with self._lock:
+            self._files[file.path.name] = file
+            self.changes += 1
+            if not synced:
+                self._unsynced.add(file)
+            self._writing.remove(file.path.name)
+            self._lock.notify_all()
         return file
+
+    def abandon(self, writing: SegmentWriting) -> None:
+        """Give a file up that is not finished. When this returns, none of its blocks is read any more."""
+        writing.abandon()
+        self._forget(writing.path.name, writing.contents.nbytes)
 
     def sync(self) -> None:
         """Wait until every file of a segment has reached the disk. Raises what `UnsyncedFiles.sync` does."""
@@ -214,6 +228,7 @@ class SegmentFolder:
         with self._lock:
             self._closed = True
             self._lock.wait_for(lambda: not self._writing)
+        self._threads.shutdown()
         self._home.close()
 
     def _contents(self, name: str, spec: str, layout: BlockLayout, layers: int, tokens: int) -> Contents:
@@ -241,6 +256,15 @@ class SegmentFolder:
             self._reserve(contents.nbytes)
             self._writing.add(name)
         return name, contents
+
+    def _forget(self, name: str, nbytes: int) -> None:
+        """Give up a file that is not known yet, and the room that was taken for it."""
+        with self._lock:
+            with suppress(OSError):
+                (self.path / name).unlink(missing_ok=True)  # a file that was written but cannot be read
+            self._reserved -= nbytes
+            self._writing.remove(name)
+            self._lock.notify_all()
 
     def _reserve(self, nbytes: int, *, of_indexes: bool = True) -> None:
         """Take bytes of the budget, with the lock held. of_indexes: whether indexes are removed where there is no room. Raises

@@ -9,7 +9,7 @@ what is offloaded then takes no memory as cache.
 import errno
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,6 @@ import kvdb.storage.direct_io as direct_io
 from kvdb.errors import IntegrityError, Unavailable
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.segment_head import Contents, Sums, corrupt
-from kvdb.storage.segment_writing import write_file
 from kvdb.types import Addresses
 
 log = logging.getLogger(__name__)
@@ -50,16 +49,9 @@ class SegmentFile:
             contents.check_size(path, file)
         return cls(path, contents)
 
-    @classmethod
-    def write(cls, path: Path, contents: Contents, tables: Sequence[BlockTable], *, synced: bool = True) -> "SegmentFile":
-        """Write these tables, one a layer and each whole, to a new file. synced: wait until it has reached the disk.
-
-        Raises CapacityError where the disk is full and Unavailable where it cannot be written; then there is no file.
-        """
-        write_file(path, contents, tables, synced=synced)
-        written = cls(path, contents)
-        assert written._sums.size, "its head can be read"
-        return written
+    def check_head(self) -> None:
+        """Raises IntegrityError for a file whose head is not that of its contents, Unavailable for one that cannot be read."""
+        assert self._sums.size
 
     @property
     def nbytes(self) -> int:

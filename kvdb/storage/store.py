@@ -7,8 +7,9 @@ from time import sleep
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvdb.config import StorageConfig
-from kvdb.errors import IntegrityError
-from kvdb.storage.block_layout import BlockLayout, Rounding
+from kvdb.config.storage import QUANTIZED_GROUP
+from kvdb.errors import IntegrityError, InvalidArgument
+from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import CpuBudget
 from kvdb.storage.buffer_pool import BufferPool
@@ -57,29 +58,39 @@ class BlockStore:
         self.folder = StoreFolder(Path(config.path)) if config.path else None
         home = self.folder or (TemporaryFolder(Path(config.disk_path)) if config.disk_path else None)
         self.disk = None if home is None else SegmentFolder(home, config.disk_bytes_max)
+        self.disk_bytes_max = config.disk_bytes_max
         self.slabs = None if gpu is None else Slabs(config, gpu)
         self.budget = CpuBudget(config.cpu_bytes_max)
         self.loader = Loader(BufferPool(self.budget))
         self._tiers: dict[int, CpuTier] = {}
         self._lock = Lock()
 
-    def tables(self, spec: ModelSpec) -> list[BlockTable]:
-        """An empty table for each layer. Takes no blocks."""
-        layout = BlockLayout.of(spec, self._config.block_size)
+    def tables(self, spec: ModelSpec, format: str = "") -> list[BlockTable]:  # noqa: A002  # the field's name
+        """An empty table for each layer, of blocks in that format (see `BlockLayout`). Takes no blocks."""
+        layout = BlockLayout.of(spec, self._config.block_size).quantized(format)
         tier = self._tier(layout)
         return [BlockTable(tier, layout) for _ in range(spec.layers)]
 
-    def quantize(self, tables: list[BlockTable]) -> list[Rounding]:
-        """Replace tables that are to be stored, layer by layer, by those of the same tokens in `storage.format`. Returns how much
-        each layer was changed, nothing where keys and values are stored as they came. Raises CapacityError and InvalidArgument;
-        then all are still there, some in either form."""
-        roundings: list[Rounding] = []
-        for i, table in enumerate(tables if self._config.format else []):
-            layout = table.layout.quantized(self._config.format)
-            tables[i], rounding = table.quantized(self._tier(layout), layout)
-            table.release()
-            roundings.append(rounding)
-        return roundings
+    def format_of(self, asked: str | None) -> str:
+        """The format of new segments: the one that is asked for, None for `storage.format`. Raises InvalidArgument where blocks
+        cannot have it."""
+        name = self._config.format if asked is None else asked
+        if name and self._config.block_size % QUANTIZED_GROUP:
+            raise InvalidArgument(
+                f"format={name!r} needs blocks of a multiple of {QUANTIZED_GROUP} tokens; storage.block_size is "
+                f"{self._config.block_size}"
+            )
+        return name
+
+    def quantize(self, tables: list[BlockTable], layer: int, format: str) -> None:  # noqa: A002  # the field's name
+        """Replace a layer's table, which is to be stored, by one of the same tokens in that format, if it is not in one already.
+        Raises CapacityError and InvalidArgument; then it is as it was."""
+        table = tables[layer]
+        if table.layout.format == format:
+            return
+        layout = table.layout.quantized(format)
+        tables[layer] = table.quantized(self._tier(layout), layout)
+        table.release()
 
     def _tier(self, layout: BlockLayout) -> CpuTier:
         with self._lock:

@@ -4,9 +4,11 @@ from kvdb.types.arrays import DTYPES, Addresses, Array, Bools, Float32, KeysValu
 from kvdb.types.contexts import (
     DEFAULT_RETENTION,
     DURABILITIES,
+    FORMATS,
     Checked,
     ContextInfo,
     ContextUpdate,
+    Dropped,
     IndexInfo,
     Placed,
     PrefixMatch,
@@ -24,13 +26,14 @@ from kvdb.types.model_spec import (
     ModelSpec,
     Rope,
 )
-from kvdb.types.statistics import ERROR, MEASURES, ContextStatistics, SegmentStatistics, SessionStats, TierStats
+from kvdb.types.statistics import ERROR, MEASURES, ContextStatistics, SegmentStatistics, SessionStats, Space, TierStats
 
 __all__ = [
     "DEFAULT_RETENTION",
     "DTYPES",
     "DURABILITIES",
     "ERROR",
+    "FORMATS",
     "HEADS_MAX",
     "HEADS_TOTAL_MAX",
     "HEAD_DIM_MAX",
@@ -46,6 +49,7 @@ __all__ = [
     "ContextInfo",
     "ContextStatistics",
     "ContextUpdate",
+    "Dropped",
     "Float32",
     "IndexInfo",
     "KeysValues",
@@ -58,6 +62,7 @@ __all__ = [
     "Rope",
     "SegmentStatistics",
     "SessionStats",
+    "Space",
     "TierStats",
     "Tokens",
 ]

@@ -10,6 +10,9 @@ DURABILITIES = ("memory", "os", "durable")
 """What a context in a store outlives: an orderly end of the database alone, the end of the process however it comes, or the loss
 of the machine's power too. Each takes longer than the one before."""
 
+FORMATS = ("", "int8", "int8-int4", "int4")
+"""How segments hold keys and values: as they came, both in eight bits, values in four, or both in four."""
+
 
 @dataclass(frozen=True)
 class ContextInfo:
@@ -22,7 +25,8 @@ class ContextInfo:
     is dropped, None for never. metadata: what was noted of it. created: when it was stored. used: when it was last reused, or
     stored. uses: how often it was reused. Times are seconds since the epoch. format: how its segments
     hold keys and values, "" as they came, "int8" and so on, several with + between them. key_error, value_error: the relative
-    errors of what quantizing made of them."""
+    errors of what quantizing made of them. resident: whether its keys and values are in main memory, or come in there as they are
+    read; otherwise a session brings them back from disk."""
 
     name: str
     spec: ModelSpec
@@ -42,6 +46,7 @@ class ContextInfo:
     format: str = ""
     key_error: float = 0.0
     value_error: float = 0.0
+    resident: bool = True
 
 
 @dataclass(frozen=True)
@@ -58,18 +63,28 @@ class ContextUpdate:
 
 @dataclass(frozen=True)
 class Retention:
-    """What a new context outlives, how long it is kept, and what is noted of it, from the moment that it is there.
+    """What a new context outlives, how long it is kept, how its new tokens are held, and what is noted of it, from the start on.
 
     durability: one of DURABILITIES, None for the configuration's. ttl: in how many seconds from then it is dropped, None or
-    infinite for never. pinned, metadata: see `ContextInfo`."""
+    infinite for never. pinned, metadata: see `ContextInfo`. format: one of FORMATS, None for the configuration's; tokens that are
+    stored already stay as they are."""
 
     durability: str | None = None
     ttl: float | None = None
     metadata: Mapping[str, Any] | None = field(default=None, hash=False)
     pinned: bool = False
+    format: str | None = None
 
 
 DEFAULT_RETENTION = Retention()
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Contexts that were to be dropped, by their names. in_use: those that are still there, because sessions stand on them."""
+
+    names: tuple[str, ...]
+    in_use: tuple[str, ...]
 
 
 @dataclass(frozen=True)

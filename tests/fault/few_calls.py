@@ -1,44 +1,75 @@
-"""A process that makes a few calls of a store, and says which were acknowledged and which refused.
+"""A process that makes a few calls of a store, one of each kind, and says which were acknowledged and which failed.
 
-python -m tests.fault.few_calls FOLDER
+python -m tests.fault.few_calls
+
+One is forked for each line that comes in: FIFO GO FOLDER WRITER. It begins when the FIFO `GO` was opened and closed. WRITER is
+"good", or "retrying": one that takes a sync that failed for done when a second one succeeds.
 """
 
-import sys
-
-import numpy as np
+import logging
+import os
+from pathlib import Path
 
 from kvdb.errors import KvdbError
-from tests.stores import connect, put
+from tests.fault.processes import fork_for_each_line, say
+from tests.fault.story import Step, carry_out, open_store
 
-KEPT = np.arange(200) % 50
-"""The tokens of a context that stands in the store before; it is dropped in the end."""
-CONTEXTS = {"first": np.r_[KEPT[:150], 60, 61], "second": np.arange(90) % 31}
+SEED = 5
+BEFORE = [Step("put", "kept", "", 1), Step("put", "other", "", 2)]
+"""What was stored before."""
+CALLS = [
+    Step("open", "other", "", 3),
+    Step("put", "first", "", 4),
+    Step("fork", "second", "first", 5),
+    Step("blend", "third", "other", 6),
+    Step("note", "first", "", 7),
+    Step("rename", "other", "another", 8),
+    Step("index", "first", "", 9),
+    Step("offload", "first", "", 10),
+    Step("drop", "kept", "", 11),
+    Step("compact", "first", "", 12),
+]
 
 
-def say(*words):
-    sys.stdout.write(" ".join(words) + "\n")
-    sys.stdout.flush()
+def break_writer():
+    """Have a sync that fails tried again, and its second answer believed."""
+    fsync = os.fsync
+
+    def twice(file):
+        try:
+            fsync(file)
+        except OSError:
+            fsync(file)
+
+    os.fsync = twice
 
 
-def attempt(action, name, call):
+def attempt(db, step):
+    say("begins", step)
     try:
-        call()
-    except KvdbError as error:
-        say("refused", action, name, type(error).__name__)
+        carry_out(db, SEED, step, "durable")
+    except KvdbError:
+        say("failed", step)
     else:
-        say("did", action, name)
+        say("did", step)
+
+
+def use(go, folder, writer):
+    if writer == "retrying":
+        break_writer()
+    try:
+        Path(go).read_bytes()
+        db = open_store(folder)
+    except (KvdbError, OSError):  # the wait for the tracer itself may be what is to fail
+        return
+    with db:
+        for step in CALLS:
+            attempt(db, step)
 
 
 def main():
-    try:
-        db = connect(sys.argv[1])
-    except KvdbError as error:
-        say("refused", "open", "store", type(error).__name__)
-        return
-    with db:
-        for name, tokens in CONTEXTS.items():
-            attempt("put", name, lambda tokens=tokens, name=name: put(db, tokens, name))
-        attempt("drop", "kept", lambda: db.drop("kept"))
+    logging.getLogger("kvdb").setLevel(logging.CRITICAL)
+    fork_for_each_line(use)
 
 
 if __name__ == "__main__":

@@ -2,23 +2,18 @@
 
 python -m tests.fault.killed
 
-It starts one for each line that it reads: FIFO FOLDER SEED DURABILITY LIMITS. DURABILITY may be "broken": contexts are said to be
+One is forked for each line that comes in: FIFO FOLDER SEED DURABILITY LIMITS. DURABILITY may be "broken": contexts are said to be
 durable, and their files are never synced. LIMITS is "wide" or "narrow". What the process says goes to the FIFO, its number first.
 """
 
 import logging
 import os
-import sys
 
 import numpy as np
 
 import kvdb.storage.direct_io as direct_io
+from tests.fault.processes import fork_for_each_line, say
 from tests.fault.story import NARROW, REFUSED, carry_out, choose, open_store
-
-
-def say(*words):
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
-    sys.stdout.flush()
 
 
 def break_writer():
@@ -32,13 +27,13 @@ def use(folder, seed, durability, limits):
     if durability == "broken":
         break_writer()
         durability = "durable"
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(int(seed))
     with open_store(folder, **(NARROW if limits == "narrow" else {})) as db:
         for number in range(1_000_000):
             step = choose(rng, [context.info for context in db.contexts()], number)
             say("begins", step)
             try:
-                carry_out(db, seed, step, durability)
+                carry_out(db, int(seed), step, durability)
             except REFUSED:
                 say("refused", step)
             else:
@@ -49,14 +44,7 @@ def use(folder, seed, durability, limits):
 
 def main():
     logging.getLogger("kvdb").setLevel(logging.ERROR)  # indexes that find no room are warnings
-    for line in sys.stdin:
-        fifo, folder, seed, durability, limits = line.split()
-        child = os.fork()
-        if not child:
-            os.dup2(os.open(fifo, os.O_WRONLY), sys.stdout.fileno())
-            say(os.getpid())
-            use(folder, int(seed), durability, limits)
-        say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    fork_for_each_line(use)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 python -m tests.fault.power --cuts 500 --seed 1
 
-What was written and not synced is lost, as if the machine's power had gone; Linux lets root do that (EXT4_IOC_SHUTDOWN).
+What was written and not synced is lost, as if the machine's power had gone; Linux lets root do that (EXT4_IOC_SHUTDOWN). The
+process is stopped first, as it would be by the loss of power: a sync that is under way then may be told that it succeeded.
 """
 
 import argparse
@@ -18,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.fault.kill import Processes, Told, counted
+from tests.fault.kill import Moment, Told, counted, lines_until_killed
+from tests.fault.processes import Processes
 from tests.fault.story import open_store
 
 SHUTDOWN, WITHOUT_LOG = 0x8004587D, 2
@@ -43,8 +45,8 @@ class Disk:
         call("mkfs.ext4", "-q", "-F", str(self._image))
 
     @contextmanager
-    def mounted(self):
-        call("mount", "-o", "loop", str(self._image), str(self.folder))
+    def mounted(self, options="loop"):
+        call("mount", "-o", options, str(self._image), str(self.folder))
         try:
             yield
         finally:
@@ -57,6 +59,15 @@ class Disk:
             fcntl.ioctl(folder, SHUTDOWN, struct.pack("I", WITHOUT_LOG))
         finally:
             os.close(folder)
+
+    def fail(self):
+        """Have the file system meet an error, after which it does what its mount options say. Raises NoLoopMounts."""
+        device = self.folder.stat().st_dev
+        name = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve().name
+        try:
+            Path(f"/sys/fs/ext4/{name}/trigger_fs_error").write_text("1")
+        except OSError as error:
+            raise NoLoopMounts(f"ext4 cannot be told to fail: {error}") from None
 
 
 def call(*command):
@@ -74,15 +85,18 @@ def run(cuts, seed, durability="durable"):
     NoLoopMounts."""
     told, lost = Told(lambda kept: durability == "os"), 0
     rng = np.random.default_rng((seed, 0xC07))
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as root, Processes(heard=False) as processes:
+    with (
+        tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as root,
+        Processes("tests.fault.killed", heard=False) as processes,
+    ):
         disk = Disk(Path(root))
         store = disk.folder / "store"
         with disk.mounted(), open_store(store):
             pass
         for number in range(cuts):
-            run_seed, seconds = seed * 100_000 + number, rng.uniform(0, 0.4)
+            run_seed, moment = seed * 100_000 + number, Moment.random(rng)
             with disk.mounted():
-                told.read(run_seed, processes.lines_until_killed(store, run_seed, seconds, durability, before=disk.cut))
+                told.read(run_seed, lines_until_killed(processes, store, run_seed, moment, durability, before=disk.cut))
             with disk.mounted():
                 lost += told.check(store, f"cut {number} of seed {seed}")
     return told.calls, lost

@@ -3,7 +3,7 @@
 python -m tests.fault.report --kills 1000 --flips 10000 --cuts 500 --seed 1
 
 It plays one piece after the other, each with a seed of its own, and notes in a file what came of each. Pieces that are noted
-there are not played again, so that it goes on where it was stopped, and several may play different harnesses at once (--only).
+there are not played again, so that it goes on where it was stopped, and several may play different ones at once (--only).
 """
 
 import argparse
@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.fault.every_call import FAULTS
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 PIECES = ROOT / "build" / "fault.jsonl"
@@ -27,7 +29,7 @@ acknowledged. Every piece has a seed, with which it can be played again.
 | fault | how | what came of it | kvdb |
 |---|---|---|---|
 """
-CONTROL = "caught, as it must be: the writer's contexts were lost, and the harness said so"
+CONTROL = "caught, as it must be"
 
 CAUGHT = ("AssertionError", "kvdb.errors.IntegrityError")
 """How the harness ends when it finds something wrong."""
@@ -79,12 +81,17 @@ def pieces(given):
     yield from _seeded("power cut at any moment", "power", "--cuts", cuts, 50, seed, "--durability", "durable")
     few = max(1, cuts // 10), 50, seed
     yield from _seeded("power cut at any moment, `os`", "power", "--cuts", *few, "--durability", "os")
-    control = "power cuts of a writer that syncs no file (control)"
+    control = "power cut at any moment, of a writer that syncs no file (control)"
     yield Piece.of(control, "power", "--cuts", 10, "--seed", seed, "--durability", "broken")
     yield from _seeded("single bits changed, files cut short", "flips", "--flips", given.flips, 1000, seed)
-    for fault in ("KILL", "EIO", "ENOSPC"):
-        name = f"{fault} at each system call that changes files"
-        yield Piece.of(name, "every_call", "--fault", fault, "--every", given.every)
+    for fault, calls in FAULTS.items():
+        for call in calls:
+            yield Piece.of(
+                f"{fault} at each such system call", "every_call", "--fault", fault, "--every", given.every, "--calls", call
+            )
+    retrying = "a sync that failed is tried again and its second answer believed (control)"
+    yield Piece.of(retrying, "every_call", "--fault", "EIO", "--calls", "fsync", "--writer", "retrying")
+    yield Piece.of("a disk that is full at any point of any call", "no_room", "--every", 8192 * given.every)
     yield Piece.of("a full disk, one that is read-only, few open files", "limits")
 
 
@@ -102,6 +109,16 @@ def noted(path):
     """What came of the pieces that were played before, by command."""
     lines = path.read_text().splitlines() if path.exists() else []
     return {line["command"]: line for line in map(json.loads, lines)}
+
+
+def note(path, piece):
+    """Play a piece, and note what came of it, which is returned."""
+    outcome = piece.play()
+    system = f"Linux {platform.release()}, Python {platform.python_version()}"
+    line = {"command": piece.command, "outcome": outcome, "revision": revision(), "day": f"{datetime.now(UTC):%Y-%m-%d}"}
+    with path.open("a") as file:
+        file.write(json.dumps({**line, "system": system}) + "\n")
+    return outcome
 
 
 def page(plan, played):
@@ -122,18 +139,16 @@ def main():
     parser.add_argument("--every", type=int, default=1, help="only every such system call")
     parser.add_argument("--seed", type=int, default=1, help="of the first piece")
     parser.add_argument("--pieces", type=Path, default=PIECES, help="where what was played is noted")
-    parser.add_argument("--only", nargs="*", help="harnesses to play now; the page is written of all that were played")
+    parser.add_argument(
+        "--only", nargs="*", help="play only harnesses or faults of these names; the page is written of all that were played"
+    )
     given = parser.parse_args()
     plan = list(pieces(given))
     given.pieces.parent.mkdir(exist_ok=True)
     for piece in plan:
-        if piece.command in noted(given.pieces) or (given.only is not None and piece.arguments[0] not in given.only):
+        if piece.command in noted(given.pieces) or (given.only is not None and not {*given.only} & {*piece.arguments}):
             continue
-        outcome = piece.play()
-        system = f"Linux {platform.release()}, Python {platform.python_version()}"
-        line = {"command": piece.command, "outcome": outcome, "revision": revision()}
-        with given.pieces.open("a") as file:
-            file.write(json.dumps({**line, "day": f"{datetime.now(UTC):%Y-%m-%d}", "system": system}) + "\n")
+        outcome = note(given.pieces, piece)
         sys.stdout.write(f"{piece.name}: {outcome}\n")
         sys.stdout.flush()
     played = noted(given.pieces)

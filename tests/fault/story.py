@@ -7,7 +7,7 @@ import numpy as np
 
 import kvdb
 from kvdb.config import IndexConfig
-from kvdb.errors import CapacityError
+from kvdb.errors import CapacityError, NotFound
 from tests.reference import attention, relative_error
 from tests.stores import SPEC, config, holds, kv_of, put
 
@@ -57,10 +57,14 @@ class Kept:
         return self.pinned, self.noted, self.noted is not None
 
 
+def open_config(**storage):
+    """The settings of a small database, in which contexts of 64 tokens may have indexes."""
+    return replace(config(**storage), indexes=IndexConfig(on_demand="", automatic=False, segment_tokens_min=64))
+
+
 def open_store(folder, **limits):
-    """A client of the store in a folder; contexts of 64 tokens may have indexes."""
-    settings = replace(config(**limits), indexes=IndexConfig(on_demand="", automatic=False, segment_tokens_min=64))
-    return kvdb.connect(folder, config=settings)
+    """A client of the store in a folder."""
+    return kvdb.connect(folder, config=open_config(**limits))
 
 
 def tokens_of(seed, number):
@@ -143,6 +147,13 @@ def _fork(db, seed, step, durability):
             db.store(twin, name=step.name, tokens=tokens, durability=durability)
 
 
+def possible(state, step):
+    """Whether a step can be taken where this is stored."""
+    if step.action in MAKE:
+        return step.name not in state and (step.action == "put" or step.other in state)
+    return step.action == "compact" or (step.name in state and step.other not in state)
+
+
 def after(state, seed, step):
     """What is stored once a step is done, contexts by name. state: what was before, which stays as it is."""
     now, name = dict(state), step.name
@@ -185,5 +196,5 @@ def is_whole(db, name, kept):
     return True
 
 
-REFUSED = (CapacityError,)
-"""What a step may meet where room is short: then it has done nothing."""
+REFUSED = (CapacityError, NotFound)
+"""What a step may meet where room is short, and its context went: then it has done nothing."""

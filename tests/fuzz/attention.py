@@ -125,18 +125,41 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
         out: Any,
         logs: Any,
         table: Any,
+        turn: Any,
+        kind: Any,
+        parameter: Any,
+        observed: Any,
+        bound: Any,
     ) -> None:
         reads = table, counts, None
-        searches = [(searcher, begin, end, reads, active, hidden)]
+        searches = [(searcher, begin, end, reads, active, hidden, True, turn, (kind, parameter))] * 2
         made = module.Step(
-            geometry, heads, scale, reads, grows, reads, searches, [(reads, wholes, whole)], tokens, guards, 0.5, 0.9
+            geometry, heads, scale, reads, grows, reads, searches, [(reads, wholes, whole)], tokens, guards, 0.5, 0.9, bound
         )
-        result = made.run(q, table, counts, out, logs)
+        result = made.run(q, table, counts, out, logs, observed)
+        made.observations(result, None if result.end == module.StepEnd.answered else logs[0], logs[1])
         [result.found(i) for i in range(result.searches)]
 
     begin, end = sorted(rng.integers(0, tokens + 1, 2).tolist())
     grows, logs = int(rng.integers(-1, blocks + 1)), np.zeros((3, heads, 1), np.float32)
-    native.made(step, searcher, q, 0.1, counts, begin, end, grows, active, hidden, guards, whole, tokens, q.copy(), logs, table)
+    cos, sin = rng.standard_normal((2, int(rng.integers(0, geometry.head_dim // 2 + 1)))).astype(np.float32)
+    turn = (cos, sin, bool(rng.random() < 0.5)) if rng.random() < 0.5 else None
+    cut = [(module.StepCut.range, 2.0), (module.StepCut.top_k, 5.0)][rng.integers(2)]
+    asked = (
+        active,
+        hidden,
+        guards,
+        whole,
+        tokens,
+        q.copy(),
+        logs,
+        table,
+        turn,
+        *cut,
+        bool(rng.random() < 0.5),
+        float(rng.random()),
+    )
+    native.made(step, searcher, q, 0.1, counts, begin, end, grows, *asked)
 
 
 def together(rng: np.random.Generator, native: Any, geometry: Any, table: Table, tokens: list[Any]) -> None:
@@ -147,14 +170,32 @@ def together(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
     version, module, options = native.module.Version(), native.module, "what is asked"
 
     def take(
-        table: Any, filled: Any, blocks: Any, length: Any, steps: Any, q: Any, k: Any, v: Any, starts: Any, out: Any, least: Any
+        table: Any,
+        filled: Any,
+        blocks: Any,
+        view: Any,
+        length: Any,
+        steps: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        starts: Any,
+        out: Any,
+        least: Any,
+        asked: Any,
     ) -> None:
+        angles = np.ones((1, geometry.head_dim // 2), np.float32)
+        placement = None if view is None else module.Placement(view, angles, angles, False, None)
         layers = [module.LayerSteps(geometry, heads, 0.1, q[:0]) for _ in range(3)]
         for layer in layers:
-            layer.follow(options, None, table, filled.copy(), blocks, length, steps, [(version, 0)])
+            layer.follow(options, None, table, filled.copy(), blocks, placement, length, steps, [(version, 0)])
+            layer.observe_next(asked, 16, 8)
         module.take_steps(layers, q, k, v, options, starts, out, least)
         module.take_steps(layers[:2] + layers[:1], q, k, v, options, None, out, least)
+        [layer.take_observations() for layer in layers]
 
     length = int(filled.sum())
     starts = [length] * 3 if rng.random() < 0.5 else None
-    native.made(take, table, filled, blocks, length, 1, *tokens, starts, tokens[0].copy(), int(rng.integers(0, 2 * size)))
+    view = rng.integers(-1, 1, blocks).astype(np.int32) if rng.random() < 0.5 else None
+    least, asked = int(rng.integers(0, 2 * size)), int(rng.integers(-1, 20))
+    native.made(take, table, filled, blocks, view, length, 1, *tokens, starts, tokens[0].copy(), least, asked)

@@ -2,13 +2,16 @@
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
 #include "run.h"
 #include "thread_pool.h"
+#include "usable_cpus.h"
 
 using namespace kvdb;
 
@@ -132,4 +135,39 @@ TEST_CASE("within a call of several threads each works alone") {
     });
     CHECK(done == 40);
     CHECK(elsewhere == 0);
+}
+
+TEST_CASE("calls of a series wake a worker once, however long the caller is busy between them") {
+    using Clock = std::chrono::steady_clock;
+    if (usable_cpus() < 2) return;
+    const auto busy = [](int us) {
+        for (const auto end = Clock::now() + std::chrono::microseconds(us); Clock::now() < end;) {
+        }
+    };
+    ThreadPool& pool = ThreadPool::instance();
+    const auto woken = [&] {
+        std::int64_t sum = 0;
+        for (const ThreadPool::Counters& slot : pool.counters()) sum += slot.woken;
+        return sum;
+    };
+    const int threads = ThreadPool::threads(), spin = ThreadPool::spin_us();
+    ThreadPool::set_threads(2);
+    ThreadPool::set_spin_us(5);
+    const auto calls = [&] {
+        const std::int64_t before = woken();
+        for (int call = 0; call < 6; ++call) {
+            pool.run(16, 2, [&](std::int64_t, int) { busy(20); });
+            busy(100);
+        }
+        return woken() - before;
+    };
+    std::int64_t least = 100;
+    for (int round = 0; round < 100; ++round) {  // others may keep a thread from working
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        const ThreadPool::Series series(2);
+        least = std::min(least, calls());
+    }
+    ThreadPool::set_threads(threads);
+    ThreadPool::set_spin_us(spin);
+    CHECK(least <= 1);
 }

@@ -23,12 +23,14 @@ from kvdb.types import (
     ContextInfo,
     ContextStatistics,
     ContextUpdate,
+    Dropped,
     IndexInfo,
     KeysValues,
     ModelSpec,
     PrefixMatch,
     PromptPart,
     Retention,
+    Space,
     TierStats,
     Tokens,
 )
@@ -181,10 +183,15 @@ class RemoteDatabase:
         connection = self._connected()
         return codec.from_info(connection.call(connection.stub.UpdateContext, codec.to_update(name, change)))
 
-    def drop(self, name: str) -> None:
-        """Forget a context. Raises NotFound."""
-        connection = self._connected()
-        connection.call(connection.stub.DropContext, pb.DropContextRequest(name=name))
+    def drop(self, *names: str) -> None:
+        """Forget contexts, all or none. Raises NotFound, and MessageTooLarge."""
+        self._drop(pb.DropContextsRequest(names=pb.Names(names=names)))
+
+    def drop_all(self, prefix: str, metadata: Mapping[str, Any]) -> Dropped:
+        """Forget contexts that no session stands on; see `kvdb.database.Database.drop_all`."""
+        wanted = pb.Matching(prefix=prefix, metadata=json.dumps(dict(metadata)))
+        reply = self._drop(pb.DropContextsRequest(matching=wanted))
+        return Dropped(tuple(reply.dropped), tuple(reply.in_use))
 
     def offload(self, name: str) -> int:
         """Move a context to the server's disk; see `kvdb.database.Database.offload`, whose errors it raises."""
@@ -228,6 +235,12 @@ class RemoteDatabase:
         reply: pb.CompactReply = connection.call(connection.stub.Compact, pb.CompactRequest())
         return int(reply.nbytes)
 
+    def space(self) -> Space:
+        """How much space the contexts of the server take; see `kvdb.database.Database.space`."""
+        connection = self._connected()
+        reply: pb.SpaceReply = connection.call(connection.stub.Space, pb.SpaceRequest())
+        return Space(reply.held, reply.reachable)
+
     def backup(self, folder: str) -> int:
         """Copy the server's store on its machine; see `kvdb.database.Database.backup`, whose errors it raises."""
         connection = self._connected()
@@ -252,6 +265,12 @@ class RemoteDatabase:
         """Close every session opened here, and the channel. Closing twice does nothing."""
         if self._sessions.close():
             self._connection.close()
+
+    def _drop(self, request: pb.DropContextsRequest) -> pb.DropContextsReply:
+        connection = self._connected()
+        connection.check_size("the list of names", request.ByteSize())
+        reply: pb.DropContextsReply = connection.call(connection.stub.DropContexts, request)
+        return reply
 
     def _ids(self, sessions: Sequence[object], layer: int) -> list[str]:
         """The ids of open sessions of this database. Raises InvalidArgument, SpecMismatch, SessionClosed or LayerError."""

@@ -14,20 +14,25 @@ import kvdb.attention.sparse as sparse_attention
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 from kvdb.attention.block_run import BlockRun, Span
 from kvdb.attention.exact import AttentionStats
+from kvdb.attention.observation import Observation
 from kvdb.attention.partition import ExactSpan, RunPartition, SearchedSpan
 from kvdb.attention.search import AttentionQuery
 from kvdb.attention.sparse import sparse
 from kvdb.attention.state import AttentionState
 from kvdb.attention.step import prepared_step
+from kvdb.blend.rope_shift import Turn
 from kvdb.config import StorageConfig
 from kvdb.storage.store import BlockStore
 from query_optimizer.query_options import QueryOptions
+from tests.kvdb.attention.observed import assert_same_observations
 from tests.reference import TOLERANCE, attention, relative_error
 
 BLOCK, TOKENS, TAIL, SINKS = 16, 640, 21, 16
 SPEC = kvdb.ModelSpec("m", 1, 6, 3, 16, "float32")
+ANGLES = np.linspace(0.1, 3, 6)
 SCALE = SPEC.softmax_scale
 KINDS = list(registry.KINDS)
+TURN = Turn(*(np.array(part, np.float32) for part in (np.cos(ANGLES), np.sin(ANGLES))), interleaved=False)
 RETRIEVALS: list[Retrieval] = [Dipr(0.3), Dipr(0.01), TopK(7), TopK(90), TopP(0.4), Exact()]
 
 
@@ -73,8 +78,11 @@ class Case:
     active: tuple[bool, ...] | None
     hidden: int | None
     guard: float | None
+    turned: bool = False
+    missed_max: float | None = None
 
-    def partition(self, layer: Layer) -> RunPartition:
+    def partition(self, layer: Layer, heard: list[Observation] | None = None) -> RunPartition:
+        """heard: receives what observed queries show."""
         active = None if self.active is None else np.array(self.active)
         hidden = None
         if self.hidden is not None:
@@ -83,17 +91,20 @@ class Case:
         for i in range(self.parts):
             span = Span(BLOCK, TOKENS - 2 * BLOCK, i * TOKENS // BLOCK)
             index = layer.indexes[self.kind][i]
-            searched.append(SearchedSpan(index, span, self.retrieval, active, self.estimate_tail, hidden=hidden))
+            turn = TURN if self.turned and i == 0 else None
+            observe = None if heard is None else heard.append
+            asked = self.retrieval, active, self.estimate_tail, observe, turn, hidden
+            searched.append(SearchedSpan(index, span, *asked))
             if active is not None:
                 whole.append(ExactSpan(span, ~active))
         made = RunPartition(searched, BLOCK, whole, sinks=[(0, SINKS // BLOCK)])
         made.guards = None if self.guard is None else np.full(3, self.guard, np.float32)
         return made
 
-    def query(self, layer: Layer) -> AttentionQuery:
+    def query(self, layer: Layer, observed: bool = False) -> AttentionQuery:
         run = BlockRun([(table, TOKENS) for table in layer.tables[:2]], layer.tables[2])
-        options = QueryOptions(self.retrieval if self.named else None)
-        return AttentionQuery(layer.tables[0].layout, run, layer.q, SCALE, options)
+        options = QueryOptions(self.retrieval if self.named else None, max_missed_mass=self.missed_max)
+        return AttentionQuery(layer.tables[0].layout, run, layer.q, SCALE, options, observed)
 
 
 cases = st.builds(
@@ -106,19 +117,34 @@ cases = st.builds(
     st.one_of(st.none(), st.tuples(*[st.booleans()] * 3).filter(any)),
     st.one_of(st.none(), st.integers(0, 9)),
     st.sampled_from([None, -0.5, -3.0]),
+    st.booleans(),
+    st.sampled_from([None, None, 0.999, 0.2]),
 )
 
 
-@given(cases)
-@settings(max_examples=60, deadline=None)
-def test_it_answers_as_python_does(layer, case):
-    query = case.query(layer)
-    native = sparse(query, case.partition(layer), case.retrieval)
+@given(cases, st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_it_answers_as_python_does(layer, case, observed):
+    query, heard, told, partition = case.query(layer, observed), [], [], case.partition(layer)
+    if case.missed_max is not None:
+        sparse(query, partition, case.retrieval)  # which finds out whether the bound takes several searches
+    widens, partition = partition.widens, case.partition(layer, heard)
+    partition.widens = widens
+    native = sparse(query, partition, case.retrieval)
     with patch.object(sparse_attention, "prepared_step", lambda *_: None):
-        right = sparse(query, case.partition(layer), case.retrieval)
+        right = sparse(query, case.partition(layer, told), case.retrieval)
+    assert observed or not heard
+    assert_same_observations(heard, told)
     assert relative_error(native[0].out, right[0].out) <= TOLERANCE["float32"]
     assert np.allclose(native[0].lse, right[0].lse, atol=1e-5)
     assert alike(native[1], right[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("retrieval", RETRIEVALS[:4])
+def test_ranges_over_moved_parts_are_for_native_code(layer, kind, retrieval):
+    case = Case(kind, retrieval, False, False, 2, None, 3, None, turned=True)
+    assert prepared_step(case.query(layer, observed=True), case.partition(layer), retrieval) is not None
 
 
 def alike(one: AttentionStats, other: AttentionStats) -> bool:

@@ -165,3 +165,22 @@ def test_an_update_that_says_nothing_changes_nothing():
         put(db, DOC, "doc")
         assert db.update("doc").info == db.get("doc").info
         assert ContextUpdate() == ContextUpdate(None, None, None, None)
+
+
+def test_uses_that_cannot_be_written_keep_no_store_from_closing(tmp_path, caplog):
+    """Where the catalogue is damaged so that it can be read and not written, contexts are answered from."""
+    with connect(tmp_path) as db:
+        put(db, [1, 2, 3], "doc")
+    with sqlite3.connect(tmp_path / "catalog.db") as file:
+        ((page, size),) = file.execute(
+            "SELECT rootpage, page_size FROM sqlite_schema, pragma_page_size WHERE name = 'sqlite_autoindex_life_1'"
+        )
+    file.close()
+    content = bytearray((tmp_path / "catalog.db").read_bytes())
+    content[(page - 1) * size] = 0xFF  # no kind of page
+    (tmp_path / "catalog.db").write_bytes(content)
+    with connect(tmp_path) as db:
+        assert holds(db, [1, 2, 3])
+    assert "how contexts were used cannot be written" in caplog.text
+    with connect(tmp_path) as db:  # and it is unlocked
+        assert holds(db, [1, 2, 3])

@@ -2,17 +2,12 @@
 
 import logging
 import resource
-import shutil
 import sqlite3
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import kvdb
 from kvdb.errors import (
@@ -25,11 +20,8 @@ from kvdb.errors import (
     Unavailable,
     Unsupported,
 )
-from kvdb.types import DURABILITIES
 from tests.stores import SPEC, compacted, connect, holds, kv_of, names, put
 
-MEMORY = Path("/dev/shm")
-"""A file system without a disk, where there is one, for tests that sync often."""
 DOC = np.arange(300) % 50
 
 
@@ -97,108 +89,6 @@ def test_offloading_uses_the_store_and_needs_no_second_file(tmp_path):
         assert db.offload("doc") > 0
         assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("segments/*")} == written
         assert holds(db, DOC)
-
-
-class StoreMachine(RuleBasedStateMachine):
-    """Any order of calls, ends and kills beside a dictionary of what was acknowledged.
-
-    A kill is played by going on with a copy of the folder as it is: all that a process that was killed leaves are its files.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.root = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
-        self.folders = 0
-        self.model = {}
-        self.in_memory = set()  # names that need not outlive the process
-        self.db = connect(self.folder())
-
-    def folder(self):
-        return self.root / str(self.folders)
-
-    @rule(
-        name=st.sampled_from("abcd"),
-        shared=st.integers(0, 3),
-        own=st.integers(1, 40),
-        seed=st.integers(0, 2),
-        durability=st.sampled_from(DURABILITIES),
-    )
-    def put(self, name, shared, own, seed, durability):
-        tokens = np.r_[np.arange(shared * 50), seed + np.arange(own)]
-        if name in self.model:
-            with pytest.raises(AlreadyExists):
-                put(self.db, tokens, name, durability)
-        else:
-            put(self.db, tokens, name, durability)
-            self.note(name, tokens, durability)
-
-    def note(self, name, tokens, durability):
-        self.model[name] = tokens
-        if durability == "memory":
-            self.in_memory.add(name)
-
-    @precondition(lambda self: self.model)
-    @rule(pick=st.integers(0, 3), name=st.sampled_from("efgh"), own=st.integers(1, 40), durability=st.sampled_from(DURABILITIES))
-    def fork_and_store(self, pick, name, own, durability):
-        """A fork of a session goes on behind a stored context, and is stored."""
-        if name in self.model:
-            return
-        stored = self.model[sorted(self.model)[pick % len(self.model)]]
-        tokens = np.r_[stored, 7 + np.arange(own)]
-        with self.db.create_session(SPEC, stored) as session, session.fork() as twin:
-            for layer, (k, v) in enumerate(kv_of(tokens)):
-                twin.update(layer, k[:, twin.reused :], v[:, twin.reused :])
-            self.db.store(twin, name=name, tokens=tokens, durability=durability)
-        self.note(name, tokens, durability)
-
-    @precondition(lambda self: self.model)
-    @rule(pick=st.integers(0, 3))
-    def drop(self, pick):
-        name = sorted(self.model)[pick % len(self.model)]
-        self.db.drop(name)
-        del self.model[name]
-        self.in_memory.discard(name)
-
-    @precondition(lambda self: self.model)
-    @rule(pick=st.integers(0, 3))
-    def offload(self, pick):
-        self.db.offload(sorted(self.model)[pick % len(self.model)])
-
-    @rule()
-    def reopen(self):
-        self.db.close()
-        self.in_memory.clear()
-        self.db = connect(self.folder())
-        self.check_contents()
-
-    @rule()
-    def kill(self):
-        compacted(self.db)  # files are copied one after the other, and a process is killed at one moment
-        copy = self.root / str(self.folders + 1)
-        shutil.copytree(self.folder(), copy)
-        self.db.close()
-        shutil.rmtree(self.folder())
-        self.folders += 1
-        self.model = {name: tokens for name, tokens in self.model.items() if name not in self.in_memory}
-        self.in_memory.clear()
-        self.db = connect(copy)
-        self.check_contents()
-
-    @invariant()
-    def every_name_is_there(self):
-        assert names(self.db) == sorted(self.model)
-
-    def check_contents(self):
-        assert all(holds(self.db, tokens) for tokens in self.model.values())
-        self.db._transport.check_integrity()
-
-    def teardown(self):
-        self.check_contents()
-        self.db.close()
-        shutil.rmtree(self.root)
-
-
-TestStore = StoreMachine.TestCase
 
 
 def damage(folder, statement):
@@ -270,7 +160,8 @@ def test_a_segment_that_is_not_whole_takes_its_contexts_with_it(tmp_path, fault)
     with connect(tmp_path) as db:
         put(db, DOC, "doc")
         put(db, np.r_[DOC, 1, 2], "longer")
-    path = tmp_path / "segments" / "0.segment"
+        compacted(db)
+    (path,) = tmp_path.glob("segments/*.segment")
     content = path.read_bytes()
     path.unlink()
     if fault != "gone":

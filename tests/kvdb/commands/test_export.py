@@ -138,3 +138,14 @@ def test_what_is_not_exact_is_not_exported(tmp_path, capsys):
             session.store("blend")
     assert main(["export", "blend", str(tmp_path / "b.safetensors"), "--server", str(tmp_path / "store")]) == 1
     assert "it is not exact for its own" in capsys.readouterr().err
+
+
+def test_a_disk_that_becomes_full_leaves_no_file_behind(tmp_path):
+    """Also where the room ends within the manifest."""
+    path = tmp_path / "doc.safetensors"
+    path.with_suffix(".json").symlink_to("/dev/full")
+    with connect(None) as db:
+        put(db, DOC, "doc")
+        with pytest.raises(OSError, match="No space left"):
+            context_file.write(db.get("doc"), path)
+    assert not list(tmp_path.iterdir())

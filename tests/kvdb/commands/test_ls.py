@@ -117,3 +117,15 @@ def test_a_store_that_is_open_is_told(tmp_path, capsys):
         assert main(["ls", "--server", str(tmp_path)]) == 1
         assert "is open already, in process" in capsys.readouterr().err
         assert names(db) == ["doc"]
+
+
+def test_contexts_that_match_are_dropped_by_one_call(run):
+    assert run("drop", "--prefix", "contract")[1] == ["'contract' is forgotten", "'contract/2' is forgotten"]
+    assert run("drop", "--prefix", "contract") == (0, ["no context matches"])
+    assert run("drop", "größe", "--prefix", "g")[0] == 1
+    assert run("drop")[0] == 1
+
+
+def test_none_is_dropped_where_a_name_is_wrong(run):
+    assert run("drop", "contract", "no such")[0] == 1
+    assert len(run("ls")[1]) == 5

@@ -1,31 +1,40 @@
 """Steps by native code alone are the steps that Python carries out: the same answers, counters, samples and refusals."""
 
+from collections import Counter
 from dataclasses import fields, replace
 from functools import partial
+from time import sleep
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kvdb
+from kvdb import _native
+from kvdb.catalog.statistics import Statistics
 from kvdb.client.arrays import like, to_numpy
-from kvdb.config import Config, IndexConfig, StorageConfig
+from kvdb.config import Config, IndexConfig, OptimizerConfig, StorageConfig
 from kvdb.session.state import SessionState
+from tests.kvdb.attention.observed import assert_same_observations
 from tests.reference import TOLERANCE, attention, relative_error
 
-STORED, STEPS, LAYERS = 5000, 24, 1
+STORED, CHUNK, STEPS, LAYERS = 5000, 3000, 24, 1
 ASKED = {
     "exact": kvdb.QueryOptions(kvdb.Exact()),
     "estimate": kvdb.QueryOptions(kvdb.TopK(16), estimate_tail=True, hints=kvdb.Hints(index="quantized")),
     "range": kvdb.QueryOptions(kvdb.Dipr(0.1), hints=kvdb.Hints(index="flat")),
+    "observed": kvdb.QueryOptions(kvdb.Dipr(0.1)),
+    "bounded": kvdb.QueryOptions(kvdb.Dipr(0.1), max_missed_mass=0.999, hints=kvdb.Hints(index="flat")),
+    "behind sinks": kvdb.QueryOptions(hints=kvdb.Hints(index="flat")),
 }
+STANDS = ["a context", "two segments", "moved chunks", "overlaid chunks"]
 ACTIONS = ["step", "step", "step", "tensor", "stats", "fork", "update", "attention", "two", "nan", "late", "other"]
 
 
 def model(dtype):
-    return kvdb.ModelSpec("m", LAYERS, 4, 2, 32, dtype)
+    return kvdb.ModelSpec("m", LAYERS, 4, 2, 32, dtype, kvdb.Rope(10_000.0))
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -34,12 +43,45 @@ def stored(request):
     spec = model(request.param)
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((h, STORED + 4 * STEPS, 32)).astype(spec.numpy_dtype) for h in (4, 2, 2))
-    config = Config(indexes=IndexConfig(on_demand="", automatic=False, sample_queries=4), storage=StorageConfig(block_size=16))
+    config = Config(
+        indexes=IndexConfig(on_demand="", automatic=False, sample_queries=4),
+        storage=StorageConfig(block_size=16),
+        optimizer=OptimizerConfig(rules_off=("short_context", "diffuse_head")),  # so that a range is searched
+    )
     with kvdb.connect(config=config) as db:
         db.import_context(spec, np.arange(STORED), [(k[:, :STORED], v[:, :STORED])] * LAYERS, name="doc")
-        for kind in ("quantized", "flat"):
-            db.build_index("doc", kind)
+        pair = k[:, :CHUNK], v[:, :CHUNK]
+        db.import_context(
+            spec, np.arange(STORED + CHUNK), [tuple(np.concatenate([k[:, :STORED], x], 1) for x in pair)], name="two"
+        )
+        db.import_chunk(spec, np.arange(CHUNK) + 7, [pair], name="chunk")
+        for name in ("doc", "two", "chunk"):
+            for kind in ("quantized", "flat"):
+                db.build_index(name, kind)
         yield db, spec, q, k, v
+
+
+def opened(stored, stands):
+    """A session over stored tokens."""
+    db, spec, _, k, v = stored
+    if stands == "a context":
+        return db.create_session(spec, np.arange(STORED))
+    if stands == "two segments":
+        return db.create_session(spec, np.arange(STORED + CHUNK))
+    session = db.create_session(spec, parts=["doc", "chunk", "chunk"])
+    if stands == "overlaid chunks":
+        positions = np.array([3, 700, STORED + 40, STORED + CHUNK + 5, STORED + CHUNK + 2900])
+        session.overlay(0, positions, k[:, 50:55], v[:, 50:55])
+    return session
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """The observations of each segment, in the order in which its statistics would hear of them. They hear nothing, so that no
+    session changes the plans of another."""
+    heard = []
+    monkeypatch.setattr(Statistics, "observe", lambda self, layer, one: heard.append((id(self), one)))
+    return heard
 
 
 @pytest.fixture
@@ -102,33 +144,64 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("asked", ASKED)
-@settings(max_examples=6, deadline=None)
-@given(actions=st.lists(st.sampled_from(ACTIONS), min_size=12, max_size=STEPS))
-def test_they_are_those_of_python(stored, asked, actions):
-    db, spec, q, k, v = stored
-    with db.create_session(spec, np.arange(STORED)) as native, db.create_session(spec, np.arange(STORED)) as python:
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(actions=st.lists(st.sampled_from(ACTIONS), min_size=12, max_size=STEPS), stands=st.sampled_from(STANDS))
+def test_they_are_those_of_python(stored, shown, asked, actions, stands):
+    _, _, q, k, v = stored
+    heard = [], []
+    with opened(stored, stands) as native, opened(stored, stands) as python:
         for i, action in enumerate(actions):
             outs = []
-            for session in (native, python):
+            for session, observations in zip((native, python), heard, strict=True):
                 session is python and session._transport._settle()
                 outs.append(act(session, action, STORED + 2 * i, q, k, v, ASKED[asked]))
+                session.stats() if i + 1 == len(actions) else None
+                observations.extend(shown)
+                shown.clear()
             mine, theirs = outs
-            assert (mine == theirs) if not isinstance(mine, np.ndarray) else (mine == theirs).all(), action
+            assert (mine == theirs) if not isinstance(mine, np.ndarray) else close(mine, theirs), action
         same(native, python)
+    same_observations(*heard)
+
+
+def close(one, other):
+    return relative_error(one, other) <= TOLERANCE[one.dtype.name]
+
+
+def same_observations(mine, theirs):
+    """Every segment heard the same, in the same order."""
+    for segment in {segment for segment, _ in [*mine, *theirs]}:
+        one, other = ([heard for at, heard in all_heard if at == segment] for all_heard in (mine, theirs))
+        assert_same_observations(one, other)
+
+
+def test_observations_reach_the_statistics(stored, shown, in_python):
+    """Not until native steps end, of which nothing but a full block and the plan's age need Python."""
+    _, _, q, k, v = stored
+    with opened(stored, "two segments") as session:
+        for i in range(40):
+            session.attend(
+                0, *(np.ascontiguousarray(x[:, STORED + i : STORED + i + 1]) for x in (q, k, v)), options=ASKED["observed"]
+            )
+        session.stats()
+        assert len(in_python) <= 12
+    assert max(Counter(segment for segment, _ in shown).values()) == 16 + 3  # the second hears nothing where the first gave up
 
 
 @pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_most_steps_need_nothing_of_python(stored, in_python, asked, kind):
-    db, spec, q, k, v = stored
-    with db.create_session(spec, np.arange(STORED)) as session:
+@pytest.mark.parametrize(
+    ("kind", "stands"), [("numpy", "a context"), ("torch", "a context"), *(("numpy", s) for s in STANDS[1:])]
+)
+def test_most_steps_need_nothing_of_python(stored, in_python, asked, kind, stands):
+    _, spec, q, k, v = stored
+    with opened(stored, stands) as session:
         for i in range(32):
             turn = [np.ascontiguousarray(x[:, STORED + i : STORED + i + 1]) for x in (q, k, v)]
             turn = turn if kind == "numpy" else [like(x, torch.empty(0)) for x in turn]
             out = session.attend(0, *turn, options=replace(ASKED[asked]))  # an equal one each time
             assert type(out) is type(turn[0])
         assert len(in_python) <= 8  # the first two, and where a block is full or a plan used up
-        if asked == "exact":
+        if asked == "exact" and stands == "a context":
             expected, _ = attention(q[:, STORED + 31 : STORED + 32], k[:, : STORED + 32], v[:, : STORED + 32], spec.softmax_scale)
             assert relative_error(to_numpy(out), expected) <= TOLERANCE[spec.dtype]
 
@@ -142,3 +215,21 @@ def test_an_index_that_is_built_meanwhile_ends_them(stored, in_python):
                 before = len(in_python)
             session.attend(0, *(x[:, STORED + i : STORED + i + 1] for x in (q, k, v)), options=ASKED["exact"])
         assert before < len(in_python)
+
+
+@pytest.mark.skipif(_native.usable_cpus() < 2, reason="nobody is woken")
+@pytest.mark.parametrize("asked", ["range", "observed", "exact"])
+def test_a_step_wakes_its_threads_once(stored, in_python, asked):
+    """However many parts of a step are for several threads, whoever was woken for the first stays awake for the others."""
+    _, _, q, k, v = stored
+    threads, woken = _native.threads(), []
+    with opened(stored, "two segments") as session:
+        for i in range(64):
+            turn = [np.ascontiguousarray(x[:, STORED + i : STORED + i + 1]) for x in (q, k, v)]
+            sleep(0.001)  # time to fall asleep
+            before, by_python = sum(slot[2] for slot in _native.pool_counters()), len(in_python)
+            session.attend(0, *turn, options=ASKED[asked])
+            if len(in_python) == by_python:
+                woken.append(sum(slot[2] for slot in _native.pool_counters()) - before)
+    assert len(woken) > 32
+    assert sorted(woken)[len(woken) * 3 // 4] <= threads - 1  # more where others keep a thread from working

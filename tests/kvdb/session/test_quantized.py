@@ -131,15 +131,57 @@ def test_numbers_that_cannot_be_rotated_are_refused(make_kv):
     kv = make_kv(SPEC, 20)
     kv.k[0, 0, :, :] = 3e38
     with quantizing("int8") as engine, Client(engine) as db:
-        with pytest.raises(InvalidArgument, match=r"storage\.format"):
+        with pytest.raises(InvalidArgument, match="too large for the format"):
             db.import_context(SPEC, kv.tokens, kv.pairs(), name="doc")
         assert not db.contexts()
 
 
-def test_settings_that_do_not_go_together_are_refused(tmp_path):
+def test_each_call_may_name_a_format(db, make_kv):
+    kv = make_kv(SPEC, TOKENS)
+    alone = make_kv(SPEC, 80, seed=1)
+    db.import_context(SPEC, kv.tokens[:100], kv.pairs(0, 100), name="short", format="int8")
+    with db.create_session(SPEC, kv.tokens[:100]) as session:
+        for layer, pair in enumerate(kv.pairs(100)):
+            session.update(layer, *pair)
+        long = db.store(session, name="long", tokens=kv.tokens, format="int4")
+    chunk = db.import_chunk(SPEC, alone.tokens, alone.pairs(), name="chunk", format="int8-int4")
+    assert [info.format for info in (long.info, chunk.info)] == ["int8+int4", "int8-int4"]
+    k, v = long.read(1)
+    assert relative_error(v[:, :100], kv.v[1][:, :100]) <= 0.01 < relative_error(v[:, 100:], kv.v[1][:, 100:]) <= 0.13
+    with db.create_session(SPEC, kv.tokens) as session:
+        out = session.attention(1, kv.q[1][:, -1:], retrieval=kvdb.Exact())
+        assert relative_error(out, attention(kv.q[1][:, -1:], k, v, SPEC.softmax_scale)[0]) <= ROUNDED
+    with pytest.raises(InvalidArgument, match="format"):
+        db.import_context(SPEC, alone.tokens, alone.pairs(), name="other", format="int3")
+
+
+def test_a_call_may_ask_for_what_the_setting_does_not(make_kv):
+    kv = make_kv(SPEC, 50)
+    with quantizing("int4") as engine:
+        assert Client(engine).import_context(SPEC, kv.tokens, kv.pairs(), name="doc", format="").info.format == ""
+    odd = database(config=Config(storage=StorageConfig(block_size=40)))
+    with odd as engine, pytest.raises(InvalidArgument, match="multiple of 16"):
+        Client(engine).import_context(SPEC, kv.tokens, kv.pairs(), name="doc", format="int8")
+
+
+def test_an_import_holds_one_layer_at_most_as_it_came(make_kv):
+    spec = kvdb.ModelSpec("deep", 6, 8, 2, 64, "float32")
+    kv = make_kv(spec, TOKENS)
+    raw_layer = 2 * 2 * 320 * 64 * 4
+    with quantizing("int8") as engine, Client(engine) as db:
+        used = []
+
+        def layers():
+            for pair in kv.pairs():
+                used.append(sum(tier.blocks_used * tier.block_nbytes for tier in db.tiers()))
+                yield pair
+
+        doc = db.import_context(spec, kv.tokens, layers(), name="doc")
+        assert max(used) < doc.info.nbytes < raw_layer * 2
+
+
+def test_settings_that_do_not_go_together_are_refused():
     with pytest.raises(ConfigError, match="multiple of 16"):
         StorageConfig(format="int8", block_size=40)
     with pytest.raises(ConfigError, match=r"storage\.format"):
         StorageConfig(format="int3")
-    with pytest.raises(ConfigError, match=r"storage\.path"):
-        StorageConfig(format="int8", path=str(tmp_path))

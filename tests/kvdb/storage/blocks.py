@@ -1,19 +1,27 @@
 """Tables of random tokens, and files of them."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import CpuBudget
 from kvdb.storage.cpu import CpuTier
-from kvdb.storage.segment_file import SegmentFile
 from kvdb.storage.segment_head import Contents
+from kvdb.storage.segment_writing import SegmentWriting
 from kvdb.types import DTYPES
 
 PAGES = BlockLayout("bfloat16", kv_heads=2, head_dim=64, block_size=16)
 """Blocks of two pages, which are moved past the page cache."""
 CRUMBS = BlockLayout("float32", kv_heads=2, head_dim=8, block_size=3)
 """Blocks of 384 bytes, which are not."""
+
+
+def write(path, contents, tables):
+    """A file of these tables, one a layer."""
+    with ThreadPoolExecutor(2) as threads:
+        return SegmentWriting(path, contents, threads).finish(tables, synced=True)
 
 
 class Stored:
@@ -43,7 +51,7 @@ class Stored:
         return Contents(key, "digest", self.layout, self.layers, self.tokens)
 
     def write(self, path):
-        return SegmentFile.write(path, self.contents(), self.tables)
+        return write(path, self.contents(), self.tables)
 
     def empty(self):
         """Tables with blocks of remains, to read into."""

@@ -19,7 +19,7 @@ import kvdb.storage.segment_head as segment_head
 from kvdb.errors import CapacityError, IntegrityError, Unavailable
 from kvdb.storage.segment_file import SegmentFile
 from kvdb.storage.segment_head import Contents
-from tests.kvdb.storage.blocks import CRUMBS, PAGES, Stored
+from tests.kvdb.storage.blocks import CRUMBS, PAGES, Stored, write
 
 ROOT_READS_ALL = os.geteuid() == 0
 
@@ -142,7 +142,7 @@ def test_a_file_of_version_1_has_a_checksum_for_each_block(tmp_path, stored):
     old = replace(stored.contents(), version=1)
     assert old.units == old.blocks
     path = tmp_path / "0.segment"
-    SegmentFile.write(path, old, stored.tables)
+    write(path, old, stored.tables)
     file = SegmentFile.adopt(path, stored.contents())
     assert file.contents == old
     table = stored.empty()[0]
