@@ -1,6 +1,7 @@
 """One layer of a session: its blocks, its plans, and the queries it has seen."""
 
 import logging
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -240,8 +241,8 @@ class Layer:
     ) -> tuple[AttentionState, AttentionStats]:
         """Answer the queries q of the last n tokens by a plan. observed: whether they go into the statistics. pending: what was
         already launched on the GPU for them, None for nothing. Raises what `Pool.pin` raises for a layer on disk."""
-        whole = bool(self.tail.layout.format) or not self._searches(prepared, q.shape[1])
-        return reading(self.pages, lambda: self._execute(prepared, q, options, observed, pending), whole=whole)
+        answer = partial(self._execute, prepared, q, options, observed, pending)
+        return reading(self.pages, answer, whole=not self._searches(prepared, q.shape[1]))
 
     def _execute(
         self, prepared: Prepared, q: Array, options: QueryOptions, observed: bool, pending: Pending | None
