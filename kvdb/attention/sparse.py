@@ -116,10 +116,12 @@ def _searched(query: AttentionQuery, partition: RunPartition, retrieval: Retriev
     assert answer is not None
     state = _with_tail(query, answer)
     whole = answer.whole_share * partition.tokens
+    run = query.run
+    token_nbytes = layout.nbytes_of(run.addresses, run.counts) / run.read_tokens
     stats = AttentionStats(
         scanned=read.scanned + whole,
         retrieved=read.window + sum(len(r.ids) for r in answer.results) / (q.shape[0] * q.shape[1]) + whole,
-        nbytes=read.nbytes + int((read.window + whole) * layout.token_nbytes),
+        nbytes=read.nbytes + round((read.window + whole) * token_nbytes),
         kernel_ns=perf_counter_ns() - started,
         missed=answer.missed,
         missed_bound=answer.bound,
