@@ -24,12 +24,13 @@ class CpuBudget:
         self._taken = 0
         self._beside = 0
         self._free_beside = 0 if limit is None else FREE_BYTES + limit // FREE_SHARE
-        self._trims: list[Callable[[], None]] = []
+        self._trims: list[Callable[[int], None]] = []
         self.evict: Evict | None = None
         self.offload: Evict | None = None
 
-    def register(self, trim: Callable[[], None]) -> None:
-        """trim: releases the part of the budget that its owner holds but does not use; called with the lock held."""
+    def register(self, trim: Callable[[int], None]) -> None:
+        """trim: releases what its owner holds of the budget but does not use, called with the lock held; where it could be of use
+        again, only as many bytes as it is told are missing."""
         with self.lock:
             self._trims.append(trim)
 
@@ -44,7 +45,7 @@ class CpuBudget:
             if self.limit is None or self._taken + nbytes <= self.limit:
                 return
             for trim in self._trims:
-                trim()
+                trim(self._taken + nbytes - self.limit)
             if nbytes > self.limit:
                 raise CapacityError(
                     f"the CPU tier needs {nbytes:,} bytes at once, more than all of storage.cpu_bytes_max={self.limit}; raise "
