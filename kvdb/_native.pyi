@@ -395,6 +395,74 @@ def read_pages(file: int, offsets: Any, addresses: Any, way: ReadWay = ...) -> N
     both, in this order, are one read. ring falls back to threads where the system has no io_uring, or forbids it. Raises OSError,
     EIO for a file that ends before; then the contents of the pages are unspecified."""
 
+class PagePool:
+    """What the pages of all layers take together that do not fit into memory."""
+
+    def __init__(self) -> None: ...
+    @property
+    def nbytes(self) -> int:
+        """The bytes of pages that are there or being read."""
+
+    def set_limit(self, nbytes: int) -> int:
+        """Sets the bytes that pages may take, at least those that they take already. Returns how many."""
+
+    def shrink(self, nbytes: int) -> int:
+        """Has pages go that take so many bytes, of layers that are not pinned. Returns the bytes that went."""
+
+class LayerPages:
+    """The pages of one layer, in memory of whole pages from the address `begin` on: whoever searches a pinned layer, or reads it
+    whole, brings in what is absent, and raises OSError where that fails: ENOBUFS where the pool has no room, EBADMSG where the
+    file does not hold what was written, each with the file's name.
+
+    The layer is read in units of unit_nbytes from the file's bytes [at, at + nbytes). sums: uint32, the CRC-32C of each unit, or
+    of each sum_nbytes of the only one. layer, block_nbytes: for messages.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        begin: int,
+        nbytes: int,
+        unit_nbytes: int,
+        file: str,
+        file_nbytes: int,
+        at: int,
+        layer: int,
+        block_nbytes: int,
+        sum_nbytes: int,
+        sums: Any,
+    ) -> None: ...
+    def pin(self) -> None:
+        """Nothing of it goes until as many `unpin`."""
+
+    def unpin(self) -> None: ...
+    def take_all(self) -> bool:
+        """Takes the room of all that is absent, which `read` reads. False where there is no room."""
+
+    def read(self) -> None:
+        """Reads what `take_all` took; where that fails, what was taken is absent again. Raises OSError."""
+
+    def give_up(self) -> None:
+        """Gives the room back that `take_all` took, where it was not read."""
+
+    def discard(self) -> None:
+        """Has everything go; nobody reads it."""
+
+    def leave(self) -> None:
+        """The same for good: the memory is given back."""
+
+    @property
+    def full(self) -> bool:
+        """Whether everything is there."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are there or being read."""
+
+    @property
+    def missing_nbytes(self) -> int:
+        """The bytes of the others."""
+
 def read_blocks(geometry: Geometry, table: Any) -> int:
     """Reads every byte of the blocks, on all threads, and returns the xor of their 64-bit words: memory's own speed."""
 

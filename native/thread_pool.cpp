@@ -35,11 +35,10 @@ thread_local bool in_series = false;
 alignas(kApart) std::atomic<int> awake{0};
 std::atomic<int> calls{0};
 
-// Whether there is a processor for each that is awake, a caller between two calls among them, and
-// for so many more.
-bool may_spin(int more = 0) {
+// Whether there is a processor for each that is awake, a caller between two calls among them.
+bool may_spin() {
     return awake.load(std::memory_order_relaxed) +
-               std::max(1, calls.load(std::memory_order_relaxed)) + more <=
+               std::max(1, calls.load(std::memory_order_relaxed)) <=
            usable_cpus();
 }
 
@@ -200,8 +199,6 @@ ThreadPool::Series::Series(int threads) {
     in_series = true;
     calls.fetch_add(1, std::memory_order_relaxed);
     pool_->series_.fetch_add(1, std::memory_order_relaxed);
-    const int end = std::min({threads, pool_->workers_.load(std::memory_order_acquire) + 1, 3});
-    for (int below = 1; below < end && may_spin(1); ++below) wake(pool_->slots_[below]);
 }
 
 ThreadPool::Series::~Series() {

@@ -59,9 +59,8 @@ class KVDB_BASE ThreadPool {
     }
 
     // Calls of this thread that follow each other, as long as it lives. Workers that were awake for
-    // one of them wait awake for the next, for kSeriesSpin at most, so that each is woken once. The
-    // first workers are woken at once, for calls of so many threads. A series in a series is a part
-    // of it.
+    // one of them wait awake for the next, for kSeriesSpin at most, so that each is woken once.
+    // threads: how many the calls may use. A series in a series is a part of it.
     class KVDB_BASE Series {
       public:
         explicit Series(int threads);

@@ -50,12 +50,15 @@ class Evictor:
         self._contexts: EvictionPolicy[str] = contexts
         self._named: Counter[Segment] = Counter()  # how many views of stored contexts show it
         self._digests: dict[Segment, str] = {}  # of its model's spec
+        self._left_nbytes = 0  # of all segments that left main memory so far
+        self._used_at: dict[Segment, int] = {}  # how many that were when it was last used
         self._lock = Lock()
         for context in sorted(catalog.contexts(), key=lambda one: one.life.used):
             self.came(context)
         catalog.watcher = self
         blocks.budget.evict = self.make_room
         if blocks.disk is not None:
+            blocks.budget.offload = self.make_room
             blocks.disk.evict = self.make_disk_room
 
     def came(self, context: Context) -> None:
@@ -71,6 +74,7 @@ class Evictor:
         with self._lock:
             for view in reversed(views):  # what lies deepest goes first
                 if self._named[view.segment]:
+                    self._used_at[view.segment] = self._left_nbytes
                     self._segments.touch(view.segment, view.segment.nbytes)
             for context in sorted(contexts, key=lambda one: one.layout.length, reverse=True):
                 self._contexts.touch(context.name, _last_nbytes(context))
@@ -83,6 +87,7 @@ class Evictor:
                 self._named[view.segment] -= 1
                 if not self._named[view.segment]:
                     del self._named[view.segment], self._digests[view.segment]
+                    self._used_at.pop(view.segment, None)
                     self._segments.forget(view.segment)
 
     def make_room(self, nbytes: int) -> str:
@@ -124,7 +129,11 @@ class Evictor:
                 if segment.whole and segment not in self._segments:
                     self._segments.touch(segment, segment.nbytes)
             kept = {one for one in self._named if one in pinned or one.pins or not one.whole}
-            victims = [(segment, self._digests[segment]) for segment in _chosen(self._segments, kept, nbytes)]
+            going = _chosen(self._segments, kept | {one for one in self._named if self._is_favoured(one)}, nbytes)
+            if (left := nbytes - sum(one.nbytes for one in going)) > 0:
+                going += _chosen(self._segments, kept, left)
+            self._left_nbytes += sum(one.nbytes for one in going)
+            victims = [(segment, self._digests[segment]) for segment in going]
         freed = 0
         for segment, digest in victims:
             if segment.try_retain():
@@ -133,6 +142,12 @@ class Evictor:
                 finally:
                     segment.release()
         return freed
+
+    def _is_favoured(self, segment: Segment) -> bool:
+        """Whether a segment has indexes in memory that few bytes have left since they were of use: fewer than main memory has.
+        Queries ask an index for few of the segment's keys, and bringing both back takes longer than keys and values alone."""
+        limit = self._blocks.budget.limit or 0
+        return bool(segment.indexes.nbytes) and self._left_nbytes - self._used_at.get(segment, 0) < limit
 
     def _drop(self, nbytes: int, size: Callable[[Segment], int]) -> int:
         """Drop contexts until that much is free. Returns how much is; raises what dropping a context raises. size: what a segment

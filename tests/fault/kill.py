@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGKILL, SIGSTOP
 from time import sleep
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ import numpy as np
 from kvdb.types import DURABILITIES
 from tests.fault.processes import Processes
 from tests.fault.story import Step, after, is_whole, lives, open_store, possible
+from tests.waiting import until
 
 
 class Told:
@@ -103,12 +104,13 @@ class Moment(NamedTuple):
 
 
 def lines_until_killed(processes, folder, seed, moment, durability, *, limits="wide", before=None):
-    """What a process says until it is killed. before: is called just before that."""
+    """What a process says until it is killed. before: is called just before that, when the process can say nothing more."""
     child, said = processes.start(folder, seed, durability, limits)
     with said:
         lines = [said.readline() for _ in range(moment.lines)]
         sleep(moment.seconds)
         if before is not None:
+            _stop(child)
             before()
         with suppress(ProcessLookupError):
             os.kill(child, SIGKILL)
@@ -116,6 +118,14 @@ def lines_until_killed(processes, folder, seed, moment, durability, *, limits="w
     ended = processes.ended()
     assert ended == -SIGKILL or before is not None, "the process ended by itself"
     return [line for line in lines if line.endswith("\n")]
+
+
+def _stop(process):
+    """Stop a process, so that none of its threads comes back from a call of the system any more."""
+    with suppress(ProcessLookupError, FileNotFoundError):  # it may have ended by itself
+        os.kill(process, SIGSTOP)
+        tasks = Path(f"/proc/{process}/task")
+        until(lambda: not any(task.joinpath("stat").read_text().rpartition(") ")[2].startswith("R") for task in tasks.iterdir()))
 
 
 def run(folder, kills, seed, durability="durable", limits="wide"):

@@ -2,7 +2,9 @@
 
 python -m tests.fault.power --cuts 500 --seed 1
 
-What was written and not synced is lost, as if the machine's power had gone; Linux lets root do that (EXT4_IOC_SHUTDOWN).
+What was written and not synced is lost, as if the machine's power had gone; Linux lets root do that (EXT4_IOC_SHUTDOWN). The
+process is stopped first, as it would be by the loss of power: a sync that is under way then may be told that it succeeded. Of 150
+processes that only append and sync, without kvdb, 2 were told so of what was lost; of 300 that were stopped first, none.
 """
 
 import argparse

@@ -111,6 +111,16 @@ def noted(path):
     return {line["command"]: line for line in map(json.loads, lines)}
 
 
+def note(path, piece):
+    """Play a piece, and note what came of it, which is returned."""
+    outcome = piece.play()
+    system = f"Linux {platform.release()}, Python {platform.python_version()}"
+    line = {"command": piece.command, "outcome": outcome, "revision": revision(), "day": f"{datetime.now(UTC):%Y-%m-%d}"}
+    with path.open("a") as file:
+        file.write(json.dumps({**line, "system": system}) + "\n")
+    return outcome
+
+
 def page(plan, played):
     """The text of the page."""
     rows = [(piece.name, played[piece.command]) for piece in plan if piece.command in played]
@@ -138,11 +148,7 @@ def main():
     for piece in plan:
         if piece.command in noted(given.pieces) or (given.only is not None and not {*given.only} & {*piece.arguments}):
             continue
-        outcome = piece.play()
-        system = f"Linux {platform.release()}, Python {platform.python_version()}"
-        line = {"command": piece.command, "outcome": outcome, "revision": revision()}
-        with given.pieces.open("a") as file:
-            file.write(json.dumps({**line, "day": f"{datetime.now(UTC):%Y-%m-%d}", "system": system}) + "\n")
+        outcome = note(given.pieces, piece)
         sys.stdout.write(f"{piece.name}: {outcome}\n")
         sys.stdout.flush()
     played = noted(given.pieces)

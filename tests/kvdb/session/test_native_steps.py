@@ -220,7 +220,7 @@ def test_an_index_that_is_built_meanwhile_ends_them(stored, in_python):
 @pytest.mark.skipif(_native.usable_cpus() < 2, reason="nobody is woken")
 @pytest.mark.parametrize("asked", ["range", "observed", "exact"])
 def test_a_step_wakes_its_threads_once(stored, in_python, asked):
-    """However many parts of a step are for several threads, whoever was woken for the first stays awake for the others."""
+    """However many parts of a step are for several threads, whoever is woken for one stays awake for the others."""
     _, _, q, k, v = stored
     threads, woken = _native.threads(), []
     with opened(stored, "two segments") as session:
