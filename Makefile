@@ -96,7 +96,7 @@ native-test: $(VENV)/ready ## run the C++ tests, as they are shipped and under t
 	@$(MAKE) -k native-test-release native-test-sanitized
 
 .PHONY: fault
-fault: $(VENV)/ready ## stores: kills, power cuts, changed bits, a fault at each system call; writes docs/reliability.md; KILLS=1000 CUTS=500 FLIPS=10000 SEED=1 ONLY=kill; goes on where it stopped
+fault: $(VENV)/ready ## stores: kills, power cuts, changed bits, a fault at each system call; writes docs/reliability.md; KILLS=1000 CUTS=500 FLIPS=10000 SEED=1 ONLY=kill
 	@$(BIN)/python -m tests.fault.report --kills $(or $(KILLS),1000) --cuts $(or $(CUTS),500) --flips $(or $(FLIPS),10000) \
 	    --every $(or $(EVERY),1) --seed $(or $(SEED),1) $(if $(ONLY),--only $(ONLY))
 

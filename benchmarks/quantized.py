@@ -3,7 +3,8 @@
     python -m benchmarks.quantized [tokens ...]
 
 One JSON line a length; the candidates ran interleaved, figures are medians. `error` is that of the answer beside attention over
-bfloat16 in float32, `keys` and `values` what quantizing changed in them. Keys and values are normally distributed, which is the
+bfloat16 in float32, `keys` and `values` what quantizing changed in them, `float8_keys` what e4m3 with a scale for each
+key would change. Keys and values are normally distributed, which is the
 hardest there is for the values: an answer is a mean of many, and as small as the noise.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
+import ml_dtypes
 import numpy as np
 
 from benchmarks.attend import BLOCK_SIZE, HEAD_DIM, KV_HEADS, Q_HEADS, SCALE, Context, bits
@@ -23,6 +25,12 @@ FORMATS = [_native.BlockFormat.int8, _native.BlockFormat.int8_int4, _native.Bloc
 
 def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
+
+
+def float8_error(rows: np.ndarray) -> float:
+    """What e4m3, the float8 that is precise, changes in float32 rows of which each has a scale."""
+    scale = np.abs(rows).max(axis=-1, keepdims=True) / float(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max)
+    return relative_error((rows / scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale, rows)
 
 
 def quantized(tokens: int) -> None:
@@ -47,6 +55,7 @@ def quantized(tokens: int) -> None:
         kv_heads=KV_HEADS,
         block_size=BLOCK_SIZE,
         bfloat16_ms=1e3 * seconds["bfloat16"],
+        float8_keys=float8_error(context.k[0].float().numpy()),
         **{f"{name}_of_bfloat16": seconds[name] / seconds["bfloat16"] for name in rounding},
         **{f"{name}_error": relative_error(outs[name], outs["bfloat16"]) for name in rounding},
         **{f"{name}_keys": keys for name, (keys, _) in rounding.items()},

@@ -1,6 +1,7 @@
 """Memory from the operating system, in huge pages where it gives them."""
 
 import mmap
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -24,14 +25,18 @@ class Arena:
     has the bandwidth of all. huge: whether the system took the advice; None for an arena without a whole huge page.
     """
 
-    def __init__(self, nbytes: int) -> None:
-        """Raises OSError when the system has no such memory."""
+    def __init__(self, nbytes: int, *, plain: bool = False) -> None:
+        """plain: of plain pages alone, for memory whose pages come and go one by one. Raises OSError when the system has no such
+        memory."""
         self.nbytes = nbytes
-        whole = nbytes // HUGE_PAGE * HUGE_PAGE
+        whole = 0 if plain else nbytes // HUGE_PAGE * HUGE_PAGE
         self._map = mmap.mmap(-1, nbytes + (HUGE_PAGE if whole else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         start = np.frombuffer(self._map, np.uint8).ctypes.data
         self.address = -(-start // HUGE_PAGE) * HUGE_PAGE if whole else start
         self.huge = _advise_huge(self._map, self.address - start, whole) if whole else None
+        if plain and hasattr(mmap, "MADV_NOHUGEPAGE"):
+            with suppress(OSError):  # a system without huge pages
+                self._map.madvise(mmap.MADV_NOHUGEPAGE)
         _native.interleave(self.address, nbytes)
 
     def bytes(self) -> npt.NDArray[np.uint8]:
@@ -39,10 +44,6 @@ class Arena:
         everything = np.frombuffer(self._map, np.uint8)
         begin = self.address - everything.ctypes.data
         return everything[begin : begin + self.nbytes]
-
-    def discard(self) -> None:
-        """Give the physical memory back. The addresses stay valid, and hold zeros."""
-        self._map.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
         """Return the memory. Addresses inside are invalid afterwards."""

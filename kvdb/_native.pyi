@@ -205,11 +205,12 @@ class StepCut(enum.Enum):
 
 class StepEnd(enum.Enum):
     """How a step ended: it is answered; or so much is to be read whole that reading everything costs less; or float32 cannot hold
-    a score or an estimate."""
+    a score or an estimate; or more may have been left out than the plan's bound allows."""
 
     answered = 0
     reads_everything = 1
     not_finite = 2
+    bound_exceeded = 3
 
 class StepResult:
     """What a step did. scanned, retrieved: tokens looked at and attended, once for each group of query heads that shared their
@@ -250,7 +251,8 @@ class Step:
     tuples of blocks that are read whole for some KV heads, their number of tokens, and the heads, bool [kv_heads]. tokens:
     how many are searched, in all. guards: float32 [kv_heads], the logarithm of what a head may be estimated to miss relative
     to what it reads, or it is read whole. found_share_max: of the searched tokens; a KV head that finds more is read whole.
-    whole_share_max: of the searched tokens and heads; where more are to be read whole, nothing is.
+    whole_share_max: of the searched tokens and heads; where more are to be read whole, nothing is. bound_max: of the share of
+    the mass that is left out, the most that the bound may be; infinite for any.
     """
 
     def __init__(
@@ -267,6 +269,7 @@ class Step:
         guards: Any | None,
         found_share_max: float,
         whole_share_max: float,
+        bound_max: float,
     ) -> None: ...
     def run(self, q: Any, table: Any, counts: Any, out: Any, logs: Any, observed: bool) -> StepResult:
         """Answers q [q_heads, 1, head_dim] over the run as it is now. out: as q, contiguous. logs: float32 [3, q_heads, 1], the
@@ -391,6 +394,74 @@ def read_pages(file: int, offsets: Any, addresses: Any, way: ReadWay = ...) -> N
     addresses and offsets are multiples of 4,096 where it was opened past the page cache. Pages that stand beside each other in
     both, in this order, are one read. ring falls back to threads where the system has no io_uring, or forbids it. Raises OSError,
     EIO for a file that ends before; then the contents of the pages are unspecified."""
+
+class PagePool:
+    """What the pages of all layers take together that do not fit into memory."""
+
+    def __init__(self) -> None: ...
+    @property
+    def nbytes(self) -> int:
+        """The bytes of pages that are there or being read."""
+
+    def set_limit(self, nbytes: int) -> int:
+        """Sets the bytes that pages may take, at least those that they take already. Returns how many."""
+
+    def shrink(self, nbytes: int) -> int:
+        """Has pages go that take so many bytes, of layers that are not pinned. Returns the bytes that went."""
+
+class LayerPages:
+    """The pages of one layer, in memory of whole pages from the address `begin` on: whoever searches a pinned layer, or reads it
+    whole, brings in what is absent, and raises OSError where that fails: ENOBUFS where the pool has no room, EBADMSG where the
+    file does not hold what was written, each with the file's name.
+
+    The layer is read in units of unit_nbytes from the file's bytes [at, at + nbytes). sums: uint32, the CRC-32C of each unit, or
+    of each sum_nbytes of the only one. layer, block_nbytes: for messages.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        begin: int,
+        nbytes: int,
+        unit_nbytes: int,
+        file: str,
+        file_nbytes: int,
+        at: int,
+        layer: int,
+        block_nbytes: int,
+        sum_nbytes: int,
+        sums: Any,
+    ) -> None: ...
+    def pin(self) -> None:
+        """Nothing of it goes until as many `unpin`."""
+
+    def unpin(self) -> None: ...
+    def take_all(self) -> bool:
+        """Takes the room of all that is absent, which `read` reads. False where there is no room."""
+
+    def read(self) -> None:
+        """Reads what `take_all` took; where that fails, what was taken is absent again. Raises OSError."""
+
+    def give_up(self) -> None:
+        """Gives the room back that `take_all` took, where it was not read."""
+
+    def discard(self) -> None:
+        """Has everything go; nobody reads it."""
+
+    def leave(self) -> None:
+        """The same for good: the memory is given back."""
+
+    @property
+    def full(self) -> bool:
+        """Whether everything is there."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are there or being read."""
+
+    @property
+    def missing_nbytes(self) -> int:
+        """The bytes of the others."""
 
 def read_blocks(geometry: Geometry, table: Any) -> int:
     """Reads every byte of the blocks, on all threads, and returns the xor of their 64-bit words: memory's own speed."""

@@ -183,6 +183,13 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         self._compactor.settle()
 
     @counted_call
+    def offload(self, name: str) -> int:
+        """Move a context's segments to disk, once compaction in the background has made those that it will see; see
+        `residency.offload`. Raises NotFound too."""
+        self._compactor.wait()
+        return super().offload(name)
+
+    @counted_call
     def compact(self) -> int:
         """Give back the space of tokens that no context names, and of blocks that are hardly filled, also of segments that had to
         be loaded from disk for it; queries go on meanwhile. Returns the bytes of blocks that were given back. Raises

@@ -17,6 +17,7 @@
 #include "geometry.h"
 #include "isa.h"
 #include "memory_nodes.h"
+#include "paged_memory.h"
 #include "processor.h"
 #include "thread_pool.h"
 #include "usable_cpus.h"
@@ -72,6 +73,18 @@ void check_shape(const Array& array, std::initializer_list<std::int64_t> expecte
     if (!same) {
         fail(std::string(name) + " has shape " + shape_of(array) + "; expected [" + text + "]");
     }
+}
+
+// Memory that does not come is an OSError with the name of its file.
+inline void translate_page_errors() {
+    nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+        try {
+            std::rethrow_exception(thrown);
+        } catch (const PageError& error) {
+            const nb::object values = nb::make_tuple(error.code, error.what(), error.file);
+            PyErr_SetObject(PyExc_OSError, values.ptr());
+        }
+    });
 }
 
 inline void bind_dtype(nb::module_& m) {

@@ -35,11 +35,10 @@ thread_local bool in_series = false;
 alignas(kApart) std::atomic<int> awake{0};
 std::atomic<int> calls{0};
 
-// Whether there is a processor for each that is awake, a caller between two calls among them, and
-// for so many more.
-bool may_spin(int more = 0) {
+// Whether there is a processor for each that is awake, a caller between two calls among them.
+bool may_spin() {
     return awake.load(std::memory_order_relaxed) +
-               std::max(1, calls.load(std::memory_order_relaxed)) + more <=
+               std::max(1, calls.load(std::memory_order_relaxed)) <=
            usable_cpus();
 }
 
@@ -68,15 +67,16 @@ ThreadPool& ThreadPool::instance() {
     return *fresh;
 }
 
-// Whether `done` came true within the time of spinning.
+// Whether `done` came true within the time of spinning, which is longer for those who wait for the
+// next call of a series.
 template <class Done>
-bool ThreadPool::spin_until(Done&& done) const {
+bool ThreadPool::spin_until(Done&& done, bool waits_for_series) const {
     using Clock = std::chrono::steady_clock;
     const int spin_us = ThreadPool::spin_us();
     if (spin_us == 0) return done();
     const auto begin = Clock::now();
     for (; !done(); pause()) {
-        const bool series = series_.load(std::memory_order_relaxed) > 0;
+        const bool series = waits_for_series && series_.load(std::memory_order_relaxed) > 0;
         const std::chrono::microseconds most(series ? std::max(spin_us, kSeriesSpin) : spin_us);
         if (!may_spin() || Clock::now() - begin >= most) return done();
     }
@@ -154,7 +154,7 @@ ThreadPool::Post* ThreadPool::offer(Job& job) {
 void ThreadPool::withdraw(Post& post) {
     post.job.store(nullptr);
     // Most often that is shorter than to sleep and wake.
-    if (!spin_until([&] { return post.helpers.load() == 0; })) {
+    if (!spin_until([&] { return post.helpers.load() == 0; }, false)) {
         if (post.helpers.load() != 0) slots_[0].woken.fetch_add(1, std::memory_order_relaxed);
         for (int helpers; (helpers = post.helpers.load()) != 0;) post.helpers.wait(helpers);
     }
@@ -199,8 +199,6 @@ ThreadPool::Series::Series(int threads) {
     in_series = true;
     calls.fetch_add(1, std::memory_order_relaxed);
     pool_->series_.fetch_add(1, std::memory_order_relaxed);
-    const int end = std::min({threads, pool_->workers_.load(std::memory_order_acquire) + 1, 3});
-    for (int below = 1; below < end && may_spin(1); ++below) wake(pool_->slots_[below]);
 }
 
 ThreadPool::Series::~Series() {
@@ -246,7 +244,7 @@ void ThreadPool::worker(int number) {
 void ThreadPool::rest(int number, std::uint32_t seen) {
     Slot& slot = slots_[number];
     const auto posted = [&] { return posted_.load() != seen; };
-    if (spin_until(posted)) {
+    if (spin_until(posted, true)) {
         slot.caught.fetch_add(1, std::memory_order_relaxed);
         return;
     }

@@ -59,9 +59,8 @@ class KVDB_BASE ThreadPool {
     }
 
     // Calls of this thread that follow each other, as long as it lives. Workers that were awake for
-    // one of them wait awake for the next, for kSeriesSpin at most, so that each is woken once. The
-    // first workers are woken at once, for calls of so many threads. A series in a series is a part
-    // of it.
+    // one of them wait awake for the next, for kSeriesSpin at most, so that each is woken once.
+    // threads: how many the calls may use. A series in a series is a part of it.
     class KVDB_BASE Series {
       public:
         explicit Series(int threads);
@@ -83,8 +82,8 @@ class KVDB_BASE ThreadPool {
 
     static constexpr int kThreadsMax = 1024;
     static constexpr int kSpinMax = 1'000'000;
-    static constexpr int kSeriesSpin = 1000;  // microseconds: a caller that stalls for longer has
-                                              // to wake its workers again
+    static constexpr int kSeriesSpin = 200;  // microseconds: a caller that is busy by itself for
+                                             // longer has to wake its workers again
 
   private:
     struct Job {
@@ -119,7 +118,7 @@ class KVDB_BASE ThreadPool {
     Post* offer(Job& job);
     void withdraw(Post& post);
     template <class Done>
-    bool spin_until(Done&& done) const;
+    bool spin_until(Done&& done, bool waits_for_series) const;
     void start_workers(int threads);
     void wake_next(const Job& job, int number);
     static int wake(Slot& slot);

@@ -55,7 +55,8 @@ class PartFacts:
     tokens that an index may search; the others belong to the window, or are in no index yet. heads: what is known about each KV
     head, () for nothing. building: kinds of index that are being built. shift: by how many positions the part was moved.
     overlaid: the number of visible tokens that were recomputed and stand in another part. sessions: the number of sessions open
-    over it. is_tail: whether it holds the session's own tokens.
+    over it. is_tail: whether it holds the session's own tokens. token_nbytes: the bytes of one token's keys and values as they
+    lie in it, None for those of the call.
     """
 
     name: str
@@ -72,6 +73,7 @@ class PartFacts:
     overlaid: int = 0
     sessions: int = 1
     is_tail: bool = False
+    token_nbytes: int | None = None
 
     @property
     def searchable(self) -> int:

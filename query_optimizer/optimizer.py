@@ -167,7 +167,8 @@ def _estimate(facts: Facts, part: PartFacts, fired: Fired, tokens: int, heads: H
     share = len(heads) / facts.kv_heads
     if fired.index is None:
         seconds = part.seconds * tokens / max(part.visible, 1) * piecewise_cost(share)
-        return Estimate(tokens, round(tokens * facts.token_nbytes * share), seconds)
+        token_nbytes = facts.token_nbytes if part.token_nbytes is None else part.token_nbytes
+        return Estimate(tokens, round(tokens * token_nbytes * share), seconds)
     index = next(index for index in part.indexes if index.kind == fired.index)
     estimated = fired.estimate_tail and index.tail_seconds is not None
     seconds = index.tail_seconds if estimated and index.tail_seconds is not None else index.seconds

@@ -2,7 +2,7 @@
 
 from engine_adapter.rag.answers import Answer, Usage
 from engine_adapter.rag.check import Check, Checked
-from engine_adapter.rag.documents import DocumentInfo
+from engine_adapter.rag.document import DocumentInfo
 from engine_adapter.rag.engine import RagEngine
 from engine_adapter.rag.stream import AnswerStream
 

@@ -1,6 +1,5 @@
 """The RAG front: documents are added once, and questions are answered from any of them in any order."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from threading import Event
@@ -16,7 +15,8 @@ from engine_adapter.base import Progress, check_client
 from engine_adapter.rag.answers import Answer, Pieces, Tokenizer, answer_of
 from engine_adapter.rag.check import Check, CheckPrompt, FullAnswer, check
 from engine_adapter.rag.chunks import CHUNK_TOKENS, cut
-from engine_adapter.rag.documents import Chunk, Clock, Document, DocumentInfo, Documents, check_id, check_ttl
+from engine_adapter.rag.document import Document, DocumentInfo, NewDocument
+from engine_adapter.rag.documents import Documents, check_id, check_ttl
 from engine_adapter.rag.forcing import Forced
 from engine_adapter.rag.plain import full_answer
 from engine_adapter.rag.prompts import QUESTION, Prompts, Text, digest
@@ -57,13 +57,12 @@ class RagEngine:
         memory_bytes: int | None = None,
         offload: bool = False,
         namespace: str = "rag",
-        clock: Clock = time.monotonic,
     ) -> None:
         """instruction: the text with which every prompt begins, behind the tokens that the tokenizer puts before a text.
         template: the text behind the documents, with {question} in it, such as the turns of a chat. chunk_tokens: the most tokens
         of a chunk. memory_bytes: the most bytes of all documents, None for no limit of its own; see `Documents`. offload: whether
         documents without room go to disk instead of being dropped; see `kvdb.Client.offload`. namespace: the beginning of the
-        names of its contexts in the database. clock: seconds, for times to live.
+        names of its contexts in the database.
 
         Raises InvalidArgument, and Unsupported for a model that kvdb cannot serve.
         """
@@ -76,12 +75,11 @@ class RagEngine:
         self._prompts = Prompts(tokenizer, int(model.config.get_text_config(decoder=True).vocab_size), instruction, template)
         self._chunk_tokens = chunk_tokens
         self._namespace = namespace
-        self._documents = Documents(db, namespace, memory_bytes, clock, offload=offload)
         self._turns = Turns()
         self._closed = False
         with ExitStack() as stack:
             self._engine = stack.enter_context(attach(model, db))
-            self._documents.adopt(self._engine.spec)
+            self._documents = Documents(db, self._engine.spec, namespace, memory_bytes, offload=offload)
             self._store_instruction()
             self._resources = stack.pop_all()
 
@@ -97,32 +95,32 @@ class RagEngine:
     ) -> DocumentInfo:
         """Cut a document into chunks and compute each that is not stored. A text that is stored already costs nothing.
 
-        text: a string, or its token ids. ttl: seconds until the document is dropped, None for never. pin: never drop it for room.
-        replace: if there is a document of this id, the new one takes its place when it is whole. progress: called as (done,
-        total) tokens after each chunk. Raises InvalidArgument for a text without tokens, AlreadyExists, CapacityError, and what
-        the database raises; nothing is added then.
+        text: a string, or its token ids. ttl: seconds from now until the document is dropped, None for never. pin: never drop it
+        for room. replace: if there is a document of this id, the new one takes its place when it is whole. progress: called as
+        (done, total) tokens after each chunk. Raises InvalidArgument for a text without tokens, AlreadyExists, CapacityError, and
+        what the database raises; nothing is added then.
         """
-        self._begin()
+        self._check_open()
         check_ttl(ttl)
         check_id(doc_id)
         ids = self._prompts.document(text, f"document {doc_id!r}")
         chunks = cut(ids, self._chunk_tokens, self._prompts.text)
         spec = self._engine.spec
-        new = Document(doc_id, pinned=bool(pin))
         sizes = {digest(chunk): len(chunk) * spec.layers * spec.token_nbytes for chunk in chunks}
-        with self._documents.coming(new, sizes, replace=replace), ExitStack() as undo:
-            undo.callback(self._documents.discard, new.chunks)
+        texts = list(map(digest, chunks))
+        new = self._documents.begin(doc_id, sizes, texts, ttl=ttl, pinned=bool(pin), replace=replace)
+        stored: list[str] = []
+        with ExitStack() as undo:
+            undo.callback(self._documents.discard, stored)
             done = 0
             for number, chunk in enumerate(chunks, 1):
-                name = self._documents.name(new, number, len(chunks))
                 with self._turn():
                     self._store_instruction()
-                    context = self._engine.store_chunk(name=name, input_ids=chunk, behind=self._prompts.instruction or None)
-                    new.chunks.append(Chunk(context, digest(chunk)))
+                    stored.append(self._store_chunk(new, number, chunk))
                 done += len(chunk)
                 if progress is not None:
                     progress(done, len(ids))
-            info = self._documents.put(new, ttl)
+            info = self._documents.finish(new)
             undo.pop_all()
         return info
 
@@ -192,20 +190,20 @@ class RagEngine:
 
     def delete(self, doc_id: str) -> None:
         """Forget a document. An answer under way that holds it goes on. Raises NotFound."""
-        self._begin()
+        self._check_open()
         check_id(doc_id)
         self._documents.delete(doc_id)
 
     def pin(self, doc_id: str, pinned: bool = True) -> None:
         """Never drop a document for room or, with pinned=False, allow it again. A pinned document still expires. Raises
         NotFound."""
-        self._begin()
+        self._check_open()
         check_id(doc_id)
         self._documents.pin(doc_id, pinned=bool(pinned))
 
     def documents(self) -> list[DocumentInfo]:
         """Every document, in the order of their ids."""
-        self._begin()
+        self._check_open()
         return self._documents.infos()
 
     def close(self) -> None:
@@ -229,17 +227,16 @@ class RagEngine:
         stop: Event | None,
         **options: Any,
     ) -> Answer:
-        self._begin()
+        self._check_open()
         options["recompute"] = Recompute.of(recompute)
         if stream is not None:
             options["streamer"] = Pieces(self._prompts.tokenizer, stream)
         if stop is not None:
             options["stopping_criteria"] = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), Stop(stop)])
-        with self._documents.read(docs) as documents:
-            parts = self._parts(documents, question)
-            with self._turn():
-                out = self._engine.generate(parts=parts, **options)
-                report = self._engine.last
+        with self._turn():
+            parts = self._parts(self._documents.read(docs), question)
+            out = self._engine.generate(parts=parts, **options)
+            report = self._engine.last
         assert report is not None
         sequence = (out if isinstance(out, torch.Tensor) else out.sequences)[0]
         prompt = len(sequence) - report.generated
@@ -254,19 +251,23 @@ class RagEngine:
         return forced.log_probabilities
 
     def _full_answer(self, prompt: CheckPrompt, options: dict[str, Any]) -> FullAnswer:
-        self._begin()
-        with self._documents.read(_listed(prompt.docs)) as documents:
-            parts = self._parts(documents, prompt.question)
-            with self._db.create_session(self._engine.spec, parts=parts) as session:
-                ids = torch.from_numpy(session.tokens.astype(np.int64))
+        self._check_open()
+        parts = self._parts(self._documents.read(_listed(prompt.docs)), prompt.question)
+        with self._db.create_session(self._engine.spec, parts=parts) as session:
+            ids = torch.from_numpy(session.tokens.astype(np.int64))
         with self._turn():
             return full_answer(self._model, self._prompts.tokenizer, ids, **options)
 
     def _parts(self, documents: Iterable[Document], question: Text) -> list[Any]:
         """The parts of a prompt. The instruction is given as token ids, because the stored beginning of a prompt is found by its
         ids."""
-        chunks = [chunk.context for document in documents for chunk in document.chunks]
+        chunks = [chunk for document in documents for chunk in document.chunks]
         return [*([self._prompts.instruction] if self._prompts.instruction else []), *chunks, self._prompts.question(question)]
+
+    def _store_chunk(self, new: NewDocument, number: int, ids: list[int]) -> str:
+        """Store a chunk of a document, from 1 on. Returns its name."""
+        behind = self._prompts.instruction or None
+        return self._engine.store_chunk(name=new.name(number), input_ids=ids, behind=behind, **new.retention(number)).name
 
     def _store_instruction(self) -> None:
         """Documents are computed behind it, and prompts begin with it."""
@@ -274,11 +275,6 @@ class RagEngine:
         if ids:
             with suppress(AlreadyExists):  # by an engine before this one, or earlier
                 self._engine.store(name=f"{self._namespace}/instruction-{digest(ids)}", input_ids=ids)
-
-    def _begin(self) -> None:
-        """Begin a call; every call does so."""
-        self._check_open()
-        self._documents.expire()
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from engine_adapter.transformers.recompute import recompute as recomputed
 from engine_adapter.transformers.support import check_dropout, check_positions, text_config
 from kvdb.blend.strategies import Recompute
 from kvdb.client.query_keywords import keywords_in, query_options
+from kvdb.client.retention_keywords import RetentionKeywords
 from kvdb.errors import InvalidArgument
 from query_optimizer.query_options import NO_OPTIONS
 
@@ -102,11 +103,14 @@ class TransformersEngine:
             keep_answers(self._db, names, cache.sessions, prompts, sequences, settings)
         return answer
 
-    def store(self, *, name: str, input_ids: Any, progress: Progress | None = None) -> kvdb.Context:
+    def store(
+        self, *, name: str, input_ids: Any, progress: Progress | None = None, **retention: Unpack[RetentionKeywords]
+    ) -> kvdb.Context:
         """Prefill the tokens of one sequence that are not stored, and store all of it under a name.
 
-        input_ids: `[n]` or `[1, n]`. progress: called as (done, n) after each piece. Raises AlreadyExists for a name that is
-        taken, ShapeError, DtypeError, InvalidArgument, Unsupported and what the database raises; nothing is stored then.
+        input_ids: `[n]` or `[1, n]`. progress: called as (done, n) after each piece. retention: as in
+        `kvdb.Client.import_context`. Raises AlreadyExists for a name that is taken, ShapeError, DtypeError, InvalidArgument,
+        Unsupported and what the database raises; nothing is stored then.
         """
         started = perf_counter()
         self._check_ready()
@@ -116,11 +120,19 @@ class TransformersEngine:
         with self._db.create_session(self.spec, tokens) as session:
             prefill(self._model, session, tokens, self._piece_tokens, progress)
             prefilled = perf_counter()
-            context = self._db.store(session, name=name)
+            context = self._db.store(session, name=name, **retention)
             self.last = self._report(session, [Prompt(tokens)], (session.reused,), _Times(started, prefilled, None))
         return context
 
-    def store_chunk(self, *, name: str, input_ids: Any, behind: Any = None, progress: Progress | None = None) -> kvdb.Context:
+    def store_chunk(
+        self,
+        *,
+        name: str,
+        input_ids: Any,
+        behind: Any = None,
+        progress: Progress | None = None,
+        **retention: Unpack[RetentionKeywords],
+    ) -> kvdb.Context:
         """Compute one text, and store it as a chunk, which may stand anywhere in a prompt's `parts`.
 
         behind: token ids `[m]` of what every prompt begins with, stored already, which the text reads and the chunk does not
@@ -135,7 +147,7 @@ class TransformersEngine:
         before = tokens[:0] if behind is None else as_row(behind)
         check_positions(self._model, len(before) + len(tokens))
         check_free(self._db, name)
-        known = self._db.name_chunk(self.spec, tokens, name=name)
+        known = self._db.name_chunk(self.spec, tokens, name=name, **retention)
         if known is not None:
             if progress is not None:
                 progress(len(tokens), len(tokens))
@@ -148,7 +160,7 @@ class TransformersEngine:
             everything = torch.cat([before, tokens])
             prefill(self._model, session, everything, self._piece_tokens, progress)
             prefilled = perf_counter()
-            context = self._db.store(session, name=name, tokens=everything, chunk=True)
+            context = self._db.store(session, name=name, tokens=everything, chunk=True, **retention)
             self.last = self._report(session, [Prompt(tokens)], (0,), _Times(started, prefilled, None))
         return context
 

@@ -84,13 +84,12 @@ void score(const PyBlocks& blocks, const PyQueries& queries, const In<std::int64
         }
     }
     const ReleaseGil release;
-    const auto kernel = score_kernels().score[static_cast<int>(blocks.blocks.geometry.dtype)];
     ThreadPool& pool = ThreadPool::instance();
     const int threads = count * blocks.blocks.geometry.head_dim < (1 << 16) ? 1 : pool.threads();
     pool.run(rows, threads, [&](std::int64_t row, int) {
-        kernel({blocks.blocks, static_cast<int>(row / queries.rows.rows()),
-                queries.rows.q + row * blocks.blocks.geometry.head_dim, 1, ids.data() + at[row],
-                at[row + 1] - at[row], scores.data() + at[row], 0});
+        score_tokens({blocks.blocks, static_cast<int>(row / queries.rows.rows()),
+                      queries.rows.q + row * blocks.blocks.geometry.head_dim, 1,
+                      ids.data() + at[row], at[row + 1] - at[row], scores.data() + at[row], 0});
     });
 }
 
@@ -113,9 +112,7 @@ void widen(const PyBlocks& blocks, int kv_head, std::int64_t begin, const Out<fl
     check_shape(out, {count, geometry.head_dim}, "out");
     check_range(blocks, kv_head, begin, count);
     const ReleaseGil release;
-    const ScoreKernels& kernels = score_kernels();
-    (values ? kernels.widen_values : kernels.widen_keys)[static_cast<int>(geometry.dtype)](
-        {blocks.blocks, kv_head, begin, count, out.data()});
+    (values ? widen_values : widen_keys)({blocks.blocks, kv_head, begin, count, out.data()});
 }
 
 void copy_keys(const PyBlocks& blocks, int kv_head, std::int64_t begin,
@@ -126,6 +123,7 @@ void copy_keys(const PyBlocks& blocks, int kv_head, std::int64_t begin,
     check_shape(out, {count, row}, "out");
     check_range(blocks, kv_head, begin, count);
     const ReleaseGil release;
+    require_range(geometry, blocks.blocks.table, kv_head, begin, count, false);
     for (std::int64_t done = 0; done < count;) {
         const std::int64_t token = begin + done, in_block = token % geometry.block_size;
         const std::int64_t run = std::min(geometry.block_size - in_block, count - done);
@@ -216,6 +214,7 @@ NB_MODULE(_native, m) {
     using namespace kvdb::indexes;
 
     bind_dtype(m);
+    translate_page_errors();
     nb::class_<PyBlocks>(m, "Blocks")
         .def(
             "__init__",

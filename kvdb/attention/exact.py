@@ -72,7 +72,7 @@ def exact(
     with its output in q's dtype.
     """
     state, spent = _attended(layout, run.all_blocks, q, new, scale, top)
-    return state, AttentionStats(run.tokens, run.tokens, run.read_tokens * layout.token_nbytes, spent)
+    return state, AttentionStats(run.tokens, run.tokens, layout.nbytes_of(run.addresses, run.counts), spent)
 
 
 def exact_over(
@@ -81,7 +81,7 @@ def exact_over(
     """`exact` over chosen blocks of a run."""
     state, spent = _attended(layout, reads, q, new, scale, top)
     tokens = int(reads.counts.sum())
-    return state, AttentionStats(tokens, tokens, tokens * layout.token_nbytes, spent)
+    return state, AttentionStats(tokens, tokens, layout.nbytes_of(reads.addresses, reads.counts), spent)
 
 
 def _attended(

@@ -54,7 +54,7 @@ class RunPartition:
     None if there are none. sinks: blocks [first, last) of the run that hold sink tokens, which are part of the window. guards:
     float32 `[kv_heads]`, the logarithm of the mass that a KV head may leave out, relative to the mass it reads; a head that is
     estimated to miss more is read whole. None if there is no such limit. step: what `kvdb.attention.step` prepared of it, and for
-    what.
+    what. widens: whether a bound on the missed mass took more than one search.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class RunPartition:
         self.device = device
         self.guards: Float32 | None = None
         self.step: tuple[Any, Any] | None = None
+        self.widens = False
         self.observes = any(part.observe is not None for part in self.searched)
         parts: tuple[SearchedSpan | ExactSpan, ...] = (*searched, *whole)
         spans = {part.span for part in parts}

@@ -95,4 +95,4 @@ def _merge(layout: BlockLayout, state: AttentionState, members: list[int], share
 
 
 def _nbytes(layout: BlockLayout, reads: BlockReads) -> int:
-    return int(reads.counts.sum()) * layout.token_nbytes
+    return layout.nbytes_of(reads.addresses, reads.counts)

@@ -70,6 +70,10 @@ def sparse(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval)
         answered, stats = step.answer(query)
         if answered is not None:
             return answered, stats
+        if step.exceeded(stats.searches):
+            partition.widens = True  # the next queries are likely to need more than one search too
+            state, wider = _searched(query, partition, retrieval)
+            return state, replace(wider, nbytes=stats.nbytes + wider.nbytes, kernel_ns=perf_counter_ns() - started)
         top = np.empty(query.q.shape[:2], np.float32) if query.observed else None
         state, whole_stats = exact(query, partition, top)
         if top is not None:
@@ -112,10 +116,12 @@ def _searched(query: AttentionQuery, partition: RunPartition, retrieval: Retriev
     assert answer is not None
     state = _with_tail(query, answer)
     whole = answer.whole_share * partition.tokens
+    run = query.run
+    token_nbytes = layout.nbytes_of(run.addresses, run.counts) / run.read_tokens
     stats = AttentionStats(
         scanned=read.scanned + whole,
         retrieved=read.window + sum(len(r.ids) for r in answer.results) / (q.shape[0] * q.shape[1]) + whole,
-        nbytes=read.nbytes + int((read.window + whole) * layout.token_nbytes),
+        nbytes=read.nbytes + round((read.window + whole) * token_nbytes),
         kernel_ns=perf_counter_ns() - started,
         missed=answer.missed,
         missed_bound=answer.bound,

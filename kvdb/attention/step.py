@@ -1,11 +1,12 @@
 """A decode step by native code: window, searches, merges and estimates are one call, prepared once for a plan.
 
 It answers one query, where every index that the plan searches can be asked by native code. What is rare is left to
-`kvdb.attention.sparse`, which does the same from Python: several queries, a bound on the missed mass, and kinds of index that
-are written in Python.
+`kvdb.attention.sparse`, which does the same from Python: several queries, a bound on the missed mass that one search does not
+prove, and kinds of index that are written in Python.
 """
 
 from collections.abc import Sequence
+from math import inf
 from time import perf_counter_ns
 from typing import overload
 
@@ -47,8 +48,8 @@ class PreparedStep:
         self.observe(self.native.observations(searches.result, top, lse))
 
     def answer(self, query: AttentionQuery) -> tuple[AttentionState | None, AttentionStats]:
-        """The state, or None where everything is to be read; then the statistics are of what was spent to find that out. Raises
-        NonFiniteError."""
+        """The state, or None where everything is to be read, or where the bound on the missed mass is not proven, which the
+        statistics say; then they are of what was spent to find that out. Raises NonFiniteError."""
         started = perf_counter_ns()
         q, run = query.q, query.run
         out, logs = np.empty(q.shape, q.dtype), np.empty((3, q.shape[0], 1), np.float32)
@@ -71,7 +72,13 @@ class PreparedStep:
             lse=read,
             missed_log=missed,
         )
-        return None if result.end == _native.StepEnd.reads_everything else AttentionState(out, lse), stats
+        ended = result.end in {_native.StepEnd.reads_everything, _native.StepEnd.bound_exceeded}
+        return None if ended else AttentionState(out, lse), stats
+
+    @staticmethod
+    def exceeded(searches: Sequence[IndexSearch]) -> bool:
+        """Whether an answer's searches did not prove the bound on the missed mass."""
+        return isinstance(searches, StepSearches) and searches.result.end == _native.StepEnd.bound_exceeded
 
 
 class StepSearches(Sequence[IndexSearch]):
@@ -105,7 +112,7 @@ class StepSearches(Sequence[IndexSearch]):
 
 def prepared_step(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval) -> PreparedStep | None:
     """The step of a partition, made when it is first asked for; None where the query is for Python."""
-    if query.q.shape[1] != 1 or query.options.max_missed_mass is not None:
+    if query.q.shape[1] != 1 or (query.options.max_missed_mass is not None and partition.widens):
         return None
     key = query.options, retrieval
     if partition.step is None or partition.step[0] != key:
@@ -114,8 +121,12 @@ def prepared_step(query: AttentionQuery, partition: RunPartition, retrieval: Ret
 
 
 def made_step(partition: RunPartition, options: QueryOptions, retrieval: Retrieval) -> PreparedStep | None:
-    """The step of a partition, if it was made for these options."""
-    if partition.step is None or partition.step[0] != (options, retrieval):
+    """The step of a partition, if it was made for these options and answers by itself."""
+    if (
+        partition.step is None
+        or (options.max_missed_mass is not None and partition.widens)
+        or partition.step[0] != (options, retrieval)
+    ):
         return None
     made: PreparedStep | None = partition.step[1]
     return made
@@ -148,9 +159,10 @@ def _cut(retrieval: Retrieval, scale: float) -> tuple[_native.StepCut, float] | 
 
 def _prepare(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval) -> PreparedStep | None:
     layout, run = query.layout, query.run
-    searched, searches = [], []
+    searched, searches, limit = [], [], query.options.max_missed_mass
     for part in partition.searched:
-        asked = shared_retrieval(part.retrieval or retrieval, partition)
+        own = part.retrieval if limit is None else None
+        asked = shared_retrieval(own or retrieval, partition)
         search = _search(query, partition, part, asked)
         if search is None or isinstance(retrieval, Exact):
             return None
@@ -171,5 +183,6 @@ def _prepare(query: AttentionQuery, partition: RunPartition, retrieval: Retrieva
         partition.guards,
         FOUND_SHARE_MAX,
         WHOLE_SHARE_MAX,
+        inf if limit is None else limit,
     )
     return PreparedStep(native, searched)

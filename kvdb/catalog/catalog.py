@@ -272,12 +272,12 @@ class Catalog:
         if name not in self._contexts:
             known = ", ".join(repr(n) for n in sorted(self._contexts)[:5]) or "none"
             more = f" and {len(self._contexts) - 5:,} more" if len(self._contexts) > 5 else ""
-            raise NotFound(f"no context is named {name!r}; stored are {known}{more} (see db.contexts())")
+            raise NotFound(f"no context is named {name!r}; stored are {known}{more} (see db.contexts(), kvdb ls)")
         return self._contexts[name]
 
     def _check_free(self, name: str) -> None:
         if name in self._contexts:
-            raise AlreadyExists(f"a context named {name!r} is stored already; drop it first or choose another name")
+            raise AlreadyExists(f"a context named {name!r} is stored already; drop it first (kvdb drop) or choose another name")
 
 
 def _text(spec: ModelSpec, tokens: Tokens, salt: str) -> tuple[str, str, bytes]:

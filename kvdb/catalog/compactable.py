@@ -9,9 +9,10 @@ from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.chains import Chain, Twins, chains_along, twins_along
 from kvdb.catalog.context import Context
 from kvdb.catalog.holders import Held, Holder, JointTree
-from kvdb.catalog.layout import Layout
+from kvdb.catalog.partly_seen import PartlySeen, Trimmed, is_partial, partly_seen
 from kvdb.catalog.prefix_tree import PrefixTree, concatenate, place_behind
 from kvdb.catalog.relayout import Relayout
+from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import Views, release_views
 from kvdb.types import ModelSpec, Tokens
 
@@ -46,6 +47,7 @@ class CompactableCatalog(Catalog):
         self._held_by_name: dict[str, Held] = {}
         self._held_trees: dict[tuple[str, str], PrefixTree] = {}
         self._changed_texts: list[Text] = []  # of holders
+        self._partial: dict[str, Context] = {}
 
     def hold(self, holder: Holder) -> bool:
         """Lay space out for what a holder stands on now too, in place of what it stood on before, until `let_go`; its references
@@ -121,16 +123,38 @@ class CompactableCatalog(Catalog):
         for start in range(0, len(names), CONTEXTS_AT_ONCE):
             self._replace(names[start : start + CONTEXTS_AT_ONCE], relayout)
 
+    def partly_seen(self) -> list[PartlySeen]:
+        """Segments that blended contexts alone hold, and hardly need. The caller owns a reference to each."""
+        with self._lock:
+            found = partly_seen(self._partial.values())
+            for one in found:
+                one.segment.retain()
+            return found
+
+    def trim(self, one: PartlySeen, new: Segment) -> None:
+        """Let blended contexts see another segment that holds what they see. The caller owns a reference to both. Raises what
+        writing it may raise."""
+        self._replace(one.names, Trimmed(one.segment, new))
+
+    def _add(self, context: Context) -> None:
+        super()._add(context)
+        if is_partial(context):
+            self._partial[context.name] = context
+
+    def _remove(self, context: Context) -> None:
+        super()._remove(context)
+        self._partial.pop(context.name, None)
+
     def _seeing(self, text: Text, relayout: Relayout) -> list[str]:
         """The names of the contexts that see the first of the pieces."""
         with self._lock:
             return _names_at(self._tree(text.spec, text.salt), relayout)
 
-    def _replace(self, names: Sequence[str], relayout: Relayout) -> None:
+    def _replace(self, names: Sequence[str], relayout: Relayout | Trimmed) -> None:
         """`replace` for these contexts, as far as they are there."""
         self._swap(self._rewritten(names, relayout))
 
-    def _rewritten(self, names: Sequence[str], relayout: Relayout) -> list[tuple[Context, Context]]:
+    def _rewritten(self, names: Sequence[str], relayout: Relayout | Trimmed) -> list[tuple[Context, Context]]:
         """Contexts as they are and as they are to be, with a reference to each segment that the latter see."""
         pairs = []
         with self._lock:
@@ -140,7 +164,7 @@ class CompactableCatalog(Catalog):
                 if context is not None and views != context.views:
                     for view in views:
                         view.segment.retain()
-                    pairs.append((context, replace(context, layout=Layout.contiguous(views))))
+                    pairs.append((context, replace(context, layout=replace(context.layout, views=views))))
         return pairs
 
     def _swap(self, pairs: Sequence[tuple[Context, Context]]) -> None:

@@ -22,6 +22,7 @@ SHARE = 64
 """Room is made for at least this part of a tier at a time, because all that is stored is looked at each time."""
 NAMED_MAX = 5
 """How many contexts an error names at most."""
+TOO_MUCH = "all that is stored together could not make that room, so nothing was let go"
 
 
 def open_evictor(catalog: Catalog, blocks: BlockStore, eviction: str) -> None:
@@ -49,12 +50,15 @@ class Evictor:
         self._contexts: EvictionPolicy[str] = contexts
         self._named: Counter[Segment] = Counter()  # how many views of stored contexts show it
         self._digests: dict[Segment, str] = {}  # of its model's spec
+        self._left_nbytes = 0  # of all segments that left main memory so far
+        self._used_at: dict[Segment, int] = {}  # how many that were when it was last used
         self._lock = Lock()
         for context in sorted(catalog.contexts(), key=lambda one: one.life.used):
             self.came(context)
         catalog.watcher = self
         blocks.budget.evict = self.make_room
         if blocks.disk is not None:
+            blocks.budget.offload = self.make_room
             blocks.disk.evict = self.make_disk_room
 
     def came(self, context: Context) -> None:
@@ -70,6 +74,7 @@ class Evictor:
         with self._lock:
             for view in reversed(views):  # what lies deepest goes first
                 if self._named[view.segment]:
+                    self._used_at[view.segment] = self._left_nbytes
                     self._segments.touch(view.segment, view.segment.nbytes)
             for context in sorted(contexts, key=lambda one: one.layout.length, reverse=True):
                 self._contexts.touch(context.name, _last_nbytes(context))
@@ -82,11 +87,15 @@ class Evictor:
                 self._named[view.segment] -= 1
                 if not self._named[view.segment]:
                     del self._named[view.segment], self._digests[view.segment]
+                    self._used_at.pop(view.segment, None)
                     self._segments.forget(view.segment)
 
     def make_room(self, nbytes: int) -> str:
         """Free that much main memory, if there is what may go; see `kvdb.storage.room.Evict`."""
-        nbytes = max(nbytes, (self._blocks.budget.limit or 0) // SHARE)
+        limit = self._blocks.budget.limit
+        if limit is not None and nbytes > limit:
+            return TOO_MUCH
+        nbytes = max(nbytes, (limit or 0) // SHARE)
         try:
             if self._catalog.drop_expired():
                 return ""
@@ -100,6 +109,9 @@ class Evictor:
 
     def make_disk_room(self, nbytes: int) -> str:
         """Free that much of the disk, if there is what may go; see `kvdb.storage.room.Evict`."""
+        limit = self._blocks.disk_bytes_max
+        if limit is not None and nbytes > limit:
+            return TOO_MUCH
         nbytes = max(nbytes, self._blocks.disk.nbytes // SHARE if self._blocks.disk is not None else 0)
         try:
             if self._catalog.drop_expired():
@@ -117,7 +129,11 @@ class Evictor:
                 if segment.whole and segment not in self._segments:
                     self._segments.touch(segment, segment.nbytes)
             kept = {one for one in self._named if one in pinned or one.pins or not one.whole}
-            victims = [(segment, self._digests[segment]) for segment in _chosen(self._segments, kept, nbytes)]
+            going = _chosen(self._segments, kept | {one for one in self._named if self._is_favoured(one)}, nbytes)
+            if (left := nbytes - sum(one.nbytes for one in going)) > 0:
+                going += _chosen(self._segments, kept, left)
+            self._left_nbytes += sum(one.nbytes for one in going)
+            victims = [(segment, self._digests[segment]) for segment in going]
         freed = 0
         for segment, digest in victims:
             if segment.try_retain():
@@ -126,6 +142,12 @@ class Evictor:
                 finally:
                     segment.release()
         return freed
+
+    def _is_favoured(self, segment: Segment) -> bool:
+        """Whether a segment has indexes in memory that few bytes have left since they were of use: fewer than main memory has.
+        Queries ask an index for few of the segment's keys, and bringing both back takes longer than keys and values alone."""
+        limit = self._blocks.budget.limit or 0
+        return bool(segment.indexes.nbytes) and self._left_nbytes - self._used_at.get(segment, 0) < limit
 
     def _drop(self, nbytes: int, size: Callable[[Segment], int]) -> int:
         """Drop contexts until that much is free. Returns how much is; raises what dropping a context raises. size: what a segment
@@ -154,7 +176,8 @@ class Evictor:
         pinned = [context.name for context in contexts if context.life.pinned]
         used = [one.name for one in contexts if not one.life.pinned and any(view.segment.pins for view in one.views)]
         told = [f"{_names(names)} {what}" for names, what in ((pinned, "pinned"), (used, "in use by sessions")) if names]
-        return "nothing that is stored can go: " + (", ".join(told) or "what holds the rest are imports and open sessions")
+        unpin = "; kvdb unpin lets contexts go" if pinned else ""
+        return f"nothing that is stored can go: {', '.join(told) or 'what holds the rest are imports and open sessions'}{unpin}"
 
 
 def _chosen(entries: EvictionPolicy[K], kept: Collection[K], nbytes: int) -> list[K]:

@@ -7,6 +7,7 @@ from threading import Lock
 import kvdb._native as _native
 from indexes.base import Float32, Index
 from kvdb.catalog.stored_queries import StoredQueries
+from kvdb.storage.budget import CpuBudget
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,12 @@ class IndexSet:
     changes: its value is the `version`, which grows when indexes are added or removed.
     """
 
-    def __init__(self, queries: StoredQueries | None = None) -> None:
-        """queries: some queries of these keys; the set takes them over."""
+    def __init__(self, queries: StoredQueries | None = None, budget: CpuBudget | None = None) -> None:
+        """queries: some queries of these keys; the set takes them over. budget: where the bytes of indexes count, None where they
+        do not."""
         self._queries = queries
+        self._budget = budget
+        self._taken = 0
         self.changes = _native.Version()
         self._progress: dict[str, Progress] = {}
         self._layers: dict[int, dict[str, Index]] = {}
@@ -69,17 +73,31 @@ class IndexSet:
         return self._layers.get(layer, {})
 
     def put(self, layer: int, index: Index) -> None:
-        """Offer an index to every query from now on."""
+        """Offer an index to every query from now on. Segments may go to disk for it, but no context is dropped. Raises
+        CapacityError where the budget has no room; the caller has locked no segment and no catalogue."""
+        if self._budget is not None:
+            self._budget.take_for_index(index.nbytes)
         with self._lock:
+            before = self.of(layer).get(index.kind)
             self._layers[layer] = {**self.of(layer), index.kind: index}
+            self._taken += 0 if self._budget is None else index.nbytes
+            self._give(0 if before is None else before.nbytes)
             self.changes.advance()
 
     def clear(self) -> None:
         """Forget every index, because the blocks that they were built over are freed now."""
         with self._lock:
             self._layers = {}
+            self._give(self._taken)
             self._progress = {kind: progress for kind, progress in self._progress.items() if progress.state == "failed"}
             self.changes.advance()
+
+    def _give(self, nbytes: int) -> None:
+        """Count bytes of indexes no longer; called with the lock held."""
+        given = min(nbytes, self._taken)
+        if self._budget is not None and given:
+            self._budget.give_beside(given)
+            self._taken -= given
 
     def in_progress(self) -> tuple[str, ...]:
         """The kinds that are being built, or wait to be built."""

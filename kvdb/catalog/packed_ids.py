@@ -49,7 +49,7 @@ class PackedIds:
             ids |= np.frombuffer(self._high, np.uint16)[start:end].astype(np.int32) << LOW_BITS
         elif self._high_bits:
             packed = np.frombuffer(self._high, np.uint8)[start // 2 : -(-end // 2)]
-            high = np.stack([packed % NIBBLE, packed // NIBBLE], axis=1).reshape(-1)[start % 2 :][: end - start]
+            high = np.stack([packed & (NIBBLE - 1), packed >> 4], axis=1).reshape(-1)[start % 2 :][: end - start]
             ids |= high.astype(np.int32) << LOW_BITS
         return ids
 

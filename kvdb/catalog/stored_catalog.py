@@ -13,7 +13,9 @@ from kvdb.catalog.catalog_file import CatalogFile
 from kvdb.catalog.catalog_records import LifeRecord, SegmentRecord, SpecRecord, ViewRecord
 from kvdb.catalog.compactable import CompactableCatalog, Text
 from kvdb.catalog.context import Context
+from kvdb.catalog.partly_seen import PartlySeen, Trimmed
 from kvdb.catalog.relayout import Relayout
+from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_records import records_of
 from kvdb.catalog.segment_view import Views, release_views
 from kvdb.catalog.stored_contexts import StoredContexts
@@ -105,7 +107,12 @@ class StoredCatalog(CompactableCatalog):
                 target.segment.write(self._disk, text.spec)
         super().replace(text, relayout)
 
-    def _replace(self, names: Sequence[str], relayout: Relayout) -> None:
+    def trim(self, one: PartlySeen, new: Segment) -> None:
+        """Write the new segment to the disk before; see `CompactableCatalog.trim`. Raises CapacityError or Unavailable."""
+        new.write(self._disk, one.spec)
+        super().trim(one, new)
+
+    def _replace(self, names: Sequence[str], relayout: Relayout | Trimmed) -> None:
         """One transaction says that these contexts see the targets, before anybody sees them there."""
         with self._commit_lock, ExitStack() as undo:
             pairs = self._rewritten(names, relayout)

@@ -5,6 +5,7 @@ import logging
 import kvdb.catalog.stored_overlay as stored_overlay
 from kvdb.catalog.catalog_records import ContextRecord, Records
 from kvdb.catalog.context import Context
+from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.life import Life
 from kvdb.catalog.overhead import context_nbytes, segment_nbytes
@@ -83,7 +84,9 @@ class StoredContexts:
             raise ConfigError(f"the store has blocks of {record.block_size} tokens; set storage.block_size to that")
         on_disk = self._disk.adopt(file, spec.digest, layout, spec.layers, len(record.tokens))
         beside = Reservation(self._blocks.budget, segment_nbytes(spec.layers, len(record.tokens)))
-        segment = Segment(record.tokens, tables, base=record.base, standalone=record.standalone, beside=beside)
+        segment = Segment(
+            record.tokens, tables, IndexSet(budget=self._blocks.budget), record.base, standalone=record.standalone, beside=beside
+        )
         segment.rounding = record.rounding
         segment.stand_on(self._disk, on_disk)
         self._segments[file] = segment

@@ -3,12 +3,14 @@
 Such a file (https://github.com/huggingface/safetensors) is the length of its header, uint64 little-endian; the header, JSON that
 names each tensor's dtype, shape and bytes; then the bytes. The tensors are `tokens`, int32 `[n]`, and of each layer `layers.L.k`
 and `layers.L.v`, `[kv_heads, n, head_dim]` in the spec's dtype, keys after RoPE, at the positions from 0 on. The manifest is
-JSON: format, version, name, the model's spec, the salt, and the number of tokens. It stands in the header too, as metadata.
+JSON: format, version, name, the model's spec, the salt, the number of tokens, and whether the KV is exactly that of these tokens:
+that of a blend, or of a chunk that was moved, is what attention sees of it. It stands in the header too, as metadata.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,16 +29,17 @@ HEADER_BYTES_MAX = 100 << 20
 
 
 class Manifest(NamedTuple):
-    """What a file says of its context."""
+    """What a file says of its context. exact: as in `ContextInfo`."""
 
     name: str
     spec: ModelSpec
     salt: str
     tokens: int
+    exact: bool
 
     @classmethod
     def of(cls, info: ContextInfo) -> "Manifest":
-        return cls(info.name, info.spec, info.salt, info.tokens)
+        return cls(info.name, info.spec, info.salt, info.tokens, info.exact)
 
     @classmethod
     def from_text(cls, text: str) -> "Manifest":
@@ -46,7 +49,8 @@ class Manifest(NamedTuple):
             raise ValueError(f"its format is {fields['format']!r}")
         if fields["version"] != VERSION:
             raise Unsupported(f"the file has version {fields['version']!r}; this kvdb reads version {VERSION}")
-        return cls(str(fields["name"]), ModelSpec.from_dict(fields["spec"]), str(fields["salt"]), int(fields["tokens"]))
+        spec, tokens = ModelSpec.from_dict(fields["spec"]), int(fields["tokens"])
+        return cls(str(fields["name"]), spec, str(fields["salt"]), tokens, bool(fields.get("exact", True)))
 
     def text(self) -> str:
         fields = {**self._asdict(), "spec": self.spec.to_dict()}
@@ -62,13 +66,11 @@ class Manifest(NamedTuple):
 def write(context: Context, path: Path) -> int:
     """Write a context to `path` and its manifest beside it, layer by layer. Returns the bytes of both.
 
-    Raises NotFound, OSError, InvalidArgument for a name that does not end with .safetensors, Unsupported for a context that is
-    not exact for its tokens, and what reading the context raises; then there is no file.
+    Raises NotFound, OSError, InvalidArgument for a name that does not end with .safetensors, and what reading the context raises;
+    then there is no file.
     """
     if path.suffix != ENDING:
         raise InvalidArgument(f"{path} does not end with {ENDING}; expected a name that does")
-    if not context.info.exact:
-        raise Unsupported(f"{context.name!r} is a blend, or was computed behind other tokens: it is not exact for its own")
     manifest = Manifest.of(context.info)
     text = manifest.text()
     with path.open("xb") as file, ExitStack() as undo:
@@ -80,20 +82,27 @@ def write(context: Context, path: Path) -> int:
         for layer in range(manifest.spec.layers):
             for array in context.read(layer):
                 file.write(np.ascontiguousarray(array).view(np.uint8).data)
-        path.with_suffix(".json").write_text(text + "\n")
+        beside = path.with_suffix(".json")
+        undo.callback(beside.unlink, missing_ok=True)
+        beside.write_text(text + "\n")
         undo.pop_all()
     return path.stat().st_size + len(text) + 1
 
 
 def store(db: Client, path: Path, name: str | None = None) -> Context:
-    """Import a context from a file that `write` wrote, layer by layer. name: another than the one that it had.
+    """Import a context from a file that `write` wrote, layer by layer. name: another than the one that it had. One that is not
+    exact gets a salt of its own, made of its name, so that no lookup takes it for its tokens; `Context.create_session` uses
+    it, and metadata notes that it is not exact.
 
     Raises OSError, IntegrityError for a file that is cut short or has another header, Unsupported for another version, and what
     `import_context` raises.
     """
     manifest, tokens, at = _opened(path)
-    kv = _layers(path, manifest, at)
-    return db.import_context(manifest.spec, tokens, kv, name=name or manifest.name, salt=manifest.salt)
+    kv, kept = _layers(path, manifest, at), name or manifest.name
+    if manifest.exact:
+        return db.import_context(manifest.spec, tokens, kv, name=kept, salt=manifest.salt)
+    salt = f"not exact: {sha256(json.dumps([manifest.salt, kept]).encode()).hexdigest()}"
+    return db.import_context(manifest.spec, tokens, kv, name=kept, salt=salt, metadata={"exact": False})
 
 
 def _header(manifest: Manifest, text: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from kvdb.types import (
     IndexInfo,
     ModelSpec,
     PrefixMatch,
+    Space,
     TierStats,
 )
 from query_optimizer.plan import Plan
@@ -156,6 +157,11 @@ class StoredContexts:
         disk, while queries go on. Returns the bytes of blocks that were given back. Raises CapacityError without room for what
         takes their place, Unavailable, and IntegrityError for a segment on disk that was changed."""
         return self._transport.compact()
+
+    def space(self) -> Space:
+        """How many bytes of blocks the stored contexts hold, in memory and on disk, and the least that what they name can take.
+        It takes time with the number of contexts."""
+        return self._transport.space()
 
     def backup(self, folder: str | Path) -> int:
         """Copy the store to a new folder, or an empty one, while sessions and imports go on; `kvdb.connect` opens the copy. On a

@@ -27,6 +27,7 @@ from kvdb.types import (
     PromptPart,
     Retention,
     SessionStats,
+    Space,
     TierStats,
     Tokens,
 )
@@ -172,6 +173,8 @@ class Transport(Protocol):
     def backup(self, folder: str) -> int: ...
 
     def compact(self) -> int: ...
+
+    def space(self) -> Space: ...
 
     def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]: ...
 

@@ -17,11 +17,11 @@ def add(commands: "Subparsers") -> None:
     what = "keep contexts whatever room is needed"
     parser = commands.add_parser("pin", help=what, description=sentence(what))
     add_contexts(parser)
-    parser.set_defaults(run=_pin)
+    parser.set_defaults(run=_set_pinned, pinned=True)
     what = "let contexts go again where room is needed"
     parser = commands.add_parser("unpin", help=what, description=sentence(what))
     add_contexts(parser)
-    parser.set_defaults(run=_unpin)
+    parser.set_defaults(run=_set_pinned, pinned=False)
     what = "give a context another name"
     parser = commands.add_parser("rename", help=what, description=sentence(what))
     add_context(parser)
@@ -62,19 +62,11 @@ def seconds(text: str) -> float:
     return found
 
 
-def _pin(given: argparse.Namespace) -> int:
+def _set_pinned(given: argparse.Namespace) -> int:
     with open_server(given) as db:
         for name in given.names:
-            db.pin(name)
-            print(f"{name!r} is pinned", flush=True)
-    return 0
-
-
-def _unpin(given: argparse.Namespace) -> int:
-    with open_server(given) as db:
-        for name in given.names:
-            db.unpin(name)
-            print(f"{name!r} is pinned no more", flush=True)
+            db.update(name, pinned=given.pinned)
+            print(f"{name!r} is pinned" + ("" if given.pinned else " no more"), flush=True)
     return 0
 
 

@@ -1,6 +1,8 @@
 """`kvdb stats`: what a server's memory holds, or statistics of the queries over a context, as a table and as a heat map."""
 
 import argparse
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,7 +10,7 @@ import kvdb.commands.heat_map as heat_map
 import kvdb.validate as validate
 from kvdb.commands.arguments import add_context, open_server, sentence
 from kvdb.commands.measures import DRAWN, is_known, overall
-from kvdb.commands.stats_table import audited, heads_of_layer, summary, tiers
+from kvdb.commands.stats_table import audited, heads_of_layer, space_taken, summary, tiers
 from kvdb.commands.text_map import text_map
 from kvdb.errors import InvalidArgument
 from kvdb.types import ERROR, ContextInfo, ContextStatistics
@@ -34,6 +36,7 @@ def add(commands: "Subparsers") -> None:
     shown.add_argument("--layer", type=int, metavar="N", help="show each head of this layer instead")
     parser.add_argument("--measure", choices=DRAWN, help="show a map of this measure instead, layers down and heads across")
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the measure, or all of them, as a heat map")
+    parser.add_argument("--json", action="store_true", help="print what memory holds as one JSON object, for machines")
     parser.set_defaults(run=_run)
     add_context(parser, without="what each tier of memory holds")
 
@@ -43,8 +46,14 @@ def _run(given: argparse.Namespace) -> int:
         if given.png or given.measure or given.layer is not None:
             raise InvalidArgument("--png, --measure and --layer show a context; expected its name")
         with open_server(given) as db:
-            print(tiers(db.tiers()))
+            held, space = db.tiers(), db.space()
+        if given.json:
+            print(json.dumps({"tiers": [asdict(tier) for tier in held], **asdict(space)}))
+        else:
+            print(f"{tiers(held)}\n\n{space_taken(space)}")
         return 0
+    if given.json:
+        raise InvalidArgument("--json is of what memory holds; expected no name of a context")
     with open_server(given) as db:
         info, statistics = db.get(given.name).info, db.statistics(given.name)
     if given.layer is not None:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from kvdb.commands.measures import known
 from kvdb.commands.output import drawn
-from kvdb.types import SegmentStatistics, TierStats
+from kvdb.types import SegmentStatistics, Space, TierStats
 
 Values = npt.NDArray[np.float64]
 
@@ -75,6 +75,12 @@ def tiers(stats: Sequence[TierStats]) -> str:
     if len(rows) == 1:
         return "no tier holds anything yet"
     return "\n".join(_aligned(rows, [max(map(len, column)) for column in zip(*rows, strict=True)]))
+
+
+def space_taken(space: Space) -> str:
+    """What the stored contexts take, in one line."""
+    more = f", {space.held / space.reachable - 1:.1%} more" if space.reachable else ""
+    return f"contexts hold {space.held:,} bytes of blocks; what they name takes at least {space.reachable:,}{more}"
 
 
 def _spread(values: Values) -> tuple[float, float, float]:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from threading import Lock
 from typing import NamedTuple
@@ -59,15 +59,16 @@ class Compactor:
         self._turn = Lock()
         self._late: dict[Holder, list[Relayout]] = {}  # what sessions are to go over to
         self._late_lock = Lock()
-        self._stopped = False
+        self._stopped = self._asked = False
 
     def settle(self) -> None:
         """Give back what stored and dropped contexts left behind. Segments that would have to be loaded for it are left to
-        `compact`."""
+        `compact`. It waits for nobody: where another thread is at work, that one goes on with what is left."""
+        self._asked = not self._stopped
         if self._stopped:
             return
         if self._executor is None:
-            self._settle()
+            self._settle_asked()
         elif self._waiting is None or self._waiting.running() or self._waiting.done():
             self._waiting = self._executor.submit(self._settle)
             self._waiting.add_done_callback(_log_failure)
@@ -83,6 +84,14 @@ class Compactor:
                     self._lay_out(text, load=True)
                 except CapacityError as error:
                     log.warning(LEFT, error)
+            self._trim_blends(load=True)
+        if self._executor is None:
+            self._settle_asked()
+
+    def wait(self) -> None:
+        """Wait until what was stored and dropped until now is laid out anew; only where that is done in a thread of its own."""
+        if self._waiting is not None:
+            wait([self._waiting])
 
     def held_segments(self) -> list[Segment]:
         """The segments that it works on."""
@@ -117,14 +126,28 @@ class Compactor:
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
 
+    def _settle_asked(self) -> None:
+        """Settle as often as somebody asks for it, if no other thread does. Who has the turn looks again behind it."""
+        while self._asked and self._turn.acquire(blocking=False):
+            try:
+                self._asked = False
+                self._settle_changed()
+            finally:
+                self._turn.release()
+
     def _settle(self) -> None:
         with self._turn:
-            self._go_on()
-            for text in self._catalog.take_changed():
-                try:
-                    self._lay_out(text, load=False)
-                except (CapacityError, Unavailable, IntegrityError) as error:
-                    log.warning(LEFT, error)
+            self._settle_changed()
+
+    def _settle_changed(self) -> None:
+        """Lay out anew what changed. The caller has the turn."""
+        self._go_on()
+        for text in self._catalog.take_changed():
+            try:
+                self._lay_out(text, load=False)
+            except (CapacityError, Unavailable, IntegrityError) as error:
+                log.warning(LEFT, error)
+        self._trim_blends(load=False)
 
     def _lay_out(self, text: Text, *, load: bool) -> None:
         """Lay out anew what a text goes through. load: whether segments may be loaded from disk for it."""
@@ -162,6 +185,18 @@ class Compactor:
             place = chain.place if not group.start else (pieces[group.start - 1].segment.number, pieces[group.start - 1].length)
             with self._built([Part(piece.segment, 0, piece.length) for piece in pieces[group]]) as new:
                 self._replace(text, Relayout(place, pieces[group], (Target.whole(new),)))
+
+    def _trim_blends(self, *, load: bool) -> None:
+        """Cut off what blended contexts do not see of segments that nobody else holds. Blocks are shared, not copied."""
+        found = self._catalog.partly_seen()
+        with self._holding(one.segment for one in found):
+            for one in found:
+                if _copyable([one.segment]) and (load or one.segment.whole):
+                    try:
+                        with self._built([Part(one.segment, 0, one.seen)]) as new:
+                            self._catalog.trim(one, new)
+                    except (CapacityError, Unavailable, IntegrityError) as error:
+                        log.warning(LEFT, error)
 
     def _replace(self, text: Text, relayout: Relayout) -> None:
         """Let contexts, and sessions as soon as they can, see the targets instead of the pieces. The caller owns a reference to

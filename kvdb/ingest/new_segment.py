@@ -36,7 +36,8 @@ class NewSegment(NamedTuple):
             undo.callback(beside.release)
             file = None if self.early is None else self.early.finish(self.tables)
             undo.pop_all()
-        segment = Segment(self.tokens, self.tables, IndexSet(self.queries), self.base, standalone=standalone, beside=beside)
+        indexes = IndexSet(self.queries, budget)
+        segment = Segment(self.tokens, self.tables, indexes, self.base, standalone=standalone, beside=beside)
         if self.early is not None and file is not None:
             segment.stand_on(self.early.disk, file)
         return SegmentView(segment, len(segment), shift)

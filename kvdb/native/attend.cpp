@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "isa.h"
+#include "paged_memory.h"
 #include "quantize.h"
 #include "thread_pool.h"
 #include "workspace.h"
@@ -277,6 +278,8 @@ void attend_uniform(const AttendCall& call) {
     check_attended(call);
     check_format(call.geometry, call.format);
     if (call.n == 0 || call.kv_begin == call.kv_end) return;
+    require_blocks(call.geometry, call.run.table, call.run.counts, call.run.blocks, call.kv_begin,
+                   call.kv_end);
     Attention attention(call);
     attention.run();
 }

@@ -3,6 +3,7 @@
 
 #include "attend.h"
 #include "isa.h"
+#include "paged_memory.h"
 #include "thread_pool.h"
 
 namespace kvdb {
@@ -19,6 +20,7 @@ void attend_retrieved(const AttendRetrievedCall& call) {
     const std::size_t out_bytes = head_dim * (call.out_dtype == Dtype::float32 ? 4 : 2);
     const RetrievedKernel kernel =
         current_kernels(Operation::gather).retrieved[static_cast<int>(call.geometry.dtype)];
+    require_values(call.geometry, call.table, call.offsets, rows, call.n * group, call.ids);
     ThreadPool& pool = ThreadPool::instance();
     const bool small = call.offsets[rows] * head_dim < kInlineRetrieved;
     pool.run(rows, small ? 1 : pool.threads(), [&](std::int64_t row, int) {

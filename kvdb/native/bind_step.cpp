@@ -97,7 +97,7 @@ PyStep make_step(const Geometry& geometry, int q_heads, float scale, const PyRea
                  std::int64_t grows_from, const std::optional<PyReads>& sinks,
                  const std::vector<PySearch>& searches, const std::vector<PyWhole>& whole,
                  std::int64_t tokens, const std::optional<GuardsArray>& guards,
-                 double found_share_max, double whole_share_max) {
+                 double found_share_max, double whole_share_max, double bound_max) {
     if (q_heads < 1 || q_heads % geometry.kv_heads != 0) {
         fail("q_heads is " + std::to_string(q_heads) + "; expected a multiple of the " +
              std::to_string(geometry.kv_heads) + " KV heads");
@@ -122,6 +122,7 @@ PyStep make_step(const Geometry& geometry, int q_heads, float scale, const PyRea
     }
     plan.found_share_max = found_share_max;
     plan.whole_share_max = whole_share_max;
+    plan.bound_max = bound_max;
     return step;
 }
 
@@ -202,7 +203,8 @@ void bind_step(nb::module_& m) {
     nb::enum_<StepEnd>(m, "StepEnd")
         .value("answered", StepEnd::answered)
         .value("reads_everything", StepEnd::reads_everything)
-        .value("not_finite", StepEnd::not_finite);
+        .value("not_finite", StepEnd::not_finite)
+        .value("bound_exceeded", StepEnd::bound_exceeded);
     nb::class_<StepResult>(m, "StepResult")
         .def_ro("end", &StepResult::end)
         .def_prop_ro("searches", [](const StepResult& self) { return self.found.size(); })
@@ -220,14 +222,14 @@ void bind_step(nb::module_& m) {
                const PyReads& window, std::int64_t grows_from, const std::optional<PyReads>& sinks,
                const std::vector<PySearch>& searches, const std::vector<PyWhole>& whole,
                std::int64_t tokens, const std::optional<GuardsArray>& guards,
-               double found_share_max, double whole_share_max) {
-                new (self)
-                    PyStep(make_step(geometry, q_heads, scale, window, grows_from, sinks, searches,
-                                     whole, tokens, guards, found_share_max, whole_share_max));
+               double found_share_max, double whole_share_max, double bound_max) {
+                new (self) PyStep(make_step(geometry, q_heads, scale, window, grows_from, sinks,
+                                            searches, whole, tokens, guards, found_share_max,
+                                            whole_share_max, bound_max));
             },
             "geometry"_a, "q_heads"_a, "scale"_a, "window"_a, "grows_from"_a, "sinks"_a.none(),
             "searches"_a, "whole"_a, "tokens"_a, "guards"_a.none(), "found_share_max"_a,
-            "whole_share_max"_a)
+            "whole_share_max"_a, "bound_max"_a)
         .def("run", &py_run, "q"_a, "table"_a, "counts"_a, "out"_a, "logs"_a, "observed"_a)
         .def("observations", &py_observations_of, "result"_a, "top"_a.none(), "lse"_a);
 }

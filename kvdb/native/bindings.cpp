@@ -212,6 +212,7 @@ NB_MODULE(_native, m) {
     using namespace kvdb;
 
     bind_dtype(m);
+    translate_page_errors();
     nb::class_<Geometry>(m, "Geometry")
         .def(
             "__init__",
@@ -242,6 +243,7 @@ NB_MODULE(_native, m) {
     m.def("share", &py_share, "missed"_a, "lse"_a);
     bind_checksum(m);
     bind_file_reads(m);
+    bind_pages(m);
     bind_observe(m);
     bind_moves(m);
     bind_step(m);

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "quantize.h"
 #include "thread_pool.h"
 
 namespace kvdb {
@@ -126,10 +127,6 @@ class ExactSteps {
         return call;
     }
 
-    std::int64_t nbytes(std::int64_t tokens) const {
-        return tokens * static_cast<std::int64_t>(2 * geometry_.kv_heads * geometry_.row_bytes());
-    }
-
     // Answers a step that shares nothing, with the same arithmetic as if there were no others.
     void read_alone(ExactStep& step) const {
         const std::int64_t head_dim = geometry_.head_dim;
@@ -139,8 +136,7 @@ class ExactSteps {
         all.lse = step.lse;
         all.top = step.top;
         attend(all);
-        const std::int32_t* counts = step.run.counts;
-        step.nbytes = nbytes(std::accumulate(counts, counts + step.run.blocks, std::int64_t{0}));
+        step.nbytes = payload_bytes(geometry_, step.run);
     }
 
     // One call whose queries are those of all steps, as if they were tokens of one session.
@@ -169,6 +165,7 @@ class ExactSteps {
         shared.lse = lse.data();
         shared.top = top.data();
         attend(shared);
+        const std::int64_t nbytes = payload_bytes(geometry_, shared.run);
         for (std::int64_t i = 0; i < n; ++i) {
             SharedState state;
             state.out.assign(out.begin() + i * elements, out.begin() + (i + 1) * elements);
@@ -177,7 +174,7 @@ class ExactSteps {
                 state.top.push_back(top[head * n + i]);
             }
             states_[blocks.steps[i]].push_back(std::move(state));
-            steps_[blocks.steps[i]].nbytes += nbytes(blocks.tokens) / n;
+            steps_[blocks.steps[i]].nbytes += nbytes / n;
         }
     }
 

@@ -76,7 +76,9 @@ class Answers {
         for (std::size_t number = 0; number < results.size(); ++number) {
             const StepResult& result = results[number];
             StepTotals& spent = spent_[numbers[number]];
-            if (result.end == StepEnd::not_finite) return false;
+            const bool refused =
+                result.end == StepEnd::not_finite || result.end == StepEnd::bound_exceeded;
+            if (refused) return false;
             spent.nbytes = result.nbytes;
             if (result.end == StepEnd::reads_everything) {
                 whole_.push_back(numbers[number]);

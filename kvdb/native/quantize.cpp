@@ -2,6 +2,7 @@
 
 #include <mutex>
 
+#include "attend.h"
 #include "span.h"
 #include "workspace.h"
 
@@ -80,6 +81,20 @@ void dequantize(const Geometry& geometry, BlockFormat format, const Table& from,
                      });
                  }
              });
+}
+
+std::int64_t payload_bytes(const Geometry& geometry, const Run& run) {
+    std::int64_t tokens[kQuantizedFormats + 1] = {};
+    for (std::int64_t b = 0; b < run.blocks; ++b) {
+        tokens[run.table[b] & kFormatMask] += run.counts[b];
+    }
+    std::int64_t bytes = 0;
+    for (int format = 0; format <= kQuantizedFormats; ++format) {
+        const auto block =
+            static_cast<std::int64_t>(block_bytes(geometry, static_cast<BlockFormat>(format)));
+        bytes += tokens[format] * block / geometry.block_size;
+    }
+    return bytes;
 }
 
 }  // namespace kvdb

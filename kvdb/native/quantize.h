@@ -21,4 +21,7 @@ QuantizationError quantize(const Geometry& geometry, BlockFormat format, const T
 void dequantize(const Geometry& geometry, BlockFormat format, const Table& from, std::int64_t start,
                 std::int64_t n, const Rows& keys, const Rows& values);
 
+// The bytes of the keys and values of a run, each block in the format that its address tells.
+std::int64_t payload_bytes(const Geometry& geometry, const Run& run);
+
 }  // namespace kvdb

@@ -66,6 +66,7 @@ struct StepPlan {
                                 // to what it reads
     double found_share_max;     // of the searched tokens: more are read whole
     double whole_share_max;     // of the searched tokens and KV heads: more, and all are
+    double bound_max;           // of the mass that is left out, proven; infinite for none
 
     int rows_of_head() const { return q_heads / geometry.kv_heads; }
     bool observes() const {
@@ -87,7 +88,7 @@ struct StepCall {
     bool observed = false;  // whether the result shows what the query wanted
 };
 
-enum class StepEnd { answered, reads_everything, not_finite };
+enum class StepEnd { answered, reads_everything, not_finite, bound_exceeded };
 
 // What a query showed that is observed. Where everything is to be read, `top` holds nothing.
 struct StepShown {

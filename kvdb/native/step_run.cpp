@@ -8,6 +8,7 @@
 #include "found_cut.h"
 #include "move.h"
 #include "observe.h"
+#include "quantize.h"
 
 namespace kvdb {
 namespace {
@@ -50,7 +51,10 @@ void StepRun::count(double read) {
     const auto token_bytes = static_cast<std::int64_t>(2 * plan_.geometry.row_bytes()) * heads_;
     result_.scanned = read;
     result_.retrieved = read + static_cast<double>(attended_) / static_cast<double>(rows_);
-    result_.nbytes = static_cast<std::int64_t>(read * static_cast<double>(token_bytes));
+    const Run all{call_.table, call_.counts, call_.blocks};
+    const auto tokens = std::accumulate(all.counts, all.counts + all.blocks, std::int64_t{0});
+    const auto bytes = static_cast<double>(payload_bytes(plan_.geometry, all));
+    result_.nbytes = tokens ? std::llround(read * bytes / static_cast<double>(tokens)) : 0;
     for (const SearchResult& found : result_.found) {
         const auto ids = static_cast<std::int64_t>(found.retrieved.ids.size());
         result_.scanned += static_cast<double>(found.scanned) / heads_;
@@ -133,6 +137,7 @@ StepResult StepRun::finish() {
     }
     result_.missed = share_of(missed_.data(), state_.lse.data(), missed_.size());
     result_.bound = share_of(bound_.data(), state_.lse.data(), bound_.size());
+    if (!(result_.bound.largest <= plan_.bound_max)) return ended(StepEnd::bound_exceeded);
     std::copy(state_.lse.begin(), state_.lse.end(), call_.read_lse);
     std::copy(missed_.begin(), missed_.end(), call_.missed);
     return ended(merge_estimates() ? StepEnd::answered : StepEnd::not_finite);

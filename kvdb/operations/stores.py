@@ -1,5 +1,6 @@
 """What can be asked of a whole store, and done with it."""
 
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +9,13 @@ import kvdb.catalog.residency as residency
 import kvdb.indexing.status as status
 from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.segment import Segment
+from kvdb.catalog.space import space_of
+from kvdb.errors import NotFound
 from kvdb.gpu.interface import GpuInterface
 from kvdb.indexing.builder import IndexBuilder
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.storage.store import BlockStore, Owners
-from kvdb.types import Checked
+from kvdb.types import Checked, Space
 
 
 class StoreOperations:
@@ -41,6 +44,16 @@ class StoreOperations:
         Raises IntegrityError."""
         self.check_integrity()
         return self._catalog.damaged()
+
+    @counted_call
+    def space(self) -> Space:
+        """How much space the stored contexts take. It takes time with their number."""
+        with ExitStack() as held:
+            borrowed = []
+            for context in self._catalog.contexts():
+                with suppress(NotFound):  # it was dropped meanwhile
+                    borrowed.append(held.enter_context(self._catalog.borrow(context.name)))
+            return space_of(borrowed)
 
     @counted_call
     def backup(self, folder: str) -> int:

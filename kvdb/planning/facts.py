@@ -58,7 +58,9 @@ class Call:
 def gather(call: Call, parts: list[Part]) -> Facts:
     """The facts of a call over these parts."""
     spec, machine = call.spec, call.machine
-    read = sum(part.visible for part in parts) * spec.token_nbytes * spec.layers  # bytes read between two reads of this layer
+    read = (
+        sum(part.visible * part.token_nbytes(spec) for part in parts) * spec.layers
+    )  # bytes read between two reads of this layer
     working_set = 2.0 ** read.bit_length()
     searches_cpu = any(part.kinds for part in parts) or not any(part.slots is not None for part in parts)
     return Facts(
@@ -86,7 +88,7 @@ def _part_facts(call: Call, part: Part, working_set: float) -> PartFacts:
     else:
         heads = _heads(call, part)
         operations = 2.0 * part.visible * spec.q_heads * call.new * spec.head_dim
-        seconds = machine.exact_seconds(part.visible * spec.token_nbytes, operations, working_set) - machine.exact_call_s
+        seconds = machine.exact_seconds(part.visible * part.token_nbytes(spec), operations, working_set) - machine.exact_call_s
         indexes = tuple(_index_facts(call, part, index, heads, seconds, working_set) for index in part.kinds.values())
     return PartFacts(
         name=part.name,
@@ -94,6 +96,7 @@ def _part_facts(call: Call, part: Part, working_set: float) -> PartFacts:
         stored=part.stored,
         tier=part.tier,
         seconds=seconds,
+        token_nbytes=part.token_nbytes(spec),
         begin=part.span.begin,
         end=part.span.end,
         indexes=indexes,

@@ -121,7 +121,7 @@ class QueryOptions(_message.Message):
     def __init__(self, retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., max_missed_mass: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ..., error_max: _Optional[float] = ...) -> None: ...
 
 class ContextInfo(_message.Message):
-    __slots__ = ("name", "spec", "tokens", "segments", "nbytes", "chunk", "blended", "salt", "exact", "pinned", "expires", "metadata", "created", "used", "uses", "format", "key_error", "value_error")
+    __slots__ = ("name", "spec", "tokens", "segments", "nbytes", "chunk", "blended", "salt", "exact", "pinned", "expires", "metadata", "created", "used", "uses", "format", "key_error", "value_error", "resident")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class ContextInfo(_message.Message):
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     KEY_ERROR_FIELD_NUMBER: _ClassVar[int]
     VALUE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
     name: str
     spec: ModelSpec
     tokens: int
@@ -158,7 +159,8 @@ class ContextInfo(_message.Message):
     format: str
     key_error: float
     value_error: float
-    def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[int] = ..., segments: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk: _Optional[bool] = ..., blended: _Optional[bool] = ..., salt: _Optional[str] = ..., exact: _Optional[bool] = ..., pinned: _Optional[bool] = ..., expires: _Optional[float] = ..., metadata: _Optional[str] = ..., created: _Optional[float] = ..., used: _Optional[float] = ..., uses: _Optional[int] = ..., format: _Optional[str] = ..., key_error: _Optional[float] = ..., value_error: _Optional[float] = ...) -> None: ...
+    resident: bool
+    def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[int] = ..., segments: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk: _Optional[bool] = ..., blended: _Optional[bool] = ..., salt: _Optional[str] = ..., exact: _Optional[bool] = ..., pinned: _Optional[bool] = ..., expires: _Optional[float] = ..., metadata: _Optional[str] = ..., created: _Optional[float] = ..., used: _Optional[float] = ..., uses: _Optional[int] = ..., format: _Optional[str] = ..., key_error: _Optional[float] = ..., value_error: _Optional[float] = ..., resident: _Optional[bool] = ...) -> None: ...
 
 class IndexInfo(_message.Message):
     __slots__ = ("segment", "tokens", "kind", "layers", "layers_total", "nbytes", "state", "progress", "seconds", "seconds_expected", "error")
@@ -491,6 +493,18 @@ class CompactReply(_message.Message):
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     nbytes: int
     def __init__(self, nbytes: _Optional[int] = ...) -> None: ...
+
+class SpaceRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SpaceReply(_message.Message):
+    __slots__ = ("held", "reachable")
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    REACHABLE_FIELD_NUMBER: _ClassVar[int]
+    held: int
+    reachable: int
+    def __init__(self, held: _Optional[int] = ..., reachable: _Optional[int] = ...) -> None: ...
 
 class ListTiersRequest(_message.Message):
     __slots__ = ()

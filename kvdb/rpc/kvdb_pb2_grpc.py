@@ -119,6 +119,11 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CompactRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CompactReply.FromString,
                 _registered_method=True)
+        self.Space = channel.unary_unary(
+                '/kvdb.v1.Kvdb/Space',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.SpaceRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.SpaceReply.FromString,
+                _registered_method=True)
         self.ExplainContext = channel.unary_unary(
                 '/kvdb.v1.Kvdb/ExplainContext',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextRequest.SerializeToString,
@@ -327,6 +332,13 @@ class KvdbServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Space(self, request, context):
+        """How much space the stored contexts take, beside the least that what they name can take.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExplainContext(self, request, context):
         """The plans of a query behind a context, layer by layer.
         """
@@ -529,6 +541,11 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.Compact,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CompactRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CompactReply.SerializeToString,
+            ),
+            'Space': grpc.unary_unary_rpc_method_handler(
+                    servicer.Space,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.SpaceRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.SpaceReply.SerializeToString,
             ),
             'ExplainContext': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainContext,
@@ -1075,6 +1092,33 @@ class Kvdb:
             '/kvdb.v1.Kvdb/Compact',
             kvdb_dot_rpc_dot_kvdb__pb2.CompactRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.CompactReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Space(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/Space',
+            kvdb_dot_rpc_dot_kvdb__pb2.SpaceRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.SpaceReply.FromString,
             options,
             channel_credentials,
             insecure,

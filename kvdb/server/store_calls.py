@@ -34,6 +34,12 @@ class StoreCalls:
             self._streams.begin(stream)
             return pb.BackupReply(contexts=self._database.backup(request.folder))
 
+    def space(self, _request: pb.SpaceRequest, context: grpc.ServicerContext) -> pb.SpaceReply:
+        with self._streams.opened(context) as stream:
+            self._streams.begin(stream)
+            space = self._database.space()
+            return pb.SpaceReply(held=space.held, reachable=space.reachable)
+
     def compact(self, _request: pb.CompactRequest, context: grpc.ServicerContext) -> pb.CompactReply:
         with self._streams.opened(context) as stream:
             self._streams.begin(stream)

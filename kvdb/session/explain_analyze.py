@@ -68,7 +68,7 @@ def _measured(
     started = perf_counter()
     exact_attention.attend_heads(layer.tail.layout, reads, q, spec.softmax_scale, heads, out, lse)
     seconds = perf_counter() - started
-    nbytes = access.tokens * spec.token_nbytes * len(heads) // spec.kv_heads
+    nbytes = layer.tail.layout.nbytes_of(reads.addresses, reads.counts) * len(heads) // spec.kv_heads
     return replace(access, actual=Actual(access.tokens, access.tokens, nbytes, seconds))
 
 

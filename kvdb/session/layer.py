@@ -1,6 +1,7 @@
 """One layer of a session: its blocks, its plans, and the queries it has seen."""
 
 import logging
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -28,7 +29,7 @@ from kvdb.session.segment_counters import SegmentCounters
 from kvdb.session.services import SessionServices
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import Reservation
-from kvdb.storage.paged_segment import pinned
+from kvdb.storage.paged_segment import reading
 from kvdb.types import Array, ModelSpec, Positions
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
@@ -240,8 +241,8 @@ class Layer:
     ) -> tuple[AttentionState, AttentionStats]:
         """Answer the queries q of the last n tokens by a plan. observed: whether they go into the statistics. pending: what was
         already launched on the GPU for them, None for nothing. Raises what `Pool.pin` raises for a layer on disk."""
-        with pinned(self.pages):
-            return self._execute(prepared, q, options, observed, pending)
+        answer = partial(self._execute, prepared, q, options, observed, pending)
+        return reading(self.pages, answer, whole=not self._searches(prepared, q.shape[1]))
 
     def _execute(
         self, prepared: Prepared, q: Array, options: QueryOptions, observed: bool, pending: Pending | None

@@ -202,7 +202,7 @@ class OpenSession:
                 _let_go(self.snapshot)
                 self._beside.release()
                 self.services.handles.remove(self)
-                if left:
+                if left or self.snapshot.overlay is not None:
                     self.services.space.settle()
 
     def _settle(self) -> None:

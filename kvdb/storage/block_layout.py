@@ -8,10 +8,14 @@ from math import sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 import kvdb._native as _native
 from indexes.base import Int64
-from kvdb.types import DTYPES, Addresses, Array, ModelSpec
+from kvdb.types import DTYPES, FORMATS, Addresses, Array, ModelSpec
+
+FORMAT_MASK = 7
+"""The bits of a block's address where its format is: the number of its name in FORMATS."""
 
 
 class NonFinite(NamedTuple):
@@ -74,6 +78,15 @@ class BlockLayout:
     def token_nbytes(self) -> int:
         """The bytes of one token's keys and values."""
         return self.nbytes // self.block_size
+
+    def nbytes_of(self, addresses: Addresses, counts: npt.NDArray[np.int32]) -> int:
+        """The bytes of so many tokens of each block, whose format its address tells (`tag`)."""
+        formats = addresses & np.uint64(FORMAT_MASK)
+        if not formats.any():
+            return int(counts.sum()) * self.token_nbytes
+        tokens = np.bincount(formats.astype(np.int64), weights=counts, minlength=len(FORMATS))
+        layouts = [self.quantized(name) for name in FORMATS]
+        return sum(int(n) * layout.nbytes // self.block_size for n, layout in zip(tokens, layouts, strict=True) if n)
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:

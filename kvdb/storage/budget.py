@@ -15,7 +15,7 @@ class CpuBudget:
 
     limit: None for no limit. lock: the lock of every tier under it, because a tier that lacks room takes back what others spare.
     Bytes beside blocks, such as tables, ids and plans, count only above FREE_BYTES plus 1 / FREE_SHARE of the limit. evict: has
-    contexts go to make room, None where none may.
+    contexts go to make room, None where none may. offload: the same where nothing is lost by it, because it goes to disk.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -24,11 +24,13 @@ class CpuBudget:
         self._taken = 0
         self._beside = 0
         self._free_beside = 0 if limit is None else FREE_BYTES + limit // FREE_SHARE
-        self._trims: list[Callable[[], None]] = []
+        self._trims: list[Callable[[int], None]] = []
         self.evict: Evict | None = None
+        self.offload: Evict | None = None
 
-    def register(self, trim: Callable[[], None]) -> None:
-        """trim: releases the part of the budget that its owner holds but does not use; called with the lock held."""
+    def register(self, trim: Callable[[int], None]) -> None:
+        """trim: releases what its owner holds of the budget but does not use, called with the lock held; where it could be of use
+        again, only as many bytes as it is told are missing."""
         with self.lock:
             self._trims.append(trim)
 
@@ -43,7 +45,12 @@ class CpuBudget:
             if self.limit is None or self._taken + nbytes <= self.limit:
                 return
             for trim in self._trims:
-                trim()
+                trim(self._taken + nbytes - self.limit)
+            if nbytes > self.limit:
+                raise CapacityError(
+                    f"the CPU tier needs {nbytes:,} bytes at once, more than all of storage.cpu_bytes_max={self.limit}; raise "
+                    "the budget"
+                )
             if self._taken + nbytes > self.limit:
                 raise CapacityError(
                     f"the CPU tier needs {nbytes:,} bytes more and holds {self._taken:,} of storage.cpu_bytes_max={self.limit}; "
@@ -64,6 +71,11 @@ class CpuBudget:
         """Take bytes beside blocks, for which contexts may go as in `with_room`. Raises CapacityError as `check` does, and then
         takes nothing."""
         with_room(lambda: self._take_beside(nbytes), self.evict, nbytes)
+
+    def take_for_index(self, nbytes: int) -> None:
+        """Take bytes beside blocks for an index, which can be built again: segments go to disk for it, and no context is dropped.
+        Raises CapacityError as `check` does, and then takes nothing."""
+        with_room(lambda: self._take_beside(nbytes), self.offload, nbytes)
 
     def give_beside(self, nbytes: int) -> None:
         with self.lock:

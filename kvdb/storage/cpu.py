@@ -34,7 +34,7 @@ class CpuTier(CountedTier):
         self._empty: set[int] = set()  # extents without a used slot
         self._addresses: Addresses = np.zeros(0, np.uint64)  # of each physical block
         self._closed = False
-        budget.register(self._trim)
+        budget.register(lambda _: self._trim())
 
     def allocate(self, count: int, *, evict: bool = False) -> Blocks:
         if evict:

@@ -115,7 +115,7 @@ class SegmentFolder:
 
     def leave_strangers(self) -> None:
         """Leave the files that are no segment's where they are, because nobody knows whose they are."""
-        self._left = {path.name for path in self._strangers()}
+        self._left = {final_name(path.name) for path in self._strangers()}
 
     def remove(self, file: SegmentFile) -> None:
         with self._lock:

@@ -2,20 +2,22 @@
 
 import numpy as np
 
+import kvdb._native as _native
 from indexes.arena import Arena
 from kvdb.errors import CapacityError
 from kvdb.storage.budget import CpuBudget
+from kvdb.storage.direct_io import PAGE
 from kvdb.storage.ledger import CountedTier
 from kvdb.storage.tier import Blocks
 from kvdb.types import Addresses, TierStats
 
 
 class PagedTier(CountedTier):
-    """A `Tier` of virtual memory: a block takes physical memory from when it is filled until it is discarded. Thread-safe.
+    """A `Tier` of virtual memory, whose pages take physical memory from when they are read until they go. Thread-safe.
 
     Indexes and plans keep addresses, so what leaves memory and comes back does so at the same place, as in vmcache (Leis et al.,
-    SIGMOD 2023). Each allocation is an arena of its own. The tier counts nothing in the budget; who fills its blocks does
-    (`kvdb.storage.buffer_pool`).
+    SIGMOD 2023). Each allocation is an arena of its own, of plain pages. The tier counts nothing in the budget; who has pages
+    read does (`kvdb.storage.buffer_pool`).
     """
 
     name = "paged"
@@ -25,12 +27,12 @@ class PagedTier(CountedTier):
         self.block_nbytes = block_nbytes
         self._arenas: dict[int, Arena] = {}  # by the first block of their extent
         self._addresses: Addresses = np.zeros(0, np.uint64)  # of each physical block
-        self._filled: set[int] = set()  # the extents that take physical memory
+        self._pages: dict[int, _native.LayerPages] = {}  # by the same
 
     def allocate(self, count: int, *, evict: bool = False) -> Blocks:  # noqa: ARG002
         with self._lock:
             try:
-                arena = Arena(count * self.block_nbytes)
+                arena = Arena(-(-count * self.block_nbytes // PAGE) * PAGE, plain=True)
             except OSError as error:
                 raise CapacityError(f"the system gives no {count * self.block_nbytes:,} addresses: {error.strerror}") from None
             assert not self._ledger.free, "an extent is taken and released as a whole"
@@ -46,38 +48,29 @@ class PagedTier(CountedTier):
     def addresses(self, blocks: Blocks) -> Addresses:
         return self._addresses[blocks]
 
-    def fill(self, blocks: Blocks) -> None:
-        """Count the blocks of one allocation as filled, because they are about to be."""
+    def hold(self, blocks: Blocks, pages: _native.LayerPages) -> None:
+        """Keep the pages of one allocation, which come and go until its blocks are released or the tier is closed."""
         with self._lock:
-            self._filled.add(int(blocks[0]))
-
-    def discard(self, blocks: Blocks) -> None:
-        """Give the physical memory of one allocation back to the system. Nobody may be reading or writing it."""
-        with self._lock:
-            self._filled.discard(int(blocks[0]))
-            self._arenas[int(blocks[0])].discard()
+            self._pages[int(blocks[0])] = pages
 
     def stats(self) -> TierStats:
         with self._lock:
-            arenas = [self._arenas[first] for first in self._filled]
-            return TierStats(
-                name=self.name,
-                blocks_used=sum(arena.nbytes for arena in arenas) // self.block_nbytes,
-                blocks_total=self._ledger.total,
-                block_nbytes=self.block_nbytes,
-                nbytes=sum(arena.nbytes for arena in arenas),
-                huge=all(arena.huge is not False for arena in arenas),
-            )
+            nbytes = sum(pages.nbytes for pages in self._pages.values())
+            used = nbytes // self.block_nbytes
+            return TierStats(self.name, used, self._ledger.total, self.block_nbytes, nbytes, huge=not self._arenas)
 
     def close(self) -> None:
         with self._lock:
-            for arena in self._arenas.values():
-                arena.close()
-            self._arenas = {}
+            for extent in list(self._arenas):
+                self._close(extent)
 
     def _emptied(self, extent: int) -> None:
-        arena = self._arenas.pop(extent, None)
-        if arena is not None:  # it is gone with a tier that was closed
-            self._filled.discard(extent)
+        if extent in self._arenas:  # else it is gone with a tier that was closed
             self._ledger.remove(extent)
-            arena.close()
+            self._close(extent)
+
+    def _close(self, extent: int) -> None:
+        pages = self._pages.pop(extent, None)
+        if pages is not None:
+            pages.leave()
+        self._arenas.pop(extent).close()

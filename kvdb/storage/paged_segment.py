@@ -1,20 +1,28 @@
 """Segments whose layers come into main memory when they are read, because not all of them fit."""
 
-from collections.abc import Iterator, Sequence
+import errno
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Protocol
+from threading import Lock
+from typing import Protocol, TypeVar
 
+import kvdb._native as _native
 from kvdb.errors import KvdbError
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.next_use import NextUse
-from kvdb.storage.segment_file import SegmentFile
-from kvdb.storage.tier import Tier
+from kvdb.storage.paged import PagedTier
+from kvdb.storage.segment_file import SegmentFile, read_error
+
+T = TypeVar("T")
 
 
 class Pool(Protocol):
     """What keeps paged layers, `kvdb.storage.buffer_pool.BufferPool`."""
 
-    def tier(self, block_nbytes: int) -> Tier:
+    pages: _native.PagePool
+    """Counts what their pages take."""
+
+    def tier(self, block_nbytes: int) -> PagedTier:
         """The tier for blocks of that size."""
         ...
 
@@ -38,35 +46,73 @@ class Pool(Protocol):
         """
         ...
 
+    def use(self, layers: "Sequence[PagedLayer]") -> None:
+        """Keep what is there of these layers, and what native code brings in, in memory until `unpin`. Raises Unavailable, or
+        IntegrityError where the file's head is damaged; then none is pinned."""
+        ...
+
     def unpin(self, layers: "Sequence[PagedLayer]") -> None:
-        """Undo one `pin`."""
+        """Undo one `pin` or `use`."""
         ...
 
 
 class PagedLayer:
-    """One layer of a paged segment. Its table has its blocks, at addresses that stay; they hold its tokens while it is resident.
+    """One layer of a paged segment. Its table has its blocks, at addresses that stay; of their pages some are in memory.
 
-    pins: how often it is pinned. loading: whether it is being read from disk. error: why it was not read when it was last tried.
+    pages: None until it is first read. pins: how often it is pinned. loading: whether all of it is being read from disk. error:
+    why it was not read when that was last tried.
     """
 
     def __init__(self, segment: "PagedSegment", number: int) -> None:
         self.segment = segment
         self.number = number
         self.table = segment.tables[number]
-        self.nbytes = self.table.nbytes
+        self.pages: _native.LayerPages | None = None
         self.pins = 0
-        self.loading = self.resident = False
+        self.loading = False
         self.error: KvdbError | None = None
         self.use = NextUse()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all its pages."""
+        return self.segment.file.contents.extent_nbytes
+
+    @property
+    def held_nbytes(self) -> int:
+        """The bytes of those that take memory."""
+        return 0 if self.pages is None else self.pages.nbytes
+
+    @property
+    def resident(self) -> bool:
+        """Whether all of it is in memory."""
+        return self.pages is not None and self.pages.full
 
     @property
     def next(self) -> "PagedLayer":
         """The layer that a decode step asks for behind this one; behind the last comes the first, of the next step."""
         return self.segment.layers[(self.number + 1) % len(self.segment.layers)]
 
+    def opened(self) -> _native.LayerPages:
+        """Its pages, and those of all layers from then on; the file's head says what they hold. Whoever holds the lock of a pool
+        has called this before. Raises IntegrityError or Unavailable."""
+        if self.pages is None:
+            with self.segment.opening:
+                for layer in self.segment.layers:
+                    if layer.pages is None:
+                        pages = layer.segment.file.pages(self.segment.pool.pages, layer.number, layer.table)
+                        self.segment.tier.hold(layer.table.blocks, pages)
+                        layer.pages = pages
+        assert self.pages is not None
+        return self.pages
+
     def read(self) -> None:
-        """Fill its blocks from its file. Raises IntegrityError or Unavailable."""
-        self.segment.file.read_layer(self.number, self.table)
+        """Read the pages that `LayerPages.take_all` took. Raises IntegrityError or Unavailable."""
+        assert self.pages is not None
+        try:
+            self.pages.read()
+        except OSError as error:
+            raise read_error(error) from None
 
 
 class PagedSegment:
@@ -77,11 +123,12 @@ class PagedSegment:
         """tables: empty ones, which take blocks of the pool's tier from now on. Raises CapacityError, and then they are as they
         were."""
         self._home = tables[0].tier
+        self.tier = pool.tier(tables[0].layout.nbytes)
         with ExitStack() as undo:
             for table in tables:
                 undo.callback(table.move_to, self._home)
                 undo.callback(table.release)
-                table.move_to(pool.tier(table.layout.nbytes))
+                table.move_to(self.tier)
                 table.reserve(file.contents.tokens)
             undo.pop_all()
         self.pool = pool
@@ -89,15 +136,18 @@ class PagedSegment:
         self.tables = tables
         self.layers = [PagedLayer(self, number) for number in range(len(tables))]
         self.reserved = 0
+        self.opening = Lock()
         self._used: PagedLayer | None = None
 
     @property
     def resident_nbytes(self) -> int:
-        """The bytes of its layers in main memory."""
-        return sum(layer.nbytes for layer in self.layers if layer.resident)
+        """The bytes of its pages in main memory."""
+        return sum(layer.held_nbytes for layer in self.layers)
 
     def leave(self) -> None:
         """Give the blocks back; the tables are empty afterwards, and take blocks where they took them before."""
+        for layer in self.layers:
+            layer.pages = None
         for table in self.tables:
             table.release()
             table.move_to(self._home)
@@ -123,9 +173,26 @@ def pinned(layers: Sequence[PagedLayer]) -> Iterator[None]:
         pool.unpin(once)
 
 
+def reading(layers: Sequence[PagedLayer], answer: Callable[[], T], *, whole: bool) -> T:
+    """What `answer` returns, with these layers in memory: all of them, or else only the pages that native code asks for, unless
+    these find no room. Raises what `answer` and `Pool.pin` raise."""
+    if layers and not whole and not any(layer.table.layout.format for layer in layers):  # pages of these do not know rows
+        pool = layers[0].segment.pool
+        pool.use(layers)
+        try:
+            return answer()
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise read_error(error) from None
+        finally:
+            pool.unpin(layers)
+    with pinned(layers):
+        return answer()
+
+
 def paging_notes(layers: Sequence[PagedLayer]) -> tuple[str, ...]:
     """The line of EXPLAIN about the paged layers that a query reads; none without any."""
     if not layers:
         return ()
-    there, nbytes = sum(layer.nbytes for layer in layers if layer.resident), sum(layer.nbytes for layer in layers)
-    return (f"Paged: {there:,} of {nbytes:,} bytes are in memory, the rest is read from disk first",)
+    there, nbytes = sum(layer.held_nbytes for layer in layers), sum(layer.nbytes for layer in layers)
+    return (f"Paged: {there:,} of {nbytes:,} bytes are in memory, the rest is read from disk as far as it is asked for",)

@@ -6,6 +6,7 @@ tokens of another segment may be left there. A file is read and written past the
 what is offloaded then takes no memory as cache.
 """
 
+import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -15,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+import kvdb._native as _native
 import kvdb.storage.direct_io as direct_io
-from kvdb.errors import Unavailable
+from kvdb.errors import IntegrityError, Unavailable
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.segment_head import Contents, Sums, corrupt
 from kvdb.types import Addresses
@@ -65,6 +67,26 @@ class SegmentFile:
         assert len(table.addresses) == self.contents.blocks
         self._read(layer, np.ascontiguousarray(table.addresses))
 
+    def pages(self, pool: _native.PagePool, layer: int, table: BlockTable) -> _native.LayerPages:
+        """The pages of one layer, in the blocks of `table`, which stand one behind the other from a page on. What they raise when
+        they are read is for `read_error`. Raises IntegrityError or Unavailable."""
+        contents = self.contents
+        assert table.layout == contents.layout
+        assert len(table.addresses) == contents.blocks
+        return _native.LayerPages(
+            pool,
+            int(table.addresses[0]),
+            contents.extent_nbytes,
+            contents.unit_nbytes if contents.direct else contents.extent_nbytes,
+            str(self.path),
+            contents.nbytes,
+            contents.layer_at(layer),
+            layer,
+            contents.layout.nbytes,
+            contents.unit_nbytes,
+            self._sums[layer],
+        )
+
     def verify(self) -> None:
         """Compare its head and all blocks, as they are on the disk now, with their checksums. Raises as `read_layer` does."""
         again, nbytes = SegmentFile(self.path, self.contents), self.contents.layout.nbytes
@@ -112,7 +134,17 @@ def _open(path: Path, *, direct_too: bool) -> Iterator[int]:
         with direct_io.open_file(path, os.O_RDONLY, direct=direct_too) as file:
             yield file
     except OSError as error:
-        raise Unavailable(
-            f"{path}, which holds a segment that was offloaded, cannot be read: {error.strerror}; make it readable again, or "
-            "drop the contexts over it and import them anew"
-        ) from None
+        raise _unreadable(path, error) from None
+
+
+def read_error(error: OSError) -> IntegrityError | Unavailable:
+    """What is raised where the pages of a file raised this."""
+    path = Path(error.filename)
+    return corrupt(path, str(error.strerror)) if error.errno == errno.EBADMSG else _unreadable(path, error)
+
+
+def _unreadable(path: Path, error: OSError) -> Unavailable:
+    return Unavailable(
+        f"{path}, which holds a segment that was offloaded, cannot be read: {error.strerror}; make it readable again, or "
+        "drop the contexts over it and import them anew"
+    )

@@ -12,8 +12,8 @@ so checking takes hardly any time from the computation that hides the loading.
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -68,10 +68,8 @@ class Contents:
 
     @cached_property
     def text(self) -> bytes:
-        fields = asdict(self)
-        if not self.layout.format:  # as all files were before there were formats
-            del fields["layout"]["format"]
-        return json.dumps(fields, sort_keys=True).encode()
+        values = {field.name: getattr(self, field.name) for field in fields(self)} | {"layout": _fields_of(self.layout)}
+        return json.dumps(values, sort_keys=True).encode()
 
     @cached_property
     def head_nbytes(self) -> int:
@@ -145,6 +143,15 @@ def corrupt(path: Path, what: str) -> IntegrityError:
         f"{path}, which holds a segment that was offloaded, was changed: {what}; nothing of it is used, so drop the contexts "
         "over it and import them anew, and check the disk"
     )
+
+
+@cache
+def _fields_of(layout: BlockLayout) -> dict[str, str | int]:
+    """What a head says of the layout. A store has few of them and many files."""
+    values = {field.name: getattr(layout, field.name) for field in fields(layout)}
+    if not layout.format:  # as all files were before there were formats
+        del values["format"]
+    return values
 
 
 def _pages(nbytes: int) -> int:

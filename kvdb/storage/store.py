@@ -58,6 +58,7 @@ class BlockStore:
         self.folder = StoreFolder(Path(config.path)) if config.path else None
         home = self.folder or (TemporaryFolder(Path(config.disk_path)) if config.disk_path else None)
         self.disk = None if home is None else SegmentFolder(home, config.disk_bytes_max)
+        self.disk_bytes_max = config.disk_bytes_max
         self.slabs = None if gpu is None else Slabs(config, gpu)
         self.budget = CpuBudget(config.cpu_bytes_max)
         self.loader = Loader(BufferPool(self.budget))

@@ -26,7 +26,7 @@ from kvdb.types.model_spec import (
     ModelSpec,
     Rope,
 )
-from kvdb.types.statistics import ERROR, MEASURES, ContextStatistics, SegmentStatistics, SessionStats, TierStats
+from kvdb.types.statistics import ERROR, MEASURES, ContextStatistics, SegmentStatistics, SessionStats, Space, TierStats
 
 __all__ = [
     "DEFAULT_RETENTION",
@@ -62,6 +62,7 @@ __all__ = [
     "Rope",
     "SegmentStatistics",
     "SessionStats",
+    "Space",
     "TierStats",
     "Tokens",
 ]

@@ -25,7 +25,8 @@ class ContextInfo:
     is dropped, None for never. metadata: what was noted of it. created: when it was stored. used: when it was last reused, or
     stored. uses: how often it was reused. Times are seconds since the epoch. format: how its segments
     hold keys and values, "" as they came, "int8" and so on, several with + between them. key_error, value_error: the relative
-    errors of what quantizing made of them."""
+    errors of what quantizing made of them. resident: whether its keys and values are in main memory, or come in there as they are
+    read; otherwise a session brings them back from disk."""
 
     name: str
     spec: ModelSpec
@@ -45,6 +46,7 @@ class ContextInfo:
     format: str = ""
     key_error: float = 0.0
     value_error: float = 0.0
+    resident: bool = True
 
 
 @dataclass(frozen=True)

@@ -92,3 +92,13 @@ class TierStats:
     nbytes: int
     huge: bool
     pinned_nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Space:
+    """The bytes of blocks of all stored contexts, in memory and on disk. held: those that their segments have. reachable: the
+    least that hold what they name, where each token that follows the same tokens is held once; compaction brings the former
+    towards the latter."""
+
+    held: int
+    reachable: int

@@ -10,6 +10,7 @@ import logging
 import os
 from pathlib import Path
 
+import kvdb.storage.segment_head as segment_head
 from kvdb.errors import KvdbError
 from tests.fault.processes import fork_for_each_line, say
 from tests.fault.story import Step, carry_out, open_store
@@ -68,6 +69,7 @@ def use(go, folder, writer):
 
 
 def main():
+    segment_head.PIECE_BYTES = 1 << 13  # a block: imports of a few are written while they come
     logging.getLogger("kvdb").setLevel(logging.CRITICAL)
     fork_for_each_line(use)
 

@@ -10,14 +10,16 @@ import tempfile
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGKILL, SIGSTOP
 from time import sleep
+from typing import NamedTuple
 
 import numpy as np
 
 from kvdb.types import DURABILITIES
 from tests.fault.processes import Processes
 from tests.fault.story import Step, after, is_whole, lives, open_store, possible
+from tests.waiting import until
 
 
 class Told:
@@ -89,13 +91,26 @@ class Told:
         return gone
 
 
-def lines_until_killed(processes, folder, seed, seconds, durability, *, limits="wide", before=None):
-    """What a process says until it is killed, some seconds after its first step. before: is called just before that."""
+class Moment(NamedTuple):
+    """When a process is killed: so many seconds after it has said so many lines."""
+
+    lines: int
+    seconds: float
+
+    @classmethod
+    def random(cls, rng):
+        """The very point is up to chance, as the processor's other work decides how far the process comes."""
+        return cls(int(rng.integers(1, 16)), float(rng.uniform(0, 0.03)))
+
+
+def lines_until_killed(processes, folder, seed, moment, durability, *, limits="wide", before=None):
+    """What a process says until it is killed. before: is called just before that, when the process can say nothing more."""
     child, said = processes.start(folder, seed, durability, limits)
     with said:
-        lines = [said.readline()]
-        sleep(seconds)  # the very point at which it is killed is up to chance
+        lines = [said.readline() for _ in range(moment.lines)]
+        sleep(moment.seconds)
         if before is not None:
+            _stop(child)
             before()
         with suppress(ProcessLookupError):
             os.kill(child, SIGKILL)
@@ -103,6 +118,14 @@ def lines_until_killed(processes, folder, seed, seconds, durability, *, limits="
     ended = processes.ended()
     assert ended == -SIGKILL or before is not None, "the process ended by itself"
     return [line for line in lines if line.endswith("\n")]
+
+
+def _stop(process):
+    """Stop a process, so that none of its threads comes back from a call of the system any more."""
+    with suppress(ProcessLookupError, FileNotFoundError):  # it may have ended by itself
+        os.kill(process, SIGSTOP)
+        tasks = Path(f"/proc/{process}/task")
+        until(lambda: not any(task.joinpath("stat").read_text().rpartition(") ")[2].startswith("R") for task in tasks.iterdir()))
 
 
 def run(folder, kills, seed, durability="durable", limits="wide"):
@@ -113,7 +136,8 @@ def run(folder, kills, seed, durability="durable", limits="wide"):
     with Processes("tests.fault.killed") as processes:
         for number in range(kills):
             run_seed = seed * 100_000 + number
-            told.read(run_seed, lines_until_killed(processes, folder, run_seed, rng.uniform(0, 0.4), durability, limits=limits))
+            lines = lines_until_killed(processes, folder, run_seed, Moment.random(rng), durability, limits=limits)
+            told.read(run_seed, lines)
             if durability == "memory":
                 told.states = [{}]
             told.check(folder, f"kill {number} of seed {seed}")

@@ -12,6 +12,7 @@ import os
 import numpy as np
 
 import kvdb.storage.direct_io as direct_io
+import kvdb.storage.segment_head as segment_head
 from tests.fault.processes import fork_for_each_line, say
 from tests.fault.story import NARROW, REFUSED, carry_out, choose, open_store
 
@@ -43,6 +44,7 @@ def use(folder, seed, durability, limits):
 
 
 def main():
+    segment_head.PIECE_BYTES = 1 << 13  # a block: imports of a few are written while they come
     logging.getLogger("kvdb").setLevel(logging.ERROR)  # indexes that find no room are warnings
     fork_for_each_line(use)
 

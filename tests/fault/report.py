@@ -81,7 +81,7 @@ def pieces(given):
     yield from _seeded("power cut at any moment", "power", "--cuts", cuts, 50, seed, "--durability", "durable")
     few = max(1, cuts // 10), 50, seed
     yield from _seeded("power cut at any moment, `os`", "power", "--cuts", *few, "--durability", "os")
-    control = "power cuts of a writer that syncs no file (control)"
+    control = "power cut at any moment, of a writer that syncs no file (control)"
     yield Piece.of(control, "power", "--cuts", 10, "--seed", seed, "--durability", "broken")
     yield from _seeded("single bits changed, files cut short", "flips", "--flips", given.flips, 1000, seed)
     for fault, calls in FAULTS.items():
@@ -91,6 +91,7 @@ def pieces(given):
             )
     retrying = "a sync that failed is tried again and its second answer believed (control)"
     yield Piece.of(retrying, "every_call", "--fault", "EIO", "--calls", "fsync", "--writer", "retrying")
+    yield Piece.of("a disk that is full at any point of any call", "no_room", "--every", 8192 * given.every)
     yield Piece.of("a full disk, one that is read-only, few open files", "limits")
 
 
@@ -108,6 +109,16 @@ def noted(path):
     """What came of the pieces that were played before, by command."""
     lines = path.read_text().splitlines() if path.exists() else []
     return {line["command"]: line for line in map(json.loads, lines)}
+
+
+def note(path, piece):
+    """Play a piece, and note what came of it, which is returned."""
+    outcome = piece.play()
+    system = f"Linux {platform.release()}, Python {platform.python_version()}"
+    line = {"command": piece.command, "outcome": outcome, "revision": revision(), "day": f"{datetime.now(UTC):%Y-%m-%d}"}
+    with path.open("a") as file:
+        file.write(json.dumps({**line, "system": system}) + "\n")
+    return outcome
 
 
 def page(plan, played):
@@ -137,11 +148,7 @@ def main():
     for piece in plan:
         if piece.command in noted(given.pieces) or (given.only is not None and not {*given.only} & {*piece.arguments}):
             continue
-        outcome = piece.play()
-        system = f"Linux {platform.release()}, Python {platform.python_version()}"
-        line = {"command": piece.command, "outcome": outcome, "revision": revision()}
-        with given.pieces.open("a") as file:
-            file.write(json.dumps({**line, "day": f"{datetime.now(UTC):%Y-%m-%d}", "system": system}) + "\n")
+        outcome = note(given.pieces, piece)
         sys.stdout.write(f"{piece.name}: {outcome}\n")
         sys.stdout.flush()
     played = noted(given.pieces)

@@ -57,10 +57,14 @@ class Kept:
         return self.pinned, self.noted, self.noted is not None
 
 
+def open_config(**storage):
+    """The settings of a small database, in which contexts of 64 tokens may have indexes."""
+    return replace(config(**storage), indexes=IndexConfig(on_demand="", automatic=False, segment_tokens_min=64))
+
+
 def open_store(folder, **limits):
-    """A client of the store in a folder; contexts of 64 tokens may have indexes."""
-    settings = replace(config(**limits), indexes=IndexConfig(on_demand="", automatic=False, segment_tokens_min=64))
-    return kvdb.connect(folder, config=settings)
+    """A client of the store in a folder."""
+    return kvdb.connect(folder, config=open_config(**limits))
 
 
 def tokens_of(seed, number):

@@ -1,4 +1,4 @@
-"""The short form of the faults that `make fault` plays at length."""
+"""The short form of the faults that `make fault` plays at length: 50 kills, 30 power cuts."""
 
 import os
 import shutil
@@ -10,20 +10,23 @@ import pytest
 
 from kvdb.errors import IntegrityError
 from kvdb.storage.store_folder import StoreFolder
-from tests.fault import every_call, flips, kill, limits, power
+from tests.fault import every_call, flips, kill, limits, no_room, power
 from tests.fault.power import NoLoopMounts
 from tests.stores import connect, holds, put
 
 
-@pytest.mark.parametrize(("durability", "kills"), [("durable", 4), ("os", 1), ("memory", 1)])
-def test_a_killed_process_loses_what_it_may_and_no_more(durability, kills, tmp_path):
-    assert kill.run(tmp_path / "store", kills, seed=11, durability=durability).total() > 0
+@pytest.mark.parametrize(
+    ("durability", "limits", "kills"),
+    [("durable", "wide", 30), ("durable", "narrow", 10), ("os", "wide", 5), ("memory", "wide", 5)],
+)
+def test_a_killed_process_loses_what_it_may_and_no_more(durability, limits, kills, tmp_path):
+    assert kill.run(tmp_path / "store", kills, 11, durability, limits).total() > 0
 
 
-@pytest.mark.parametrize(("durability", "cuts"), [("durable", 2), ("os", 1)])
+@pytest.mark.parametrize(("durability", "cuts"), [("durable", 25), ("os", 5)])
 def test_a_power_cut_loses_what_it_may_and_no_more(durability, cuts):
     try:
-        calls, _ = power.run(cuts, seed=13, durability=durability)
+        calls, _ = power.run(cuts, 13, durability)
     except NoLoopMounts as reason:
         pytest.skip(str(reason))
     assert calls.total() > 0
@@ -87,7 +90,7 @@ def test_changed_bits_never_change_an_answer():
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-@pytest.mark.parametrize(("fault", "call"), [("KILL", "rename"), ("EIO", "unlink")])
+@pytest.mark.parametrize(("fault", "call"), [("KILL", "rename"), ("EIO", "unlink"), ("EIO-READ", "preadv2")])
 def test_a_fault_at_any_call_loses_nothing(fault, call):
     try:
         met = every_call.run_all(fault, calls=(call,))
@@ -100,9 +103,27 @@ def test_few_open_files_suffice_and_none_is_a_typed_error(tmp_path):
     assert limits.few_files(tmp_path) > 0
 
 
-@pytest.mark.parametrize("fault", [limits.full_disk, limits.read_only_disk])
+@pytest.mark.parametrize("fault", [limits.full_disk, limits.read_only_disk, limits.read_only_in_use])
 def test_a_file_system_with_a_limit(fault):
     try:
         fault()
     except NoLoopMounts as reason:
+        pytest.skip(str(reason))
+
+
+def test_a_disk_without_room_for_one_more_call():
+    try:
+        refused = no_room.run_all(every=100_000)
+    except NoLoopMounts as reason:
+        pytest.skip(str(reason))
+    assert refused["put"] > 0
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_a_sync_that_is_tried_again_is_caught():
+    """The control of faults at syncs."""
+    try:
+        with pytest.raises(AssertionError, match="is synced again"):
+            every_call.run_all("EIO", calls=("fsync",), writer="retrying")
+    except every_call.NotTraced as reason:
         pytest.skip(str(reason))

@@ -129,11 +129,12 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
         kind: Any,
         parameter: Any,
         observed: Any,
+        bound: Any,
     ) -> None:
         reads = table, counts, None
         searches = [(searcher, begin, end, reads, active, hidden, True, turn, (kind, parameter))] * 2
         made = module.Step(
-            geometry, heads, scale, reads, grows, reads, searches, [(reads, wholes, whole)], tokens, guards, 0.5, 0.9
+            geometry, heads, scale, reads, grows, reads, searches, [(reads, wholes, whole)], tokens, guards, 0.5, 0.9, bound
         )
         result = made.run(q, table, counts, out, logs, observed)
         made.observations(result, None if result.end == module.StepEnd.answered else logs[0], logs[1])
@@ -144,7 +145,20 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
     cos, sin = rng.standard_normal((2, int(rng.integers(0, geometry.head_dim // 2 + 1)))).astype(np.float32)
     turn = (cos, sin, bool(rng.random() < 0.5)) if rng.random() < 0.5 else None
     cut = [(module.StepCut.range, 2.0), (module.StepCut.top_k, 5.0)][rng.integers(2)]
-    asked = active, hidden, guards, whole, tokens, q.copy(), logs, table, turn, *cut, bool(rng.random() < 0.5)
+    asked = (
+        active,
+        hidden,
+        guards,
+        whole,
+        tokens,
+        q.copy(),
+        logs,
+        table,
+        turn,
+        *cut,
+        bool(rng.random() < 0.5),
+        float(rng.random()),
+    )
     native.made(step, searcher, q, 0.1, counts, begin, end, grows, *asked)
 
 

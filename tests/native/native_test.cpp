@@ -157,7 +157,7 @@ TEST_CASE("calls of a series wake a worker once, however long the caller is busy
         const std::int64_t before = woken();
         for (int call = 0; call < 6; ++call) {
             pool.run(16, 2, [&](std::int64_t, int) { busy(20); });
-            busy(200);
+            busy(100);
         }
         return woken() - before;
     };

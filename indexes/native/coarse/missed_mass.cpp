@@ -58,7 +58,6 @@ void MissedMass::add_partly_seen(const SearchState& state, const SegmentHead& it
     const std::int64_t pages = item.view.pages, n = state.tile.n;
     const int d = state.head_dim;
     const float* counts = item.view.counts + i * pages;
-    const auto widen = score_kernels().widen_values[static_cast<int>(state.blocks.geometry.dtype)];
     value_.resize(d);
     shares_.resize(state.rows);
     for (std::int64_t p = 0; p < pages; ++p) {
@@ -76,7 +75,8 @@ void MissedMass::add_partly_seen(const SearchState& state, const SegmentHead& it
         for (std::int64_t m = item.set.first[p]; m < item.set.first[p + 1] && weighs; ++m) {
             const std::int64_t member = item.set.member(m);
             if (item.visible.sees(state.tile.i0 + i, member) == without) continue;
-            widen({state.blocks, item.kv_head, item.segment.begin + member, 1, value_.data()});
+            widen_values(
+                {state.blocks, item.kv_head, item.segment.begin + member, 1, value_.data()});
             for (std::int64_t r = i; r < state.rows; r += n) {
                 float* to = out + r * d;
                 for (int j = 0; j < d; ++j) to[j] += shares_[r] * value_[j];

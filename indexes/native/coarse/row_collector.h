@@ -201,8 +201,7 @@ class RowCollector {
         if (!options_.tail) return;
         const Geometry& geometry = blocks_.geometry;
         std::vector<float> value(geometry.head_dim);
-        score_kernels().widen_values[static_cast<int>(geometry.dtype)](
-            {blocks_, static_cast<int>(number / tile_.rows), id, 1, value.data()});
+        widen_values({blocks_, static_cast<int>(number / tile_.rows), id, 1, value.data()});
         row.add_to_tail(exponent, 1, value.data());
     }
 

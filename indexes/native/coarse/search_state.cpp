@@ -92,15 +92,14 @@ void SearchState::score_all(int kv_head, const std::int32_t* tokens, std::int64_
     for (int r = 0; r < rows; ++r) {
         std::copy_n(tile.query(kv_head, r).q, head_dim, q.begin() + std::int64_t{r} * head_dim);
     }
-    score_kernels().score[static_cast<int>(blocks.geometry.dtype)](
-        {blocks, kv_head, q.data(), rows, tokens, count, scores, stride});
+    score_tokens({blocks, kv_head, q.data(), rows, tokens, count, scores, stride});
 }
 
 std::vector<float> SearchState::scores_of(int kv_head, int r,
                                           const std::vector<std::int32_t>& tokens) const {
     std::vector<float> scores(tokens.size());
     const auto count = static_cast<std::int64_t>(tokens.size());
-    score_kernels().score[static_cast<int>(blocks.geometry.dtype)](
+    score_tokens(
         {blocks, kv_head, tile.query(kv_head, r).q, 1, tokens.data(), count, scores.data(), 0});
     return scores;
 }

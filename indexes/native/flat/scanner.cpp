@@ -32,9 +32,7 @@ std::int64_t clear_shorter(const FlatPrune& prune, float length, std::uint64_t* 
 }  // namespace
 
 Scanner::Scanner(const Batch& batch, Thresholds& thresholds)
-    : batch_(batch),
-      thresholds_(thresholds),
-      score_(score_kernels().score[static_cast<int>(batch.blocks.geometry.dtype)]) {}
+    : batch_(batch), thresholds_(thresholds) {}
 
 void Scanner::start() {
     tokens_.clear();
@@ -76,8 +74,9 @@ void Scanner::score(const Tile& tile, const std::vector<std::int32_t>& tokens) {
     scores_stride_ = tokens.size();
     if (scores_.size() < kTile * scores_stride_) scores_.resize(kTile * scores_stride_);
     const auto count = static_cast<std::int64_t>(tokens.size());
-    score_({batch_.blocks, tile.head, batch_.queries.q + tile.first_row * batch_.codes.head_dim,
-            tile.rows, tokens.data(), count, scores_.data(), count});
+    score_tokens({batch_.blocks, tile.head,
+                  batch_.queries.q + tile.first_row * batch_.codes.head_dim, tile.rows,
+                  tokens.data(), count, scores_.data(), count});
     nbytes_ += count * static_cast<std::int64_t>(batch_.blocks.geometry.row_bytes());
 }
 

@@ -55,7 +55,6 @@ class alignas(kApart) Scanner {
 
     const Batch& batch_;
     Thresholds& thresholds_;
-    void (*const score_)(const ScoreItem&);
     std::vector<std::int32_t> tokens_;
     std::vector<float> scores_;  // [rows][scores_stride_]
     std::size_t scores_stride_ = 0;

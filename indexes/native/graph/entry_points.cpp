@@ -20,7 +20,7 @@ void BeamSearch::score_outliers() {
     if (count == 0) return;
     std::vector<float> exact(count);
     for (int r = 0; r < group_->heads; ++r) {
-        score_kernels().score[static_cast<int>(group_->blocks.geometry.dtype)](
+        score_tokens(
             {group_->blocks, group_->kv_head, group_->q(r), 1, tokens, count, exact.data(), 0});
         for (std::int64_t t = 0; t < count; ++t) {
             if (group_->sees(tokens[t])) ranges_[r].add(tokens[t], exact[t]);

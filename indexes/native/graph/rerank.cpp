@@ -46,7 +46,7 @@ float keep_largest(std::size_t k, float limit, RowResult& out) {
 float rescore(const QueryGroup& group, std::int64_t r, const Range& range, RowResult& out) {
     const auto count = static_cast<std::int64_t>(out.ids.size());
     out.scores.resize(count);
-    score_kernels().score[static_cast<int>(group.blocks.geometry.dtype)](
+    score_tokens(
         {group.blocks, group.kv_head, group.q(r), 1, out.ids.data(), count, out.scores.data(), 0});
     const GraphOptions& options = group.options;
     return options.k > 0 ? keep_largest(static_cast<std::size_t>(options.k), range.limit(), out)

@@ -116,8 +116,7 @@ void Rest::add_raw_values(std::int64_t head, std::int64_t chunk, int run) {
     const std::int64_t begin = chunk * kChunk + run * kRun;
     const std::int64_t count = std::min<std::int64_t>(kRun, tile_.blocks.tokens - begin);
     std::vector<float> read(count * d);
-    score_kernels().widen_values[static_cast<int>(tile_.blocks.geometry.dtype)](
-        {tile_.blocks, tile_.heads[head], begin, count, read.data()});
+    widen_values({tile_.blocks, tile_.heads[head], begin, count, read.data()});
     for (int r = 0; r < tile_.each; ++r) {
         const float* scores = tile_.scores(head, r) + begin;
         ChunkSum& part = sums_[at(head, r) + chunk];

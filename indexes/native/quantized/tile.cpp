@@ -139,9 +139,8 @@ void Tile::score(std::int64_t head, int r, int count, const std::vector<std::int
     for (int j = 0; j < count; ++j) {
         std::copy_n(row(head, r + j).q, d, q.begin() + std::int64_t{j} * d);
     }
-    score_kernels().score[static_cast<int>(blocks.geometry.dtype)](
-        {blocks, heads[head], q.data(), count, tokens.data(),
-         static_cast<std::int64_t>(tokens.size()), out, stride});
+    score_tokens({blocks, heads[head], q.data(), count, tokens.data(),
+                  static_cast<std::int64_t>(tokens.size()), out, stride});
 }
 
 bool Tile::hide(const Row& row, std::int64_t chunk, float* scores) const {

@@ -40,4 +40,9 @@ KVDB_DECLARE_PER_ISA(ScoreKernels, score);
 
 const ScoreKernels& score_kernels();
 
+// The same, once what they read is in memory. Throw PageError where it cannot be.
+void score_tokens(const ScoreItem& item);
+void widen_keys(const WidenItem& item);
+void widen_values(const WidenItem& item);
+
 }  // namespace kvdb::indexes

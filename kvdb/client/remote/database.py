@@ -30,6 +30,7 @@ from kvdb.types import (
     PrefixMatch,
     PromptPart,
     Retention,
+    Space,
     TierStats,
     Tokens,
 )
@@ -233,6 +234,12 @@ class RemoteDatabase:
         connection = self._connected()
         reply: pb.CompactReply = connection.call(connection.stub.Compact, pb.CompactRequest())
         return int(reply.nbytes)
+
+    def space(self) -> Space:
+        """How much space the contexts of the server take; see `kvdb.database.Database.space`."""
+        connection = self._connected()
+        reply: pb.SpaceReply = connection.call(connection.stub.Space, pb.SpaceRequest())
+        return Space(reply.held, reply.reachable)
 
     def backup(self, folder: str) -> int:
         """Copy the server's store on its machine; see `kvdb.database.Database.backup`, whose errors it raises."""

@@ -1,4 +1,4 @@
-"""A RAG engine over a tiny model, with a clock that stands still until it is turned."""
+"""A RAG engine over a tiny model."""
 
 import random
 
@@ -11,26 +11,13 @@ from tests.engine_adapter.rag.characters import Characters
 CHUNK = 24
 
 
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def make_rag(model, engine, clock):
+def make_rag(model, engine):
     """A RAG engine on the test's database. Only one at a time, for it attaches the model."""
     made = []
 
     def make(**settings):
-        made.append(RagEngine(model, Characters(), Client(engine), **{"chunk_tokens": CHUNK, "clock": clock, **settings}))
+        made.append(RagEngine(model, Characters(), Client(engine), **{"chunk_tokens": CHUNK, **settings}))
         return made[-1]
 
     yield make

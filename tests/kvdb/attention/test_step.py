@@ -79,6 +79,7 @@ class Case:
     hidden: int | None
     guard: float | None
     turned: bool = False
+    missed_max: float | None = None
 
     def partition(self, layer: Layer, heard: list[Observation] | None = None) -> RunPartition:
         """heard: receives what observed queries show."""
@@ -102,7 +103,7 @@ class Case:
 
     def query(self, layer: Layer, observed: bool = False) -> AttentionQuery:
         run = BlockRun([(table, TOKENS) for table in layer.tables[:2]], layer.tables[2])
-        options = QueryOptions(self.retrieval if self.named else None)
+        options = QueryOptions(self.retrieval if self.named else None, max_missed_mass=self.missed_max)
         return AttentionQuery(layer.tables[0].layout, run, layer.q, SCALE, options, observed)
 
 
@@ -117,14 +118,19 @@ cases = st.builds(
     st.one_of(st.none(), st.integers(0, 9)),
     st.sampled_from([None, -0.5, -3.0]),
     st.booleans(),
+    st.sampled_from([None, None, 0.999, 0.2]),
 )
 
 
 @given(cases, st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_it_answers_as_python_does(layer, case, observed):
-    query, heard, told = case.query(layer, observed), [], []
-    native = sparse(query, case.partition(layer, heard), case.retrieval)
+    query, heard, told, partition = case.query(layer, observed), [], [], case.partition(layer)
+    if case.missed_max is not None:
+        sparse(query, partition, case.retrieval)  # which finds out whether the bound takes several searches
+    widens, partition = partition.widens, case.partition(layer, heard)
+    partition.widens = widens
+    native = sparse(query, partition, case.retrieval)
     with patch.object(sparse_attention, "prepared_step", lambda *_: None):
         right = sparse(query, case.partition(layer, told), case.retrieval)
     assert observed or not heard

@@ -2,17 +2,25 @@
 why."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+import kvdb
 from kvdb.errors import CapacityError, NotFound
-from tests.stores import SPEC, connect, holds, kv_of, names, put
+from tests.stores import SPEC, config, connect, holds, kv_of, names, put
 
 BLOCK = 2 * 16 * 64 * 4
 """Bytes of a block of one layer."""
 CONTEXT = 2 * 2 * BLOCK
 """Bytes of a context of 128 tokens."""
+
+
+def indexed(**storage):
+    """The settings of a database in which short segments get indexes too, when they are asked for."""
+    plain = config(**storage)
+    return replace(plain, indexes=replace(plain.indexes, segment_tokens_min=64))
 
 
 def tokens(number):
@@ -135,3 +143,61 @@ def test_what_is_over_is_dropped_before_anything_else(db):
     assert db.get("2").info.expires is None
     with pytest.raises(NotFound):
         db.get("3")
+
+
+def counting_all(db):
+    """The budget of a database, in which every byte beside blocks counts from now on."""
+    budget = db._transport._blocks.budget
+    budget.take(budget._counted(budget._beside + budget._free_beside) - budget._counted(budget._beside))
+    budget._free_beside = 0
+    return budget
+
+
+def index_nbytes(db, name):
+    return sum(view.segment.indexes.nbytes for view in db._transport._catalog.get(name).views)
+
+
+def test_segments_with_indexes_in_memory_go_after_those_without(tmp_path):
+    long = {name: (np.arange(512) + number) % 50 for number, name in enumerate("abcdefgh")}
+    with kvdb.connect(config=indexed(disk_path=str(tmp_path), cpu_bytes_max=16 * CONTEXT)) as db:
+        for name in "abcd":
+            put(db, long[name], name)
+        db.build_index("a", "flat")
+        assert index_nbytes(db, "a")
+        put(db, long["e"], "e")
+        assert [one.name for one in db.contexts() if not one.info.resident] == ["b"], "a was used longest ago, and has an index"
+        for name in "fgh":
+            put(db, long[name], name)
+        assert db.get("a").info.resident
+        for number in range(8):
+            put(db, (np.arange(512) * 3 + number) % 50, f"other {number}")
+        assert not db.get("a").info.resident, "an index that nobody asks is not favoured for ever"
+        assert holds(db, long["a"])
+
+
+def test_indexes_count_in_the_budget_as_long_as_they_are_in_memory(tmp_path):
+    doc = np.arange(512) % 50
+    with kvdb.connect(config=indexed(disk_path=str(tmp_path), cpu_bytes_max=64 * CONTEXT)) as db:
+        budget = counting_all(db)
+        put(db, doc, "doc")
+        before = budget.left
+        db.build_index("doc", "flat")
+        assert index_nbytes(db, "doc") > 0
+        assert before - budget.left == index_nbytes(db, "doc")
+        db.offload("doc")
+        assert budget.left >= before
+        put(db, doc + 1, "other")
+        db.build_index("other", "flat")
+        db.drop("other")
+        assert budget.left >= before
+
+
+def test_no_context_is_dropped_for_an_index():
+    doc = np.arange(512) % 50
+    with kvdb.connect(config=indexed(cpu_bytes_max=5 * CONTEXT)) as db:
+        counting_all(db)
+        put(db, doc, "doc")
+        with pytest.raises(CapacityError, match="cpu_bytes_max"):
+            db.build_index("doc", "flat")
+        assert names(db) == ["doc"]
+        assert holds(db, doc)

@@ -90,8 +90,8 @@ def test_several_contexts_are_dropped_at_once(place):
     assert names(place) == ["b", "d"]
     with pytest.raises(NotFound, match="'none'"):
         place.drop("b", "none", "d")
-    assert names(place) == ["d"]
+    assert names(place) == ["b", "d"]
     with pytest.raises(InvalidArgument):
         place.drop("d", 3)
-    assert names(place) == ["d"]
+    assert names(place) == ["b", "d"]
     place.drop()

@@ -1,11 +1,13 @@
 """Open sessions go over to other segments of the same tokens when space is laid out anew, and no answer changes."""
 
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import numpy as np
 import pytest
 
 import kvdb
+from kvdb.ingest.compactor import Compactor
 from tests.racing import race
 from tests.reference import attention, relative_error
 from tests.stores import SPEC, compacted, config, connect, kv_of, put
@@ -98,6 +100,41 @@ def test_what_a_closed_session_was_to_go_over_to_is_freed(db):
         other.submit(db.compact).result()
     session.close()
     assert not used(compacted(db))
+
+
+def test_nobody_waits_while_blocks_are_copied_and_files_written(db, monkeypatch):
+    """Sessions are opened, decode and are stored, and contexts come and go, before the compaction has gone on."""
+    inside, go_on, build = Event(), Event(), Compactor._build
+
+    def held_up(self, parts):
+        inside.set()
+        assert go_on.wait(20)
+        return build(self, parts)
+
+    put(db, TURNS, "long")
+    put(db, TURNS[:40], "short")
+    compacted(db)
+    monkeypatch.setattr(Compactor, "_build", held_up)
+    with db.create_session(SPEC, TURNS[:40]) as session, ThreadPoolExecutor(1) as other:
+        db._transport._compactor.stop()  # until `compact`
+        db.drop("long")
+        db._transport._compactor._stopped = False
+        working = other.submit(db.compact)
+        try:
+            assert inside.wait(20)
+            tokens = decode(session, TURNS[:40], 3)
+            with db.create_session(SPEC, TURNS[:40]) as another:
+                decode(another, TURNS[:40], 3)
+            db.store(session, name="more", tokens=tokens)
+            put(db, np.r_[TURNS[:20], 60], "other")
+            db.drop("other")
+            assert not working.done()
+        finally:
+            go_on.set()
+        working.result()
+        decode(session, tokens, 3)
+        compacted(db)
+        assert used(db) <= 1.1 * least(46) + SPEC.layers
 
 
 def test_sessions_decode_while_what_they_stand_on_is_laid_out_anew(db):

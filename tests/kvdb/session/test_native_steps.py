@@ -26,6 +26,7 @@ ASKED = {
     "estimate": kvdb.QueryOptions(kvdb.TopK(16), estimate_tail=True, hints=kvdb.Hints(index="quantized")),
     "range": kvdb.QueryOptions(kvdb.Dipr(0.1), hints=kvdb.Hints(index="flat")),
     "observed": kvdb.QueryOptions(kvdb.Dipr(0.1)),
+    "bounded": kvdb.QueryOptions(kvdb.Dipr(0.1), max_missed_mass=0.999, hints=kvdb.Hints(index="flat")),
     "behind sinks": kvdb.QueryOptions(hints=kvdb.Hints(index="flat")),
 }
 STANDS = ["a context", "two segments", "moved chunks", "overlaid chunks"]
@@ -219,7 +220,7 @@ def test_an_index_that_is_built_meanwhile_ends_them(stored, in_python):
 @pytest.mark.skipif(_native.usable_cpus() < 2, reason="nobody is woken")
 @pytest.mark.parametrize("asked", ["range", "observed", "exact"])
 def test_a_step_wakes_its_threads_once(stored, in_python, asked):
-    """However many parts of a step are for several threads, whoever was woken for the first stays awake for the others."""
+    """However many parts of a step are for several threads, whoever is woken for one stays awake for the others."""
     _, _, q, k, v = stored
     threads, woken = _native.threads(), []
     with opened(stored, "two segments") as session:

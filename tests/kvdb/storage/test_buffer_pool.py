@@ -149,7 +149,7 @@ def test_other_tiers_get_the_room_of_what_nobody_reads_but_not_what_is_reserved(
     assert paged.resident() == 2
     table = BlockTable(paged.home, PAGES)
     table.reserve(TOKENS)
-    assert paged.resident() == 0
+    assert paged.resident() == 1, "no more went than was missing"
     with pytest.raises(CapacityError):
         BlockTable(paged.home, PAGES).reserve(TOKENS)
     with pinned(segment.layers[2:3]):

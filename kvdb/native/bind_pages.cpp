@@ -1,0 +1,68 @@
+#include "bind.h"
+#include "page_pool.h"
+
+using namespace nb::literals;
+
+namespace kvdb {
+namespace {
+
+using SumsArray = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+
+void check_extent(std::uint64_t begin, std::int64_t nbytes, std::int64_t unit_nbytes,
+                  std::int64_t sum_nbytes, std::int64_t block_nbytes, const SumsArray& sums) {
+    constexpr std::int64_t kPage = 4096;
+    if (begin % kPage || nbytes < 1 || unit_nbytes < 1 || unit_nbytes % kPage ||
+        nbytes % unit_nbytes) {
+        fail(std::to_string(nbytes) + " bytes from " + std::to_string(begin) + " on in units of " +
+             std::to_string(unit_nbytes) + "; expected whole pages in whole units");
+    }
+    const auto count = static_cast<std::int64_t>(sums.shape(0));
+    const bool each = sum_nbytes == unit_nbytes && count == nbytes / unit_nbytes;
+    const bool one = unit_nbytes == nbytes && sum_nbytes > 0 && count <= nbytes / sum_nbytes;
+    if ((!each && !one) || block_nbytes < 1) {
+        fail(std::to_string(count) + " sums of " + std::to_string(sum_nbytes) +
+             " bytes; expected one for each unit, or a single unit that holds them");
+    }
+}
+
+}  // namespace
+
+void bind_pages(nb::module_& m) {
+    nb::class_<PagePool>(m, "PagePool")
+        .def(nb::init<>())
+        .def("set_limit", &PagePool::set_limit, "nbytes"_a, Unlocked())
+        .def("shrink", &PagePool::shrink, "nbytes"_a, Unlocked())
+        .def_prop_ro("nbytes", &PagePool::nbytes);
+    nb::class_<LayerPages>(m, "LayerPages")
+        .def(
+            "__init__",
+            [](LayerPages* self, PagePool& pool, std::uint64_t begin, std::int64_t nbytes,
+               std::int64_t unit_nbytes, const std::string& file, std::int64_t file_nbytes,
+               std::int64_t at, int layer, std::int64_t block_nbytes, std::int64_t sum_nbytes,
+               const SumsArray& sums) {
+                check_extent(begin, nbytes, unit_nbytes, sum_nbytes, block_nbytes, sums);
+                new (self) LayerPages(pool, begin, nbytes, unit_nbytes,
+                                      {file,
+                                       file_nbytes,
+                                       at,
+                                       layer,
+                                       block_nbytes,
+                                       sum_nbytes,
+                                       {sums.data(), sums.data() + sums.shape(0)}});
+            },
+            "pool"_a, "begin"_a, "nbytes"_a, "unit_nbytes"_a, "file"_a, "file_nbytes"_a, "at"_a,
+            "layer"_a, "block_nbytes"_a, "sum_nbytes"_a, "sums"_a, nb::keep_alive<1, 2>())
+        .def("pin", &LayerPages::pin)
+        .def("unpin", &LayerPages::unpin)
+        .def("take_all", &LayerPages::take_all, Unlocked())
+        .def("read", &LayerPages::read, Unlocked())
+        .def("give_up", &LayerPages::give_up, Unlocked())
+        .def("discard", &LayerPages::discard, Unlocked())
+        .def("leave", &LayerPages::leave, Unlocked())
+        .def_prop_ro("full", &LayerPages::full)
+        .def_prop_ro("nbytes", &LayerPages::nbytes)
+        .def_prop_ro("missing_nbytes", &LayerPages::missing_nbytes);
+}
+
+}  // namespace kvdb
