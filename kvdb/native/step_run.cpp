@@ -48,17 +48,17 @@ StepResult StepRun::ended(StepEnd end) {
 
 // read: how many tokens count as read whole.
 void StepRun::count(double read) {
-    const auto token_bytes = static_cast<std::int64_t>(2 * plan_.geometry.row_bytes()) * heads_;
-    result_.scanned = read;
-    result_.retrieved = read + static_cast<double>(attended_) / static_cast<double>(rows_);
     const Run all{call_.table, call_.counts, call_.blocks};
     const auto tokens = std::accumulate(all.counts, all.counts + all.blocks, std::int64_t{0});
     const auto bytes = static_cast<double>(payload_bytes(plan_.geometry, all));
-    result_.nbytes = tokens ? std::llround(read * bytes / static_cast<double>(tokens)) : 0;
+    const double token_bytes = bytes / static_cast<double>(std::max<std::int64_t>(tokens, 1));
+    result_.scanned = read;
+    result_.retrieved = read + static_cast<double>(attended_) / static_cast<double>(rows_);
+    result_.nbytes = std::llround(read * token_bytes);
     for (const SearchResult& found : result_.found) {
-        const auto ids = static_cast<std::int64_t>(found.retrieved.ids.size());
+        const auto values = static_cast<double>(found.retrieved.ids.size());
         result_.scanned += static_cast<double>(found.scanned) / heads_;
-        result_.nbytes += found.nbytes + ids * token_bytes / (2 * heads_);  // their values
+        result_.nbytes += found.nbytes + std::llround(values * token_bytes / (2 * heads_));
     }
 }
 
@@ -194,9 +194,7 @@ bool StepRun::attend_found() {
         count(plan_.searches[i].end - plan_.searches[i].begin, dense[i]);
     }
     const auto searched = static_cast<double>(std::max<std::int64_t>(plan_.tokens, 1));
-    if (whole_ / searched > plan_.whole_share_max) {
-        return false;
-    }
+    if (whole_ / searched > plan_.whole_share_max) return false;
     state_ = window_;
     missed_.assign(rows_, kNone);
     bound_.assign(rows_, kNone);

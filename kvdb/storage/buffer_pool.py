@@ -154,8 +154,12 @@ class BufferPool:
         return True
 
     def _begin(self, layers: Sequence[PagedLayer]) -> bool:
-        """Take the room of layers that are read whole from now on; called with the lock held. False where it has gone."""
-        self._room.settle(sum(layer.opened().missing_nbytes for layer in layers))
+        """Take the room of layers that are read whole from now on; called with the lock held. False where it has gone, because
+        searches have brought pages meanwhile."""
+        try:
+            self._room.settle(sum(layer.opened().missing_nbytes for layer in layers))
+        except CapacityError:
+            return False
         begun: list[PagedLayer] = []
         for layer in layers:
             if not layer.opened().take_all():

@@ -14,11 +14,11 @@ MANY = 70
 TEXTS = [np.r_[number % 64, number // 64, np.arange(200) % 50] for number in range(MANY)]
 
 
-def descriptors():
-    """What this process has open that is a segment's, and how many descriptors it has."""
+def descriptors(store):
+    """What this process has open of the store's segments, and how many descriptors it has."""
     links = [Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
     there = [os.readlink(link) for link in links if link.is_symlink()]
-    return [name for name in there if ".segment" in name], len(there)
+    return [name for name in there if name.startswith(str(store)) and ".segment" in name], len(there)
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +35,18 @@ def stored(tmp_path_factory):
 def test_sessions_over_many_segments_hold_no_file(stored):
     with connect(stored) as db, ExitStack() as sessions:
         assert holds(db, TEXTS[0])
-        _, before = descriptors()
+        _, before = descriptors(stored)
         for tokens in TEXTS:
             sessions.enter_context(db.create_session(SPEC, tokens))
-        until(lambda: not descriptors()[0], "a file of a segment stays open")
-        assert descriptors()[1] - before < 16
+        until(lambda: not descriptors(stored)[0], "a file of a segment stays open")
+        assert descriptors(stored)[1] - before < 16
 
 
 def test_segments_that_come_and_go_hold_no_file(stored):
     """The budget is a quarter of what all of them take."""
     with connect(stored, cpu_bytes_max=1 << 20) as db:
         assert holds(db, TEXTS[0])
-        _, before = descriptors()
+        _, before = descriptors(stored)
         assert all(holds(db, tokens) for tokens in TEXTS)
-        until(lambda: not descriptors()[0], "a file of a segment stays open")
-        assert descriptors()[1] - before < 16
+        until(lambda: not descriptors(stored)[0], "a file of a segment stays open")
+        assert descriptors(stored)[1] - before < 16

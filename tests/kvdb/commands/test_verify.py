@@ -15,7 +15,8 @@ from tests.kvdb.commands.offered import offered
 from tests.stores import SPEC, config, connect, holds, kv_of, names, put
 
 DOC = np.arange(300) % 50
-LONGER = np.r_[DOC, 1, 2, 3]
+LONGER = np.r_[DOC[:160], DOC[:143][::-1]]
+"""It goes on otherwise where it leaves the other, so that compaction has nothing to join."""
 
 
 @pytest.fixture

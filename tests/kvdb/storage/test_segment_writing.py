@@ -29,18 +29,19 @@ def test_tokens_may_come_in_any_order_of_layers_and_in_parts_of_any_size(tmp_pat
     folder = tmp_path_factory.mktemp("written")
     stored = Stored(LAYOUTS[layout], tokens=tokens, dirty=True)
     stored.write(folder / "0.segment")
+    parts = data.draw(st.lists(st.tuples(st.integers(0, stored.layers - 1), st.integers(1, tokens)), max_size=12))
+    synced = data.draw(st.booleans())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segment_head, "PIECE_BYTES", piece)
         writing = SegmentWriting(folder / "1.segment", stored.contents(), threads)
         tables = [BlockTable(stored.tier, stored.layout) for _ in range(stored.layers)]
-        parts = data.draw(st.lists(st.tuples(st.integers(0, stored.layers - 1), st.integers(1, tokens)), max_size=12))
         for layer, n in [*parts, *((layer, tokens) for layer in range(stored.layers))]:
             table, (k, v) = tables[layer], stored.kv[layer]
             if table.length < tokens:
                 here = slice(table.length, min(table.length + n, tokens))
                 table.append(k[:, here], v[:, here])
             writing.take(layer, table)
-        writing.finish(tables, synced=data.draw(st.booleans()))
+        writing.finish(tables, synced=synced)
     assert (folder / "1.segment").read_bytes() == (folder / "0.segment").read_bytes()
     assert sorted(os.listdir(folder)) == ["0.segment", "1.segment"]
     stored.close()
