@@ -211,6 +211,8 @@ std::uint64_t py_read_blocks(const Geometry& geometry, const TableArray& table) 
 NB_MODULE(_native, m) {
     using namespace kvdb;
 
+    // A program may end while threads of its own, as those of a server, still hold what is bound.
+    nb::set_leak_warnings(false);
     bind_dtype(m);
     translate_page_errors();
     nb::class_<Geometry>(m, "Geometry")

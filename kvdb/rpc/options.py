@@ -33,6 +33,7 @@ def server_options(message_bytes_max: int, calls_max: int, connections_max: int)
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),  # a second server on the port is an error, not a coin toss for each client
         ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_SECONDS * 500),
+        ("grpc.http2.max_ping_strikes", 0),  # gRPC pings of its own accord too; who was only busy would be sent away
         ("grpc.keepalive_permit_without_calls", 1),
     ]
 
