@@ -11,7 +11,7 @@ from tests.engine_adapter.tiny import KINDS, build, left_padded, prompts
 
 OPTIONS = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
 LENGTHS = (1, 2, 33, 56, 120)
-"""Of prompts; with what is generated, one ends before a block of 64 is full, and two grow past the end of one."""
+"""The lengths of prompts: with what is generated, one ends before a block of 64 is full, and two grow past the end of one."""
 
 
 @cache
