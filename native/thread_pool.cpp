@@ -78,7 +78,7 @@ bool ThreadPool::spin_until(Done&& done, bool waits_for_series) const {
     for (; !done(); pause()) {
         const bool series = waits_for_series && series_.load(std::memory_order_relaxed) > 0;
         const std::chrono::microseconds most(series ? std::max(spin_us, kSeriesSpin) : spin_us);
-        if (!may_spin() || Clock::now() - begin >= most) return done();
+        if (!may_spin() || Clock::now() - begin >= most) return false;
     }
     return true;
 }
@@ -244,6 +244,7 @@ void ThreadPool::worker(int number) {
 void ThreadPool::rest(int number, std::uint32_t seen) {
     Slot& slot = slots_[number];
     const auto posted = [&] { return posted_.load() != seen; };
+    if (posted()) return;
     if (spin_until(posted, true)) {
         slot.caught.fetch_add(1, std::memory_order_relaxed);
         return;

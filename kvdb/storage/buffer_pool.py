@@ -164,11 +164,13 @@ class BufferPool:
         for layer in layers:
             if not layer.opened().take_all():
                 break
+            layer.opened().pin()  # until it is noted that it is there
             layer.loading, layer.error = True, None
             begun.append(layer)
         if len(begun) < len(layers):
             for layer in begun:
                 layer.loading = False
+                layer.opened().unpin()
                 layer.opened().give_up()
         return len(begun) == len(layers)
 
@@ -191,6 +193,7 @@ class BufferPool:
         """Note that a layer was read, or why not."""
         with self._changed:
             layer.loading, layer.error = False, error
+            layer.opened().unpin()
             if error is not None:
                 layer.opened().give_up()
                 self._room.settle()

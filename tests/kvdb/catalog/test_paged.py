@@ -1,7 +1,7 @@
 """Sessions on contexts that are larger than main memory answer as if all of it were there."""
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from kvdb.client.client import Client
 from kvdb.config import Config, IndexConfig, StorageConfig
 from kvdb.database import Database
 from kvdb.errors import CapacityError, IntegrityError, Unavailable
+from kvdb.storage.paged_segment import PagedLayer
 from tests.kvdb.catalog.offloading import SPEC, answers, change, held, same
 
 TOKENS = 2048
@@ -290,6 +291,24 @@ def test_the_room_of_open_sessions_is_kept_from_imports(stored, documents, make_
         with pytest.raises(CapacityError):
             db.import_context(SPEC, more.tokens, more.pairs(), name="more")
         assert same(answers(session, documents[0]), right[0])
+
+
+def test_nothing_takes_the_room_of_what_is_still_being_read(stored, documents, right, monkeypatch):
+    """Room is wanted when all of a layer has come, but before anybody knows."""
+    read, still_there = PagedLayer.read, []
+
+    def read_while_room_is_wanted(layer):
+        read(layer)
+        with suppress(CapacityError):
+            layer.segment.pool._room.budget.check(1 << 40)
+        still_there.append(layer.resident)
+
+    monkeypatch.setattr(PagedLayer, "read", read_while_room_is_wanted)
+    with store(stored, TWO_LAYERS) as (_, db):
+        session = db.create_session(SPEC, documents[0].tokens)
+        assert same(answers(session, documents[0]), right[0])
+    assert len(still_there) >= SPEC.layers
+    assert all(still_there)
 
 
 def test_an_import_takes_the_room_of_what_nobody_reads(own_store, documents, make_kv):
