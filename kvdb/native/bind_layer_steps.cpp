@@ -27,6 +27,13 @@ nb::bytes bytes_of(const std::vector<std::byte>& bytes) {
     return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
+// Of steps, which are counted on from there.
+std::int64_t checked_count(std::int64_t count, const char* name) {
+    constexpr std::int64_t most = std::int64_t{1} << 62;
+    if (count < -most || count > most) fail(std::string(name) + " is no number of steps");
+    return count;
+}
+
 void py_follow(PyLayerSteps& self, const nb::object& options, const nb::object& plan,
                const nb::object& table, const nb::object& counts, std::int64_t blocks,
                const std::optional<OwnedPlacement>& placement, std::int64_t tokens,
@@ -197,14 +204,15 @@ void bind_layer_steps(nb::module_& m) {
         .def(
             "sample_next",
             [](PyLayerSteps& self, std::int64_t in, std::int64_t every) {
-                self.steps.sample_next(in, every);
+                self.steps.sample_next(checked_count(in, "in_steps"),
+                                       checked_count(every, "every"));
             },
             "in_steps"_a, "every"_a)
         .def(
             "observe_next",
             [](PyLayerSteps& self, std::int64_t asked, std::int64_t first, std::int64_t every) {
                 if (every < 1) fail("every is below 1");
-                self.steps.observe_next(asked, first, every);
+                self.steps.observe_next(checked_count(asked, "asked"), first, every);
             },
             "asked"_a, "first"_a, "every"_a)
         .def("take_observations",

@@ -190,6 +190,7 @@ def together(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
         for layer in layers:
             layer.follow(options, None, table, filled.copy(), blocks, placement, length, steps, [(version, 0)])
             layer.observe_next(asked, 16, 8)
+            layer.sample_next(least, 8)
         module.take_steps(layers, q, k, v, options, starts, out, least)
         module.take_steps(layers[:2] + layers[:1], q, k, v, options, None, out, least)
         [layer.take_observations() for layer in layers]
