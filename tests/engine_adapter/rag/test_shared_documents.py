@@ -41,7 +41,7 @@ def two(model, tmp_path):
 
 def told(rag):
     """What an engine says of documents, but for what the moment changes."""
-    return [(one.id, one.tokens, one.chunks, one.nbytes, one.pinned, one.used, one.resident) for one in rag.documents()]
+    return [(one.id, one.tokens, one.chunks, one.pinned, one.used, one.resident) for one in rag.documents()]
 
 
 def test_what_one_engine_does_holds_for_the_other(two, write):
