@@ -227,7 +227,7 @@ def test_one_thread_at_a_time_launches_on_a_stream(card, monkeypatch):
     def launch(stream):
         with launching(device, stream), launching(device, stream):
             inside.append(stream)
-            assert sum(other is stream for other in inside) == 1
+            assert inside.count(stream) == 1
             inside.remove(stream)
 
     race(*(lambda stream=stream: launch(stream) for stream in streams for _ in range(2)))
