@@ -42,7 +42,7 @@ def _end(ids: Sequence[int], begin: int, size: int, text_of: Callable[[list[int]
     if left <= size:
         return len(ids)
     longest = min(size, (left + 1) // 2)  # half of what fits in two
-    shortest = max(1, longest - max(longest // 4, CHARACTER_TOKENS))
+    shortest = max(1, size // 4, longest - max(longest // 4, CHARACTER_TOKENS))
 
     def rank(end: int) -> int:
         if text_of(list(ids[max(begin, end - CHARACTER_TOKENS) : end])).endswith(HalfCharacter):

@@ -1,7 +1,7 @@
 """Where documents are cut."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine_adapter.rag.chunks import cut
@@ -23,6 +23,7 @@ def test_chunks_are_the_document_in_pieces_of_a_size(ids, size):
 
 
 @given(st.text(alphabet="abc .\n", max_size=600), st.integers(8, 60))
+@example(". aaaaaaa", 8)
 def test_chunks_are_neither_many_nor_tiny(text, size):
     chunks = pieces(text, size)
     assert len(chunks) <= 1 + len(text) / (size * 0.75 - 1)
