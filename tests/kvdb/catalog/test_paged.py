@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from kvdb.database import Database
 from kvdb.errors import CapacityError, IntegrityError, Unavailable
 from kvdb.storage.paged_segment import PagedLayer
 from tests.kvdb.catalog.offloading import SPEC, answers, change, held, same
+from tests.racing import race
 
 TOKENS = 2048
 LAYER_NBYTES = TOKENS * SPEC.token_nbytes
@@ -143,12 +145,7 @@ def test_threads_that_share_a_context_get_the_same_bits(stored, documents, right
                     wrong.append((number, turn))
             session.close()
 
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in threads)
+        race(*(partial(ask, number) for number in range(4)), seconds=0)
     assert not wrong
 
 

@@ -1,7 +1,7 @@
 """Searches over contexts larger than main memory read the pages that they need, and answer as if all of it were there."""
 
-import threading
 from contextlib import contextmanager
+from functools import partial
 from shutil import copytree
 
 import numpy as np
@@ -15,6 +15,7 @@ from kvdb.config import Config, IndexConfig, StorageConfig
 from kvdb.database import Database
 from kvdb.errors import IntegrityError, Unavailable
 from tests.kvdb.catalog.offloading import SPEC, change
+from tests.racing import race
 
 TOKENS = 4096
 LAYER_NBYTES = TOKENS * SPEC.token_nbytes
@@ -131,12 +132,7 @@ def test_threads_that_search_one_context_get_the_same_bits(small, whole, kv):
                 wrong.append((number, turn))
         session.close()
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
+    race(*(partial(ask, number) for number in range(3)), seconds=0)
     assert not wrong
 
 
