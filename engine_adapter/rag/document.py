@@ -2,15 +2,20 @@
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
 
 import kvdb
+from engine_adapter.rag.prompts import digest
 from kvdb.client.retention_keywords import RetentionKeywords
 
 KEYS = frozenset({"document", "chunk", "chunks", "revision", "text"})
 """What the metadata of a chunk says: its document, its number from 1 on and how many there are, how many documents had that id
 before, and a digest of its text, which is stored once."""
+OWN = "own"
+"""Where a chunk keeps the metadata that an application gives its document."""
 TTL_SECONDS_MIN = 1e-3
 
 
@@ -18,7 +23,8 @@ TTL_SECONDS_MIN = 1e-3
 class DocumentInfo:
     """A description of a document. nbytes: the bytes of its chunks' blocks; blocks shared with other documents count in full.
     age_seconds: the time since it was added. expires_seconds: the time until it is dropped, None for never. used: how often its
-    text was reused, by answers above all. resident: whether it is in memory."""
+    text was reused, by answers above all. resident: whether it is in memory. metadata:
+    as it was given."""
 
     id: str
     tokens: int
@@ -29,6 +35,7 @@ class DocumentInfo:
     pinned: bool
     used: int
     resident: bool
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +55,11 @@ class Document:
         return all(chunk.info.resident for chunk in self.chunks)
 
     @property
+    def own(self) -> Mapping[str, Any]:
+        """The metadata that its application gave it."""
+        return dict(self.chunks[0].info.metadata.get(OWN, {}))
+
+    @property
     def used_at(self) -> float:
         """When it was last used or stored, seconds since the epoch."""
         return max(chunk.info.used for chunk in self.chunks)
@@ -56,6 +68,15 @@ class Document:
     def sizes(self) -> Mapping[str, int]:
         """About the bytes of each of its texts, by their digests."""
         return {str(chunk.info.metadata["text"]): _own_nbytes(chunk) for chunk in self.chunks}
+
+    def holds(self, ids: Sequence[int]) -> bool:
+        """Whether its text is these token ids, by the digests of its chunks."""
+        lengths = [chunk.info.tokens for chunk in self.chunks]
+        if sum(lengths) != len(ids):
+            return False
+        ends = list(accumulate(lengths))
+        texts = [digest(ids[end - length : end]) for length, end in zip(lengths, ends, strict=True)]
+        return texts == [chunk.info.metadata["text"] for chunk in self.chunks]
 
     def info(self, now: float) -> DocumentInfo:
         """Its description. now: in seconds since the epoch."""
@@ -71,13 +92,15 @@ class Document:
             pinned=self.pinned,
             used=min(info.uses for info in infos),
             resident=self.resident,
+            metadata=self.own,
         )
 
 
 @dataclass(frozen=True)
 class NewDocument:
     """A document that is being stored, chunk by chunk. texts: the digests of its chunks' texts. expires: in seconds since the
-    epoch, None for never. replace: whether it may take the place of another."""
+    epoch, None for never. replace: whether it may take the place of another. beside: ids of documents that have to be in memory
+    together with it. own: metadata that its application gives it."""
 
     namespace: str
     id: str
@@ -86,6 +109,8 @@ class NewDocument:
     expires: float | None
     pinned: bool
     replace: bool
+    beside: frozenset[str] = frozenset()
+    own: Mapping[str, Any] = field(default_factory=dict)
 
     def name(self, number: int) -> str:
         """The name of the context of one of its chunks, from 1 on."""
@@ -100,6 +125,7 @@ class NewDocument:
             "chunks": len(self.texts),
             "revision": self.revision,
             "text": self.texts[number - 1],
+            **({OWN: dict(self.own)} if self.own else {}),
         }
         left = None if self.expires is None else max(TTL_SECONDS_MIN, self.expires - time.time())
         return {"ttl": left, "metadata": noted, "pinned": self.pinned}

@@ -5,10 +5,11 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import kvdb
-from engine_adapter.rag.document import Document, DocumentInfo, NewDocument, is_chunk, revision_of
+from engine_adapter.rag.document import OWN, Document, DocumentInfo, NewDocument, is_chunk, revision_of
 from kvdb.errors import AlreadyExists, CapacityError, InvalidArgument, NotFound
 
 PAGE_CONTEXTS = 1000
@@ -35,25 +36,18 @@ class Documents:
             raise InvalidArgument(f"memory_bytes is {memory_bytes}; expected at least 1, or None for no bound")
         self._db = db
         self._spec = spec
-        self._namespace = namespace
+        self.namespace = namespace
         self._memory_bytes = memory_bytes
         self._offload = offload
 
-    def begin(
-        self, doc_id: str, nbytes: Mapping[str, int], texts: Sequence[str], *, ttl: float | None, pinned: bool, replace: bool
-    ) -> NewDocument:
-        """Make room for a document that is about to be stored. texts: the digests of its chunks' texts, and nbytes about how many
-        bytes each takes. Raises AlreadyExists for an id that is taken, CapacityError where there can be no room."""
-        contexts = list(self._contexts(doc_id, of_any_model=True))
-        if not replace and _whole(context for context in contexts if context.spec == self._spec):
-            raise AlreadyExists(f"there is a document {doc_id!r}; take another id, delete it first, or pass replace=True")
-        if self._memory_bytes is not None:
-            documents = self._all()
-            self._check_room(doc_id, nbytes, documents)
-            self._make_room({doc_id}, nbytes, documents)
-        revision = 1 + max(map(revision_of, contexts), default=-1)
-        expires = None if ttl is None else time.time() + ttl
-        return NewDocument(self._namespace, doc_id, revision, tuple(texts), expires, pinned, replace)
+    def begin(self, new: NewDocument, nbytes: Mapping[str, int]) -> NewDocument:
+        """Make room for a document that is about to be stored, and give it its revision. nbytes: about how many bytes each of its
+        texts takes. Raises AlreadyExists for an id that is taken, CapacityError where there can be no room."""
+        contexts = list(self._contexts(new.id, of_any_model=True))
+        if not new.replace and _whole(context for context in contexts if context.spec == self._spec):
+            raise AlreadyExists(f"there is a document {new.id!r}; take another id, delete it first, or pass replace=True")
+        self._make_room_for(new, nbytes)
+        return replace(new, revision=1 + max(map(revision_of, contexts), default=-1))
 
     def finish(self, new: NewDocument) -> DocumentInfo:
         """Let a document whose chunks are stored take the place of those that had its id before. Raises AlreadyExists where
@@ -63,10 +57,7 @@ class Documents:
         others = [context for context in contexts if revision_of(context) != new.revision]
         if own is None or (_whole(others) and not new.replace):
             raise AlreadyExists(f"document {new.id!r} was added by somebody else meanwhile, or dropped for room or time")
-        if self._memory_bytes is not None:
-            documents = self._all()
-            self._check_room(new.id, own.sizes, documents)
-            self._make_room({new.id}, own.sizes, documents)
+        self._make_room_for(new, own.sizes)
         self.discard([context.name for context in others if revision_of(context) < new.revision])
         return own.info(time.time())
 
@@ -87,6 +78,28 @@ class Documents:
             self._make_room(once, _sizes(once.values()), self._all())
         return [once[doc_id] for doc_id in ids]
 
+    def find(self, doc_id: str) -> Document | None:
+        """The document of this id, None where there is none."""
+        return _whole(self._contexts(doc_id)).get(doc_id)
+
+    def token_ids(self, document: Document) -> list[list[int]]:
+        """The tokens of each of its chunks; none of them where somebody has dropped it."""
+        try:
+            return [chunk.token_ids().tolist() for chunk in document.chunks]
+        except NotFound:
+            return []
+
+    def update(
+        self, document: Document, *, ttl: float | None, pinned: bool | None, own: Mapping[str, Any] | None = None
+    ) -> DocumentInfo:
+        """Change how long a document stays, and its application's metadata; None leaves what there is. Raises NotFound."""
+        if ttl is not None or pinned is not None or own is not None:
+            for chunk in document.chunks:
+                noted = None if own is None else {**chunk.info.metadata, OWN: dict(own)}
+                self._db.update(chunk.name, ttl=ttl, pinned=pinned, metadata=noted)
+            document = self._get(document.id)
+        return document.info(time.time())
+
     def delete(self, doc_id: str) -> None:
         """Raises NotFound."""
         self._get(doc_id)
@@ -97,6 +110,10 @@ class Documents:
         for context in self._get(doc_id).chunks:
             self._db.update(context.name, pinned=pinned)
 
+    def info(self, doc_id: str) -> DocumentInfo:
+        """Raises NotFound."""
+        return self._get(doc_id).info(time.time())
+
     def infos(self) -> list[DocumentInfo]:
         """A description of every document, in the order of their ids."""
         now, documents = time.time(), self._all()
@@ -106,7 +123,7 @@ class Documents:
         return _whole(self._contexts())
 
     def _get(self, doc_id: str) -> Document:
-        document = _whole(self._contexts(doc_id)).get(doc_id)
+        document = self.find(doc_id)
         if document is None:
             raise NotFound(
                 f"there is no document {doc_id!r}: it was never added, was deleted, has expired, or was dropped for room; add it"
@@ -115,7 +132,7 @@ class Documents:
 
     def _contexts(self, doc_id: str = "", *, of_any_model: bool = False) -> Iterator[kvdb.Context]:
         """The chunks that are stored, of one document or of all, in the order of their names, page by page."""
-        prefix = f"{self._namespace}/{doc_id}/" if doc_id else f"{self._namespace}/"
+        prefix = f"{self.namespace}/{doc_id}/" if doc_id else f"{self.namespace}/"
         wanted = {"document": doc_id} if doc_id else {}
         after = ""
         while page := self._db.contexts(prefix, metadata=wanted, limit=PAGE_CONTEXTS, after=after):
@@ -133,6 +150,14 @@ class Documents:
                 f"document {doc_id!r} and what is pinned take {least:,} bytes; memory_bytes is {self._memory_bytes:,}, so unpin "
                 "or delete documents, or raise it"
             )
+
+    def _make_room_for(self, new: NewDocument, nbytes: Mapping[str, int]) -> None:
+        """Raises CapacityError where a document with texts of these sizes would not fit beside what is pinned."""
+        if self._memory_bytes is not None:
+            documents = self._all()
+            self._check_room(new.id, nbytes, documents)
+            beside = _sizes(documents[doc_id] for doc_id in new.beside if doc_id in documents and doc_id != new.id)
+            self._make_room({new.id, *new.beside}, {**beside, **nbytes}, documents)
 
     def _make_room(self, staying: Collection[str], nbytes: Mapping[str, int], documents: Mapping[str, Document]) -> None:
         """Let other documents go until texts of these sizes fit, or nothing else can go; the documents of an answer have to be in

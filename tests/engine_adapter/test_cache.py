@@ -5,7 +5,7 @@ import torch
 
 import kvdb
 from engine_adapter.transformers.cache import Row, SessionCache
-from kvdb.errors import CapacityError, PositionError, SessionClosed, ShapeError, Unsupported
+from kvdb.errors import CapacityError, InvalidArgument, PositionError, SessionClosed, ShapeError, Unsupported
 from tests.engine_adapter.tiny import prompts
 
 
@@ -15,7 +15,7 @@ def cache(db, spec):
     rows = []
     for i in range(4):
         session = db.create_session(spec, [])
-        rows.append(Row(session, padding=3 - i))
+        rows.append(Row(session, padding=3 - i, padding_end=3 - i))
         for layer in range(spec.layers):
             session.update(layer, torch.zeros(2, i, 16), torch.zeros(2, i, 16))
     with SessionCache(spec, rows, length=3, db=db) as cache:
@@ -113,11 +113,21 @@ def test_a_fork_that_fails_leaves_the_rows_as_they_were(cache, engine, monkeypat
     assert len(engine.handles) == 4, "the fork that was made is closed again"
 
 
-def test_tokens_are_not_taken_back(cache):
+def test_columns_behind_the_padding_are_taken_back(cache, spec):
     cache.crop(0)
-    with pytest.raises(Unsupported, match="2 tokens are to be taken back"):
-        cache.crop(-2)
-    with pytest.raises(Unsupported, match="instead of resetting"):
+    for wrong in (-1, 1):  # row 0 is all padding
+        with pytest.raises(InvalidArgument, match=r"of a cache of 3 columns; expected 0, or .* up to 0 columns"):
+            cache.crop(wrong)
+    k = torch.randn(4, 2, 5, 16)
+    for layer in range(spec.layers):
+        keys, values = cache.update(k, k, layer)
+        cache.layers[layer].attend(torch.randn(4, 4, 5, 16), keys, values, None)
+    cache.crop(-2)
+    assert (cache.get_seq_length(), lengths(cache)) == (6, [3, 4, 5, 6])
+    cache.crop(-3)
+    assert (cache.get_seq_length(), lengths(cache)) == (3, [0, 1, 2, 3])
+    assert cache.is_croppable
+    with pytest.raises(Unsupported, match="is not emptied"):
         cache.reset()
 
 

@@ -28,8 +28,8 @@ LATENT = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_g
 @pytest.mark.parametrize(
     ("config", "fields", "named"),
     [
-        (transformers.MistralConfig, {"sliding_window": 16}, "layer 0 .* sliding window of 16"),
-        (transformers.Qwen2Config, {"use_sliding_window": True, "max_window_layers": 1}, "layer 1 .* sliding window"),
+        (transformers.Llama4TextConfig, {"num_local_experts": 2}, "layer 0 .* chunked_attention"),
+        (transformers.Gemma3TextConfig, {"head_dim": 16, "use_bidirectional_attention": True}, "attends to later tokens"),
         (transformers.Gemma2Config, {"head_dim": 16, "layer_types": ["full_attention"] * 2}, "soft cap .*50"),
         (
             transformers.GptOssConfig,
@@ -76,7 +76,12 @@ def test_dropout_in_training(db):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"prompt_lookup_num_tokens": 3}, "assisted_generation"),
+        ({"assistant_early_exit": 1}, "assistant_early_exit=1; its drafts"),
+        ({"prompt_lookup_num_tokens": 3, "num_return_sequences": 2, "do_sample": True}, "drafts .* several rows"),
+        (
+            {"prompt_lookup_num_tokens": 3, "attention_mask": (torch.arange(8) < 6).long()[None]},
+            "drafts .* ends in padding",
+        ),
         ({"penalty_alpha": 0.5, "top_k": 4}, "contrastive_search"),
         ({"use_cache": False}, "use_cache=False"),
         ({"cache_implementation": "static"}, "cache_implementation='static'"),

@@ -8,6 +8,7 @@ KINDS = {
     "qwen2": (transformers.Qwen2Config, {}),
     "qwen3": (transformers.Qwen3Config, {"head_dim": 24}),
     "mistral": (transformers.MistralConfig, {"sliding_window": None, "num_key_value_heads": 4}),
+    "gemma3_text": (transformers.Gemma3TextConfig, {"query_pre_attn_scalar": 16}),
 }
 VOCABULARY = 101
 

@@ -74,7 +74,7 @@ def test_hundreds_of_documents_in_one_prompt(make_rag, write):
     ids = [f"{i:03}" for i in range(300)]
     for i, doc_id in enumerate(ids):
         rag.add(doc_id, write(3, seed=i))
-    rag._db.compact()  # so that nothing is left for the background to lay out
+    rag._attached.db.compact()  # so that nothing is left for the background to lay out
     stored = sum(info.nbytes for info in rag.documents())
     random.Random(0).shuffle(ids)
     answer = rag.answer("so?", ids, max_new_tokens=2)

@@ -69,7 +69,7 @@ def test_a_time_to_live_holds_for_both(two):
     first, second = two
     first.add("brief", "text", ttl=1000)
     assert 990 < second.documents()[0].expires_seconds <= 1000
-    second._db.update("rag/brief/1of1", ttl=0.001)
+    second._attached.db.update("rag/brief/1of1", ttl=0.001)
     until(lambda: not first.documents() and not second.documents())
     with pytest.raises(NotFound, match="'brief'"):
         first.answer("so?", ["brief"], **NEW)
@@ -100,7 +100,7 @@ def test_a_document_that_two_engines_add_at_once_is_there_once(two, write):
         == [("one", 40)]
         == [(info.id, info.tokens) for info in second.documents()]
     )
-    assert [context.name for context in second._db.contexts("rag/one")] == ["rag/one/1of2.r1", "rag/one/2of2.r1"]
+    assert [context.name for context in second._attached.db.contexts("rag/one")] == ["rag/one/1of2.r1", "rag/one/2of2.r1"]
 
 
 def test_an_engine_over_a_store_that_is_opened_again_agrees(model, tmp_path, write):
@@ -112,7 +112,7 @@ def test_an_engine_over_a_store_that_is_opened_again_agrees(model, tmp_path, wri
         rag.add("kept", write(60), pin=True)
         rag.add("used", "other text", ttl=1000)
         said = rag.answer("so?", ["used"], **NEW).tokens
-        rag._db.update("rag/gone/1of1", ttl=0.001)
+        rag._attached.db.update("rag/gone/1of1", ttl=0.001)
         before = [one[:5] for one in told(rag) if one[0] != "gone"]
         expires = {info.id: info.expires_seconds for info in rag.documents()}
     with (

@@ -1,0 +1,1 @@
+"""A RAG engine under LlamaIndex: `engine_adapter.llama_index.synthesizer` and `.llm` want llama-index-core."""
