@@ -1,0 +1,47 @@
+"""From what is asked over HTTP to what is answered: the token, the route, and errors."""
+
+import logging
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+
+from kvdb.errors import KvdbError, NotFound
+from kvdb.server.http.routes import Reply, Request, Route, Routes
+
+Allows = Callable[[str], bool]
+"""Whether the value of an Authorization header, "" for none, lets its sender in."""
+
+_log = logging.getLogger(__name__)
+
+
+class Pages:
+    """The routes of a port and who may see them."""
+
+    def __init__(self, routes: Routes, allows: Allows) -> None:
+        self._routes = routes
+        self._allows = allows
+
+    def answer(self, target: str, headers: Mapping[str, str]) -> Reply:
+        """The answer to a request for `target`, a path with or without a query; errors are answers too."""
+        try:
+            request = Request.of(target, headers)
+        except ValueError:
+            return Reply.text("this is no path", HTTPStatus.BAD_REQUEST)
+        route = self._routes.find(request.path)
+        if not (route is not None and route.public) and not self._allows(request.headers.get("authorization", "")):
+            said = "expected the token of the server as Authorization: Bearer"
+            return Reply.text(said, HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": 'Bearer realm="kvdb"'})
+        if route is None:
+            return Reply.text("there is no such page", HTTPStatus.NOT_FOUND)
+        return _of(route, request)
+
+
+def _of(route: Route, request: Request) -> Reply:
+    try:
+        return route.handler(request)
+    except NotFound as error:
+        return Reply.text(str(error), HTTPStatus.NOT_FOUND)
+    except KvdbError as error:
+        return Reply.text(str(error), HTTPStatus.BAD_REQUEST)
+    except Exception:
+        _log.exception("GET %s failed", request.path)
+        return Reply.text("kvdb met a bug; the server's log has more", HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -1,0 +1,104 @@
+"""The HTTP port: who may ask, how many at a time and for how long."""
+
+import socket
+from contextlib import suppress
+from functools import partial
+from http.server import ThreadingHTTPServer
+from threading import BoundedSemaphore, Lock, Thread
+from time import monotonic
+from typing import Any
+
+from kvdb.errors import ConfigError
+from kvdb.server.http.answering import Pages
+from kvdb.server.http.connection import Connection
+
+CONNECTIONS_MAX = 16
+"""Connections at a time, each of which has a thread. One more is closed at once."""
+CONNECTION_SECONDS = 30.0
+"""How long one connection may last, however slowly its client reads or writes."""
+LOOK_SECONDS = 0.2
+
+
+class Listener(ThreadingHTTPServer):
+    """The standard library's server with bounds."""
+
+    daemon_threads = True
+    block_on_close = False  # they are closed by `end_connections`
+    allow_reuse_address = True
+    request_queue_size = 4 * CONNECTIONS_MAX
+
+    def __init__(self, host: str, port: int, pages: Pages) -> None:
+        self._free = BoundedSemaphore(CONNECTIONS_MAX)
+        self._open: dict[socket.socket, float] = {}  # with the time when each has to have ended
+        self._lock = Lock()
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        self.address_family = family
+        super().__init__((str(address[0]), int(address[1])), partial(Connection, pages.answer))
+
+    def server_bind(self) -> None:
+        """Bind without a look-up of the machine's name, which may take seconds."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        with self._lock:
+            self._open[request] = monotonic() + CONNECTION_SECONDS
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._lock:
+                del self._open[request]
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away or was too slow is nothing to tell: whatever goes wrong in an answer is told there."""
+
+    def service_actions(self) -> None:
+        """Called between two requests, and regularly."""
+        self.end_connections(monotonic())
+
+    def end_connections(self, now: float) -> None:
+        """End those that should have ended before `now`; their threads end with them."""
+        with self._lock:
+            for connection, until in self._open.items():
+                if until < now:
+                    _shut(connection)
+
+
+class HttpPort:
+    """A listener in a thread of its own. url: where it is found."""
+
+    def __init__(self, host: str, port: int, pages: Pages) -> None:
+        """Take the port. Raises ConfigError where that is not possible."""
+        try:
+            self._listener = Listener(host, port, pages)
+        except OSError as error:
+            raise ConfigError(f"metrics.port: the server cannot listen on {host}:{port} ({error.strerror})") from None
+        taken = self._listener.server_address
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{taken[1]}"
+        self._thread = Thread(target=self._listener.serve_forever, args=(LOOK_SECONDS,), name="kvdb-http", daemon=True)
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more connections, and end those that are open."""
+        if self._thread.ident is not None:
+            self._listener.shutdown()
+            self._thread.join()
+        self._listener.server_close()
+        self._listener.end_connections(float("inf"))
+
+
+def _shut(connection: socket.socket) -> None:
+    with suppress(OSError):  # it has ended meanwhile
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,48 @@
+"""Counts and times of calls, at the edge of the server."""
+
+import grpc
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from kvdb.rpc import kvdb_pb2 as pb
+
+SECONDS = tuple(round(base * 10**power, 6) for power in range(-5, 2) for base in (1.0, 2.5, 5.0))
+"""The buckets of times: three for each power of ten from 10 us to 50 s."""
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
+METHODS = {f"/{_SERVICE.full_name}/{method.name}": method.name for method in _SERVICE.methods}
+OTHER = "other"
+
+
+class CallMetrics:
+    """Counters and histograms of calls. Labels are the methods of the contract, statuses of gRPC, and calls of a stream: however
+    many clients, tenants and contexts there are, there are no more."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counted = "Calls that ended, streams too, by method and status."
+        self._calls = Counter("kvdb_calls", counted, ("method", "code"), registry=registry)
+        took = "From a call's arrival to its end, by method."
+        self._seconds = Histogram("kvdb_call_seconds", took, ("method",), buckets=SECONDS, registry=registry)
+        waited = "How long a call, or a message of a stream, waited for its turn."
+        self._queue = Histogram("kvdb_queue_seconds", waited, buckets=SECONDS, registry=registry)
+        step = "A message of a Decode stream, from its parts to its reply, by the call that it holds."
+        self._steps = Histogram("kvdb_decode_seconds", step, ("call",), buckets=SECONDS, registry=registry)
+
+        self._of_call: dict[str, Histogram] = {}  # looking a label up takes longer than counting
+
+    def ended(self, method: str, code: grpc.StatusCode, seconds: float) -> str:
+        """Count a call. Returns the method as the label says it."""
+        short = METHODS.get(method, OTHER)
+        self._calls.labels(short, code.name).inc()
+        self._seconds.labels(short).observe(seconds)
+        return short
+
+    def waited(self, seconds: float) -> None:
+        """Count how long a turn was waited for."""
+        self._queue.observe(seconds)
+
+    def stepped(self, call: str, seconds: float) -> None:
+        """Count a message of a Decode stream. call: a field of `DecodeRequest.call`."""
+        observed = self._of_call.get(call)
+        if observed is None:
+            observed = self._of_call[call] = self._steps.labels(call)
+        observed.observe(seconds)
