@@ -1,9 +1,12 @@
-"""The interface of every adapter: generation over contexts that live in kvdb, and a report of it."""
+"""The kit of every adapter: what an engine has from kvdb for one sequence, and the report of a generation over it.
+
+`docs/engines.md` says how an adapter is written with it, and which tests it has to pass.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import kvdb
 from kvdb.errors import InvalidArgument
@@ -90,9 +93,9 @@ class Report:
     reused: prompt tokens found in the database, one number for each row of the given batch. prefilled: prompt tokens that were
     computed. generated: new tokens of each returned sequence, padding included. prefill_seconds: the time until every prompt was
     in the database. first_token_seconds: the time from the call to the first new token, None for a call without new tokens.
-    seconds: the time of the whole call. explain: the plan of the first row's next query in the last layer. decode: how much the
-    steps behind the prompts read, None where there were none, or where it is unknown, as with beam search. blend: how a prompt of
-    parts was blended.
+    seconds: the time of the whole call. explain: the plan of the first row's next query in the last layer that reads more than a
+    window. decode: how much the steps behind the prompts read, None where there were none, or where it is unknown, as with beam
+    search and drafts. blend: how a prompt of parts was blended.
     """
 
     reused: tuple[int, ...]
@@ -111,6 +114,52 @@ def check_client(db: Any) -> None:
     if not hasattr(db, "create_session"):
         target = repr(db) if isinstance(db, str) else '"kvdb://host:port"'
         raise InvalidArgument(f"db is {db!r}; expected what kvdb.connect({target}) returns")
+
+
+class SequenceKv(Protocol):
+    """The KV of one sequence in the database, as an engine uses it. A `kvdb.Session` is one, embedded and remote; the methods
+    raise what those of `kvdb.Session` raise. `engine_adapter.contexts.ModelContexts` finds, opens and keeps them.
+
+    Every array is in the spec's dtype, keys after RoPE at their positions.
+    """
+
+    @property
+    def spec(self) -> kvdb.ModelSpec: ...
+
+    @property
+    def reused(self) -> int:
+        """How many tokens of the prompt were found, so that they need no prefill."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """The position of the first token that `update` hands over."""
+        ...
+
+    def read(self, layers: Any, start: int = 0, stop: int | None = None, *, out: Any = None) -> Any:
+        """The keys and values of tokens [start, stop), each `[kv_heads, stop - start, head_dim]`: a pair for the number of a
+        layer, a list of pairs for several. A block of an engine is read by its range; out: buffers to write into."""
+        ...
+
+    def update(self, layer: int, k: Any, v: Any, *, start: int | None = None) -> None:
+        """Hand over the KV of the next n tokens of one layer, both `[kv_heads, n, head_dim]`."""
+        ...
+
+    def attend(self, layer: int, q: Any, k: Any, v: Any, *, start: int | None = None) -> Any:
+        """Hand over the KV of n tokens, and answer their attention: q and the result `[q_heads, n, head_dim]`."""
+        ...
+
+    def truncate(self, tokens: int) -> None:
+        """Keep the first tokens, such as those before a rejected draft."""
+        ...
+
+    def fork(self) -> Self:
+        """Another sequence that begins as this one, such as a beam."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it; what was kept stays."""
+        ...
 
 
 class InferenceEngine(Protocol):

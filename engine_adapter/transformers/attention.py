@@ -18,7 +18,7 @@ from kvdb.errors import Unsupported
 
 NAME = "kvdb"
 EXTRAS = {
-    "sliding_window": "a sliding window",
+    "sliding_window": "a sliding window of another size than its cache",
     "softcap": "a soft cap on its scores",
     "s_aux": "attention sinks",
     "position_bias": "a position bias",
@@ -73,8 +73,8 @@ def attention(
         )
         return answer
     for name, what in EXTRAS.items():
-        if extras.get(name) is not None:
-            raise Unsupported(f"layer {layer.number} has {what}, which kvdb does not compute; it does full causal attention")
+        if extras.get(name) is not None and (name != "sliding_window" or extras[name] != layer.window):
+            raise Unsupported(f"layer {layer.number} has {what}, which kvdb does not compute; it does causal attention")
     if attention_mask is not None:
         raise Unsupported(f"layer {layer.number} has a mask of its own; kvdb does full causal attention, with left padding")
     if dropout:

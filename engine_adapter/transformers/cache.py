@@ -5,6 +5,7 @@ nothing else of the cache, finds the sessions by the tensor (`layer_of`). There 
 """
 
 import math
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -15,7 +16,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 import kvdb
-from kvdb.errors import ShapeError, Unsupported
+from kvdb.errors import InvalidArgument, ShapeError, Unsupported
 from query_optimizer.query_options import NO_OPTIONS
 
 _LAYER = "_kvdb_layer"
@@ -30,12 +31,13 @@ class StoredLength(int):
 class Row:
     """One sequence of a batch.
 
-    padding: the number of columns of its prompt without a token. unstored: the column, if any, whose query is answered although
-    its key is not stored: the last one of a prompt that ends in padding.
+    padding: the number of columns of its prompt without a token. padding_end: the column behind the last of them. unstored: the
+    column, if any, whose query is answered although its key is not stored: the last one of a prompt that ends in padding.
     """
 
     session: kvdb.Session
     padding: int = 0
+    padding_end: int = 0
     unstored: int | None = None
 
 
@@ -63,9 +65,12 @@ class Batch:
 
 
 class SessionLayer(CacheLayerMixin):
-    """One layer of the cache. length: the number of the batch's columns that it holds, padding included."""
+    """One layer of the cache. length: the number of the batch's columns that it holds, padding included. window: how many columns
+    a query sees, its own included, None for all before it."""
 
+    window: int | None = None
     is_sliding = False
+    is_croppable = True
     supports_early_init = False
 
     def __init__(self, number: int, batch: Batch, length: int) -> None:
@@ -99,6 +104,17 @@ class SessionLayer(CacheLayerMixin):
         self.length += k.shape[2]
         return out.transpose(1, 2).contiguous()
 
+    def select(self, indices: list[int]) -> None:
+        """Note that row i is what row `indices[i]` was."""
+
+    def set_length(self, length: int) -> None:
+        """Note that the sessions hold `length` columns, which did not all come through this layer."""
+        self.length = length
+
+    def take_back(self, columns: int) -> None:
+        """Note that the sessions hold that many columns less."""
+        self.length -= columns
+
     def get_seq_length(self) -> int:
         return self.length
 
@@ -109,7 +125,7 @@ class SessionLayer(CacheLayerMixin):
         return StoredLength(self.length + query_length), 0
 
     def reset(self) -> None:
-        raise Unsupported("a session's tokens cannot be taken back; open another session instead of resetting the cache")
+        raise Unsupported("a cache over sessions is not emptied; take back its last columns with crop, or open another")
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         batch, rows = self.batch, self.batch.rows
@@ -140,11 +156,15 @@ class SessionLayer(CacheLayerMixin):
             raise Unsupported(f"layer {self.number} scales its scores by {scale}; expected {spec.softmax_scale}, as in the spec")
 
 
+MakeLayer = Callable[[int, Batch, int], SessionLayer]
+"""Called as (number, batch, length) for each layer of a cache."""
+
+
 class SessionCache(Cache):
     """The cache of one batch, over the sessions of its rows. At the end of a `with` the sessions are closed.
 
     length: columns that the sessions hold already; row i holds `length - rows[i].padding` tokens of them. options: which tokens
-    every query reads. db: where several rows are answered together, None to answer each by itself.
+    every query reads. db: where several rows are answered together, None to answer each by itself. make: makes the layers.
     """
 
     def __init__(
@@ -154,9 +174,11 @@ class SessionCache(Cache):
         length: int,
         options: kvdb.QueryOptions = NO_OPTIONS,
         db: kvdb.Client | None = None,
+        make: MakeLayer = SessionLayer,
     ) -> None:
         self._batch = Batch(spec, list(rows), options, db)
-        super().__init__(layers=[SessionLayer(number, self._batch, length) for number in range(spec.layers)])
+        self._session_layers = [make(number, self._batch, length) for number in range(spec.layers)]
+        super().__init__(layers=list(self._session_layers))
 
     @property
     def rows(self) -> list[Row]:
@@ -186,12 +208,20 @@ class SessionCache(Cache):
         self._select(np.arange(len(self._batch.rows))[picked].ravel().tolist())
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Raises Unsupported, because tokens are not taken back from a session."""
-        if tokens_to_remove:
-            raise Unsupported(
-                f"{abs(tokens_to_remove)} tokens are to be taken back, which a session cannot do; "
-                "use a generation mode that needs no going back, such as greedy, sampling or beam search"
+        """Take back the last `-tokens_to_remove` columns of every row, such as rejected drafts. Raises InvalidArgument for a
+        positive number, as transformers does, for more columns than there are, and for columns of padding."""
+        length = self.get_seq_length() + tokens_to_remove
+        first = max((row.padding_end for row in self._batch.rows), default=0)
+        if not first <= length <= self.get_seq_length():
+            raise InvalidArgument(
+                f"crop({tokens_to_remove}) of a cache of {self.get_seq_length()} columns; expected 0, or a negative number of up "
+                f"to {self.get_seq_length() - first} columns, those behind the last padding"
             )
+        if tokens_to_remove:
+            for row in self._batch.rows:
+                row.session.truncate(length - row.padding)
+            for layer in self._session_layers:
+                layer.take_back(-tokens_to_remove)
 
     def close(self) -> None:
         """Close the sessions. Closing twice does nothing."""
@@ -204,6 +234,11 @@ class SessionCache(Cache):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _set_length(self, length: int) -> None:
+        """Note that the sessions hold `length` columns."""
+        for layer in self._session_layers:
+            layer.set_length(length)
 
     def _select(self, indices: list[int]) -> None:
         old = self._batch.rows
@@ -221,6 +256,8 @@ class SessionCache(Cache):
                 new.append(row)
             undo.pop_all()
         self._batch.rows = new
+        for layer in self._session_layers:
+            layer.select(indices)
         for index, row in enumerate(old):
             if index not in taken:
                 row.session.close()

@@ -16,18 +16,18 @@ def counters_of(sessions: Sequence[kvdb.Session]) -> Counted:
     return {id(session): session.stats() for session in sessions}
 
 
-def decode_stats(before: Counted, rows: Sequence[Row], spec: kvdb.ModelSpec) -> DecodeStats | None:
+def decode_stats(before: Counted, rows: Sequence[Row], spec: kvdb.ModelSpec, layers: int) -> DecodeStats | None:
     """How much the rows' sessions read since `before`, with one token for each step; None if the sessions changed, as after a
-    beam search."""
-    if any(id(row.session) not in before for row in rows):
+    beam search. layers: how many layers ask them; None is also the answer for none."""
+    if not layers or any(id(row.session) not in before for row in rows):
         return None
     total = DecodeStats(0, 0, 0, 0, 0)
     for row in rows:
         then, now = before[id(row.session)], row.session.stats()
         steps = now.tokens - then.tokens
-        tokens = spec.layers * steps * (then.tokens + 1 + now.tokens) // 2  # step i reads all tokens up to its own
+        tokens = layers * steps * (then.tokens + 1 + now.tokens) // 2  # step i reads all tokens up to its own
         if row.unstored is not None:
-            tokens += spec.layers * then.tokens  # the first step stored nothing
+            tokens += layers * then.tokens  # the first step stored nothing
         total += DecodeStats(
             tokens=tokens,
             scanned=now.tokens_scanned - then.tokens_scanned,

@@ -3,28 +3,41 @@
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NoReturn, Unpack
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import DynamicCache, PreTrainedModel
 
 import kvdb
 from engine_adapter.base import Blend, Inspect, Progress, Report
 from engine_adapter.transformers.attention import Attached
 from engine_adapter.transformers.cache import Row, SessionCache
 from engine_adapter.transformers.decode_stats import counters_of, decode_stats
+from engine_adapter.transformers.exchange import checked_cache, exported
+from engine_adapter.transformers.held_cache import HeldCache, held_in
 from engine_adapter.transformers.keep import Names, check_free, keep_answers, names_of
-from engine_adapter.transformers.options import beams_of, settings_of
+from engine_adapter.transformers.new_columns import only_new_columns
+from engine_adapter.transformers.options import beams_of, check_mode, drafts, settings_of
 from engine_adapter.transformers.prefill import prefill
-from engine_adapter.transformers.prompts import Prompt, Prompts, as_row, prompts_of
+from engine_adapter.transformers.prompts import Prompt, Prompts, as_row, one_of, prompts_of
 from engine_adapter.transformers.recompute import recompute as recomputed
-from engine_adapter.transformers.support import check_dropout, check_positions, text_config
+from engine_adapter.transformers.support import (
+    check_dropout,
+    check_movable,
+    check_padding,
+    check_positions,
+    full_layers,
+    text_config,
+)
+from engine_adapter.transformers.timing import FirstToken, Times
+from engine_adapter.transformers.window_layer import layers_of
 from kvdb.blend.strategies import Recompute
 from kvdb.client.query_keywords import keywords_in, query_options
 from kvdb.client.retention_keywords import RetentionKeywords
-from kvdb.errors import InvalidArgument
+from kvdb.errors import InvalidArgument, Unsupported
 from query_optimizer.query_options import NO_OPTIONS
 
 
@@ -40,6 +53,8 @@ class TransformersEngine:
         self._model = model
         self._db = db
         self._piece_tokens = piece_tokens
+        self._layers = layers_of(model)
+        self._full = full_layers(model)
         self._token_seconds: float | None = None  # of one token in one layer, of the last recompute
 
     def generate(
@@ -58,50 +73,92 @@ class TransformersEngine:
         stored.
 
         input_ids: `[rows, columns]`, None to begin with the model's bos_token_id; attention_mask: 0 on padding, wherever it is.
-        Each row is a session of its own. The sessions are closed at the end, so a returned `past_key_values` can be looked at but
-        not gone on with; a chat goes on by `keep`: the name under which prompt and answer are stored (all but the last token,
-        which the model has not read yet), or a list of them, one a returned sequence, None for those to forget. inspect: is
-        called with the sessions before they are closed. options, or the keywords retrieval, max_missed_mass, estimate_tail,
-        error_max and hints in its place: which tokens a question and the steps behind it read, and how, see
-        `kvdb.Session.attention`; a long text that is not stored reads everything. parts: in place of input_ids one prompt of
-        chunks and token ids, see `kvdb.Client.create_session`; the last part is token ids. recompute: the share of the chunks'
-        tokens that is computed anew, or a `kvdb.Recompute` that says more. generation: all else that `model.generate` takes.
+        Each row is a session of its own, closed at the end, so a returned `past_key_values` is gone on with only if it is one of
+        `open_cache`; a chat also goes on by `keep`: the name under which prompt and answer are stored (all but the last token),
+        or a list of them, one a returned sequence, None for those to forget. inspect: is called with the sessions before they are
+        closed. options, or the keywords retrieval, max_missed_mass, estimate_tail, error_max and hints in its place: which tokens
+        a question and the steps behind it read, and how, see `kvdb.Session.attention`; a long text that is not stored reads
+        everything. parts: in place of input_ids one prompt of chunks and token ids, see `kvdb.Client.create_session`; the last
+        part is token ids. recompute: the share of the chunks' tokens that is computed anew, or a `kvdb.Recompute` that says more.
+        generation: all else that `model.generate` takes.
 
-        Raises Unsupported for what kvdb cannot do (other inputs than token ids, modes that take tokens back), InvalidArgument,
+        Raises Unsupported for what kvdb cannot do (other inputs than token ids, modes that it does not know), InvalidArgument,
         also for a prompt longer than the model's positions, AlreadyExists for a name in `keep` that is taken, IntegrityError for
         chunks of another text or model, and what the database raises. Nothing is stored then, and every session is closed.
         """
         started = perf_counter()
         self._check_ready()
         query = query_options(options, **keywords_in(generation))
-        settings = settings_of(self._model, generation)
-        given = _one_of(generation.pop("inputs", None) if input_ids is None else input_ids, parts, recompute)
-        prompts = None if parts is not None else prompts_of(given, attention_mask, settings)
+        held, settings = held_in(generation), settings_of(self._model, generation)
+        given = one_of(generation.pop("inputs", None) if input_ids is None else input_ids, parts, recompute)
+        prompts = None if parts is not None else self._checked(prompts_of(given, attention_mask, settings))
+        drafted = drafts(settings, generation.get("assistant_model"))
+        check_mode(settings, prompts, drafted=drafted, held=held is not None)
         names = names_of(self._db, keep, 1 if prompts is None else len(prompts.rows), settings)
-        clock = _FirstToken.among(generation)
+        clock = FirstToken.among(generation)
         with ExitStack() as stack:
-            if prompts is None:
-                prompts, rows, blend = self._lay_out(given, Recompute.of(recompute), query, stack)
-            else:
-                rows, blend = [self._open(prompt, query, stack) for prompt in prompts.rows], None
-            ids, columns = prompts.ids, prompts.ids.shape[1]
-            reused = tuple(row.session.reused for row in rows)
-            cache = stack.enter_context(SessionCache(self.spec, rows, columns - 1, query, self._db))
+            cache, prompts, reused, blend = self._begin(prompts or given, Recompute.of(recompute), query, held, stack)
+            columns = prompts.ids.shape[1]
             cache.batch_repeat_interleave(beams_of(settings))
-            before = counters_of(cache.sessions)
-            prefilled = perf_counter()
+            if drafted:
+                stack.enter_context(only_new_columns(self._model, cache))
+            before, prefilled = counters_of(cache.sessions), perf_counter()
             answer = self._model.generate(  # type: ignore[operator]  # transformers does not type it
-                ids, attention_mask=prompts.mask, past_key_values=cache, **generation
+                prompts.ids, attention_mask=prompts.mask, past_key_values=cache, **generation
             )
             cache.check_answered()
             sequences = answer if isinstance(answer, torch.Tensor) else answer.sequences
-            report = self._report(cache.sessions[0], prompts.rows, reused, _Times(started, prefilled, clock.first), query)
-            decode = decode_stats(before, cache.rows, self.spec)
+            report = self._report(cache.sessions[0], prompts.rows, reused, Times(started, prefilled, clock.first), query)
+            decode = None if drafted else decode_stats(before, cache.rows, self.spec, len(self._full))
             self.last = replace(report, generated=sequences.shape[1] - columns, decode=decode, blend=blend)
             if inspect is not None:
                 inspect(cache.sessions)
+            if held is not None:
+                held.went_on(prompts.rows, sequences[:, columns:-1])
             keep_answers(self._db, names, cache.sessions, prompts, sequences, settings)
         return answer
+
+    def open_cache(self) -> HeldCache:
+        """A cache that several calls of `generate` go on with, given as `past_key_values=`; close it, or use it in a `with`.
+
+        The first call stands on what the database has stored of its prompts, later ones on what the cache holds: a prompt is
+        computed from the first token on that differs. All calls have as many rows, and no beams.
+        """
+        self._check_ready()
+        return HeldCache(self.spec, self._db, self._layers)
+
+    def export_cache(self, source: str | kvdb.Context | HeldCache) -> DynamicCache:
+        """A copy of a context, or of a cache of `open_cache` with one row, for the model's own `generate` and whatever else takes
+        transformers' caches; on the model's device.
+
+        source: a context by its name, or the context. Raises NotFound, SpecMismatch for another model's, InvalidArgument for a
+        cache of several rows, and what `kvdb.Session.read` raises.
+        """
+        return exported(self._model, self.spec, self._db.get(source) if isinstance(source, str) else source)
+
+    def import_cache(
+        self, cache: DynamicCache, *, name: str, input_ids: Any, **retention: Unpack[RetentionKeywords]
+    ) -> kvdb.Context:
+        """Store a cache that the model itself filled, such as one that `model.generate` returned.
+
+        cache: of one row, without padding. input_ids: `[n]` or `[1, n]`, the ids of all tokens that it holds, which are all of a
+        generated sequence but its last. retention: as in `kvdb.Client.import_context`. The model computes the first layer
+        again, and all layers of the last few tokens, and compares. Raises IntegrityError where they differ, Unsupported for a
+        layer that has let tokens go because of its window, AlreadyExists, InvalidArgument, ShapeError, SpecMismatch, and what the
+        database raises; nothing is stored then.
+        """
+        self._check_ready()
+        tokens = as_row(input_ids)
+        check_free(self._db, name)
+        filled = checked_cache(self._model, self.spec, cache, tokens)
+        return self._db.import_context(self.spec, tokens, ((k[0].cpu(), v[0].cpu()) for k, v in filled), name=name, **retention)
+
+    def generate_batch(self, *_given: Any, **_named: Any) -> NoReturn:
+        """Raises Unsupported: transformers' continuous batching makes a paged cache of its own, and takes no other."""
+        raise Unsupported(
+            "generate_batch makes a PagedAttentionCache of its own and takes no other cache, so its keys never come to kvdb; "
+            "call engine.generate with a padded batch, or from several threads, or serve the model with vLLM"
+        )
 
     def store(
         self, *, name: str, input_ids: Any, progress: Progress | None = None, **retention: Unpack[RetentionKeywords]
@@ -121,7 +178,7 @@ class TransformersEngine:
             prefill(self._model, session, tokens, self._piece_tokens, progress)
             prefilled = perf_counter()
             context = self._db.store(session, name=name, **retention)
-            self.last = self._report(session, [Prompt(tokens)], (session.reused,), _Times(started, prefilled, None))
+            self.last = self._report(session, [Prompt(tokens)], (session.reused,), Times(started, prefilled))
         return context
 
     def store_chunk(
@@ -145,6 +202,7 @@ class TransformersEngine:
         self._check_ready()
         tokens = as_row(input_ids)
         before = tokens[:0] if behind is None else as_row(behind)
+        check_movable(self._model)
         check_positions(self._model, len(before) + len(tokens))
         check_free(self._db, name)
         known = self._db.name_chunk(self.spec, tokens, name=name, **retention)
@@ -161,7 +219,7 @@ class TransformersEngine:
             prefill(self._model, session, everything, self._piece_tokens, progress)
             prefilled = perf_counter()
             context = self._db.store(session, name=name, tokens=everything, chunk=True, **retention)
-            self.last = self._report(session, [Prompt(tokens)], (0,), _Times(started, prefilled, None))
+            self.last = self._report(session, [Prompt(tokens)], (0,), Times(started, prefilled))
         return context
 
     def _report(
@@ -169,7 +227,7 @@ class TransformersEngine:
         session: kvdb.Session,
         prompts: list[Prompt],
         reused: tuple[int, ...],
-        times: "_Times",
+        times: Times,
         options: kvdb.QueryOptions = NO_OPTIONS,
     ) -> Report:
         """The report of a call that generated nothing."""
@@ -181,22 +239,42 @@ class TransformersEngine:
             prefill_seconds=times.prefilled - times.started,
             first_token_seconds=None if first is None else first - times.started,
             seconds=perf_counter() - times.started,
-            explain=session.explain(self.spec.layers - 1, options=options),
+            explain=session.explain(self._full[-1] if self._full else self.spec.layers - 1, options=options),
         )
 
-    def _open(self, prompt: Prompt, options: kvdb.QueryOptions, stack: ExitStack) -> Row:
-        """A session over all of a prompt but its last column, which `generate` puts through the model to have its logits."""
-        check_positions(self._model, len(prompt.tokens))
-        session = stack.enter_context(self._db.create_session(self.spec, prompt.known))
-        prefill(self._model, session, prompt.known, self._piece_tokens, options=options)
-        columns = len(prompt.tokens) + prompt.padding
-        return Row(session, prompt.padding, columns - 1 if prompt.ends_in_padding else None)
+    def _checked(self, prompts: Prompts) -> Prompts:
+        for prompt in prompts.rows:
+            check_positions(self._model, len(prompt.tokens))
+            check_padding(self._model, prompt.padding, prompt.padding_end)
+        return prompts
+
+    def _begin(
+        self,
+        given: Prompts | Iterable[Any],
+        recompute: Recompute,
+        query: kvdb.QueryOptions,
+        held: HeldCache | None,
+        stack: ExitStack,
+    ) -> tuple[SessionCache, Prompts, tuple[int, ...], Blend | None]:
+        """Bring prompts, or one of parts, into sessions, up to the last token of each; how many tokens of each were found."""
+        if not isinstance(given, Prompts):
+            prompts, row, blend = self._lay_out(given, recompute, query, stack)
+            parts_cache = stack.enter_context(SessionCache(self.spec, [row], prompts.ids.shape[1] - 1, query, self._db))
+            return parts_cache, prompts, (row.session.reused,), blend
+        cache = stack.enter_context(HeldCache(self.spec, self._db, self._layers)) if held is None else held
+        cache.check_serves(self.spec, self._db, len(given.rows))
+        return cache, given, cache.go_to(given.rows, query, partial(self._fill, query)), None
+
+    def _fill(self, options: kvdb.QueryOptions, session: kvdb.Session, tokens: torch.Tensor, begin: int) -> None:
+        prefill(self._model, session, tokens, self._piece_tokens, options=options, begin=begin)
 
     def _lay_out(
         self, parts: Iterable[Any], recompute: Recompute, options: kvdb.QueryOptions, stack: ExitStack
-    ) -> tuple[Prompts, list[Row], Blend]:
-        """A session over parts, recomputed and filled up to the last token, as in `_open`."""
+    ) -> tuple[Prompts, Row, Blend]:
+        """A session over parts, recomputed and filled up to the last token, which `generate` puts through the model to have its
+        logits."""
         started = perf_counter()
+        check_movable(self._model)
         session = stack.enter_context(self._db.create_session(self.spec, parts=parts))
         tokens = torch.from_numpy(session.tokens.astype(np.int64))
         check_positions(self._model, len(tokens))
@@ -206,46 +284,10 @@ class TransformersEngine:
         self._token_seconds = done.token_seconds or self._token_seconds
         blend = Blend(done.reused, done.recomputed, done.fresh, done.choice, perf_counter() - started, done.deviation)
         prefill(self._model, session, tokens[:-1], self._piece_tokens, options=options)
-        return Prompts(tokens[None], None, [Prompt(tokens)]), [Row(session)], blend
+        return Prompts(tokens[None], None, [Prompt(tokens)]), Row(session), blend
 
     def _check_ready(self) -> None:
         name = text_config(self._model)._attn_implementation
         if not isinstance(name, Attached) or id(self._model) not in name.models:
             raise InvalidArgument("the model is not attached; use the engine inside its `with attach(model, db) as engine`")
         check_dropout(self._model)
-
-
-def _one_of(input_ids: Any, parts: Iterable[Any] | None, recompute: float | Recompute | None) -> Any:
-    """The one of input_ids and parts that was given. Raises InvalidArgument for both, or for arguments that belong to the
-    other."""
-    if input_ids is not None and parts is not None:
-        raise InvalidArgument("generate was given input_ids and parts=; expected one of the two")
-    if parts is None and recompute is not None:
-        raise InvalidArgument("generate was given recompute= without parts=; only chunks that stand elsewhere are recomputed")
-    return input_ids if parts is None else parts
-
-
-class _Times(NamedTuple):
-    """When a call reached a point, by `perf_counter`."""
-
-    started: float
-    prefilled: float
-    first_token: float | None
-
-
-class _FirstToken(StoppingCriteria):
-    """A stopping criterion that never stops; it notes when the first new token was there."""
-
-    def __init__(self) -> None:
-        self.first: float | None = None
-
-    @classmethod
-    def among(cls, options: dict[str, Any]) -> "_FirstToken":
-        """A _FirstToken that is added to the criteria in these options."""
-        clock = cls()
-        options["stopping_criteria"] = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), clock])
-        return clock
-
-    def __call__(self, input_ids: torch.Tensor, *_given: Any, **_named: Any) -> torch.Tensor:
-        self.first = self.first or perf_counter()
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)

@@ -6,6 +6,7 @@ from transformers import PreTrainedModel
 import kvdb
 from engine_adapter.base import Progress
 from engine_adapter.transformers.cache import Row, SessionCache
+from engine_adapter.transformers.window_layer import layers_of
 
 QUESTION_TOKENS_MAX = 256
 """A longer run of tokens behind the stored ones is a text of its own, and reads everything, because the KV that it leaves in the
@@ -21,22 +22,23 @@ def prefill(
     piece_tokens: int,
     progress: Progress | None = None,
     options: kvdb.QueryOptions = EXACT,
+    begin: int | None = None,
 ) -> None:
-    """Compute tokens [session.start, n) and leave their keys and values in the session.
+    """Compute tokens [begin, n) and leave their keys and values in the session, which holds those before them.
 
-    tokens: int64 `[n]`, all of the prompt. progress: called as (done, n), first with what was stored already. options: which
-    tokens a question reads, one of up to QUESTION_TOKENS_MAX tokens; more are a text, which reads everything. Only the decoder
-    runs, because the head's logits are not needed. Raises Unsupported and what `Session.attend` raises; the session is then
-    unfinished.
+    tokens: int64 `[n]`, all of the prompt. begin: None for session.start. progress: called as (done, n), first with what was
+    stored already. options: which tokens a question reads, one of up to QUESTION_TOKENS_MAX tokens; more are a text, which reads
+    everything. Only the decoder runs, because the head's logits are not needed. Raises Unsupported and what `Session.attend`
+    raises; the session is then unfinished.
     """
     decoder = model.get_decoder()
-    n = len(tokens)
-    chosen = options if n - session.start <= QUESTION_TOKENS_MAX else EXACT
-    cache = SessionCache(session.spec, [Row(session)], session.start, chosen)
+    n, held = len(tokens), session.start if begin is None else begin
+    chosen = options if n - held <= QUESTION_TOKENS_MAX else EXACT
+    cache = SessionCache(session.spec, [Row(session)], held, chosen, make=layers_of(model))
     if progress is not None:
-        progress(session.start, n)
+        progress(held, n)
     with torch.no_grad():
-        for start in range(session.start, n, piece_tokens):
+        for start in range(held, n, piece_tokens):
             piece = tokens[start : start + piece_tokens]
             decoder(input_ids=piece.unsqueeze(0).to(model.device), past_key_values=cache, use_cache=True)
             if progress is not None:

@@ -1,22 +1,29 @@
 """The rows of a batch as kvdb sees them: only real tokens, one session for each row."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from transformers import GenerationConfig
 
+from kvdb.blend.strategies import Recompute
 from kvdb.errors import DtypeError, InvalidArgument, ShapeError
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One row. tokens: int64 `[n]`, without padding; padding: the number of columns without a token. ends_in_padding: whether the
-    last column is one of these, so that the first new token comes from its query."""
+    """One row. tokens: int64 `[n]`, without padding; padding: the number of columns without a token; padding_end: the column
+    behind the last of these, 0 without any."""
 
     tokens: torch.Tensor
     padding: int = 0
-    ends_in_padding: bool = False
+    padding_end: int = 0
+
+    @property
+    def ends_in_padding(self) -> bool:
+        """Whether the last column is padding, so that the first new token comes from its query."""
+        return 0 < self.padding_end == len(self.tokens) + self.padding
 
     @property
     def known(self) -> torch.Tensor:
@@ -103,7 +110,8 @@ def rows_of(ids: torch.Tensor, mask: torch.Tensor | None) -> list[Prompt]:
         tokens = row[here]
         if not len(tokens):
             raise InvalidArgument(f"row {number} is all padding; expected at least one token to go on from")
-        prompts.append(Prompt(tokens, len(row) - len(tokens), ends_in_padding=not here[-1]))
+        empty = (~here).nonzero()
+        prompts.append(Prompt(tokens, len(row) - len(tokens), int(empty[-1]) + 1 if len(empty) else 0))
     return prompts
 
 
@@ -112,3 +120,13 @@ def _tensor(input_ids: Any) -> torch.Tensor:
         return torch.as_tensor(input_ids)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidArgument(f"input_ids are a {type(input_ids).__name__}; expected a tensor of token ids ({error})") from None
+
+
+def one_of(input_ids: Any, parts: Iterable[Any] | None, recompute: float | Recompute | None) -> Any:
+    """The one of input_ids and parts that was given. Raises InvalidArgument for both, or for arguments that belong to the
+    other."""
+    if input_ids is not None and parts is not None:
+        raise InvalidArgument("generate was given input_ids and parts=; expected one of the two")
+    if parts is None and recompute is not None:
+        raise InvalidArgument("generate was given recompute= without parts=; only chunks that stand elsewhere are recomputed")
+    return input_ids if parts is None else parts

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,11 @@ def spec_of(model: PreTrainedModel) -> kvdb.ModelSpec:
     tells weights apart, see `fingerprint_of`.
     """
     check_model(model)
+    return spec_with(model, fingerprint_of(model))
+
+
+def spec_with(model: PreTrainedModel, fingerprint: str) -> kvdb.ModelSpec:
+    """The ModelSpec of a model with a fingerprint of its weights, which need not be in memory. Raises Unsupported."""
     config = text_config(model)
     dim = head_dim(config)
     dtype = str(model.dtype).removeprefix("torch.")
@@ -49,38 +55,64 @@ def spec_of(model: PreTrainedModel) -> kvdb.ModelSpec:
         head_dim=dim,
         dtype=dtype,
         rope=_rope(model, config, dim),
-        fingerprint=fingerprint_of(model),
+        fingerprint=fingerprint,
         scale=_scale(model, dim),
     )
 
 
+@dataclass(frozen=True)
+class Weight:
+    """What goes into a fingerprint of a parameter or a persistent buffer. values: some of its numbers, in its dtype, `[n]`."""
+
+    name: str
+    shape: tuple[int, ...]
+    values: Tensor
+
+
+def sample(tensor: Tensor) -> Tensor:
+    """Up to SAMPLES numbers of a tensor at even distances, `[n]`."""
+    step = max(1, tensor.numel() // SAMPLES)
+    return tensor.detach().reshape(-1)[::step][:SAMPLES].contiguous().cpu()
+
+
 def fingerprint_of(model: PreTrainedModel) -> str:
+    """The fingerprint of a loaded model, see `fingerprint`. Raises Unsupported for weights that are not in memory."""
+    return fingerprint(text_config(model), _weights(model))
+
+
+def fingerprint(config: Any, weights: Iterable[Weight]) -> str:
     """SHA-256, in hex, over the decoder's config and weights.
 
     It covers every field of the config but those in NO_MATTER, and of each parameter and persistent buffer, in the order of
     their names: name, dtype, shape and up to SAMPLES values at even distances. The head is left out, for it changes no key. A
-    change that misses every sampled value, such as one edited embedding row, goes unseen. Raises Unsupported for weights that
-    are not in memory.
+    change that misses every sampled value, such as one edited embedding row, goes unseen.
     """
     digest = hashlib.sha256()
-    fields = {name: value for name, value in text_config(model).to_dict().items() if name not in NO_MATTER}
+    fields = {name: value for name, value in config.to_dict().items() if name not in NO_MATTER}
     digest.update(json.dumps(fields, sort_keys=True, default=str).encode())
+    for weight in weights:
+        digest.update(f"{weight.name} {weight.values.dtype} {weight.shape}".encode())
+        digest.update(weight.values.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _weights(model: PreTrainedModel) -> Iterator[Weight]:
     for name, tensor in sorted(model.get_decoder().state_dict().items()):
         if tensor.is_meta:
             raise Unsupported(f"the weights of {name} are not in memory; load the model whole, without offloading to disk")
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        step = max(1, tensor.numel() // SAMPLES)
-        sample = tensor.detach().reshape(-1)[::step][:SAMPLES].contiguous()
-        digest.update(sample.cpu().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+        yield Weight(name, tuple(tensor.shape), sample(tensor))
 
 
 def _rope(model: PreTrainedModel, config: Any, dim: int) -> kvdb.Rope | None:
     given = dict(getattr(config, "rope_parameters", None) or {})
+    if any(isinstance(kind, dict) for kind in given.values()):
+        return _rope_by_kind(model, config, given)
     theta = given.pop("rope_theta", None)
     if theta is None:
         if given:
-            raise Unsupported(f"the layers of {config.model_type} rotate differently ({', '.join(given)}); kvdb wants them alike")
+            raise Unsupported(
+                f"the RoPE of {config.model_type} has no rope_theta ({', '.join(given)}); kvdb cannot tell its keys"
+            )
         return None
     partial = given.pop("partial_rotary_factor", None)
     if given.get("rope_type") == "default":
@@ -93,11 +125,24 @@ def _rope(model: PreTrainedModel, config: Any, dim: int) -> kvdb.Rope | None:
     return rope if own is None else replace(rope, scaling=(*scaling, (OWN_FREQUENCIES, own)))
 
 
+def _rope_by_kind(model: PreTrainedModel, config: Any, given: dict[str, Any]) -> kvdb.Rope:
+    """The RoPE of layers of several kinds, each with parameters of its own, as pairs of names and values under the kind's name.
+
+    rope_kinds names the kind of each layer. Such keys are not moved (`kvdb.blend.rope`).
+    """
+    kinds = list(config.layer_types)
+    thetas = [float(given[kind]["rope_theta"]) for kind in kinds]
+    by_kind = {kind: [[name, value] for name, value in sorted(given[kind].items()) if value is not None] for kind in set(kinds)}
+    scaling = tuple(sorted({**by_kind, "rope_kinds": kinds}.items()))
+    return kvdb.Rope(max(thetas), None, _layout(model, config), scaling)
+
+
 def _own_frequencies(model: PreTrainedModel, rope: kvdb.Rope, dim: int) -> tuple[float, ...] | None:
     """The radians per position of each pair, if the model's differ from those that its parameters give; None if they do not.
 
     `model.to(torch.bfloat16)` rounds them with everything else; at positions of a few thousand such a model's angles are wrong by
-    whole radians, and its keys can only be moved by the same angles. Loading with `dtype=torch.bfloat16` rounds nothing.
+    whole radians, and its keys can only be moved by the same angles. Loading with `dtype=torch.bfloat16` rounds nothing, so a
+    model whose weights are not in memory has none.
     """
     tensors = [
         module.inv_freq for module in model.get_decoder().modules() if isinstance(getattr(module, "inv_freq", None), Tensor)
@@ -106,7 +151,7 @@ def _own_frequencies(model: PreTrainedModel, rope: kvdb.Rope, dim: int) -> tuple
         expected = inverse_frequencies(rope, dim)
     except Unsupported:
         return None
-    if not tensors or tensors[0].shape != expected.shape:
+    if not tensors or tensors[0].is_meta or tensors[0].shape != expected.shape:
         return None
     own = tensors[0].detach().double().cpu().numpy()
     return None if np.allclose(own, expected, rtol=1e-5, atol=0) else tuple(own.tolist())

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from kvdb.errors import InvalidArgument, Unsupported
 from kvdb.types import HEAD_DIM_MAX
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-SERVED = "kvdb serves decoders with full causal attention, such as Llama, Qwen2, Qwen3 and Mistral without its window"
+SERVED = "kvdb serves decoders with causal attention, full or of a sliding window, such as Llama, Mistral, Qwen3 and Gemma 3"
 
 
 def text_config(model: PreTrainedModel) -> Any:
@@ -23,6 +23,13 @@ def text_config(model: PreTrainedModel) -> Any:
 def head_dim(config: Any) -> int:
     """The dimensions of one head, which older configs do not state."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def rope_types(config: Any) -> set[str]:
+    """The types of RoPE of a config's layers, which may be of several kinds."""
+    given = getattr(config, "rope_parameters", None) or {}
+    kinds = [kind for kind in given.values() if isinstance(kind, dict)] or [given]
+    return {str(kind.get("rope_type")) for kind in kinds}
 
 
 def attention_modules(model: PreTrainedModel) -> list[Any]:
@@ -57,6 +64,34 @@ def check_model(model: PreTrainedModel) -> None:
     _check_layers(model, config)
     if not model._supports_attention_backend or not model._can_set_attn_implementation():
         raise Unsupported(f"{_name(model)} does not call its attention through transformers' AttentionInterface; {SERVED}")
+
+
+def windows_of(model: PreTrainedModel) -> tuple[int | None, ...]:
+    """How many tokens a query of each layer sees, its own included; None for all before it."""
+    layers = DynamicCache(config=text_config(model)).layers
+    return tuple(layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in layers)
+
+
+def full_layers(model: PreTrainedModel) -> list[int]:
+    """The numbers of the layers without a window, whose queries the database answers."""
+    return [number for number, window in enumerate(windows_of(model)) if window is None]
+
+
+def check_movable(model: PreTrainedModel) -> None:
+    """Raises Unsupported for a model with windows, whose chunks cannot be laid out elsewhere: where the parts of a prompt are
+    recomputed, every layer attends to all of them."""
+    if len(full_layers(model)) < len(windows_of(model)):
+        raise Unsupported(f"{_name(model)} has sliding windows; kvdb moves chunks of models without; store the text as a context")
+
+
+def check_padding(model: PreTrainedModel, padding: int, end: int) -> None:
+    """Raises Unsupported for a prompt of a model with windows that has padding elsewhere than before its tokens, because windows
+    count columns. padding: the number of its columns without a token; end: the column behind the last of them."""
+    if padding != end and len(full_layers(model)) < len(windows_of(model)):
+        raise Unsupported(
+            f"a prompt has padding behind its first token, and {_name(model)} has sliding windows, which count columns; "
+            "pad on the left"
+        )
 
 
 def positions_max(model: PreTrainedModel) -> int | None:
@@ -103,8 +138,9 @@ def _check_config(model: PreTrainedModel, config: Any) -> None:
         raise Unsupported(f"{_name(model)} has a soft cap on its attention scores ({config.attn_logit_softcapping}); {SERVED}")
     if not getattr(config, "is_causal", True):
         raise Unsupported(f"{_name(model)} attends to later tokens (is_causal=False); {SERVED}")
-    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
-    if rope_type in LENGTH_DEPENDENT_ROPE:
+    if getattr(config, "use_bidirectional_attention", None):
+        raise Unsupported(f"{_name(model)} attends to later tokens (use_bidirectional_attention); {SERVED}")
+    for rope_type in rope_types(config) & set(LENGTH_DEPENDENT_ROPE):
         raise Unsupported(
             f"{_name(model)} has RoPE of type {rope_type!r}, whose keys depend on the length of the whole prompt and so cannot "
             f"be stored for another; {SERVED}"
@@ -112,11 +148,16 @@ def _check_config(model: PreTrainedModel, config: Any) -> None:
 
 
 def _check_layers(model: PreTrainedModel, config: Any) -> None:
-    for number, layer in enumerate(DynamicCache(config=config).layers):
-        if getattr(layer, "is_sliding", False):
-            window = getattr(layer, "sliding_window", "unknown")
-            raise Unsupported(f"layer {number} of {_name(model)} has a sliding window of {window} tokens; {SERVED}")
-        if type(layer) is not DynamicLayer:
+    kinds = getattr(config, "layer_types", None) or []
+    layers = DynamicCache(config=config).layers
+    if len(layers) != config.num_hidden_layers:
+        raise Unsupported(f"{_name(model)} has {config.num_hidden_layers} layers, which share {len(layers)} caches; {SERVED}")
+    for number, layer in enumerate(layers):
+        if number < len(kinds) and kinds[number] not in {"full_attention", "sliding_attention"}:
+            raise Unsupported(
+                f"layer {number} of {_name(model)} is of the kind {kinds[number]}, a {type(layer).__name__}; {SERVED}"
+            )
+        if type(layer) not in {DynamicLayer, DynamicSlidingWindowLayer}:
             raise Unsupported(f"layer {number} of {_name(model)} caches a {type(layer).__name__}, not plain attention; {SERVED}")
     for module in attention_modules(model):
         if getattr(module, "sinks", None) is not None:
