@@ -88,6 +88,7 @@ class Client(StoredContexts):
         error_max: float | None = None,
         salt: str = "",
         share: bool = False,
+        label: str = "",
     ) -> Session:
         """A session for a prompt over the longest stored prefix of its tokens; `session.reused` of them need no prefill.
 
@@ -98,7 +99,8 @@ class Client(StoredContexts):
         queries that name nothing, in this session and its forks, 0 to 1; None for the configuration's `optimizer.error_max`.
         salt: as in `import_context`; it is also that of what the session is stored as, and of its parts. share: whether
         other sessions may stand on what this one holds of `tokens`, as soon as it fills whole blocks in every layer, before it is
-        stored; they keep it when this one ends, or is truncated.
+        stored; they keep it when this one ends, or is truncated. label: under which `sessions` and `explain_session` tell of a
+        session of tokens, such as the id of a request.
 
         Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids or parts that cannot stand where they are,
         NotFound, SpecMismatch, PositionError for a part that is not `at` its place, and Unsupported for a chunk whose keys cannot
@@ -109,10 +111,18 @@ class Client(StoredContexts):
         rest = checked_error_max(error_max), validate.salt(salt)
         if parts is None:
             return Session(
-                self._transport.create_session(validate.spec(spec), token_ids(tokens), *rest, share=validate.flag("share", share))
+                self._transport.create_session(
+                    validate.spec(spec),
+                    token_ids(tokens),
+                    *rest,
+                    share=validate.flag("share", share),
+                    label=validate.text("label", label),
+                )
             )
-        if share:
-            raise InvalidArgument("a session of parts is not shared, because it is not found by its tokens; expected tokens")
+        if share or label:
+            raise InvalidArgument(
+                "a session of parts is not shared and has no label, because it is not found by its tokens; expected tokens"
+            )
         given = validate.iterable("parts", parts, "contexts, token ids and kvdb.PromptParts of either")
         return Session(self._transport.create_session_of_parts(validate.spec(spec), [_part(part) for part in given], *rest))
 

@@ -19,6 +19,7 @@ from kvdb.types import (
     IndexInfo,
     ModelSpec,
     PrefixMatch,
+    SessionInfo,
     Space,
     TierStats,
 )
@@ -189,9 +190,29 @@ class StoredContexts:
         was kept).
         """
         query = query_options(options, **keywords)
-        if layer is not None and not (validate.is_whole(layer) and abs(layer) < LAYERS_MAX):
-            raise LayerError(f"layer is {layer!r}; expected the number of a layer, or None for all")
-        return self._transport.explain(validate.name(name), layer, query, validate.flag("analyze", analyze))
+        return self._transport.explain(validate.name(name), _layer(layer), query, validate.flag("analyze", analyze))
+
+    def sessions(self) -> list[SessionInfo]:
+        """The open sessions, of all who use the database, that were created with a label, in the order in which they were."""
+        return self._transport.sessions()
+
+    def explain_session(
+        self,
+        label: str,
+        layer: int | None = None,
+        *,
+        analyze: bool = False,
+        options: QueryOptions | None = None,
+        **keywords: Unpack[QueryKeywords],
+    ) -> list[Plan]:
+        """The plans of the next query of an open session, one for each layer, or only for the given layer; of several sessions
+        with this label, of the one that was created last.
+
+        analyze: carry the plans out, for each layer's last query. options, keywords: as in `explain`. Raises NotFound,
+        LayerError, SessionClosed, or InvalidArgument (also for an analysis before the first query).
+        """
+        query, analyzes = query_options(options, **keywords), validate.flag("analyze", analyze)
+        return self._transport.explain_session(validate.text("label", label), _layer(layer), query, analyzes)
 
     def tiers(self) -> list[TierStats]:
         """What each tier holds and takes, to the byte, one entry for each size of block. The tiers are main memory and, where
@@ -203,3 +224,10 @@ class StoredContexts:
         retrieved, how sharp they were, how often the window held their largest token. They are averages over a sample of the
         queries, in which the latest count most. Raises NotFound."""
         return self._transport.statistics(validate.name(name))
+
+
+def _layer(given: int | None) -> int | None:
+    """Raises LayerError for what is no number of a layer."""
+    if given is not None and not (validate.is_whole(given) and abs(given) < LAYERS_MAX):
+        raise LayerError(f"layer is {given!r}; expected the number of a layer, or None for all")
+    return given

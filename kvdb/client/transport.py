@@ -26,6 +26,7 @@ from kvdb.types import (
     PrefixMatch,
     PromptPart,
     Retention,
+    SessionInfo,
     SessionStats,
     Space,
     TierStats,
@@ -118,7 +119,14 @@ class Transport(Protocol):
     ) -> ImportTransport: ...
 
     def create_session(
-        self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "", *, share: bool = False
+        self,
+        spec: ModelSpec,
+        tokens: Tokens,
+        error_max: float | None = None,
+        salt: str = "",
+        *,
+        share: bool = False,
+        label: str = "",
     ) -> SessionTransport: ...
 
     def create_session_of_parts(
@@ -175,6 +183,10 @@ class Transport(Protocol):
     def compact(self) -> int: ...
 
     def space(self) -> Space: ...
+
+    def sessions(self) -> list[SessionInfo]: ...
+
+    def explain_session(self, label: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]: ...
 
     def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]: ...
 

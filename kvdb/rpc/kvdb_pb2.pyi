@@ -11,16 +11,20 @@ class HelloRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("version", "message_bytes_max", "request_bytes_max", "stream_idle_seconds")
+    __slots__ = ("version", "message_bytes_max", "request_bytes_max", "stream_idle_seconds", "local_socket", "local_server")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     REQUEST_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     STREAM_IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_SOCKET_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_SERVER_FIELD_NUMBER: _ClassVar[int]
     version: str
     message_bytes_max: int
     request_bytes_max: int
     stream_idle_seconds: float
-    def __init__(self, version: _Optional[str] = ..., message_bytes_max: _Optional[int] = ..., request_bytes_max: _Optional[int] = ..., stream_idle_seconds: _Optional[float] = ...) -> None: ...
+    local_socket: str
+    local_server: bytes
+    def __init__(self, version: _Optional[str] = ..., message_bytes_max: _Optional[int] = ..., request_bytes_max: _Optional[int] = ..., stream_idle_seconds: _Optional[float] = ..., local_socket: _Optional[str] = ..., local_server: _Optional[bytes] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
     __slots__ = ("name", "layers", "q_heads", "kv_heads", "head_dim", "dtype", "rope", "fingerprint", "scale")
@@ -569,20 +573,22 @@ class SegmentStatistics(_message.Message):
     def __init__(self, segment: _Optional[int] = ..., tokens: _Optional[int] = ..., queries: _Optional[_Union[Array, _Mapping]] = ..., retrieved: _Optional[_Union[Array, _Mapping]] = ..., dense: _Optional[_Union[Array, _Mapping]] = ..., sharpness: _Optional[_Union[Array, _Mapping]] = ..., window_hits: _Optional[_Union[Array, _Mapping]] = ..., audits: _Optional[_Union[Array, _Mapping]] = ..., error: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("spec", "tokens", "parts", "error_max", "salt", "share")
+    __slots__ = ("spec", "tokens", "parts", "error_max", "salt", "share", "label")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     ERROR_MAX_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
     spec: ModelSpec
     tokens: bytes
     parts: Parts
     error_max: float
     salt: str
     share: bool
-    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., parts: _Optional[_Union[Parts, _Mapping]] = ..., error_max: _Optional[float] = ..., salt: _Optional[str] = ..., share: _Optional[bool] = ...) -> None: ...
+    label: str
+    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., parts: _Optional[_Union[Parts, _Mapping]] = ..., error_max: _Optional[float] = ..., salt: _Optional[str] = ..., share: _Optional[bool] = ..., label: _Optional[str] = ...) -> None: ...
 
 class Parts(_message.Message):
     __slots__ = ("parts",)
@@ -869,6 +875,40 @@ class ExplainContextReply(_message.Message):
     PLANS_FIELD_NUMBER: _ClassVar[int]
     plans: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, plans: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListSessionsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListSessionsReply(_message.Message):
+    __slots__ = ("sessions",)
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionInfo]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionInfo, _Mapping]]] = ...) -> None: ...
+
+class SessionInfo(_message.Message):
+    __slots__ = ("label", "tokens", "reused", "queries")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REUSED_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    tokens: int
+    reused: int
+    queries: int
+    def __init__(self, label: _Optional[str] = ..., tokens: _Optional[int] = ..., reused: _Optional[int] = ..., queries: _Optional[int] = ...) -> None: ...
+
+class ExplainSessionRequest(_message.Message):
+    __slots__ = ("label", "layer", "options", "analyze")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    ANALYZE_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    layer: int
+    options: QueryOptions
+    analyze: bool
+    def __init__(self, label: _Optional[str] = ..., layer: _Optional[int] = ..., options: _Optional[_Union[QueryOptions, _Mapping]] = ..., analyze: _Optional[bool] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ("session_id",)

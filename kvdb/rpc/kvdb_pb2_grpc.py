@@ -129,6 +129,16 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextReply.FromString,
                 _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/kvdb.v1.Kvdb/ListSessions',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ListSessionsReply.FromString,
+                _registered_method=True)
+        self.ExplainSession = channel.unary_unary(
+                '/kvdb.v1.Kvdb/ExplainSession',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainSessionRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextReply.FromString,
+                _registered_method=True)
         self.ListTiers = channel.unary_unary(
                 '/kvdb.v1.Kvdb/ListTiers',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ListTiersRequest.SerializeToString,
@@ -346,6 +356,19 @@ class KvdbServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSessions(self, request, context):
+        """The open sessions that have a label, and the plans of the next query of one of them, layer by layer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainSession(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListTiers(self, request, context):
         """What each tier of the server's memory and disk holds.
         """
@@ -550,6 +573,16 @@ def add_KvdbServicer_to_server(servicer, server):
             'ExplainContext': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainContext,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextReply.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ListSessionsRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ListSessionsReply.SerializeToString,
+            ),
+            'ExplainSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainSession,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainSessionRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextReply.SerializeToString,
             ),
             'ListTiers': grpc.unary_unary_rpc_method_handler(
@@ -1145,6 +1178,60 @@ class Kvdb:
             target,
             '/kvdb.v1.Kvdb/ExplainContext',
             kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/ListSessions',
+            kvdb_dot_rpc_dot_kvdb__pb2.ListSessionsRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.ListSessionsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/ExplainSession',
+            kvdb_dot_rpc_dot_kvdb__pb2.ExplainSessionRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextReply.FromString,
             options,
             channel_credentials,

@@ -14,6 +14,7 @@ Request = (
     | pb.AttendTogetherRequest
     | pb.ExplainRequest
     | pb.ExplainContextRequest
+    | pb.ExplainSessionRequest
 )
 
 K_MAX = (1 << 64) - 1

@@ -75,6 +75,16 @@ def to_error(failure: grpc.RpcError, target: str) -> KvdbError:
     return _of_grpc(code, text, target)
 
 
+def class_of(error: KvdbError) -> str:
+    """The name of the error's class, as the other side knows it."""
+    return next(known for known in type(error).__mro__ if known in STATUS).__name__
+
+
+def error_of(name: str, text: str) -> KvdbError:
+    """The error of this class and text; an InternalError for a class that this side does not know."""
+    return _CLASSES.get(name, errors.InternalError)(text)
+
+
 def _of_grpc(code: grpc.StatusCode, text: str, target: str) -> KvdbError:
     match code:
         case grpc.StatusCode.OK | grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:

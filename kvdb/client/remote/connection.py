@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 import grpc
 
+from kvdb.client.remote.shared_memory.lanes import SharedLanes
 from kvdb.errors import InvalidArgument, KvdbError, MessageTooLarge, Unavailable
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
@@ -28,7 +30,8 @@ class Connection:
     target: `kvdb://host:port` or `kvdb+unix:///path`. stub: the generated calls; make them through `call`, or with `metadata`.
     message_bytes_max: the largest message that the server takes. payload_bytes_max: the largest arrays and tokens that fit into
     one; stream_payload_bytes_max: into a request of a stream, which may be several messages. stream_idle_seconds: how long the
-    server lets a stream say nothing. direct: whether `Decode` may go through parts of gRPC that are not public.
+    server lets a stream say nothing. lanes: the ways through shared memory, none where the server is on another
+    host. direct: whether `Decode` may go through parts of gRPC that are not public.
     """
 
     def __init__(self, target: str, token: str) -> None:
@@ -48,6 +51,8 @@ class Connection:
         self.payload_bytes_max = self.message_bytes_max - ENVELOPE_BYTES_MAX
         self.stream_payload_bytes_max: int = hello.request_bytes_max - ENVELOPE_BYTES_MAX
         self.stream_idle_seconds: float = hello.stream_idle_seconds
+        path = hello.local_socket if _is_local(target) else ""
+        self.lanes = SharedLanes(path, hello.local_server, token, target)
 
     def call(self, method: Callable[..., Reply], request: object) -> Reply:
         """Make one unary call. Raises what the server raised, and Unavailable where it does not answer, or after `close`."""
@@ -88,6 +93,7 @@ class Connection:
     def close(self) -> None:
         """Close the channel; calls under way fail."""
         self._closed = True
+        self.lanes.close()
         self.channel.close()
 
 
@@ -103,6 +109,17 @@ def _address(target: str) -> str:
     if parts.scheme != "kvdb" or not host or parts.path not in {"", "/"} or "@" in parts.netloc:
         raise InvalidArgument(f"{target!r} names no server; expected kvdb://host:port or kvdb+unix:///path")
     return f"[{host}]:{port or PORT}" if ":" in host else f"{host}:{port or PORT}"
+
+
+def _is_local(target: str) -> bool:
+    """Whether a valid target leads to this host, and memory may be shared with whoever answers there."""
+    host = urlsplit(target).hostname
+    if host is None or host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _metadata(token: str) -> tuple[tuple[str, str], ...]:

@@ -12,14 +12,15 @@ from kvdb.client.remote.imports import RemoteImport
 from kvdb.client.remote.open_sessions import OpenSessions
 from kvdb.client.remote.reading import read
 from kvdb.client.remote.session import RemoteSession
+from kvdb.client.remote.shared_memory.calls import SharedCalls
+from kvdb.client.remote.shared_memory.imports import SharedImport
+from kvdb.client.remote.store import RemoteStore
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.plans import from_plan
 from kvdb.rpc.query_options import put_query_options
 from kvdb.types import (
     DEFAULT_RETENTION,
     Array,
-    Checked,
     ContextInfo,
     ContextStatistics,
     ContextUpdate,
@@ -30,15 +31,13 @@ from kvdb.types import (
     PrefixMatch,
     PromptPart,
     Retention,
-    Space,
     TierStats,
     Tokens,
 )
-from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
 
-class RemoteDatabase:
+class RemoteDatabase(RemoteStore):
     """`kvdb.client.transport.Transport` over gRPC. Thread-safe.
 
     Names, token ids and layer numbers are checked here, as an embedded database checks them. The server checks everything else;
@@ -61,7 +60,7 @@ class RemoteDatabase:
         base: int | None = None,
         retention: Retention = DEFAULT_RETENTION,
         salt: str = "",
-    ) -> RemoteImport:
+    ) -> RemoteImport | SharedImport:
         """Start storing a context; see `kvdb.database.Database.begin_import`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
         ids = codec.to_tokens(validate.token_ids(tokens))
@@ -70,10 +69,17 @@ class RemoteDatabase:
         kept = codec.to_retention(validate.retention(retention))
         begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, base=first, retention=kept)
         begin.name, begin.salt = validate.name(name), validate.salt(salt)
-        return RemoteImport(connection, spec, begin)
+        return SharedImport.open(connection.lanes, spec, begin) or RemoteImport(connection, spec, begin)
 
     def create_session(
-        self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "", *, share: bool = False
+        self,
+        spec: ModelSpec,
+        tokens: Tokens,
+        error_max: float | None = None,
+        salt: str = "",
+        *,
+        share: bool = False,
+        label: str = "",
     ) -> RemoteSession:
         """A session on the server; see `kvdb.database.Database.create_session`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
@@ -85,6 +91,7 @@ class RemoteDatabase:
             error_max=error_max,
             salt=validate.salt(salt),
             share=share,
+            label=label,
         )
         reply = connection.call(connection.stub.CreateSession, request)
         return RemoteSession(connection, spec, reply, ids, self._sessions)
@@ -116,6 +123,8 @@ class RemoteDatabase:
         connection = self._connected()
         ids = self._ids(sessions, layer)
         validate.starts(starts, len(ids))
+        if ids and (out := self._together(sessions).attend_together(ids, layer, (q, k, v), options, starts)) is not None:
+            return out
         connection.check_size(f"the step of {len(ids)} sessions", q.nbytes + k.nbytes + v.nbytes)
         request = pb.AttendTogetherRequest(session_ids=ids, layer=layer, starts=starts)
         for message, array in ((request.q, q), (request.k, k), (request.v, v)):
@@ -127,6 +136,8 @@ class RemoteDatabase:
         """A query of several sessions; see `kvdb.database.Database.attention_together`, and `attend_together`."""
         connection = self._connected()
         ids = self._ids(sessions, layer)
+        if ids and (out := self._together(sessions).attention_together(ids, layer, q, options)) is not None:
+            return out
         connection.check_size(f"q of {len(ids)} sessions", q.nbytes)
         request = pb.AttentionTogetherRequest(session_ids=ids, layer=layer)
         codec.put_array(request.q, q)
@@ -217,44 +228,6 @@ class RemoteDatabase:
         reply: pb.VerifyIndexesReply = connection.call(connection.stub.VerifyIndexes, request)
         return reply.indexes
 
-    def check(self, name: str) -> Checked:
-        """Check a context on the server; see `kvdb.database.Database.check`, whose errors it raises."""
-        connection = self._connected()
-        reply: pb.CheckContextReply = connection.call(connection.stub.CheckContext, pb.CheckContextRequest(name=name))
-        return Checked(reply.blocks, reply.nbytes, reply.indexes)
-
-    def check_store(self) -> list[str]:
-        """Check the server's store; see `kvdb.database.Database.check_store`, whose errors it raises."""
-        connection = self._connected()
-        reply: pb.CheckStoreReply = connection.call(connection.stub.CheckStore, pb.CheckStoreRequest())
-        return list(reply.damaged)
-
-    def compact(self) -> int:
-        """Give space back on the server; see `kvdb.database.Database.compact`, whose errors it raises."""
-        connection = self._connected()
-        reply: pb.CompactReply = connection.call(connection.stub.Compact, pb.CompactRequest())
-        return int(reply.nbytes)
-
-    def space(self) -> Space:
-        """How much space the contexts of the server take; see `kvdb.database.Database.space`."""
-        connection = self._connected()
-        reply: pb.SpaceReply = connection.call(connection.stub.Space, pb.SpaceRequest())
-        return Space(reply.held, reply.reachable)
-
-    def backup(self, folder: str) -> int:
-        """Copy the server's store on its machine; see `kvdb.database.Database.backup`, whose errors it raises."""
-        connection = self._connected()
-        reply: pb.BackupReply = connection.call(connection.stub.Backup, pb.BackupRequest(folder=folder))
-        return int(reply.contexts)
-
-    def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]:
-        """The plans of a query behind a context; see `kvdb.database.Database.explain`, whose errors it raises."""
-        connection = self._connected()
-        request = pb.ExplainContextRequest(name=name, layer=layer, analyze=analyze)
-        put_query_options(request, options)
-        reply: pb.ExplainContextReply = connection.call(connection.stub.ExplainContext, request)
-        return [from_plan(text) for text in reply.plans]
-
     def statistics(self, name: str) -> ContextStatistics:
         """Raises NotFound."""
         connection = self._connected()
@@ -281,6 +254,12 @@ class RemoteDatabase:
                 validate.same_spec(session.spec, own[0].spec)
                 session.check_layer(layer)
         return [session.id for session in own]
+
+    def _together(self, sessions: Sequence[object]) -> SharedCalls:
+        """The way through shared memory for calls on several sessions of one model."""
+        first = sessions[0]
+        assert isinstance(first, RemoteSession)
+        return first.shared
 
     def _connected(self) -> Connection:
         self._sessions.check_open()

@@ -13,6 +13,7 @@ from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.open_sessions import OpenSessions
 from kvdb.client.remote.reading import read
 from kvdb.client.remote.session_stream import SessionStream
+from kvdb.client.remote.shared_memory.calls import SharedCalls
 from kvdb.errors import PositionError, SessionClosed, Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
@@ -40,8 +41,9 @@ START_MAX = (1 << 63) - 1
 class RemoteSession:
     """`kvdb.client.transport.SessionTransport` over gRPC. Thread-safe: calls on one session take turns.
 
-    Calls that read or write KV go over one `Decode` stream. It is opened at the first such call, and again after an error or a
-    long silence. More tokens than fit into one request are sent in several, one after the other; when one fails, those before
+    An update, an attention or an attend whose arrays are of the spec's form goes through memory that a server on the same host
+    shares. Other calls that read or write KV go over one `Decode` stream. It is opened at the first such call, and again after an
+    error or a long silence. More tokens than fit into one request are sent in several; when one fails, those before
     it have taken effect. After Unavailable nothing is known of the call's effect; `stats` says what the session holds.
     """
 
@@ -60,6 +62,7 @@ class RemoteSession:
         self.id = reply.session_id
         self._sessions = sessions
         self._stream = SessionStream(connection)
+        self.shared = SharedCalls(connection.lanes, spec)
         self._lock = RLock()
         self._open = True
         try:
@@ -72,6 +75,8 @@ class RemoteSession:
         """Append the KV of n tokens to one layer; see `kvdb.session.state.SessionState.update`, whose errors it raises."""
         with self._lock:
             self.check_layer(layer)
+            if self.shared.update(self.id, layer, k, v, start) is not None:
+                return
             for piece, first in self._pieces(start, k, v):
                 request = pb.DecodeRequest()
                 self._fill(request.update, layer, first)
@@ -86,6 +91,8 @@ class RemoteSession:
         """
         with self._lock:
             self.check_layer(layer)
+            if (out := self.shared.attention(self.id, layer, q, options)) is not None:
+                return out
             self.connection.check_stream_size("q", q.nbytes)
             request = pb.DecodeRequest()
             self._fill(request.attention, layer)
@@ -97,6 +104,8 @@ class RemoteSession:
         """`update` and `attention` in one call; see `kvdb.session.state.SessionState.attend`, whose errors it raises."""
         with self._lock:
             self.check_layer(layer)
+            if (out := self.shared.attend(self.id, layer, q, k, v, options, start)) is not None:
+                return out
             outs = []
             for piece, first in self._pieces(start, q, k, v):
                 request = pb.DecodeRequest()

@@ -8,6 +8,7 @@ import pytest
 import kvdb
 from kvdb import errors
 from kvdb.config import ServerConfig
+from kvdb.events import Events
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
 from kvdb.rpc.status import ERROR_KEY, STATUS, to_error
@@ -21,6 +22,7 @@ class Failing:
 
     def __init__(self):
         self.raised = None
+        self.events = Events()
 
     def get(self, name):
         raise self.raised

@@ -18,11 +18,12 @@ SECONDS_MAX = 10.0
 
 @pytest.fixture
 def serve(engine):
-    """`serve(**settings)` starts a server over the test's engine and returns it; it is stopped at the end."""
+    """`serve(**settings)` starts a server over the test's engine and returns it; it is stopped at the end. It shares no memory
+    unless it is told to, so that everything goes over gRPC."""
     servers = []
 
     def start(**settings):
-        server = Server(engine, ServerConfig(**{"port": 0, **settings}))
+        server = Server(engine, ServerConfig(**{"port": 0, "local_socket": "", **settings}))
         servers.append(server)
         server.start()
         return server

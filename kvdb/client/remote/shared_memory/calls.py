@@ -1,0 +1,156 @@
+"""The calls on sessions that go through shared memory, where their arrays are what the model's spec says."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kvdb.client.remote.shared_memory.lane import SharedLane
+from kvdb.client.remote.shared_memory.lanes import SharedLanes
+from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.query_options import put_query_options
+from kvdb.rpc.shared_records import ARENA_AT, ERROR_ROOM_BYTES, REGION_BYTES, Kind, SharedRequest, aligned
+from kvdb.types import Array, ModelSpec
+from query_optimizer.query_options import NO_OPTIONS, QueryOptions
+
+START_MAX = (1 << 63) - 1
+MESSAGES_MAX = 4096
+
+
+class SharedCalls:
+    """Calls on the sessions of one model. Thread-safe. Each returns None where the call has to go over gRPC, which takes
+    arrays of any form and size; then nothing was done."""
+
+    def __init__(self, lanes: SharedLanes, spec: ModelSpec) -> None:
+        self._lanes = lanes
+        self._spec = spec
+        self._dtype = spec.numpy_dtype
+        self._messages: dict[tuple[Any, ...], bytes] = {}
+
+    def update(self, session: str, layer: int, k: Array, v: Array, start: int | None) -> Array | None:
+        """An empty array once it is done."""
+        message = self._message(Kind.UPDATE, session, layer, NO_OPTIONS)
+        return self._call(Kind.UPDATE, message, (), (None, k, v), start)
+
+    def attention(self, session: str, layer: int, q: Array, options: QueryOptions) -> Array | None:
+        message = self._message(Kind.ATTENTION, session, layer, options)
+        return self._call(Kind.ATTENTION, message, (), (q, None, None), None)
+
+    def attend(
+        self, session: str, layer: int, q: Array, k: Array, v: Array, options: QueryOptions, start: int | None
+    ) -> Array | None:
+        message = self._message(Kind.ATTEND, session, layer, options)
+        return self._call(Kind.ATTEND, message, (), (q, k, v), start)
+
+    def attend_together(
+        self,
+        sessions: Sequence[str],
+        layer: int,
+        arrays: tuple[Array, Array, Array],
+        options: QueryOptions,
+        starts: Sequence[int] | None,
+    ) -> Array | None:
+        request = pb.AttendTogetherRequest(session_ids=sessions, layer=layer, starts=starts)
+        put_query_options(request, options)
+        return self._call(Kind.ATTEND_TOGETHER, request.SerializeToString(), (len(sessions),), arrays, None)
+
+    def attention_together(self, sessions: Sequence[str], layer: int, q: Array, options: QueryOptions) -> Array | None:
+        request = pb.AttentionTogetherRequest(session_ids=sessions, layer=layer)
+        put_query_options(request, options)
+        return self._call(Kind.ATTENTION_TOGETHER, request.SerializeToString(), (len(sessions),), (q, None, None), None)
+
+    def _message(self, kind: Kind, session: str, layer: int, options: QueryOptions) -> bytes:
+        """The message of a call, kept because the next step sends the same."""
+        key = kind, session, layer, None if options is NO_OPTIONS else options
+        known = self._messages.get(key)
+        if known is None:
+            request = _KINDS[kind](session_id=session, layer=layer)
+            if kind != Kind.UPDATE:
+                put_query_options(request, options)
+            known = request.SerializeToString()
+            if len(self._messages) >= MESSAGES_MAX:
+                self._messages.clear()
+            self._messages[key] = known
+        return known
+
+    def _call(
+        self,
+        kind: Kind,
+        message: bytes,
+        sessions: tuple[int, ...],
+        arrays: tuple[Array | None, Array | None, Array | None],
+        start: int | None,
+    ) -> Array | None:
+        """Send arrays of the spec's form, of the same number of tokens, and return a copy of the answer."""
+        places = self._places(len(message), sessions, arrays)
+        if places is None or not (start is None or (type(start) is int and -START_MAX <= start <= START_MAX)):
+            return None
+        lane = self._lanes.take()
+        if lane is None:
+            return None
+        try:
+            return self._exchange(lane, kind, message, arrays, places, start)
+        finally:
+            self._lanes.give_back(lane)
+
+    def _exchange(
+        self,
+        lane: SharedLane,
+        kind: Kind,
+        message: bytes,
+        arrays: tuple[Array | None, Array | None, Array | None],
+        places: tuple[int, int, int, int],
+        start: int | None,
+    ) -> Array:
+        region = lane.region
+        region.write(ARENA_AT, message)
+        for at, array in zip(places, arrays, strict=False):
+            if array is not None:
+                np.copyto(region.view(at, array.shape, self._dtype), array)
+        q, k, _ = arrays
+        counted = k if q is None else q
+        assert counted is not None
+        q_at, k_at, v_at, reply = places
+        request = SharedRequest(
+            lane.generation,
+            lane.number(),
+            kind,
+            start,
+            counted.shape[-2],
+            q_at,
+            k_at,
+            v_at,
+            ARENA_AT,
+            len(message),
+            reply,
+            REGION_BYTES - reply,
+        )
+        lane.exchange(request)
+        if q is None:
+            return np.empty(0, self._dtype)
+        return region.view(reply, q.shape, self._dtype).copy()
+
+    def _places(
+        self, message_nbytes: int, sessions: tuple[int, ...], arrays: tuple[Array | None, Array | None, Array | None]
+    ) -> tuple[int, int, int, int] | None:
+        """Where q, k, v and the reply go; None where an array is of another form, or where they do not fit into a region."""
+        spec, at, places, tokens = self._spec, aligned(ARENA_AT + message_nbytes), [0, 0, 0], 0
+        reply_nbytes = 0
+        for i, array in enumerate(arrays):
+            if array is None:
+                continue
+            tokens = tokens or (array.shape[-2] if array.ndim == 3 + len(sessions) else 0)
+            heads = spec.kv_heads if i else spec.q_heads
+            if not tokens or array.dtype != self._dtype or array.shape != (*sessions, heads, tokens, spec.head_dim):
+                return None
+            places[i] = at
+            at = aligned(at + array.nbytes)
+            reply_nbytes = reply_nbytes or (0 if i else array.nbytes)
+        return (places[0], places[1], places[2], at) if at + max(reply_nbytes, ERROR_ROOM_BYTES) <= REGION_BYTES else None
+
+
+_KINDS: dict[Kind, Any] = {
+    Kind.UPDATE: pb.UpdateRequest,
+    Kind.ATTENTION: pb.AttentionRequest,
+    Kind.ATTEND: pb.AttendRequest,
+}

@@ -1,0 +1,139 @@
+"""One region that the server shares with this client, and the requests that go through it."""
+
+import os
+import socket
+from contextlib import suppress
+from time import perf_counter
+
+from kvdb.errors import KvdbError, Unavailable
+from kvdb.rpc.shared_records import (
+    GOODBYE,
+    HELLO,
+    MAGIC,
+    TOKEN,
+    Kind,
+    SharedAnswer,
+    SharedRequest,
+    pack_request,
+    unpack_answer,
+)
+from kvdb.rpc.shared_region import SharedRegion
+from kvdb.rpc.status import error_of
+
+CONNECT_SECONDS = 5.0
+LOOK_SECONDS = 0.2
+"""How often a wait looks whether the server is still there, and lets an interrupt through."""
+_GENERATION_BYTES = 8
+
+
+class SharedLane:
+    """An open region; used by one thread at a time. A lane that failed is `broken`, and has to be closed. region: the memory.
+
+    Requests may be sent ahead of their answers, which come in the same order.
+    """
+
+    def __init__(self, path: str, identity: bytes, token: str, target: str = "") -> None:
+        """path, identity: what the server told of its socket. target: the server, for messages. Raises Unavailable where another
+        server or none answers there, or it shares no memory with this client."""
+        self.broken = False
+        self._target = target
+        self._sent = 0
+        self._waiting: list[SharedRequest] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.settimeout(CONNECT_SECONDS)
+            self._socket.connect(path)
+            self.generation, self.region = self._shake_hands(identity, token)
+            self._socket.setblocking(False)
+        except OSError as error:
+            self._socket.close()
+            raise Unavailable(f"the server's local socket {path} does not answer ({error.strerror or error})") from None
+        except Unavailable:
+            self._socket.close()
+            raise
+
+    def exchange(self, request: SharedRequest) -> SharedAnswer:
+        """Send a request and wait for its answer. Raises what the server raised, and Unavailable."""
+        self.send(request)
+        return self.receive()
+
+    def number(self) -> int:
+        """The number of the next request."""
+        self._sent += 1
+        return self._sent
+
+    def send(self, request: SharedRequest) -> None:
+        """Send a request ahead. Raises Unavailable where too many wait."""
+        if self.broken or not self.region.ring.send(pack_request(request)):
+            self.broken = True
+            raise Unavailable(f"the way through shared memory to the server at {self._target} is closed; connect again")
+        self._waiting.append(request)
+
+    def receive(self) -> SharedAnswer:
+        """The answer to the oldest request without one. Raises what the server raised, and Unavailable where it is gone; also
+        after an interrupt the lane is broken then, since the answer may still come."""
+        request = self._waiting.pop(0)
+        done = False
+        try:
+            answer = self._next()
+            done = answer.number == request.number and answer.generation == self.generation
+        finally:
+            self.broken = self.broken or not done
+        if not done or answer.reply_nbytes > request.reply_room:
+            self.broken = True
+            raise Unavailable("an answer through shared memory belongs to another request; connect again")
+        if answer.error:
+            raise self._error(request, answer)
+        return answer
+
+    @property
+    def waiting(self) -> int:
+        """How many requests have no answer yet."""
+        return len(self._waiting)
+
+    def close(self) -> None:
+        """Say goodbye. Closing twice does nothing."""
+        self.broken = True
+        with suppress(OSError):
+            self._socket.send(GOODBYE)
+        self._socket.close()
+        self.region.ring.stop()
+
+    def _next(self) -> SharedAnswer:
+        while True:
+            data = self.region.ring.receive(LOOK_SECONDS)
+            if data is not None:
+                return unpack_answer(data)
+            try:
+                self._socket.recv(1)
+            except BlockingIOError:
+                continue
+            except OSError:
+                pass
+            raise Unavailable(f"the server at {self._target} does not answer through shared memory any more; connect again")
+
+    def _error(self, request: SharedRequest, answer: SharedAnswer) -> KvdbError:
+        text = self.region.read(request.reply, answer.reply_nbytes).decode(errors="replace")
+        return error_of(answer.error, text)
+
+    def _shake_hands(self, identity: bytes, token: str) -> tuple[int, SharedRegion]:
+        hello = self._socket.recv(HELLO.size, socket.MSG_WAITALL)
+        if len(hello) != HELLO.size or HELLO.unpack(hello) != (MAGIC, identity):
+            raise Unavailable("another server answers on the local socket")
+        given = token.encode()
+        self._socket.sendall(TOKEN.pack(len(given)) + given)
+        data, descriptors, _, _ = socket.recv_fds(self._socket, _GENERATION_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        try:
+            if len(data) != _GENERATION_BYTES or len(descriptors) != 1:
+                raise Unavailable("the server shares no memory with this client")
+            return int.from_bytes(data, "little"), SharedRegion(descriptors[0], is_server=False)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+def seconds_of_ping(lane: SharedLane) -> float:
+    """How long one empty request takes. Raises Unavailable."""
+    started = perf_counter()
+    lane.exchange(SharedRequest(lane.generation, lane.number(), Kind.PING))
+    return perf_counter() - started

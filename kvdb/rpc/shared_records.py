@@ -1,0 +1,112 @@
+"""What passes through a ring in shared memory: fixed-size requests and answers, and where their arrays lie in the region.
+
+A region is `[rings][arena]`. A request names by offset its message, which is the one that gRPC would carry but without arrays,
+its arrays, and the room for the reply. An answer names the error's class, "" for none; the reply's bytes are the array of the
+answer, a message, or the error's text. Integers are little-endian.
+"""
+
+from enum import IntEnum
+from struct import Struct
+from typing import NamedTuple
+
+import kvdb._native as _native
+from kvdb.errors import InvalidArgument
+
+REGION_BYTES = 8 << 20
+ARENA_AT = _native.RING_BYTES
+ALIGNMENT = 64
+ERROR_ROOM_BYTES = 16 << 10
+"""The least room for a reply that a client gives, so that the text of an error fits."""
+
+HELLO = Struct("<8s16s")
+"""What a server says first on the Unix socket: MAGIC, and which server it is."""
+MAGIC = b"kvdbshm1"
+TOKEN = Struct("<I")
+"""What the client says then: the length of its token, before the token."""
+TOKEN_BYTES_MAX = 4096
+GOODBYE = b"."
+"""What a client says before it closes the socket on purpose."""
+
+_REQUEST = Struct("<QQIIqQQQQQQQQQ24x")  # of 128 bytes
+_ANSWER = Struct("<QQ24sQ16x")  # of 64
+_HAS_START = 1
+
+
+class Kind(IntEnum):
+    """What a request asks for."""
+
+    PING = 0
+    UPDATE = 1
+    ATTENTION = 2
+    ATTEND = 3
+    ATTEND_TOGETHER = 4
+    ATTENTION_TOGETHER = 5
+    IMPORT_BEGIN = 6
+    IMPORT_WRITE = 7
+    IMPORT_COMMIT = 8
+    IMPORT_ABORT = 9
+    IMPORT_SAMPLE = 10
+
+
+class SharedRequest(NamedTuple):
+    """One request. generation: the region's. number: which request it is, repeated in its answer. kind: a `Kind`. start: the
+    position of the first token, None for none. tokens: how many, or of a
+    sample the bytes of its message still to come. layer: of an import's piece; other calls
+    name it in their message. q, k, v: where the arrays lie. message, message_nbytes: where the
+    message lies. reply, reply_room: where the reply goes, and how many bytes fit."""
+
+    generation: int
+    number: int
+    kind: int
+    start: int | None = None
+    tokens: int = 0
+    q: int = 0
+    k: int = 0
+    v: int = 0
+    message: int = 0
+    message_nbytes: int = 0
+    reply: int = 0
+    reply_room: int = 0
+    layer: int = 0
+
+
+class SharedAnswer(NamedTuple):
+    """One answer. error: the class of an error, "" for none. reply_nbytes: how many bytes were written where the request says."""
+
+    generation: int
+    number: int
+    error: str = ""
+    reply_nbytes: int = 0
+
+
+def pack_request(request: SharedRequest) -> bytes:
+    generation, number, kind, start, *rest = request
+    return _REQUEST.pack(generation, number, kind, start is not None and _HAS_START, start or 0, *rest)
+
+
+def unpack_request(data: bytes) -> SharedRequest:
+    generation, number, kind, flags, start, *rest = _REQUEST.unpack(data)
+    return SharedRequest(generation, number, kind, start if flags & _HAS_START else None, *rest)
+
+
+def pack_answer(answer: SharedAnswer) -> bytes:
+    return _ANSWER.pack(answer.generation, answer.number, answer.error.encode(), answer.reply_nbytes)
+
+
+def unpack_answer(data: bytes) -> SharedAnswer:
+    generation, number, error, nbytes = _ANSWER.unpack(data)
+    return SharedAnswer(generation, number, error.rstrip(b"\0").decode("ascii", "replace"), nbytes)
+
+
+def aligned(offset: int) -> int:
+    """The first place from `offset` on where an array may lie."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def check_span(offset: int, nbytes: int) -> None:
+    """Raises InvalidArgument for bytes that do not lie in the arena of a region."""
+    if offset % ALIGNMENT or not ARENA_AT <= offset <= REGION_BYTES or nbytes > REGION_BYTES - offset:
+        raise InvalidArgument(
+            f"a request names {nbytes:,} bytes at {offset:,}; expected them between {ARENA_AT:,} and {REGION_BYTES:,}, from a "
+            f"multiple of {ALIGNMENT} on"
+        )

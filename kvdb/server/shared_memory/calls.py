@@ -1,0 +1,166 @@
+"""The calls that come through shared memory, each of them the engine's own method between two places of a region."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvdb.database import Database
+from kvdb.errors import InvalidArgument
+from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.query_options import to_query_options
+from kvdb.rpc.shared_records import Kind, SharedRequest, check_span
+from kvdb.rpc.shared_region import SharedRegion
+from kvdb.server.interceptors import parsed
+from kvdb.server.session_registry import Sessions
+from kvdb.server.shared_memory.imports import SharedImports
+from kvdb.server.turns import Turn, Turns
+from kvdb.session.state import SessionState
+from kvdb.types import Array
+from query_optimizer.query_options import NO_OPTIONS, QueryOptions
+
+HEADS_MAX = 4096
+"""How many messages are kept with what they say, since the next step sends the same."""
+MESSAGES: Mapping[int, Any] = {
+    Kind.UPDATE: pb.UpdateRequest,
+    Kind.ATTENTION: pb.AttentionRequest,
+    Kind.ATTEND: pb.AttendRequest,
+    Kind.ATTEND_TOGETHER: pb.AttendTogetherRequest,
+    Kind.ATTENTION_TOGETHER: pb.AttentionTogetherRequest,
+}
+NAMES = {kind: Kind(kind).name.lower() for kind in MESSAGES}
+
+
+class SharedEngine(NamedTuple):
+    """What every client's calls go to. stepped: told of each call on sessions which one it was, and the seconds that it took."""
+
+    database: Database
+    sessions: Sessions
+    turns: Turns
+    stepped: Callable[[str, float], None]
+
+
+class Head(NamedTuple):
+    """What the message of a call says. turn: the sessions it uses."""
+
+    sessions: tuple[str, ...]
+    turn: Turn
+    layer: int
+    options: QueryOptions
+    starts: list[int] | None
+
+
+class SharedCalls:
+    """What one client asks for through its region. Used by one thread. sessions_used: the ids of sessions that were asked for."""
+
+    def __init__(self, engine: SharedEngine, region: SharedRegion) -> None:
+        self._database, self._sessions, self._turns, self._stepped = engine
+        self._region = region
+        self._heads: dict[tuple[int, bytes], Head] = {}
+        self.sessions_used: set[str] = set()
+        self.imports = SharedImports(engine.database, region)
+        self._calls: Mapping[int, Callable[[SharedRequest], int]] = {
+            Kind.PING: lambda _request: 0,
+            Kind.UPDATE: partial(self._of_one, self._update),
+            Kind.ATTENTION: partial(self._of_one, self._attention),
+            Kind.ATTEND: partial(self._of_one, self._attend),
+            Kind.ATTEND_TOGETHER: self._of_several,
+            Kind.ATTENTION_TOGETHER: self._of_several,
+            **self.imports.calls,
+        }
+
+    def answer(self, request: SharedRequest) -> int:
+        """Carry out a request; how many bytes of a reply were written. Raises what the engine raises, and InvalidArgument."""
+        call = self._calls.get(request.kind)
+        if call is None:
+            raise InvalidArgument(f"a request is of kind {request.kind}; expected 0 to {max(Kind)}")
+        if request.kind not in MESSAGES:
+            return call(request)
+        started = perf_counter()
+        try:
+            return call(request)
+        finally:
+            self._stepped(NAMES[request.kind], perf_counter() - started)
+
+    def _of_one(self, call: Callable[[SessionState, Head, SharedRequest], Array | None], request: SharedRequest) -> int:
+        head = self._head(request)
+        self._turns.wait(head.turn)
+        try:
+            with self._sessions.borrow(head.sessions[0]) as session:
+                self._note(head)
+                out = call(session, head, request)
+        finally:
+            self._turns.end(head.turn)
+        return 0 if out is None else self._reply(request, out)
+
+    def _update(self, session: SessionState, head: Head, request: SharedRequest) -> None:
+        k, v = (self._heads_at(at, session.spec.kv_heads, session, request) for at in (request.k, request.v))
+        session.update(head.layer, k, v, request.start)
+
+    def _attention(self, session: SessionState, head: Head, request: SharedRequest) -> Array:
+        q = self._heads_at(request.q, session.spec.q_heads, session, request)
+        return session.attention(head.layer, q, head.options)
+
+    def _attend(self, session: SessionState, head: Head, request: SharedRequest) -> Array:
+        spec = session.spec
+        q = self._heads_at(request.q, spec.q_heads, session, request)
+        k = self._heads_at(request.k, spec.kv_heads, session, request)
+        v = self._heads_at(request.v, spec.kv_heads, session, request)
+        return session.attend(head.layer, q, k, v, head.options, request.start)
+
+    def _of_several(self, request: SharedRequest) -> int:
+        head = self._head(request)
+        self._turns.wait(head.turn)
+        try:
+            with self._sessions.borrow_all(head.sessions) as sessions:
+                self._note(head)
+                spec, count = sessions[0].spec, len(sessions)
+                shape = request.tokens, spec.head_dim
+                q = self._region.view(request.q, (count, spec.q_heads, *shape), spec.numpy_dtype)
+                if request.kind == Kind.ATTENTION_TOGETHER:
+                    return self._reply(request, self._database.attention_together(sessions, head.layer, q, head.options))
+                k, v = (self._region.view(at, (count, spec.kv_heads, *shape), spec.numpy_dtype) for at in (request.k, request.v))
+                out = self._database.attend_together(sessions, head.layer, q, k, v, head.options, head.starts)
+                return self._reply(request, out)
+        finally:
+            self._turns.end(head.turn)
+
+    def _heads_at(self, offset: int, heads: int, session: SessionState, request: SharedRequest) -> Array:
+        spec = session.spec
+        return self._region.view(offset, (heads, request.tokens, spec.head_dim), spec.numpy_dtype)
+
+    def _note(self, head: Head) -> None:
+        """Remember the sessions. Where there are too many to remember, older ones end by being idle."""
+        if len(self.sessions_used) >= HEADS_MAX:
+            self.sessions_used.clear()
+        self.sessions_used.update(head.sessions)
+
+    def _head(self, request: SharedRequest) -> Head:
+        """What the message of a request says. Raises InvalidArgument."""
+        data = self._region.read(request.message, request.message_nbytes)
+        key = request.kind, data
+        known = self._heads.get(key)
+        if known is not None:
+            return known
+        message = parsed(MESSAGES[request.kind], data)
+        together = request.kind in {Kind.ATTEND_TOGETHER, Kind.ATTENTION_TOGETHER}
+        sessions = tuple(message.session_ids) if together else (message.session_id,)
+        if not sessions:
+            raise InvalidArgument("a request names no session; expected one or more")
+        options = NO_OPTIONS if request.kind == Kind.UPDATE else to_query_options(message)
+        starts = list(message.starts) or None if request.kind == Kind.ATTEND_TOGETHER else None
+        head = Head(sessions, Turn("", frozenset(sessions)), message.layer, options, starts)
+        if len(self._heads) >= HEADS_MAX:
+            self._heads.clear()
+        self._heads[key] = head
+        return head
+
+    def _reply(self, request: SharedRequest, out: Array) -> int:
+        """Write the array where the request says. Raises InvalidArgument where it does not fit."""
+        if out.nbytes > request.reply_room:
+            raise InvalidArgument(f"a reply has {out.nbytes:,} bytes; expected room for it, not for {request.reply_room:,}")
+        check_span(request.reply, out.nbytes)
+        np.copyto(self._region.view(request.reply, out.shape, out.dtype), out)
+        return out.nbytes

@@ -1,0 +1,157 @@
+"""One client's region, and the thread that answers what comes through it."""
+
+import logging
+import os
+import socket
+import struct
+from functools import partial
+from threading import Thread
+
+from kvdb.errors import InvalidArgument, KvdbError, Unauthenticated
+from kvdb.rpc.shared_records import (
+    GOODBYE,
+    HELLO,
+    MAGIC,
+    TOKEN,
+    TOKEN_BYTES_MAX,
+    SharedAnswer,
+    SharedRequest,
+    pack_answer,
+    unpack_request,
+)
+from kvdb.rpc.shared_region import SharedRegion, create_region
+from kvdb.rpc.status import class_of
+from kvdb.server.interceptors import ErrorsTold, brings
+from kvdb.server.shared_memory.calls import SharedCalls, SharedEngine
+
+HANDSHAKE_SECONDS = 5.0
+LOOK_SECONDS = 0.5
+"""How often a thread that waits for requests looks whether its client is still there."""
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid, as the system gives them
+_log = logging.getLogger(__name__)
+
+
+class Lane:
+    """A client's connection. It starts at once, in a thread of its own, and ends with the socket or with `stop`.
+
+    A client that closes its socket without a goodbye was killed: the sessions that it used are closed.
+    """
+
+    def __init__(self, peer: socket.socket, identity: bytes, token: str, engine: SharedEngine) -> None:
+        """identity: which server this is. token: what the client must bring, "" where it must be of the server's user instead."""
+        self._peer = peer
+        self._identity = identity
+        self._token = token
+        self._engine = engine
+        self._generation = int.from_bytes(os.urandom(8), "little")
+        self._region: SharedRegion | None = None
+        self._calls: SharedCalls | None = None
+        self._stopping = False
+        self._thread = Thread(target=self._run, name="kvdb-shared-memory", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def importing(self) -> bool:
+        """Whether an import is under way."""
+        return self.alive and self._calls is not None and self._calls.imports.busy
+
+    def stop(self) -> None:
+        """Answer the request that is under way, and then no more."""
+        self._stopping = True
+        if self._region is not None:
+            self._region.ring.stop()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._peer:
+            try:
+                region = self._shake_hands()
+            except (OSError, Unauthenticated) as error:
+                _log.info("a client on this host was refused: %s", error)
+                return
+            calls = SharedCalls(self._engine, region)
+            self._region, self._calls = region, calls
+            killed = False
+            try:
+                killed = self._serve(region, calls)
+            finally:
+                calls.imports.close()
+                for session in calls.sessions_used if killed else ():
+                    self._engine.sessions.close(session)
+
+    def _shake_hands(self) -> SharedRegion:
+        """Raises OSError or Unauthenticated."""
+        self._peer.settimeout(HANDSHAKE_SECONDS)
+        self._peer.sendall(HELLO.pack(MAGIC, self._identity))
+        (length,) = TOKEN.unpack(_received(self._peer, TOKEN.size))
+        if length > TOKEN_BYTES_MAX:
+            raise Unauthenticated(f"its token has {length} bytes; expected at most {TOKEN_BYTES_MAX}")
+        token = _received(self._peer, length)
+        credentials = self._peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if not (brings(token, self._token) if self._token else _CREDENTIALS.unpack(credentials)[1] == os.geteuid()):
+            raise Unauthenticated("it brings no token or a wrong one, or belongs to another user")
+        descriptor = create_region()
+        try:
+            region = SharedRegion(descriptor, is_server=True)
+            socket.send_fds(self._peer, [self._generation.to_bytes(8, "little")], [descriptor])
+        finally:
+            os.close(descriptor)
+        self._peer.setblocking(False)
+        return region
+
+    def _serve(self, region: SharedRegion, calls: SharedCalls) -> bool:
+        """Answer until the client goes. Whether it went without a goodbye."""
+        while not self._stopping:
+            try:
+                data = region.ring.receive(LOOK_SECONDS)
+            except ValueError as error:  # no client of ours does so
+                _log.warning("a client on this host was dropped: %s", error)
+                return True
+            if data is not None:
+                region.ring.send(pack_answer(self._answer(region, calls, unpack_request(data))))
+                continue
+            try:
+                said = self._peer.recv(1)
+            except BlockingIOError:
+                continue
+            except OSError:
+                return True
+            return said != GOODBYE
+        return False
+
+    def _answer(self, region: SharedRegion, calls: SharedCalls, request: SharedRequest) -> SharedAnswer:
+        failed: list[KvdbError] = []
+        nbytes = 0
+        with ErrorsTold("a call through shared memory", failed.append):
+            if request.generation != self._generation:
+                raise InvalidArgument("a request is of another generation; expected that of the region it came through")
+            nbytes = calls.answer(request)
+        if not failed:
+            return SharedAnswer(self._generation, request.number, "", nbytes)
+        text = str(failed[0]).encode(errors="replace")[: request.reply_room]
+        with ErrorsTold("a reply through shared memory", partial(_told, failed)):
+            region.write(request.reply, text)
+            nbytes = len(text)
+        return SharedAnswer(self._generation, request.number, class_of(failed[0]), nbytes)
+
+
+def _told(failed: list[KvdbError], error: KvdbError) -> None:
+    """The text of an error has no room in the region; its class tells enough."""
+    _log.debug("%s has no room for its text: %s", failed[0], error)
+
+
+def _received(peer: socket.socket, nbytes: int) -> bytes:
+    """So many bytes. Raises OSError where the peer goes before."""
+    data = b""
+    while len(data) < nbytes:
+        piece = peer.recv(nbytes - len(data))
+        if not piece:
+            raise ConnectionResetError("it went during the handshake")
+        data += piece
+    return data

@@ -1,0 +1,96 @@
+"""The Unix socket through which clients of the same host come to share memory with the server."""
+
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from contextlib import suppress
+from functools import partial
+from threading import Thread
+from time import monotonic, sleep
+
+from kvdb.errors import ConfigError
+from kvdb.rpc.shared_records import HELLO, MAGIC
+from kvdb.server.shared_memory.calls import SharedEngine
+from kvdb.server.shared_memory.lane import Lane
+
+LANES_MAX = 32
+"""How many regions there are at a time; who comes later is answered over gRPC."""
+BACKLOG = 16
+LOOK_SECONDS = 0.05
+IDENTITY_BYTES = HELLO.size - len(MAGIC)
+
+
+class SharedMemoryListener:
+    """Answers on a Unix socket from `start` to `stop`. path: of the socket, "" where there is none. identity: random bytes that
+    tell this server from others."""
+
+    def __init__(self, setting: str, token: str, engine: SharedEngine) -> None:
+        """setting: as `ServerConfig.local_socket`. Raises ConfigError for a path where nobody can listen."""
+        self.identity = secrets.token_bytes(IDENTITY_BYTES)
+        self._folder = ""
+        self._socket: socket.socket | None = None
+        self._lanes: list[Lane] = []
+        self._stopping = False
+        self._lane = partial(Lane, identity=self.identity, token=token, engine=engine)
+        self.path = self._listen(setting) if setting and sys.platform == "linux" else ""
+        self._thread = Thread(target=self._accept, name="kvdb-local-socket", daemon=True)
+
+    def start(self) -> None:
+        if self._socket is not None:
+            self._thread.start()
+
+    def stop(self, grace: float) -> None:
+        """Take no more clients, let imports go on for `grace` seconds, and end the rest after the request that is under way."""
+        if self._socket is None:
+            return
+        self._stopping = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        if self._thread.is_alive():
+            self._thread.join()
+        self._socket.close()
+        end = monotonic() + grace
+        for lane in self._lanes:
+            while lane.importing and monotonic() < end:
+                sleep(LOOK_SECONDS)
+            lane.stop()
+        for lane in self._lanes:
+            lane.join()
+        with suppress(OSError):
+            os.unlink(self.path)
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _listen(self, setting: str) -> str:
+        path = setting
+        if setting == "auto":
+            self._folder = tempfile.mkdtemp(prefix="kvdb-")  # which only this user may enter
+            path = os.path.join(self._folder, "socket")
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listening.bind(path)
+            listening.listen(BACKLOG)
+        except OSError as error:
+            listening.close()
+            if not self._folder:
+                raise ConfigError(f"server.local_socket is {path}, where the server cannot listen ({error.strerror})") from None
+            shutil.rmtree(self._folder, ignore_errors=True)
+            return ""
+        self._socket = listening
+        return path
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        while not self._stopping:
+            try:
+                peer, _ = self._socket.accept()
+            except OSError:
+                return
+            self._lanes = [lane for lane in self._lanes if lane.alive]
+            if len(self._lanes) >= LANES_MAX:
+                peer.close()
+                continue
+            self._lanes.append(self._lane(peer))

@@ -1,0 +1,183 @@
+"""The HTTP port: who may ask, what comes back, and what a bad client cannot do."""
+
+import socket
+import threading
+from http import HTTPStatus
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
+
+import pytest
+
+import kvdb.server.http.port as http_port
+from kvdb.config import Config, MetricsConfig, ServerConfig
+from kvdb.errors import ConfigError, NotFound
+from kvdb.server.http.answering import Pages
+from kvdb.server.http.opening import open_http
+from kvdb.server.http.routes import Reply, Route, Routes
+from tests.waiting import until
+
+SECONDS_MAX = 5.0
+
+
+def refuse(_request):
+    raise NotFound("nothing here")
+
+
+def fail(_request):
+    raise RuntimeError("a bug")
+
+
+ROUTES = [
+    Route("/page", lambda request: Reply.json(dict(request.query))),
+    Route("/files/", lambda request: Reply.text(request.path), public=True),
+    Route("/files/own", lambda _request: Reply.text("its own")),
+    Route("/missing", refuse),
+    Route("/bug", fail),
+]
+
+
+@pytest.fixture
+def open_port():
+    opened = []
+
+    def start(token="", ready=lambda: True):
+        config = Config(server=ServerConfig(token=token), metrics=MetricsConfig(port=0))
+        opened.append(open_http(config, ready, ROUTES, exposed=False))
+        opened[-1].start()
+        return opened[-1]
+
+    yield start
+    for port in opened:
+        port.stop()
+
+
+def ask(port, path, method="GET", headers=None):
+    address = urlsplit(port.url)
+    connection = HTTPConnection(address.hostname, address.port, timeout=SECONDS_MAX)
+    connection.request(method, path, headers=headers or {})
+    reply = connection.getresponse()
+    body = reply.read()
+    connection.close()
+    return reply.status, body.decode(), reply.headers
+
+
+def test_the_longest_route_that_fits_answers(open_port):
+    port = open_port()
+    assert ask(port, "/page?a=1&b=%20x")[:2] == (200, '{"a": "1", "b": " x"}')
+    assert ask(port, "/files/a/b.js")[:2] == (200, "/files/a/b.js\n")
+    assert ask(port, "/files/own")[:2] == (200, "its own\n")
+    assert ask(port, "/nowhere")[0] == HTTPStatus.NOT_FOUND
+
+
+def test_errors_have_their_status_and_bugs_stay_in_the_log(open_port, caplog):
+    port = open_port()
+    assert ask(port, "/missing")[:2] == (404, "nothing here\n")
+    status, body, _ = ask(port, "/bug")
+    assert status == HTTPStatus.INTERNAL_SERVER_ERROR
+    assert "RuntimeError" not in body
+    assert "a bug" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
+def test_nothing_can_be_written(open_port, method):
+    assert ask(open_port(), "/page", method)[0] == HTTPStatus.NOT_IMPLEMENTED
+
+
+def test_head_has_no_body(open_port):
+    status, body, headers = ask(open_port(), "/page", "HEAD")
+    assert (status, body, headers["Content-Length"]) == (200, "", "2")
+
+
+def test_every_answer_forbids_other_origins(open_port):
+    headers = ask(open_port(), "/page")[2]
+    assert headers["Content-Security-Policy"].startswith("default-src 'self'")
+    assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "status"),
+    [
+        ("/page", None, 401),
+        ("/page", "Bearer wrong", 401),
+        ("/page", "Bearer s3cret", 200),
+        ("/nowhere", None, 401),  # who brings no token is not told which pages there are
+        ("/nowhere", "Bearer s3cret", 404),
+        ("/healthz", None, 200),
+        ("/readyz", None, 200),
+        ("/files/x", None, 200),
+    ],
+)
+def test_the_token_is_asked_for_but_where_a_route_is_public(open_port, path, given, status):
+    headers = {} if given is None else {"Authorization": given}
+    assert ask(open_port(token="s3cret"), path, headers=headers)[0] == status
+
+
+def test_readiness_follows_the_server_and_liveness_does_not(open_port):
+    ready = threading.Event()
+    port = open_port(ready=ready.is_set)
+    assert (ask(port, "/healthz")[0], ask(port, "/readyz")[0]) == (200, 503)
+    ready.set()
+    assert (ask(port, "/healthz")[0], ask(port, "/readyz")[0]) == (200, 200)
+
+
+def test_no_port_without_a_setting_and_none_for_others_without_a_token():
+    assert open_http(Config(), lambda: True, [], exposed=False) is None
+    with pytest.raises(ConfigError, match=r"metrics\.host is 0\.0\.0\.0"):
+        open_http(Config(metrics=MetricsConfig(host="0.0.0.0", port=0)), lambda: True, [], exposed=True)
+
+
+def test_a_port_that_is_taken_is_an_error():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = Config(metrics=MetricsConfig(port=taken.getsockname()[1]))
+        with pytest.raises(ConfigError, match="cannot listen"):
+            open_http(config, lambda: True, [], exposed=False)
+
+
+def test_who_connects_and_says_nothing_takes_only_its_share(open_port):
+    """Connections above the bound are closed at once; when the others end, there is room again."""
+    port = open_port()
+    address = urlsplit(port.url)
+    silent = [socket.create_connection((address.hostname, address.port)) for _ in range(http_port.CONNECTIONS_MAX)]
+    with socket.create_connection((address.hostname, address.port)) as late:
+        late.settimeout(SECONDS_MAX)
+        assert late.recv(1) == b""
+    for one in silent:
+        one.close()
+
+    def answers():
+        try:
+            return ask(port, "/healthz")[0] == HTTPStatus.OK
+        except OSError:
+            return False
+
+    until(answers)
+
+
+def test_a_connection_that_trickles_is_ended(monkeypatch):
+    monkeypatch.setattr(http_port, "CONNECTION_SECONDS", 0.0)
+    port = http_port.HttpPort("127.0.0.1", 0, Pages(Routes(ROUTES), lambda _given: True))
+    port.start()
+    address = urlsplit(port.url)
+    with socket.create_connection((address.hostname, address.port)) as slow:
+        slow.settimeout(SECONDS_MAX)
+        slow.sendall(b"GET /page HTTP/1.1\r\n")
+        assert slow.recv(1) == b""
+    port.stop()
+
+
+@pytest.mark.parametrize(
+    "line", [b"\r\n\r\n", b"GET\r\n\r\n", b"\xff\xfe\x00\r\n\r\n", b"GET " + b"/" * 70000 + b" HTTP/1.1\r\n\r\n"]
+)
+def test_no_line_ends_the_port(open_port, line):
+    port = open_port()
+    address = urlsplit(port.url)
+    with socket.create_connection((address.hostname, address.port)) as bad:
+        bad.settimeout(SECONDS_MAX)
+        bad.sendall(line)
+        bad.shutdown(socket.SHUT_WR)
+        try:
+            while bad.recv(4096):
+                pass
+        except ConnectionResetError:
+            pass
+    assert ask(port, "/healthz")[0] == HTTPStatus.OK
