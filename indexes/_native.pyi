@@ -260,6 +260,8 @@ def graph_search(
     probe_codes: Any,
     random: int,
     outliers: Any,
+    outlier_codes: Any,
+    outlier_residual: Any,
     radius: Any,
     *,
     beta: float,
@@ -277,7 +279,8 @@ def graph_search(
     """The tokens within beta of the largest q.k, or the k best where k > 0.
 
     probes: int32 [kv_heads, count], where searches begin, the first `random` of them drawn at random; probe_codes: uint8
-    [kv_heads, count, stride]. outliers: int32 [kv_heads, any], tokens always scored exactly, -1 for none. radius: float32
+    [kv_heads, count, stride]. outliers: int32 [kv_heads, any], tokens that their codes describe
+    badly, -1 for none; outlier_codes, outlier_residual: their codes and the lengths of what these leave. radius: float32
     [kv_heads], the largest residual. The rest are those of `indexes.hnsw.settings.Settings`.
     """
 
@@ -288,6 +291,8 @@ def graph_searcher(
     probe_codes: Any,
     random: int,
     outliers: Any,
+    outlier_codes: Any,
+    outlier_residual: Any,
     radius: Any,
     *,
     beta: float,

@@ -4,6 +4,7 @@ One index answers for one layer of one segment. Inside, each KV head has a struc
 its group; a call answers all heads at once, because a call for each would cost more than a search.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,12 @@ Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
+Ask = Callable[[int], None]
+"""Is told how many bytes a file will have before any is written; raises where there is no room for them."""
+
+
+def unlimited(nbytes: int) -> None:
+    """There is room for any file."""
 
 
 class IndexCorrupt(ValueError):
@@ -192,8 +199,9 @@ class Index(Protocol):
         """Check the index against its keys. Raises IndexCorrupt."""
         ...
 
-    def save(self, path: Path) -> None:
-        """Write the index, without the keys, to one file."""
+    def save(self, path: Path, ask: Ask = unlimited) -> None:
+        """Write the index, without the keys, to one file. ask: is told the bytes of that file before any is written; what it
+        raises, where there is no room, is raised here."""
         ...
 
     @classmethod

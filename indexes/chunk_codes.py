@@ -10,7 +10,7 @@ import numpy.typing as npt
 import indexes._native as _native
 from indexes import file
 from indexes.arena import arrays_together, nbytes_together
-from indexes.base import Float32, IndexCorrupt
+from indexes.base import Ask, Float32, IndexCorrupt, unlimited
 from indexes.blocks import Blocks
 from indexes.file import Shapes
 
@@ -86,10 +86,10 @@ class ChunkCodes(ABC, Generic[K]):
         if wrong:
             raise IndexCorrupt(f"{wrong} codes are not those of their keys and values; build the index again")
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, ask: Ask = unlimited) -> None:
         """See `indexes.base.Index`. Raises OSError."""
         header = {"blocks": self.blocks.identity(), "format": self.file_format}
-        file.write(path, self.kind, header, self._used())
+        file.write(path, self.kind, header, self._used(), ask)
 
     @classmethod
     def load(cls, path: Path, blocks: Blocks) -> Self:

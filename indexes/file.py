@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from indexes.base import IndexCorrupt
+from indexes.base import Ask, IndexCorrupt, unlimited
 from indexes.blocks import Blocks
 
 Array = npt.NDArray[Any]
@@ -31,13 +31,17 @@ DTYPES = {code: np.dtype(f"<{code}") for code in ("u1", "i1", "u2", "i2", "u4", 
 """The dtypes that an array may have, by their names in a header. bfloat16 is stored as uint16."""
 
 
-def write(path: Path, kind: str, header: Mapping[str, object], arrays: Mapping[str, Array]) -> None:
-    """Write an index of this kind, in place of any file at `path`. header: JSON values. Raises OSError, ValueError for another
-    dtype."""
+def write(path: Path, kind: str, header: Mapping[str, object], arrays: Mapping[str, Array], ask: Ask = unlimited) -> None:
+    """Write an index of this kind, in place of any file at `path`. header: JSON values. ask: is told the bytes of the file before
+    any is written. Raises OSError, ValueError for another dtype, and what `ask` does."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     directory = [[name, _dtype_name(name, array), list(np.shape(arrays[name]))] for name, array in contiguous.items()]
     fields = {"version": VERSION, "kind": kind, "header": dict(header), "arrays": directory}
     text = json.dumps(fields, allow_nan=False).encode()
+    nbytes = len(MAGIC) + 8 + len(text)
+    for array in contiguous.values():
+        nbytes += -nbytes % ALIGNMENT + array.nbytes
+    ask(nbytes + 4)
     temporary = NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)  # noqa: SIM115, renamed below
     try:
         with temporary as file:

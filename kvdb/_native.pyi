@@ -58,6 +58,9 @@ def dequantize(geometry: Geometry, block_format: BlockFormat, table: Any, start:
     """Reads positions [start, start + n) of quantized blocks into k_out, v_out [kv_heads, n, head_dim], rounded to the geometry's
     type."""
 
+def cut(geometry: Geometry, block_format: BlockFormat, block: int, n: int, out: int) -> None:
+    """Copies the quantized block at an address to another one, with zeros in place of all that is behind its first n tokens."""
+
 class Placement:
     """That the first blocks of a run stand elsewhere than they were computed. See `attend`; the arrays are copied.
 
@@ -214,8 +217,9 @@ class StepEnd(enum.Enum):
 
 class StepResult:
     """What a step did. scanned, retrieved: tokens looked at and attended, once for each group of query heads that shared their
-    read. missed, bound: the share of the mass that was left out, estimated and bounded, means over the query heads; bound_max:
-    the largest. searches: how many there were."""
+    read. search_ns, gather_ns: the nanoseconds of the searches, and of what followed them. missed, bound: the share of the mass
+    that was left out, estimated and bounded, means over the query heads; bound_max: the largest. searches: how many there
+    were."""
 
     @property
     def end(self) -> StepEnd: ...
@@ -233,6 +237,10 @@ class StepResult:
     def bound(self) -> float: ...
     @property
     def bound_max(self) -> float: ...
+    @property
+    def search_ns(self) -> int: ...
+    @property
+    def gather_ns(self) -> int: ...
     def found(self, search: int) -> tuple[Any, ...]:
         """Of one search the arrays offsets, ids, scores, the numbers scanned and nbytes, the arrays missed, bound, tail (empty
         for none) and dense, and the nanoseconds it took."""
@@ -291,7 +299,8 @@ class Version:
     def advance(self) -> None: ...
 
 class StepTotals:
-    """Sums over steps, as in `StepResult`; ns: the nanoseconds they took; bound_max: the largest."""
+    """Sums over steps, as in `StepResult`; ns: the nanoseconds they took; bound_max: the largest; tokens: of the runs that were
+    asked."""
 
     @property
     def steps(self) -> int: ...
@@ -309,6 +318,12 @@ class StepTotals:
     def bound(self) -> float: ...
     @property
     def bound_max(self) -> float: ...
+    @property
+    def search_ns(self) -> int: ...
+    @property
+    def gather_ns(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
 
 class LayerSteps:
     """Decode steps of one layer: a token is appended to the run's last block, and its query answered. The calls of one object
@@ -463,6 +478,10 @@ class LayerPages:
     def missing_nbytes(self) -> int:
         """The bytes of the others."""
 
+    @property
+    def waits(self) -> tuple[int, int, float]:
+        """The pages that searches had read, in how many batches, and the seconds that they waited, each by itself."""
+
 def read_blocks(geometry: Geometry, table: Any) -> int:
     """Reads every byte of the blocks, on all threads, and returns the xor of their 64-bit words: memory's own speed."""
 
@@ -528,3 +547,23 @@ def pool_counters() -> list[tuple[int, int, int, int]]:
 
 def work_in_background() -> None:
     """From now on, calls from this thread are helped by threads of their own, which have the priority of those that call so."""
+
+class SharedRing:
+    """One end of two rings of fixed-size messages between two processes: requests of 128 bytes to the server, and answers of 64
+    back. One thread sends and receives; `stop` may come from another."""
+
+    def __init__(self, region: Any, is_server: bool) -> None:
+        """region: uint8 `[n]`, memory that both processes map, of RING_BYTES at least and zeros at first. Raises ValueError."""
+
+    def send(self, message: bytes) -> bool:
+        """Send a message. False where a client has RING_SLOTS requests without an answer. Raises ValueError for another size."""
+
+    def receive(self, seconds: float) -> bytes | None:
+        """Wait so long for a message; None where none came, or `stop` was called. Raises ValueError where the other end claims to
+        have sent more than there are slots."""
+
+    def stop(self) -> None:
+        """End the wait at this end, and every later one."""
+
+RING_BYTES: int
+RING_SLOTS: int

@@ -19,16 +19,20 @@ from kvdb.catalog.snapshot import Snapshot
 from kvdb.catalog.stored_catalog import open_catalog
 from kvdb.config import Config, checked
 from kvdb.errors import ConfigError, InvalidArgument
+from kvdb.events import Events
 from kvdb.gpu.interface import GpuInterface
 from kvdb.gpu.opening import open_accelerator, open_backend, open_configured_device
 from kvdb.indexing.advisor import IndexAdvisor
 from kvdb.indexing.builder import IndexBuilder
+from kvdb.ingest.cold import Cold
 from kvdb.ingest.compactor import Compactor
 from kvdb.ingest.import_writer import ImportTarget, ImportWriter
 from kvdb.ingest.publisher import NewContext, Publisher
 from kvdb.operations.contexts import ContextOperations
 from kvdb.operations.indexes import IndexOperations
+from kvdb.operations.sessions import SessionOperations
 from kvdb.operations.stores import StoreOperations
+from kvdb.session.activity import SessionActivity
 from kvdb.session.batch import Starts
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.session.services import SessionServices
@@ -43,7 +47,7 @@ from query_optimizer.query_options import QueryOptions, checked_error_max
 from query_optimizer.rules import base_rules
 
 
-class Database(ContextOperations, IndexOperations, StoreOperations):
+class Database(ContextOperations, IndexOperations, SessionOperations, StoreOperations):
     """Contexts, their segments, and the sessions over them. Thread-safe."""
 
     def __init__(self, config: Config | None = None, rules: Sequence[PlacedRule] = ()) -> None:
@@ -64,18 +68,24 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
         measured = profile.load(self.config.optimizer.machine_file)
         self.machine = measured.machine
         kernels.use(measured.kernels)
+        self.events = Events()
         device = open_configured_device(self.config.storage)
         self._blocks = BlockStore(self.config.storage, device)
+        self._blocks.loader.events = self.events
         self._catalog = open_catalog(self._blocks, self.config.storage.durability)
+        self._catalog.events = self.events
         self.gpu: GpuInterface | None = open_backend(device, self._blocks, self.config.optimizer.machine_file)
         open_evictor(self._catalog, self._blocks, self.config.storage.eviction)
         indexes = self.config.indexes
-        self._builder = IndexBuilder(self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device))
+        self._builder = IndexBuilder(
+            self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device), self.events
+        )
         self._advisor = IndexAdvisor(self._builder, BuildPolicy(indexes.opened_often), indexes)
-        self._compactor = Compactor(self._catalog, self._blocks.budget, self._blocks.loader, self._advisor)
+        self._compactor = Compactor(self._catalog, self._blocks, self._advisor, Cold.of(self.config.storage))
         self._publisher = Publisher(self._catalog, self._blocks, self._advisor, self._compactor)
         self.handles = OpenHandles()
         self._shared = SharedSessions()
+        self._activity = SessionActivity()
         self._auditor = ThreadPoolExecutor(1, "kvdb-audit")
         self._services = SessionServices(
             config=self.config,
@@ -89,6 +99,8 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
             publisher=self._publisher,
             space=self._compactor,
             auditor=self._auditor,
+            activity=self._activity,
+            events=self.events,
         )
 
     @counted_call
@@ -125,20 +137,29 @@ class Database(ContextOperations, IndexOperations, StoreOperations):
 
     @counted_call
     def create_session(
-        self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "", *, share: bool = False
+        self,
+        spec: ModelSpec,
+        tokens: Tokens,
+        error_max: float | None = None,
+        salt: str = "",
+        *,
+        share: bool = False,
+        label: str = "",
     ) -> SessionState:
         """A session over the longest stored prefix of `tokens`; `session.reused` says how many of them need no prefill.
 
         error_max: of its queries that name nothing, None for the configuration's. salt: as in `begin_import`. share:
-        whether sessions that are created later may stand on what this one holds of its tokens. Raises ShapeError,
-        DtypeError or InvalidArgument for tokens that are no ids, and an error_max that cannot be."""
+        whether sessions that are created later may stand on what this one holds of its tokens. label: see `sessions`. Raises
+        ShapeError, DtypeError or InvalidArgument for tokens that are no ids, and an error_max that cannot be."""
         budget = checked_error_max(error_max)
         ids = validate.token_ids(tokens)
         self._catalog.drop_expired()
         views = self._shared.extended(spec, salt, ids, self._catalog.match(spec, ids, validate.salt(salt)))
         self._catalog.use(views)
         self._advisor.count_session(views)
+        self._activity.count_prompt(len(ids), views)
         session = SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids, budget, salt)
+        session.label = validate.text("label", label)
         if share:
             self._shared.add(session)
         return session

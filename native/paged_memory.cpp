@@ -95,17 +95,34 @@ void PagedMemory::use(std::uint64_t address, std::size_t nbytes,
     }
 }
 
+AskedRows::AskedRows(const Geometry& geometry, const std::uint64_t* table)
+    : geometry_(geometry),
+      table_(table),
+      memory_(any_known() ? Known::instance().at(table[0]) : nullptr) {}
+
+void AskedRows::add(int kv_head, const std::int32_t* tokens, std::int64_t count, bool values) {
+    const Rows rows(geometry_, table_, kv_head, values);
+    for (std::int64_t i = 0; i < count; ++i) {
+        memory_->use(rows.address(tokens[i]), geometry_.row_bytes(), absent_);
+    }
+}
+
+void AskedRows::add(const AskedRows& others) {
+    absent_.insert(absent_.end(), others.absent_.begin(), others.absent_.end());
+}
+
+void AskedRows::bring() {
+    if (!absent_.empty()) memory_->bring(absent_);
+    absent_.clear();
+}
+
 void require_rows(const Geometry& geometry, const std::uint64_t* table, int kv_head,
                   const std::int32_t* tokens, std::int64_t count, bool values) {
     if (!any_known() || count == 0) return;
-    const Rows rows(geometry, table, kv_head, values);
-    PagedMemory* const memory = Known::instance().at(rows.address(tokens[0]));
-    if (!memory) return;
-    std::vector<std::int32_t> absent;
-    for (std::int64_t i = 0; i < count; ++i) {
-        memory->use(rows.address(tokens[i]), geometry.row_bytes(), absent);
-    }
-    if (!absent.empty()) memory->bring(absent);
+    AskedRows asked(geometry, table);
+    if (!asked.paged()) return;
+    asked.add(kv_head, tokens, count, values);
+    asked.bring();
 }
 
 void require_range(const Geometry& geometry, const std::uint64_t* table, int kv_head,
@@ -120,16 +137,13 @@ void require_values(const Geometry& geometry, const std::uint64_t* table,
                     const std::int64_t* offsets, std::int64_t rows, std::int64_t rows_of_head,
                     const std::int32_t* tokens) {
     if (!any_known() || offsets[rows] == 0) return;
-    PagedMemory* const memory = Known::instance().at(Rows(geometry, table, 0, true).address(0));
-    if (!memory) return;
-    std::vector<std::int32_t> absent;
+    AskedRows asked(geometry, table);
+    if (!asked.paged()) return;
     for (std::int64_t row = 0; row < rows; ++row) {
-        const Rows values(geometry, table, static_cast<int>(row / rows_of_head), true);
-        for (std::int64_t i = offsets[row]; i < offsets[row + 1]; ++i) {
-            memory->use(values.address(tokens[i]), geometry.row_bytes(), absent);
-        }
+        asked.add(static_cast<int>(row / rows_of_head), tokens + offsets[row],
+                  offsets[row + 1] - offsets[row], true);
     }
-    if (!absent.empty()) memory->bring(absent);
+    asked.bring();
 }
 
 void require_blocks(const Geometry& geometry, const std::uint64_t* table,

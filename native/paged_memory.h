@@ -62,6 +62,28 @@ class KVDB_BASE PagedMemory {
     std::atomic<std::int32_t> present_{0};
 };
 
+// Rows that are about to be read, so that those that are absent are read from disk together.
+class KVDB_BASE AskedRows {
+  public:
+    // All blocks of a table lie in one such memory or none of them does.
+    AskedRows(const Geometry& geometry, const std::uint64_t* table);
+
+    bool paged() const { return memory_; }  // otherwise nothing may be added
+
+    // Keys, or values, of these tokens of one KV head.
+    void add(int kv_head, const std::int32_t* tokens, std::int64_t count, bool values);
+    void add(const AskedRows& others);
+
+    // Returns when they are there. Throws PageError.
+    void bring();
+
+  private:
+    const Geometry& geometry_;
+    const std::uint64_t* const table_;
+    PagedMemory* const memory_;
+    std::vector<std::int32_t> absent_;
+};
+
 // Have the keys, or the values, of these tokens of one KV head in memory. All blocks of a table lie
 // in one such memory or none of them does. Throws PageError.
 KVDB_BASE void require_rows(const Geometry& geometry, const std::uint64_t* table, int kv_head,

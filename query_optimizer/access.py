@@ -52,7 +52,8 @@ class Access:
     `visible` count. heads: the KV heads that are read this way, of kv_heads. estimate_tail: whether what is not retrieved is
     estimated. shift: by how many positions the part was moved. overlaid: how many of its tokens were recomputed and are masked
     here. tier: where the tokens lie. kept_in: the tier that holds a copy. reason: why the rule fired. refusals: the rules that
-    were tried before it.
+    were tried before it. format: how the part is quantized, "" where it is not. key_error, value_error: the relative errors
+    of its keys and values that quantizing left, over all layers.
     """
 
     part: str
@@ -73,6 +74,9 @@ class Access:
     shift: int = 0
     overlaid: int = 0
     kept_in: str | None = None
+    format: str = ""
+    key_error: float = 0.0
+    value_error: float = 0.0
     actual: Actual | None = None
 
     @property

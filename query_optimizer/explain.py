@@ -106,7 +106,7 @@ def _likeness(access: Access) -> object:
     """A key that is equal for nodes that are shown as one."""
     way = access.index, access.retrieval, access.estimate_tail, access.rule, access.heads
     seen = bool(access.shift), bool(access.overlaid), access.visible < access.stored
-    return way, seen, access.tier, access.kept_in, access.actual is None
+    return way, seen, access.tier, access.kept_in, access.format, access.actual is None
 
 
 def _node(group: Sequence[Access], default: Retrieval, one_tier: bool) -> Iterator[str]:
@@ -130,6 +130,10 @@ def _node(group: Sequence[Access], default: Retrieval, one_tier: bool) -> Iterat
         yield f"Shift: {far} positions, by rotating the query"
     if first.overlaid:
         yield f"Filter: {sum(access.overlaid for access in group):,} recomputed tokens are masked"
+    if first.format and first.rule != WINDOW:
+        keys, values = max(access.key_error for access in group), max(access.value_error for access in group)
+        up_to = "up to " if len(parts) > 1 else ""
+        yield f"Format: {first.format}, which changed keys by {up_to}{keys:.2%} and values by {up_to}{values:.2%}"
     if not one_tier or first.kept_in:
         yield f"Tier: {first.tier}" + (f", kept in {first.kept_in}" if first.kept_in else "")
     if left := max((access.actual.left_heads for access in group if access.actual), default=0):

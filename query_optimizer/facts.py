@@ -56,7 +56,8 @@ class PartFacts:
     head, () for nothing. building: kinds of index that are being built. shift: by how many positions the part was moved.
     overlaid: the number of visible tokens that were recomputed and stand in another part. sessions: the number of sessions open
     over it. is_tail: whether it holds the session's own tokens. token_nbytes: the bytes of one token's keys and values as they
-    lie in it, None for those of the call.
+    lie in it, None for those of the call. format: how they are quantized, "" where they are not. key_error, value_error: the
+    relative errors of the keys and values that quantizing left, over all layers.
     """
 
     name: str
@@ -74,6 +75,9 @@ class PartFacts:
     sessions: int = 1
     is_tail: bool = False
     token_nbytes: int | None = None
+    format: str = ""
+    key_error: float = 0.0
+    value_error: float = 0.0
 
     @property
     def searchable(self) -> int:

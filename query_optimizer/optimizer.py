@@ -77,7 +77,7 @@ class Optimizer:
     def _choose(self, facts: Facts, part: PartFacts, off: frozenset[str], chosen: _Chosen) -> None:
         key = None
         if not part.searchable and not self._by_name:  # hundreds of chunks of one length are one case
-            key = replace(part, name="", shift=0, sessions=1)
+            key = replace(part, name="", shift=0, sessions=1, key_error=0.0, value_error=0.0)
             if key in chosen.alike:
                 chosen.accesses += _accesses(facts, part, chosen.alike[key])
                 return
@@ -132,6 +132,9 @@ def _accesses(facts: Facts, part: PartFacts, decisions: list[_Decision]) -> Iter
             shift=part.shift,
             overlaid=part.overlaid,
             kept_in=fired.kept_in,
+            format=part.format,
+            key_error=part.key_error,
+            value_error=part.value_error,
         )
 
     everyone = tuple(range(facts.kv_heads))

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 import indexes._native as _native
 from indexes import file
 from indexes.accelerate import Accelerator
-from indexes.base import Cost, IndexCorrupt, Queries, SearchResult
+from indexes.base import Ask, Cost, IndexCorrupt, Queries, SearchResult, unlimited
 from indexes.blocks import Blocks
 from indexes.coarse.cost import PageCost
 from indexes.coarse.layout import Batch, Layout, build_batches, insert_batches, shapes
@@ -94,7 +94,7 @@ class PagedIndex(ABC):
             if not right:
                 raise IndexCorrupt(f"pages of tokens [{batch.begin}, {batch.end}) are not those of their keys")
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, ask: Ask = unlimited) -> None:
         """See `Index.save`. Raises OSError."""
         header = {
             "blocks": self.blocks.identity(),
@@ -102,7 +102,7 @@ class PagedIndex(ABC):
             "batches": [[batch.begin, batch.segments, batch.tokens] for batch in self._batches],
         }
         arrays = {f"{i}.{name}": a for i, batch in enumerate(self._batches) for name, a in batch.arrays.items()}
-        file.write(path, self.kind, header, arrays)
+        file.write(path, self.kind, header, arrays, ask)
 
     @classmethod
     def load(cls, path: Path, blocks: Blocks) -> Self:

@@ -37,11 +37,12 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 class Codes:
     """The arrays of `_native.Graph`, with room for more tokens than there are; entries behind `tokens` have no meaning.
 
-    codes: uint8 `[kv_heads, capacity, stride]`. residual: float32 `[kv_heads, capacity]`, the length of the difference between a
-    key and its code. links: uint32 `[kv_heads, capacity, degree]`. low, step: float32 `[kv_heads, head_dim]`, a key is about low
-    + step * code. measured: the number of tokens when low and step were chosen. outliers: int32 `[kv_heads, any]`, tokens with
-    the largest residuals, -1 behind the last. parents: uint32 `[kv_heads, capacity]`, which insertions use: for each token, the
-    token before it on a path from token 0; None before the first insertion.
+    codes: uint8 `[kv_heads, capacity, stride]`. A token's code and links lie side by side (`side_by_side`), so that a walk
+    finds its links on the page of memory on which it found the code. residual: float32 `[kv_heads, capacity]`, the length of
+    the difference between a key and its code. links: uint32 `[kv_heads, capacity, degree]`. low, step: float32 `[kv_heads,
+    head_dim]`, a key is about low + step * code. measured: the number of tokens when low and step were chosen. outliers:
+    int32 `[kv_heads, any]`, tokens with the largest residuals, -1 behind the last. parents: uint32 `[kv_heads, capacity]`,
+    which insertions use: for each token, the token before it on a path from token 0; None before the first insertion.
     """
 
     codes: npt.NDArray[np.uint8]
@@ -58,10 +59,11 @@ class Codes:
     def of(cls, blocks: Blocks, degree: int) -> "Codes":
         """The codes of all keys of `blocks`, with room for links but no links yet."""
         heads, n, d = blocks.kv_heads, blocks.tokens, blocks.head_dim
+        codes, links = side_by_side(heads, n, -(-d // CODE_STEP) * CODE_STEP, degree)
         made = cls(
-            empty_lines((heads, n, -(-d // CODE_STEP) * CODE_STEP), np.dtype(np.uint8)),
+            codes,
             np.empty((heads, n), np.float32),
-            empty_lines((heads, n, degree), np.dtype(np.uint32)),
+            links,
             np.zeros((heads, d), np.float32),
             np.ones((heads, d), np.float32),
             n,
@@ -84,7 +86,9 @@ class Codes:
             "step": ((heads, d), np.float32),
         }
         held = checked_arrays(path, arrays, expected)
-        held |= {name: in_lines(held[name]) for name in ("codes", "links")}
+        codes, links = side_by_side(heads, n, -(-d // CODE_STEP) * CODE_STEP, degree)
+        codes[:], links[:] = held["codes"], held["links"]
+        held |= {"codes": codes, "links": links}
         made = cls(**held, tokens=n, measured=int(header["measured"]))
         made.check_links()
         made.find_outliers()
@@ -132,6 +136,12 @@ class Codes:
         for row, tokens in zip(self.outliers, found, strict=True):
             row[: len(tokens)] = tokens
 
+    def coded_outliers(self) -> tuple[Int32, npt.NDArray[np.uint8], Float32]:
+        """`outliers`, their codes, uint8 `[kv_heads, any, stride]`, and the lengths of what these leave of them, float32
+        `[kv_heads, any]`, all side by side; what stands for -1 has no meaning."""
+        head = np.arange(len(self.outliers))[:, None]
+        return self.outliers, in_lines(self.codes[head, self.outliers]), self.residual[head, self.outliers]
+
     def _outliers_of(self, head: int) -> npt.NDArray[np.intp]:
         residual = self.residual[head, : self.tokens]
         usual = float(np.median(residual[:: max(1, self.tokens // 1024)])) if self.tokens else 0.0
@@ -143,9 +153,10 @@ class Codes:
         begin, capacity = self.tokens, self.codes.shape[1]
         if blocks.tokens > capacity:
             capacity = max(blocks.tokens, int(capacity * GROWTH))
-            self.codes = _longer(self.codes, begin, capacity)
+            codes, links = side_by_side(len(self.codes), capacity, self.codes.shape[2], self.links.shape[2])
+            codes[:, :begin], links[:, :begin] = self.codes[:, :begin], self.links[:, :begin]
+            self.codes, self.links = codes, links
             self.residual = _longer(self.residual, begin, capacity)
-            self.links = _longer(self.links, begin, capacity)
             self.parents = None if self.parents is None else _longer(self.parents, begin, capacity)
         self.tokens = blocks.tokens
         self.__dict__.pop("native", None)
@@ -191,6 +202,13 @@ def _range(blocks: Blocks, head: int, deviations: float) -> tuple[Float32, Float
     least = max(float(step.mean()) / 16, float(np.abs(mean).max()) * 1e-6, 1e-12)  # later keys may differ where these do not
     step = np.maximum(step, least)
     return (low - step * 0.01).astype(np.float32), step.astype(np.float32)
+
+
+def side_by_side(heads: int, capacity: int, stride: int, degree: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
+    """Room for codes, uint8 `[heads, capacity, stride]`, and links, uint32 `[heads, capacity, degree]`: the links of a token
+    behind its code."""
+    both = empty_lines((heads, capacity, stride + 4 * degree), np.dtype(np.uint8))
+    return both[..., :stride], both[..., stride:].view(np.uint32)
 
 
 def empty_lines(shape: tuple[int, ...], dtype: np.dtype[Scalar]) -> npt.NDArray[Scalar]:

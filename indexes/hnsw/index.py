@@ -14,7 +14,7 @@ import indexes._native as _native
 import indexes.file as index_file
 import indexes.hnsw.cost as _cost
 from indexes.accelerate import Accelerator
-from indexes.base import BuildCost, Cost, Float32, IndexCorrupt, Int32, Queries, SearchResult
+from indexes.base import Ask, BuildCost, Cost, Float32, IndexCorrupt, Int32, Queries, SearchResult, unlimited
 from indexes.blocks import Blocks
 from indexes.hnsw.build import accelerated_steps, link_steps
 from indexes.hnsw.codes import CODE_STEP, Codes, in_lines
@@ -122,7 +122,7 @@ class Hnsw:
             _native.graph_repair(self.codes.native, self.codes.parents)
         self.codes.grow(blocks)
         _native.graph_insert(self.codes.native, blocks.native, begin, self.settings.width, self.codes.parents)
-        for name in ("_probes", "_radius"):
+        for name in ("_probes", "_outliers", "_radius"):
             self.__dict__.pop(name, None)
 
     def learn(self, query_samples: Float32) -> None:
@@ -162,6 +162,10 @@ class Hnsw:
         root = np.zeros((heads, min(n, 1)))
         tokens = np.hstack([np.broadcast_to(drawn, (heads, count)), self.starts, root]).astype(np.int32)
         return tokens, in_lines(np.stack([self.codes.codes[head, tokens[head]] for head in range(heads)]))
+
+    @cached_property
+    def _outliers(self) -> tuple[Int32, npt.NDArray[np.uint8], Float32]:
+        return self.codes.coded_outliers()
 
     @cached_property
     def _radius(self) -> Float32:
@@ -218,9 +222,9 @@ class Hnsw:
         limits = self._limits(retrieval, scale)
         return Searcher(_native.graph_searcher(self.codes.native, self.blocks.native, *self._begins(), **limits))
 
-    def _begins(self) -> tuple[Int32, npt.NDArray[np.uint8], int, Int32, Float32]:
+    def _begins(self) -> tuple[Any, ...]:
         """Where walks begin, as kernels take it."""
-        return *self._probes, min(self.settings.random, self.codes.tokens), self.codes.outliers, self._radius
+        return *self._probes, min(self.settings.random, self.codes.tokens), *self._outliers, self._radius
 
     def _limits(self, retrieval: Dipr | TopK, scale: float) -> dict[str, Any]:
         """How far walks go, as kernels take it."""
@@ -276,11 +280,11 @@ class Hnsw:
             if lost:
                 raise IndexCorrupt(f"{lost} tokens of KV head {head} cannot be reached by links; build the index again")
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, ask: Ask = unlimited) -> None:
         """See `indexes.base.Index`. Raises OSError."""
         header, arrays = self.codes.saved()
         header |= {"settings": asdict(self.settings), "blocks": self.blocks.identity()}
-        index_file.write(path, self.kind, header, arrays | {"starts": self.starts})
+        index_file.write(path, self.kind, header, arrays | {"starts": self.starts}, ask)
 
     @classmethod
     def load(cls, path: Path, blocks: Blocks) -> Self:

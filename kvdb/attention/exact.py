@@ -44,7 +44,8 @@ class AttentionStats:
     """The statistics of one call. A token counts once for each group of query heads that shared its read.
 
     scanned: the number of tokens looked at in any form. retrieved: the number of tokens attended, the mean over the queries.
-    nbytes: the number of bytes read. kernel_ns: the time of the call. missed, missed_bound: the share of the softmax mass that
+    nbytes: the number of bytes read. kernel_ns: the time of the call; search_ns and gather_ns: of its searches, and of what
+    followed them. missed, missed_bound: the share of the softmax mass that
     was left out, as an estimate and as a bound, both means over the queries. missed_bound_max: the largest bound. searches: the
     searches that led to the answer. lse: float32 `[q_heads, n]`, over the tokens read, without estimates. missed_log: float32
     `[q_heads, n]`, the logarithm of the estimated sum that was left out, -inf for none; None for an exact answer.
@@ -60,6 +61,8 @@ class AttentionStats:
     searches: Sequence[IndexSearch] = ()
     lse: Float32 | None = None
     missed_log: Float32 | None = None
+    search_ns: int = 0
+    gather_ns: int = 0
 
 
 def exact(

@@ -16,6 +16,7 @@ import kvdb.attention.exact as exact_attention
 from indexes.base import Float32, SearchResult
 from indexes.retrieval import Exact, Retrieval
 from indexes.widen import widened
+from kvdb.attention.block_run import BlockReads
 from kvdb.attention.exact import AttentionStats, IndexSearch, WindowAttention
 from kvdb.attention.observation import largest, observation
 from kvdb.attention.partition import ExactSpan, HeadMask, RunPartition
@@ -30,14 +31,16 @@ from kvdb.types import Array
 class SparseAnswer:
     """The state over what was read and found, and what was left out.
 
-    results: of each searched part. whole_share: the share of the searched tokens and KV heads that was read whole. missed, bound:
-    the estimated share of the softmax mass that was left out, and what it cannot exceed, means over the queries. bound_max: the
-    largest bound. missed_log: float32 `[q_heads, n]`, the logarithm of the estimated sum that was left out, -inf for none.
+    results: of each searched part. whole_share: the share of the searched tokens and KV heads that was read whole, of so many
+    bytes (whole_nbytes). missed, bound: the estimated share of the softmax mass that was left out, and what it cannot exceed,
+    means over the queries. bound_max: the largest bound. missed_log: float32 `[q_heads, n]`, the logarithm of the estimated sum
+    that was left out, -inf for none.
     """
 
     state: AttentionState
     results: list[SearchResult]
     whole_share: float
+    whole_nbytes: float
     missed: float
     missed_log: Float32
     bound: float
@@ -45,17 +48,21 @@ class SparseAnswer:
 
 
 class ReadCounters:
-    """Tokens looked at and bytes read by the searches of one call. window: the tokens that were read whole before them."""
+    """Tokens looked at and bytes read by the searches of one call. window: the blocks that were read whole before them."""
 
-    def __init__(self, window: int) -> None:
-        self.window = window
-        self.scanned: float = window
+    def __init__(self, layout: BlockLayout, window: BlockReads) -> None:
+        self._layout = layout
+        self.window = int(window.counts.sum())
+        self.window_nbytes = layout.nbytes_of(window.addresses, window.counts)
+        self.scanned: float = self.window
         self.nbytes = 0
 
-    def add(self, layout: BlockLayout, searches: Sequence[IndexSearch]) -> None:
-        for result in (search.result for search in searches):
-            self.scanned += result.scanned / layout.kv_heads
-            self.nbytes += result.nbytes + len(result.ids) * layout.token_nbytes // (2 * layout.kv_heads)  # their values
+    def add(self, searches: Sequence[IndexSearch]) -> None:
+        kv_heads = self._layout.kv_heads
+        for search in searches:
+            result, value_nbytes = search.result, self._layout.of_block(search.part.index.blocks.table[0]).value_nbytes
+            self.scanned += result.scanned / kv_heads
+            self.nbytes += result.nbytes + len(result.ids) * value_nbytes // kv_heads
 
 
 def sparse(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval) -> tuple[AttentionState, AttentionStats]:
@@ -90,11 +97,11 @@ def _searched(query: AttentionQuery, partition: RunPartition, retrieval: Retriev
     window = _window(query, partition)
     q32 = np.ascontiguousarray(q, dtype=np.float32)
     limit = query.options.max_missed_mass
-    read = ReadCounters(int(partition.window(query.run).counts.sum()))
+    read = ReadCounters(layout, partition.window(query.run))
     for attempt, tight in widened(retrieval, partition.tokens):
         shown = search_parts(query, partition, q32, window, None if limit is None else attempt, attempt, tight)
         searches = many_given_up(shown, layout.kv_heads, partition.tokens)
-        read.add(layout, searches)
+        read.add(searches)
         # What a search left is known once everything is read.
         top = window.top.copy() if query.observed and attempt is retrieval and not tight else None
         answer = None if isinstance(attempt, Exact) else _attend(query, partition, window, searches, top)
@@ -116,12 +123,10 @@ def _searched(query: AttentionQuery, partition: RunPartition, retrieval: Retriev
     assert answer is not None
     state = _with_tail(query, answer)
     whole = answer.whole_share * partition.tokens
-    run = query.run
-    token_nbytes = layout.nbytes_of(run.addresses, run.counts) / run.read_tokens
     stats = AttentionStats(
         scanned=read.scanned + whole,
         retrieved=read.window + sum(len(r.ids) for r in answer.results) / (q.shape[0] * q.shape[1]) + whole,
-        nbytes=read.nbytes + round((read.window + whole) * token_nbytes),
+        nbytes=read.nbytes + read.window_nbytes + round(answer.whole_nbytes),
         kernel_ns=perf_counter_ns() - started,
         missed=answer.missed,
         missed_bound=answer.bound,
@@ -129,6 +134,7 @@ def _searched(query: AttentionQuery, partition: RunPartition, retrieval: Retriev
         searches=tuple(searches),
         lse=answer.state.lse,
         missed_log=answer.missed_log,
+        search_ns=sum(search.ns for search in searches),
     )
     return AttentionState(state.out.astype(q.dtype, copy=False), state.lse), stats
 
@@ -187,7 +193,8 @@ def _attend(
     missed_log = _summed([result.missed for result in results], state.lse)
     missed, _ = _native.share(missed_log, state.lse)
     bound, bound_max = _native.share(_summed([result.missed_bound for result in results], state.lse), state.lse)
-    return SparseAnswer(state, results, whole_share, missed, missed_log, bound, bound_max)
+    nbytes = sum(_nbytes(query, partition, part) for part in whole)
+    return SparseAnswer(state, results, whole_share, nbytes, missed, missed_log, bound, bound_max)
 
 
 def _attend_retrieved(
@@ -204,6 +211,12 @@ def _attend_retrieved(
         _native.attend_retrieved(query.layout.native, *found, state.out, state.lse, bits(to.out), to.lse)
         state = to
     return state
+
+
+def _nbytes(query: AttentionQuery, partition: RunPartition, part: ExactSpan) -> float:
+    """The bytes of a span, of the KV heads that are read."""
+    reads = partition.blocks(query.run, part.span)
+    return query.layout.nbytes_of(reads.addresses, reads.counts) * float(part.heads.mean())
 
 
 def _read_whole(

@@ -71,6 +71,8 @@ class PreparedStep:
             searches=searches,
             lse=read,
             missed_log=missed,
+            search_ns=result.search_ns,
+            gather_ns=result.gather_ns,
         )
         ended = result.end in {_native.StepEnd.reads_everything, _native.StepEnd.bound_exceeded}
         return None if ended else AttentionState(out, lse), stats

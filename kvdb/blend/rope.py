@@ -33,8 +33,8 @@ def inverse_frequencies(rope: Rope | None, head_dim: int) -> Float64:
 
     pairs is half of rotary_dims, or of head_dim where that is None. RoPE of type "proportional" pairs all of head_dim, whatever
     rotary_dims is; pairs behind rotary_dims have the frequency 0. Raises Unsupported where keys cannot be moved: no RoPE,
-    frequencies that depend on the length (dynamic, longrope), layers that do not rotate, or a type or parameters that kvdb does
-    not know.
+    frequencies that depend on the length (dynamic, longrope), layers that do not rotate or rotate by several RoPEs, or a type or
+    parameters that kvdb does not know.
     """
     if rope is None:
         raise Unsupported("the model rotates no keys (ModelSpec.rope is None); a chunk can only be moved where keys are rotated")
@@ -42,6 +42,10 @@ def inverse_frequencies(rope: Rope | None, head_dim: int) -> Float64:
     kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
     if parameters.get("no_rope_layers") is not None:
         raise Unsupported(f"some layers rotate no keys (no_rope_layers); a chunk can only be moved where all do. {SERVED}")
+    if parameters.get("rope_kinds") is not None:
+        raise Unsupported(
+            f"the layers rotate by several RoPEs (rope_kinds); a chunk can only be moved where all are alike. {SERVED}"
+        )
     if kind in LENGTH_DEPENDENT:
         raise Unsupported(f"the frequencies of RoPE of type {kind!r} depend on the length, so a key cannot be moved. {SERVED}")
     if OWN_FREQUENCIES in parameters:

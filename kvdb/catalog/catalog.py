@@ -2,23 +2,23 @@
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from hashlib import sha256
 from heapq import heappop, heappush, nsmallest
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from kvdb.catalog.chunk_texts import ChunkTexts
 from kvdb.catalog.context import Context
 from kvdb.catalog.life import Life
 from kvdb.catalog.prefix_tree import PrefixTree
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import Views
 from kvdb.errors import AlreadyExists, CapacityError, IntegrityError, NotFound, Unavailable, Unsupported
+from kvdb.events import Events, Kind
 from kvdb.storage.segment_file import SegmentFile
 from kvdb.types import ContextUpdate, ModelSpec, Retention, Tokens
 
@@ -43,18 +43,20 @@ class Watcher(Protocol):
 
 
 class Catalog:
-    """Contexts and the segments they hold references to. Thread-safe. watcher: None where nobody is told of them."""
+    """Contexts and the segments they hold references to. Thread-safe. watcher: None where nobody is told of them. events: told of
+    those that go by themselves, by whoever lets them go."""
 
     def __init__(self) -> None:
         self._contexts: dict[str, Context] = {}
         self._trees: dict[tuple[str, str], PrefixTree] = {}
-        self._chunks: dict[tuple[str, str, bytes], Counter[Views]] = {}  # and how many contexts name each
+        self._chunks = ChunkTexts()
         self._borrowed: list[Context] = []
         self._ending: dict[Segment, set[str]] = {}  # the names of the contexts whose last segment it is
         self._expiring: list[tuple[float, str]] = []  # a heap; some were changed or dropped meanwhile
         self._changed: list[Context] = []
         self._lock = Lock()
         self.watcher: Watcher | None = None
+        self.events = Events()
 
     def retention(self, asked: Retention) -> Retention:
         """What the caller asks of a new context, with the durability that it will have. Raises Unsupported for more than a
@@ -118,6 +120,7 @@ class Catalog:
             try:
                 self.drop(name)
                 gone += 1
+                self.events.tell(Kind.EXPIRED, context=name)
             except NotFound:  # somebody dropped it meanwhile
                 pass
             except (CapacityError, IntegrityError, Unavailable) as error:
@@ -140,7 +143,7 @@ class Catalog:
         """The views of a chunk of exactly these tokens that is stored under that salt, none where there is none. The caller owns
         a reference to the segment of each."""
         with self._lock:
-            views = next(iter(self._chunks.get(_text(spec, tokens, salt), ())), ())
+            views = self._chunks.find(spec.digest, salt, tokens)
             for view in views:
                 view.segment.retain()
             return views
@@ -186,6 +189,11 @@ class Catalog:
         """Every context that holds segments: those that are stored, and those that are borrowed or being dropped."""
         with self._lock:
             return [*self._contexts.values(), *self._borrowed]
+
+    @property
+    def count(self) -> int:
+        """How many contexts are stored."""
+        return len(self._contexts)
 
     def contexts(
         self, prefix: str = "", limit: int | None = None, after: str = "", metadata: Mapping[str, Any] = EMPTY
@@ -249,7 +257,7 @@ class Catalog:
         if context.plain:
             self._trees.setdefault((context.spec.digest, context.salt), PrefixTree()).add(context.name, context.views)
         if views := context.chunk:
-            self._chunks.setdefault(_text(context.spec, context.tokens, context.salt), Counter())[views] += 1
+            self._chunks.add(context.spec.digest, context.salt, views)
 
     def _remove(self, context: Context) -> None:
         """Forget a context; called with the lock held."""
@@ -258,10 +266,7 @@ class Catalog:
         if context.plain:
             self._trees[context.spec.digest, context.salt].remove(context.name, context.views)
         if views := context.chunk:
-            text = _text(context.spec, context.tokens, context.salt)
-            self._chunks[text] -= Counter([views])
-            if not self._chunks[text]:
-                del self._chunks[text]
+            self._chunks.remove(context.spec.digest, context.salt, views)
 
     def _note_change(self, context: Context) -> None:
         """Note that a context came or went; called with the lock held."""
@@ -278,11 +283,6 @@ class Catalog:
     def _check_free(self, name: str) -> None:
         if name in self._contexts:
             raise AlreadyExists(f"a context named {name!r} is stored already; drop it first (kvdb drop) or choose another name")
-
-
-def _text(spec: ModelSpec, tokens: Tokens, salt: str) -> tuple[str, str, bytes]:
-    """The key of a chunk, equal for the same text of the same model under the same salt."""
-    return spec.digest, salt, sha256(tokens.tobytes()).digest()
 
 
 def files_of(contexts: Collection[Context]) -> set[SegmentFile]:

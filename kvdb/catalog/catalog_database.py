@@ -10,6 +10,7 @@ word.
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from errno import EIO
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from kvdb.errors import CapacityError, IntegrityError, Unavailable
 
 LOCK_SECONDS = 2
 """How long a write waits for a tool that reads the file, such as a backup; no other database has it open."""
+READ_BYTES = 1 << 20
 UNSYNCED_PAGES = 1000
 """How long the log may grow by transactions that wait for no disk, in pages of 4 KiB."""
 
@@ -36,7 +38,7 @@ class CatalogDatabase:
         self._failed = ""
         self._sync_files = sync_files
         self._synced = True
-        with self.typed():
+        with self.typed_while_opening():
             path.touch(0o600)
             self.connection = sqlite3.connect(path, LOCK_SECONDS, isolation_level=None, check_same_thread=False)
             # what was changed has a wrong checksum
@@ -98,6 +100,29 @@ class CatalogDatabase:
             raise Unavailable(f"{self.path} cannot be used: {error}") from None
         except (sqlite3.Error, UnicodeDecodeError) as error:  # names of columns that were changed
             raise IntegrityError(f"{self.path} was damaged: {error}; nothing of it was touched") from None
+
+    @contextmanager
+    def typed_while_opening(self) -> Iterator[None]:
+        """`typed`, but what looks damaged is read once more before it is called so: to SQLite a page that the disk fails to
+        read is a page that is damaged. Whoever this raises for must not use the file any further, because reading it by its path
+        gives up the locks of the connection."""
+        with self.typed():
+            try:
+                yield
+            except sqlite3.DatabaseError as error:
+                if error.sqlite_errorcode == sqlite3.SQLITE_CORRUPT:
+                    self._read_again()
+                raise
+
+    def _read_again(self) -> None:
+        """Raises OSError where it was only the disk that failed, and sqlite3.Error where the file is damaged."""
+        for path in (self.path, Path(f"{self.path}-wal")):
+            with suppress(FileNotFoundError), path.open("rb") as stream:
+                while stream.read(READ_BYTES):
+                    pass
+        with closing(sqlite3.connect(self.path)) as connection:
+            if connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",):
+                raise OSError(EIO, "a read of it failed, and the next one did not")
 
     def _wait_for_disk(self, synced: bool) -> None:
         """Have the transactions that follow wait until they are on the disk and in the file itself, or not."""

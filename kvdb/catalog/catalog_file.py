@@ -47,9 +47,9 @@ class CatalogFile:
         self._db = CatalogDatabase(path, sync_files, _prepare)
 
     def read(self) -> Records:
-        """Everything in it. Raises IntegrityError where SQLite cannot read it, and Unavailable."""
+        """Everything in it, for whoever opens it. Raises IntegrityError where SQLite cannot read it, and Unavailable."""
         db = self._db.connection
-        with self._db.typed():
+        with self._db.typed_while_opening():
             reading = Reading(db)
             specs, segments = reading.records(SPECS), reading.records(SEGMENTS)
             others = len(reading.wrong)
@@ -153,9 +153,9 @@ def _upgrade_first(database: CatalogDatabase) -> None:
         for statement in UPGRADE:
             db.execute(statement)
         for segment in Reading(db).records(FIRST_SEGMENTS):
-            *_, rounding = row = segment.row()
-            changed = segment.format, rounding, checksum(row), segment.file
-            db.execute("UPDATE segment SET format = ?, rounding = ?, crc = ? WHERE file = ?", changed)
+            *_, tokens, kept_as, rounding = row = segment.row()
+            changed = tokens, kept_as, rounding, checksum(row), segment.file
+            db.execute("UPDATE segment SET tokens = ?, format = ?, rounding = ?, crc = ? WHERE file = ?", changed)
         for record in Reading(db).records(FIRST_CONTEXTS):
             row = record.row()
             db.execute("UPDATE context SET salt = ?, crc = ? WHERE name = ?", (record.salt, checksum(row), record.name))

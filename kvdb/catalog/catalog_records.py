@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 
 from kvdb.catalog.life import Life
+from kvdb.catalog.packed_ids import PackedIds
 from kvdb.errors import KvdbError
 from kvdb.storage.block_layout import Rounding
 from kvdb.types import FORMATS, ModelSpec, Tokens
@@ -48,7 +49,7 @@ class SegmentRecord(NamedTuple):
     block_size: int
     base: int
     standalone: bool
-    tokens: Tokens
+    ids: PackedIds
     format: str = ""
     rounding: Rounding = Rounding.of_all(())
 
@@ -56,12 +57,13 @@ class SegmentRecord(NamedTuple):
     def from_row(cls, file: str, spec: str, block_size: int, base: int, standalone: int, *rest: Any) -> Self:
         """rest: the tokens, and from version 2 on format and rounding."""
         tokens, format, rounding = rest if len(rest) > 1 else (*rest, "", "[0, 0, 0, 0]")  # noqa: A001  # the field's name
+        ids = PackedIds.from_bytes(tokens) if len(rest) > 1 else PackedIds(_ids(tokens))
         if format not in FORMATS:
             raise ValueError(f"the format {format!r} is not known")
-        return cls(file, spec, block_size, base, bool(standalone), _ids(tokens), format, Rounding(*json.loads(rounding)))
+        return cls(file, spec, block_size, base, bool(standalone), ids, format, Rounding(*json.loads(rounding)))
 
     def row(self) -> Row:
-        return *self[:4], int(self.standalone), _bytes(self.tokens), self.format, json.dumps(self.rounding)
+        return *self[:4], int(self.standalone), self.ids.to_bytes(), self.format, json.dumps(self.rounding)
 
 
 class ViewRecord(NamedTuple):

@@ -10,8 +10,8 @@ from kvdb.catalog.chains import Chain, Twins, chains_along, twins_along
 from kvdb.catalog.context import Context
 from kvdb.catalog.holders import Held, Holder, JointTree
 from kvdb.catalog.partly_seen import PartlySeen, Trimmed, is_partial, partly_seen
-from kvdb.catalog.prefix_tree import PrefixTree, concatenate, place_behind
-from kvdb.catalog.relayout import Relayout
+from kvdb.catalog.prefix_tree import Place, PrefixTree, concatenate, place_behind, places
+from kvdb.catalog.relayout import Piece, Relayout
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import Views, release_views
 from kvdb.types import ModelSpec, Tokens
@@ -130,6 +130,23 @@ class CompactableCatalog(Catalog):
             for one in found:
                 one.segment.retain()
             return found
+
+    def cold(self, before: float) -> Iterator[tuple[Text, Place, Piece]]:
+        """Segments in no format that only contexts hold of which none was used since that time, with the place where each hangs,
+        and a text that goes through it; those behind others first. The caller owns a reference to each."""
+        for name in [context.name for context in self.contexts()]:
+            context = self._contexts.get(name)
+            if context is None or not context.plain or context.life.used >= before:
+                continue
+            for place, view in reversed(list(places(context.views))):
+                with self._lock:
+                    seeing = self._tree(context.spec.digest, context.salt).alike(place, view.segment.ids.first).get(view.segment)
+                    lives = [] if seeing is None else [self._contexts[name].life for name in seeing.names]
+                    used = any(life.used >= before for life in lives)
+                    if seeing is None or used or view.segment.format or view.segment.references != len(lives):
+                        continue
+                    view.segment.retain()
+                yield Text.of(context), place, Piece(view.segment, seeing.visible)
 
     def trim(self, one: PartlySeen, new: Segment) -> None:
         """Let blended contexts see another segment that holds what they see. The caller owns a reference to both. Raises what

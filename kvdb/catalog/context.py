@@ -12,7 +12,7 @@ from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import Views, release_views, visible_tokens
 from kvdb.storage.block_layout import Rounding
 from kvdb.storage.budget import Reservation
-from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens
+from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens, ViewInfo
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,23 @@ class Context:
             value_error=rounding.value_error,
             resident=all(view.segment.resident for view in self.views),
         )
+
+    def view_infos(self) -> list[ViewInfo]:
+        """What it sees of its segments, in their order."""
+        return [
+            ViewInfo(
+                segment=view.segment.number,
+                begin=view.begin,
+                visible=view.visible,
+                stored=len(view.segment),
+                shift=view.shift,
+                nbytes=view.segment.nbytes,
+                format=view.segment.format,
+                resident=view.segment.resident,
+                holders=view.segment.references,
+            )
+            for view in self.views
+        ]
 
     def ends_in(self, seen: Mapping[Segment, int]) -> bool:
         """Whether all that it sees of its last segment is seen. seen: how many tokens of each segment are."""

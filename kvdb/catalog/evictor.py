@@ -1,6 +1,5 @@
 """Room for what is new: the contexts least worth keeping go down a tier, and from the last one they are dropped."""
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -12,12 +11,12 @@ from kvdb.catalog.context import Context
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import Views
 from kvdb.errors import CapacityError, NotFound, Unavailable
+from kvdb.events import Kind
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.eviction.base import EvictionPolicy, K
 from kvdb.storage.eviction.policies import policy
 from kvdb.storage.store import BlockStore
 
-log = logging.getLogger(__name__)
 SHARE = 64
 """Room is made for at least this part of a tier at a time, because all that is stored is looked at each time."""
 NAMED_MAX = 5
@@ -138,7 +137,9 @@ class Evictor:
         for segment, digest in victims:
             if segment.try_retain():
                 try:
-                    freed += segment.offload(disk, digest)
+                    left = segment.offload(disk, digest)
+                    freed += left
+                    self._catalog.events.tell(Kind.OFFLOADED, segment=segment.number, tokens=len(segment), bytes=left)
                 finally:
                     segment.release()
         return freed
@@ -167,7 +168,7 @@ class Evictor:
                 with suppress(NotFound):
                     self._catalog.drop(name)
                     freed += own.get(name, 0)
-                    log.info("context %r was dropped to make room", name)
+                    self._catalog.events.tell(Kind.EVICTED, context=name, bytes=own.get(name, 0))
         return freed
 
     def _in_the_way(self) -> str:

@@ -24,7 +24,7 @@ def keep(segment: Segment, layer: int, index: Index) -> None:
         return
     disk, file = segment.place
     try:
-        disk.save_beside(file, suffix, index.nbytes, index.save)
+        disk.save_beside(file, suffix, index.save)
     except KvdbError as error:
         log.warning("an index stays in main memory: %s", error)
 

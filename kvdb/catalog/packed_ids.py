@@ -1,6 +1,7 @@
 """Token ids that are kept for long, in about half of the memory of int32, and compared with a prompt without being unpacked."""
 
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +9,7 @@ import numpy.typing as npt
 from kvdb.types import Tokens
 
 LOW_BITS = 16
+COUNT_BYTES = 4
 NIBBLE = 1 << 4
 """The bits above the low ones take a nibble a token where the ids are below 2**20, as those of every usual vocabulary are, two
 bytes where they are not, and nothing where all ids are below 2**16."""
@@ -27,6 +29,23 @@ class PackedIds:
         self._low = tokens.astype(np.uint16).tobytes()
         self._high_bits = 0 if not largest else 4 if largest < NIBBLE else 16
         self._high = b"" if not largest else _nibbles(high) if largest < NIBBLE else high.astype(np.uint16).tobytes()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        """What `to_bytes` made. Raises ValueError for what it cannot have made."""
+        n = int.from_bytes(content[:COUNT_BYTES], "little")
+        packed, high_at = cls.__new__(cls), COUNT_BYTES + LOW_BITS // 8 * n
+        packed._low, packed._high = content[COUNT_BYTES:high_at], content[high_at:]
+        bits = {0: 0, 2 * n: 16, -(-n // 2): 4}
+        if not n or len(packed._low) != LOW_BITS // 8 * n or len(packed._high) not in bits:
+            raise ValueError(f"{len(content)} bytes are not the ids of {n} tokens")
+        packed._high_bits = bits[len(packed._high)]
+        return packed
+
+    def to_bytes(self) -> bytes:
+        """The number of tokens, uint32, the low 16 bits of each, uint16, and the bits above: nothing, a nibble each, the first in
+        the low half of a byte, or uint16. At least one token."""
+        return b"".join([len(self).to_bytes(COUNT_BYTES, "little"), self._low, self._high])
 
     def __len__(self) -> int:
         return len(self._low) // 2

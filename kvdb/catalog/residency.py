@@ -32,7 +32,7 @@ def make_room(views: Views, budget: CpuBudget) -> None:
             table, layers = segment.tables[0], len(segment.tables)
             nbytes = segment.nbytes if segment.nbytes <= budget.limit else min(2, layers) * segment.nbytes // layers
             with suppress(CapacityError):  # its layers come in when they are read
-                table.tier.release(table.tier.allocate(nbytes // table.layout.nbytes, evict=True))
+                table.tier.make_room(nbytes // table.layout.nbytes)
 
 
 def unpin(views: Views) -> None:

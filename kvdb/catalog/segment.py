@@ -14,7 +14,7 @@ from kvdb.catalog.statistics import Statistics
 from kvdb.catalog.usage import SegmentUsage
 from kvdb.errors import CapacityError
 from kvdb.storage.block_layout import Rounding
-from kvdb.storage.block_table import BlockTable
+from kvdb.storage.block_table import BlockTable, reserve_together
 from kvdb.storage.budget import Reservation
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.loader import Loader, Loading
@@ -28,7 +28,7 @@ _numbers = count(1)
 class Segment:
     """Tokens with one block table a layer. It lives as long as somebody holds a reference.
 
-    tokens: int32 `[n]`, n >= 1, kept as `ids`. tables: one for each layer, each n tokens long; the segment owns them. indexes:
+    ids: of its n >= 1 tokens. tables: one for each layer, each n tokens long; the segment owns them. indexes:
     those over its keys. base: the position of its first token when it was computed. standalone: whether nothing was before it
     then, so that it may stand anywhere; otherwise it is exact only behind its parent. statistics: averages over its queries.
     evidence: the errors of its answers. usage: how often it was used. pins: how often pinned. rounding: what quantizing changed.
@@ -41,7 +41,7 @@ class Segment:
 
     def __init__(
         self,
-        tokens: Tokens,
+        ids: PackedIds,
         tables: list[BlockTable],
         indexes: IndexSet | None = None,
         base: int = 0,
@@ -50,11 +50,11 @@ class Segment:
         beside: Reservation | None = None,
     ) -> None:
         """beside: what it takes of the budget beside blocks."""
-        assert len(tokens) and all(table.length in {0, len(tokens)} for table in tables)
+        assert len(ids) and all(table.length in {0, len(ids)} for table in tables)
         self.base = base
         self.standalone = standalone
         self.number = next(_numbers)
-        self.ids = PackedIds(tokens)
+        self.ids = ids
         self.tables = tables
         self.indexes = indexes or IndexSet()
         self._statistics = Statistics()
@@ -229,10 +229,8 @@ class Segment:
         with ExitStack() as undo:
             undo.callback(self._free)
             try:
-                for table in self.tables:
-                    table.reserve(len(self))
+                reserve_together(self.tables, len(self))
             except CapacityError:
-                self._free()
                 self._paged = PagedSegment(loader.pool, self.file, self.tables)
                 loader.pool.open(self._paged)
             else:

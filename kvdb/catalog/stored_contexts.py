@@ -82,10 +82,10 @@ class StoredContexts:
         layout = tables[0].layout
         if layout.block_size != record.block_size:
             raise ConfigError(f"the store has blocks of {record.block_size} tokens; set storage.block_size to that")
-        on_disk = self._disk.adopt(file, spec.digest, layout, spec.layers, len(record.tokens))
-        beside = Reservation(self._blocks.budget, segment_nbytes(spec.layers, len(record.tokens)))
+        on_disk = self._disk.adopt(file, spec.digest, layout, spec.layers, len(record.ids))
+        beside = Reservation(self._blocks.budget, segment_nbytes(spec.layers, len(record.ids)))
         segment = Segment(
-            record.tokens, tables, IndexSet(budget=self._blocks.budget), record.base, standalone=record.standalone, beside=beside
+            record.ids, tables, IndexSet(budget=self._blocks.budget), record.base, standalone=record.standalone, beside=beside
         )
         segment.rounding = record.rounding
         segment.stand_on(self._disk, on_disk)

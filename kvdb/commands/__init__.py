@@ -13,7 +13,8 @@ import kvdb.commands.keep as keep
 import kvdb.commands.ls as ls
 import kvdb.commands.serve as serve
 import kvdb.commands.stats as stats
+import kvdb.commands.top as top
 import kvdb.commands.verify as verify
 
-COMMANDS = (serve, ls, keep, indexes, verify, export, calibrate, doctor, stats, explain)
+COMMANDS = (serve, ls, keep, indexes, verify, export, calibrate, doctor, stats, top, explain)
 """In the order in which `kvdb --help` lists them."""

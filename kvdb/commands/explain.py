@@ -4,9 +4,12 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from kvdb.commands.arguments import add_context, add_index, add_retrieval, open_server, retrieval_of, sentence
+from kvdb.errors import InvalidArgument
+from kvdb.types import SessionInfo
 from query_optimizer.access import Access
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import Hints, QueryOptions
@@ -20,10 +23,17 @@ TEXTS = {"retrieval", "way", "rule"}
 
 def add(commands: "Subparsers") -> None:
     """Add `explain` to the `kvdb` command."""
-    what = "say how a query over a context is answered, and by which rule"
+    what = "say how a query over a context, or of an open session, is answered, and by which rule"
     parser = commands.add_parser("explain", help=what, description=sentence(what))
     parser.set_defaults(run=_explain)
-    add_context(parser)
+    add_context(parser, without="see --session")
+    parser.add_argument(
+        "--session",
+        metavar="LABEL",
+        nargs="?",
+        const="",
+        help="explain the next query of the open session with this label, such as a request's id; without it list them",
+    )
     parser.add_argument("--layer", type=int, help="the plan of this layer (default: a line for each)")
     parser.add_argument(
         "--analyze", action="store_true", help="carry the plan out, for queries that were kept when the context was stored"
@@ -41,8 +51,14 @@ def add(commands: "Subparsers") -> None:
 
 def _explain(given: argparse.Namespace) -> int:
     options = QueryOptions(retrieval_of(given), given.max_missed_mass, given.estimate_tail, _hints(given), given.error_max)
+    if (given.name is None) == (given.session is None):
+        raise InvalidArgument("kvdb explain takes the name of a context or --session; expected one of the two")
     with open_server(given) as db:
-        plans = db.explain(given.name, given.layer, analyze=given.analyze, options=options)
+        if given.session == "":
+            print(sessions(db.sessions(), as_json=given.json))
+            return 0
+        explain, name = (db.explain, given.name) if given.session is None else (db.explain_session, given.session)
+        plans = explain(name, given.layer, analyze=given.analyze, options=options)
     if given.json:
         print("\n".join(json.dumps(plan.to_dict()) for plan in plans))
     elif given.layer is None and not given.verbose:
@@ -50,6 +66,14 @@ def _explain(given: argparse.Namespace) -> int:
     else:
         print("\n\n".join(plan.explain(given.verbose) for plan in plans))
     return 0
+
+
+def sessions(told: Sequence[SessionInfo], *, as_json: bool) -> str:
+    """A line for each open session, or a JSON object."""
+    if as_json:
+        return "\n".join(json.dumps(asdict(session)) for session in told)
+    lines = [f"{one.tokens:,} tokens, {one.reused:,} of them stored, {one.queries:,} queries  {one.label}" for one in told]
+    return "\n".join(lines) or "no open session has a label"
 
 
 def _hints(given: argparse.Namespace) -> Hints:

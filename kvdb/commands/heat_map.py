@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvdb.commands.measures import FORMS, LOGARITHMIC, LOWEST, TITLES, overall
+from kvdb.commands.measures import FORMS, LOGARITHMIC, LOWEST, TITLES
 from kvdb.errors import InvalidArgument, Unsupported
 from kvdb.types import ContextInfo, ContextStatistics
+from kvdb.types.measures import overall
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

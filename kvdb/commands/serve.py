@@ -18,6 +18,7 @@ def add(commands: "Subparsers") -> None:
     parser = commands.add_parser("serve", help=what, description=sentence(f"{what}, until SIGTERM"))
     parser.add_argument("--host", help="address to listen on, or unix:/path (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default 7700)")
+    parser.add_argument("--metrics-port", type=int, metavar="PORT", help="port for health and metrics over HTTP (default: none)")
     parser.add_argument("--store", metavar="FOLDER", help="keep every context in this folder (default: nothing is kept)")
     parser.add_argument(
         "--error-max", type=float, help="relative error that answers may have where a query names none, 0 to 1 (default 0.02)"
@@ -36,6 +37,8 @@ def _run(given: argparse.Namespace) -> int:
     config = configuration.load(given.config)
     flags = {name: value for name in ("host", "port") if (value := getattr(given, name)) is not None}
     config = replace(config, server=replace(config.server, **flags))
+    if given.metrics_port is not None:
+        config = replace(config, metrics=replace(config.metrics, port=given.metrics_port))
     if given.store is not None:
         config = replace(config, storage=replace(config.storage, path=given.store))
     if given.error_max is not None:

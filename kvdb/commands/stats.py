@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import kvdb.commands.heat_map as heat_map
 import kvdb.validate as validate
 from kvdb.commands.arguments import add_context, open_server, sentence
-from kvdb.commands.measures import DRAWN, is_known, overall
+from kvdb.commands.measures import DRAWN
 from kvdb.commands.stats_table import audited, heads_of_layer, space_taken, summary, tiers
 from kvdb.commands.text_map import text_map
 from kvdb.errors import InvalidArgument
 from kvdb.types import ERROR, ContextInfo, ContextStatistics
+from kvdb.types.measures import is_known, overall
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvdb.commands.measures import known
 from kvdb.commands.output import drawn
 from kvdb.types import SegmentStatistics, Space, TierStats
+from kvdb.types.measures import known
 
 Values = npt.NDArray[np.float64]
 

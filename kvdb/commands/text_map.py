@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvdb.commands.measures import FORMS, TITLES, Values
+from kvdb.commands.measures import FORMS, TITLES
 from kvdb.commands.output import drawn
 from kvdb.types import ERROR
+from kvdb.types.measures import Values
 
 COLUMNS = 100
 SHADES, PLAIN_SHADES = "·░▒▓█", ".:+*#"

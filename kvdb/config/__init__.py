@@ -1,5 +1,7 @@
 """Settings: one frozen tree, with a table for each part of kvdb."""
 
+from kvdb.config.log import LogConfig
+from kvdb.config.metrics import MetricsConfig
 from kvdb.config.query import ERROR_MAX, OWN_CACHE, CpuConfig, IndexConfig, OptimizerConfig, WindowConfig
 from kvdb.config.server import ServerConfig
 from kvdb.config.storage import GPU_DEVICE, MIB, StorageConfig
@@ -13,6 +15,8 @@ __all__ = [
     "Config",
     "CpuConfig",
     "IndexConfig",
+    "LogConfig",
+    "MetricsConfig",
     "OptimizerConfig",
     "ServerConfig",
     "StorageConfig",

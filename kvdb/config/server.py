@@ -6,6 +6,8 @@ from kvdb.config.checks import check_types
 from kvdb.config.storage import MIB
 from kvdb.errors import ConfigError
 
+LOCAL_SOCKET_BYTES_MAX = 100
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -17,7 +19,9 @@ class ServerConfig:
     inflight_bytes_max: the total bytes of requests that may wait to be answered; one client may have three quarters of them.
     session_idle_seconds: how long a session may go unused before it is closed. stream_idle_seconds: how long a Decode stream or
     an import may say nothing before it is ended; sessions stay. drain_seconds: how long SIGTERM waits for calls under way.
-    reflection: whether the server describes its own methods over gRPC.
+    reflection: whether the server describes its own methods over gRPC. traces: whether each call is a span of OpenTelemetry.
+    local_socket: the path of the Unix socket through which clients of the same host share memory with the server, "auto" for one
+    in a folder of its own, "" for none.
     """
 
     host: str = "127.0.0.1"
@@ -31,6 +35,8 @@ class ServerConfig:
     stream_idle_seconds: float = 300.0
     drain_seconds: float = 10.0
     reflection: bool = False
+    traces: bool = False
+    local_socket: str = "auto"
 
     def __post_init__(self) -> None:
         check_types(self, "server")
@@ -54,5 +60,10 @@ class ServerConfig:
         for name in ("session_idle_seconds", "stream_idle_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"server.{name} is {getattr(self, name)}; expected a positive number of seconds")
+        if len(self.local_socket.encode()) > LOCAL_SOCKET_BYTES_MAX:
+            raise ConfigError(
+                f"server.local_socket has {len(self.local_socket.encode())} bytes; expected at most {LOCAL_SOCKET_BYTES_MAX}, "
+                "which is what the system takes as the path of a socket"
+            )
         if self.drain_seconds < 0:
             raise ConfigError(f"server.drain_seconds is {self.drain_seconds}; expected 0 or more seconds")

@@ -23,10 +23,12 @@ class StorageConfig:
     """Where blocks are kept, and how much of it there may be.
 
     block_size: tokens of one block. format: how segments that are stored from now on hold keys and values, one of FORMATS; the
-    tokens of open sessions are held as they came. cpu_bytes_max: bytes of main memory for blocks and what is kept beside them,
-    None for no limit. arena_bytes: the most that is asked of the system at a time. path: the folder of a durable store, which
-    keeps every context, "" for a database that keeps nothing. disk_path: a folder for segments that are offloaded, where there is
-    no store, "" for none; several databases may share it.
+    tokens of open sessions are held as they came. format_cold: the one of FORMATS in which segments are written anew when no
+    context over them was used for cold_after_seconds, by `Client.compact`, and with a store in the background too; "" for none.
+    What rounding changes then is told (`ContextInfo.key_error`), and answers are proven anew. cpu_bytes_max: bytes of main memory
+    for blocks and what is kept beside them, None for no limit. arena_bytes: the most that is asked of the system at a time. path:
+    the folder of a durable store, which keeps every context, "" for a database that keeps nothing. disk_path: a folder for
+    segments that are offloaded, where there is no store, "" for none; several databases may share it.
     durability: what a context in a store outlives where the caller does not say; see
     `kvdb.types.DURABILITIES`. disk_bytes_max: bytes that this database may keep there, None for no limit.
     eviction: which contexts make room where a limit is reached, one of EVICTIONS: from main memory they go to disk, and from the
@@ -39,6 +41,8 @@ class StorageConfig:
 
     block_size: int = 64
     format: str = ""
+    format_cold: str = ""
+    cold_after_seconds: float = 86400.0
     cpu_bytes_max: int | None = None
     arena_bytes: int = 64 * MIB
     path: str = ""
@@ -55,15 +59,10 @@ class StorageConfig:
         check_types(self, "storage")
         if not 1 <= self.block_size <= BLOCK_SIZE_MAX:
             raise ConfigError(f"storage.block_size is {self.block_size}; expected 1 to {BLOCK_SIZE_MAX} tokens")
-        if self.format not in FORMATS:
-            raise ConfigError(
-                f'storage.format is {self.format!r}; expected int8, int8-int4, int4, or "" for the dtype of the model'
-            )
-        if self.format and self.block_size % QUANTIZED_GROUP:
-            raise ConfigError(
-                f"storage.block_size is {self.block_size}; with storage.format={self.format!r} expected a multiple of "
-                f"{QUANTIZED_GROUP} tokens"
-            )
+        for name in ("format", "format_cold"):
+            self._check_format(name, getattr(self, name))
+        if not self.cold_after_seconds >= 0:
+            raise ConfigError(f"storage.cold_after_seconds is {self.cold_after_seconds}; expected 0 or more seconds")
         if self.path and self.disk_path:
             raise ConfigError("storage.path and storage.disk_path are both set; expected one: a store holds what is offloaded")
         if self.durability not in DURABILITIES:
@@ -77,3 +76,12 @@ class StorageConfig:
             raise ConfigError(f"storage.gpu_device is {self.gpu_device!r}; expected cuda, cuda:0 and so on, or interpreter")
         if self.gpu_format not in GPU_FORMATS:
             raise ConfigError(f'storage.gpu_format is {self.gpu_format!r}; expected float8, int8, or "" for the model\'s dtype')
+
+    def _check_format(self, name: str, value: str) -> None:
+        if value not in FORMATS:
+            raise ConfigError(f'storage.{name} is {value!r}; expected int8, int8-int4, int4, or "" for the dtype of the model')
+        if value and self.block_size % QUANTIZED_GROUP:
+            raise ConfigError(
+                f"storage.block_size is {self.block_size}; with storage.{name}={value!r} expected a multiple of "
+                f"{QUANTIZED_GROUP} tokens"
+            )

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from kvdb.config.log import LogConfig
+from kvdb.config.metrics import MetricsConfig
 from kvdb.config.query import CpuConfig, IndexConfig, OptimizerConfig, WindowConfig
 from kvdb.config.server import ServerConfig
 from kvdb.config.storage import StorageConfig
@@ -25,6 +27,8 @@ class Config:
     window: WindowConfig = field(default_factory=WindowConfig)
     indexes: IndexConfig = field(default_factory=IndexConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():

@@ -11,6 +11,14 @@ from time import perf_counter
 
 import kvdb._native as _native
 
+USES = {
+    "decode": "attention of a few rows",
+    "prefill": "attention of many rows",
+    "scan": "scores of index codes",
+    "gather": "keys and values that searches found",
+}
+"""What each operation does."""
+
 KernelTimes = Mapping[str, Mapping[str, float]]
 """Seconds that an operation took with each instruction set: `times["decode"]["avx2"]`."""
 
@@ -68,8 +76,12 @@ def _least(call: Callable[[], object]) -> float:
 
 def fastest(times: Mapping[str, float], preferred: str) -> str:
     """The instruction set that took least, or `preferred` if it took hardly more."""
-    best, gain_min = min(times, key=times.__getitem__), KNOWN_GAIN_MIN if _native.processor_family() else GAIN_MIN
-    return best if times[best] < times.get(preferred, float("inf")) * (1 - gain_min) else preferred
+    best = min(times, key=times.__getitem__)
+    return best if times[best] < times.get(preferred, float("inf")) * (1 - _gain_min()) else preferred
+
+
+def _gain_min() -> float:
+    return KNOWN_GAIN_MIN if _native.processor_family() else GAIN_MIN
 
 
 def use(times: KernelTimes) -> None:
@@ -89,9 +101,10 @@ def choices(times: KernelTimes) -> list[KernelChoice]:
 
 
 def described(choice: KernelChoice) -> str:
-    """The choice in a line: `avx512, measured: avx512 1.00, avx512_bf16 0.61` (speeds relative to the fastest)."""
+    """The choice in a line, speeds relative to the fastest: `avx512, measured: avx512 1.00, avx2 0.61 of the fastest (...)`."""
     speeds = ", ".join(f"{isa} {speed:.2f}" for isa, speed in choice.speeds.items())
-    return f"{choice.isa}, {choice.reason}" + (f": {speeds}" if speeds else "")
+    why = choice.reason + (f": {speeds} of the fastest" if speeds else "")
+    return f"{choice.isa}, {why} ({USES[choice.operation]})"
 
 
 def _choice(operation: str, preferred: str, timed: Mapping[str, float]) -> KernelChoice:
@@ -99,7 +112,8 @@ def _choice(operation: str, preferred: str, timed: Mapping[str, float]) -> Kerne
         return KernelChoice(operation, preferred, _untimed(), {})
     chosen, least = fastest(timed, preferred), min(timed.values())
     speeds = {isa: least / timed[isa] for isa in sorted(timed, key=timed.__getitem__)}
-    return KernelChoice(operation, chosen, "measured", speeds)
+    kept = f"{_untimed()}, as none that was measured saves {_gain_min():.0%} of its time"
+    return KernelChoice(operation, chosen, "measured" if timed[chosen] == least else kept, speeds)
 
 
 def _untimed() -> str:

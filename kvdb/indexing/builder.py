@@ -18,6 +18,7 @@ from indexes.accelerate import Accelerator
 from kvdb.catalog.index_set import Progress
 from kvdb.catalog.segment import Segment
 from kvdb.errors import CapacityError, KvdbError, Unavailable
+from kvdb.events import Events, Kind
 from kvdb.indexing.build import Build, abandoned, missing_layers
 from kvdb.indexing.build_costs import BuildCosts
 from kvdb.storage.loader import Loader
@@ -52,11 +53,17 @@ class IndexBuilder:
     anew only when it is requested.
 
     threads: how many builds run at once. nbytes_max: the memory that the indexes of all segments may take, None for no limit.
-    loader: brings segments in from disk. accelerator: a device that takes part in builds, None for none.
+    loader: brings segments in from disk. accelerator: a device that takes part in builds, None for none. events: told of every
+    build that is over.
     """
 
     def __init__(
-        self, loader: Loader, threads: int, nbytes_max: int | None = None, accelerator: Accelerator | None = None
+        self,
+        loader: Loader,
+        threads: int,
+        nbytes_max: int | None = None,
+        accelerator: Accelerator | None = None,
+        events: Events | None = None,
     ) -> None:
         self._loader = loader
         self.costs = BuildCosts()
@@ -68,6 +75,7 @@ class IndexBuilder:
         self._ending: list[Build] = []  # over, but `_end` has not yet released what they hold
         self._indexed: WeakSet[Segment] = WeakSet()
         self._stopping = False
+        self._events = events or Events()
         self._changed = Condition()
 
     def request(self, segments: Sequence[Segment], kind: str) -> list[Future[None]]:
@@ -209,12 +217,17 @@ class IndexBuilder:
         self._ending.append(build)
         if error is None:
             self._report(build, "ready")
+            self._tell(Kind.INDEX_BUILT, build)
         elif isinstance(error, Unavailable):  # given up, which is not a failure of the kind
             build.segment.indexes.report(build.kind, None)
         else:
             self._report(build, "failed", str(error) if isinstance(error, KvdbError) else f"{type(error).__name__}: {error}")
+            self._tell(Kind.INDEX_FAILED, build)
             log.error("index %s of segment %d cannot be built", build.kind, build.segment.number, exc_info=error)
         return Ending(build, error)
+
+    def _tell(self, kind: Kind, build: Build) -> None:
+        self._events.tell(kind, index=build.kind, segment=build.segment.number, seconds=build.seconds)
 
     def _report(self, build: Build, state: str, error: str = "") -> None:
         total, spent = len(build.segment.tables), build.seconds + build.layer_seconds

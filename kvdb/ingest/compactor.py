@@ -3,11 +3,8 @@
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from threading import Lock
-from typing import NamedTuple
-
-import numpy as np
 
 import kvdb.catalog.residency as residency
 from kvdb.catalog.chains import Chain, Twins, groups_of
@@ -16,24 +13,15 @@ from kvdb.catalog.holders import Holder
 from kvdb.catalog.relayout import Relayout, Target
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import SegmentView
-from kvdb.catalog.stored_queries import StoredQueries
-from kvdb.errors import CapacityError, IntegrityError, Unavailable
+from kvdb.errors import CapacityError, IntegrityError, InvalidArgument, Unavailable
 from kvdb.indexing.advisor import IndexAdvisor
-from kvdb.ingest.new_segment import NewSegment
-from kvdb.storage.block_table import BlockTable
-from kvdb.storage.budget import CpuBudget
-from kvdb.storage.loader import Loader
+from kvdb.ingest.cold import Cold
+from kvdb.ingest.rebuilt import Part, copyable, rebuilt
+from kvdb.storage.store import BlockStore
 
 log = logging.getLogger(__name__)
 LEFT = "contexts take more space than they need: %s"
-
-
-class Part(NamedTuple):
-    """Tokens [start, stop) of a segment."""
-
-    segment: Segment
-    start: int
-    stop: int
+COLD = "a segment that is not used stays in its format: %s"
 
 
 class Compactor:
@@ -44,15 +32,17 @@ class Compactor:
     they hold. What is known of the old one, its evidence and statistics, ends with it, as it is of other tokens;
     its sample queries go over, and its kinds of index are built again in the background.
 
+    Where the configuration has a format for what is cold, segments whose contexts were long not used are written anew in it.
+
     With a durable catalogue, whose segments are files, everything is done in a thread of its own; otherwise by who stores or
     drops, as whole blocks are shared and not copied.
     """
 
-    def __init__(self, catalog: CompactableCatalog, budget: CpuBudget, loader: Loader, advisor: IndexAdvisor) -> None:
+    def __init__(self, catalog: CompactableCatalog, blocks: BlockStore, advisor: IndexAdvisor, cold: Cold) -> None:
         self._catalog = catalog
-        self._budget = budget
-        self._loader = loader
+        self._blocks = blocks
         self._advisor = advisor
+        self._cold = cold
         self._held: list[Segment] = []
         self._executor = ThreadPoolExecutor(1, "kvdb-compact") if catalog.on_disk else None
         self._waiting: Future[None] | None = None
@@ -85,6 +75,7 @@ class Compactor:
                 except CapacityError as error:
                     log.warning(LEFT, error)
             self._trim_blends(load=True)
+            self._cool()
         if self._executor is None:
             self._settle_asked()
 
@@ -148,34 +139,42 @@ class Compactor:
             except (CapacityError, Unavailable, IntegrityError) as error:
                 log.warning(LEFT, error)
         self._trim_blends(load=False)
+        if self._executor is not None and self._cold.is_due():
+            self._cool()
 
     def _lay_out(self, text: Text, *, load: bool) -> None:
         """Lay out anew what a text goes through. load: whether segments may be loaded from disk for it."""
         done: Twins | None = None
         while (twins := self._catalog.twins(text)) is not None:
             with self._holding(twins.segments):
-                if not _copyable(twins.segments):
-                    break
                 if twins == done or not (load or all(segment.whole for segment in twins.segments)):
                     break
-                self._join(text, twins)
+                if not self._join(text, twins):
+                    break
             done = twins
         chains = self._catalog.chains(text)
         with self._holding(segment for chain in chains for segment in chain.segments):
             for chain in reversed(chains):  # the last first, so that the places of the others stay
-                if _copyable(chain.segments) and (load or all(segment.whole for segment in chain.segments)):
+                if load or all(segment.whole for segment in chain.segments):
                     self._shorten(text, chain)
 
-    def _join(self, text: Text, twins: Twins) -> None:
-        """Let contexts that see the pieces see the other segment, as far as it holds the same tokens."""
+    def _join(self, text: Text, twins: Twins) -> bool:
+        """Let contexts that see the pieces see the other segment, as far as it holds the same tokens. Returns whether they can:
+        what they see stays as it was rounded."""
+        if len({segment.format for segment in twins.segments}) > 1:
+            return False
         held = Target(twins.other.segment, twins.common, twins.other.length)
         left = sum(piece.length for piece in twins.pieces) - twins.common
         if not left:
             self._replace(text, Relayout(twins.place, twins.pieces, (held,)))
-            return
+            return True
         last = twins.pieces[-1]
-        with self._built([Part(last.segment, last.length - left, last.length)]) as rest:
+        parts = [Part(last.segment, last.length - left, last.length)]
+        if not copyable(parts):
+            return False
+        with self._built(parts) as rest:
             self._replace(text, Relayout(twins.place, twins.pieces, (held, Target.whole(rest))))
+        return True
 
     def _shorten(self, text: Text, chain: Chain) -> None:
         """Replace the segments of a chain by fewer, or shorter ones, where that is worth it."""
@@ -183,15 +182,27 @@ class Compactor:
         block_size = pieces[0].segment.tables[0].layout.block_size
         for group in reversed(groups_of(pieces, block_size)):
             place = chain.place if not group.start else (pieces[group.start - 1].segment.number, pieces[group.start - 1].length)
-            with self._built([Part(piece.segment, 0, piece.length) for piece in pieces[group]]) as new:
-                self._replace(text, Relayout(place, pieces[group], (Target.whole(new),)))
+            parts = [Part(piece.segment, 0, piece.length) for piece in pieces[group]]
+            if copyable(parts):
+                with self._built(parts) as new:
+                    self._replace(text, Relayout(place, pieces[group], (Target.whole(new),)))
+
+    def _cool(self) -> None:
+        """Bring what is cold into its format. What finds no room is left as it is, with a line in the log."""
+        for text, place, piece in self._catalog.cold(self._cold.before()) if self._cold.format else ():
+            with self._holding([piece.segment]):
+                try:
+                    with self._built([Part(piece.segment, 0, piece.length)], self._cold.format) as new:
+                        self._replace(text, Relayout(place, (piece,), (Target.whole(new),)))
+                except (CapacityError, InvalidArgument, Unavailable, IntegrityError) as error:
+                    log.warning(COLD, error)
 
     def _trim_blends(self, *, load: bool) -> None:
         """Cut off what blended contexts do not see of segments that nobody else holds. Blocks are shared, not copied."""
         found = self._catalog.partly_seen()
         with self._holding(one.segment for one in found):
             for one in found:
-                if _copyable([one.segment]) and (load or one.segment.whole):
+                if load or one.segment.whole:
                     try:
                         with self._built([Part(one.segment, 0, one.seen)]) as new:
                             self._catalog.trim(one, new)
@@ -226,38 +237,14 @@ class Compactor:
             return self._late.pop(session, [])
 
     @contextmanager
-    def _built(self, parts: Sequence[Part]) -> Iterator[Segment]:
-        """A new segment of these parts, which contexts may take references to while the body runs."""
+    def _built(self, parts: Sequence[Part], format: str | None = None) -> Iterator[Segment]:  # noqa: A002  # the field's name
+        """A new segment of these parts, which contexts may take references to while the body runs. format: as in `rebuilt`."""
         segments = [part.segment for part in parts]
-        with residency.pinned(tuple(SegmentView(segment, len(segment)) for segment in segments), self._loader):
-            new = self._build(parts)
+        with residency.pinned(tuple(SegmentView(segment, len(segment)) for segment in segments), self._blocks.loader):
+            new = rebuilt(parts, self._blocks, format)
         with self._holding([new]):
             yield new
             self._advisor.replaced(segments, new)
-
-    def _build(self, parts: Sequence[Part]) -> Segment:
-        """A segment of these parts, one behind the other. Whole blocks are shared where they lie in both as they are. Raises
-        CapacityError too where one of them does not fit into main memory as a whole."""
-        for segment in [part.segment for part in parts if not part.segment.whole]:
-            raise CapacityError(
-                f"segment {segment.number} of {segment.nbytes:,} bytes cannot be laid out anew, as it does not fit into main "
-                "memory as a whole; close sessions, or raise storage.cpu_bytes_max"
-            )
-        first = parts[0]
-        tables: list[BlockTable] = []
-        with ExitStack() as undo:
-            for number, like in enumerate(first.segment.tables):
-                tables.append(BlockTable(like.tier, like.layout))
-                undo.callback(tables[-1].release)
-                for part in parts:
-                    part.segment.wait(number)
-                    tables[-1].extend(part.segment.tables[number], part.start, part.stop)
-            undo.pop_all()
-        longest = max(parts, key=lambda part: part.stop - part.start).segment
-        queries = StoredQueries.as_far_as_they_fit(self._budget, longest.indexes.queries)
-        tokens = np.concatenate([part.segment.ids.unpack(part.start, part.stop) for part in parts])
-        new = NewSegment(tokens, tables, first.segment.base + first.start, queries)
-        return new.view(self._budget, standalone=first.segment.standalone and not first.start).segment
 
     @contextmanager
     def _holding(self, segments: Iterable[Segment]) -> Iterator[None]:
@@ -271,11 +258,6 @@ class Compactor:
             for segment in taken:
                 segment.release()
             self._held = before
-
-
-def _copyable(segments: Iterable[Segment]) -> bool:
-    """Whether tokens can be laid into other blocks: quantized ones would have to be rounded again."""
-    return not any(segment.format for segment in segments)
 
 
 def _release(late: Sequence[Relayout]) -> None:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.overhead import segment_nbytes
+from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import SegmentView
 from kvdb.catalog.stored_queries import StoredQueries
@@ -37,7 +38,7 @@ class NewSegment(NamedTuple):
             file = None if self.early is None else self.early.finish(self.tables)
             undo.pop_all()
         indexes = IndexSet(self.queries, budget)
-        segment = Segment(self.tokens, self.tables, indexes, self.base, standalone=standalone, beside=beside)
+        segment = Segment(PackedIds(self.tokens), self.tables, indexes, self.base, standalone=standalone, beside=beside)
         if self.early is not None and file is not None:
             segment.stand_on(self.early.disk, file)
         return SegmentView(segment, len(segment), shift)

@@ -17,6 +17,7 @@ from kvdb.catalog.prefix_tree import concatenate
 from kvdb.catalog.segment_view import SegmentView, Views, release_views, visible_tokens
 from kvdb.catalog.stored_queries import StoredQueries
 from kvdb.errors import CapacityError, InvalidArgument
+from kvdb.events import Kind
 from kvdb.indexing.advisor import IndexAdvisor
 from kvdb.ingest.compactor import Compactor
 from kvdb.ingest.early_file import EarlyFile
@@ -176,6 +177,8 @@ class Publisher:
         finally:
             if not published:
                 context.release()
+        tokens = context.layout.length
+        self._catalog.events.tell(Kind.STORED, context=context.name, tokens=tokens, segments=len(context.views))
         self._advisor.published(context.views)
         self._compactor.settle()
         return context.info()

@@ -186,7 +186,10 @@ void bind_layer_steps(nb::module_& m) {
         .def_ro("ns", &StepTotals::ns)
         .def_ro("missed", &StepTotals::missed)
         .def_ro("bound", &StepTotals::bound)
-        .def_ro("bound_max", &StepTotals::bound_max);
+        .def_ro("bound_max", &StepTotals::bound_max)
+        .def_ro("search_ns", &StepTotals::search_ns)
+        .def_ro("gather_ns", &StepTotals::gather_ns)
+        .def_ro("tokens", &StepTotals::tokens);
     nb::class_<PyLayerSteps>(m, "LayerSteps")
         .def(nb::init<const Geometry&, int, float, const nb::object&>(), "geometry"_a, "q_heads"_a,
              "scale"_a, "like"_a)

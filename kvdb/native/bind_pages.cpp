@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "bind.h"
 #include "page_pool.h"
 
@@ -10,12 +12,17 @@ using SumsArray = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb
 using Unlocked = nb::call_guard<nb::gil_scoped_release>;
 
 void check_extent(std::uint64_t begin, std::int64_t nbytes, std::int64_t unit_nbytes,
-                  std::int64_t sum_nbytes, std::int64_t block_nbytes, const SumsArray& sums) {
+                  std::int64_t at, std::int64_t sum_nbytes, std::int64_t block_nbytes,
+                  const SumsArray& sums) {
     constexpr std::int64_t kPage = 4096;
     if (begin % kPage || nbytes < 1 || unit_nbytes < 1 || unit_nbytes % kPage ||
         nbytes % unit_nbytes) {
         fail(std::to_string(nbytes) + " bytes from " + std::to_string(begin) + " on in units of " +
              std::to_string(unit_nbytes) + "; expected whole pages in whole units");
+    }
+    if (at < 0 || at > std::numeric_limits<std::int64_t>::max() - nbytes) {
+        fail("at is " + std::to_string(at) + "; expected where " + std::to_string(nbytes) +
+             " bytes of a file begin");
     }
     const auto count = static_cast<std::int64_t>(sums.shape(0));
     const bool each = sum_nbytes == unit_nbytes && count == nbytes / unit_nbytes;
@@ -41,7 +48,7 @@ void bind_pages(nb::module_& m) {
                std::int64_t unit_nbytes, const std::string& file, std::int64_t file_nbytes,
                std::int64_t at, int layer, std::int64_t block_nbytes, std::int64_t sum_nbytes,
                const SumsArray& sums) {
-                check_extent(begin, nbytes, unit_nbytes, sum_nbytes, block_nbytes, sums);
+                check_extent(begin, nbytes, unit_nbytes, at, sum_nbytes, block_nbytes, sums);
                 new (self) LayerPages(pool, begin, nbytes, unit_nbytes,
                                       {file,
                                        file_nbytes,
@@ -62,7 +69,11 @@ void bind_pages(nb::module_& m) {
         .def("leave", &LayerPages::leave, Unlocked())
         .def_prop_ro("full", &LayerPages::full)
         .def_prop_ro("nbytes", &LayerPages::nbytes)
-        .def_prop_ro("missing_nbytes", &LayerPages::missing_nbytes);
+        .def_prop_ro("missing_nbytes", &LayerPages::missing_nbytes)
+        .def_prop_ro("waits", [](const LayerPages& self) {
+            const PageWaits waits = self.waits();
+            return nb::make_tuple(waits.pages, waits.batches, waits.seconds);
+        });
 }
 
 }  // namespace kvdb

@@ -26,6 +26,14 @@ void py_dequantize(const Geometry& geometry, BlockFormat format, const TableArra
     dequantize(geometry, format, table_of(table), start, n, keys, values);
 }
 
+void py_cut(const Geometry& geometry, BlockFormat format, std::uint64_t from, int n,
+            std::uint64_t to) {
+    if (format == BlockFormat::raw) fail("format is raw; expected a quantized one");
+    if (n < 0 || n > geometry.block_size) fail("n is not a number of tokens of a block");
+    cut(geometry, format, reinterpret_cast<const std::byte*>(from), n,
+        reinterpret_cast<std::byte*>(to));
+}
+
 std::size_t py_block_bytes(const Geometry& geometry, BlockFormat format) {
     check_format(geometry, format);
     return block_bytes(geometry, format);
@@ -43,6 +51,7 @@ void bind_format(nb::module_& m) {
     m.def("quantize", &py_quantize, "geometry"_a, "block_format"_a, "table"_a, "n"_a, "out"_a);
     m.def("dequantize", &py_dequantize, "geometry"_a, "block_format"_a, "table"_a, "start"_a, "n"_a,
           "k_out"_a, "v_out"_a);
+    m.def("cut", &py_cut, "geometry"_a, "block_format"_a, "block"_a, "n"_a, "out"_a);
 }
 
 }  // namespace kvdb

@@ -214,6 +214,8 @@ void bind_step(nb::module_& m) {
         .def_prop_ro("missed", [](const StepResult& self) { return self.missed.mean; })
         .def_prop_ro("bound", [](const StepResult& self) { return self.bound.mean; })
         .def_prop_ro("bound_max", [](const StepResult& self) { return self.bound.largest; })
+        .def_ro("search_ns", &StepResult::search_ns)
+        .def_ro("gather_ns", &StepResult::gather_ns)
         .def("found", &py_found, "search"_a);
     nb::class_<PyStep>(m, "Step")
         .def(

@@ -250,6 +250,7 @@ NB_MODULE(_native, m) {
     bind_moves(m);
     bind_step(m);
     bind_layer_steps(m);
+    bind_shared_ring(m);
     m.def("read_blocks", &py_read_blocks, "geometry"_a, "table"_a);
     bind_settings(m);
 }

@@ -80,4 +80,25 @@ void cut_found(const StepPlan& plan, const std::vector<float>& floor,
     }
 }
 
+SearchResult without_heads(const SearchResult& result, const std::vector<std::uint8_t>& heads,
+                           int group) {
+    SearchResult kept;
+    kept.retrieved.offsets.assign(1, 0);
+    const auto rows = static_cast<std::int64_t>(heads.size()) * group;
+    for (std::int64_t row = 0; row < rows; ++row) {
+        const bool left = heads[row / group];
+        const std::int64_t begin = result.retrieved.offsets[row];
+        const std::int64_t end = left ? begin : result.retrieved.offsets[row + 1];
+        const auto add = [&](const auto& from, auto& to) {
+            to.insert(to.end(), from.begin() + begin, from.begin() + end);
+        };
+        add(result.retrieved.ids, kept.retrieved.ids);
+        add(result.retrieved.scores, kept.retrieved.scores);
+        kept.retrieved.offsets.push_back(kept.retrieved.offsets.back() + end - begin);
+        kept.missed.push_back(left ? -INFINITY : result.missed[row]);
+        kept.bound.push_back(left ? -INFINITY : result.bound[row]);
+    }
+    return kept;
+}
+
 }  // namespace kvdb

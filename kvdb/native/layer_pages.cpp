@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <system_error>
 
@@ -94,8 +95,18 @@ std::int64_t LayerPages::missing_nbytes() const {
     return (units_ - taken_) * unit_nbytes_;
 }
 
+PageWaits LayerPages::waits() const {
+    const std::lock_guard lock(pool_.mutex_);
+    return waits_;
+}
+
 void LayerPages::bring(const std::vector<std::int32_t>& units) {
+    const auto begin = std::chrono::steady_clock::now();
     std::unique_lock lock(pool_.mutex_);
+    const auto note = [&] {
+        waits_.seconds +=
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    };
     for (;;) {
         std::vector<std::int32_t> own;
         bool others = false;
@@ -104,7 +115,7 @@ void LayerPages::bring(const std::vector<std::int32_t>& units) {
             if (use == absent) own.push_back(unit);
             others |= use == on_its_way;
         }
-        if (own.empty() && !others) return;
+        if (own.empty() && !others) return note();
         if (!own.empty()) {
             std::sort(own.begin(), own.end());
             own.erase(std::unique(own.begin(), own.end()), own.end());
@@ -112,6 +123,8 @@ void LayerPages::bring(const std::vector<std::int32_t>& units) {
                 throw PageError(ENOBUFS, "there is no room for more of it", place_.file);
             }
             take(own);
+            waits_.pages += static_cast<std::int64_t>(own.size());
+            ++waits_.batches;
             lock.unlock();
             fill(own);
             lock.lock();

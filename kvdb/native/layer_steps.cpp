@@ -80,6 +80,8 @@ class Answers {
                 result.end == StepEnd::not_finite || result.end == StepEnd::bound_exceeded;
             if (refused) return false;
             spent.nbytes = result.nbytes;
+            spent.search_ns = result.search_ns;
+            spent.gather_ns = result.gather_ns;
             if (result.end == StepEnd::reads_everything) {
                 whole_.push_back(numbers[number]);
                 if (calls[number].call.observed) unshown_.emplace_back(numbers[number], result);
@@ -225,6 +227,9 @@ void LayerSteps::keep(const TokenStep& token, const StepTotals& spent,
     totals_.steps += 1;
     totals_.nbytes += spent.nbytes;
     totals_.ns += spent.ns;
+    totals_.search_ns += spent.search_ns;
+    totals_.gather_ns += spent.gather_ns;
+    totals_.tokens += course_.tokens;
     totals_.scanned += spent.scanned;
     totals_.retrieved += spent.retrieved;
     totals_.missed += spent.missed;

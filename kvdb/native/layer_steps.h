@@ -32,9 +32,9 @@ struct StepCourse {
     std::vector<std::pair<const Version*, std::int64_t>> facts;  // with the values they must have
 };
 
-// Sums over steps.
+// Sums over steps. tokens: of the runs that were asked.
 struct StepTotals {
-    std::int64_t steps = 0, nbytes = 0, ns = 0;
+    std::int64_t steps = 0, nbytes = 0, ns = 0, search_ns = 0, gather_ns = 0, tokens = 0;
     double scanned = 0, retrieved = 0, missed = 0, bound = 0, bound_max = 0;
 };
 

@@ -49,6 +49,13 @@ struct LayerPlace {
     std::vector<std::uint32_t> sums;  // CRC-32C
 };
 
+// What searches of a layer had to wait for, since it was opened.
+struct PageWaits {
+    std::int64_t pages = 0;    // that they had read
+    std::int64_t batches = 0;  // in which they were read
+    double seconds = 0;        // that they waited for these, or for pages that others read, each
+};
+
 // The pages of one layer. Those that go are zeros when they are read, so whoever reads has pinned
 // these, and has asked for what it reads. Thread-safe.
 class LayerPages final : public PagedMemory {
@@ -62,6 +69,7 @@ class LayerPages final : public PagedMemory {
     void unpin();
     std::int64_t nbytes() const;          // taken by pages that are there or on their way
     std::int64_t missing_nbytes() const;  // of the others
+    PageWaits waits() const;
 
     void bring(const std::vector<std::int32_t>& units) override;
 
@@ -91,6 +99,7 @@ class LayerPages final : public PagedMemory {
     std::int32_t taken_ = 0;  // units
     std::int32_t hand_ = 0;
     int pins_ = 0;
+    PageWaits waits_;
 };
 
 }  // namespace kvdb

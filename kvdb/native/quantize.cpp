@@ -1,5 +1,6 @@
 #include "quantize.h"
 
+#include <cstring>
 #include <mutex>
 
 #include "attend.h"
@@ -83,6 +84,33 @@ void dequantize(const Geometry& geometry, BlockFormat format, const Table& from,
              });
 }
 
+void cut(const Geometry& geometry, BlockFormat format, const std::byte* from, int n,
+         std::byte* to) {
+    check_format(geometry, format);
+    const QuantizedHead layout(geometry, key_bits(format), value_bits(format));
+    const std::size_t key_lanes = geometry.head_dim * key_bits(format) / 8 / 4;  // of four bytes
+    std::memcpy(to, from, geometry.kv_heads * layout.bytes);
+    for (int head = 0; head < geometry.kv_heads; ++head, to += layout.bytes) {
+        for (int token = n; token < geometry.block_size; ++token) {
+            std::byte* keys = to + token / 16 * (key_lanes * 64) + token % 16 * 4;
+            for (std::size_t lane = 0; lane < key_lanes; ++lane) {
+                std::memset(keys + lane * 64, 0, 4);
+            }
+            const int halves = 8 / value_bits(format);  // of a byte, one token each
+            const int group = token / 4;
+            std::byte* values =
+                to + layout.values + group / halves * geometry.head_dim * 4 + token % 4;
+            const std::byte keep{static_cast<unsigned char>(halves == 1 ? 0x00
+                                                            : group % 2 ? 0x0F
+                                                                        : 0xF0)};
+            for (int channel = 0; channel < geometry.head_dim; ++channel)
+                values[channel * 4] &= keep;
+            std::memset(to + layout.key_scales + 2 * token, 0, 2);
+            std::memset(to + layout.value_scales + 2 * token, 0, 2);
+        }
+    }
+}
+
 std::int64_t payload_bytes(const Geometry& geometry, const Run& run) {
     std::int64_t tokens[kQuantizedFormats + 1] = {};
     for (std::int64_t b = 0; b < run.blocks; ++b) {
@@ -95,6 +123,11 @@ std::int64_t payload_bytes(const Geometry& geometry, const Run& run) {
         bytes += tokens[format] * block / geometry.block_size;
     }
     return bytes;
+}
+
+std::int64_t value_bytes(const Geometry& geometry, BlockFormat format) {
+    const BlockFormat alike = format == BlockFormat::int8_int4 ? BlockFormat::int4 : format;
+    return static_cast<std::int64_t>(block_bytes(geometry, alike)) / (2 * geometry.block_size);
 }
 
 }  // namespace kvdb

@@ -21,7 +21,13 @@ QuantizationError quantize(const Geometry& geometry, BlockFormat format, const T
 void dequantize(const Geometry& geometry, BlockFormat format, const Table& from, std::int64_t start,
                 std::int64_t n, const Rows& keys, const Rows& values);
 
+// Copies a quantized block with zeros in place of the codes and scales behind its first n tokens.
+void cut(const Geometry& geometry, BlockFormat format, const std::byte* from, int n, std::byte* to);
+
 // The bytes of the keys and values of a run, each block in the format that its address tells.
 std::int64_t payload_bytes(const Geometry& geometry, const Run& run);
+
+// The bytes of one token's values, of all heads, in blocks of the format; its keys take the others.
+std::int64_t value_bytes(const Geometry& geometry, BlockFormat format);
 
 }  // namespace kvdb

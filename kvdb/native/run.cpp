@@ -25,7 +25,10 @@ bool TileHead::all_hidden() const {
     const auto first = [](int tokens) {
         return tokens < 64 ? (std::uint64_t{1} << std::max(tokens, 0)) - 1 : ~std::uint64_t{0};
     };
-    return hidden[0] == first(count) && hidden[1] == first(count - 64);
+    for (int w = 0; w < words; ++w) {
+        if (hidden[w] != first(count - 64 * w)) return false;
+    }
+    return true;
 }
 
 void RunCursor::next(TileHead& tile, const std::byte** start, const std::byte** rows, int limit) {

@@ -37,13 +37,13 @@ inline constexpr int kGroup = 16;
 //
 // All tokens of a tile belong to one view, and at least one of them is visible.
 struct TileHead {
-    static constexpr int words = 2;
+    static constexpr int words = 4;
     std::int64_t begin = 0;  // run position of the first token
     int count = 0;           // tokens; all groups are full but the last
     std::int32_t view = -1;
     std::uint64_t hidden[words] = {};  // a bit of each token that nobody sees
 
-    bool any_hidden() const { return (hidden[0] | hidden[1]) != 0; }
+    bool any_hidden() const { return (hidden[0] | hidden[1] | hidden[2] | hidden[3]) != 0; }
     bool all_hidden() const;
 };
 

@@ -1,12 +1,20 @@
 #include "step.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "joint_search.h"
 #include "thread_pool.h"
 
 namespace kvdb {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::int64_t nanoseconds(Clock::duration spent, std::size_t parts) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count() /
+           static_cast<std::int64_t>(parts);
+}
 
 // Whether the tokens and KV heads that are asked for are the same, so that one call answers both.
 bool asks_like(const StepSearch& one, const StepSearch& other) {
@@ -57,10 +65,17 @@ std::vector<StepResult> run_steps(const std::vector<PlannedCall>& calls) {
     steps.reserve(calls.size());
     for (const PlannedCall& planned : calls) steps.emplace_back(*planned.plan, planned.call);
     each(calls.size(), [&](std::size_t i) { steps[i].begin(); });
+    const auto begun = Clock::now();
     while (search_next(steps, calls)) {
     }
+    const auto searched = Clock::now();
     std::vector<StepResult> results(calls.size());
     each(calls.size(), [&](std::size_t i) { results[i] = steps[i].finish(); });
+    const auto gathered = Clock::now();
+    for (StepResult& result : results) {
+        result.search_ns = nanoseconds(searched - begun, calls.size());
+        result.gather_ns = nanoseconds(gathered - searched, calls.size());
+    }
     return results;
 }
 

@@ -104,6 +104,9 @@ struct StepResult {
     // of query heads that shared its read. Where everything is to be read, what was spent so far.
     double scanned = 0, retrieved = 0;
     std::int64_t nbytes = 0;
+    // The time of the searches and of what follows them: what was found is gathered and merged. Of
+    // steps together, an equal part each.
+    std::int64_t search_ns = 0, gather_ns = 0;
     Share missed{0, 0}, bound{0, 0};
     StepShown shown;
 };

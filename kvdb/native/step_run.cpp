@@ -21,6 +21,11 @@ std::int64_t tokens_of(const StepBlocks& blocks) {
     return std::accumulate(blocks.counts.begin(), blocks.counts.end(), std::int64_t{0});
 }
 
+std::int64_t bytes_of(const StepPlan& plan, const StepBlocks& blocks) {
+    const auto n = static_cast<std::int64_t>(blocks.table.size());
+    return payload_bytes(plan.geometry, {blocks.table.data(), blocks.counts.data(), n});
+}
+
 void raise(const std::vector<float>& values, std::vector<float>& to) {
     for (std::size_t i = 0; i < to.size(); ++i) to[i] = std::max(to[i], values[i]);
 }
@@ -42,23 +47,23 @@ StepRun::StepRun(const StepPlan& plan, const StepCall& call)
 
 StepResult StepRun::ended(StepEnd end) {
     result_.end = end;
-    count(end == StepEnd::answered ? static_cast<double>(window_tokens_) + whole_ : 0);
+    count(end == StepEnd::answered);
     return std::move(result_);
 }
 
-// read: how many tokens count as read whole.
-void StepRun::count(double read) {
-    const Run all{call_.table, call_.counts, call_.blocks};
-    const auto tokens = std::accumulate(all.counts, all.counts + all.blocks, std::int64_t{0});
-    const auto bytes = static_cast<double>(payload_bytes(plan_.geometry, all));
-    const double token_bytes = bytes / static_cast<double>(std::max<std::int64_t>(tokens, 1));
+// answered: whether what was read whole counts too.
+void StepRun::count(bool answered) {
+    const double read = answered ? static_cast<double>(window_tokens_) + whole_ : 0;
     result_.scanned = read;
     result_.retrieved = read + static_cast<double>(attended_) / static_cast<double>(rows_);
-    result_.nbytes = std::llround(read * token_bytes);
-    for (const SearchResult& found : result_.found) {
-        const auto values = static_cast<double>(found.retrieved.ids.size());
+    result_.nbytes = answered ? window_bytes_ + std::llround(whole_bytes_) : 0;
+    for (std::size_t i = 0; i < result_.found.size(); ++i) {
+        const SearchResult& found = result_.found[i];
+        const StepBlocks& blocks = plan_.searches[i].blocks;
+        const auto format = static_cast<BlockFormat>(blocks.table[0] & kFormatMask);
+        const auto values = static_cast<std::int64_t>(found.retrieved.ids.size());
         result_.scanned += static_cast<double>(found.scanned) / heads_;
-        result_.nbytes += found.nbytes + std::llround(values * token_bytes / (2 * heads_));
+        result_.nbytes += found.nbytes + values * value_bytes(plan_.geometry, format) / heads_;
     }
 }
 
@@ -72,6 +77,7 @@ void StepRun::begin() {
     }
     attend_blocks(plan_, call_.query, window, window_, floor_.data(), 0, heads_);
     window_tokens_ = tokens_of(window);
+    window_bytes_ = bytes_of(plan_, window);
     if (!finite_or_none(window_.lse) || !finite_or_none(floor_)) return;
     if (call_.observed) result_.shown.window_top = floor_;
     if (!plan_.sinks.table.empty()) {
@@ -81,6 +87,7 @@ void StepRun::begin() {
         if (!finite_or_none(sinks.lse)) return;
         merge_into(plan_, window_, sinks);
         window_tokens_ += tokens_of(plan_.sinks);
+        window_bytes_ += bytes_of(plan_, plan_.sinks);
         if (call_.observed) raise(top, result_.shown.window_top);
     }
     rotate_back(plan_.geometry, plan_.q_heads, 1, call_.query, {}, rows_of(query_.data()), true);
@@ -183,15 +190,19 @@ std::vector<std::uint8_t> StepRun::dense_heads(const SearchResult& result) const
 // everything costs less.
 bool StepRun::attend_found() {
     std::vector<std::vector<std::uint8_t>> dense;
-    whole_ = 0;
-    const auto count = [&](std::int64_t tokens, const std::vector<std::uint8_t>& heads) {
-        whole_ += static_cast<double>(tokens) *
-                  static_cast<double>(std::accumulate(heads.begin(), heads.end(), 0)) / heads_;
+    whole_ = whole_bytes_ = 0;
+    const auto count = [&](std::int64_t tokens, const StepBlocks& blocks,
+                           const std::vector<std::uint8_t>& heads) {
+        const double share = std::accumulate(heads.begin(), heads.end(), 0.0) / heads_;
+        if (share == 0) return;
+        whole_ += share * static_cast<double>(tokens);
+        whole_bytes_ += share * static_cast<double>(bytes_of(plan_, blocks));
     };
-    for (const StepWhole& part : plan_.whole) count(part.tokens, part.heads);
+    for (const StepWhole& part : plan_.whole) count(part.tokens, part.blocks, part.heads);
     for (std::size_t i = 0; i < result_.found.size(); ++i) {
         dense.push_back(dense_heads(result_.found[i]));
-        count(plan_.searches[i].end - plan_.searches[i].begin, dense[i]);
+        const StepSearch& search = plan_.searches[i];
+        count(search.end - search.begin, search.blocks, dense[i]);
     }
     const auto searched = static_cast<double>(std::max<std::int64_t>(plan_.tokens, 1));
     if (whole_ / searched > plan_.whole_share_max) return false;
@@ -213,7 +224,7 @@ void StepRun::attend_one(std::size_t i, const std::vector<std::uint8_t>& dense) 
     const SearchResult* found = &result_.found[i];
     SearchResult kept;
     if (std::any_of(dense.begin(), dense.end(), [](std::uint8_t head) { return head != 0; })) {
-        kept = without(*found, dense);
+        kept = without_heads(*found, dense, group_);
         found = &kept;
     }
     merge_states(plan_, state_, nullptr, found, plan_.searches[i].searcher->table,
@@ -228,27 +239,6 @@ void StepRun::attend_one(std::size_t i, const std::vector<std::uint8_t>& dense) 
         missed_[row] = log_sum(missed_[row], found->missed[row]);
         bound_[row] = log_sum(bound_[row], found->bound[row]);
     }
-}
-
-// The result without the rows of some KV heads, which miss nothing.
-SearchResult StepRun::without(const SearchResult& result,
-                              const std::vector<std::uint8_t>& heads) const {
-    SearchResult kept;
-    kept.retrieved.offsets.assign(1, 0);
-    for (std::int64_t row = 0; row < rows_; ++row) {
-        const bool left = heads[row / group_];
-        const std::int64_t begin = result.retrieved.offsets[row];
-        const std::int64_t end = left ? begin : result.retrieved.offsets[row + 1];
-        const auto add = [&](const auto& from, auto& to) {
-            to.insert(to.end(), from.begin() + begin, from.begin() + end);
-        };
-        add(result.retrieved.ids, kept.retrieved.ids);
-        add(result.retrieved.scores, kept.retrieved.scores);
-        kept.retrieved.offsets.push_back(kept.retrieved.offsets.back() + end - begin);
-        kept.missed.push_back(left ? kNone : result.missed[row]);
-        kept.bound.push_back(left ? kNone : result.bound[row]);
-    }
-    return kept;
 }
 
 void StepRun::read_whole(const StepBlocks& blocks, const std::vector<std::uint8_t>& heads) {

@@ -34,7 +34,7 @@ class StepRun {
   private:
     StepResult ended(StepEnd end);
     void turn_query();
-    void count(double read);
+    void count(bool answered);
     Rows rows_of(float* data) const { return {data, dim_, dim_}; }
     void give_up_where_many_are_found();
     // shown: whether an observed query shows it.
@@ -42,8 +42,6 @@ class StepRun {
     std::vector<std::uint8_t> dense_heads(const indexes::SearchResult& result) const;
     bool attend_found();
     void attend_one(std::size_t i, const std::vector<std::uint8_t>& dense);
-    indexes::SearchResult without(const indexes::SearchResult& result,
-                                  const std::vector<std::uint8_t>& heads) const;
     void read_whole(const StepBlocks& blocks, const std::vector<std::uint8_t>& heads);
     std::vector<std::uint8_t> unguarded() const;
     bool merge_estimates();
@@ -59,6 +57,8 @@ class StepRun {
     bool finite_ = false, gave_up_ = false;
     std::int64_t window_tokens_ = 0, attended_ = 0;  // attended: found ones, over all rows
     double whole_ = 0;                               // searched tokens that were read whole
+    std::int64_t window_bytes_ = 0;                  // of the tokens of the window
+    double whole_bytes_ = 0;                         // of those read whole
     StepResult result_;
 };
 

@@ -9,9 +9,10 @@ import kvdb.validate as validate
 from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.segment_view import release_views, visible_tokens
 from kvdb.errors import NotFound
+from kvdb.events import Kind
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.storage.store import BlockStore
-from kvdb.types import ContextInfo, ContextStatistics, ContextUpdate, Dropped, ModelSpec, PrefixMatch, TierStats, Tokens
+from kvdb.types import ContextInfo, ContextStatistics, ContextUpdate, Dropped, ModelSpec, PrefixMatch, TierStats, Tokens, ViewInfo
 
 
 class ContextOperations:
@@ -53,6 +54,17 @@ class ContextOperations:
         return self._catalog.get(name).info()
 
     @counted_call
+    def count_contexts(self) -> int:
+        """How many contexts are stored."""
+        self._catalog.drop_expired()
+        return self._catalog.count
+
+    @counted_call
+    def views(self, name: str) -> list[ViewInfo]:
+        """What a context sees of its segments, in their order. Raises NotFound."""
+        return self._catalog.get(name).view_infos()
+
+    @counted_call
     def update_context(self, name: str, change: ContextUpdate) -> ContextInfo:
         """Change how long a context is kept, what is noted of it, or its name. Returns what it is then. Raises NotFound,
         AlreadyExists for a name that is taken, and CapacityError or Unavailable where a store cannot write it."""
@@ -64,6 +76,8 @@ class ContextOperations:
         """Forget contexts, all or none. Open sessions over them go on; segments that nobody holds any more are freed. Raises
         NotFound."""
         self._catalog.drop(*names)
+        for name in names:
+            self._catalog.events.tell(Kind.DROPPED, context=name)
 
     @counted_call
     def drop_all(self, prefix: str, metadata: Mapping[str, Any]) -> Dropped:
@@ -87,7 +101,9 @@ class ContextOperations:
     def offload(self, name: str) -> int:
         """Move a context's segments to disk; see `residency.offload`. Raises NotFound too."""
         with self._catalog.borrow(name) as context:
-            return residency.offload(context, self._blocks)
+            left = residency.offload(context, self._blocks)
+        self._catalog.events.tell(Kind.OFFLOADED, context=name, bytes=left)
+        return left
 
     @counted_call
     def statistics(self, name: str) -> ContextStatistics:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import log2
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -29,6 +29,14 @@ COSTS_MAX = 256
 """How many costs of one layer are remembered."""
 ESTIMATE_COST = 1.3
 """Cost of a search that estimates the tail, relative to one that does not; measured on clusters (benchmarks/README.md)."""
+
+
+class _Quantizing(TypedDict, total=False):
+    """Fields of PartFacts, none for a part that is not quantized."""
+
+    format: str
+    key_error: float
+    value_error: float
 
 
 Costs = dict[tuple[Any, ...], tuple[Cost, float, int]]
@@ -106,7 +114,16 @@ def _part_facts(call: Call, part: Part, working_set: float) -> PartFacts:
         overlaid=part.overlaid,
         sessions=1 if part.segment is None else part.segment.usage.sessions,
         is_tail=part.name == TAIL_NAME,
+        **_quantizing(part),
     )
+
+
+def _quantizing(part: Part) -> _Quantizing:
+    """How its keys and values are quantized, and what that changed."""
+    if part.segment is None or not part.segment.format:
+        return {}
+    rounding = part.segment.rounding
+    return {"format": part.segment.format, "key_error": rounding.key_error, "value_error": rounding.value_error}
 
 
 def _index_facts(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 
 import grpc
 
@@ -78,6 +79,14 @@ class ContextCalls:
     def explain_context(self, request: pb.ExplainContextRequest, _context: grpc.ServicerContext) -> pb.ExplainContextReply:
         layer = request.layer if request.HasField("layer") else None
         plans = self._database.explain(request.name, layer, to_query_options(request), request.analyze)
+        return pb.ExplainContextReply(plans=map(to_plan, plans))
+
+    def list_sessions(self, _request: pb.ListSessionsRequest, _context: grpc.ServicerContext) -> pb.ListSessionsReply:
+        return pb.ListSessionsReply(sessions=(pb.SessionInfo(**asdict(session)) for session in self._database.sessions()))
+
+    def explain_session(self, request: pb.ExplainSessionRequest, _context: grpc.ServicerContext) -> pb.ExplainContextReply:
+        layer = request.layer if request.HasField("layer") else None
+        plans = self._database.explain_session(request.label, layer, to_query_options(request), request.analyze)
         return pb.ExplainContextReply(plans=map(to_plan, plans))
 
 

@@ -17,14 +17,27 @@ import kvdb.hardware.profile as profile
 from kvdb.config import Config, ServerConfig
 from kvdb.database import Database
 from kvdb.errors import ConfigError, KvdbError
+from kvdb.events import Kind
 from kvdb.hardware.calibrate import calibrate
 from kvdb.rpc.options import server_options
+from kvdb.server.console.access import view_by_token
+from kvdb.server.console.console import Console
+from kvdb.server.http.opening import open_http
+from kvdb.server.http.routes import Route
 from kvdb.server.inflight import InflightBytes
 from kvdb.server.interceptors import TokenCheck, UnaryCalls
+from kvdb.server.log import open_log
 from kvdb.server.malloc import keep_freed_memory
+from kvdb.server.metrics.calls import CallMetrics
+from kvdb.server.metrics.opening import open_registry
+from kvdb.server.metrics.page import metrics_route
+from kvdb.server.observing import CallsSeen
 from kvdb.server.service import SERVICE, KvdbService, handlers
 from kvdb.server.session_registry import Sessions
+from kvdb.server.shared_memory.calls import SharedEngine
+from kvdb.server.shared_memory.listener import SharedMemoryListener
 from kvdb.server.streams import Streams
+from kvdb.server.tracing import open_tracing
 from kvdb.server.turns import Turns
 from kvdb.server.watch import Watch
 from kvdb.version import __version__
@@ -55,15 +68,23 @@ class Server:
     def __init__(self, database: Database, config: ServerConfig) -> None:
         """Takes the port. Raises ConfigError if it is taken already or invalid."""
         self._threads = ThreadPoolExecutor(config.workers + SHORT_CALL_THREADS, thread_name_prefix="kvdb-server")
+        self.registry = open_registry(database)
+        """What is measured of it."""
+        self._measured = CallMetrics(self.registry)
         self._streams = Streams(config.workers, config.stream_idle_seconds)
-        self._turns = Turns(CLIENT_CALLS_MAX, CLIENT_WAITING_MAX)
-        self._sessions = Sessions(config.session_idle_seconds, self._streams.session_ended)
+        self._turns = Turns(CLIENT_CALLS_MAX, CLIENT_WAITING_MAX, self._measured.waited)
+        self._sessions = Sessions(config.session_idle_seconds, self._streams.session_ended, database.events)
         idle_seconds = min(config.session_idle_seconds, config.stream_idle_seconds)
         self._watch = Watch(idle_seconds / LOOKS_PER_IDLE_TIME, [self._sessions.close_idle, self._streams.end_idle])
         self._health = health.HealthServicer()
+        shared = SharedEngine(database, self._sessions, self._turns, self._measured.stepped)
+        self._local = SharedMemoryListener(config.local_socket, config.token, shared)
         self._server = grpc.server(
             self._threads,
-            interceptors=[TokenCheck(config.token)] if config.token else [],
+            interceptors=[
+                CallsSeen(self._measured, database.events, open_tracing(config.traces)),
+                *([TokenCheck(config.token)] if config.token else []),
+            ],
             options=server_options(config.message_bytes_max, config.workers + CLIENT_BURST_MAX, CONNECTIONS_MAX),
         )
         self._server.add_generic_rpc_handlers((self._calls(database, config),))
@@ -72,19 +93,25 @@ class Server:
             names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
         self.target = self._listen(config)
+        self.ready = False
+        """Whether it takes new calls."""
 
     def start(self) -> None:
         """Answer calls from now on."""
         self._watch.start()
         self._server.start()
+        self._local.start()
         for name in ("", SERVICE.full_name):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self.ready = True
 
     def stop(self, grace: float) -> None:
         """Refuse new calls, give those under way `grace` seconds to end, close every session and leave no thread behind."""
+        self.ready = False
         self._health.enter_graceful_shutdown()
         stopped = self._server.stop(grace)
         self._streams.drain()
+        self._local.stop(grace)
         stopped.wait()
         self._watch.stop()
         self._turns.close()  # or a turn that comes later would look for a thread that is not there any more
@@ -93,7 +120,8 @@ class Server:
 
     def _calls(self, database: Database, config: ServerConfig) -> grpc.GenericRpcHandler:
         inflight = InflightBytes(config.inflight_bytes_max)
-        service = KvdbService(database, self._sessions, self._streams, self._turns, inflight, config)
+        service = KvdbService(database, self._sessions, self._streams, self._turns, inflight, config, self._measured.stepped)
+        service.offer_memory(self._local.path, self._local.identity)
         return handlers(service, UnaryCalls(self._threads.submit, self._turns, inflight))
 
     def _listen(self, config: ServerConfig) -> str:
@@ -106,6 +134,7 @@ class Server:
             port = self._server.add_insecure_port(address)
         except (OSError, RuntimeError) as error:
             self._threads.shutdown()
+            self._local.stop(0.0)
             why = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(
                 f"the server cannot listen on {address} ({why}); choose another, or port 0 for a free one"
@@ -134,18 +163,35 @@ def run(config: Config) -> int:
     for number in SIGNALS:
         signal.signal(number, lambda *_: told.set())
     with Database(config) as database:
+        database.events.add(open_log(config.log))
         server = Server(database, config.server)
         if not config.server.token and is_exposed(config.server.host):
             _warn(config.server.host)
+        http = open_http(
+            config, lambda: server.ready, _pages(database, server, config.server.token), exposed=is_exposed(config.metrics.host)
+        )
         server.start()
         print(f"kvdb {__version__} ready on {server.target}", flush=True)  # noqa: T201
+        if http is not None:
+            http.start()
+            print(f"kvdb metrics on {http.url}/metrics\nkvdb console on {http.url}/ui/", flush=True)  # noqa: T201
+        database.events.tell(Kind.STARTED, target=server.target, version=__version__)
         while not told.wait(LOOK_SECONDS):
             pass
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)
+        database.events.tell(Kind.DRAINING, seconds=config.server.drain_seconds)
         end_within(config.server.drain_seconds + END_SECONDS)
         server.stop(config.server.drain_seconds)
+        if http is not None:
+            http.stop()
+        database.events.tell(Kind.STOPPED)
     return 0
+
+
+def _pages(database: Database, server: Server, token: str) -> list[Route]:
+    """What the HTTP port offers beside health. token: without which the console shows nothing, "" for none."""
+    return [metrics_route(server.registry), *Console(view_by_token(database, token)).routes()]
 
 
 def is_exposed(host: str) -> bool:

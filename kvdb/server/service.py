@@ -1,9 +1,10 @@
 """The calls of kvdb.v1.Kvdb, each of them the engine's own method between two messages."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from re import sub
+from time import perf_counter
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
@@ -45,12 +46,15 @@ class KvdbService(ContextCalls, ReadCalls, StoreCalls):
         turns: Turns,
         inflight: InflightBytes,
         config: ServerConfig,
+        stepped: Callable[[str, float], None],
     ) -> None:
+        """stepped: told of each message of a Decode stream which call it held, and the seconds that it took."""
         self._database = database
         self._sessions = sessions
         self._streams = streams
         self._turns = turns
         self._inflight = inflight
+        self._stepped = stepped
         self._incoming = partial(Incoming, inflight, nbytes_max=config.request_bytes_max)
         self._greeting = pb.HelloReply(
             version=__version__,
@@ -58,6 +62,10 @@ class KvdbService(ContextCalls, ReadCalls, StoreCalls):
             request_bytes_max=config.request_bytes_max,
             stream_idle_seconds=config.stream_idle_seconds,
         )
+
+    def offer_memory(self, path: str, identity: bytes) -> None:
+        """Tell clients from now on of the socket through which this server shares memory, and what it says of itself there."""
+        self._greeting.local_socket, self._greeting.local_server = path, identity
 
     def hello(self, _request: pb.HelloRequest, _context: grpc.ServicerContext) -> pb.HelloReply:
         return self._greeting
@@ -90,7 +98,7 @@ class KvdbService(ContextCalls, ReadCalls, StoreCalls):
         if not request.HasField("parts"):
             rest = error_max, request.salt
             tokens = codec.from_tokens(request.tokens)
-            return self._opened(self._database.create_session(spec, tokens, *rest, share=request.share))
+            return self._opened(self._database.create_session(spec, tokens, *rest, share=request.share, label=request.label))
         if request.tokens:
             raise InvalidArgument("a session is created of tokens and of parts; expected one of the two")
         parts = [codec.from_part(part) for part in request.parts.parts]
@@ -199,12 +207,14 @@ class KvdbService(ContextCalls, ReadCalls, StoreCalls):
             stream.session, stream.turn = call.session_id, Turn("", frozenset((call.session_id,)))
         elif call.session_id not in {"", stream.session}:
             raise InvalidArgument("a decode request names another session than the stream's first; open a stream for each")
+        started = perf_counter()
         self._turns.wait(stream.turn)
         try:
             with self._sessions.borrow(stream.session) as session:
                 out = decode_calls.CALLS[kind](session, call)
         finally:
             self._turns.end(stream.turn)
+            self._stepped(kind, perf_counter() - started)
         reply = pb.DecodeReply()
         if out is not None:
             codec.put_array(reply.out, out)

@@ -8,6 +8,7 @@ from threading import Lock
 from time import monotonic
 
 from kvdb.errors import SessionClosed
+from kvdb.events import Events, Kind
 from kvdb.session.state import SessionState
 
 ID_BYTES = 16
@@ -41,12 +42,14 @@ class Borrowed:
 class Sessions:
     """A registry that closes a session when no call has used it for `idle_seconds`. Thread-safe.
 
-    ended: called with the id of each session that was closed, by its client or for being idle.
+    ended: called with the id of each session that was closed, by its client or for being idle. events: told of the
+    latter.
     """
 
-    def __init__(self, idle_seconds: float, ended: Callable[[str], None]) -> None:
+    def __init__(self, idle_seconds: float, ended: Callable[[str], None], events: Events | None = None) -> None:
         self._idle_seconds = idle_seconds
         self._ended = ended
+        self._events = events or Events()
         self._entries: dict[str, _Entry] = {}
         self._lock = Lock()
 
@@ -90,6 +93,7 @@ class Sessions:
             for name, _ in idle:
                 del self._entries[name]
         for name, entry in idle:
+            self._events.tell(Kind.SESSION_EXPIRED, idle_seconds=self._idle_seconds)
             self._end(name, entry)
 
     def close_all(self) -> None:

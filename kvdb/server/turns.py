@@ -5,6 +5,7 @@ A call that waits for its turn takes no thread: it is kept here, and told when t
 
 from collections.abc import Callable, Collection
 from threading import Event, Lock
+from time import perf_counter
 from typing import NamedTuple
 
 from kvdb.errors import CapacityError
@@ -21,12 +22,14 @@ class Turn(NamedTuple):
 class Turns:
     """The calls under way and those that wait. Thread-safe.
 
-    running_max: how many calls of one client are under way at a time. waiting_max: how many more of it may wait.
+    running_max: how many calls of one client are under way at a time. waiting_max: how many more of it may wait. waited: told of
+    each turn how many seconds it was waited for.
     """
 
-    def __init__(self, running_max: int, waiting_max: int) -> None:
+    def __init__(self, running_max: int, waiting_max: int, waited: Callable[[float], None] = lambda _seconds: None) -> None:
         self._running_max = running_max
         self._waiting_max = waiting_max
+        self._waited = waited
         self._busy: set[str] = set()
         self._running: dict[str, int] = {}
         self._waiting: list[tuple[Turn, Callable[[], object]]] = []
@@ -42,13 +45,14 @@ class Turns:
             reserved = {name for waiting, _ in self._waiting for name in waiting.sessions} if self._waiting else ()
             if self._may_run(turn, reserved):
                 self._take(turn)
+                self._waited(0.0)
                 return True
             if turn.client and sum(waiting.client == turn.client for waiting, _ in self._waiting) >= self._waiting_max:
                 raise CapacityError(
                     f"{self._waiting_max} calls of this client wait for their turn already; "
                     "wait for answers before more is asked, or use a Decode stream for each session"
                 )
-            self._waiting.append((turn, go_on))
+            self._waiting.append((turn, self._timed(go_on)))
             return False
 
     def end(self, turn: Turn) -> None:
@@ -75,10 +79,21 @@ class Turns:
         with self._lock:
             if not self._waiting and self._may_run(turn):  # nearly always, and a decode step is short
                 self._take(turn)
+                self._waited(0.0)
                 return
         come = Event()
         if not self.begin(turn, come.set):
             come.wait()
+
+    def _timed(self, go_on: Callable[[], object]) -> Callable[[], object]:
+        """`go_on`, which tells first how long it was waited for."""
+        came = perf_counter()
+
+        def tell() -> None:
+            self._waited(perf_counter() - came)
+            go_on()
+
+        return tell
 
     def _ready(self) -> list[Callable[[], object]]:
         """Take the turns that have come, in their order: of each session, the one that waited longest."""

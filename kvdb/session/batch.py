@@ -155,10 +155,10 @@ def _answer(spec: ModelSpec, members: Sequence[Member], q: Array) -> Array:
         out[together] = rows[:, :, None]
         for i, stats in zip(together, all_stats, strict=True):
             members[i].layer.answered_exactly(prepared[i], q[i], out[i], stats, members[i].options)
-            members[i].session.counters.count(prepared[i].plan, stats)
+            members[i].session.counters.count(prepared[i].plan, stats, members[i].layer.run.tokens)
     for i in sorted({*range(len(members))} - {*together}):
         out[i], stats = members[i].layer.answer_prepared(prepared[i], q[i], members[i].options, launched.get(i))
-        members[i].session.counters.count(prepared[i].plan, stats)
+        members[i].session.counters.count(prepared[i].plan, stats, members[i].layer.run.tokens)
     return out
 
 

@@ -15,13 +15,17 @@ class SessionCounters:
 
     def __init__(self) -> None:
         self.queries = self.bytes_read = self.kernel_ns = 0
+        self.tokens_seen = self.plan_ns = self.search_ns = self.gather_ns = 0
         self.tokens_scanned = self.tokens_retrieved = self.missed = self.missed_bound = self.missed_bound_max = 0.0
         self.rules: dict[str, int] = {}
 
-    def count(self, plan: Plan, stats: AttentionStats, queries: int = 1) -> None:
+    def count(self, plan: Plan, stats: AttentionStats, tokens: int, queries: int = 1) -> None:
         """Count calls that were answered by a plan. stats: of one call, or sums over `queries` of them, but for the largest
-        bound."""
+        bound. tokens: before the query, or the sum over the queries."""
         self.queries += queries
+        self.tokens_seen += tokens
+        self.search_ns += stats.search_ns
+        self.gather_ns += stats.gather_ns
         self.tokens_scanned += stats.scanned
         self.tokens_retrieved += stats.retrieved
         self.bytes_read += stats.nbytes
@@ -30,6 +34,23 @@ class SessionCounters:
         self.missed_bound += stats.missed_bound
         self.missed_bound_max = max(self.missed_bound_max, stats.missed_bound_max)
         self.rules[plan.rule] = self.rules.get(plan.rule, 0) + queries
+
+    def add(self, other: "SessionCounters") -> None:
+        """Add what another session counted."""
+        for name, value in vars(other).items():
+            if name == "rules":
+                for rule, queries in list(value.items()):
+                    self.rules[rule] = self.rules.get(rule, 0) + queries
+            elif name == "missed_bound_max":
+                self.missed_bound_max = max(self.missed_bound_max, value)
+            else:
+                setattr(self, name, getattr(self, name) + value)
+
+    def seconds(self) -> dict[str, float]:
+        """The seconds of all calls by stage. What was neither search nor gathering is `attend`."""
+        attend_ns = max(0, self.kernel_ns - self.search_ns - self.gather_ns)
+        spent = {"plan": self.plan_ns, "search": self.search_ns, "gather": self.gather_ns, "attend": attend_ns}
+        return {stage: ns / 1e9 for stage, ns in spent.items()}
 
     def stats(self, tokens: int, start: int, reused: int, tail_nbytes: int, audits: Sequence[Audits]) -> SessionStats:
         """The counters as statistics of a session. tokens: how many it holds, those from position `start` on in its tail. audits:

@@ -61,7 +61,9 @@ def _measured(
         return replace(access, actual=_of_gpu(layer.planner.device_attention_of(prepared, access), q))
     if access.index is not None:
         search = next(searches, None)  # there is none where one before it gave up on everything
-        return access if search is None else replace(access, actual=_of_search(access, spec, search))
+        if search is None:
+            return access
+        return replace(access, actual=_of_search(access, spec, search, _value_nbytes(layer, prepared, access)))
     reads = layer.run.part(slice(*layer.planner.blocks_of(prepared, access)))
     heads = access.heads
     out, lse = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
@@ -84,7 +86,14 @@ def _of_gpu(device: DeviceAttention, q: Array) -> Actual | None:
     return Actual(answer.retrieved, answer.scanned, answer.nbytes, perf_counter() - started)
 
 
-def _of_search(access: Access, spec: ModelSpec, search: IndexSearch) -> Actual:
+def _value_nbytes(layer: Layer, prepared: Prepared, access: Access) -> int:
+    """The bytes of one token's values where it is read."""
+    segment = prepared.parts[access.part].segment
+    return (layer.tail.layout if segment is None else segment.tables[layer.number].layout).value_nbytes
+
+
+def _of_search(access: Access, spec: ModelSpec, search: IndexSearch, value_nbytes: int) -> Actual:
+    """The cost of a search. value_nbytes: the bytes of one token's values where it searched."""
     result, group = search.result, spec.q_heads // spec.kv_heads
     dense = np.zeros(1, np.bool_) if result.dense is None else result.dense.reshape(spec.kv_heads, -1)
     left = np.broadcast_to(np.asarray(dense.any(axis=-1), np.bool_), spec.kv_heads)
@@ -94,7 +103,7 @@ def _of_search(access: Access, spec: ModelSpec, search: IndexSearch) -> Actual:
     return Actual(
         tokens=attended / (max(len(access.heads) - left_heads, 1) * group),
         scanned=result.scanned / len(access.heads),
-        nbytes=result.nbytes + attended * spec.token_nbytes // (2 * spec.kv_heads),
+        nbytes=result.nbytes + attended * value_nbytes // spec.kv_heads,
         seconds=search.ns / 1e9,
         left_heads=left_heads,
     )

@@ -2,6 +2,7 @@
 
 import logging
 from functools import partial
+from time import perf_counter_ns
 from typing import Self
 
 import numpy as np
@@ -29,7 +30,7 @@ from kvdb.session.segment_counters import SegmentCounters
 from kvdb.session.services import SessionServices
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import Reservation
-from kvdb.storage.paged_segment import reading
+from kvdb.storage.paged_segment import PageReads, reading
 from kvdb.types import Array, ModelSpec, Positions
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
@@ -75,6 +76,7 @@ class Layer:
         self._complete = not len(snapshot.missing(self.number))
         self.run = snapshot.run(self.number, self.tail)
         self.pages = snapshot.pages(self.number)
+        self.page_reads: PageReads | None = None
         self.segment_counters = SegmentCounters(snapshot.views, self._services.advisor.count_queries)
         self.planner = Planner(self._services, self._spec, snapshot, self.number, self.run, self._tail)
         taken = self.run, self._tail, self.planner, self.query_samples, self._observed
@@ -100,8 +102,8 @@ class Layer:
         """Count what native code answered by itself, so that the layer's tail and counters say it too."""
         taken = self.native_steps.take()
         if taken is not None:
-            course, number, stats = taken
-            self._counters.count(course.prepared.plan, stats, number)
+            course, number, stats, tokens = taken
+            self._counters.count(course.prepared.plan, stats, tokens, number)
             self._count(stats, 1, course.options, number, searched=course.searches)
             self.audits.follow(course.prepared, stats, number)
 
@@ -200,7 +202,9 @@ class Layer:
         self._course = None
         if self._indexes_tail:
             self._tail.seal()
+        started = perf_counter_ns()
         prepared = self.planner.prepare(q.shape[1], options)
+        self._counters.plan_ns += perf_counter_ns() - started
         self._indexes_tail = prepared.indexes_tail
         return prepared
 
@@ -242,7 +246,12 @@ class Layer:
         """Answer the queries q of the last n tokens by a plan. observed: whether they go into the statistics. pending: what was
         already launched on the GPU for them, None for nothing. Raises what `Pool.pin` raises for a layer on disk."""
         answer = partial(self._execute, prepared, q, options, observed, pending)
-        return reading(self.pages, answer, whole=not self._searches(prepared, q.shape[1]))
+        searches = self._searches(prepared, q.shape[1])
+        before = PageReads.so_far(self.pages)
+        answered = reading(self.pages, answer, whole=not searches)
+        if searches:
+            self.page_reads = PageReads.so_far(self.pages) - before
+        return answered
 
     def _execute(
         self, prepared: Prepared, q: Array, options: QueryOptions, observed: bool, pending: Pending | None

@@ -32,11 +32,12 @@ class Course(NamedTuple):
 
 
 class StepsTaken(NamedTuple):
-    """Steps of a course. stats: sums over them, but for the largest bound."""
+    """Steps of a course. stats: sums over them, but for the largest bound. tokens: before each, their sum."""
 
     course: Course
     number: int
     stats: AttentionStats
+    tokens: int
 
 
 class NativeSteps:
@@ -132,9 +133,17 @@ class NativeSteps:
         self._observe(totals.steps)
         self._course.prepared.uses_left -= totals.steps
         stats = AttentionStats(
-            totals.scanned, totals.retrieved, totals.nbytes, totals.ns, totals.missed, totals.bound, totals.bound_max
+            scanned=totals.scanned,
+            retrieved=totals.retrieved,
+            nbytes=totals.nbytes,
+            kernel_ns=totals.ns,
+            missed=totals.missed,
+            missed_bound=totals.bound,
+            missed_bound_max=totals.bound_max,
+            search_ns=totals.search_ns,
+            gather_ns=totals.gather_ns,
         )
-        return StepsTaken(self._course, totals.steps, stats)
+        return StepsTaken(self._course, totals.steps, stats, totals.tokens)
 
     def _take_tensors(self) -> None:
         """Take tensors of torch from now on, if there are any: whoever has one has imported it."""

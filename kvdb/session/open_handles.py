@@ -60,7 +60,7 @@ class OpenHandles:
     """What is open in a database, and how many of its calls are under way, so that closing it waits for them. Thread-safe."""
 
     def __init__(self) -> None:
-        self._handles: set[Handle] = set()
+        self._handles: dict[Handle, None] = {}  # in the order in which they were opened
         self._calls = 0
         self._closed = False
         self._changed = Condition()
@@ -72,11 +72,16 @@ class OpenHandles:
         """Add a handle. Raises Unavailable once the database is closed; then the caller has to release the handle."""
         with self._changed:
             self._check_open()
-            self._handles.add(handle)
+            self._handles[handle] = None
 
     def remove(self, handle: Handle) -> None:
         with self._changed:
-            self._handles.discard(handle)
+            self._handles.pop(handle, None)
+
+    def open(self) -> list[Handle]:
+        """What is open, in the order in which it was opened."""
+        with self._changed:
+            return list(self._handles)
 
     def begin_call(self) -> None:
         """A call of the database begins, for which closing it waits. Raises Unavailable once the database is closed."""

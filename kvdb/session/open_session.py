@@ -11,7 +11,7 @@ from kvdb.catalog.relayout import Relayout
 from kvdb.catalog.segment_view import Views
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.errors import CapacityError, IntegrityError, SessionClosed, Unavailable
-from kvdb.session.counters import SessionCounters
+from kvdb.events import Kind
 from kvdb.session.known_ids import ids_of
 from kvdb.session.layer import Layer
 from kvdb.session.native_steps import NativeSteps
@@ -38,10 +38,10 @@ class OpenSession:
     """What an open session holds. It takes over the `snapshot` and the `tails`, one for each layer; `close` releases them.
 
     tokens: its known token ids, int32; at least those before the tail. start: the position of the tail's first token. reused: the
-    number of tokens before it that were stored when it was opened. error_max: of queries that name nothing, None for the
-    configuration's. salt: what it was found by beside its tokens, and is stored under. shared: what others find of it while it is
-    open, None for nothing. Thread-safe: calls on one session take turns. The constructor raises Unavailable for a closed
-    database, and CapacityError, and then everything was given back."""
+    number of tokens before it that were stored when it was opened. label: under which others are told of it, "" for nobody.
+    error_max: of queries that name nothing, None for the configuration's. salt: what it was found by beside its tokens, and is
+    stored under. shared: what others find of it while it is open, None for nothing. Thread-safe: calls on one session take turns.
+    The constructor raises Unavailable for a closed database, and CapacityError, and then everything was given back."""
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class OpenSession:
         self.snapshot = snapshot
         self.tokens = tokens
         self.salt = salt
+        self.label = ""
         self.start = snapshot.layout.length
         self.reused = self.start - len(snapshot.missing(0))
         self.services = services
@@ -64,7 +65,7 @@ class OpenSession:
         nbytes = session_nbytes(spec, snapshot.views, len(tokens))
         self._beside = residency.pin_snapshot(snapshot, tails, services.loader, services.budget, nbytes)
         self.error_max = services.config.optimizer.error_max if error_max is None else error_max
-        self.counters = SessionCounters()
+        self.counters = services.activity.begin()
         self._layers = [
             Layer(services, spec, snapshot, number, tail, self.error_max, self.counters) for number, tail in enumerate(tails)
         ]
@@ -79,6 +80,7 @@ class OpenSession:
             self.close()
             raise
         self._hold()
+        services.events.tell(Kind.SESSION_OPENED, tokens=len(tokens), reused=self.reused)
 
     @property
     def tails(self) -> list[BlockTable]:
@@ -202,8 +204,20 @@ class OpenSession:
                 _let_go(self.snapshot)
                 self._beside.release()
                 self.services.handles.remove(self)
+                self.services.activity.end(self.counters)
+                self.services.events.tell(Kind.SESSION_CLOSED, queries=self.counters.queries)
                 if left or self.snapshot.overlay is not None:
                     self.services.space.settle()
+
+    def try_count(self) -> None:
+        """Count what native code answered by itself, unless a call is under way."""
+        if self.turns.acquire(blocking=False):
+            try:
+                if self._open:
+                    for layer in self._layers:
+                        layer.count_native_steps()
+            finally:
+                self.turns.release()
 
     def _settle(self) -> None:
         """Take over from native steps, and wait for audits under way, which read what all layers hold. Raises SessionClosed."""

@@ -7,7 +7,9 @@ from typing import Protocol
 from indexes.base import Float32
 from kvdb.catalog.holders import Holder
 from kvdb.catalog.snapshot import Snapshot
+from kvdb.events import Events
 from kvdb.planning.services import PlanningServices
+from kvdb.session.activity import SessionActivity
 from kvdb.session.open_handles import OpenHandles
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.loader import Loader
@@ -72,10 +74,13 @@ class SpaceKeeper(Protocol):
 class SessionServices(PlanningServices):
     """Everything that a session uses from its database. loader: brings segments back from disk. handles: the open sessions and
     imports of the database. publisher: stores sessions. space: lays out anew what they stand on. auditor:
-    compares answers with exact attention, after they were given."""
+    compares answers with exact attention, after they were given. activity: sums over all sessions. events: told when
+    sessions come and go."""
 
     loader: Loader
     handles: OpenHandles
     publisher: SessionPublisher
     space: SpaceKeeper
     auditor: Executor
+    activity: SessionActivity
+    events: Events

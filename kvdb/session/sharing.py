@@ -4,6 +4,7 @@ from contextlib import suppress
 from threading import Lock
 
 from kvdb.catalog.overhead import segment_nbytes
+from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.prefix_tree import common_prefix
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import SegmentView, Views, release_views, visible_tokens
@@ -101,4 +102,4 @@ def _segment_of(session: OpenSession, tokens: Tokens) -> Segment:
     tables = [tail.share() for tail in session.tails]
     for table in tables:
         table.truncate(len(tokens))
-    return Segment(tokens, tables, base=session.start, standalone=not session.start, beside=beside)
+    return Segment(PackedIds(tokens), tables, base=session.start, standalone=not session.start, beside=beside)

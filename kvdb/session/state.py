@@ -50,7 +50,7 @@ class SessionState(OpenSession):
             options = state.resolve(options)
             state.check_last(state.check_queries(q))
             out, plan, stats = state.answer(q, options)
-            self.counters.count(plan, stats)
+            self.counters.count(plan, stats, state.run.tokens)
             return out
 
     def attend(
@@ -82,7 +82,7 @@ class SessionState(OpenSession):
             undo.callback(state.take_back, n)
             out, plan, stats = state.answer(q, options)
             undo.pop_all()
-        self.counters.count(plan, stats)
+        self.counters.count(plan, stats, state.run.tokens)
         state.go_on(asked)
         return out
 
@@ -222,8 +222,10 @@ class SessionState(OpenSession):
         with self.turns:
             state = self.layer(layer)
             asked = state.resolve(options)
+            reads = state.page_reads
             plan = analyze_plan(state, self.spec, asked) if analyze else state.planner.plan(asked)
-            return replace(plan, notes=self._recomputing.notes(layer) + paging_notes(state.pages))
+            state.page_reads = reads  # the analysis had everything in memory
+            return replace(plan, notes=self._recomputing.notes(layer) + paging_notes(state.pages, reads))
 
     def set_last_queries(self, queries_by_layer: Mapping[int, Float32]) -> None:
         """Treat the last of these queries, float32 `[q_heads, m, head_dim]` by layer, as the session's last query."""

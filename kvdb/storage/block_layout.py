@@ -79,6 +79,11 @@ class BlockLayout:
         """The bytes of one token's keys and values."""
         return self.nbytes // self.block_size
 
+    @cached_property
+    def value_nbytes(self) -> int:
+        """The bytes of one token's values. Those of int8-int4 lie as in int4; elsewhere keys take as much as values."""
+        return (self.quantized("int4") if self.format == "int8-int4" else self).token_nbytes // 2
+
     def nbytes_of(self, addresses: Addresses, counts: npt.NDArray[np.int32]) -> int:
         """The bytes of so many tokens of each block, whose format its address tells (`tag`)."""
         formats = addresses & np.uint64(FORMAT_MASK)
@@ -109,6 +114,10 @@ class BlockLayout:
         """The layout of the same tokens in that format."""
         return replace(self, format=format)
 
+    def of_block(self, address: int) -> "BlockLayout":
+        """The layout of a block of the same tokens, whose format its address tells (`tag`)."""
+        return self.quantized(FORMATS[int(address) & FORMAT_MASK])
+
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
@@ -117,6 +126,13 @@ class BlockLayout:
         finite, if any."""
         bad = _native.append(self.native, addresses, start, bits(k), bits(v))
         return None if bad is None else NonFinite(*bad)
+
+    def copy_first(self, source: int, target: int, n: int) -> None:
+        """Copy one block at these addresses, with zeros behind its first n tokens where it is quantized, and else only these."""
+        if self.format:
+            _native.cut(self.native, self.native_format, source, n, target)
+        else:
+            self.copy(np.array([source], np.uint64), 0, np.array([target], np.uint64), 0, n)
 
     def finite(self, array: Array, logs: Array | None = None) -> bool:
         """Whether an array `[heads, n, head_dim]` of any number of heads holds neither NaN nor infinity. logs: float32

@@ -1,5 +1,6 @@
 """Block tables: logical block number -> physical block."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from math import isfinite
 
@@ -203,3 +204,14 @@ class BlockTable:
         if count < self._count:
             self.tier.release(self._blocks[count : self._count].copy())
             self._count = count
+
+
+def reserve_together(tables: Sequence[BlockTable], n: int) -> None:
+    """Take blocks for n tokens in each of these empty tables of one tier and layout, which the caller will write. No context goes
+    to make room. Raises CapacityError, and then no block was taken at any time, so that nobody else lacked it."""
+    assert not any(table.length for table in tables)
+    tier, count = tables[0].tier, tables[0].layout.blocks_for(n)
+    blocks = tier.allocate(count * len(tables))
+    for table, own in zip(tables, np.split(blocks, len(tables)), strict=True):
+        table._add(own)
+        table.length = n

@@ -44,13 +44,13 @@ class CpuBudget:
         with self.lock:
             if self.limit is None or self._taken + nbytes <= self.limit:
                 return
-            for trim in self._trims:
-                trim(self._taken + nbytes - self.limit)
             if nbytes > self.limit:
                 raise CapacityError(
                     f"the CPU tier needs {nbytes:,} bytes at once, more than all of storage.cpu_bytes_max={self.limit}; raise "
                     "the budget"
                 )
+            for trim in self._trims:
+                trim(self._taken + nbytes - self.limit)
             if self._taken + nbytes > self.limit:
                 raise CapacityError(
                     f"the CPU tier needs {nbytes:,} bytes more and holds {self._taken:,} of storage.cpu_bytes_max={self.limit}; "

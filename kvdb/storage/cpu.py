@@ -41,6 +41,9 @@ class CpuTier(CountedTier):
             return with_room(lambda: self._allocate(count), self._budget.evict, count * self.block_nbytes)
         return self._allocate(count)
 
+    def make_room(self, count: int) -> None:
+        with_room(lambda: self._check(count), self._budget.evict, count * self.block_nbytes)
+
     def addresses(self, blocks: Blocks) -> Addresses:
         return self._addresses[blocks]
 
@@ -64,10 +67,7 @@ class CpuTier(CountedTier):
 
     def _allocate(self, count: int) -> Blocks:
         with self._lock:
-            missing = 0
-            while missing < count - self._ledger.free:  # again, because the check may have released free arenas
-                missing = count - self._ledger.free
-                self._budget.check(missing * self.block_nbytes)
+            self._check(count)
             try:
                 while count > self._ledger.free:
                     self._grow(count - self._ledger.free)
@@ -78,6 +78,14 @@ class CpuTier(CountedTier):
             if self._empty:
                 self._empty = {extent for extent in self._empty if self._ledger.is_empty(extent)}
             return blocks
+
+    def _check(self, count: int) -> None:
+        """Raises CapacityError unless `count` blocks are free or have room in the budget."""
+        with self._lock:
+            missing = 0
+            while missing < count - self._ledger.free:  # again, because the check may have released free arenas
+                missing = count - self._ledger.free
+                self._budget.check(missing * self.block_nbytes)
 
     def _grow(self, missing: int) -> None:
         """Add an arena, with only the missing blocks where the budget is nearly spent. Raises CapacityError."""

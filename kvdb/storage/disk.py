@@ -10,7 +10,7 @@ from kvdb.storage.beside import BesideFiles, beside, final_name, written
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.home import Home
-from kvdb.storage.room import Evict, with_room
+from kvdb.storage.room import Ask, Evict, with_room
 from kvdb.storage.segment_file import SegmentFile
 from kvdb.storage.segment_head import Contents
 from kvdb.storage.segment_writing import SegmentWriting, write_threads
@@ -143,26 +143,33 @@ class SegmentFolder:
                 raise Unavailable(f"{path} cannot be written: {error.strerror}") from None
             self._beside.put(file, suffix, len(content))
 
-    def save_beside(self, file: SegmentFile, suffix: str, nbytes: int, save: Callable[[Path], None]) -> None:
-        """Keep in a file beside that of a segment what `save` writes to a path, in about `nbytes` bytes, without keeping others
-        waiting. The rest as in `write_beside`; what indexes take is not taken for it."""
-        path = beside(file, suffix)
+    def save_beside(self, file: SegmentFile, suffix: str, save: Callable[[Path, Ask], None]) -> None:
+        """Keep in a file beside that of a segment what `save` writes to a path, without keeping others waiting; it asks for all
+        bytes before it writes any. The rest as in `write_beside`; what indexes take is not taken for it."""
+        path, asked, kept = beside(file, suffix), 0, False
+
+        def ask(nbytes: int) -> None:
+            nonlocal asked
+            with self._lock:
+                self._reserve(nbytes, of_indexes=False)
+                asked += nbytes
+
         with self._lock:
             self._check_known(file)
             self._reserved -= self._beside.remove(file, suffix)
-            self._reserve(nbytes, of_indexes=False)
             self._writing.add(path.name)
-        size = 0
         try:
-            save(path)
+            save(path, ask)
             size = path.stat().st_size
+            ask(max(0, size - asked))  # nothing, but for a kind of somebody's own that asked for less
+            kept = True
         except OSError as error:
             raise Unavailable(f"{path} cannot be written: {error.strerror}") from None
         finally:
             with self._lock:
-                self._reserved -= nbytes
+                self._reserved -= asked
                 self._writing.remove(path.name)
-                if file.path.name in self._files and size:
+                if file.path.name in self._files and kept:
                     self._beside.put(file, suffix, size)
                     self._reserved += size
                 else:  # the segment was removed meanwhile, or nothing was written

@@ -180,6 +180,9 @@ class CountedTier:
         self._ledger = Ledger()
         self.changes = 0
 
+    def make_room(self, count: int) -> None:
+        """Nothing: this tier holds no contexts that could go."""
+
     def retain(self, blocks: Blocks) -> None:
         with self._lock:
             self.changes += 1

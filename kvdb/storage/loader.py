@@ -6,7 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Condition
 from time import perf_counter
 
-from kvdb.errors import InternalError, KvdbError, Unavailable
+from kvdb.errors import IntegrityError, InternalError, KvdbError, Unavailable
+from kvdb.events import Events, Kind
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.buffer_pool import BufferPool
 from kvdb.storage.segment_file import SegmentFile
@@ -60,8 +61,9 @@ class Loader:
     """
 
     def __init__(self, pool: BufferPool) -> None:
-        """pool: takes the segments that do not fit as a whole."""
+        """pool: takes the segments that do not fit as a whole. Whoever reads `events` is told of contents that were changed."""
         self.pool = pool
+        self.events = Events()
         self._executor = ThreadPoolExecutor(1, "kvdb-load")
         self._active: list[Loading] = []
         self._reading: Loading | None = None
@@ -126,6 +128,8 @@ class Loader:
             try:
                 loading.file.read_layer(layer, loading.tables[layer])
             except KvdbError as error:
+                if isinstance(error, IntegrityError):
+                    self.events.tell(Kind.CHECKSUM_FAILED, what=str(error))
                 with self._changed:
                     self._reading = None
                     self._end(loading, error)

@@ -3,8 +3,9 @@
 import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from threading import Lock
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import kvdb._native as _native
 from kvdb.errors import KvdbError
@@ -12,6 +13,7 @@ from kvdb.storage.block_table import BlockTable
 from kvdb.storage.next_use import NextUse
 from kvdb.storage.paged import PagedTier
 from kvdb.storage.segment_file import SegmentFile, read_error
+from query_optimizer.explain import milliseconds
 
 T = TypeVar("T")
 
@@ -190,9 +192,34 @@ def reading(layers: Sequence[PagedLayer], answer: Callable[[], T], *, whole: boo
         return answer()
 
 
-def paging_notes(layers: Sequence[PagedLayer]) -> tuple[str, ...]:
-    """The line of EXPLAIN about the paged layers that a query reads; none without any."""
+@dataclass(frozen=True, slots=True)
+class PageReads:
+    """What searches had read from disk. pages: how many. batches: in how many reads of several at a time. seconds: how long they
+    waited for these and for what others were reading, the sum over the threads that waited."""
+
+    pages: int
+    batches: int
+    seconds: float
+
+    @classmethod
+    def so_far(cls, layers: Sequence[PagedLayer]) -> Self:
+        """Those of all searches of these layers since they were opened."""
+        counts = [layer.pages.waits for layer in layers if layer.pages is not None]
+        return cls(sum(one[0] for one in counts), sum(one[1] for one in counts), sum(one[2] for one in counts))
+
+    def __sub__(self, other: "PageReads") -> "PageReads":
+        return PageReads(self.pages - other.pages, self.batches - other.batches, self.seconds - other.seconds)
+
+    def __str__(self) -> str:
+        waited = milliseconds(self.seconds)
+        return f"Pages Read: {self.pages:,} in {self.batches:,} batches by the last search, which waited {waited}"
+
+
+def paging_notes(layers: Sequence[PagedLayer], last: PageReads | None) -> tuple[str, ...]:
+    """The lines of EXPLAIN about the paged layers that a query reads; none without any. last: what the last search read of them,
+    None before the first."""
     if not layers:
         return ()
     there, nbytes = sum(layer.held_nbytes for layer in layers), sum(layer.nbytes for layer in layers)
-    return (f"Paged: {there:,} of {nbytes:,} bytes are in memory, the rest is read from disk as far as it is asked for",)
+    paged = f"Paged: {there:,} of {nbytes:,} bytes are in memory, the rest is read from disk as far as it is asked for"
+    return (paged,) if last is None else (paged, str(last))

@@ -6,6 +6,8 @@ from typing import TypeVar
 from kvdb.errors import CapacityError
 
 T = TypeVar("T")
+Ask = Callable[[int], None]
+"""Takes room for so many bytes of a file before any is written. Raises CapacityError."""
 Evict = Callable[[int], str]
 """Has contexts go that take so many bytes, if there are any that may. Returns "" where one went, else what is in the way."""
 

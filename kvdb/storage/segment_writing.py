@@ -120,11 +120,10 @@ class SegmentWriting:
         """Write some blocks of a layer and set their checksums. last: the tokens of the last one, if it is the layer's last and
         not full: zeros are written behind them, as tokens of another segment may be left there."""
         contents, layout = self.contents, self.contents.layout
-        if last and not layout.format:  # quantized blocks have zeros there
+        if last:
             scratch = direct_io.page_aligned(layout.nbytes)
-            copy = np.array([scratch.ctypes.data], np.uint64)
-            layout.copy(addresses[-1:], 0, copy, 0, last)
-            addresses[-1] = copy[0]
+            layout.copy_first(int(addresses[-1]), scratch.ctypes.data, last)
+            addresses[-1] = scratch.ctypes.data
         self._sums[layer, contents.units_of(piece)] = contents.checksums(addresses)
         direct_io.write(self._file, contents.layer_at(layer) + piece.start * layout.nbytes, addresses, layout.nbytes)
 

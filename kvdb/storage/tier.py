@@ -22,6 +22,11 @@ class Tier(Protocol):
         caller has locked no segment and no catalogue. Raises CapacityError, and then takes none."""
         ...
 
+    def make_room(self, count: int) -> None:
+        """Have contexts go, in tiers that hold them, until `count` blocks could be taken; takes none. The caller has locked no
+        segment and no catalogue. Raises CapacityError where not enough can go."""
+        ...
+
     def retain(self, blocks: Blocks) -> None:
         """Add one reference to each of the (distinct) blocks."""
         ...

@@ -14,6 +14,7 @@ from kvdb.types.contexts import (
     PrefixMatch,
     PromptPart,
     Retention,
+    ViewInfo,
 )
 from kvdb.types.model_spec import (
     HEAD_DIM_MAX,
@@ -26,7 +27,17 @@ from kvdb.types.model_spec import (
     ModelSpec,
     Rope,
 )
-from kvdb.types.statistics import ERROR, MEASURES, ContextStatistics, SegmentStatistics, SessionStats, Space, TierStats
+from kvdb.types.statistics import (
+    ERROR,
+    MEASURES,
+    Activity,
+    ContextStatistics,
+    SegmentStatistics,
+    SessionInfo,
+    SessionStats,
+    Space,
+    TierStats,
+)
 
 __all__ = [
     "DEFAULT_RETENTION",
@@ -42,6 +53,7 @@ __all__ = [
     "ROPE_LAYOUTS",
     "SCALING_LENGTH_MAX",
     "TEXT_LENGTH_MAX",
+    "Activity",
     "Addresses",
     "Array",
     "Bools",
@@ -61,8 +73,10 @@ __all__ = [
     "Retention",
     "Rope",
     "SegmentStatistics",
+    "SessionInfo",
     "SessionStats",
     "Space",
     "TierStats",
     "Tokens",
+    "ViewInfo",
 ]

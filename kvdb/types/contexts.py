@@ -148,3 +148,21 @@ class IndexInfo:
     seconds: float = 0.0
     seconds_expected: float = 0.0
     error: str = ""
+
+
+@dataclass(frozen=True)
+class ViewInfo:
+    """What a context sees of one segment. segment: its number, the same wherever the segment is seen. begin: the position of its
+    first token in the context. visible: how many of its `stored` tokens the context sees. shift: by how many positions it was
+    moved. nbytes: of all its blocks. format: how it holds keys and values, "" as they came. resident: see `ContextInfo`. holders:
+    how many contexts and sessions hold it."""
+
+    segment: int
+    begin: int
+    visible: int
+    stored: int
+    shift: int
+    nbytes: int
+    format: str
+    resident: bool
+    holders: int

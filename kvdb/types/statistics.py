@@ -95,6 +95,40 @@ class TierStats:
 
 
 @dataclass(frozen=True)
+class SessionInfo:
+    """An open session, as others are told of it. label: what it was opened under. tokens: how many it holds; reused: how many of
+    them were stored when it was opened. queries: calls that were answered."""
+
+    label: str
+    tokens: int
+    reused: int
+    queries: int
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Sums over all sessions of a database, those that are closed too; they never become less, but for `sessions_open`.
+
+    queries: calls that were answered. tokens_seen: tokens before them; the share that was attended is tokens_retrieved over it.
+    missed_mass, missed_mass_bound: sums over the calls of what `SessionStats` has means of. seconds: of the calls by stage: plan,
+    search, gather (what follows a search), attend (what is read whole). rules: calls by the rule of the optimizer that decided.
+    prompt_tokens: tokens of the prompts of sessions by where their KV was found: cpu, disk, none."""
+
+    sessions_open: int
+    sessions_opened: int
+    queries: int
+    tokens_seen: int
+    tokens_scanned: float
+    tokens_retrieved: float
+    bytes_read: int
+    missed_mass: float
+    missed_mass_bound: float
+    seconds: Mapping[str, float]
+    rules: Mapping[str, int]
+    prompt_tokens: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class Space:
     """The bytes of blocks of all stored contexts, in memory and on disk. held: those that their segments have. reachable: the
     least that hold what they name, where each token that follows the same tokens is held once; compaction brings the former

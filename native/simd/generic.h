@@ -141,12 +141,11 @@ struct Generic {
 // 2^f for f in [-1/2, 1/2]: a minimax polynomial, of relative error below 1e-7.
 template <class Isa>
 KVDB_INLINE typename Isa::f32 exp2_of_fraction(typename Isa::f32 f) {
-    typename Isa::f32 p = Isa::splat(0.000153458121587f);
-    p = Isa::fma(p, f, Isa::splat(0.00133999312095f));
-    p = Isa::fma(p, f, Isa::splat(0.00961848895652f));
-    p = Isa::fma(p, f, Isa::splat(0.05550328777f));
-    p = Isa::fma(p, f, Isa::splat(0.240226468906f));
-    p = Isa::fma(p, f, Isa::splat(0.693147205737f));
+    typename Isa::f32 p = Isa::splat(0.00132647272f);
+    p = Isa::fma(p, f, Isa::splat(0.00967151264f));
+    p = Isa::fma(p, f, Isa::splat(0.05550733743f));
+    p = Isa::fma(p, f, Isa::splat(0.2402224209f));
+    p = Isa::fma(p, f, Isa::splat(0.6931469776f));
     return Isa::fma(p, f, Isa::splat(1.0f));
 }
 
@@ -192,20 +191,31 @@ KVDB_INLINE typename Isa::f32 every_other(typename Isa::f32 a, typename Isa::f32
     }
 }
 
-// Lane l becomes the sum over the lanes of v[l]. A tree of sums of even and odd lanes.
+// Lane l becomes what `fold` makes of the lanes of v[l]: a tree, which folds even with odd lanes.
 template <class Isa, int count = Isa::width>
-KVDB_INLINE typename Isa::f32 sum_each(typename Isa::f32* v) {
+KVDB_INLINE typename Isa::f32 fold_each(typename Isa::f32* v, auto fold) {
     if constexpr (count == 1) {
         return v[0];
     } else {
         constexpr bool whole = count * 4 <= Isa::width;  // after two rounds inside 128 bits
         KVDB_UNROLL
         for (int i = 0; i < count / 2; ++i) {
-            v[i] = every_other<Isa, whole, 0>(v[2 * i], v[2 * i + 1], Lanes<Isa>{}) +
-                   every_other<Isa, whole, 1>(v[2 * i], v[2 * i + 1], Lanes<Isa>{});
+            v[i] = fold(every_other<Isa, whole, 0>(v[2 * i], v[2 * i + 1], Lanes<Isa>{}),
+                        every_other<Isa, whole, 1>(v[2 * i], v[2 * i + 1], Lanes<Isa>{}));
         }
-        return sum_each<Isa, count / 2>(v);
+        return fold_each<Isa, count / 2>(v, fold);
     }
+}
+template <class Isa>
+KVDB_INLINE typename Isa::f32 sum_each(typename Isa::f32* v) {
+    using f32 = typename Isa::f32;
+    return fold_each<Isa>(v, [](f32 a, f32 b) __attribute__((always_inline)) { return a + b; });
+}
+template <class Isa>
+KVDB_INLINE typename Isa::f32 max_each(typename Isa::f32* v) {
+    using f32 = typename Isa::f32;
+    return fold_each<Isa>(
+        v, [](f32 a, f32 b) __attribute__((always_inline)) { return Isa::max(a, b); });
 }
 
 // Lane l takes a[l] and b[l - bit] (low) or a[l + bit] and b[l] (high), as bit is clear or set in
@@ -256,6 +266,21 @@ KVDB_INLINE typename Isa::f32 sum_of_group(typename Isa::f32 v) {
         return v;
     } else {
         return sum_of_group<Isa, group / 2>(v + exchange<Isa, group / 2>(v, Lanes<Isa>{}));
+    }
+}
+// Lane i becomes the sum of vector i, added up in the order of `sum_of_group`. Uses up `v`,
+// [width].
+template <class Isa, int half = Isa::width / 2>
+KVDB_INLINE typename Isa::f32 sums_of_each(typename Isa::f32* v) {
+    if constexpr (half > 0) {
+        KVDB_UNROLL
+        for (int i = 0; i < half; ++i) {
+            v[i] = blend_low<Isa, half>(v[i], v[i + half], Lanes<Isa>{}) +
+                   blend_high<Isa, half>(v[i], v[i + half], Lanes<Isa>{});
+        }
+        return sums_of_each<Isa, half / 2>(v);
+    } else {
+        return v[0];
     }
 }
 

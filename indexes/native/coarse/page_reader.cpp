@@ -35,6 +35,13 @@ std::int64_t PageReader::read(SearchState& state, const SegmentHead& item,
     return std::int64_t(ids_.size() + reused_.size());
 }
 
+void PageReader::ask(const SearchState& state, const SegmentHead& item, AskedRows& asked) {
+    select(state, item);
+    if (pages.empty()) return;
+    collect(state, item);
+    asked.add(item.kv_head, ids_.data(), std::int64_t(ids_.size()), false);
+}
+
 void PageReader::mark(const PageSet& set, std::int64_t page) {
     if (selected_[page]) return;
     selected_[page] = 1;

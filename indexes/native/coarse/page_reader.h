@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "paged_memory.h"
 #include "search_state.h"
 
 namespace kvdb::indexes::coarse {
@@ -21,6 +22,9 @@ class PageReader {
     // Returns how many tokens were read.
     std::int64_t read(SearchState& state, const SegmentHead& item,
                       std::vector<Candidate>& candidates);
+
+    // Asks for the keys that `read` will read.
+    void ask(const SearchState& state, const SegmentHead& item, AskedRows& asked);
 
     // What was read of the last item.
     std::vector<std::int32_t> pages;  // that were read

@@ -93,10 +93,40 @@ struct CoarseTable {
         return priority == priority ? priority : Isa::splat(-kNone);
     }
 
+    // What a scan keeps of all groups that it has seen, in registers while it goes from one to the
+    // next.
+    template <int rows>
+    struct Seen {
+        f32 middle[rows][kParts], reach[rows][kParts], squares[rows][kParts];
+
+        KVDB_INLINE explicit Seen(const ScanRow* row) {
+            KVDB_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                KVDB_UNROLL
+                for (int p = 0; p < kParts; ++p) {
+                    middle[r][p] = Isa::widen(row[r].most + p * Isa::width);
+                    reach[r][p] = Isa::widen(row[r].most + kPageGroup + p * Isa::width);
+                    squares[r][p] = Isa::widen(row[r].squares + p * Isa::width);
+                }
+            }
+        }
+        KVDB_INLINE void store(ScanRow* row) const {
+            KVDB_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                KVDB_UNROLL
+                for (int p = 0; p < kParts; ++p) {
+                    Isa::store(row[r].most + p * Isa::width, middle[r][p]);
+                    Isa::store(row[r].most + kPageGroup + p * Isa::width, reach[r][p]);
+                    Isa::store(row[r].squares + p * Isa::width, squares[r][p]);
+                }
+            }
+        }
+    };
+
     // centers: the products with the centers' codes.
     template <int rows>
     KVDB_INLINE static void scan_group(const ScanItem& item, std::int64_t group, ScanRow* row,
-                                       const Sums<rows>& centers) {
+                                       const Sums<rows>& centers, Seen<rows>& all) {
         f32 center[rows][kParts], radius[rows][kParts] = {}, farthest[rows][kParts];
         scores<rows>(item.center, group, row, &ScanRow::center, centers, center);
         if (item.radius.codes) {
@@ -124,30 +154,25 @@ struct CoarseTable {
                 Isa::store(row[r].middle + at, seen ? middle : none);
                 Isa::store(row[r].reach + at, reach);
                 if (row[r].priority) Isa::store(row[r].priority + at, seen ? priority : none);
-                float* most = row[r].most + p * Isa::width;
-                Isa::store(most, Isa::max(Isa::widen(most), seen ? middle : none));
-                most += kPageGroup;
-                Isa::store(most, Isa::max(Isa::widen(most), reach));
-                float* squares = row[r].squares + p * Isa::width;
-                Isa::store(squares, Isa::fma(reach * reach, Isa::widen(row[r].count + at),
-                                             Isa::widen(squares)));
+                all.middle[r][p] = Isa::max(all.middle[r][p], seen ? middle : none);
+                all.reach[r][p] = Isa::max(all.reach[r][p], reach);
+                all.squares[r][p] =
+                    Isa::fma(reach * reach, Isa::widen(row[r].count + at), all.squares[r][p]);
                 best = Isa::max(best, seen ? ordered(priority) : none);
             }
             row[r].best[group] = simd::max_of_group<Isa, Isa::width>(best)[0];
         }
     }
 
-    // The rows of one group. sums: called with the number of rows at a time, and the first of them.
-    template <class Sum>
-    KVDB_INLINE static void scan_rows(const ScanItem& item, std::int64_t group, int begin, int end,
-                                      Sum&& sum) {
-        int r = begin;
-        for (; r + 4 <= end; r += 4) {
-            scan_group<4>(item, group, item.rows + r, sum.template operator()<4>(r));
+    // All groups for the rows from `row` on.
+    template <int rows>
+    static void scan_all(const ScanItem& item, ScanRow* row) {
+        Seen<rows> all(row);
+        for (std::int64_t group = 0; group < item.groups; ++group) {
+            scan_group<rows>(item, group, row,
+                             dots<rows>(item.center, group, row, &ScanRow::center), all);
         }
-        for (; r < end; ++r) {
-            scan_group<1>(item, group, item.rows + r, sum.template operator()<1>(r));
-        }
+        all.store(row);
     }
 
     static void scan(const ScanItem& item) {
@@ -157,11 +182,21 @@ struct CoarseTable {
                 return;
             }
         }
-        for (std::int64_t group = 0; group < item.groups; ++group) {
-            scan_rows(item, group, 0, item.count, [&]<int rows>(int r) {
-                return dots<rows>(item.center, group, item.rows + r, &ScanRow::center);
-            });
-        }
+        int r = 0;
+        for (; r + 4 <= item.count; r += 4) scan_all<4>(item, item.rows + r);
+        for (; r < item.count; ++r) scan_all<1>(item, item.rows + r);
+    }
+
+    // One group of pages whose products with the rows' centers a tile holds, from `begin` on.
+    template <int rows>
+    KVDB_INLINE static void scan_tile(const ScanItem& item, std::int64_t group, ScanRow* row,
+                                      const std::int32_t* sums) {
+        Sums<rows> of;
+        KVDB_UNROLL
+        for (int i = 0; i < rows; ++i) of.of[i][0] = Isa::template load<i32>(sums + i * kPageGroup);
+        Seen<rows> all(row);
+        scan_group<rows>(item, group, row, of, all);
+        all.store(row);
     }
 
     static void scan_by_tiles(const ScanItem& item)
@@ -175,15 +210,13 @@ struct CoarseTable {
             const Dots dots(item.center, item.rows + begin, end - begin, &ScanRow::center);
             for (std::int64_t group = 0; group < item.groups; ++group) {
                 dots.dots(tiles, group, sums);
-                scan_rows(item, group, begin, end, [&]<int rows>(int r) {
-                    Sums<rows> of;
-                    KVDB_UNROLL
-                    for (int i = 0; i < rows; ++i) {
-                        const std::int32_t* from = sums + (r - begin + i) * kPageGroup;
-                        of.of[i][0] = Isa::template load<i32>(from);
-                    }
-                    return of;
-                });
+                int r = begin;
+                for (; r + 4 <= end; r += 4) {
+                    scan_tile<4>(item, group, item.rows + r, sums + (r - begin) * kPageGroup);
+                }
+                for (; r < end; ++r) {
+                    scan_tile<1>(item, group, item.rows + r, sums + (r - begin) * kPageGroup);
+                }
             }
         }
     }

@@ -25,6 +25,20 @@ float page_rank(float priority) {
 
 }  // namespace
 
+void Thresholds::ask(int kv_head, AskedRows& asked) const {
+    if (state_.options.retrieval != Retrieval::range) return;
+    std::vector<std::int32_t> tokens;
+    for (int r = 0; r < state_.rows; ++r) {
+        for (const bool middle : {false, true}) {
+            const PageRef page = best_page(kv_head, r, middle, kNone);
+            if (page.page < 0) continue;
+            state_.members(state_.at(page.segment, kv_head), page.page,
+                           state_.tile.query(kv_head, r).i, tokens);
+        }
+    }
+    asked.add(kv_head, tokens.data(), std::int64_t(tokens.size()), false);
+}
+
 void Thresholds::find(int kv_head) {
     if (state_.options.retrieval == Retrieval::top_k) {
         top_k(kv_head);

@@ -2,12 +2,16 @@
 #pragma once
 
 #include "density.h"
+#include "paged_memory.h"
 
 namespace kvdb::indexes::coarse {
 
 class Thresholds {
   public:
     explicit Thresholds(SearchState& state) : state_(state), density_(state) {}
+
+    // Asks for keys that `find` will score, as far as that is known before others are scored.
+    void ask(int kv_head, AskedRows& asked) const;
 
     // Plans every row of a KV head.
     void find(int kv_head);

@@ -34,11 +34,32 @@ void TileSearch::run() {
     const auto heads = std::int64_t(state.active.size());
     const std::int64_t count = state.active_count();
     pool.run(count, threads, [&](std::int64_t i, int) { scan(state.active_item(i)); });
+    ask(heads,
+        [&](std::int64_t i, AskedRows& asked) { Thresholds(state).ask(state.active[i], asked); });
     pool.run(heads, threads, [&](std::int64_t i, int) { Thresholds(state).find(state.active[i]); });
     give_up_all();
+    ask(count, [&](std::int64_t i, AskedRows& asked) { ask_item(state.active_item(i), asked); });
     pool.run(count, threads, [&](std::int64_t i, int slot) {
         read_item(state.active_item(i), candidates[slot].value);
     });
+}
+
+// What lies on disk of all that the heads or items ask for is read at once, and not item by item.
+template <class Ask>
+void TileSearch::ask(std::int64_t count, const Ask& ask) const {
+    if (count == 0) return;
+    AskedRows all(state.blocks.geometry, state.blocks.table);
+    if (!all.paged()) return;
+    ThreadPool& pool = ThreadPool::instance();
+    std::vector<AskedRows> asked(pool.threads(), all);
+    pool.run(count, pool.threads(), [&](std::int64_t i, int slot) { ask(i, asked[slot]); });
+    for (const AskedRows& one : asked) all.add(one);
+    all.bring();
+}
+
+void TileSearch::ask_item(std::int64_t number, AskedRows& asked) const {
+    thread_local PageReader reader;
+    reader.ask(state, state.at(number), asked);
 }
 
 // If most KV heads are read whole, reading the few others too costs less than searching for them.

@@ -25,8 +25,11 @@ class TileSearch {
 
   private:
     void scan(std::int64_t number);
+    template <class Ask>
+    void ask(std::int64_t count, const Ask& ask) const;
     void give_up_all();
     std::vector<ScanRow> scan_rows(const SegmentHead& item) const;
+    void ask_item(std::int64_t number, AskedRows& asked) const;
     void read_item(std::int64_t number, std::vector<Candidate>& out);
 };
 

@@ -41,6 +41,7 @@ void missed_mass(const Blocks& blocks, const FlatCodes& codes, const QueryRows& 
     pool.run(heads * chunks, threads, [&](std::int64_t item, int) {
         const std::int64_t chunk = item % chunks;
         const int head = static_cast<int>(item / chunks);
+        if (!queries.is_active(head)) return;
         for (std::int64_t t = 0; t < tiles; ++t) {
             const auto count = static_cast<int>(std::min<std::int64_t>(kTile, rows - t * kTile));
             FlatMass mass{};

@@ -19,8 +19,8 @@ void BeamSearch::run(const QueryGroup& group, RowResult* out) {
     group_ = &group;
     begin();
     if (group.visible > 0) {
-        score_outliers();
         score_probes();
+        score_outliers();
         if (group.scan) {
             scan();
         } else {
@@ -61,15 +61,30 @@ void BeamSearch::begin() {
     }
 }
 
-void BeamSearch::estimate(const std::uint8_t* codes, const std::uint32_t* tokens,
-                          std::int64_t count) {
+void BeamSearch::make_room(std::int64_t count) {
     if (room_ < count || static_cast<std::int64_t>(scores_.size()) < group_->heads * room_) {
         room_ = std::max<std::int64_t>(count, 1024);
         scores_.resize(group_->heads * room_);
     }
-    graph_kernels().estimate({codes, group_->graph.stride, tokens, count, quantized_.bytes.data(),
-                              quantized_.factor.data(), quantized_.bias.data(), group_->heads,
-                              scores_.data(), room_});
+}
+
+// The estimates of tokens, all of the graph's, for all rows, into `scores_`.
+void BeamSearch::estimate(const std::vector<std::uint32_t>& tokens) {
+    const Graph& graph = group_->graph;
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    make_room(count);
+    graph_kernels().estimate({group_->code(0), graph.stride, graph.code_step, tokens.data(), count,
+                              quantized_.bytes.data(), quantized_.factor.data(),
+                              quantized_.bias.data(), group_->heads, scores_.data(), room_});
+}
+
+// The estimates of codes that lie together.
+void BeamSearch::estimate_in_order(const std::uint8_t* codes, std::int64_t count, float* out,
+                                   std::int64_t out_stride) {
+    const std::int64_t stride = group_->graph.stride;
+    graph_kernels().estimate({codes, stride, stride, nullptr, count, quantized_.bytes.data(),
+                              quantized_.factor.data(), quantized_.bias.data(), group_->heads, out,
+                              out_stride});
 }
 
 void BeamSearch::search_best_first() {
@@ -108,7 +123,7 @@ void BeamSearch::scan() {
             if (!queries.is_hidden(at)) fresh_.push_back(static_cast<std::uint32_t>(at));
         }
         const auto count = static_cast<std::int64_t>(fresh_.size());
-        estimate(group_->code(0), fresh_.data(), count);
+        estimate(fresh_);
         for (int r = 0; r < group_->heads; ++r) {
             if (ranges_[r].done()) continue;
             for (std::int64_t t = 0; t < count; ++t) {
@@ -165,7 +180,7 @@ void BeamSearch::expand_hidden(std::uint32_t token) {
 void BeamSearch::score_fresh() {
     const auto count = static_cast<std::int64_t>(fresh_.size());
     if (count == 0) return;
-    estimate(group_->code(0), fresh_.data(), count);
+    estimate(fresh_);
     const float* margins = measure_margins(count);
     for (std::int64_t t = 0; t < count; ++t) {
         if (margins[t] >= 0) {

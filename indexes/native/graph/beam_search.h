@@ -35,8 +35,12 @@ class BeamSearch {
     };
 
     void begin();
-    void estimate(const std::uint8_t* codes, const std::uint32_t* tokens, std::int64_t count);
+    void make_room(std::int64_t count);
+    void estimate_in_order(const std::uint8_t* codes, std::int64_t count, float* out,
+                           std::int64_t out_stride);
+    void estimate(const std::vector<std::uint32_t>& tokens);
     void score_outliers();
+    void score_near_outliers(std::int64_t r, std::int64_t count);
     void score_probes();
     void seed_frontier();
     void seed_row(std::int64_t r);
@@ -65,6 +69,8 @@ class BeamSearch {
     std::vector<FrontierToken> frontier_;  // a heap
     std::vector<std::uint32_t> list_, fresh_, hidden_, unmet_;
     std::vector<float> scores_, probe_scores_, rest_, margins_;
+    std::vector<float> outlier_scores_, exact_;
+    std::vector<std::int32_t> near_outliers_;
     std::int64_t room_ = 0, probes_seen_ = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "graph.h"
+#include "py_graph.h"
 
 namespace kvdb::indexes::graph {
 
@@ -13,97 +14,31 @@ using namespace nb::literals;
 
 namespace {
 
-// `Graph` and `Probes` as Python holds them; keeps their arrays alive.
-struct PyGraph {
-    Graph graph;
-    Out<std::uint8_t, 3> codes;
-    Out<float, 2> residual;
-    Out<std::uint32_t, 3> links;
-    In<float, 2> low, step;
-
-    void check(const PyBlocks& blocks) const {
-        const Geometry& geometry = blocks.blocks.geometry;
-        if (geometry.kv_heads != graph.kv_heads || geometry.head_dim != graph.head_dim ||
-            blocks.blocks.tokens < graph.tokens) {
-            fail("the blocks are not those of the graph: it has " + std::to_string(graph.kv_heads) +
-                 " KV heads of " + std::to_string(graph.head_dim) + " dimensions and " +
-                 std::to_string(graph.tokens) + " tokens");
-        }
-    }
-    void check_head(int kv_head) const {
-        if (kv_head < 0 || kv_head >= graph.kv_heads) {
-            fail("kv_head is " + std::to_string(kv_head) + "; expected 0 to " +
-                 std::to_string(graph.kv_heads - 1));
-        }
-    }
-    void check_tokens(const std::int32_t* tokens, std::size_t count, const char* name,
-                      std::int32_t least) const {
-        for (std::size_t i = 0; i < count; ++i) {
-            if (tokens[i] < least || tokens[i] >= graph.tokens) {
-                fail(std::string(name) + " holds " + std::to_string(tokens[i]) +
-                     "; expected tokens below " + std::to_string(graph.tokens));
-            }
-        }
-    }
-};
-
-PyGraph make_graph(const Out<std::uint8_t, 3>& codes, const Out<float, 2>& residual,
-                   const Out<std::uint32_t, 3>& links, const In<float, 2>& low,
-                   const In<float, 2>& step, std::int64_t tokens) {
-    const auto heads = static_cast<std::int64_t>(codes.shape(0));
-    const auto capacity = static_cast<std::int64_t>(codes.shape(1));
-    const auto stride = static_cast<std::int64_t>(codes.shape(2));
-    const auto head_dim = static_cast<std::int64_t>(low.shape(1));
-    const auto degree = static_cast<std::int64_t>(links.shape(2));
-    check_shape(residual, {heads, capacity}, "residual");
-    check_shape(links, {heads, capacity, degree}, "links");
-    check_shape(low, {heads, head_dim}, "low");
-    check_shape(step, {heads, head_dim}, "step");
-    if (heads < 1 || head_dim < 1 || head_dim > kHeadDimMax || stride % kCodeStep != 0 ||
-        stride < head_dim || stride >= head_dim + kCodeStep) {
-        fail("codes have " + std::to_string(stride) + " bytes a token; expected " +
-             std::to_string(head_dim) + " rounded up to a multiple of " +
-             std::to_string(kCodeStep));
-    }
-    if (tokens < 0 || tokens > capacity || tokens > INT32_MAX || degree < 2 || degree > 1024) {
-        fail("tokens is " + std::to_string(tokens) + " and degree " + std::to_string(degree) +
-             "; expected at most " + std::to_string(capacity) + ", and 2 to 1024");
-    }
-    for (std::size_t i = 0; i < step.size(); ++i) {
-        if (!(step.data()[i] > 0 && step.data()[i] < INFINITY && std::isfinite(low.data()[i]))) {
-            fail("low and step must be finite, and step above 0");
-        }
-    }
-    return {
-        {static_cast<int>(heads), static_cast<int>(head_dim), static_cast<int>(degree), tokens,
-         capacity, stride, codes.data(), residual.data(), links.data(), low.data(), step.data()},
-        codes,
-        residual,
-        links,
-        low,
-        step};
-}
-
 // What a search takes beside the graph and its queries; keeps the arrays alive.
 struct PyWalk {
     Probes probes;
     GraphOptions options;
     Blocks blocks;
     In<std::int32_t, 2> tokens, outliers;
-    In<std::uint8_t, 3> codes;
+    In<std::uint8_t, 3> codes, outlier_codes;
+    In<float, 2> outlier_residual;
     In<float, 1> radius;
 };
 
 PyWalk checked_walk(const PyGraph& graph, const PyBlocks& blocks, const In<std::int32_t, 2>& probes,
                     const In<std::uint8_t, 3>& probe_codes, std::int64_t random,
-                    const In<std::int32_t, 2>& outliers, const In<float, 1>& radius,
+                    const In<std::int32_t, 2>& outliers, const In<std::uint8_t, 3>& outlier_codes,
+                    const In<float, 2>& outlier_residual, const In<float, 1>& radius,
                     GraphOptions options) {
     graph.check(blocks);
     const std::int64_t heads = graph.graph.kv_heads;
     const auto count = static_cast<std::int64_t>(probes.shape(1));
     check_shape(probes, {heads, count}, "probes");
     check_shape(probe_codes, {heads, count, graph.graph.stride}, "probe_codes");
-    check_shape(outliers, {heads, static_cast<std::int64_t>(outliers.shape(1))}, "outliers");
+    const auto outlier_count = static_cast<std::int64_t>(outliers.shape(1));
+    check_shape(outliers, {heads, outlier_count}, "outliers");
+    check_shape(outlier_codes, {heads, outlier_count, graph.graph.stride}, "outlier_codes");
+    check_shape(outlier_residual, {heads, outlier_count}, "outlier_residual");
     graph.check_tokens(probes.data(), probes.size(), "probes", 0);
     graph.check_tokens(outliers.data(), outliers.size(), "outliers", -1);
     check_shape(radius, {heads}, "radius");
@@ -119,12 +54,14 @@ PyWalk checked_walk(const PyGraph& graph, const PyBlocks& blocks, const In<std::
     }
     options.k = std::min(options.k, std::max<std::int64_t>(graph.graph.tokens, 1));
     PyWalk walk{{probes.data(), probe_codes.data(), count, random, outliers.data(),
-                 static_cast<std::int64_t>(outliers.shape(1)), radius.data()},
+                 outlier_codes.data(), outlier_residual.data(), outlier_count, radius.data()},
                 options,
                 blocks.blocks,
                 probes,
                 outliers,
                 probe_codes,
+                outlier_codes,
+                outlier_residual,
                 radius};
     walk.blocks.tokens = graph.graph.tokens;
     return walk;
@@ -133,11 +70,13 @@ PyWalk checked_walk(const PyGraph& graph, const PyBlocks& blocks, const In<std::
 nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQueries& queries,
                     const In<std::int32_t, 2>& probes, const In<std::uint8_t, 3>& probe_codes,
                     std::int64_t random, const In<std::int32_t, 2>& outliers,
+                    const In<std::uint8_t, 3>& outlier_codes, const In<float, 2>& outlier_residual,
                     const In<float, 1>& radius, float beta, std::int64_t k, float scale,
                     bool listed, bool share, bool give_up, int patience, std::int64_t least,
                     float slack, float dense_share, float budget) {
     const PyWalk walk = checked_walk(
-        graph, blocks, probes, probe_codes, random, outliers, radius,
+        graph, blocks, probes, probe_codes, random, outliers, outlier_codes, outlier_residual,
+        radius,
         {beta, k, scale, listed, share, give_up, patience, least, slack, dense_share, budget});
     queries.check(walk.blocks);
     SearchResult result;
@@ -151,12 +90,13 @@ nb::tuple py_search(const PyGraph& graph, const PyBlocks& blocks, const PyQuerie
 nb::capsule py_searcher(const PyGraph& graph, const PyBlocks& blocks,
                         const In<std::int32_t, 2>& probes, const In<std::uint8_t, 3>& probe_codes,
                         std::int64_t random, const In<std::int32_t, 2>& outliers,
-                        const In<float, 1>& radius, float beta, std::int64_t k, float scale,
-                        int patience, std::int64_t least, float slack, float dense_share,
-                        float budget) {
+                        const In<std::uint8_t, 3>& outlier_codes,
+                        const In<float, 2>& outlier_residual, const In<float, 1>& radius,
+                        float beta, std::int64_t k, float scale, int patience, std::int64_t least,
+                        float slack, float dense_share, float budget) {
     const PyWalk walk = checked_walk(
-        graph, blocks, probes, probe_codes, random, outliers, radius,
-        {beta, k, scale, false, true, true, patience, least, slack, dense_share, budget});
+        graph, blocks, probes, probe_codes, random, outliers, outlier_codes, outlier_residual,
+        radius, {beta, k, scale, false, true, true, patience, least, slack, dense_share, budget});
     return to_searcher({walk.blocks, blocks.table}, 64, graph.graph.codes,
                        {double(graph.graph.tokens), double(random), beta, double(k), scale,
                         double(patience), double(least), slack, dense_share, budget},
@@ -247,8 +187,8 @@ void bind(nb::module_& m) {
     nb::class_<PyGraph>(m, "Graph")
         .def(
             "__init__",
-            [](PyGraph* self, const Out<std::uint8_t, 3>& codes, const Out<float, 2>& residual,
-               const Out<std::uint32_t, 3>& links, const In<float, 2>& low,
+            [](PyGraph* self, const OfTokens<std::uint8_t>& codes, const Out<float, 2>& residual,
+               const OfTokens<std::uint32_t>& links, const In<float, 2>& low,
                const In<float, 2>& step, std::int64_t tokens) {
                 new (self) PyGraph(make_graph(codes, residual, links, low, step, tokens));
             },
@@ -261,12 +201,13 @@ void bind(nb::module_& m) {
           "offsets"_a, "candidates"_a, "chosen"_a);
     m.def("graph_repair", &py_repair, "graph"_a, "parents"_a);
     m.def("graph_search", &py_search, "graph"_a, "blocks"_a, "queries"_a, "probes"_a,
-          "probe_codes"_a, "random"_a, "outliers"_a, "radius"_a, nb::kw_only(), "beta"_a, "k"_a,
-          "scale"_a, "listed"_a, "share"_a, "give_up"_a, "patience"_a, "least"_a, "slack"_a,
-          "dense_share"_a, "budget"_a);
-    m.def("graph_searcher", &py_searcher, "graph"_a, "blocks"_a, "probes"_a, "probe_codes"_a,
-          "random"_a, "outliers"_a, "radius"_a, nb::kw_only(), "beta"_a, "k"_a, "scale"_a,
+          "probe_codes"_a, "random"_a, "outliers"_a, "outlier_codes"_a, "outlier_residual"_a,
+          "radius"_a, nb::kw_only(), "beta"_a, "k"_a, "scale"_a, "listed"_a, "share"_a, "give_up"_a,
           "patience"_a, "least"_a, "slack"_a, "dense_share"_a, "budget"_a);
+    m.def("graph_searcher", &py_searcher, "graph"_a, "blocks"_a, "probes"_a, "probe_codes"_a,
+          "random"_a, "outliers"_a, "outlier_codes"_a, "outlier_residual"_a, "radius"_a,
+          nb::kw_only(), "beta"_a, "k"_a, "scale"_a, "patience"_a, "least"_a, "slack"_a,
+          "dense_share"_a, "budget"_a);
     m.def("graph_bound", &py_bound, "graph"_a, "blocks"_a, "queries"_a, "scale"_a, "offsets"_a,
           "ids"_a, "bound"_a);
     m.def("graph_verify", &py_verify, "graph"_a, "kv_head"_a);

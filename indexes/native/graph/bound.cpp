@@ -77,9 +77,10 @@ void bound(const Graph& graph, const QueryRows& queries, float scale, const std:
         LogSum sum;
         for (std::int64_t at = queries.begin[query]; at < end; at += kChunk) {
             const std::int64_t count = std::min(kChunk, end - at);
-            graph_kernels().estimate({codes + at * graph.stride, graph.stride, nullptr, count,
-                                      sharp.quantized.bytes.data(), sharp.quantized.factor.data(),
-                                      sharp.quantized.bias.data(), 2, scores, kChunk});
+            graph_kernels().estimate({codes + at * graph.code_step, graph.stride, graph.code_step,
+                                      nullptr, count, sharp.quantized.bytes.data(),
+                                      sharp.quantized.factor.data(), sharp.quantized.bias.data(), 2,
+                                      scores, kChunk});
             for (std::int64_t t = 0; t < count; ++t) {
                 scores[t] += scores[kChunk + t] + sharp.length * residual[at + t] + sharp.error;
                 if (queries.is_hidden(at + t)) scores[t] = kNone;

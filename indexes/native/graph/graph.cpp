@@ -21,8 +21,8 @@ void encode(const Graph& graph, const Blocks& blocks, int kv_head, std::int64_t 
         graph_kernels().encode[static_cast<int>(blocks.geometry.dtype)](
             {blocks, kv_head, from, std::min(chunk, end - from), graph.low + head * graph.head_dim,
              graph.step + head * graph.head_dim,
-             graph.codes + (head * graph.capacity + from) * graph.stride, graph.stride,
-             graph.residual + head * graph.capacity + from});
+             graph.codes + (head * graph.capacity + from) * graph.code_step, graph.stride,
+             graph.code_step, graph.residual + head * graph.capacity + from});
     });
 }
 

@@ -15,14 +15,15 @@ namespace kvdb::indexes::graph {
 struct Graph {
     int kv_heads, head_dim, degree;
     std::int64_t tokens, capacity, stride;
-    std::uint8_t* codes;   // [kv_heads][capacity][stride]
-    float* residual;       // [kv_heads][capacity], what a code leaves of its key
-    std::uint32_t* links;  // [kv_heads][capacity][degree]
-    const float* low;      // [kv_heads][head_dim], a key is low + step * code
+    std::int64_t code_step, link_step;  // from one token's to the next one's, in elements
+    std::uint8_t* codes;                // [kv_heads][capacity], each of `stride` bytes
+    float* residual;                    // [kv_heads][capacity], what a code leaves of its key
+    std::uint32_t* links;               // [kv_heads][capacity], each of `degree`
+    const float* low;                   // [kv_heads][head_dim], a key is low + step * code
     const float* step;
 
-    const std::uint8_t* codes_of(int head) const { return codes + head * capacity * stride; }
-    std::uint32_t* links_of(int head) const { return links + head * capacity * degree; }
+    const std::uint8_t* codes_of(int head) const { return codes + head * capacity * code_step; }
+    std::uint32_t* links_of(int head) const { return links + head * capacity * link_step; }
 };
 
 // Entry points of searches. Their codes lie together.
@@ -32,6 +33,8 @@ struct Probes {
     std::int64_t count, random;
     const std::int32_t*
         outliers;  // [kv_heads][outlier_count], keys that codes do not hold well, or -1
+    const std::uint8_t* outlier_codes;  // [kv_heads][outlier_count][stride]
+    const float* outlier_residual;      // [kv_heads][outlier_count]
     std::int64_t outlier_count;
     const float* radius;  // [kv_heads] the largest residual
 };

@@ -91,7 +91,7 @@ class Linker {
 
   private:
     std::uint32_t* links_of(std::uint32_t token) const {
-        return graph_.links_of(kv_head_) + std::int64_t{token} * graph_.degree;
+        return graph_.links_of(kv_head_) + std::int64_t{token} * graph_.link_step;
     }
 
     int count(const std::uint32_t* links) const {
@@ -209,7 +209,9 @@ void insert(const Graph& graph, const Blocks& blocks, std::int64_t begin, int wi
         Linker linker(graph, blocks, static_cast<int>(head));
         SpanningTree tree(graph, static_cast<int>(head), parents + head * graph.capacity);
         std::uint32_t* links = graph.links_of(static_cast<int>(head));
-        std::fill(links + begin * graph.degree, links + graph.tokens * graph.degree, kNoToken);
+        for (std::int64_t token = begin; token < graph.tokens; ++token) {
+            std::fill_n(links + token * graph.link_step, graph.degree, kNoToken);
+        }
         for (std::int64_t token = begin; token < graph.tokens; ++token) {
             linker.insert(static_cast<std::uint32_t>(token), width, tree);
         }

@@ -14,8 +14,9 @@ inline constexpr int kCodeStep = 64;  // bytes of a code are padded to a multipl
 // Estimates of q.k: bias + factor * (the code's bytes times the query's). A code is read once for
 // all rows.
 struct EstimateItem {
-    const std::uint8_t* codes;  // [tokens][stride], zeros behind head_dim
+    const std::uint8_t* codes;  // of `stride` bytes, zeros behind head_dim
     std::int64_t stride;
+    std::int64_t apart;           // bytes from one code to the next
     const std::uint32_t* tokens;  // or null: 0, 1, 2 and so on
     std::int64_t count;
     const std::int8_t* queries;  // [rows][stride]
@@ -33,9 +34,10 @@ struct EncodeItem {
     std::int64_t begin, count;
     const float* low;     // [head_dim]
     const float* step;    // [head_dim], above 0
-    std::uint8_t* codes;  // [count][stride]
+    std::uint8_t* codes;  // of `stride` bytes
     std::int64_t stride;
-    float* residual;  // [count], the length of what the code leaves of the key
+    std::int64_t apart;  // bytes from one code to the next
+    float* residual;     // [count], the length of what the code leaves of the key
 };
 
 // Squared distances of one vector to `count` keys of one KV head.

@@ -37,10 +37,10 @@ struct QueryGroup {
     }
     const float* q(std::int64_t r) const { return queries.q + row(r) * graph.head_dim; }
     const std::uint32_t* links(std::uint32_t token) const {
-        return graph.links_of(kv_head) + std::int64_t{token} * graph.degree;
+        return graph.links_of(kv_head) + std::int64_t{token} * graph.link_step;
     }
     const std::uint8_t* code(std::uint32_t token) const {
-        return graph.codes_of(kv_head) + std::int64_t{token} * graph.stride;
+        return graph.codes_of(kv_head) + std::int64_t{token} * graph.code_step;
     }
     const std::int32_t* probe_tokens() const { return probes.tokens + kv_head * probes.count; }
     std::int64_t key_nbytes() const {

@@ -42,7 +42,7 @@ class SpanningTree {
     bool attach_to_neighbour(std::uint32_t token);
     bool link(std::uint32_t from, std::uint32_t to);
     std::uint32_t* links_of(std::uint32_t token) const {
-        return links_ + std::int64_t{token} * graph_.degree;
+        return links_ + std::int64_t{token} * graph_.link_step;
     }
     int count(const std::uint32_t* links) const {
         int used = 0;

@@ -12,7 +12,8 @@ struct GraphTable {
     using f32 = typename Isa::f32;
     using i32 = typename Isa::i32;
     static constexpr int kTogether = 4;
-    static constexpr int kAhead = 8;  // tokens whose keys are on their way
+    static constexpr int kCodesAhead = 32;  // codes in order that are on their way
+    static constexpr int kAhead = 8;        // tokens whose keys are on their way
 
     static void estimate(const EstimateItem& item) {
         std::int64_t r = 0;
@@ -25,7 +26,10 @@ struct GraphTable {
         std::int64_t t = 0;
         if constexpr (requires(i32 v) { Isa::dot_bytes(v, v, v); }) {
             constexpr int tokens = Isa::width / rows;
-            for (; t + tokens <= item.count; t += tokens) dot_tile<rows>(item, row, t);
+            for (; t + tokens <= item.count; t += tokens) {
+                if (!item.tokens) prefetch_behind(item, t, tokens);
+                dot_tile<rows>(item, row, t);
+            }
         }
         for (; t < item.count; ++t) {
             const std::uint8_t* code = code_of(item, t);
@@ -36,6 +40,13 @@ struct GraphTable {
                     item.bias[at] + item.factor[at] * static_cast<float>(sum);
             }
         }
+    }
+
+    // Codes in order: what the processor prefetches by itself ends with each page of memory.
+    KVDB_INLINE static void prefetch_behind(const EstimateItem& item, std::int64_t t,
+                                            std::int64_t tokens) {
+        const std::uint8_t* from = item.codes + (t + kCodesAhead) * item.apart;
+        for (std::int64_t i = 0; i < tokens * item.apart; i += 64) __builtin_prefetch(from + i);
     }
 
     // As many tokens as fill a vector with the sums of all rows.
@@ -75,7 +86,7 @@ struct GraphTable {
     }
 
     KVDB_INLINE static const std::uint8_t* code_of(const EstimateItem& item, std::int64_t t) {
-        return item.codes + (item.tokens ? item.tokens[t] : t) * item.stride;
+        return item.codes + (item.tokens ? item.tokens[t] : t) * item.apart;
     }
 
     KVDB_INLINE static std::int32_t dot(const std::uint8_t* code, const std::int8_t* query,
@@ -92,7 +103,7 @@ struct GraphTable {
         for (std::int64_t t = 0; t < item.count; ++t) {
             ScoreTable<Isa>::kernels.widen_keys[dtype](
                 {item.blocks, item.kv_head, item.begin + t, 1, key});
-            std::uint8_t* code = item.codes + t * item.stride;
+            std::uint8_t* code = item.codes + t * item.apart;
             float rest = 0;
             for (int i = 0; i < head_dim; ++i) {
                 const float exact = (key[i] - item.low[i]) / item.step[i] + 0.5f;

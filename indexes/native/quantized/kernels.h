@@ -23,7 +23,8 @@ inline constexpr int kBlock = 256;                        // tokens whose strata
 inline constexpr int kStrata = kChunk / kBlock * kGroup;  // of a chunk, 16 tokens each
 inline constexpr int kUnit = 8;                           // tokens whose value codes lie together
 inline constexpr int kSliceDims = 64;       // dimensions of a run's values that lie together
-inline constexpr int kRowsMax = 4;          // query rows that share a read
+inline constexpr int kRowsMax = 4;          // query rows that share a read of values
+inline constexpr int kScanRows = 16;        // and of keys
 inline constexpr float kCodeMiddle = 7.5f;  // codes are 0 to 15
 inline constexpr int kWeightMax = 127;      // weights of values are rounded to 0 to this
 
@@ -58,10 +59,10 @@ struct Codes {
 struct ScanItem {
     Codes codes;
     int runs, rows;
-    const RoundedQuery* query[kRowsMax];
-    float base[kRowsMax];
-    float* scores[kRowsMax];   // [runs * kRun]
-    float* largest[kRowsMax];  // of each stratum of the chunk, [kStrata]
+    const RoundedQuery* query[kScanRows];
+    float base[kScanRows];
+    float* scores[kScanRows];   // [runs * kRun]
+    float* largest[kScanRows];  // of each stratum of the chunk, [kStrata]
 };
 
 // Sums of 2^(factor * (score - reference)) over the first runs of a chunk, and of the values with
@@ -89,6 +90,9 @@ struct QuantizedKernels {
 };
 
 KVDB_DECLARE_PER_ISA(QuantizedKernels, quantized);
+#if defined(__x86_64__)
+extern const QuantizedKernels quantized_amx, quantized_amx_emulated;
+#endif
 
 const QuantizedKernels& quantized_kernels();
 

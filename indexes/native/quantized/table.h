@@ -3,6 +3,7 @@
 
 #include "../nibbles.h"
 #include "kernels.h"
+#include "tile_dots.h"
 
 namespace kvdb::indexes::quantized {
 
@@ -16,9 +17,26 @@ struct QuantizedTable {
     static constexpr int kTogether = Isa::registers >= 32 ? 4 : 2;  // of these
     static constexpr int kSlice = Isa::registers >= 32 ? 4 : 2;  // vectors of dimensions at a time
 
-    // Scores of kTogether vectors of a run's tokens, from `part` on.
+    static constexpr int kTiledRowsMin = 8;  // with fewer, most of a tile of queries is empty
+
+    // Puts down the scores of a vector of tokens, from t on, for a row. sums: their products.
+    KVDB_INLINE static void put(const ScanItem& item, int r, int t, i32 sums, f32 scale) {
+        const RoundedQuery& query = *item.query[r];
+        const f32 middle = Isa::splat(kCodeMiddle * query.sum);
+        const f32 dot = __builtin_convertvector(sums, f32) - middle;
+        const f32 score = Isa::fma(dot * Isa::splat(query.step), scale, Isa::splat(item.base[r]));
+        Isa::store(item.scores[r] + t, score);
+        float* most = item.largest[r] + t / kBlock * kGroup + t % kGroup;
+        Isa::store(most, Isa::max(Isa::widen(most), score));
+    }
+
+    KVDB_INLINE static f32 key_scales(const ScanItem& item, int t) {
+        return Isa::widen(reinterpret_cast<const BFloat16*>(item.codes.scales) + t);
+    }
+
+    // Scores of kTogether vectors of a run's tokens, from `part` on, for rows from `row` on.
     template <int rows>
-    KVDB_INLINE static void scan_part(const ScanItem& item, int run, int part) {
+    KVDB_INLINE static void scan_part(const ScanItem& item, int row, int run, int part) {
         const int d = item.codes.head_dim;
         i32 sums[rows][kTogether] = {};
         const std::uint8_t* at =
@@ -27,44 +45,59 @@ struct QuantizedTable {
             i32 first[rows], second[rows];
             KVDB_UNROLL
             for (int r = 0; r < rows; ++r) {
-                first[r] = i32{} + item.query[r]->packed[i];
-                second[r] = i32{} + item.query[r]->packed[i + 1];
+                first[r] = i32{} + item.query[row + r]->packed[i];
+                second[r] = i32{} + item.query[row + r]->packed[i + 1];
             }
             dot_codes<Isa>(at, first, second, sums);
         }
         KVDB_UNROLL
         for (int v = 0; v < kTogether; ++v) {
             const int t = run * kRun + (part + v) * Isa::width;
-            const f32 scale = Isa::widen(reinterpret_cast<const BFloat16*>(item.codes.scales) + t);
+            const f32 scale = key_scales(item, t);
             KVDB_UNROLL
-            for (int r = 0; r < rows; ++r) {
-                const RoundedQuery& query = *item.query[r];
-                const f32 middle = Isa::splat(kCodeMiddle * query.sum);
-                const f32 dot = __builtin_convertvector(sums[r][v], f32) - middle;
-                const f32 score =
-                    Isa::fma(dot * Isa::splat(query.step), scale, Isa::splat(item.base[r]));
-                Isa::store(item.scores[r] + t, score);
-                float* most = item.largest[r] + t / kBlock * kGroup + t % kGroup;
-                Isa::store(most, Isa::max(Isa::widen(most), score));
-            }
+            for (int r = 0; r < rows; ++r) put(item, row + r, t, sums[r][v], scale);
         }
     }
 
     template <int rows>
-    static void scan_rows(const ScanItem& item) {
+    static void scan_rows(const ScanItem& item, int row) {
         for (int run = 0; run < item.runs; ++run) {
             for (int part = 0; part < kRunVectors; part += kTogether) {
-                scan_part<rows>(item, run, part);
+                scan_part<rows>(item, row, run, part);
+            }
+        }
+    }
+
+    static void scan_by_tiles(const ScanItem& item)
+        requires Isa::has_tiles
+    {
+        const TileDots<Isa> dots(item);
+        typename Isa::Tiles tiles;
+        alignas(64) std::int32_t sums[kScanRows * Isa::width];
+        for (int run = 0; run < item.runs; ++run) {
+            for (int first = 0; first < kRun; first += Isa::width) {
+                dots.dots(tiles, run, first, sums);
+                const int t = run * kRun + first;
+                const f32 scale = key_scales(item, t);
+                for (int r = 0; r < item.rows; ++r) {
+                    put(item, r, t, Isa::template load<i32>(sums + r * Isa::width), scale);
+                }
             }
         }
     }
 
     static void scan(const ScanItem& item) {
-        switch (item.rows) {
-            case 1: return scan_rows<1>(item);
-            case 2: return scan_rows<2>(item);
-            case 3: return scan_rows<3>(item);
-            default: return scan_rows<4>(item);
+        if constexpr (Isa::has_tiles) {
+            if (item.rows >= kTiledRowsMin && TileDots<Isa>::takes(item.codes)) {
+                return scan_by_tiles(item);
+            }
+        }
+        int row = 0;
+        for (; row + 4 <= item.rows; row += 4) scan_rows<4>(item, row);
+        switch (item.rows - row) {
+            case 3: return scan_rows<3>(item, row);
+            case 2: return scan_rows<2>(item, row);
+            case 1: return scan_rows<1>(item, row);
         }
     }
 

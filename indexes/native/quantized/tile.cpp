@@ -76,10 +76,10 @@ void Tile::scan_chunk(std::int64_t head, std::int64_t chunk) {
     const int d = codes.head_dim;
     const std::int64_t tokens = std::min<std::int64_t>(kChunk, blocks.tokens - chunk * kChunk);
     const float centre = norm_up(at.centres, d);
-    for (int first = 0; first < each; first += kRowsMax) {
+    for (int first = 0; first < each; first += kScanRows) {
         ScanItem item{at,
                       static_cast<int>((tokens + kRun - 1) / kRun),
-                      std::min(kRowsMax, each - first),
+                      std::min(kScanRows, each - first),
                       {},
                       {},
                       {},

@@ -10,8 +10,9 @@ namespace kvdb::indexes {
 template <class Isa>
 struct ScoreTable {
     using f32 = typename Isa::f32;
-    static constexpr int kAhead = 8;  // tokens whose keys are on their way
-    static constexpr int kTogether = 4;
+    static constexpr int kAhead = 8;                      // tokens whose keys are on their way
+    static constexpr int kTogether = 4;                   // queries
+    static constexpr int kKeys = Isa::width / kTogether;  // by which so many sums fill a vector
 
     // Elements [i, i + width) of a row, zeros behind its end. head_dim is a multiple of 8.
     template <class T>
@@ -62,6 +63,49 @@ struct ScoreTable {
         }
     }
 
+    // The same of kKeys keys, all sums in registers.
+    template <class T>
+    KVDB_INLINE static void score_rows(const ScoreItem& item, std::int64_t t,
+                                       const T* const* keys) {
+        const int head_dim = item.blocks.geometry.head_dim;
+        std::int64_t r = 0;
+        for (; r + kTogether <= item.rows; r += kTogether) {
+            const float* queries = item.queries + r * head_dim;
+            f32 sums[kTogether * kKeys] = {};
+            for (int i = 0; i < head_dim; i += Isa::width) {
+                f32 key[kKeys];
+                KVDB_UNROLL
+                for (int j = 0; j < kKeys; ++j) key[j] = load(keys[j], i, head_dim);
+                KVDB_UNROLL
+                for (int q = 0; q < kTogether; ++q) {
+                    const f32 query = load(queries + q * head_dim, i, head_dim);
+                    KVDB_UNROLL
+                    for (int j = 0; j < kKeys; ++j) {
+                        sums[q * kKeys + j] = Isa::fma(key[j], query, sums[q * kKeys + j]);
+                    }
+                }
+            }
+            const f32 all = simd::sums_of_each<Isa>(sums);
+            float lanes[Isa::width];
+            Isa::store(lanes, all);
+            for (int q = 0; q < kTogether; ++q) {
+                __builtin_memcpy(item.scores + (r + q) * item.score_stride + t, lanes + q * kKeys,
+                                 kKeys * sizeof(float));
+            }
+        }
+        for (; r < item.rows; ++r) {
+            for (int j = 0; j < kKeys; ++j) {
+                dots<T, 1>(keys[j], item.queries + r * head_dim, head_dim,
+                           item.scores + r * item.score_stride + t + j, item.score_stride);
+            }
+        }
+    }
+
+    template <class T>
+    KVDB_INLINE static const T* row(const ScoreItem& item, std::int64_t t) {
+        return reinterpret_cast<const T*>(item.blocks.key(item.kv_head, item.tokens[t]));
+    }
+
     static void score_quantized(const ScoreItem& item) {
         alignas(64) float key[kHeadDimMax];
         for (std::int64_t t = 0; t < item.count; ++t) {
@@ -78,14 +122,17 @@ struct ScoreTable {
         for (std::int64_t t = 0; t < item.count && t < kAhead; ++t) {
             prefetch(item.blocks.key(item.kv_head, item.tokens[t]), bytes);
         }
-        for (std::int64_t t = 0; t < item.count; ++t) {
-            if (t + kAhead < item.count) {
-                prefetch(item.blocks.key(item.kv_head, item.tokens[t + kAhead]), bytes);
+        std::int64_t t = 0;
+        for (; kKeys > 1 && t + kKeys <= item.count; t += kKeys) {
+            const T* keys[kKeys];
+            for (int j = 0; j < kKeys; ++j) {
+                keys[j] = row<T>(item, t + j);
+                if (t + j + kAhead < item.count)
+                    prefetch(row<std::byte>(item, t + j + kAhead), bytes);
             }
-            const auto* key =
-                reinterpret_cast<const T*>(item.blocks.key(item.kv_head, item.tokens[t]));
-            score_row(item, t, key);
+            score_rows(item, t, keys);
         }
+        for (; t < item.count; ++t) score_row(item, t, row<T>(item, t));
     }
 
     template <Plane plane>

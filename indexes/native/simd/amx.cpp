@@ -1,9 +1,12 @@
 #include "simd/amx.h"
 
 #include "../coarse/table.h"
+#include "../quantized/table.h"
 
-namespace kvdb::indexes::coarse {
+namespace kvdb::indexes {
 
-const CoarseKernels coarse_amx = CoarseTable<simd::Amx>::kernels;
+const coarse::CoarseKernels coarse::coarse_amx = coarse::CoarseTable<simd::Amx>::kernels;
+const quantized::QuantizedKernels quantized::quantized_amx =
+    quantized::QuantizedTable<simd::Amx>::kernels;
 
-}  // namespace kvdb::indexes::coarse
+}  // namespace kvdb::indexes

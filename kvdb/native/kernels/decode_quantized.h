@@ -152,7 +152,9 @@ class DecodeQuantized {
         auto* bytes = reinterpret_cast<std::int8_t*>(query + stride_);
         std::int32_t sum = 0;
         for (int i = 0; i < head_dim; ++i) {
-            const float scaled = query[i] * inverse;
+            float scaled = query[i] * inverse;
+            if (!(__builtin_fabsf(scaled) < most + 1))
+                scaled = 0;  // no number, or too small for one
             const int whole = static_cast<int>(scaled + (scaled < 0 ? -0.5f : 0.5f));
             const int high = (whole + 128) >> 8;
             if constexpr (parts == 2) bytes[stride_ + i] = static_cast<std::int8_t>(high);

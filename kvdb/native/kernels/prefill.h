@@ -7,10 +7,8 @@
 #pragma once
 
 #include "../kernels.h"
-#include "gathered.h"
-#include "multiply.h"
-#include "multiply_tiles.h"
-#include "operand.h"
+#include "packed_tile.h"
+#include "read_ahead.h"
 #include "rotate.h"
 
 namespace kvdb::kernels {
@@ -21,23 +19,24 @@ class Prefill {
     using i32 = typename Isa::i32;
     using Op = Operand<Isa, T>;
     using Product = Multiply<Isa, T>;
-    static constexpr int groups = 8;
+    static constexpr int groups = 16;  // with fewer, sums are loaded and stored more often
     static constexpr int tile_tokens = groups * kGroup;
     static constexpr int block_rows = Product::block_rows;
-    static constexpr int panel = Isa::tile_vectors * Isa::width;
+    using Packed = PackedTile<Isa, T, groups>;
+    static constexpr int panel = Packed::panel;
     using PrefillTile = Tile<groups>;
     using Loaded = Gathered<Isa, T, groups>;
 
     static_assert(kPrefillRowPadding % Product::rows == 0 && block_rows % Product::rows == 0);
-    static_assert(tile_tokens % panel == 0 && panel % Isa::width == 0);
+    static_assert(block_rows % Isa::width == 0 && kPrefillRowPadding % block_rows == 0);
 
   public:
     static void run(const AttendItem& item) { Prefill(item).run(); }
 
     static std::size_t scratch_floats(int head_dim, std::int64_t rows) {
         const std::int64_t stride = round_up(head_dim, kLanePadding);
-        return round_up(rows, Product::rows) * stride + 2 * tile_tokens * stride +
-               block_rows * tile_tokens + block_rows + Loaded::scratch_elements(head_dim);
+        return round_up(rows, Product::rows) * stride + block_rows * tile_tokens + block_rows +
+               Packed::scratch_floats(head_dim) + Loaded::scratch_elements(head_dim);
     }
 
   private:
@@ -45,44 +44,50 @@ class Prefill {
         : item_(item),
           rows_(item.row_end - item.row_begin),
           head_dim_(item.geometry.head_dim),
-          lanes_(head_dim_ / Op::per_lane),
-          depth_(static_cast<int>(round_up(lanes_, Product::depth_step))),
           stride_(round_up(head_dim_, kLanePadding)),
           query_(reinterpret_cast<float*>(item.scratch)),
-          keys_(query_ + round_up(rows_, Product::rows) * stride_),
-          values_(keys_ + tile_tokens * stride_),
-          scores_(values_ + tile_tokens * stride_),
+          scores_(query_ + round_up(rows_, Product::rows) * stride_),
           decay_(scores_ + block_rows * tile_tokens),
-          gathered_(decay_ + block_rows) {}
+          packed_(head_dim_, decay_ + block_rows),
+          gathered_(decay_ + block_rows + Packed::scratch_floats(head_dim_)) {}
 
     void run() {
         start();
         const std::int64_t last_seen = visible(item_, item_.row_end - 1);
         RunCursor cursor(item_.geometry, item_.run, item_.block, item_.token_begin,
                          item_.token_end < last_seen ? item_.token_end : last_seen);
-        for (PrefillTile tile; cursor.next(tile);) {
-            const Loaded loaded(item_.geometry, tile, item_.kv_head,
-                                reinterpret_cast<T*>(gathered_));
-            if (tile.view != view_) load_queries(tile);
-            if (tile.any_hidden()) mark_hidden(tile);
-            pack_keys(tile, loaded);
-            pack_values(tile, loaded);
-            for (std::int64_t r = 0; r < rows_; r += block_rows) attend(tile, r);
+        PrefillTile tiles[2];
+        bool more = cursor.next(tiles[0]);
+        for (int i = 0; more; i ^= 1) {
+            more = cursor.next(tiles[i ^ 1]);
+            if (!more) tiles[i ^ 1].count = 0;
+            attend(tiles[i], tiles[i ^ 1]);
         }
         for (std::int64_t r = 0; r < rows_; ++r) {
             Op::order_sums(item_.state.values + r * stride_, head_dim_);
         }
     }
 
+    // All rows over one tile, while the next one comes.
+    void attend(const PrefillTile& tile, const PrefillTile& next) {
+        const Loaded loaded(item_.geometry, tile, item_.kv_head, reinterpret_cast<T*>(gathered_));
+        if (tile.view != view_) load_queries(tile);
+        if (tile.any_hidden()) mark_hidden(tile);
+        packed_.pack(tile, loaded);
+        const std::int64_t products = tile_tokens / panel + head_dim_ / panel;
+        ahead_.begin(item_.geometry, next, item_.kv_head, rows_ / Product::rows * products + 1);
+        for (std::int64_t r = 0; r < rows_; r += block_rows) attend(tile, r);
+    }
+
     void start() {
         const std::int64_t padded = round_up(rows_, Product::rows);
         for (std::int64_t i = 0; i < padded * stride_; ++i) query_[i] = 0;
         for (std::int64_t i = 0; i < padded * stride_; ++i) item_.state.values[i] = 0;
-        for (std::int64_t r = 0; r < rows_; ++r) {
+        for (std::int64_t r = 0; r < round_up(rows_, block_rows); ++r) {
             item_.state.max[r] = -__builtin_inff();
             item_.state.sum[r] = 0;
-            load_query(r, -1);
         }
+        for (std::int64_t r = 0; r < rows_; ++r) load_query(r, -1);
     }
 
     // Queries, rotated for the keys of the tile's view. A row that sees nothing of this tile sees
@@ -104,67 +109,6 @@ class Prefill {
         for (int t = 0; t < tile_tokens; ++t) hidden_[t] = tile.hidden[t / 64] >> t % 64 & 1;
     }
 
-    // To panels [depth][panel] of tokens.
-    void pack_keys(const PrefillTile& tile, const Loaded& loaded) {
-        for (int token = 0; token < tile.group_count() * kGroup; token += Isa::width) {
-            const T* key = loaded.keys[token / kGroup] + token % kGroup * head_dim_;
-            float* to = keys_ + token / panel * panel * depth_ + token % panel;
-            for (int lane = 0; lane < lanes_; lane += Isa::width) {
-                f32 square[Isa::width];
-                const int lanes = lanes_ - lane < Isa::width ? lanes_ - lane : Isa::width;
-                const T* at = key + lane * Op::per_lane;
-                KVDB_UNROLL
-                for (int t = 0; t < Isa::width; ++t) {
-                    square[t] = lanes == Isa::width ? Op::load(at + t * head_dim_)
-                                                    : Op::load_tail(at + t * head_dim_, lanes);
-                }
-                simd::transpose<Isa>(square);
-                KVDB_UNROLL
-                for (int i = 0; i < Isa::width; ++i) {
-                    if (lane + i < depth_) Isa::store(to + (lane + i) * panel, square[i]);
-                }
-            }
-        }
-    }
-
-    // To panels [tokens / per_lane][panel] of dimensions; the last may be narrower.
-    void pack_values(const PrefillTile& tile, const Loaded& loaded) {
-        const int depth = value_depth(tile);
-        const int packed = tile.group_count() * kGroup / Op::per_lane;
-        for (int i = packed * panel_width(0); packed < depth && i < depth * stride_; ++i) {
-            values_[i] = 0;
-        }
-        for (int k = 0; k < packed; ++k) {
-            const int token = k * Op::per_lane;
-            const T* value = loaded.values[token / kGroup] + token % kGroup * head_dim_;
-            for (int d = 0; d < head_dim_; d += Op::value_dims) {
-                f32 v[Op::value_vectors];
-                if (d + Op::value_dims <= head_dim_) {
-                    Op::load_values(value + d, head_dim_, v);
-                } else {
-                    Op::load_values_tail(value + d, head_dim_, head_dim_ - d, v);
-                }
-                for (int i = 0; i < Op::value_vectors; ++i) {
-                    const int dim = d + i * Isa::width;
-                    const int first = dim / panel * panel;
-                    Isa::store(values_ + first * depth + k * panel_width(first) + dim - first,
-                               v[i]);
-                }
-            }
-        }
-    }
-
-    // Of the product behind the softmax.
-    static int value_depth(const PrefillTile& tile) {
-        const int packed = tile.group_count() * kGroup / Op::per_lane;
-        return static_cast<int>(round_up(packed, Product::depth_step));
-    }
-
-    int panel_width(int first_dim) const {
-        const auto left = static_cast<int>(round_up(head_dim_, Op::value_dims)) - first_dim;
-        return left < panel ? left : panel;
-    }
-
     // Rows [first, first + block_rows) over one tile.
     void attend(const PrefillTile& tile, std::int64_t first) {
         const std::int64_t count = rows_ - first < block_rows ? rows_ - first : block_rows;
@@ -173,20 +117,22 @@ class Prefill {
         if (tokens == 0) return;
         for (int t = 0; t < tokens; t += panel) {
             for (std::int64_t r = 0; r < padded; r += Product::rows) {
+                ahead_.step();
                 product_.template scaled<Isa::tile_vectors>(
-                    query_ + (first + r) * stride_, stride_, keys_ + t * depth_, depth_,
+                    query_ + (first + r) * stride_, stride_, packed_.keys(t), packed_.depth(),
                     scores_ + r * tile_tokens + t, tile_tokens, item_.scale_log2e);
             }
         }
-        for (std::int64_t r = 0; r < count; ++r) softmax(tile, tokens, first + r, r);
-        for (std::int64_t r = count; r < padded; ++r) decay_[r] = 0;
+        for (std::int64_t r = 0; r < padded; r += Isa::width) {
+            softmax(tile, tokens, first + r, r, count - r);
+        }
 
-        const int depth = value_depth(tile);
         const int used = weights_end(tokens) / Op::per_lane;
         for (int d = 0; d < round_up(head_dim_, Op::value_dims); d += panel) {
             for (std::int64_t r = 0; r < padded; r += Product::rows) {
-                add(panel_width(d) / Isa::width, scores_ + r * tile_tokens, values_ + d * depth,
-                    used, item_.state.values + (first + r) * stride_ + d, decay_ + r);
+                ahead_.step();
+                add(packed_.value_vectors(d), scores_ + r * tile_tokens, packed_.values(d), used,
+                    item_.state.values + (first + r) * stride_ + d, decay_ + r);
             }
         }
     }
@@ -220,35 +166,52 @@ class Prefill {
         return static_cast<int>(round_up(tokens, Product::depth_step * Op::per_lane));
     }
 
-    // Turns the scores of one row into weights, in place, for the first `tokens` of the tile.
-    void softmax(const PrefillTile& tile, int tokens, std::int64_t row, std::int64_t local) {
-        float* scores = scores_ + local * tile_tokens;
-        const int own = seen(tile, row);
-        const int own_end = static_cast<int>(round_up(own, Isa::width));
-        for (int t = own; t < own_end; ++t) scores[t] = -__builtin_inff();
-        if (tile.any_hidden()) hide(scores, own_end);
-
-        float& row_max = item_.state.max[row];
-        f32 largest = Isa::splat(row_max);
-        for (int t = 0; t < own_end; t += Isa::width) {
-            largest = Isa::max(largest, Isa::template load<f32>(scores + t));
+    // Turns the scores of the next Isa::width rows, of which there are `left` (or none, behind the
+    // last), into weights, in place, for the first `tokens` of the tile.
+    void softmax(const PrefillTile& tile, int tokens, std::int64_t row, std::int64_t local,
+                 std::int64_t left) {
+        const int rows = left < Isa::width ? static_cast<int>(left < 0 ? 0 : left) : Isa::width;
+        f32 each[Isa::width];
+        int ends[Isa::width];
+        for (int r = 0; r < Isa::width; ++r) each[r] = Isa::splat(-__builtin_inff());
+        for (int r = 0; r < rows; ++r) {
+            float* scores = scores_ + (local + r) * tile_tokens;
+            const int own = seen(tile, row + r);
+            ends[r] = static_cast<int>(round_up(own, Isa::width));
+            for (int t = own; t < ends[r]; ++t) scores[t] = -__builtin_inff();
+            if (tile.any_hidden()) hide(scores, ends[r]);
+            f32 largest = each[r];
+            for (int t = 0; t < ends[r]; t += Isa::width) {
+                largest = Isa::max(largest, Isa::template load<f32>(scores + t));
+            }
+            each[r] = largest;
         }
-        const float max = simd::max_of_group<Isa, Isa::width>(largest)[0];
+        const f32 before = Isa::template load<f32>(item_.state.max + row);
+        const f32 max = Isa::max(before, simd::max_each<Isa>(each));
         // For a row that has seen nothing yet, -inf - -inf would be NaN.
-        const float base = max == -__builtin_inff() ? 0.0f : max;
-        decay_[local] = simd::exp2<Isa>(Isa::splat(row_max - base))[0];
-        row_max = max;
+        const f32 base = max == -__builtin_inff() ? f32{} : max;
+        const f32 decay = simd::exp2<Isa>(before - base);
+        Isa::store(item_.state.max + row, max);
+        Isa::store(decay_ + local, decay);
 
-        f32 sum{};
-        for (int t = 0; t < own_end; t += Isa::width) {
-            const f32 weights = simd::exp2<Isa>(Isa::template load<f32>(scores + t) - base);
-            Op::store_weights(scores, t, weights);
-            sum += weights;
-        }
+        float bases[Isa::width];
+        Isa::store(bases, base);
+        for (int r = 0; r < Isa::width; ++r) each[r] = f32{};
         const int end = weights_end(tokens);
-        for (int t = own_end; t < end; t += Isa::width) Op::store_weights(scores, t, f32{});
-        float& row_sum = item_.state.sum[row];
-        row_sum = row_sum * decay_[local] + simd::sum_of_group<Isa, Isa::width>(sum)[0];
+        for (int r = 0; r < rows; ++r) {
+            float* scores = scores_ + (local + r) * tile_tokens;
+            const f32 row_base = Isa::splat(bases[r]);
+            f32 sum{};
+            for (int t = 0; t < ends[r]; t += Isa::width) {
+                const f32 weights = simd::exp2<Isa>(Isa::template load<f32>(scores + t) - row_base);
+                Op::store_weights(scores, t, weights);
+                sum += weights;
+            }
+            for (int t = ends[r]; t < end; t += Isa::width) Op::store_weights(scores, t, f32{});
+            each[r] = sum;
+        }
+        float* sums = item_.state.sum + row;
+        Isa::store(sums, Isa::template load<f32>(sums) * decay + simd::sum_each<Isa>(each));
     }
 
     void hide(float* scores, int end) const {
@@ -262,17 +225,15 @@ class Prefill {
     const AttendItem& item_;
     const std::int64_t rows_;
     const int head_dim_;
-    const int lanes_;
-    const int depth_;  // of the product before the softmax: lanes_, and zeros behind them
     const std::int64_t stride_;
     float* const query_;   // [rows][stride]
-    float* const keys_;    // panels
-    float* const values_;  // panels
     float* const scores_;  // [block_rows][tile_tokens], then weights
     float* const decay_;   // [block_rows]
+    Packed packed_;
     float* const gathered_;
     std::int32_t view_ = -1;
     Product product_;
+    ReadAhead<Isa, groups> ahead_;
     alignas(64) std::int32_t hidden_[tile_tokens];  // 1 for a token that nobody sees
 };
 
