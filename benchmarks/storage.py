@@ -4,13 +4,14 @@
 
 The yardstick is the disk itself, in the same run and in turns: a file of as many bytes, written and read past the page cache in
 pieces of the same size, as many at a time. Beside it stands a plain file of the same arrays, saved by safetensors, synced, and
-loaded when the page cache holds none of it. Before anything is timed, as much memory as it takes is written to and given back: a
-virtual machine may have returned free memory to its host, and gets it again more slowly than the disk reads.
+loaded when the page cache holds none of it; and LMCache's disk backend, where it is installed. Before anything is timed, as
+much memory as it takes is written to and given back: a virtual machine may have returned free memory to its host, and gets it
+again more slowly than the disk reads.
 
 Decoding is measured on 32 query heads over 8 KV heads of 128 in bfloat16: over a context that is in memory as a whole, and over
-the same one in a database whose budget is a quarter of it, of which the index takes a part. In `anew` each step asks for
-something else with all heads, which no decode does; in `decode` a quarter of the heads do, and the others go on asking the same.
-Of SmolLM2-135M over 15,000 tokens a fifth of the pages that a step finds are none of the last eight steps'.
+the same one in a database whose budget is a quarter of it, of which the index takes a part (`benchmarks.paged_decode`). In
+`anew` each step asks for something else with all heads, which no decode does; in `alike` a quarter of the heads do; in `measured`
+heads come back to what they asked as often as those of SmolLM2-135M (`benchmarks.reuse`).
 """
 
 from __future__ import annotations
@@ -18,41 +19,30 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from shutil import copytree, rmtree
+from shutil import rmtree
 from statistics import median
 from tempfile import mkdtemp
-from time import perf_counter
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
 import kvdb
 import kvdb.storage.direct_io as direct_io
+from benchmarks import lmcache_disk
 from benchmarks.harness import huge_pages, machine, report
-from benchmarks.workloads import Shape, Workload, generate
+from benchmarks.paged_decode import Pairs, connected, decoded, timed
+from benchmarks.workloads import Shape, generate
 from indexes.arena import Arena
 from kvdb.client.client import Client
-from kvdb.config import Config, IndexConfig, StorageConfig
 from kvdb.storage.direct_io import DEPTH
 from kvdb.storage.segment_head import PIECE_BYTES
 
-Pairs = list[tuple[np.ndarray, np.ndarray]]
-KIND = "coarse-clusters"
-"""The index takes 3 % of the bytes of keys and values; that of `flat` takes 31 %, more than there is."""
-DIPR = kvdb.QueryOptions(kvdb.Dipr(), hints=kvdb.Hints(index=KIND))
-WAYS = {
-    "exact": (kvdb.QueryOptions(kvdb.Exact()), 1),
-    "dipr anew": (DIPR, 1),
-    "dipr decode": (DIPR, 4),
-}
-"""Options, and for how many steps a head asks the same."""
-SHARE = 4
-"""The budget of the small database is one part in so many of the context."""
-WARM_UP = 2
+QUERIES = 64
+"""Of each head."""
 
 
 def main() -> None:
@@ -60,7 +50,7 @@ def main() -> None:
     folder = Path(mkdtemp(prefix="kvdb-storage-", dir=given.folder))
     try:
         report("machine", **machine(), depth=DEPTH, piece_bytes=PIECE_BYTES)
-        workload = generate("sharp", Shape(given.tokens), cache=given.cache)
+        workload = generate("sharp", Shape(given.tokens), QUERIES, query_samples=1, cache=given.cache)
         layers = [(np.ascontiguousarray(workload.k), np.ascontiguousarray(workload.v))] * given.layers
         spec = kvdb.ModelSpec("storage", given.layers, len(workload.queries), 8, 128, "bfloat16")
         if given.decode_only:
@@ -78,7 +68,11 @@ def moved(folder: Path, spec: kvdb.ModelSpec, layers: Pairs, rounds: int) -> Non
     ids, nbytes = np.arange(layers[0][0].shape[1]), sum(k.nbytes + v.nbytes for k, v in layers)
     memory = huge_pages(nbytes // spec.layers)
     memory[:] = layers[0][0].view(np.uint8).ravel()[0]  # every page is there before anything is timed
-    ways = ("raw write", "import", "safetensors save", "raw read", "cold read", "safetensors load")
+    written, read = (
+        ("raw write", "import", "safetensors save", "lmcache save"),
+        ("raw read", "cold read", "safetensors load", "lmcache load"),
+    )
+    ways = written + read
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(rounds):
         rmtree(folder / "store", ignore_errors=True)
@@ -96,46 +90,19 @@ def moved(folder: Path, spec: kvdb.ModelSpec, layers: Pairs, rounds: int) -> Non
         touch(2 * nbytes)
         seconds["safetensors load"].append(timed(partial(load_file, folder / "plain")))
         (folder / "plain").unlink()
-    for way, yardstick in zip(ways, ("raw write",) * 3 + ("raw read",) * 3, strict=True):
+        with suppress(lmcache_disk.NotInstalled), lmcache_disk.opened(folder / "lmcache", layers) as backend:
+            seconds["lmcache save"].append(timed(backend.save))
+            seconds["lmcache load"].append(timed(backend.load))
+            assert backend.holds(0)
+        rmtree(folder / "lmcache", ignore_errors=True)
+    for way in ways:
+        if not seconds[way]:
+            report("storage", way=way, skipped="LMCache's disk backend cannot be imported here")
+            continue
+        yardstick = "raw write" if way in written else "raw read"
         share = median(theirs / ours for ours, theirs in zip(seconds[way], seconds[yardstick], strict=True))
         rates = {"gb_s": nbytes / median(seconds[way]) / 1e9, "raw_gb_s": nbytes / median(seconds[yardstick]) / 1e9}
         report("storage", way=way, nbytes=nbytes, **rates, share_of_raw=share)
-
-
-def decoded(folder: Path, spec: kvdb.ModelSpec, layers: Pairs, workload: Workload, rounds: int) -> None:
-    """A line for each way of answering: a step of all layers with a quarter of the memory, beside one with all of it."""
-    ids, nbytes = np.arange(layers[0][0].shape[1]), sum(k.nbytes + v.nbytes for k, v in layers)
-    copytree(folder / "store", folder / "store-small")
-    with connected(folder / "store") as whole, connected(folder / "store-small", nbytes // SHARE) as small:
-        databases = {"whole": whole, "small": small}
-        for db in databases.values():
-            db.build_index("doc", KIND)
-        for way, (options, alike) in WAYS.items():
-            sessions = {name: db.create_session(spec, ids) for name, db in databases.items()}
-            seconds: dict[str, list[float]] = {name: [] for name in sessions}
-            for number in range(alike * (WARM_UP + rounds)):
-                q = asked(workload, number, alike).astype(spec.numpy_dtype)
-                for name, session in sessions.items():
-                    spent = timed(partial(step, session, layers, q, options))
-                    if number >= alike * WARM_UP:
-                        seconds[name].append(spent / spec.layers)
-            for session in sessions.values():
-                session.close()
-            ratio = median(small / whole for small, whole in zip(seconds["small"], seconds["whole"], strict=True))
-            layer_ms = {f"{name}_layer_ms": 1e3 * median(spent) for name, spent in seconds.items()}
-            report("storage", way=way, kind=KIND, tokens=len(ids), budget_share=1 / SHARE, **layer_ms, of_whole=ratio)
-
-
-def asked(workload: Workload, number: int, alike: int) -> np.ndarray:
-    """`[q_heads, 1, head_dim]`: the queries of a step, each head's the same for `alike` steps; as many heads change at each."""
-    heads = np.arange(len(workload.queries))
-    return workload.queries[heads, (number + heads) // alike % workload.queries.shape[1]][:, None]
-
-
-def step(session: kvdb.Session, layers: Pairs, q: np.ndarray, options: kvdb.QueryOptions) -> None:
-    """A decode step: one token in every layer."""
-    for number, (k, v) in enumerate(layers):
-        session.attend(number, q, k[:, :1], v[:, :1], options=options)
 
 
 def last_layer(db: Client, spec: kvdb.ModelSpec, ids: np.ndarray) -> None:
@@ -179,18 +146,6 @@ def touch(nbytes: int) -> None:
     arena = Arena(nbytes)
     ctypes.memset(arena.address, 1, nbytes)
     arena.close()
-
-
-def timed(run: Callable[[], object]) -> float:
-    started = perf_counter()
-    run()
-    return perf_counter() - started
-
-
-def connected(folder: Path, cpu_bytes_max: int | None = None) -> Client:
-    """A client of a store."""
-    indexes = IndexConfig(automatic=False, on_demand="")
-    return kvdb.connect(config=Config(storage=StorageConfig(path=str(folder), cpu_bytes_max=cpu_bytes_max), indexes=indexes))
 
 
 def arguments() -> argparse.Namespace:

@@ -34,7 +34,7 @@ from query_optimizer.cost import Machine
 # The one place that says how many examples a property is tried with; `make test-long` takes the long profile.
 settings.register_profile(
     "quick",
-    max_examples=25,
+    max_examples=20,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from indexes.base import Cost, IndexCorrupt, Queries, SearchResult
+from indexes.base import Ask, Cost, IndexCorrupt, Queries, SearchResult, unlimited
 from indexes.blocks import Blocks
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 
@@ -77,7 +77,8 @@ class Scan:
         assert blocks.tokens > self.blocks.tokens
         self.blocks = blocks
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, ask: Ask = unlimited) -> None:
+        ask(4)
         path.write_bytes(b"scan")
 
     @classmethod

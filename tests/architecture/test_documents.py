@@ -7,7 +7,7 @@ import pytest
 
 from tests.architecture.source import PACKAGES, ROOT
 
-DOCUMENTS = ("ARCHITECTURE.md", "README.md", "benchmarks/README.md", "docs/performance.md")
+DOCUMENTS = ("ARCHITECTURE.md", "README.md", "benchmarks/README.md", "docs/engines.md", "docs/performance.md")
 CODE = re.compile(r"`([^`\n]+)`")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"[\w./-]+(\.(py|h|cpp|proto|toml|md)|/)")

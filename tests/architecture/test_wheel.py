@@ -1,4 +1,5 @@
-"""What `pip install` brings: four packages, the compiled kernels, the wire contract, the demo's words, and nothing else."""
+"""What `pip install` brings: four packages, the compiled kernels, the wire contract, the demo's words, the console's
+files, and nothing else."""
 
 import os
 import re
@@ -17,6 +18,7 @@ from kvdb.errors import Unsupported
 from tests.architecture.source import PACKAGES, ROOT
 
 MODELS = "engine_adapter/models/"
+CONSOLE = "kvdb/server/console/static/"
 PYTHON = re.compile(r".*(\.pyi?|/py\.typed)$").match
 
 
@@ -71,13 +73,17 @@ def test_it_holds_every_module_of_the_tree(names: set[str]) -> None:
     assert set(filter(PYTHON, names)) == set(filter(PYTHON, tree))
 
 
-def test_it_holds_the_kernels_the_wire_contract_the_demos_words_and_nothing_else(names: set[str], wheel: Path) -> None:
+def test_it_holds_the_kernels_the_wire_contract_the_demos_words_the_console_and_nothing_else(
+    names: set[str], wheel: Path
+) -> None:
     rest = {name for name in names if ".dist-info/" not in name and not PYTHON(name)}
     words = {name for name in rest if name.startswith(MODELS)}
     assert words == {path.relative_to(ROOT).as_posix() for path in (ROOT / MODELS).glob("*.txt")}
     contract = "kvdb/rpc/kvdb.proto"
     assert ZipFile(wheel).read(contract) == (ROOT / "proto" / contract).read_bytes()
-    kernels = {name.partition(".")[0] for name in rest - words - {contract}}
+    console = {name for name in rest if name.startswith(CONSOLE)}
+    assert console == {path.relative_to(ROOT).as_posix() for path in (ROOT / CONSOLE).iterdir()}
+    kernels = {name.partition(".")[0] for name in rest - words - console - {contract}}
     assert kernels == {"kvdb/_native", "indexes/_native", "indexes/libkvdb_base"}
 
 
@@ -112,12 +118,15 @@ def test_the_base_install_is_small(metadata: Message) -> None:
     assert base == {"numpy", "ml-dtypes", "grpcio", "protobuf"}
     assert set(metadata.get_all("Provides-Extra") or []) == {
         "server",
+        "tracing",
         "transformers",
         "demo",
         "hnsw",
         "gpu",
         "plots",
         "bench",
+        "rag",
+        "rag-adapters",
         "dev",
     }
 

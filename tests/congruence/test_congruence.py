@@ -33,11 +33,11 @@ SPEC = kvdb.ModelSpec(
 STORAGE = StorageConfig(arena_bytes=1 << 20)
 
 
-@pytest.fixture
-def databases():
-    """An embedded database, and a server of its own with a client."""
+@pytest.fixture(params=["auto", ""], ids=["shared memory", "gRPC"])
+def databases(request):
+    """An embedded database, and a server of its own with a client, which shares memory with it or not."""
     engine = Database(Config(storage=STORAGE))
-    server = Server(engine, ServerConfig(port=0))
+    server = Server(engine, ServerConfig(port=0, local_socket=request.param))
     server.start()
     with kvdb.connect(config=Config(storage=STORAGE)) as embedded, kvdb.connect(server.target) as remote:
         yield embedded, remote

@@ -49,7 +49,7 @@ class Tracer:
         folder, where = self._root / "changed", f"{fault} at {call} {number}"
         shutil.copytree(self._root / "good", folder)
         child, said = self._processes.start(self._go, folder, self._writer)
-        with said, self._traced(child, f"inject={call}:{EFFECTS[fault]}:when={number}", call) as tracer:
+        with said, attached(child, self._trace, f"trace={call}", f"inject={call}:{EFFECTS[fault]}:when={number}") as tracer:
             self._go.write_bytes(b"")
             lines = said.read().splitlines(keepends=True)
             ended = self._processes.ended()
@@ -68,16 +68,20 @@ class Tracer:
         shutil.rmtree(folder)
         return met
 
-    def _traced(self, child, injection, call):
-        """strace, once it is attached to a process."""
-        options = ["-f", "-y", "-o", str(self._trace), "-e", f"trace={call}", "-e", injection]
-        tracer = subprocess.Popen(["strace", *options, "-p", str(child)], stderr=subprocess.PIPE, text=True)
-        said = tracer.stderr.readline()
-        if "attached" not in said:
-            os.kill(child, SIGKILL)
-            tracer.wait()
-            raise NotTraced(said.strip())
-        return tracer
+
+def attached(child, trace, *expressions):
+    """strace, once it is attached to a process. trace: the file it writes. expressions: what it traces and injects. Raises
+    NotTraced, and kills the process, where it cannot be."""
+    options = [word for expression in expressions for word in ("-e", expression)]
+    tracer = subprocess.Popen(
+        ["strace", "-f", "-y", "-o", str(trace), *options, "-p", str(child)], stderr=subprocess.PIPE, text=True
+    )
+    said = tracer.stderr.readline()
+    if "attached" not in said:
+        os.kill(child, SIGKILL)
+        tracer.wait()
+        raise NotTraced(said.strip())
+    return tracer
 
 
 def _check_syncs(trace, where):

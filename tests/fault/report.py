@@ -84,11 +84,15 @@ def pieces(given):
     control = "power cut at any moment, of a writer that syncs no file (control)"
     yield Piece.of(control, "power", "--cuts", 10, "--seed", seed, "--durability", "broken")
     yield from _seeded("single bits changed, files cut short", "flips", "--flips", given.flips, 1000, seed)
+    yield from _seeded(
+        "any order of calls, ends and kills beside a dictionary", "any_order", "--examples", given.examples, 100, seed
+    )
     for fault, calls in FAULTS.items():
         for call in calls:
             yield Piece.of(
                 f"{fault} at each such system call", "every_call", "--fault", fault, "--every", given.every, "--calls", call
             )
+    yield Piece.of("EIO at each read of a page while a session is asked", "page_reads", "--every", given.every)
     retrying = "a sync that failed is tried again and its second answer believed (control)"
     yield Piece.of(retrying, "every_call", "--fault", "EIO", "--calls", "fsync", "--writer", "retrying")
     yield Piece.of("a disk that is full at any point of any call", "no_room", "--every", 8192 * given.every)
@@ -136,6 +140,7 @@ def main():
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--flips", type=int, default=10_000)
     parser.add_argument("--cuts", type=int, default=500)
+    parser.add_argument("--examples", type=int, default=500, help="stores that are used in any order")
     parser.add_argument("--every", type=int, default=1, help="only every such system call")
     parser.add_argument("--seed", type=int, default=1, help="of the first piece")
     parser.add_argument("--pieces", type=Path, default=PIECES, help="where what was played is noted")

@@ -10,7 +10,7 @@ import pytest
 
 from kvdb.errors import IntegrityError
 from kvdb.storage.store_folder import StoreFolder
-from tests.fault import every_call, flips, kill, limits, no_room, power
+from tests.fault import every_call, flips, kill, limits, no_room, page_reads, power
 from tests.fault.power import NoLoopMounts
 from tests.stores import connect, holds, put
 
@@ -97,6 +97,17 @@ def test_a_fault_at_any_call_loses_nothing(fault, call):
     except every_call.NotTraced as reason:
         pytest.skip(str(reason))
     assert met[call] > 0
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_pages_that_cannot_be_read_refuse_an_answer_and_the_session_goes_on():
+    try:
+        with page_reads.tracing() as tracer:
+            outcomes = sum(map(tracer.run, ["1", "2", "1+"]), Counter())
+    except every_call.NotTraced as reason:
+        pytest.skip(str(reason))
+    assert outcomes["right"] > 0
+    assert outcomes["refused"] > 0
 
 
 def test_few_open_files_suffice_and_none_is_a_typed_error(tmp_path):

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-
-class Table(np.ndarray[Any, Any]):
-    """Block addresses: trusted, so they are left out or repeated, never invented."""
+import tests.fuzz.storage as storage
+from tests.fuzz.values import Table
 
 
 def run_of(rng: np.random.Generator, geometry: Any) -> tuple[Table, np.ndarray]:
@@ -48,7 +47,7 @@ def use(rng: np.random.Generator, native: Any) -> list[Any]:
     attended(rng, native, geometry, source, q, cos, sin)
     stepped(rng, native, geometry, source, some(kv_heads * group, 1, head_dim))
     together(rng, native, geometry, source, [some(3, heads, 1, head_dim) for heads in (kv_heads * group, kv_heads, kv_heads)])
-    return [kept, moved]
+    return [kept, moved, *storage.use(rng, native, geometry, source)]
 
 
 def attended(rng: np.random.Generator, native: Any, geometry: Any, table: Table, q: Any, cos: Any, sin: Any) -> None:
@@ -63,10 +62,9 @@ def attended(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
     native.attend(geometry, q, table, counts, 0, 0.1, out, lse, top, 0, geometry.kv_heads, ends=ends)
 
     def placed(view: Any, cos: Any, sin: Any, interleaved: Any, hidden: Any, ends: Any, counts: Any) -> None:
-        placement = module.Placement(view, cos, sin, interleaved, hidden)
-        module.attend(geometry, q, table, counts, 0, 0.1, out, lse, top, ends=ends, placement=placement)
+        placement = native.Placement(view, cos, sin, interleaved, hidden)
+        native.attend(geometry, q, table, counts, 0, 0.1, out, lse, top, ends=ends, placement=placement)
 
-    module = native.module
     native.made(placed, view, cos, sin, bool(rng.random() < 0.5), hidden, ends if rng.random() < 0.5 else None, counts)
     rows = heads * n
     offsets = np.sort(np.concatenate([[0], rng.integers(0, 100, rows)])).astype(np.int64)
@@ -107,7 +105,6 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
     hidden = rng.integers(0, 1 << 63, -(-tokens // 64), np.uint64) if rng.random() < 0.5 else None
     guards = rng.standard_normal(geometry.kv_heads).astype(np.float32) if rng.random() < 0.5 else None
     whole = rng.random(geometry.kv_heads) < 0.3
-    module = native.module
 
     def step(  # everything that a plan has
         searcher: Any,
@@ -133,18 +130,18 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
     ) -> None:
         reads = table, counts, None
         searches = [(searcher, begin, end, reads, active, hidden, True, turn, (kind, parameter))] * 2
-        made = module.Step(
+        made = native.Step(
             geometry, heads, scale, reads, grows, reads, searches, [(reads, wholes, whole)], tokens, guards, 0.5, 0.9, bound
         )
         result = made.run(q, table, counts, out, logs, observed)
-        made.observations(result, None if result.end == module.StepEnd.answered else logs[0], logs[1])
-        [result.found(i) for i in range(result.searches)]
+        made.observations(result, None if result.end == native.StepEnd.answered else logs[0], logs[1])
+        [native.StepResult.found(result, i) for i in range(result.searches)]
 
     begin, end = sorted(rng.integers(0, tokens + 1, 2).tolist())
     grows, logs = int(rng.integers(-1, blocks + 1)), np.zeros((3, heads, 1), np.float32)
     cos, sin = rng.standard_normal((2, int(rng.integers(0, geometry.head_dim // 2 + 1)))).astype(np.float32)
     turn = (cos, sin, bool(rng.random() < 0.5)) if rng.random() < 0.5 else None
-    cut = [(module.StepCut.range, 2.0), (module.StepCut.top_k, 5.0)][rng.integers(2)]
+    cut = [(native.StepCut.range, 2.0), (native.StepCut.top_k, 5.0)][rng.integers(2)]
     asked = (
         active,
         hidden,
@@ -167,7 +164,7 @@ def together(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
     heads, size, blocks = tokens[0].shape[1], geometry.block_size, len(table)
     filled = np.full(blocks, size, np.int32)
     filled[-1] = rng.integers(0, size)
-    version, module, options = native.module.Version(), native.module, "what is asked"
+    version, options = native.Version(), "what is asked"
 
     def take(
         table: Any,
@@ -185,15 +182,21 @@ def together(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
         asked: Any,
     ) -> None:
         angles = np.ones((1, geometry.head_dim // 2), np.float32)
-        placement = None if view is None else module.Placement(view, angles, angles, False, None)
-        layers = [module.LayerSteps(geometry, heads, 0.1, q[:0]) for _ in range(3)]
+        placement = None if view is None else native.Placement(view, angles, angles, False, None)
+        layers = [native.LayerSteps(geometry, heads, 0.1, q[:0]) for _ in range(3)]
         for layer in layers:
             layer.follow(options, None, table, filled.copy(), blocks, placement, length, steps, [(version, 0)])
             layer.observe_next(asked, 16, 8)
             layer.sample_next(least, 8)
-        module.take_steps(layers, q, k, v, options, starts, out, least)
-        module.take_steps(layers[:2] + layers[:1], q, k, v, options, None, out, least)
-        [layer.take_observations() for layer in layers]
+        native.take_steps(layers, q, k, v, options, starts, out, least)
+        native.take_steps(layers[:2] + layers[:1], q, k, v, options, None, out, least)
+        layers[0].take_tensors(memoryview, np.dtype)
+        for layer, *arrays in zip(layers, q, k, v, strict=False):
+            layer.step(*arrays, options, None)
+        for layer in layers:
+            layer.take_observations(), layer.take_totals(), layer.take_samples(), layer.last_query()
+            layer.stop()
+        version.advance()
 
     length = int(filled.sum())
     starts = [length] * 3 if rng.random() < 0.5 else None

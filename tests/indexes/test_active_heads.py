@@ -93,3 +93,14 @@ def test_another_number_of_heads_is_refused(index, queries, asked):
 def test_what_is_no_row_of_booleans_is_refused(index, queries, asked):
     with pytest.raises(TypeError):
         index.search(replace(queries, active_heads=asked), TopK(4))
+
+
+def test_the_mass_of_a_head_that_is_left_out_is_not_read(queries):
+    index = Flat.build(some_blocks(6000, kv_heads=HEADS))
+    some, rows = replace(queries, active_heads=np.array([True, False, True, False])), HEADS * GROUP * N
+    offsets, ids, caps = np.zeros(rows + 1, np.int64), np.zeros(0, np.int32), np.ones(rows, np.float32)
+    missed, bound = np.zeros((2, HEADS * GROUP, N), np.float32)
+    index._kernels.missed_mass(index.blocks.native, some.native, offsets, ids, caps, 0.125, missed, bound)
+    left_out = np.repeat(~some.active_heads, GROUP)
+    assert (missed[left_out] == -np.inf).all()
+    assert np.isfinite(missed[~left_out]).all()

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import indexes._native as _native
 from indexes.base import IndexCorrupt, Queries
 from indexes.blocks import Blocks
 from indexes.chunk_codes import CHUNK
@@ -55,6 +56,28 @@ def test_the_margin_leaves_little_behind(layer, index, retrieval):
     right = [wanted(x[row], retrieval, SCALE) for row in range(queries.rows)]
     hits = sum(len(np.intersect1d(a, b)) for a, b in zip(rows(found), right, strict=True))
     assert hits >= 0.99 * sum(map(len, right))
+
+
+@pytest.mark.skipif("amx_emulated" not in _native.emulated_isas(), reason="needs the instructions beside the tiles")
+@pytest.mark.parametrize("d", [64, 128, 96])
+@pytest.mark.parametrize("n", [1, 2, 4, 6, 9])
+def test_scans_by_tiles_are_those_by_vectors(d, n):
+    """Sums of integers are the same whoever makes them. Rows of 2 to 18 of a KV head: too few for tiles, filling them in part and
+    wholly, and more than one holds; dimensions that fill tiles, and that do not."""
+    rng = np.random.default_rng(n)
+    k, v = rng.standard_normal((2, 2, 1500, d)).astype(np.float32)
+    q = 3 * rng.standard_normal((4, n, d)).astype(np.float32)
+    index = Quantized.build(Blocks.of(k, v, 64))
+    queries = Queries.of(q, 2, d**-0.5, 1500)
+    before, found = _native.isa(), []
+    try:
+        for isa in ("avx512_bf16", "amx_emulated"):
+            _native.set_isa(isa)
+            found.append(index.search(queries, TopK(40)))
+    finally:
+        _native.set_isa(before)
+    for name in ("offsets", "ids", "scores", "missed", "missed_bound"):
+        assert (getattr(found[0], name) == getattr(found[1], name)).all()
 
 
 @pytest.mark.parametrize("floor", [-np.inf, 20.0, 1e6])

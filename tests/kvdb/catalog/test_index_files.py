@@ -161,6 +161,25 @@ def test_indexes_make_room_on_disk_for_segments(settings, spec, make_kv, tmp_pat
         assert engine.build_index("other", "flat")[0].state == "ready", "in memory only"
 
 
+@pytest.mark.parametrize("kind", ["flat", "coarse-bounds", "hnsw", "quantized"])
+@pytest.mark.parametrize("more", [0, -1])
+def test_they_never_take_more_of_the_disk_than_they_may(settings, spec, make_kv, tmp_path, kind, more):
+    """With a byte less than its files need, one of two indexes stays in memory."""
+    kv = make_kv(spec, TOKENS)
+    with database(config=settings) as engine:
+        load(engine, kv)
+        engine.build_index("doc", kind)
+        size = sum(path.stat().st_size for path in tmp_path.glob("segments/*"))
+    for path in tmp_path.glob("segments/*.index"):
+        path.unlink()
+    limited = replace(settings, storage=replace(settings.storage, disk_bytes_max=size + more, eviction="none"))
+    with database(config=limited) as engine:
+        assert engine.build_index("doc", kind)[0].state == "ready"
+        assert sum(path.stat().st_size for path in tmp_path.glob("segments/*")) <= size + more
+        assert len(files(tmp_path)) == spec.layers + more
+        engine.check_integrity()
+
+
 def test_they_go_with_their_segment(settings, spec, make_kv, tmp_path):
     kv = make_kv(spec, TOKENS)
     with database(config=settings) as engine:

@@ -26,6 +26,21 @@ def test_what_was_packed_is_unpacked(seed, n, largest, data):
     assert (packed.unpack(start, stop) == tokens[start:stop]).all()
 
 
+@given(st.integers(0, 99), st.integers(1, 900), st.sampled_from(LARGEST))
+def test_bytes_become_the_ids_again(seed, n, largest):
+    tokens = ids(seed, n, largest)
+    content = PackedIds(tokens).to_bytes()
+    assert (PackedIds.from_bytes(content).unpack() == tokens).all()
+    assert PackedIds.from_bytes(content).to_bytes() == content
+    assert len(content) == 4 + PackedIds(tokens).nbytes
+
+
+@pytest.mark.parametrize("content", [b"", bytes(4), b"\3\0\0\0" + bytes(7), b"\3\0\0\0" + bytes(5), b"\3\0\0\0" + bytes(13)])
+def test_what_are_no_ids_is_refused(content):
+    with pytest.raises(ValueError, match="are not the ids"):
+        PackedIds.from_bytes(content)
+
+
 @given(st.integers(0, 99), st.integers(1, 1500), st.sampled_from(LARGEST), st.sampled_from(LARGEST), st.data())
 def test_the_common_prefix_is_that_of_the_ids(seed, n, largest, strange, data):
     """Wherever the prompt begins, and whatever kind of id it leaves with, in the low bits or in those above."""

@@ -149,6 +149,17 @@ def test_threads_that_share_a_context_get_the_same_bits(stored, documents, right
     assert not wrong
 
 
+def test_threads_that_open_contexts_at_once_all_find_room(stored, documents):
+    with store(stored, TWO_LAYERS + LAYER_NBYTES) as (engine, db):
+
+        def reopen(number):
+            db.create_session(SPEC, documents[number % 2].tokens).close()
+            db.offload(f"doc-{number % 2}")
+
+        race(*(partial(reopen, number) for number in range(4)))
+        engine.check_integrity()
+
+
 CALLS = st.sampled_from(["open", "close", "ask", "decode"])
 STEPS = st.tuples(CALLS, st.integers(0, 1), st.integers(0, SPEC.layers - 1), st.booleans())
 

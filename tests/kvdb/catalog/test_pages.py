@@ -1,5 +1,6 @@
 """Searches over contexts larger than main memory read the pages that they need, and answer as if all of it were there."""
 
+import re
 from contextlib import contextmanager
 from functools import partial
 from shutil import copytree
@@ -88,6 +89,26 @@ def test_a_search_reads_a_part_of_its_layer(small, kv, kind):
     assert not all(f"Paged: {LAYER_NBYTES:,} of" in str(session.explain(layer, options=asked)) for layer in range(SPEC.layers))
     engine.check_integrity()
     session.close()
+
+
+def test_explain_says_what_the_last_search_had_to_read(small, kv):
+    _, db = small
+    asked = options("coarse-clusters", kvdb.Dipr(0.2))
+    with db.create_session(SPEC, kv.tokens) as session:
+        session.attention(1, np.zeros_like(kv.q[1][:, :1]), options=kvdb.QueryOptions(kvdb.Exact()))
+        session.attention(3, kv.q[3][:, :1], options=kvdb.QueryOptions(kvdb.Exact()))  # which leaves nothing of layer 1
+        assert "Pages Read" not in str(session.explain(1, options=asked))
+        session.attention(1, kv.q[1][:, :1], options=asked)
+        pages, batches = last_reads(session.explain(1, options=asked))
+        assert 0 < batches <= 3 <= pages  # thresholds, keys and values, each read at once
+        assert last_reads(session.explain(1, options=asked, analyze=True)) == (pages, batches)
+        session.attention(1, kv.q[1][:, :1], options=asked)
+        assert last_reads(session.explain(1, options=asked, analyze=True)) == (0, 0)
+
+
+def last_reads(plan):
+    """The pages and batches that a plan says the last search read."""
+    return tuple(map(int, re.search(r"Pages Read: (\d+) in (\d+) batches by the last search, which waited", str(plan)).groups()))
 
 
 STEPS = st.tuples(st.sampled_from(KINDS), st.integers(0, SPEC.layers - 1), st.integers(0, 40), st.booleans(), st.integers(1, 3))

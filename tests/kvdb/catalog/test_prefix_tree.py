@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.prefix_tree import PrefixTree, common_prefix, concatenate
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import SegmentView, visible_tokens
@@ -19,7 +20,7 @@ def stored(tree, tokens, name=""):
     views = tree.match(tokens)
     rest = tokens[visible_tokens(views) :]
     if len(rest):
-        views = (*views, SegmentView(Segment(rest, []), len(rest)))
+        views = (*views, SegmentView(Segment(PackedIds(rest), []), len(rest)))
     tree.add(name, views)
     return views
 

@@ -8,8 +8,9 @@ import pytest
 
 import kvdb
 from kvdb.client.client import Client
-from kvdb.config import Config, StorageConfig
+from kvdb.config import Config, ServerConfig, StorageConfig
 from kvdb.errors import IntegrityError
+from kvdb.server.serve import Server
 from tests.database import database
 from tests.reference import attention, relative_error
 
@@ -114,3 +115,43 @@ def test_one_that_does_not_fit_into_memory_is_read_layer_by_layer(make_kv, tmp_p
             out = session.attention(layer, kv.q[layer][:, -1:], retrieval=kvdb.Exact())
             expected, _ = attention(kv.q[layer][:, -1:], *before[layer], spec.softmax_scale)
             assert relative_error(out, expected) <= 2e-2
+
+
+def test_explain_says_how_each_part_is_quantized_and_what_that_changed(make_kv, tmp_path):
+    kv = make_kv(SPEC, TOKENS)
+    ends = {"int8": 100, "": 180, "int8-int4": TOKENS - 1}
+    with opened(tmp_path) as db:
+        docs = [
+            db.import_context(SPEC, kv.tokens[:end], kv.pairs(0, end), name=name or "raw", format=name)
+            for name, end in ends.items()
+        ]
+        with db.create_session(SPEC, kv.tokens) as session:
+            session.attend(1, kv.q[1][:, -1:], *(x[:, -1:] for x in kv.pairs()[1]))
+            for plan in (session.explain(1), session.explain(1, analyze=True)):
+                eight, raw, four, tail = plan.accesses
+                assert [access.format for access in plan.accesses] == ["int8", "", "int8-int4", ""]
+                assert (eight.key_error, eight.value_error) == (docs[0].info.key_error, docs[0].info.value_error)
+                assert 0 < eight.key_error < 0.02 < four.value_error < 0.2
+                assert (raw.key_error, raw.value_error, tail.key_error, tail.value_error) == (0, 0, 0, 0)
+                told = f"changed keys by {eight.key_error:.2%} and values by {eight.value_error:.2%}"
+                assert f"Format: int8, which {told}" in str(plan)
+                assert str(plan).count("Format: ") == 2
+                assert kvdb.Plan.from_dict(plan.to_dict()) == plan
+
+
+def test_a_client_of_a_server_is_told_the_same_of_each_part(make_kv):
+    kv = make_kv(SPEC, TOKENS)
+    with database() as engine:
+        server = Server(engine, ServerConfig(host="127.0.0.1", port=0))
+        server.start()
+        try:
+            with kvdb.connect(server.target) as db:
+                info = db.import_context(SPEC, kv.tokens[:-1], kv.pairs(0, TOKENS - 1), name="doc", format="int8").info
+                with db.create_session(SPEC, kv.tokens) as session:
+                    session.attend(1, kv.q[1][:, -1:], *(x[:, -1:] for x in kv.pairs()[1]))
+                    for plan in (session.explain(1), session.explain(1, analyze=True)):
+                        stored, _ = plan.accesses
+                        assert stored.format == "int8"
+                        assert (stored.key_error, stored.value_error) == (info.key_error, info.value_error)
+        finally:
+            server.stop(grace=0)

@@ -153,3 +153,48 @@ def test_the_table_is_narrow_and_says_where_heads_and_retrievals_differ():
     assert "no_index" in said
     for plans in ([analyzed()] * 32, [optimizer.plan(one) for one in given]):
         assert max(map(len, table(plans).splitlines())) <= 100
+
+
+@pytest.fixture
+def running(spec, make_kv, capsys):
+    """`running(*arguments)` asks a server that has a labelled session over 60 stored tokens and 4 others, which was queried."""
+    kv = make_kv(spec, 64)
+    with Database(Config(storage=StorageConfig(arena_bytes=1 << 20))) as engine:
+        server = Server(engine, ServerConfig(port=0))
+        server.start()
+        with kvdb.connect(server.target) as db:
+            db.import_context(spec, kv.tokens[:60], kv.pairs(0, 60), name=NAME)
+            with db.create_session(spec, kv.tokens, label="request-7") as session, db.create_session(spec, kv.tokens):
+                for layer in range(spec.layers):
+                    session.attend(layer, kv.q[layer][:, 60:], kv.k[layer][:, 60:], kv.v[layer][:, 60:])
+
+                def run(*arguments):
+                    status = main(["explain", *arguments, "--server", server.target])
+                    said = capsys.readouterr()
+                    return status, said.out + said.err
+
+                yield run
+            assert not db.sessions()
+        server.stop(grace=0)
+
+
+def test_open_sessions_that_have_a_label_are_listed(running, spec):
+    assert running("--session") == (0, f"64 tokens, 60 of them stored, {spec.layers} queries  request-7\n")
+    status, said = running("--session", "--json")
+    assert (status, json.loads(said)) == (0, {"label": "request-7", "tokens": 64, "reused": 60, "queries": spec.layers})
+
+
+def test_an_open_session_is_explained_by_its_label(running, spec):
+    status, said = running("--session", "request-7", "--analyze", "--json")
+    plans = [json.loads(line) for line in said.splitlines()]
+    assert (status, [plan["layer"] for plan in plans]) == (0, list(range(spec.layers)))
+    status, said = running("--session", "request-7", "--layer", "1")
+    assert status == 0
+    assert "layer 1" in said
+
+
+@pytest.mark.parametrize("arguments", [("--session", "request-8"), (), (NAME, "--session", "request-7")])
+def test_what_names_no_session_or_too_much_is_refused(running, arguments):
+    status, said = running(*arguments)
+    assert status != 0
+    assert "label" in said or "expected one of the two" in said

@@ -12,7 +12,7 @@ from kvdb.__main__ import main
 from kvdb.attention.observation import Observation
 from kvdb.client.client import Client
 from kvdb.commands import heat_map
-from kvdb.commands.measures import DRAWN, FORMS, overall
+from kvdb.commands.measures import DRAWN, FORMS
 from kvdb.commands.stats_table import audited
 from kvdb.commands.text_map import text_map
 from kvdb.config import Config, ServerConfig, StorageConfig
@@ -20,6 +20,7 @@ from kvdb.database import Database
 from kvdb.errors import InvalidArgument
 from kvdb.server.serve import Server
 from kvdb.types import ContextInfo, ContextStatistics, SegmentStatistics
+from kvdb.types.measures import overall
 
 NAME = "contract.pdf"
 SPEC = kvdb.ModelSpec("model", layers=3, q_heads=4, kv_heads=2, head_dim=8, dtype="float32")

@@ -81,11 +81,11 @@ def test_what_nobody_sees_counts_for_nobody(dtype, n):
 @pytest.mark.parametrize("n", [1, 20])
 def test_tiles_of_hidden_tokens_are_not_read(n):
     """So NaN does not show there."""
-    moved = Moved.of("float32", 1, 16, 64, [64] * 6, [-1] * 6, views=0, pairs=0, hidden=0.0)
-    moved.hidden[128:256] = True
+    moved = Moved.of("float32", 1, 16, 64, [64] * 10, [-1] * 10, views=0, pairs=0, hidden=0.0)
+    moved.hidden[256:512] = True
     expected = moved.attend(random((2, n, 16), "float32", 2), 0.25)
     size = moved.blocks.geometry.block_bytes
-    for block in (2, 3):
+    for block in range(4, 8):
         at = int(moved.blocks.table[block]) - moved.blocks.memory.ctypes.data
         moved.blocks.memory[at : at + size] = 0xFF
     for got, before in zip(moved.attend(random((2, n, 16), "float32", 2), 0.25), expected, strict=True):

@@ -54,6 +54,28 @@ def filled(dtype, kv_heads, head_dim, block_size, tokens, seed=0):
     return blocks, k, v
 
 
+@pytest.mark.parametrize("name", FORMATS)
+@given(st.integers(0, 32), st.sampled_from([32, 64]))
+def test_a_block_is_cut_behind_any_token(name, n, head_dim):
+    """What is left of it is as it was, and what was behind is gone: two blocks that differ there alone are the same then."""
+    blocks, _, _ = filled("bfloat16", 2, head_dim, 32, 32)
+    whole = Quantized(blocks, 32, name)
+    nbytes = _native.block_bytes(whole.geometry, whole.format)
+    once, twice = np.full((2, nbytes), 0xEE, np.uint8)
+    _native.cut(whole.geometry, whole.format, int(whole.table[0]), n, once.ctypes.data)
+    _native.cut(whole.geometry, whole.format, once.ctypes.data, 32, twice.ctypes.data)
+    assert (once == twice).all(), "cut behind its end it stays as it is"
+    k, v = (np.empty((2, 32, head_dim), np.uint16) for _ in range(2))
+    _native.dequantize(whole.geometry, whole.format, np.array([once.ctypes.data], np.uint64), 0, 32, k, v)
+    assert (k[:, :n] == bits(whole.k)[:, :n]).all()
+    assert (v[:, :n] == bits(whole.v)[:, :n]).all()
+    assert all((x[:, n:] == x[:, -1:]).all() for x in (k, v)), "the centre alone"
+    partial = Quantized(blocks, n or 1, name)
+    memory = partial.memory[int(partial.table[0]) - partial.memory.ctypes.data :][:nbytes]
+    _native.cut(whole.geometry, whole.format, int(partial.table[0]), n or 1, twice.ctypes.data)
+    assert (twice == memory).all(), "there is nothing behind the last token that was quantized"
+
+
 def whole_blocks(tokens, block_size):
     return [min(block_size, tokens - start) for start in range(0, tokens, block_size)]
 

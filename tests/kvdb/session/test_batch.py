@@ -318,7 +318,7 @@ def test_a_step_larger_than_a_message_is_refused_whole(engine, spec, make_kv):
     from kvdb.config import ServerConfig
     from kvdb.server.serve import Server
 
-    server = Server(engine, ServerConfig(port=0, message_bytes_max=1 << 20))
+    server = Server(engine, ServerConfig(port=0, message_bytes_max=1 << 20, local_socket=""))
     server.start()
     try:
         with kvdb.connect(server.target) as db:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import kvdb
-from kvdb.ingest.compactor import Compactor
+from kvdb.ingest import compactor
+from kvdb.ingest.rebuilt import rebuilt
 from tests.racing import race
 from tests.reference import attention, relative_error
 from tests.stores import SPEC, compacted, config, connect, kv_of, put
@@ -104,17 +105,17 @@ def test_what_a_closed_session_was_to_go_over_to_is_freed(db):
 
 def test_nobody_waits_while_blocks_are_copied_and_files_written(db, monkeypatch):
     """Sessions are opened, decode and are stored, and contexts come and go, before the compaction has gone on."""
-    inside, go_on, build = Event(), Event(), Compactor._build
+    inside, go_on, build = Event(), Event(), rebuilt
 
-    def held_up(self, parts):
+    def held_up(*parts):
         inside.set()
         assert go_on.wait(20)
-        return build(self, parts)
+        return build(*parts)
 
     put(db, TURNS, "long")
     put(db, TURNS[:40], "short")
     compacted(db)
-    monkeypatch.setattr(Compactor, "_build", held_up)
+    monkeypatch.setattr(compactor, "rebuilt", held_up)
     with db.create_session(SPEC, TURNS[:40]) as session, ThreadPoolExecutor(1) as other:
         db._transport._compactor.stop()  # until `compact`
         db.drop("long")
