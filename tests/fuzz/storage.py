@@ -20,7 +20,7 @@ def use(rng: np.random.Generator, native: Any, geometry: Any, table: Table) -> l
     sums = np.zeros(len(table), np.uint32)
     native.crc32c(table, Trusted(geometry.block_bytes), sums)
     kept = [quantized(rng, native, geometry, table)] if geometry.block_size % 16 == 0 else []
-    return [*kept, read(rng, native), paged(rng, native, geometry)]
+    return [*kept, read(rng, native), paged(rng, native, geometry), rings(rng, native)]
 
 
 def pages_of(count: int) -> tuple[Any, int]:
@@ -47,6 +47,22 @@ def quantized(rng: np.random.Generator, native: Any, geometry: Any, table: Table
     stored = (blocks | np.uint64(block_format.value)).view(Table)
     native.attend(geometry, q, stored, counts, 0, 0.1, np.zeros(q.shape, np.float32), np.zeros(q.shape[:2], np.float32))
     return memory
+
+
+def rings(rng: np.random.Generator, native: Any) -> Any:
+    """Both ends of a ring in one process, one of which is shown any bytes in the end. Both are stopped: no call waits."""
+    region, _ = pages_of(-(-native.RING_BYTES // PAGE))
+    client, server = native.SharedRing(region, False), native.SharedRing(region, True)
+    for _ in range(int(rng.integers(1, 2 * native.RING_SLOTS))):
+        if client.send(rng.bytes(128)) and rng.random() < 0.5:
+            server.send(server.receive(0.0)[:64])
+            client.receive(0.0)
+    client.stop()
+    server.stop()
+    region[: 2 * PAGE] = np.frombuffer(rng.bytes(2 * PAGE), np.uint8)
+    with suppress(ValueError):
+        server.receive(0.0)
+    return region
 
 
 def read(rng: np.random.Generator, native: Any) -> Any:
