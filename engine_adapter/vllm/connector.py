@@ -168,7 +168,7 @@ class KvdbConnector(KVConnectorBase_V1):  # type: ignore[misc]  # without vllm i
         caches = {number: kv_caches[name] for name, number in layers.items()}
         filling = Filling(contexts, layout, caches, self._journal)
         self._loads, self._background = Loads(filling), BackgroundLoads(filling)
-        self._saves = Saves(contexts, layout, caches, self._journal)
+        self._saves = Saves(contexts, layout, caches, self._journal, awaited=self._attention is not None)
         if self._blend is not None:
             self._blending = Blending.start(self._vllm_config, layers, contexts, layout, caches)
         if self._attention is not None:

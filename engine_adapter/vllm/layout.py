@@ -61,10 +61,18 @@ class BlockLayout:
     def read(self, cache: Tensor, blocks: Sequence[int], start: int, stop: int) -> tuple[Tensor, Tensor]:
         """A copy of the keys and values of tokens [start, stop), both `[kv_heads, stop - start, head_dim]`. blocks: those of a
         request, from its first token on."""
+        return self.unpack(self.copy(cache, blocks, start, stop), start, stop)
+
+    def copy(self, cache: Tensor, blocks: Sequence[int], start: int, stop: int) -> Tensor:
+        """A copy of the blocks of tokens [start, stop) as they are packed, `[blocks, numbers]`, for `unpack`: the least that has
+        to be done before vLLM writes into them again."""
         first, last = start // self.block_size, -(-stop // self.block_size)
-        skip = start - first * self.block_size
-        flat = cache.view(cache.shape[0], -1)[torch.tensor(blocks[first:last], device=cache.device)]
-        numbers = flat[:, self.offsets.reshape(-1)].reshape(last - first, *self.offsets.shape)
+        return cache.view(cache.shape[0], -1)[torch.tensor(blocks[first:last], device=cache.device)]
+
+    def unpack(self, packed: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """The keys and values of what `copy` copied, both `[kv_heads, stop - start, head_dim]`."""
+        skip = start % self.block_size
+        numbers = packed[:, self.offsets.reshape(-1).to(packed.device)].reshape(len(packed), *self.offsets.shape)
         k, v = numbers.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, skip : skip + stop - start].contiguous()
         return k, v
 
