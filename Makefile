@@ -159,7 +159,7 @@ fault: $(VENV)/ready ## stores: kills, power cuts, changed bits, a fault at each
 
 .PHONY: fuzz
 fuzz: $(VENV)/ready ## wrong calls of the native boundary under the sanitizers; SECONDS_MAX=30
-	@echo "== native fuzz, address and undefined-behaviour sanitizers"
+	@echo "== native fuzz, address and undefined-behaviour sanitizers" && mkdir -p build
 	@$(BIN)/cmake -S . -B build/fuzz -G Ninja -D CMAKE_BUILD_TYPE=Sanitized -D CMAKE_CXX_FLAGS_SANITIZED=-g1 -D KVDB_SANITIZE=ON \
 	    -D CMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -D Python_EXECUTABLE=$(abspath $(BIN)/python) \
 	    -D nanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" > build/fuzz.log || { cat build/fuzz.log; exit 1; }
@@ -244,7 +244,7 @@ $(VENV)/demo $(VENV)/ready: $(VENV)/tools $(VENV)/modules $(native_sources)
 FORCE:
 
 native-test-%: $(VENV)/ready
-	@echo "== C++ tests, $*"
+	@echo "== C++ tests, $*" && mkdir -p build
 	@$(BIN)/cmake -S . -B build/native-$* -G Ninja -D CMAKE_BUILD_TYPE=RelWithDebInfo -D KVDB_TESTS=ON \
 	    -D KVDB_SANITIZE=$(if $(filter sanitized,$*),ON,OFF) -D CMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 	    -D Python_EXECUTABLE=$(abspath $(BIN)/python) -D nanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" > build/native-$*.log || \

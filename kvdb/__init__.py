@@ -14,7 +14,7 @@ from kvdb.client.client import Client
 from kvdb.client.connect import connect
 from kvdb.client.context import Context
 from kvdb.client.session import Session
-from kvdb.config import Config
+from kvdb.config import Config, Timeouts
 from kvdb.errors import KvdbError
 from kvdb.types import (
     ContextInfo,
@@ -57,6 +57,7 @@ __all__ = [
     "Session",
     "SessionStats",
     "TierStats",
+    "Timeouts",
     "TopK",
     "TopP",
     "connect",

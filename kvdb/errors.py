@@ -18,6 +18,8 @@ KvdbError
 ├── Unauthenticated          the server wants another token
 ├── Unsupported              kvdb cannot do this, and says what it can do
 ├── Unavailable              the server does not answer
+│   └── DeadlineExceeded     it does not answer in time
+├── Cancelled                nobody waits for the answer any more
 ├── GpuLost                  the GPU failed; what was in its memory is gone
 ├── IntegrityError           stored bytes are not what was written
 └── InternalError            a bug of kvdb's own, met behind the RPC edge
@@ -95,6 +97,14 @@ class Unsupported(KvdbError):
 
 class Unavailable(KvdbError, ConnectionError):
     """The server does not answer; the call may or may not have had its effect."""
+
+
+class DeadlineExceeded(Unavailable, TimeoutError):
+    """The call took longer than it may; it may or may not have had its effect."""
+
+
+class Cancelled(KvdbError):
+    """The call was broken off because nobody waits for its answer any more; it had no effect."""
 
 
 class GpuLost(KvdbError):

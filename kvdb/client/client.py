@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+import kvdb.deadlines as deadlines
 import kvdb.validate as validate
 from kvdb.client.arrays import like, to_numpy, token_ids
 from kvdb.client.context import Context
@@ -25,7 +26,7 @@ class Client(StoredContexts):
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def import_context(
+    def import_context(  # each is a keyword that a caller may leave out
         self,
         spec: ModelSpec,
         tokens: Any,
@@ -34,6 +35,7 @@ class Client(StoredContexts):
         name: str,
         queries: Iterable[Any] | None = None,
         salt: str = "",
+        timeout: float | None = None,
         **retention: Unpack[RetentionKeywords],
     ) -> Context:
         """Store the KV of n tokens under a name. The longest prefix of them that is stored already is not stored again.
@@ -50,13 +52,16 @@ class Client(StoredContexts):
         them, and its time begins when it is stored. `format`: how the tokens that are not stored yet are held: "" as they came,
         "int8", "int8-int4" or "int4" with errors that `info` says; None for `storage.format`.
 
+        timeout: how many seconds all of it may take, None for as long as it goes on; then it raises DeadlineExceeded.
+
         Raises AlreadyExists, ShapeError, DtypeError, NonFiniteError, LayerError, CapacityError, InvalidArgument, or Unsupported
         for a durability without a store, and then nothing is stored."""
         ids = validate.token_ids(token_ids(tokens))
-        writer = self._begin(spec, ids, name, None, Retention(**retention), salt)
-        return Context(self._transport, import_all(writer, len(ids), kv, queries))
+        with deadlines.within(timeout):
+            writer = self._begin(spec, ids, name, None, Retention(**retention), salt)
+            return Context(self._transport, import_all(writer, len(ids), kv, queries))
 
-    def import_chunk(
+    def import_chunk(  # noqa: PLR0913  # each is a keyword that a caller may leave out
         self,
         spec: ModelSpec,
         tokens: Any,
@@ -66,6 +71,7 @@ class Client(StoredContexts):
         base: int = 0,
         queries: Iterable[Any] | None = None,
         salt: str = "",
+        timeout: float | None = None,
         **retention: Unpack[RetentionKeywords],
     ) -> Context:
         """Store the KV of n tokens that were computed alone, or behind what every prompt begins with, to be laid out anywhere.
@@ -76,10 +82,11 @@ class Client(StoredContexts):
         depend on the length.
         """
         ids = validate.token_ids(token_ids(tokens))
-        writer = self._begin(spec, ids, name, validate.base(base), Retention(**retention), salt)
-        return Context(self._transport, import_all(writer, len(ids), kv, queries))
+        with deadlines.within(timeout):
+            writer = self._begin(spec, ids, name, validate.base(base), Retention(**retention), salt)
+            return Context(self._transport, import_all(writer, len(ids), kv, queries))
 
-    def create_session(
+    def create_session(  # noqa: PLR0913  # each is a keyword that a caller may leave out
         self,
         spec: ModelSpec,
         tokens: Any = None,
@@ -89,6 +96,7 @@ class Client(StoredContexts):
         salt: str = "",
         share: bool = False,
         label: str = "",
+        timeout: float | None = None,
     ) -> Session:
         """A session for a prompt over the longest stored prefix of its tokens; `session.reused` of them need no prefill.
 
@@ -100,7 +108,8 @@ class Client(StoredContexts):
         salt: as in `import_context`; it is also that of what the session is stored as, and of its parts. share: whether
         other sessions may stand on what this one holds of `tokens`, as soon as it fills whole blocks in every layer, before it is
         stored; they keep it when this one ends, or is truncated. label: under which `sessions` and `explain_session` tell of a
-        session of tokens, such as the id of a request.
+        session of tokens, such as the id of a request. timeout: how many seconds this call, and
+        each of the session's, may take; None for the database's own time.
 
         Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids or parts that cannot stand where they are,
         NotFound, SpecMismatch, PositionError for a part that is not `at` its place, and Unsupported for a chunk whose keys cannot
@@ -110,21 +119,18 @@ class Client(StoredContexts):
             raise InvalidArgument("create_session takes tokens or parts=; expected one of the two")
         rest = checked_error_max(error_max), validate.salt(salt)
         if parts is None:
-            return Session(
-                self._transport.create_session(
-                    validate.spec(spec),
-                    token_ids(tokens),
-                    *rest,
-                    share=validate.flag("share", share),
-                    label=validate.text("label", label),
-                )
-            )
+            shared, told = validate.flag("share", share), validate.text("label", label)
+            with deadlines.within(timeout):
+                state = self._transport.create_session(validate.spec(spec), token_ids(tokens), *rest, share=shared, label=told)
+            return Session(state, timeout)
         if share or label:
             raise InvalidArgument(
                 "a session of parts is not shared and has no label, because it is not found by its tokens; expected tokens"
             )
         given = validate.iterable("parts", parts, "contexts, token ids and kvdb.PromptParts of either")
-        return Session(self._transport.create_session_of_parts(validate.spec(spec), [_part(part) for part in given], *rest))
+        with deadlines.within(timeout):
+            state = self._transport.create_session_of_parts(validate.spec(spec), [_part(part) for part in given], *rest)
+        return Session(state, timeout)
 
     def name_chunk(
         self, spec: ModelSpec, tokens: Any, *, name: str, salt: str = "", **retention: Unpack[RetentionKeywords]
@@ -141,7 +147,7 @@ class Client(StoredContexts):
             return None
         return Context(self._transport, writer.commit())
 
-    def attend(
+    def attend(  # noqa: PLR0913  # each is a keyword that a caller may leave out
         self,
         sessions: Iterable[Session],
         layer: int,
@@ -150,6 +156,7 @@ class Client(StoredContexts):
         v: Any,
         *,
         starts: Sequence[int] | None = None,
+        timeout: float | None = None,
         options: QueryOptions | None = None,
         **keywords: Unpack[QueryKeywords],
     ) -> Any:
@@ -163,7 +170,8 @@ class Client(StoredContexts):
         """
         query = query_options(options, **keywords)
         arrays = to_numpy(q), to_numpy(k), to_numpy(v)
-        return like(self._transport.attend_together(transports_of(sessions), layer, *arrays, query, starts), q)
+        with deadlines.within(timeout):
+            return like(self._transport.attend_together(transports_of(sessions), layer, *arrays, query, starts), q)
 
     def attention(
         self,
@@ -171,6 +179,7 @@ class Client(StoredContexts):
         layer: int,
         q: Any,
         *,
+        timeout: float | None = None,
         options: QueryOptions | None = None,
         **keywords: Unpack[QueryKeywords],
     ) -> Any:
@@ -179,7 +188,8 @@ class Client(StoredContexts):
         q (after RoPE) and the result: `[sessions, q_heads, n, head_dim]`. Raises what `Session.attention` and `attend` raise.
         """
         query = query_options(options, **keywords)
-        return like(self._transport.attention_together(transports_of(sessions), layer, to_numpy(q), query), q)
+        with deadlines.within(timeout):
+            return like(self._transport.attention_together(transports_of(sessions), layer, to_numpy(q), query), q)
 
     def store(
         self, session: Session, *, name: str, tokens: Any = None, chunk: bool = False, **retention: Unpack[RetentionKeywords]

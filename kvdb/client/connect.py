@@ -7,7 +7,7 @@ from pathlib import Path
 
 import kvdb.validate as validate
 from kvdb.client.client import Client
-from kvdb.config import Config, CpuConfig, checked
+from kvdb.config import Config, CpuConfig, Timeouts, checked
 from kvdb.database import Database
 from kvdb.errors import InvalidArgument
 from query_optimizer.custom_rules import PlacedRule
@@ -21,6 +21,7 @@ def connect(
     target: str | Path | None = None,
     *,
     token: str = "",
+    timeout: float | Timeouts | None = None,
     config: Config | None = None,
     threads: int | None = None,
     rules: Sequence[PlacedRule] = (),
@@ -29,7 +30,9 @@ def connect(
     server with `kvdb://host:port`.
 
     A store keeps every context that was imported or stored, once that call has returned, and is open in one process at a time.
-    token: the server's token. config: settings of an embedded database. threads: config's cpu.threads, None for what config says.
+    token: the server's token. timeout: how many seconds each call on a server may take, or a table of them; a call, or a session,
+    that has a timeout of its own goes by that. config: settings of an embedded database. threads: config's cpu.threads, None for
+    what config says.
     rules: rules for its optimizer beside its own, each with a name, `before` (the name of the rule that is asked next) and
     `when(facts, part, heads)`.
 
@@ -41,8 +44,6 @@ def connect(
     if not isinstance(token, str):
         raise InvalidArgument(f"token is a {type(token).__name__}; expected the server's token as a string")
     added = list(validate.iterable("rules", rules, "rules of the optimizer"))
-    if target is None:
-        return Client(Database(_with_threads(config, threads), added))
     if str(target).startswith(REMOTE):
         if config is not None or threads is not None or added:
             raise InvalidArgument(
@@ -51,7 +52,11 @@ def connect(
             )
         from kvdb.client.remote import RemoteDatabase  # so that an embedded database needs no gRPC
 
-        return Client(RemoteDatabase(str(target), token))
+        return Client(RemoteDatabase(str(target), token, Timeouts.of(timeout)))
+    if timeout is not None:
+        raise InvalidArgument("an embedded database waits for no server; say timeout= to a call or a session of it")
+    if target is None:
+        return Client(Database(_with_threads(config, threads), added))
     if "://" in str(target) or target == "":
         raise InvalidArgument(
             f"{target!r} names no database; expected kvdb://host:port, kvdb+unix:///path, a folder, or nothing for one in memory"

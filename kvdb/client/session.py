@@ -1,11 +1,13 @@
 """The session as a user holds it, in an embedded or a remote database."""
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import numpy as np
 
+import kvdb.deadlines as deadlines
 import kvdb.validate as validate
 from kvdb.blend.controller import Choice
 from kvdb.blend.deviation import deviation
@@ -28,10 +30,15 @@ class Session:
     Arrays are numpy or torch, in the spec's dtype; answers are numpy or torch as the query is. A call that raises leaves the
     session as it was. Close it, or use it in a `with`, to give its memory back; one that is forgotten is closed when Python
     collects it.
+
+    timeout, of a call: how many seconds it may take, None for the session's own or else the database's. Where it takes longer, it
+    raises DeadlineExceeded; embedded it has no effect then, on a server it may have had one, which `stats` says.
     """
 
-    def __init__(self, transport: SessionTransport) -> None:
+    def __init__(self, transport: SessionTransport, timeout: float | None = None) -> None:
+        """timeout: how many seconds each call may take that says nothing else, None for the database's own time."""
         self._transport = transport
+        self._timeout = None if timeout is None else deadlines.checked_timeout(timeout)
         self._forgotten = CLOSER.close_with(self, transport)
 
     @property
@@ -65,13 +72,14 @@ class Session:
         """What stands at which positions before `start`: a stored prefix, chunks, and tokens of which nothing was stored."""
         return self._transport.layout
 
-    def update(self, layer: int, k: Any, v: Any, *, start: int | None = None) -> None:
+    def update(self, layer: int, k: Any, v: Any, *, start: int | None = None, timeout: float | None = None) -> None:
         """Append the KV of the next n tokens of one layer.
 
         k (after RoPE), v: `[kv_heads, n, head_dim]`. start: the position the caller believes the first has, to be checked.
         Raises LayerError, ShapeError, DtypeError, NonFiniteError, PositionError, CapacityError or SessionClosed.
         """
-        self._transport.update(layer, to_numpy(k), to_numpy(v), start)
+        with self._within(timeout):
+            self._transport.update(layer, to_numpy(k), to_numpy(v), start)
 
     def plan_recompute(self, *, seconds: float | None = None, floor: float = DEFAULT_RATIO, ratio: float | None = None) -> Choice:
         """The share of the laid-out tokens to recompute: the largest that takes no longer than loading the chunks takes, and at
@@ -83,7 +91,8 @@ class Session:
         """
         measured = None if seconds is None else validate.number("seconds", seconds)
         own = None if ratio is None else validate.number("ratio", ratio)
-        return self._transport.plan_recompute(measured, validate.number("floor", floor), own)
+        with self._within():
+            return self._transport.plan_recompute(measured, validate.number("floor", floor), own)
 
     def overlay(self, layer: int, positions: Any, k: Any, v: Any) -> None:
         """Fill gaps of one layer, or recompute tokens that are stored: their new KV masks the stored one, which stays as it is.
@@ -92,13 +101,15 @@ class Session:
         positions), v: `[kv_heads, n, head_dim]`. Raises LayerError, ShapeError, DtypeError, NonFiniteError, PositionError,
         InvalidArgument for a session on a prefix, CapacityError or SessionClosed.
         """
-        self._transport.overlay(layer, _positions(positions), to_numpy(k), to_numpy(v))
+        with self._within():
+            self._transport.overlay(layer, _positions(positions), to_numpy(k), to_numpy(v))
 
     def deviation(self, layer: int, positions: Any, k: Any, v: Any, *, score: str | None = None) -> Any:
         """How far fresh KV is from what this layer holds at these positions, moved there. Returns float32 `[n]`, numpy or torch
         as k is, infinite for gaps. Arguments as in `overlay`; score: one of kvdb.blend.deviation.SCORES, None for its default.
         Raises what `overlay` raises, and InvalidArgument for another score."""
-        measures = self._transport.measure_deviation(layer, _positions(positions), to_numpy(k), to_numpy(v), score)
+        with self._within():
+            measures = self._transport.measure_deviation(layer, _positions(positions), to_numpy(k), to_numpy(v), score)
         return like(deviation(measures, score), k)
 
     def attention(
@@ -107,6 +118,7 @@ class Session:
         q: Any,
         *,
         positions: Any = None,
+        timeout: float | None = None,
         options: QueryOptions | None = None,
         **keywords: Unpack[QueryKeywords],
     ) -> Any:
@@ -126,9 +138,10 @@ class Session:
         for more queries than tokens, or while a gap holds nothing.
         """
         query = query_options(options, **keywords)
-        if positions is not None:
-            return like(self._transport.attention_at(layer, to_numpy(q), _positions(positions)), q)
-        return like(self._transport.attention(layer, to_numpy(q), query), q)
+        with self._within(timeout):
+            if positions is not None:
+                return like(self._transport.attention_at(layer, to_numpy(q), _positions(positions)), q)
+            return like(self._transport.attention(layer, to_numpy(q), query), q)
 
     def attend(
         self,
@@ -138,24 +151,29 @@ class Session:
         v: Any,
         *,
         start: int | None = None,
+        timeout: float | None = None,
         options: QueryOptions | None = None,
         **keywords: Unpack[QueryKeywords],
     ) -> Any:
         """`update` and `attention` of the same n tokens in one call. Raises what both raise."""
         query = query_options(options, **keywords)
-        out = self._transport.step(layer, q, k, v, query, start)
-        return like(self._transport.attend(layer, to_numpy(q), to_numpy(k), to_numpy(v), query, start), q) if out is None else out
+        with self._within(timeout):
+            out = self._transport.step(layer, q, k, v, query, start)
+            if out is not None:
+                return out
+            return like(self._transport.attend(layer, to_numpy(q), to_numpy(k), to_numpy(v), query, start), q)
 
-    def truncate(self, tokens: int) -> None:
+    def truncate(self, tokens: int, *, timeout: float | None = None) -> None:
         """Keep the first `tokens` tokens of every layer and forget those behind, such as rejected drafts; a layer with fewer
         stays as it is.
 
         It may cut into the stored prefix, which stays stored; then `start` and `reused` are less from now on. Ids behind `tokens`
         are forgotten. Raises PositionError for more tokens than any layer holds, CapacityError, Unavailable or SessionClosed.
         """
-        self._transport.truncate(validate.position("tokens", tokens))
+        with self._within(timeout):
+            self._transport.truncate(validate.position("tokens", tokens))
 
-    def read(self, layers: Any, start: int = 0, stop: int | None = None, *, out: Any = None) -> Any:
+    def read(self, layers: Any, start: int = 0, stop: int | None = None, *, out: Any = None, timeout: float | None = None) -> Any:
         """The KV of tokens [start, stop), as attention sees it: a pair (k, v) for the number of a layer, a list of pairs for
         several. k (after RoPE at these positions), v: `[kv_heads, stop - start, head_dim]`, numpy in the spec's dtype.
 
@@ -164,17 +182,28 @@ class Session:
         DtypeError, InvalidArgument, SessionClosed, and PositionError for tokens that are not there.
         """
         span = read_range(start, stop)
-        return read_layers(layers, out, lambda numbers, buffers: self._transport.read(numbers, *span, buffers))
+        with self._within(timeout):
+            return read_layers(layers, out, lambda numbers, buffers: self._transport.read(numbers, *span, buffers))
 
     def fork(self) -> "Session":
         """Another session over the same tokens; nothing is copied until one of the two goes on. Raises SessionClosed."""
-        return Session(self._transport.fork())
+        with self._within():
+            return Session(self._transport.fork(), self._timeout)
 
-    def store(self, name: str, tokens: Any = None, *, chunk: bool = False, **retention: Unpack[RetentionKeywords]) -> ContextInfo:
+    def store(
+        self,
+        name: str,
+        tokens: Any = None,
+        *,
+        chunk: bool = False,
+        timeout: float | None = None,
+        **retention: Unpack[RetentionKeywords],
+    ) -> ContextInfo:
         """Keep everything in the session as a context; see `Client.store`."""
         ids = None if tokens is None else token_ids(tokens)
         kept = validate.retention(Retention(**retention))
-        return self._transport.store(validate.name(name), ids, chunk=validate.flag("chunk", chunk), retention=kept)
+        with self._within(timeout):
+            return self._transport.store(validate.name(name), ids, chunk=validate.flag("chunk", chunk), retention=kept)
 
     def explain(
         self,
@@ -190,16 +219,22 @@ class Session:
         say beside every estimate what it took, and what was missed; the session is left as it was. Raises LayerError,
         InvalidArgument (also for an analysis before the first query) or SessionClosed.
         """
-        return self._transport.explain(layer, query_options(options, **keywords), validate.flag("analyze", analyze))
+        with self._within():
+            return self._transport.explain(layer, query_options(options, **keywords), validate.flag("analyze", analyze))
 
-    def stats(self) -> SessionStats:
+    def stats(self, *, timeout: float | None = None) -> SessionStats:
         """What the session holds and has done. Raises SessionClosed."""
-        return self._transport.stats()
+        with self._within(timeout):
+            return self._transport.stats()
 
     def close(self) -> None:
         """Give everything back. Closing twice does nothing."""
         self._transport.close()
         self._forgotten.detach()
+
+    def _within(self, timeout: float | None = None) -> AbstractContextManager[None]:
+        """The time of a call. Raises InvalidArgument for what is none."""
+        return deadlines.within(self._timeout if timeout is None else timeout)
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
+import kvdb.deadlines as deadlines
 import kvdb.validate as validate
 from kvdb.client.arrays import token_ids
 from kvdb.client.context import Context
@@ -81,16 +82,19 @@ class StoredContexts:
         change = ContextUpdate(name=validate.name(new))
         return Context(self._transport, self._transport.update_context(validate.name(name), change))
 
-    def match(self, spec: ModelSpec, tokens: Any, *, salt: str = "") -> PrefixMatch:
+    def match(self, spec: ModelSpec, tokens: Any, *, salt: str = "", timeout: float | None = None) -> PrefixMatch:
         """How many leading tokens of a prompt are stored, and how many of these are in main memory, without opening a session.
 
-        salt: as in `import_context`. Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids.
+        salt: as in `import_context`. timeout: in seconds. Raises ShapeError, DtypeError or InvalidArgument for tokens that are no
+        ids, and DeadlineExceeded.
         """
-        return self._transport.match(validate.spec(spec), token_ids(tokens), validate.salt(salt))
+        with deadlines.within(timeout):
+            return self._transport.match(validate.spec(spec), token_ids(tokens), validate.salt(salt))
 
-    def get(self, name: str) -> Context:
-        """The context of that name. Raises NotFound."""
-        return Context(self._transport, self._transport.get(validate.name(name)))
+    def get(self, name: str, *, timeout: float | None = None) -> Context:
+        """The context of that name. timeout: in seconds. Raises NotFound and DeadlineExceeded."""
+        with deadlines.within(timeout):
+            return Context(self._transport, self._transport.get(validate.name(name)))
 
     def drop(self, *names: str) -> None:
         """Forget contexts, all of them or none, in one call and, of a store, one transaction. Open sessions over them go on;

@@ -5,6 +5,7 @@ from kvdb.config.metrics import MetricsConfig
 from kvdb.config.query import ERROR_MAX, OWN_CACHE, CpuConfig, IndexConfig, OptimizerConfig, WindowConfig
 from kvdb.config.server import ServerConfig
 from kvdb.config.storage import GPU_DEVICE, MIB, StorageConfig
+from kvdb.config.timeouts import Timeouts
 from kvdb.config.tree import Config, checked, load
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "OptimizerConfig",
     "ServerConfig",
     "StorageConfig",
+    "Timeouts",
     "WindowConfig",
     "checked",
     "load",

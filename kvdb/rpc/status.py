@@ -35,6 +35,8 @@ STATUS: Mapping[type[KvdbError], grpc.StatusCode] = {
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.Unsupported: grpc.StatusCode.UNIMPLEMENTED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.Cancelled: grpc.StatusCode.CANCELLED,
     errors.GpuLost: grpc.StatusCode.UNAVAILABLE,
     errors.IntegrityError: grpc.StatusCode.DATA_LOSS,
     errors.InternalError: grpc.StatusCode.INTERNAL,
@@ -72,7 +74,7 @@ def to_error(failure: grpc.RpcError, target: str) -> KvdbError:
     for entry in failure.trailing_metadata() or ():
         if entry.key == ERROR_KEY and (kind := _CLASSES.get(str(entry.value))):
             return kind(text)
-    return _of_grpc(code, text, target)
+    return too_late(target, text) if code is grpc.StatusCode.DEADLINE_EXCEEDED else _of_grpc(code, text, target)
 
 
 def class_of(error: KvdbError) -> str:
@@ -85,9 +87,17 @@ def error_of(name: str, text: str) -> KvdbError:
     return _CLASSES.get(name, errors.InternalError)(text)
 
 
+def too_late(target: str, text: str = "") -> errors.DeadlineExceeded:
+    """The error for a server that does not answer in time. text: what gRPC says of it, "" for nothing."""
+    return errors.DeadlineExceeded(
+        f"the server at {target} did not answer in time ({text or 'the time of the call is over'}); pass a longer timeout= to "
+        "the call, its session or connect"
+    )
+
+
 def _of_grpc(code: grpc.StatusCode, text: str, target: str) -> KvdbError:
     match code:
-        case grpc.StatusCode.OK | grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
+        case grpc.StatusCode.OK | grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
             return errors.Unavailable(
                 f"the server at {target} does not answer ({text or 'it ended the call'}); expected a running kvdb serve there: "
                 "start it or correct the address, and connect again"

@@ -109,6 +109,7 @@ class Server:
         """Refuse new calls, give those under way `grace` seconds to end, close every session and leave no thread behind."""
         self.ready = False
         self._health.enter_graceful_shutdown()
+        self._local.drain()  # before clients hear over gRPC that this server stops
         stopped = self._server.stop(grace)
         self._streams.drain()
         self._local.stop(grace)

@@ -8,7 +8,10 @@ from urllib.parse import urlsplit
 
 import grpc
 
+from kvdb.client.remote.alarm import Alarm
 from kvdb.client.remote.shared_memory.lanes import SharedLanes
+from kvdb.client.remote.time_limits import TimeLimits
+from kvdb.config import Timeouts
 from kvdb.errors import InvalidArgument, KvdbError, MessageTooLarge, Unavailable
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
@@ -31,19 +34,22 @@ class Connection:
     message_bytes_max: the largest message that the server takes. payload_bytes_max: the largest arrays and tokens that fit into
     one; stream_payload_bytes_max: into a request of a stream, which may be several messages. stream_idle_seconds: how long the
     server lets a stream say nothing. lanes: the ways through shared memory, none where the server is on another
-    host. direct: whether `Decode` may go through parts of gRPC that are not public.
+    host. direct: whether `Decode` may go through parts of gRPC that are not public. limits: how long each call may take. alarm:
+    what ends calls of streams that take longer.
     """
 
-    def __init__(self, target: str, token: str) -> None:
+    def __init__(self, target: str, token: str, timeouts: Timeouts) -> None:
         """Raises InvalidArgument for an invalid target or token, Unavailable or Unauthenticated."""
         self.target = target
         self.metadata = _metadata(token)
         self.direct = True
+        self.limits = TimeLimits(timeouts)
+        self.alarm = Alarm()
         self._closed = False
         self.channel = grpc.insecure_channel(_address(target), options=client_options())
         self.stub = KvdbStub(self.channel)
         try:
-            hello = self.stub.Hello(pb.HelloRequest(), metadata=self.metadata, timeout=CONNECT_SECONDS)
+            hello = self.stub.Hello(pb.HelloRequest(), metadata=self.metadata, timeout=min(CONNECT_SECONDS, timeouts.lookup))
         except grpc.RpcError as failure:
             self.channel.close()
             raise self.error(failure) from None
@@ -52,12 +58,13 @@ class Connection:
         self.stream_payload_bytes_max: int = hello.request_bytes_max - ENVELOPE_BYTES_MAX
         self.stream_idle_seconds: float = hello.stream_idle_seconds
         path = hello.local_socket if _is_local(target) else ""
-        self.lanes = SharedLanes(path, hello.local_server, token, target)
+        self.lanes = SharedLanes(path, hello.local_server, token, target, self.limits)
 
     def call(self, method: Callable[..., Reply], request: object) -> Reply:
-        """Make one unary call. Raises what the server raised, and Unavailable where it does not answer, or after `close`."""
+        """Make one unary call. Raises what the server raised, DeadlineExceeded, and Unavailable where it does not answer, or
+        after `close`."""
         with self.errors_raised():
-            return method(request, metadata=self.metadata)
+            return method(request, metadata=self.metadata, timeout=self.limits.of(request))
 
     @contextmanager
     def errors_raised(self) -> Iterator[None]:

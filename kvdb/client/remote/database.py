@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+import kvdb.deadlines as deadlines
 import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.imports import RemoteImport
@@ -15,6 +16,7 @@ from kvdb.client.remote.session import RemoteSession
 from kvdb.client.remote.shared_memory.calls import SharedCalls
 from kvdb.client.remote.shared_memory.imports import SharedImport
 from kvdb.client.remote.store import RemoteStore
+from kvdb.config import Timeouts
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.query_options import put_query_options
@@ -44,12 +46,12 @@ class RemoteDatabase(RemoteStore):
     its errors arrive as the same classes with the same messages.
     """
 
-    def __init__(self, target: str, token: str = "") -> None:
-        """target: `kvdb://host:port` or `kvdb+unix:///path`. token: the server's token.
+    def __init__(self, target: str, token: str = "", timeouts: Timeouts | None = None) -> None:
+        """target: `kvdb://host:port` or `kvdb+unix:///path`. token: the server's token. timeouts: how long calls may take.
 
         Raises InvalidArgument, Unavailable or Unauthenticated.
         """
-        self._connection = Connection(target, token)
+        self._connection = Connection(target, token, timeouts or Timeouts())
         self._sessions = OpenSessions()
 
     def begin_import(
@@ -236,7 +238,9 @@ class RemoteDatabase(RemoteStore):
 
     def close(self) -> None:
         """Close every session opened here, and the channel. Closing twice does nothing."""
-        if self._sessions.close():
+        with deadlines.unbounded(), deadlines.within(self._connection.limits.group("attend")):
+            first = self._sessions.close()
+        if first:
             self._connection.close()
 
     def _drop(self, request: pb.DropContextsRequest) -> pb.DropContextsReply:

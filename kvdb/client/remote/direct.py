@@ -130,6 +130,11 @@ class DirectDecode:
         except FAILURES:
             self._give_up()
 
+    def expire(self) -> None:
+        """End the call, from another thread than the one that waits for it, because it took too long."""
+        with suppress(*FAILURES):
+            self._call.cancel(grpc.StatusCode.DEADLINE_EXCEEDED.value[0], "the time of the call is over")
+
     def _give_up(self) -> None:
         """Stop using the private parts."""
         self._connection.direct = False

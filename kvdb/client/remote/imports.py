@@ -70,8 +70,10 @@ class RemoteImport:
             self._stream.finish(ABORT_SECONDS_MAX)
 
     def _exchange(self, request: pb.ImportRequest) -> pb.ImportReply:
-        self._stream.send(kv_chunk.serialize(request))
-        return self._stream.receive()
+        group = "store" if request.WhichOneof("step") == "commit" else "attend"
+        with self._connection.alarm.within(self._stream, self._connection.limits.group(group)):
+            self._stream.send(kv_chunk.serialize(request))
+            return self._stream.receive()
 
     def _check_open(self) -> None:
         if not self._open:

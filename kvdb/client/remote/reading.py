@@ -1,9 +1,10 @@
 """KV read back from a server: one streaming call, whose chunks go straight into the caller's arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import grpc
 import numpy as np
 
 import kvdb.validate as validate
@@ -12,11 +13,10 @@ from kvdb.errors import Unavailable
 from kvdb.rpc import kv_chunk
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.kv_chunk import Chunk
+from kvdb.rpc.status import too_late
 from kvdb.types import KeysValues, ModelSpec
 
 if TYPE_CHECKING:
-    import grpc
-
     Call = grpc.UnaryStreamMultiCallable[pb.ReadContextRequest, bytes]
 
 METHOD = "/kvdb.v1.Kvdb/ReadContext"
@@ -37,7 +37,7 @@ def read(
     with connection.errors_raised(), ExitStack() as ended:
         replies = call(request, metadata=connection.metadata)
         ended.callback(replies.cancel)
-        for chunk in map(kv_chunk.deserialize, replies):
+        for chunk in map(kv_chunk.deserialize, _in_time(connection, replies)):
             pairs = _new(spec, n, len(layers)) if pairs is None else pairs
             number, at = divmod(received, max(n, 1))
             if not isinstance(chunk, Chunk) or [chunk.layer] != layers[number : number + 1] or chunk.k.shape[1] > n - at:
@@ -48,6 +48,34 @@ def read(
     if received != n * len(layers):
         raise Unavailable(f"the server at {connection.target} sent {received} tokens; expected {n} of {len(layers)} layers")
     return _new(spec, n, len(layers)) if pairs is None else pairs
+
+
+class _Reading:
+    """A stream of replies that may be ended for taking too long."""
+
+    def __init__(self, replies: Any) -> None:
+        self.replies = replies
+        self.expired = False
+
+    def expire(self) -> None:
+        self.expired = True
+        self.replies.cancel()
+
+
+def _in_time(connection: Connection, replies: Any) -> Iterator[bytes]:
+    """The replies. Raises DeadlineExceeded where one takes too long."""
+    reading = _Reading(replies)
+    try:
+        while True:
+            with connection.alarm.within(reading, connection.limits.group("progress")):
+                reply = next(replies, None)
+            if reply is None:
+                return
+            yield reply
+    except grpc.RpcError:
+        if reading.expired:
+            raise too_late(connection.target) from None
+        raise
 
 
 def _new(spec: ModelSpec, n: int, layers: int) -> list[KeysValues]:

@@ -6,6 +6,7 @@ from threading import RLock
 
 import numpy as np
 
+import kvdb.deadlines as deadlines
 import kvdb.validate as validate
 from kvdb.blend.controller import Choice
 from kvdb.blend.deviation import score_name
@@ -14,7 +15,7 @@ from kvdb.client.remote.open_sessions import OpenSessions
 from kvdb.client.remote.reading import read
 from kvdb.client.remote.session_stream import SessionStream
 from kvdb.client.remote.shared_memory.calls import SharedCalls
-from kvdb.errors import PositionError, SessionClosed, Unavailable
+from kvdb.errors import DeadlineExceeded, PositionError, SessionClosed, Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_choice, from_plan
@@ -36,6 +37,8 @@ from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
 START_MAX = (1 << 63) - 1
+STATS_SECONDS = 2.0
+"""How long a call that failed waits to learn whether its session is still there."""
 
 
 class RemoteSession:
@@ -226,8 +229,11 @@ class RemoteSession:
     def _decode(self, request: pb.DecodeRequest) -> pb.DecodeReply:
         try:
             return self._stream.exchange(request.SerializeToString())
+        except DeadlineExceeded:
+            raise
         except Unavailable:
-            self.stats()  # raises SessionClosed if the server closed the session, which nobody had used for too long
+            with suppress(Unavailable), deadlines.within(STATS_SECONDS):
+                self.stats()  # raises SessionClosed if the server closed the session, which nobody had used for too long
             raise
 
     def _pieces(self, start: int | None, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], int | None]]:

@@ -24,6 +24,8 @@ class Decode(Protocol):
 
     def cancel(self) -> None: ...
 
+    def expire(self) -> None: ...
+
 
 class SessionStream:
     """A `Decode` call that is opened at the first request, and again after an error or a long silence. Not thread-safe."""
@@ -34,18 +36,26 @@ class SessionStream:
         self._last_used = 0.0  # in seconds of the monotonic clock
 
     def exchange(self, data: bytes) -> pb.DecodeReply:
-        """Send a request and wait for its reply. Raises what the server raised, and Unavailable."""
+        """Send a request and wait for its reply. Raises what the server raised, DeadlineExceeded and Unavailable."""
+        alarm = self._connection.alarm
+        alarm.begin(self, self._connection.limits.group("attend"))
         try:
             return self._send(data)
         except NotSent:
             return self._send(data)
         finally:
+            alarm.end(self)
             self._last_used = monotonic()
 
     def cancel(self) -> None:
         """End the call that is open, if one is."""
         if self._stream is not None:
             self._stream.cancel()
+
+    def expire(self) -> None:
+        """End the call that is open, from another thread, because it took too long."""
+        if self._stream is not None:
+            self._stream.expire()
 
     def _send(self, data: bytes) -> pb.DecodeReply:
         """Send a request, in pieces if it is larger than a message. The pieces of an unfinished request have no effect."""

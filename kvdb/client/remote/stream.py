@@ -2,6 +2,7 @@
 
 from queue import Full, Queue
 from threading import Event
+from time import monotonic
 from typing import Generic, TypeVar
 
 import grpc
@@ -9,6 +10,7 @@ import grpc
 from kvdb.client.remote.connection import Connection
 from kvdb.errors import Unavailable
 from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.status import too_late
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -30,6 +32,7 @@ class Stream(Generic[Request, Reply]):
     def __init__(self, connection: Connection, method: "grpc.StreamStreamMultiCallable[Request, Reply]") -> None:
         self._connection = connection
         self._requests: Queue[Request | None] = Queue(DEPTH)
+        self._expired = False
         with connection.errors_raised():
             self._call = method(iter(self._requests.get, None), metadata=connection.metadata)
 
@@ -38,20 +41,25 @@ class Stream(Generic[Request, Reply]):
         return not self._call.is_active()
 
     def send(self, request: Request) -> None:
-        """Hand a request over. Raises the error that ended the call, if it has ended."""
+        """Hand a request over. Raises the error that ended the call, if it has ended, and DeadlineExceeded where the server takes
+        none for longer than `Timeouts.progress`."""
+        end = monotonic() + self._connection.limits.group("progress")
         while not self.ended:
             if self._offer(request):
                 return
+            if monotonic() > end:
+                self.expire()
         self.receive()
 
     def receive(self) -> Reply:
-        """The next reply. Raises the error that ended the call, or Unavailable when the server ended it without one."""
+        """The next reply. Raises the error that ended the call, or Unavailable when the server ended it without one. How long it
+        may take, the caller says to the connection's alarm."""
         done = False
         try:
             reply: Reply = next(self._call)
             done = True
         except grpc.RpcError as failure:
-            raise self._connection.error(failure) from None
+            raise too_late(self._connection.target) if self._expired else self._connection.error(failure) from None
         except StopIteration:
             raise Unavailable(f"the server at {self._connection.target} ended the call; connect again") from None
         finally:
@@ -72,6 +80,11 @@ class Stream(Generic[Request, Reply]):
         """End the call now. On one that has ended it does nothing."""
         self._call.cancel()
         self._end_requests()
+
+    def expire(self) -> None:
+        """End the call, from another thread, because it took too long."""
+        self._expired = True
+        self._call.cancel()
 
     def _end_requests(self) -> None:
         """Let go of the thread that takes requests; one that finds the queue full finds the call ended when it comes back."""

@@ -42,9 +42,9 @@ class SharedMemoryListener:
         if self._socket is not None:
             self._thread.start()
 
-    def stop(self, grace: float) -> None:
-        """Take no more clients, let imports go on for `grace` seconds, and end the rest after the request that is under way."""
-        if self._socket is None:
+    def drain(self) -> None:
+        """Take no more clients, and answer no more requests but those under way and those of imports."""
+        if self._socket is None or self._stopping:
             return
         self._stopping = True
         with suppress(OSError):
@@ -52,6 +52,15 @@ class SharedMemoryListener:
         if self._thread.is_alive():
             self._thread.join()
         self._socket.close()
+        for lane in self._lanes:
+            if not lane.importing:
+                lane.stop()
+
+    def stop(self, grace: float) -> None:
+        """Take no more clients, let imports go on for `grace` seconds, and end the rest after the request that is under way."""
+        if self._socket is None:
+            return
+        self.drain()
         end = monotonic() + grace
         for lane in self._lanes:
             while lane.importing and monotonic() < end:

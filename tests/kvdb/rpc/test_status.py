@@ -102,7 +102,7 @@ class Status(grpc.RpcError):
     ("code", "details", "kind"),
     [
         (grpc.StatusCode.UNAVAILABLE, "refused", errors.Unavailable),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "", errors.Unavailable),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "", errors.DeadlineExceeded),
         (grpc.StatusCode.CANCELLED, "", errors.Unavailable),
         (grpc.StatusCode.OK, "", errors.Unavailable),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max (9 vs. 5)", errors.MessageTooLarge),

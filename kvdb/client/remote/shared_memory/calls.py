@@ -125,7 +125,7 @@ class SharedCalls:
             reply,
             REGION_BYTES - reply,
         )
-        lane.exchange(request)
+        lane.exchange(request, self._lanes.limits.group("attend"))
         if q is None:
             return np.empty(0, self._dtype)
         return region.view(reply, q.shape, self._dtype).copy()

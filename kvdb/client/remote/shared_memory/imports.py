@@ -4,6 +4,7 @@ from contextlib import suppress
 
 import numpy as np
 
+import kvdb.deadlines as deadlines
 import kvdb.validate as validate
 from kvdb.client.remote.shared_memory.lane import SharedLane
 from kvdb.client.remote.shared_memory.lanes import SharedLanes
@@ -56,7 +57,7 @@ class SharedImport:
         tokens = PIECE_BYTES // self.spec.token_nbytes
         for at in range(0, k.shape[1], tokens):
             while lane.waiting >= PLACES:
-                lane.receive()
+                lane.receive(self._lanes.limits.group("progress"))
             self._send(lane, int(layer), k[:, at : at + tokens], v[:, at : at + tokens])
 
     def sample(self, layer: int, q: Array) -> None:
@@ -99,23 +100,25 @@ class SharedImport:
         """Send a request whose message lies at the first place, and wait for its reply. count: the bytes of it still to come."""
         request = SharedRequest(lane.generation, lane.number(), kind, None, count, message=_PLACES_AT)
         room = REGION_BYTES - reply
-        answer = lane.exchange(request._replace(message_nbytes=message_nbytes, reply=reply, reply_room=room))
+        seconds = self._lanes.limits.group("store" if kind == Kind.IMPORT_COMMIT else "attend")
+        answer = lane.exchange(request._replace(message_nbytes=message_nbytes, reply=reply, reply_room=room), seconds)
         return lane.region.read(reply, answer.reply_nbytes)
 
     def _settle(self, lane: SharedLane) -> None:
         """Wait for every answer. Raises the first error of the server, and then the others wait still."""
         while lane.waiting:
-            lane.receive()
+            lane.receive(self._lanes.limits.group("progress"))
 
     def _end(self) -> None:
         """Let the server abort what is under way, and give the lane back."""
         lane, self._lane = self._lane, None
         assert lane is not None
-        while lane.waiting and not lane.broken:
-            with suppress(KvdbError):  # of a piece that nobody wants any more
-                lane.receive()
-        with suppress(KvdbError):
-            self._ask(lane, Kind.IMPORT_ABORT, 0, _PLACES_AT)
+        with deadlines.unbounded():  # or the server would not hear of the end of an import that took too long
+            while lane.waiting and not lane.broken:
+                with suppress(KvdbError):  # of a piece that nobody wants any more
+                    lane.receive(self._lanes.limits.group("progress"))
+            with suppress(KvdbError):
+                self._ask(lane, Kind.IMPORT_ABORT, 0, _PLACES_AT)
         self._lanes.give_back(lane)
 
     def _open(self) -> SharedLane:

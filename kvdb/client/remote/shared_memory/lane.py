@@ -3,6 +3,7 @@
 import os
 import socket
 from contextlib import suppress
+from math import inf
 from time import perf_counter
 
 from kvdb.errors import KvdbError, Unavailable
@@ -18,7 +19,7 @@ from kvdb.rpc.shared_records import (
     unpack_answer,
 )
 from kvdb.rpc.shared_region import SharedRegion
-from kvdb.rpc.status import error_of
+from kvdb.rpc.status import error_of, too_late
 
 CONNECT_SECONDS = 5.0
 LOOK_SECONDS = 0.2
@@ -52,10 +53,10 @@ class SharedLane:
             self._socket.close()
             raise
 
-    def exchange(self, request: SharedRequest) -> SharedAnswer:
-        """Send a request and wait for its answer. Raises what the server raised, and Unavailable."""
+    def exchange(self, request: SharedRequest, seconds: float = inf) -> SharedAnswer:
+        """Send a request and wait for its answer. Raises what the server raised, DeadlineExceeded and Unavailable."""
         self.send(request)
-        return self.receive()
+        return self.receive(seconds)
 
     def number(self) -> int:
         """The number of the next request."""
@@ -69,13 +70,14 @@ class SharedLane:
             raise Unavailable(f"the way through shared memory to the server at {self._target} is closed; connect again")
         self._waiting.append(request)
 
-    def receive(self) -> SharedAnswer:
-        """The answer to the oldest request without one. Raises what the server raised, and Unavailable where it is gone; also
-        after an interrupt the lane is broken then, since the answer may still come."""
+    def receive(self, seconds: float = inf) -> SharedAnswer:
+        """The answer to the oldest request without one. Raises what the server raised, DeadlineExceeded where it takes longer
+        than so many seconds, and Unavailable where the server is gone; then, and after an interrupt, the lane is broken, since
+        the answer may still come."""
         request = self._waiting.pop(0)
         done = False
         try:
-            answer = self._next()
+            answer = self._next(seconds)
             done = answer.number == request.number and answer.generation == self.generation
         finally:
             self.broken = self.broken or not done
@@ -99,9 +101,15 @@ class SharedLane:
         self._socket.close()
         self.region.ring.stop()
 
-    def _next(self) -> SharedAnswer:
+    def _next(self, seconds: float) -> SharedAnswer:
+        data = self.region.ring.receive(min(seconds, LOOK_SECONDS))
+        if data is not None:
+            return unpack_answer(data)
+        end = perf_counter() + seconds - LOOK_SECONDS
         while True:
-            data = self.region.ring.receive(LOOK_SECONDS)
+            if perf_counter() >= end:
+                raise too_late(self._target)
+            data = self.region.ring.receive(min(max(end - perf_counter(), 0.001), LOOK_SECONDS))
             if data is not None:
                 return unpack_answer(data)
             try:

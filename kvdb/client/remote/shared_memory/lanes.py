@@ -4,6 +4,7 @@ from contextlib import suppress
 from threading import Lock
 
 from kvdb.client.remote.shared_memory.lane import SharedLane
+from kvdb.client.remote.time_limits import TimeLimits
 from kvdb.errors import Unavailable
 
 LANES_MAX = 4
@@ -13,9 +14,10 @@ LANES_MAX = 4
 class SharedLanes:
     """Lanes to one server. Thread-safe. Once no lane can be opened, there are none, and everything goes over gRPC."""
 
-    def __init__(self, path: str, identity: bytes, token: str, target: str) -> None:
+    def __init__(self, path: str, identity: bytes, token: str, target: str, limits: TimeLimits) -> None:
         """path: of the server's socket, "" for none. identity: what the server says of itself. token: the client's. target: the
-        server, for messages."""
+        server, for messages. limits: how long each call may take."""
+        self.limits = limits
         self._path = path
         self._identity = identity
         self._token = token
