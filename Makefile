@@ -125,6 +125,12 @@ build/rag-adapters/$(LANGCHAIN)-$(LLAMA_INDEX):
 vllm-test: $(VENV)/ready $(VLLM_VENV)/$(VLLM) ## test kvdb as a cache behind vLLM, on vLLM itself (make real-model first); 4 GB, 10 minutes
 	@KVDB_VLLM=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest tests/engine_adapter/vllm
 
+VLLM_SHORT := second_process_finds_what or ends_inside or transformers_goes_on or answers_the_long_requests or all_of_it_is_what
+
+.PHONY: vllm-test-short
+vllm-test-short: $(VENV)/ready $(VLLM_VENV)/$(VLLM) ## the part of vllm-test that CI runs: a hit, attention and a blend; 4 GB, 5 minutes
+	@KVDB_VLLM=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest tests/engine_adapter/vllm -k "$(VLLM_SHORT)"
+
 .PHONY: demo-vllm
 demo-vllm: $(VENV)/ready $(VLLM_VENV)/$(VLLM) ## vLLM without kvdb and on it, over a restart (make real-model first)
 	@OMP_WAIT_POLICY=PASSIVE $(VLLM_VENV)/bin/python -m benchmarks.vllm_demo
