@@ -76,9 +76,10 @@ def test_more_heads_never_cost_less(kind, tokens, rows, retrieval, expected_toke
 @pytest.mark.parametrize("kind", KINDS)
 @given(tokens=st.integers(8192, 1 << 17), rows=rows, retrieval=retrievals, expected_tokens=expected_tokens)
 def test_eight_times_the_tokens_never_cost_much_less(kind, tokens, rows, retrieval, expected_tokens):
-    """A search that no longer gives up may cost a little less."""
+    """A search that no longer gives up, behind which everything is read, may cost less."""
     few, many = (seconds(kind, n, rows, retrieval, expected_tokens=expected_tokens) for n in (tokens, 8 * tokens))
-    assert few <= many * 1.25
+    early, late = (index(kind).cost(n, rows, retrieval, expected_tokens=expected_tokens).given_up for n in (tokens, 8 * tokens))
+    assert few <= many * 1.25 or early > late
 
 
 @pytest.mark.parametrize("kind", KINDS)
