@@ -18,7 +18,7 @@ VLLM := 0.32.0
 LANGCHAIN := 1.7.2
 LLAMA_INDEX := 0.14.25
 VLLM_VENV := .venv-vllm
-PYTEST_FLAGS = --numprocesses=$(or $(WORKERS),2) --dist=loadfile --durations=25
+PYTEST_FLAGS = --numprocesses=$(or $(WORKERS),2) --dist=loadfile --no-loadscope-reorder --durations=25
 BENCHMARKS = $(filter-out %/train_model.py %/vllm_attention.py %/vllm.py %/vllm_process.py %/vllm_demo.py,$(shell grep -ls '__name__ == "__main__"' benchmarks/*.py))
 
 native_files = $(shell find native $(wildcard $(PACKAGES:=/native) tests/native) -name '*.cpp' -o -name '*.h')
