@@ -20,6 +20,7 @@ from kvdb.errors import ConfigError, KvdbError
 from kvdb.events import Kind
 from kvdb.hardware.calibrate import calibrate
 from kvdb.rpc.options import server_options
+from kvdb.server.admission.admission import Admission
 from kvdb.server.console.access import view_by_token
 from kvdb.server.console.console import Console
 from kvdb.server.http.opening import open_http
@@ -73,11 +74,12 @@ class Server:
         self._measured = CallMetrics(self.registry)
         self._streams = Streams(config.workers, config.stream_idle_seconds)
         self._turns = Turns(CLIENT_CALLS_MAX, CLIENT_WAITING_MAX, self._measured.waited)
+        self._admission = Admission(config.requests_max, config.queue_max, self._measured.waited)
         self._sessions = Sessions(config.session_idle_seconds, self._streams.session_ended, database.events)
         idle_seconds = min(config.session_idle_seconds, config.stream_idle_seconds)
         self._watch = Watch(idle_seconds / LOOKS_PER_IDLE_TIME, [self._sessions.close_idle, self._streams.end_idle])
         self._health = health.HealthServicer()
-        shared = SharedEngine(database, self._sessions, self._turns, self._measured.stepped)
+        shared = SharedEngine(database, self._sessions, self._turns, self._admission, self._measured.stepped)
         self._local = SharedMemoryListener(config.local_socket, config.token, shared)
         self._server = grpc.server(
             self._threads,
@@ -116,14 +118,16 @@ class Server:
         stopped.wait()
         self._watch.stop()
         self._turns.close()  # or a turn that comes later would look for a thread that is not there any more
+        self._admission.close()
         self._sessions.close_all()
         self._threads.shutdown()
 
     def _calls(self, database: Database, config: ServerConfig) -> grpc.GenericRpcHandler:
         inflight = InflightBytes(config.inflight_bytes_max)
         service = KvdbService(database, self._sessions, self._streams, self._turns, inflight, config, self._measured.stepped)
+        service.admission = self._admission
         service.offer_memory(self._local.path, self._local.identity)
-        return handlers(service, UnaryCalls(self._threads.submit, self._turns, inflight))
+        return handlers(service, UnaryCalls(self._threads.submit, self._turns, self._admission, inflight))
 
     def _listen(self, config: ServerConfig) -> str:
         unix = config.host.startswith("unix:")
