@@ -125,6 +125,12 @@ build/rag-adapters/$(LANGCHAIN)-$(LLAMA_INDEX):
 vllm-test: $(VENV)/ready $(VLLM_VENV)/$(VLLM) ## test kvdb as a cache behind vLLM, on vLLM itself (make real-model first); 4 GB, 10 minutes
 	@KVDB_VLLM=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest tests/engine_adapter/vllm
 
+VLLM_SHORT := second_process_finds_what or ends_inside or transformers_goes_on or answers_the_long_requests or all_of_it_is_what
+
+.PHONY: vllm-test-short
+vllm-test-short: $(VENV)/ready $(VLLM_VENV)/$(VLLM) ## the part of vllm-test that CI runs: a hit, attention and a blend; 4 GB, 5 minutes
+	@KVDB_VLLM=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest tests/engine_adapter/vllm -k "$(VLLM_SHORT)"
+
 .PHONY: demo-vllm
 demo-vllm: $(VENV)/ready $(VLLM_VENV)/$(VLLM) ## vLLM without kvdb and on it, over a restart (make real-model first)
 	@OMP_WAIT_POLICY=PASSIVE $(VLLM_VENV)/bin/python -m benchmarks.vllm_demo
@@ -153,7 +159,7 @@ fault: $(VENV)/ready ## stores: kills, power cuts, changed bits, a fault at each
 
 .PHONY: fuzz
 fuzz: $(VENV)/ready ## wrong calls of the native boundary under the sanitizers; SECONDS_MAX=30
-	@echo "== native fuzz, address and undefined-behaviour sanitizers"
+	@echo "== native fuzz, address and undefined-behaviour sanitizers" && mkdir -p build
 	@$(BIN)/cmake -S . -B build/fuzz -G Ninja -D CMAKE_BUILD_TYPE=Sanitized -D CMAKE_CXX_FLAGS_SANITIZED=-g1 -D KVDB_SANITIZE=ON \
 	    -D CMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -D Python_EXECUTABLE=$(abspath $(BIN)/python) \
 	    -D nanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" > build/fuzz.log || { cat build/fuzz.log; exit 1; }
@@ -238,7 +244,7 @@ $(VENV)/demo $(VENV)/ready: $(VENV)/tools $(VENV)/modules $(native_sources)
 FORCE:
 
 native-test-%: $(VENV)/ready
-	@echo "== C++ tests, $*"
+	@echo "== C++ tests, $*" && mkdir -p build
 	@$(BIN)/cmake -S . -B build/native-$* -G Ninja -D CMAKE_BUILD_TYPE=RelWithDebInfo -D KVDB_TESTS=ON \
 	    -D KVDB_SANITIZE=$(if $(filter sanitized,$*),ON,OFF) -D CMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 	    -D Python_EXECUTABLE=$(abspath $(BIN)/python) -D nanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" > build/native-$*.log || \

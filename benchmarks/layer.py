@@ -21,7 +21,7 @@ from kvdb.attention.sparse import sparse
 from kvdb.config import Config, IndexConfig, WindowConfig
 from kvdb.database import Database
 from kvdb.session.state import SessionState
-from kvdb.types import ModelSpec
+from kvdb.types import ModelSpec, Retention
 from query_optimizer.query_options import QueryOptions
 
 STEP = 1 << 16
@@ -42,7 +42,8 @@ class Answer:
 class Layer:
     """A workload's keys and values, and the window that kvdb reads whole by default."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, stored: str = "") -> None:
+        """stored: the format of its blocks, one of `kvdb.types.FORMATS`."""
         self.kv_heads, self.tokens, head_dim = workload.k.shape
         self.workload, self.scale = workload, workload.scale
         spec = ModelSpec("benchmark", 1, len(workload.queries), self.kv_heads, head_dim, workload.k.dtype.name)
@@ -51,7 +52,7 @@ class Layer:
             np.arange(self.tokens),
         )
         self._spec = spec
-        writer = self._database.begin_import(spec, self._ids, "layer")
+        writer = self._database.begin_import(spec, self._ids, "layer", retention=Retention(format=stored))
         for at in range(0, self.tokens, STEP):  # so that mapped arrays need not be in memory at once
             writer.write(0, *(np.ascontiguousarray(x[:, at : at + STEP]) for x in (workload.k, workload.v)))
         writer.commit()

@@ -3,7 +3,8 @@
     OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m benchmarks.vllm {first-token,save-cost,prompts,chats} [--dtype float32]
 
 first-token: seconds until the first token of a prompt (--tokens) in a new process: plain vLLM, vLLM with kvdb that another
-process filled, and vLLM with its own example connector over files (`ExampleConnector`); --repeat processes each, in turns.
+process filled, its loads ahead of the layers or while the request waits ("async"), and vLLM with its own example connector over
+files (`ExampleConnector`); --repeat processes each, in turns.
 save-cost: requests without a hit, one after the other, with and without saving, in turns within a process.
 prompts: greedy tokens of 20 prompts beside plain vLLM's: computed in batches, found in a second process in batches with cancelled
 neighbours, and with so few blocks that requests are preempted.
@@ -47,8 +48,10 @@ def main() -> None:
 def first_token(given: argparse.Namespace, folder: Path) -> None:
     for tokens in given.tokens:
         call = [[{"prompt": prose(0, tokens), "tokens": 8}]]
-        connectors = {"plain": None, "kvdb": kvdb_in(folder / f"store-{tokens}"), "files": files_in(folder / f"files-{tokens}")}
+        store = folder / f"store-{tokens}"
+        connectors = {"plain": None, "kvdb": kvdb_in(store), "files": files_in(folder / f"files-{tokens}")}
         filled = {name: run(given, connector, calls=call) for name, connector in connectors.items() if connector}
+        connectors["kvdb, async"] = kvdb_in(store, loads="async")
         found: dict[str, list[Job]] = {name: [] for name in connectors}
         for _ in range(given.repeat):
             for name, connector in [*connectors.items()]:
@@ -155,13 +158,13 @@ def chats(given: argparse.Namespace, folder: Path) -> None:
     )
 
 
-def kvdb_in(folder: Path) -> Job:
+def kvdb_in(folder: Path, **options: str) -> Job:
     return {
         "kv_connector": "KvdbConnector",
         "kv_connector_module_path": "engine_adapter.vllm.connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"target": str(folder)},
+        "kv_connector_extra_config": {"target": str(folder), **options},
     }
 
 

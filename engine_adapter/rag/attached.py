@@ -1,5 +1,6 @@
 """The model of a RAG engine, attached to a database, and whose turn it is to use it."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -10,6 +11,7 @@ import kvdb
 from engine_adapter.rag.prompts import digest
 from engine_adapter.rag.turns import Turns
 from engine_adapter.transformers import attach
+from engine_adapter.transformers.support import positions_max
 from kvdb.errors import AlreadyExists, SessionClosed
 
 
@@ -35,8 +37,8 @@ class AttachedModel:
 
     @property
     def positions(self) -> int:
-        """The most tokens that the model can read."""
-        return int(self.model.config.get_text_config(decoder=True).max_position_embeddings)
+        """The most tokens that the model can read; all that memory holds where its config does not say."""
+        return positions_max(self.model) or sys.maxsize
 
     @contextmanager
     def turn(self) -> Iterator[Any]:

@@ -30,7 +30,7 @@ from engine_adapter.vllm.loads import BackgroundLoads, Filling, Loads
 from engine_adapter.vllm.lookups import Lookups
 from engine_adapter.vllm.marks import BlendOptions
 from engine_adapter.vllm.metrics import KvdbMetrics, KvdbStats
-from engine_adapter.vllm.packing import block_size_of, layers_of, learn_layout
+from engine_adapter.vllm.packing import block_size_of, layers_of, layout_of
 from engine_adapter.vllm.requests import Requests, Step
 from engine_adapter.vllm.saves import Saves
 from engine_adapter.vllm.shared_client import acquire, release
@@ -158,7 +158,7 @@ class KvdbConnector(KVConnectorBase_V1):  # type: ignore[misc]  # without vllm i
             return
         try:
             layers = layers_of(kv_caches)
-            layout = learn_layout(self._vllm_config, kv_caches, self._block_size)
+            layout = layout_of(self._vllm_config, kv_caches, self._block_size)
             if contexts.spec.layers != len(layers):
                 raise Unsupported(f"vLLM caches {len(layers)} layers; the model's spec has {contexts.spec.layers}")
         except KvdbError as error:
@@ -168,7 +168,7 @@ class KvdbConnector(KVConnectorBase_V1):  # type: ignore[misc]  # without vllm i
         caches = {number: kv_caches[name] for name, number in layers.items()}
         filling = Filling(contexts, layout, caches, self._journal)
         self._loads, self._background = Loads(filling), BackgroundLoads(filling)
-        self._saves = Saves(contexts, layout, caches, self._journal)
+        self._saves = Saves(contexts, layout, caches, self._journal, awaited=self._attention is not None)
         if self._blend is not None:
             self._blending = Blending.start(self._vllm_config, layers, contexts, layout, caches)
         if self._attention is not None:

@@ -1,4 +1,5 @@
-"""How vLLM packs the KV of a block, learnt by writing numbers through its own operation, and the logical KV that kvdb keeps."""
+"""How vLLM packs the KV of a block, learnt by writing numbers through its own operation or read from its layout's name, and the
+logical KV that kvdb keeps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ DIGIT = 256
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """Where each number of a block stands. A cache is a tensor whose first dimension counts blocks, contiguous in memory.
+    """Where each number of a block stands. A cache is a tensor whose first dimension counts blocks, each one run of memory.
 
     offsets: int64 `[2, kv_heads, block_size, head_dim]`, for keys and values, counted from the first number of a block.
     """
@@ -54,6 +55,30 @@ class BlockLayout:
             )
         return cls(arrived.argsort().reshape(form))
 
+    @classmethod
+    def named(cls, name: str, cache: Tensor, kv_heads: int, block_size: int, head_dim: int) -> Self:
+        """The layout that vLLM names by the order of its dimensions in memory, as in "LBNHC": L layers, B blocks, H heads,
+        N tokens, C the numbers of a key and, behind them, of its value.
+
+        cache: the cache of a layer, `[blocks, kv_heads, block_size, 2 * head_dim]` with the strides of the name. Raises
+        Unsupported for another form, for names whose blocks are not one run of memory, and for strides of another name.
+        """
+        sizes = {"H": kv_heads, "N": block_size, "C": 2 * head_dim}
+        count = kv_heads * block_size * 2 * head_dim
+        strides, stride = {}, 1
+        for dimension in reversed(name[2:]):
+            strides[dimension] = stride
+            stride *= sizes.get(dimension, 0)
+        expected = (kv_heads, block_size, 2 * head_dim), tuple(strides.get(dimension) for dimension in "HNC")
+        if set(name[:2]) != {"L", "B"} or stride != count or (tuple(cache.shape[1:]), cache.stride()[1:]) != expected:
+            raise Unsupported(
+                f"a layer's cache is {tuple(cache.shape)}, with strides {cache.stride()}, of the layout {name}; kvdb knows "
+                f"blocks in one run of memory, with the shape {expected[0]} and the strides of the name"
+            )
+        h, n, c = torch.meshgrid(*(torch.arange(sizes[dimension], device=cache.device) for dimension in "HNC"), indexing="ij")
+        places = h * strides["H"] + n * strides["N"] + c * strides["C"]
+        return cls(torch.stack(places.split(head_dim, dim=-1)))
+
     @property
     def block_size(self) -> int:
         return self.offsets.shape[2]
@@ -61,10 +86,18 @@ class BlockLayout:
     def read(self, cache: Tensor, blocks: Sequence[int], start: int, stop: int) -> tuple[Tensor, Tensor]:
         """A copy of the keys and values of tokens [start, stop), both `[kv_heads, stop - start, head_dim]`. blocks: those of a
         request, from its first token on."""
+        return self.unpack(self.copy(cache, blocks, start, stop), start, stop)
+
+    def copy(self, cache: Tensor, blocks: Sequence[int], start: int, stop: int) -> Tensor:
+        """A copy of the blocks of tokens [start, stop) as they are packed, `[blocks, numbers]`, for `unpack`: the least that has
+        to be done before vLLM writes into them again."""
         first, last = start // self.block_size, -(-stop // self.block_size)
-        skip = start - first * self.block_size
-        flat = cache.view(cache.shape[0], -1)[torch.tensor(blocks[first:last], device=cache.device)]
-        numbers = flat[:, self.offsets.reshape(-1)].reshape(last - first, *self.offsets.shape)
+        return self._flat(cache)[torch.tensor(blocks[first:last], device=cache.device)]
+
+    def unpack(self, packed: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """The keys and values of what `copy` copied, both `[kv_heads, stop - start, head_dim]`."""
+        skip = start % self.block_size
+        numbers = packed[:, self.offsets.reshape(-1).to(packed.device)].reshape(len(packed), *self.offsets.shape)
         k, v = numbers.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, skip : skip + stop - start].contiguous()
         return k, v
 
@@ -73,10 +106,14 @@ class BlockLayout:
         number is touched, because vLLM may be writing later tokens of the last block meanwhile."""
         numbers = torch.stack(kv).to(cache.device)
         stop = start + numbers.shape[2]
-        flat = cache.view(cache.shape[0], -1)
+        flat = self._flat(cache)
         for i in range(start // self.block_size, -(-stop // self.block_size)):
             begin = i * self.block_size
             first, last = max(start, begin), min(stop, begin + self.block_size)
             places = self.offsets[:, :, first - begin : last - begin].reshape(-1)
             with torch.inference_mode():  # as vLLM's caches were made
                 flat[blocks[i]][places] = numbers[:, :, first - start : last - start].reshape(-1)
+
+    def _flat(self, cache: Tensor) -> Tensor:
+        """The cache as `[blocks, numbers]`, in the order of memory."""
+        return cache.as_strided((cache.shape[0], self.offsets.numel()), (cache.stride(0), 1))

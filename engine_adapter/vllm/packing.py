@@ -12,6 +12,10 @@ from kvdb.errors import Unsupported
 NUMBER = re.compile(r"\.(\d+)\.")
 LEARNT = "CPU_ATTN"
 """The name of the attention backend whose packing is learnt; it depends on the processor's instructions."""
+NAMED = ("FLASH_ATTN", "TRITON_ATTN", "FLASHINFER")
+"""Those, for GPUs, whose layout has a name that says all."""
+FULL = "FullAttentionSpec"
+"""vLLM's name for a cache of every token's keys and values."""
 
 
 def layers_of(kv_caches: dict[str, Tensor]) -> dict[str, int]:
@@ -32,7 +36,10 @@ def block_size_of(kv_cache_config: Any) -> int:
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
         raise Unsupported(f"vLLM has {len(groups)} kinds of caches, such as those of windows; kvdb knows one")
-    return int(groups[0].kv_cache_spec.block_size)
+    spec = groups[0].kv_cache_spec
+    if type(spec).__name__ != FULL:
+        raise Unsupported(f"vLLM caches {type(spec).__name__}; kvdb knows {FULL}")
+    return int(spec.block_size)
 
 
 def attention_of(vllm_config: Any, name: str) -> Any:
@@ -40,13 +47,15 @@ def attention_of(vllm_config: Any, name: str) -> Any:
     return vllm_config.compilation_config.static_forward_context[name]
 
 
-def learn_layout(vllm_config: Any, kv_caches: dict[str, Tensor], block_size: int) -> BlockLayout:
-    """The layout of an engine's caches, learnt with the attention of its first layer. Raises Unsupported for an attention backend
-    that kvdb does not know."""
+def layout_of(vllm_config: Any, kv_caches: dict[str, Tensor], block_size: int) -> BlockLayout:
+    """The layout of an engine's caches, told by the attention of its first layer. Raises Unsupported for an attention backend
+    or a layout that kvdb does not know."""
     name, cache = next(iter(kv_caches.items()))
     attention = attention_of(vllm_config, name)
+    form = cache, attention.num_kv_heads, block_size, attention.head_size
     backend = attention.get_attn_backend().get_name()
-    if backend != LEARNT:
-        raise Unsupported(f"attention is computed by {backend}; kvdb knows the caches of {LEARNT}")
-    write = partial(attention.impl.do_kv_cache_update, attention)
-    return BlockLayout.learn(write, cache, attention.num_kv_heads, block_size, attention.head_size)
+    if backend == LEARNT:
+        return BlockLayout.learn(partial(attention.impl.do_kv_cache_update, attention), *form)
+    if backend in NAMED:
+        return BlockLayout.named(vllm_config.cache_config.get_resolved_kv_cache_layout().name, *form)
+    raise Unsupported(f"attention is computed by {backend}; kvdb knows the caches of {', '.join((LEARNT, *NAMED))}")

@@ -1,4 +1,4 @@
-"""Saving what vLLM computed: a step copies it out of the blocks, and a thread of its own hands it to the database."""
+"""Saving what vLLM computed: a step copies its blocks, and a thread of its own unpacks them and hands them to the database."""
 
 import logging
 import time
@@ -13,10 +13,12 @@ from engine_adapter.vllm.journal import Journal
 from engine_adapter.vllm.layout import BlockLayout
 from engine_adapter.vllm.requests import Transfer
 from kvdb.errors import KvdbError
+from kvdb.hardware.priority import work_in_background
 
 LOG = logging.getLogger("kvdb.vllm")
 
-Pairs = list[tuple[Tensor, Tensor]]
+Packed = list[Tensor]
+"""Blocks of a request as vLLM packs them, of layer after layer."""
 Done = TypeVar("Done")
 
 WAITING_MAX = 2 << 30
@@ -25,7 +27,8 @@ WAITING_MAX = 2 << 30
 
 class Saves:
     """The saves of a step, and those of earlier steps that are not stored yet. caches: of each layer, by its number. journal:
-    where saves are written down once they are stored."""
+    where saves are written down once they are stored. awaited: whether somebody waits for what is stored; else the thread that
+    stores leaves the processor to vLLM's own."""
 
     def __init__(
         self,
@@ -35,14 +38,15 @@ class Saves:
         journal: Journal,
         *,
         waiting_max: int = WAITING_MAX,
+        awaited: bool = False,
     ) -> None:
         self._contexts = contexts
         self._layout = layout
         self._caches = caches
         self._journal = journal
         self._waiting_max = waiting_max
-        self._thread = ThreadPoolExecutor(1, "kvdb-save")
-        self._step: list[tuple[Transfer, Pairs]] = []
+        self._thread = ThreadPoolExecutor(1, "kvdb-save", initializer=None if awaited else work_in_background)
+        self._step: list[tuple[Transfer, Packed]] = []
         self._waiting: dict[Future[None], int] = {}
 
     def begin(self, transfers: Sequence[Transfer], tails: Sequence[Transfer] = ()) -> None:
@@ -59,16 +63,16 @@ class Saves:
 
     def take(self, layer: int, cache: Tensor) -> None:
         """Copy what a layer's attention has just written. The layers come in order."""
-        for transfer, pairs in self._step:
-            if len(pairs) == layer:
-                pairs.append(self._copy(transfer, cache))
+        for transfer, packed in self._step:
+            if len(packed) == layer:
+                packed.append(self._copy(transfer, cache))
 
     def finish(self, failed: frozenset[int]) -> None:
         """End a step, and let its saves go on. failed: blocks whose loads failed; what stands in them is not saved."""
         step, self._step = self._step, []
-        for transfer, pairs in step:
-            if len(pairs) == len(self._caches) and not failed.intersection(transfer.blocks):
-                self._submit(transfer, pairs)
+        for transfer, packed in step:
+            if len(packed) == len(self._caches) and not failed.intersection(transfer.blocks):
+                self._submit(transfer, packed)
 
     def behind(self, action: Callable[[], Done]) -> Future[Done]:
         """Carry something out once everything that waits now is stored, or has failed."""
@@ -81,23 +85,24 @@ class Saves:
     def close(self) -> None:
         self._thread.shutdown()
 
-    def _submit(self, transfer: Transfer, pairs: Pairs) -> None:
-        nbytes = sum(k.nbytes + v.nbytes for k, v in pairs)
-        self._waiting[self._thread.submit(self._store, transfer, pairs, nbytes)] = nbytes
+    def _submit(self, transfer: Transfer, packed: Packed) -> None:
+        nbytes = sum(blocks.nbytes for blocks in packed)
+        self._waiting[self._thread.submit(self._store, transfer, packed)] = nbytes
 
-    def _copy(self, transfer: Transfer, cache: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = self._layout.read(cache, transfer.blocks, transfer.start, transfer.stop)
-        return k.cpu(), v.cpu()
+    def _copy(self, transfer: Transfer, cache: Tensor) -> Tensor:
+        return self._layout.copy(cache, transfer.blocks, transfer.start, transfer.stop).cpu()
 
-    def _store(self, transfer: Transfer, pairs: Pairs, nbytes: int) -> None:
-        began = time.monotonic()
+    def _store(self, transfer: Transfer, packed: Packed) -> None:
+        began, nbytes = time.monotonic(), 0
         try:
             with self._contexts.open(transfer.tokens, transfer.salt) as session:
                 start = session.reused
                 if not transfer.start <= start < transfer.stop:
                     return  # another one stored it, or what it follows is not stored any more
-                for layer, (k, v) in enumerate(pairs):
-                    skip = start - transfer.start
+                skip = start - transfer.start
+                for layer, blocks in enumerate(packed):
+                    k, v = self._layout.unpack(blocks, transfer.start, transfer.stop)
+                    nbytes += k.nbytes + v.nbytes
                     session.update(layer, k[:, skip:], v[:, skip:], start=start)
                 self._contexts.keep(session, transfer.tokens, transfer.salt)
             self._journal.saved(transfer, time.monotonic() - began, nbytes)

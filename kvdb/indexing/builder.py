@@ -1,17 +1,13 @@
 """The threads that build indexes while sessions go on, step by step: first those that somebody waits for, then the cheapest."""
 
 import logging
-import os
-import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
-from threading import Condition, get_native_id
+from threading import Condition
 from typing import NamedTuple
 from weakref import WeakSet
 
-import indexes._native as _native
 import kvdb.catalog.index_files as index_files
 import kvdb.validate as validate
 from indexes.accelerate import Accelerator
@@ -19,6 +15,7 @@ from kvdb.catalog.index_set import Progress
 from kvdb.catalog.segment import Segment
 from kvdb.errors import CapacityError, KvdbError, Unavailable
 from kvdb.events import Events, Kind
+from kvdb.hardware.priority import work_in_background
 from kvdb.indexing.build import Build, abandoned, missing_layers
 from kvdb.indexing.build_costs import BuildCosts
 from kvdb.storage.loader import Loader
@@ -70,7 +67,7 @@ class IndexBuilder:
         self.nbytes_max = nbytes_max
         self._threads = threads
         self._accelerator = accelerator
-        self._executor = ThreadPoolExecutor(threads, "kvdb-index", initializer=_lower_priority)
+        self._executor = ThreadPoolExecutor(threads, "kvdb-index", initializer=work_in_background)
         self._builds: dict[tuple[int, str], Build] = {}
         self._ending: list[Build] = []  # over, but `_end` has not yet released what they hold
         self._indexed: WeakSet[Segment] = WeakSet()
@@ -264,11 +261,3 @@ class IndexBuilder:
 
 def _closed() -> Unavailable:
     return Unavailable("the database was closed while an index was built")
-
-
-def _lower_priority() -> None:
-    """Lower the priority of this thread and those that it starts, where the system allows it."""
-    _native.work_in_background()
-    if sys.platform == "linux":  # elsewhere, a priority belongs to the whole process
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICE)

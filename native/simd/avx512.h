@@ -26,6 +26,9 @@ struct Avx512Base : Generic<Self, 16> {
     KVDB_INLINE static f32 scale(f32 x, f32 whole) { return _mm512_scalef_ps(x, whole); }
 
     KVDB_INLINE static f32 widen(const float* from) { return _mm512_loadu_ps(from); }
+    KVDB_INLINE static f32 widen(const std::uint8_t* from) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(Base::template load<__m128i>(from)));
+    }
     KVDB_INLINE static f32 widen(const BFloat16* from) {
         return widen_bf16(Base::template load<__m256i>(from));
     }

@@ -40,6 +40,7 @@ struct Generic {
     using i32 = typename Vector<std::int32_t, 4 * lanes>::type;
     using u32 = typename Vector<std::uint32_t, 4 * lanes>::type;
     using u16 = typename Vector<std::uint16_t, 4 * lanes>::type;
+    using u8_quarter = typename Vector<std::uint8_t, lanes>::type;
     using u16_half = typename Vector<std::uint16_t, 2 * lanes>::type;
 
     template <class V>
@@ -64,6 +65,9 @@ struct Generic {
 
     // `lanes` elements as floats.
     KVDB_INLINE static f32 widen(const float* from) { return load<f32>(from); }
+    KVDB_INLINE static f32 widen(const std::uint8_t* from) {
+        return __builtin_convertvector(__builtin_convertvector(load<u8_quarter>(from), i32), f32);
+    }
     KVDB_INLINE static f32 widen(const BFloat16* from) {
         return (f32)(__builtin_convertvector(load<u16_half>(from), u32) << 16);
     }

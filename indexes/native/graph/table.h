@@ -133,12 +133,18 @@ struct GraphTable {
         }
     }
 
+    // Distances stay as they are where both vectors are rotated.
     static void distance_quantized(const DistanceItem& item) {
-        alignas(64) float key[kHeadDimMax];
+        const int head_dim = item.blocks.geometry.head_dim;
+        alignas(64) float key[kHeadDimMax], rotated[kHeadDimMax];
+        __builtin_memcpy(rotated, item.vector, head_dim * sizeof(float));
+        simd::Hadamard<Isa>::rotate(rotated, head_dim);
+        DistanceItem turned = item;
+        turned.vector = rotated;
         for (std::int64_t t = 0; t < item.count; ++t) {
-            simd::CodedRow<Isa>::template load_back<Plane::key>(
-                item.blocks.geometry, item.blocks.table, item.kv_head, item.tokens[t], key);
-            item.out[t] = distance_of<float>(item, key);
+            simd::CodedRow<Isa>::template load<Plane::key>(item.blocks.geometry, item.blocks.table,
+                                                           item.kv_head, item.tokens[t], key);
+            item.out[t] = distance_of<float>(turned, key);
         }
     }
 

@@ -11,6 +11,8 @@ template <class Isa>
 struct ScoreTable {
     using f32 = typename Isa::f32;
     static constexpr int kAhead = 8;                      // tokens whose keys are on their way
+    static constexpr int kCodesAhead = 3;                 // tokens whose codes are
+    static constexpr int kRowsMax = 8;                    // queries that are rotated together
     static constexpr int kTogether = 4;                   // queries
     static constexpr int kKeys = Isa::width / kTogether;  // by which so many sums fill a vector
 
@@ -106,13 +108,51 @@ struct ScoreTable {
         return reinterpret_cast<const T*>(item.blocks.key(item.kv_head, item.tokens[t]));
     }
 
+    // Queries are rotated instead of keys, kRowsMax at a time.
     static void score_quantized(const ScoreItem& item) {
-        alignas(64) float key[kHeadDimMax];
-        for (std::int64_t t = 0; t < item.count; ++t) {
-            simd::CodedRow<Isa>::template load_back<Plane::key>(
-                item.blocks.geometry, item.blocks.table, item.kv_head, item.tokens[t], key);
-            score_row(item, t, key);
+        const int head_dim = item.blocks.geometry.head_dim;
+        alignas(64) float queries[kRowsMax * kHeadDimMax];
+        alignas(64) float rotated[kHeadDimMax];
+        for (std::int64_t first = 0; first < item.rows; first += kRowsMax) {
+            ScoreItem part = item;
+            part.queries = queries;
+            part.rows = item.rows - first < kRowsMax ? item.rows - first : kRowsMax;
+            part.scores += first * item.score_stride;
+            for (std::int64_t r = 0; r < part.rows; ++r) {
+                const std::size_t bytes = head_dim * sizeof(float);
+                __builtin_memcpy(rotated, item.queries + (first + r) * head_dim, bytes);
+                simd::Hadamard<Isa>::rotate(rotated, head_dim);
+                __builtin_memcpy(queries + r * head_dim, rotated, bytes);
+            }
+            score_rotated(part);
         }
+    }
+
+    static void score_rotated(const ScoreItem& item) {
+        alignas(64) float rows[kKeys][kHeadDimMax];
+        const float* keys[kKeys];
+        for (int j = 0; j < kKeys; ++j) keys[j] = rows[j];
+        for (std::int64_t t = 0; t < item.count && t < kCodesAhead; ++t) prefetch_codes(item, t);
+        std::int64_t t = 0;
+        for (; kKeys > 1 && t + kKeys <= item.count; t += kKeys) {
+            for (int j = 0; j < kKeys; ++j) load_codes(item, t + j, rows[j]);
+            score_rows(item, t, keys);
+        }
+        for (; t < item.count; ++t) {
+            load_codes(item, t, rows[0]);
+            score_row(item, t, keys[0]);
+        }
+    }
+
+    KVDB_INLINE static void load_codes(const ScoreItem& item, std::int64_t t, float* to) {
+        if (t + kCodesAhead < item.count) prefetch_codes(item, t + kCodesAhead);
+        simd::CodedRow<Isa>::template load<Plane::key>(item.blocks.geometry, item.blocks.table,
+                                                       item.kv_head, item.tokens[t], to);
+    }
+
+    KVDB_INLINE static void prefetch_codes(const ScoreItem& item, std::int64_t t) {
+        simd::CodedRow<Isa>::template prefetch<Plane::key>(item.blocks.geometry, item.blocks.table,
+                                                           item.kv_head, item.tokens[t]);
     }
 
     template <class T>

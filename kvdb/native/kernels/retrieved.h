@@ -10,8 +10,9 @@ namespace kvdb::kernels {
 template <class Isa, class T>
 class Retrieved {
     using f32 = typename Isa::f32;
-    static constexpr int kChunk = 64;    // tokens whose weights are computed together
-    static constexpr int kTogether = 4;  // values that are added up at a time
+    static constexpr int kChunk = 64;      // tokens whose weights are computed together
+    static constexpr int kTogether = 4;    // values that are added up at a time
+    static constexpr int kCodesAhead = 4;  // tokens whose codes are on their way
     static constexpr float kLog2e = 1.44269504088896f;
 
   public:
@@ -28,14 +29,16 @@ class Retrieved {
             for (int i = 0; i < item.geometry.head_dim; ++i) sums[i] += weight * item.tail_out[i];
             total += weight;
         }
-        std::int64_t added = 0;
-        if (item.count && format_of(item.table[0]) != BlockFormat::raw) {
-            total += add_quantized(item, top, sums);
-            added = item.count;
+        const bool quantized = item.count && format_of(item.table[0]) != BlockFormat::raw;
+        alignas(64) float rotated[kHeadDimMax] = {};
+        for (std::int64_t t = 0; t < item.count; t += kChunk) {
+            const int count = item.count - t < kChunk ? static_cast<int>(item.count - t) : kChunk;
+            total += quantized ? add_quantized(item, t, count, top, rotated)
+                               : add(item, t, count, top, sums);
         }
-        for (std::int64_t t = added; t < item.count; t += kChunk) {
-            const std::int64_t left = item.count - t;
-            total += add(item, t, left < kChunk ? static_cast<int>(left) : kChunk, top, sums);
+        if (quantized) {
+            simd::Hadamard<Isa>::rotate_back(rotated, item.geometry.head_dim);
+            for (int i = 0; i < item.geometry.head_dim; ++i) sums[i] += rotated[i];
         }
         const float inverse = total > 0 ? 1 / total : 0.0f;
         *item.lse = total > 0 ? top + __builtin_logf(total) : -__builtin_inff();
@@ -60,16 +63,21 @@ class Retrieved {
         return top == -__builtin_inff() ? 0.0f : top;
     }
 
+    // The softmax weights of `count` tokens from `first` on, before they are divided by their sum.
+    KVDB_INLINE static void weigh(const RetrievedItem& item, std::int64_t first, int count,
+                                  float top, float* weights) {
+        for (int t = 0; t < count; ++t) weights[t] = item.scores[first + t];
+        for (int t = 0; t < count; t += Isa::width) {
+            const f32 score = Isa::template load<f32>(weights + t);
+            Isa::store(weights + t, simd::exp2<Isa>((score * item.scale - top) * kLog2e));
+        }
+    }
+
     // Adds the values of `count` tokens from `first` on by their weights; returns the weights' sum.
     static float add(const RetrievedItem& item, std::int64_t first, int count, float top,
                      float* sums) {
         alignas(64) float weights[kChunk] = {};
-        for (int t = 0; t < count; ++t) weights[t] = item.scores[first + t];
-        for (int t = 0; t < count; t += Isa::width) {
-            const f32 score = Isa::template load<f32>(weights + t);
-            const f32 weight = simd::exp2<Isa>((score * item.scale - top) * kLog2e);
-            Isa::store(weights + t, weight);
-        }
+        weigh(item, first, count, top, weights);
         const T* rows[kChunk + kTogether];
         int kept = 0;
         float total = 0;
@@ -96,22 +104,25 @@ class Retrieved {
         return total;
     }
 
-    // The same of all tokens, whose blocks are quantized: added up as they are rotated.
-    static float add_quantized(const RetrievedItem& item, float top, float* sums) {
-        const int head_dim = item.geometry.head_dim;
-        alignas(64) float value[kHeadDimMax];
-        alignas(64) float rotated[kHeadDimMax] = {};
+    // The same of tokens whose blocks are quantized; their values are added up as they are rotated.
+    static float add_quantized(const RetrievedItem& item, std::int64_t first, int count, float top,
+                               float* rotated) {
+        using Coded = simd::CodedRow<Isa>;
+        alignas(64) float weights[kChunk] = {};
+        weigh(item, first, count, top, weights);
+        const auto ask = [&](int t) {
+            Coded::template prefetch<Plane::value>(item.geometry, item.table, item.kv_head,
+                                                   item.ids[first + t]);
+        };
+        for (int t = 0; t < count && t < kCodesAhead; ++t) ask(t);
         float total = 0;
-        for (std::int64_t t = 0; t < item.count; ++t) {
-            const float weight = __builtin_expf(item.scores[t] * item.scale - top);
-            if (weight == 0) continue;
-            simd::CodedRow<Isa>::template load<Plane::value>(item.geometry, item.table,
-                                                             item.kv_head, item.ids[t], value);
-            for (int i = 0; i < head_dim; ++i) rotated[i] += weight * value[i];
-            total += weight;
+        for (int t = 0; t < count; ++t) {
+            if (t + kCodesAhead < count) ask(t + kCodesAhead);
+            if (weights[t] == 0) continue;
+            Coded::template add<Plane::value>(item.geometry, item.table, item.kv_head,
+                                              item.ids[first + t], weights[t], rotated);
+            total += weights[t];
         }
-        simd::Hadamard<Isa>::rotate_back(rotated, head_dim);
-        for (int i = 0; i < head_dim; ++i) sums[i] += rotated[i];
         return total;
     }
 

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import kvdb
-from engine_adapter.rag import Usage
+from engine_adapter.rag import RagEngine, Usage
 from engine_adapter.rag.answers import Pieces, text_of
+from kvdb.client.client import Client
 from kvdb.errors import InvalidArgument, NotFound, SessionClosed
 from tests.engine_adapter.rag.characters import Bytes, Characters
+from tests.engine_adapter.tiny import build
 
 NEW = {"max_new_tokens": 8, "do_sample": False}
 
@@ -216,3 +218,9 @@ def test_characters_of_several_tokens_come_whole():
     assert pieces == list("né 漢字 🙂!")
     assert text_of(Bytes(), ids) == "né 漢字 🙂!"
     assert text_of(Bytes(), ids[:2]) == "n\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_model_whose_rope_stretches_positions_has_all_of_them(engine):
+    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 64}
+    with RagEngine(build(max_position_embeddings=64, rope_parameters=yarn), Characters(), Client(engine)) as rag:
+        assert rag.positions == 128

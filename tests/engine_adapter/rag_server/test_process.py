@@ -1,4 +1,4 @@
-"""`kvdb rag serve` as a process: its documents' commands, OpenAI's own client, SIGTERM and a restart."""
+"""`kvdb rag serve` as a process: its documents' commands, OpenAI's own client, SIGTERM, a restart, a neighbour."""
 
 import json
 import os
@@ -11,8 +11,13 @@ from contextlib import contextmanager
 
 import httpx2 as httpx
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import kvdb
+from engine_adapter.rag import RagEngine
 from kvdb.__main__ import main
+from kvdb.config import ServerConfig
+from kvdb.server.serve import Server
 from tests.architecture.source import ROOT
 from tests.engine_adapter.rag import chats
 from tests.engine_adapter.tiny import build
@@ -81,7 +86,13 @@ def test_the_documents_commands_openais_client_and_a_restart(folder, tmp_path):
             last = [line for line in lines if line][-1]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "stopping", "it is cut, and the client is told"
 
-    with serving(folder, tmp_path / "store") as (url, stop), openai.OpenAI(base_url=url, api_key="none") as client:
+    with (
+        kvdb.connect(tmp_path / "store") as db,
+        server_over(db) as target,
+        serving(folder, target) as (url, stop),
+        openai.OpenAI(base_url=url, api_key="none") as client,
+    ):
+        add_in_this_process(folder, target, "letter", "Eve did not sign.")
         asked = {"model": "model", "messages": SAID, "temperature": 0, "extra_body": {"documents": ["annex"]}}
         whole = client.chat.completions.create(**asked, max_tokens=16)
         assert whole.usage.prompt_tokens_details.cached_tokens > len("Bob did too.")
@@ -91,6 +102,9 @@ def test_the_documents_commands_openais_client_and_a_restart(folder, tmp_path):
         assert chunks[-1].usage == whole.usage
         with pytest.raises(openai.NotFoundError, match="contract"):
             client.chat.completions.create(**{**asked, "extra_body": {"documents": ["contract"]}})
+
+        letter = client.chat.completions.create(**{**asked, "extra_body": {"documents": ["letter"]}}, max_tokens=2)
+        assert letter.usage.prompt_tokens_details.cached_tokens > len("Eve did not sign."), "another process stored it"
 
         stream = iter(client.chat.completions.create(**asked, max_tokens=24, stream=True))
         next(stream)
@@ -110,6 +124,22 @@ def test_others_may_not_reach_it_without_a_token(folder, tmp_path, capsys, monke
     empty.write_text("\n")
     assert main([*flags, "--token-file", str(empty)]) == 1
     assert "empty" in capsys.readouterr().err
+
+
+@contextmanager
+def server_over(db):
+    server = Server(db._transport, ServerConfig(port=0))
+    server.start()
+    try:
+        yield server.target
+    finally:
+        server.stop(grace=0)
+
+
+def add_in_this_process(folder, target, name, text):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    with kvdb.connect(target) as client, RagEngine(model, tokenizer, client, chat=True) as engine:
+        engine.add(name, text)
 
 
 def _request(command, url):

@@ -1,5 +1,9 @@
 """Between blocks and kvdb: what is saved is loaded, and what fails is said."""
 
+import os
+import sys
+from threading import get_native_id
+
 import numpy as np
 import pytest
 import torch
@@ -172,3 +176,24 @@ def test_seconds_and_bytes_are_written_down_once(save, load, kv, journal):
         == sum(k[:, :20].nbytes + v[:, :20].nbytes for k, v in zip(kv.k, kv.v, strict=True))
     )
     assert journal.take_numbers()["load_bytes"] == 0
+
+
+def test_blocks_that_are_written_again_behind_their_step_were_copied(saves, packing, kv, spec, contexts):
+    caches = [packing.filled(kv.k[layer], kv.v[layer], FIRST) for layer in range(spec.layers)]
+    saves.begin([Transfer("r", kv.tokens, "", 0, 40, FIRST)])
+    for layer, cache in enumerate(caches):
+        saves.take(layer, cache)
+        cache.fill_(7)
+    saves.finish(frozenset())
+    saves.wait()
+    with contexts.open(kv.tokens) as session:
+        assert np.array_equal(session.read(1, 0, 40)[0], kv.k[1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, a priority belongs to the whole process")
+@pytest.mark.parametrize("awaited", [False, True])
+def test_saves_that_nobody_waits_for_leave_the_processor_to_others(contexts, layout, journal, awaited):
+    saves = Saves(contexts, layout, {}, journal, awaited=awaited)
+    nice = saves.behind(lambda: os.getpriority(os.PRIO_PROCESS, get_native_id())).result()
+    saves.close()
+    assert (nice > os.getpriority(os.PRIO_PROCESS, 0)) is not awaited
