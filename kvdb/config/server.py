@@ -53,12 +53,9 @@ class ServerConfig:
             raise ConfigError("server.tls_cert and server.tls_key go together, and server.tls_client_ca needs both")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"server.port is {self.port}; expected 0 to 65535")
-        if self.workers < 1:
-            raise ConfigError(f"server.workers is {self.workers}; expected at least 1")
-        if self.requests_max < 1:
-            raise ConfigError(f"server.requests_max is {self.requests_max}; expected at least 1")
-        if self.queue_max < 0:
-            raise ConfigError(f"server.queue_max is {self.queue_max}; expected 0 or more")
+        for name, least in (("workers", 1), ("requests_max", 1), ("queue_max", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"server.{name} is {getattr(self, name)}; expected at least {least}")
         if self.message_bytes_max < MIB:
             raise ConfigError(f"server.message_bytes_max is {self.message_bytes_max}; expected at least {MIB} bytes")
         if self.request_bytes_max < self.message_bytes_max:
