@@ -41,7 +41,7 @@ def deviation(session: SessionState, request: pb.DeviationRequest) -> Array:
 
 TOKENS_COUNTED_MAX = 1 << 20
 """The most tokens that a call counts as; what claims to have more is refused later."""
-NO_QUERIES = (pb.UpdateRequest, pb.OverlayRequest, pb.DeviationRequest)
+NO_QUERIES = (pb.UpdateRequest, pb.UpdateSessionsRequest, pb.OverlayRequest, pb.DeviationRequest)
 
 CALLS: Mapping[str, Callable[[SessionState, Any], Array | None]] = {
     "update": update,
@@ -54,7 +54,14 @@ CALLS: Mapping[str, Callable[[SessionState, Any], Array | None]] = {
 """The call for each field of `DecodeRequest.call`. It returns None where there is no answer."""
 
 
-UNARY = (pb.UpdateRequest, pb.AttentionRequest, pb.AttendRequest, pb.AttendTogetherRequest, pb.AttentionTogetherRequest)
+UNARY = (
+    pb.UpdateRequest,
+    pb.AttentionRequest,
+    pb.AttendRequest,
+    pb.AttendTogetherRequest,
+    pb.AttentionTogetherRequest,
+    pb.UpdateSessionsRequest,
+)
 """The unary calls that use the engine as steps of a stream do."""
 
 

@@ -27,6 +27,7 @@ from kvdb.server.context_calls import ContextCalls
 from kvdb.server.incoming import Incoming
 from kvdb.server.inflight import InflightBytes
 from kvdb.server.interceptors import UnaryCalls
+from kvdb.server.many_sessions_calls import ManySessionsCalls, truncated
 from kvdb.server.read_calls import ReadCalls
 from kvdb.server.session_registry import Sessions
 from kvdb.server.store_calls import StoreCalls
@@ -40,7 +41,7 @@ BLOCKING = {"BuildIndex", "VerifyIndexes", "CheckContext", "CheckStore", "Backup
 """Unary calls that hold their thread for long, and count among the streams therefore."""
 
 
-class KvdbService(ContextCalls, ReadCalls, StoreCalls):
+class KvdbService(ContextCalls, ManySessionsCalls, ReadCalls, StoreCalls):
     """One method for each call, named as in the proto but in Python's way; what they raise becomes a status."""
 
     def __init__(
@@ -156,9 +157,7 @@ class KvdbService(ContextCalls, ReadCalls, StoreCalls):
 
     def truncate(self, request: pb.TruncateRequest, _context: grpc.ServicerContext) -> pb.TruncateReply:
         with self._sessions.borrow(request.session_id) as session:
-            session.truncate(request.tokens)
-            layout = map(codec.to_placed, session.layout)
-            return pb.TruncateReply(reused=session.reused, start=session.start, layout=layout)
+            return truncated(session, request.tokens)
 
     def store(self, request: pb.StoreRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
         tokens = codec.from_tokens(request.tokens) if request.HasField("tokens") else None
