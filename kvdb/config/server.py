@@ -67,3 +67,8 @@ class ServerConfig:
             )
         if self.drain_seconds < 0:
             raise ConfigError(f"server.drain_seconds is {self.drain_seconds}; expected 0 or more seconds")
+
+    @property
+    def guarded(self) -> bool:
+        """Whether clients must bring a credential."""
+        return bool(self.token)

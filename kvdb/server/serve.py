@@ -5,7 +5,6 @@ import signal
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from ipaddress import ip_address
 from threading import Event, Timer
 
 import grpc
@@ -22,6 +21,7 @@ from kvdb.hardware.calibrate import calibrate
 from kvdb.rpc.options import server_options
 from kvdb.server.console.access import view_by_token
 from kvdb.server.console.console import Console
+from kvdb.server.exposure import check_exposure
 from kvdb.server.http.opening import open_http
 from kvdb.server.http.routes import Route
 from kvdb.server.inflight import InflightBytes
@@ -66,7 +66,9 @@ class Server:
     """
 
     def __init__(self, database: Database, config: ServerConfig) -> None:
-        """Takes the port. Raises ConfigError if it is taken already or invalid."""
+        """Takes the port. Raises ConfigError if it is taken already or invalid, and for one that others may reach without a
+        credential."""
+        check_exposure("server.host", config.host, config)
         self._threads = ThreadPoolExecutor(config.workers + SHORT_CALL_THREADS, thread_name_prefix="kvdb-server")
         self.registry = open_registry(database)
         """What is measured of it."""
@@ -166,11 +168,7 @@ def run(config: Config) -> int:
     with Database(config) as database:
         database.events.add(open_log(config.log))
         server = Server(database, config.server)
-        if not config.server.token and is_exposed(config.server.host):
-            _warn(config.server.host)
-        http = open_http(
-            config, lambda: server.ready, _pages(database, server, config.server.token), exposed=is_exposed(config.metrics.host)
-        )
+        http = open_http(config, lambda: server.ready, _pages(database, server, config.server.token))
         server.start()
         print(f"kvdb {__version__} ready on {server.target}", flush=True)  # noqa: T201
         if http is not None:
@@ -193,19 +191,6 @@ def run(config: Config) -> int:
 def _pages(database: Database, server: Server, token: str) -> list[Route]:
     """What the HTTP port offers beside health. token: without which the console shows nothing, "" for none."""
     return [metrics_route(server.registry), *Console(view_by_token(database, token)).routes()]
-
-
-def is_exposed(host: str) -> bool:
-    """Whether other machines may reach a server that listens on `host`, an address, a name or unix:/path."""
-    if host.startswith("unix:"):
-        return False
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return not all(ip_address(address[0]).is_loopback for *_, address in found)
-
-
-def _warn(host: str) -> None:
-    said = "whoever reaches it may read and drop everything; set server.token, or KVDB_TOKEN, or listen on 127.0.0.1"
-    print(f"kvdb serve listens on {host} and asks for no token: {said}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def end_within(seconds: float) -> None:

@@ -4,29 +4,26 @@ import hmac
 from collections.abc import Callable, Sequence
 
 from kvdb.config import Config
-from kvdb.errors import ConfigError
+from kvdb.server.exposure import check_exposure
 from kvdb.server.http.answering import Allows, Pages
 from kvdb.server.http.health import health_routes
+from kvdb.server.http.host_names import HostNames
 from kvdb.server.http.port import HttpPort
 from kvdb.server.http.routes import Route, Routes
 
 
-def open_http(config: Config, ready: Callable[[], bool], routes: Sequence[Route], *, exposed: bool) -> HttpPort | None:
+def open_http(config: Config, ready: Callable[[], bool], routes: Sequence[Route]) -> HttpPort | None:
     """The port of the configuration, not yet started; None where it names none.
 
-    ready: whether the server takes calls. routes: beside those of its health. exposed: whether other machines may reach
-    `metrics.host`. Raises ConfigError for a port that cannot be taken, and for one that others may reach and that asks for no
-    token.
+    ready: whether the server takes calls. routes: beside those of its health. Raises ConfigError for a port that cannot be taken,
+    and for one that others may reach and that asks for no token.
     """
     metrics, token = config.metrics, config.server.token
     if metrics.port is None:
         return None
-    if exposed and not token:
-        raise ConfigError(
-            f"metrics.host is {metrics.host}, which other machines may reach, and the server asks for no token; set "
-            "server.token, or KVDB_TOKEN, or let metrics.host be 127.0.0.1"
-        )
-    return HttpPort(metrics.host, metrics.port, Pages(Routes([*health_routes(ready), *routes]), allows(token)))
+    check_exposure("metrics.host", metrics.host, config.server)
+    names = None if config.server.guarded else HostNames([metrics.host, *metrics.host_names])
+    return HttpPort(metrics.host, metrics.port, Pages(Routes([*health_routes(ready), *routes]), allows(token), names))
 
 
 def allows(token: str) -> Allows:

@@ -20,7 +20,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 import kvdb
 from kvdb import errors
 from kvdb.config import ServerConfig
-from kvdb.server.serve import Server, is_exposed
+from kvdb.server.exposure import is_exposed
+from kvdb.server.serve import Server
 from tests.waiting import until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -58,15 +59,16 @@ def test_sigterm_lets_the_running_call_end_and_takes_no_more(process, spec, make
         assert time.monotonic() - started < 5, "the idle decode stream held the server up"
 
 
-@pytest.mark.parametrize(("token", "warned"), [("", True), ("geheim", False)])
-def test_a_process_that_others_reach_without_a_token_says_so(process, monkeypatch, token, warned):
-    monkeypatch.setenv("KVDB_TOKEN", token)
+def test_a_port_that_others_reach_without_a_credential_is_not_opened(engine):
+    with pytest.raises(errors.ConfigError, match=r"server\.host is 0\.0\.0\.0.*no credential.*set server\.token"):
+        Server(engine, ServerConfig(host="0.0.0.0", port=0))
+
+
+def test_a_process_that_others_could_reach_without_a_token_does_not_start(process):
     with process("--host", "0.0.0.0") as (running, line):
-        assert "ready on kvdb://0.0.0.0:" in line
-        running.send_signal(signal.SIGTERM)
-        _, err = running.communicate(timeout=10)
-    assert bool(re.match(r"kvdb serve listens on 0\.0\.0\.0 and asks for no token: .*server\.token.*\n", err)) == warned
-    assert warned or "token" not in err
+        assert running.wait(timeout=10) != 0
+        assert line == ""
+        assert re.search(r"server\.host is 0\.0\.0\.0.*KVDB_TOKEN", running.stderr.read())
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "localhost", "::1", "unix:/tmp/kvdb.sock"])

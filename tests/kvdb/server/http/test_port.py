@@ -42,7 +42,7 @@ def open_port():
 
     def start(token="", ready=lambda: True):
         config = Config(server=ServerConfig(token=token), metrics=MetricsConfig(port=0))
-        opened.append(open_http(config, ready, ROUTES, exposed=False))
+        opened.append(open_http(config, ready, ROUTES))
         opened[-1].start()
         return opened[-1]
 
@@ -121,16 +121,42 @@ def test_readiness_follows_the_server_and_liveness_does_not(open_port):
 
 
 def test_no_port_without_a_setting_and_none_for_others_without_a_token():
-    assert open_http(Config(), lambda: True, [], exposed=False) is None
+    assert open_http(Config(), lambda: True, []) is None
     with pytest.raises(ConfigError, match=r"metrics\.host is 0\.0\.0\.0"):
-        open_http(Config(metrics=MetricsConfig(host="0.0.0.0", port=0)), lambda: True, [], exposed=True)
+        open_http(Config(metrics=MetricsConfig(host="0.0.0.0", port=0)), lambda: True, [])
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:7701", 200),
+        ("[::1]:7701", 200),
+        ("LOCALHOST", 200),
+        ("kvdb.example.org:7701", 200),
+        ("rebound.example.com", 421),
+        ("127.0.0.1.example.com:7701", 421),
+        ("localhost:port", 421),
+        ("", 421),
+    ],
+)
+def test_without_a_token_the_port_answers_under_its_own_names_alone(host, status):
+    config = Config(metrics=MetricsConfig(port=0, host_names=("kvdb.example.org",)))
+    port = open_http(config, lambda: True, ROUTES)
+    port.start()
+    assert ask(port, "/page", headers={"Host": host})[0] == status
+    port.stop()
+
+
+def test_with_a_token_any_name_will_do(open_port):
+    given = {"Host": "kvdb.example.com", "Authorization": "Bearer s3cret"}
+    assert ask(open_port(token="s3cret"), "/page", headers=given)[0] == HTTPStatus.OK
 
 
 def test_a_port_that_is_taken_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config = Config(metrics=MetricsConfig(port=taken.getsockname()[1]))
         with pytest.raises(ConfigError, match="cannot listen"):
-            open_http(config, lambda: True, [], exposed=False)
+            open_http(config, lambda: True, [])
 
 
 def test_who_connects_and_says_nothing_takes_only_its_share(open_port):
