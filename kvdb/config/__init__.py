@@ -6,6 +6,7 @@ from kvdb.config.query import ERROR_MAX, OWN_CACHE, CpuConfig, IndexConfig, Opti
 from kvdb.config.server import ServerConfig
 from kvdb.config.storage import GPU_DEVICE, MIB, StorageConfig
 from kvdb.config.timeouts import Timeouts
+from kvdb.config.tls import Tls
 from kvdb.config.tree import Config, checked, load
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "ServerConfig",
     "StorageConfig",
     "Timeouts",
+    "Tls",
     "WindowConfig",
     "checked",
     "load",

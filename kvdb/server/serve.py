@@ -19,9 +19,10 @@ from kvdb.errors import ConfigError, KvdbError
 from kvdb.events import Kind
 from kvdb.hardware.calibrate import calibrate
 from kvdb.rpc.options import server_options
+from kvdb.server.access.exposure import check_exposure
+from kvdb.server.access.tls import server_credentials, ssl_context
 from kvdb.server.console.access import view_by_token
 from kvdb.server.console.console import Console
-from kvdb.server.exposure import check_exposure
 from kvdb.server.http.opening import open_http
 from kvdb.server.http.routes import Route
 from kvdb.server.inflight import InflightBytes
@@ -66,9 +67,9 @@ class Server:
     """
 
     def __init__(self, database: Database, config: ServerConfig) -> None:
-        """Takes the port. Raises ConfigError if it is taken already or invalid, and for one that others may reach without a
-        credential."""
-        check_exposure("server.host", config.host, config)
+        """Takes the port. Raises ConfigError if it is taken already or invalid, and for files that are no certificate and its
+        key."""
+        tls = server_credentials(config)
         self._threads = ThreadPoolExecutor(config.workers + SHORT_CALL_THREADS, thread_name_prefix="kvdb-server")
         self.registry = open_registry(database)
         """What is measured of it."""
@@ -80,7 +81,8 @@ class Server:
         self._watch = Watch(idle_seconds / LOOKS_PER_IDLE_TIME, [self._sessions.close_idle, self._streams.end_idle])
         self._health = health.HealthServicer()
         shared = SharedEngine(database, self._sessions, self._turns, self._measured.stepped)
-        self._local = SharedMemoryListener(config.local_socket, config.token, shared)
+        # Certificates cannot be asked for there.
+        self._local = SharedMemoryListener("" if config.tls_client_ca else config.local_socket, config.token, shared)
         self._server = grpc.server(
             self._threads,
             interceptors=[
@@ -94,7 +96,7 @@ class Server:
         if config.reflection:
             names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
-        self.target = self._listen(config)
+        self.target = self._listen(config, tls)
         self.ready = False
         """Whether it takes new calls."""
 
@@ -127,14 +129,17 @@ class Server:
         service.offer_memory(self._local.path, self._local.identity)
         return handlers(service, UnaryCalls(self._threads.submit, self._turns, inflight))
 
-    def _listen(self, config: ServerConfig) -> str:
+    def _listen(self, config: ServerConfig, tls: grpc.ServerCredentials | None) -> str:
         unix = config.host.startswith("unix:")
         host = f"[{config.host}]" if ":" in config.host else config.host
         address = config.host if unix else f"{host}:{config.port}"
         try:
             if not unix:
                 _try_port(config.host, config.port)
-            port = self._server.add_insecure_port(address)
+            if tls is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, tls)
         except (OSError, RuntimeError) as error:
             self._threads.shutdown()
             self._local.stop(0.0)
@@ -142,7 +147,8 @@ class Server:
             raise ConfigError(
                 f"the server cannot listen on {address} ({why}); choose another, or port 0 for a free one"
             ) from None
-        return f"kvdb+unix://{config.host.removeprefix('unix:')}" if unix else f"kvdb://{host}:{port}"
+        scheme = "kvdb" if tls is None else "kvdbs"
+        return f"kvdb+unix://{config.host.removeprefix('unix:')}" if unix else f"{scheme}://{host}:{port}"
 
 
 def _try_port(host: str, port: int) -> None:
@@ -156,8 +162,11 @@ def _try_port(host: str, port: int) -> None:
 def run(config: Config) -> int:
     """Serve a database of this process until SIGTERM or SIGINT, then drain; the exit status. Raises ConfigError.
 
-    Prints one line when clients may come. A second signal ends the process at once. For the main thread.
+    Raises ConfigError too for ports that others may reach and that ask nobody who they are. Prints one line when clients may
+    come. A second signal ends the process at once. For the main thread.
     """
+    if warning := check_exposure(config):
+        print(f"kvdb serve: {warning}", file=sys.stderr, flush=True)  # noqa: T201
     keep_freed_memory()
     cpu.use(config.cpu)
     if config.optimizer.calibrate_at_start:
@@ -168,7 +177,7 @@ def run(config: Config) -> int:
     with Database(config) as database:
         database.events.add(open_log(config.log))
         server = Server(database, config.server)
-        http = open_http(config, lambda: server.ready, _pages(database, server, config.server.token))
+        http = open_http(config, lambda: server.ready, _pages(database, server, config.server.token), ssl_context(config.server))
         server.start()
         print(f"kvdb {__version__} ready on {server.target}", flush=True)  # noqa: T201
         if http is not None:

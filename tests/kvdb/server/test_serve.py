@@ -20,7 +20,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 import kvdb
 from kvdb import errors
 from kvdb.config import ServerConfig
-from kvdb.server.exposure import is_exposed
 from kvdb.server.serve import Server
 from tests.waiting import until
 
@@ -57,28 +56,6 @@ def test_sigterm_lets_the_running_call_end_and_takes_no_more(process, spec, make
         started = time.monotonic()
         assert running.wait(timeout=10) == 0
         assert time.monotonic() - started < 5, "the idle decode stream held the server up"
-
-
-def test_a_port_that_others_reach_without_a_credential_is_not_opened(engine):
-    with pytest.raises(errors.ConfigError, match=r"server\.host is 0\.0\.0\.0.*no credential.*set server\.token"):
-        Server(engine, ServerConfig(host="0.0.0.0", port=0))
-
-
-def test_a_process_that_others_could_reach_without_a_token_does_not_start(process):
-    with process("--host", "0.0.0.0") as (running, line):
-        assert running.wait(timeout=10) != 0
-        assert line == ""
-        assert re.search(r"server\.host is 0\.0\.0\.0.*KVDB_TOKEN", running.stderr.read())
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "localhost", "::1", "unix:/tmp/kvdb.sock"])
-def test_an_address_of_this_machine_alone_is_not_exposed(host):
-    assert not is_exposed(host)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
-def test_any_other_address_is_exposed(host):
-    assert is_exposed(host)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a signal for one thread is Linux's")
