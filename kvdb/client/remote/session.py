@@ -4,18 +4,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from threading import RLock
 
-import numpy as np
-
+import kvdb.client.remote.messages as messages
 import kvdb.deadlines as deadlines
 import kvdb.validate as validate
 from kvdb.blend.controller import Choice
 from kvdb.blend.deviation import score_name
+from kvdb.client.remote.answers import joined, writable
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.open_sessions import OpenSessions
 from kvdb.client.remote.reading import read
 from kvdb.client.remote.session_stream import SessionStream
 from kvdb.client.remote.shared_memory.calls import SharedCalls
-from kvdb.errors import DeadlineExceeded, PositionError, SessionClosed, Unavailable
+from kvdb.errors import DeadlineExceeded, SessionClosed, Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_choice, from_plan
@@ -36,7 +36,6 @@ from kvdb.types import (
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
-START_MAX = (1 << 63) - 1
 STATS_SECONDS = 2.0
 """How long a call that failed waits to learn whether its session is still there."""
 
@@ -82,9 +81,7 @@ class RemoteSession:
                 return
             for piece, first in self._pieces(start, k, v):
                 request = pb.DecodeRequest()
-                self._fill(request.update, layer, first)
-                codec.put_array(request.update.k, piece[0])
-                codec.put_array(request.update.v, piece[1])
+                messages.put_update(request.update, self.id, layer, piece, first)
                 self._decode(request)
 
     def attention(self, layer: int, q: Array, options: QueryOptions) -> Array:
@@ -98,10 +95,8 @@ class RemoteSession:
                 return out
             self.connection.check_stream_size("q", q.nbytes)
             request = pb.DecodeRequest()
-            self._fill(request.attention, layer)
-            codec.put_array(request.attention.q, q)
-            put_query_options(request.attention, options)
-            return _writable(self._decode(request))
+            messages.put_attention(request.attention, self.id, layer, q, options)
+            return writable(self._decode(request))
 
     def attend(self, layer: int, q: Array, k: Array, v: Array, options: QueryOptions, start: int | None = None) -> Array:
         """`update` and `attention` in one call; see `kvdb.session.state.SessionState.attend`, whose errors it raises."""
@@ -112,13 +107,9 @@ class RemoteSession:
             outs = []
             for piece, first in self._pieces(start, q, k, v):
                 request = pb.DecodeRequest()
-                call = request.attend
-                self._fill(call, layer, first)
-                for message, array in zip((call.q, call.k, call.v), piece, strict=True):
-                    codec.put_array(message, array)
-                put_query_options(call, options)
-                outs.append(_writable(self._decode(request)))
-            return _joined(outs)
+                messages.put_attend(request.attend, self.id, layer, piece, options, first)
+                outs.append(writable(self._decode(request)))
+            return joined(outs)
 
     def step(self, *_: object) -> None:
         """None: a message is made of numpy's arrays; see `attend`."""
@@ -138,7 +129,7 @@ class RemoteSession:
             self.check_layer(layer)
             validate.positions(positions, validate.queries(self.spec, q), self.start, layer)
             requests = self._placed_requests("attention_at", layer, positions, q=q)
-            return _joined([_writable(self._decode(request)) for request in requests])
+            return joined([writable(self._decode(request)) for request in requests])
 
     def measure_deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
         """Measure how far fresh KV is from stored KV; see `kvdb.session.state.SessionState.measure_deviation`, whose
@@ -149,8 +140,8 @@ class RemoteSession:
             outs = []
             for request in self._placed_requests("deviation", layer, positions, k=k, v=v):
                 request.deviation.score = "" if score is None else score_name(score)
-                outs.append(_writable(self._decode(request)))
-            return _joined(outs)
+                outs.append(writable(self._decode(request)))
+            return joined(outs)
 
     def truncate(self, tokens: int) -> None:
         """Keep the first tokens of every layer; see `kvdb.session.state.SessionState.truncate`, whose errors it raises."""
@@ -158,8 +149,12 @@ class RemoteSession:
             self._check_open()
             request = pb.TruncateRequest(session_id=self.id, tokens=tokens)
             reply: pb.TruncateReply = self.connection.call(self.connection.stub.Truncate, request)
-            self.start, self.reused, self.tokens = reply.start, reply.reused, self.tokens[:tokens]
-            self.layout = tuple(map(codec.from_placed, reply.layout))
+            self.truncated(reply, tokens)
+
+    def truncated(self, reply: pb.TruncateReply, tokens: int) -> None:
+        """Keep what the server says of the session that it truncated."""
+        self.start, self.reused, self.tokens = reply.start, reply.reused, self.tokens[:tokens]
+        self.layout = tuple(map(codec.from_placed, reply.layout))
 
     def read(
         self, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
@@ -184,10 +179,8 @@ class RemoteSession:
     ) -> ContextInfo:
         """Keep everything in the session as a context; see `kvdb.session.state.SessionState.store`, whose errors it raises."""
         self._check_open()
-        ids = None if tokens is None else codec.to_tokens(validate.token_ids(tokens))
-        self.connection.check_size("the list of tokens", len(ids or b""))
-        kept, checked = codec.to_retention(validate.retention(retention)), validate.name(name)
-        request = pb.StoreRequest(session_id=self.id, name=checked, tokens=ids, chunk=bool(chunk), retention=kept)
+        request = messages.store(self.id, name, tokens, chunk, retention)
+        self.connection.check_size("the list of tokens", len(request.tokens))
         return codec.from_info(self.connection.call(self.connection.stub.Store, request))
 
     def explain(self, layer: int, options: QueryOptions, analyze: bool = False) -> Plan:
@@ -211,20 +204,18 @@ class RemoteSession:
 
     def close(self) -> None:
         """Give everything back. Closing twice does nothing, and neither does closing a session whose server is gone."""
-        with self._lock:
-            if not self._open:
-                return
-            self._open = False
-            self._stream.cancel()
+        if not self.forget():
+            return
         with suppress(Unavailable):  # the server's sessions went with it, or this one expires there
             self.connection.call(self.connection.stub.CloseSession, pb.CloseSessionRequest(session_id=self.id))
 
-    def _fill(
-        self, call: pb.UpdateRequest | pb.AttentionRequest | pb.AttendRequest, layer: int, start: int | None = None
-    ) -> None:
-        call.session_id, call.layer = self.id, layer
-        if start is not None and not isinstance(call, pb.AttentionRequest):
-            call.start = start
+    def forget(self) -> bool:
+        """End the session here alone; whether it was open, so that the server is to be told."""
+        with self._lock:
+            was, self._open = self._open, False
+            if was:
+                self._stream.cancel()
+            return was
 
     def _decode(self, request: pb.DecodeRequest) -> pb.DecodeReply:
         try:
@@ -238,7 +229,7 @@ class RemoteSession:
 
     def _pieces(self, start: int | None, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], int | None]]:
         """Pieces of the arrays, `[heads, n, head_dim]` each, that fit into a request, and the position where each starts."""
-        first = _start(start)
+        first = messages.checked_start(start)
         nbytes = sum(array.nbytes for array in arrays)
         if nbytes <= self.connection.stream_payload_bytes_max:
             yield arrays, first
@@ -277,19 +268,3 @@ class RemoteSession:
     def _check_open(self) -> None:
         if not self._open:
             raise SessionClosed("the session is closed; open another with create_session")
-
-
-def _writable(reply: pb.DecodeReply) -> Array:
-    return codec.from_array(reply.out).copy()
-
-
-def _joined(outs: list[Array]) -> Array:
-    """The answers to pieces of one request, joined along their tokens."""
-    return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
-
-
-def _start(start: int | None) -> int | None:
-    """A position as the wire carries it. Raises PositionError for what cannot be one."""
-    if start is not None and (not validate.is_whole(start) or not -START_MAX <= start <= START_MAX):
-        raise PositionError(f"start is {start!r}; expected the number of tokens that the layer holds")
-    return start
