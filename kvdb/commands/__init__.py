@@ -13,8 +13,9 @@ import kvdb.commands.keep as keep
 import kvdb.commands.ls as ls
 import kvdb.commands.serve as serve
 import kvdb.commands.stats as stats
+import kvdb.commands.token as token
 import kvdb.commands.top as top
 import kvdb.commands.verify as verify
 
-COMMANDS = (serve, ls, keep, indexes, verify, export, calibrate, doctor, stats, top, explain)
+COMMANDS = (serve, ls, keep, indexes, verify, export, calibrate, doctor, stats, top, explain, token)
 """In the order in which `kvdb --help` lists them."""
