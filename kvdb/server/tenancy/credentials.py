@@ -1,4 +1,4 @@
-"""Whose call it is: the one check of what a client brings, for every port."""
+"""The one check of what a client brings, for every port: it says whose call it is."""
 
 import hmac
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from kvdb.errors import ConfigError, Unauthenticated
 from kvdb.server.tenancy.tokens_file import TENANT, Principal, TokensFile
 
 OPERATOR = Principal("", admin=True)
-"""Whoever has the server's own token; everybody where nothing is asked for."""
+"""The one who has the server's own token; everybody where nothing is asked for."""
 BEARER = "Bearer "
 
 
@@ -28,7 +28,7 @@ class Credentials:
         self.asks = self.asks_for_token or self._by_certificate
 
     def of_token(self, token: bytes) -> Principal:
-        """Whose token it is, b"" for none. Raises Unauthenticated, also where the file of tokens cannot be read."""
+        """The owner of a token, b"" for none. Raises Unauthenticated, also where the file of tokens cannot be read."""
         if not self.asks:
             return OPERATOR
         if self._token and hmac.compare_digest(token, self._token):
@@ -42,13 +42,13 @@ class Credentials:
         return found
 
     def of_header(self, authorization: str | bytes) -> Principal:
-        """Whose header it is, "" for none. Raises Unauthenticated."""
+        """The sender of a header, "" for none. Raises Unauthenticated."""
         given = authorization if isinstance(authorization, bytes) else authorization.encode(errors="replace")
         prefix = BEARER.encode()
         return self.of_token(given[len(prefix) :] if given.startswith(prefix) else b"")
 
     def of_call(self, context: grpc.ServicerContext) -> Principal:
-        """Whose call it is: by its token, and where it brings none, and certificates name tenants, by its certificate. Raises
+        """The maker of a call: by its token, and where it brings none, and certificates name tenants, by its certificate. Raises
         Unauthenticated."""
         metadata: Mapping[str, Any] = dict(context.invocation_metadata() or ())
         given = metadata.get("authorization", "")

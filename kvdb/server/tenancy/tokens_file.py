@@ -22,7 +22,7 @@ HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class Principal(NamedTuple):
-    """Whose call it is. tenant: "" for whoever runs the server. admin: whether it sees what all tenants have."""
+    """The maker of a call. tenant: "" for whoever runs the server. admin: whether it sees what all tenants have."""
 
     tenant: str
     admin: bool = False
@@ -46,17 +46,13 @@ class TokensFile:
         self._look()
 
     def find(self, token: bytes) -> Principal | None:
-        """Whose token it is, None where it is nobody's. It is compared with every hash, in a time that tells nothing of them.
+        """The owner of a token, None where it is nobody's. It is compared with every hash, in a time that tells nothing of them.
         Raises ConfigError for a file that cannot be read any more."""
         given, found = hashlib.sha256(token).hexdigest(), None
         for entry in self._look():
             if hmac.compare_digest(entry.sha256, given):
                 found = entry.principal
         return found
-
-    def tenants(self) -> set[str]:
-        """Those who have a token. Raises as `find`."""
-        return {entry.principal.tenant for entry in self._look()}
 
     def _look(self) -> list[_Entry]:
         with self._lock:
