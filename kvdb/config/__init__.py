@@ -4,9 +4,10 @@ from kvdb.config.log import LogConfig
 from kvdb.config.metrics import MetricsConfig
 from kvdb.config.query import ERROR_MAX, OWN_CACHE, CpuConfig, IndexConfig, OptimizerConfig, WindowConfig
 from kvdb.config.server import ServerConfig
+from kvdb.config.sources import Loaded, load, secrets, settings, trace, variable
 from kvdb.config.storage import GPU_DEVICE, MIB, StorageConfig
 from kvdb.config.timeouts import Timeouts
-from kvdb.config.tree import Config, checked, load
+from kvdb.config.tree import Config, checked
 
 __all__ = [
     "ERROR_MAX",
@@ -16,6 +17,7 @@ __all__ = [
     "Config",
     "CpuConfig",
     "IndexConfig",
+    "Loaded",
     "LogConfig",
     "MetricsConfig",
     "OptimizerConfig",
@@ -25,4 +27,8 @@ __all__ = [
     "WindowConfig",
     "checked",
     "load",
+    "secrets",
+    "settings",
+    "trace",
+    "variable",
 ]
