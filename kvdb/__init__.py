@@ -14,7 +14,7 @@ from kvdb.client.client import Client
 from kvdb.client.connect import connect
 from kvdb.client.context import Context
 from kvdb.client.session import Session
-from kvdb.config import Config, Timeouts
+from kvdb.config import Config, Timeouts, Tls
 from kvdb.errors import KvdbError
 from kvdb.types import (
     ContextInfo,
@@ -58,6 +58,7 @@ __all__ = [
     "SessionStats",
     "TierStats",
     "Timeouts",
+    "Tls",
     "TopK",
     "TopP",
     "connect",

@@ -1,13 +1,15 @@
 """How long a call may take, and whether anybody still waits for it: said where it begins, and looked at between two steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from math import inf, isfinite
 from time import monotonic
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from kvdb.errors import Cancelled, DeadlineExceeded, InvalidArgument
+
+T = TypeVar("T")
 
 
 class Bounds(NamedTuple):
@@ -78,6 +80,13 @@ def check() -> None:
         raise _exceeded()
     if waited_for is not None and not waited_for():
         raise Cancelled("the call was broken off: its client cancelled it, waited no longer, or is gone")
+
+
+def each(steps: Iterable[T]) -> Iterator[T]:
+    """The steps of a call, with a `check` before each."""
+    for step in steps:
+        check()
+        yield step
 
 
 def checked_timeout(given: object) -> float:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import kvdb.validate as validate
 from kvdb.client.client import Client
-from kvdb.config import Config, CpuConfig, Timeouts, checked
+from kvdb.config import Config, CpuConfig, Timeouts, Tls, checked
 from kvdb.database import Database
 from kvdb.errors import InvalidArgument
 from query_optimizer.custom_rules import PlacedRule
 
-REMOTE = ("kvdb://", "kvdb+unix://")
+REMOTE = ("kvdb://", "kvdbs://", "kvdb+unix://")
 ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 """Matches a server's address that lacks kvdb:// before it."""
 
@@ -22,19 +22,19 @@ def connect(
     *,
     token: str = "",
     timeout: float | Timeouts | None = None,
+    tls: Tls | None = None,
     config: Config | None = None,
     threads: int | None = None,
     rules: Sequence[PlacedRule] = (),
 ) -> Client:
     """Open a database: in this process and in memory without a target, in this process and kept in a folder with its path, on a
-    server with `kvdb://host:port`.
+    server with `kvdb://host:port`, over TLS with `kvdbs://host:port`.
 
     A store keeps every context that was imported or stored, once that call has returned, and is open in one process at a time.
     token: the server's token. timeout: how many seconds each call on a server may take, or a table of them; a call, or a session,
-    that has a timeout of its own goes by that. config: settings of an embedded database. threads: config's cpu.threads, None for
-    what config says.
-    rules: rules for its optimizer beside its own, each with a name, `before` (the name of the rule that is asked next) and
-    `when(facts, part, heads)`.
+    that has a timeout of its own goes by that. tls: the certificates for `kvdbs://`, if they are not those of this machine.
+    config: settings of an embedded database. threads: config's cpu.threads, None for what config says. rules: rules for its
+    optimizer beside its own, each with a name, `before` (the name of the rule that is asked next) and `when(facts, part, heads)`.
 
     Raises InvalidArgument for a target that names no database or a rule that cannot be added, Unavailable for a server that does
     not answer and a store that is open elsewhere, Unauthenticated for a wrong token, and ConfigError.
@@ -52,9 +52,9 @@ def connect(
             )
         from kvdb.client.remote import RemoteDatabase  # so that an embedded database needs no gRPC
 
-        return Client(RemoteDatabase(str(target), token, Timeouts.of(timeout)))
-    if timeout is not None:
-        raise InvalidArgument("an embedded database waits for no server; say timeout= to a call or a session of it")
+        return Client(RemoteDatabase(str(target), token, Timeouts.of(timeout), tls))
+    if timeout is not None or tls is not None:
+        raise InvalidArgument("an embedded database has no server; say timeout= to a call or a session of it, and no tls=")
     if target is None:
         return Client(Database(_with_threads(config, threads), added))
     if "://" in str(target) or target == "":

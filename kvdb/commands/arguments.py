@@ -9,6 +9,7 @@ from indexes.retrieval import KINDS as RETRIEVALS
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 from kvdb.client.client import Client
 from kvdb.client.connect import ADDRESS, connect
+from kvdb.config import Tls
 from kvdb.errors import NotFound
 
 SERVER = "kvdb://127.0.0.1:7700"
@@ -35,7 +36,9 @@ def add_contexts(parser: argparse.ArgumentParser, *, required: bool = True) -> N
 
 def add_server(parser: argparse.ArgumentParser) -> None:
     """Add the arguments for a server, or the folder of a store."""
-    parser.add_argument("--server", default=SERVER, help=f"the server, or the folder of a store (default {SERVER})")
+    certificates = "for kvdbs://, KVDB_TLS_CA, KVDB_TLS_CERT and KVDB_TLS_KEY name files in PEM"
+    said = f"the server, or the folder of a store (default {SERVER}); {certificates}"
+    parser.add_argument("--server", default=SERVER, help=said)
     parser.add_argument("--token", type=text, help="the token that the server expects (default KVDB_TOKEN)")
 
 
@@ -45,7 +48,8 @@ def open_server(given: argparse.Namespace) -> Client:
     token = configuration.load().server.token if given.token is None else given.token
     if "://" not in given.server and not Path(given.server).is_dir() and not ADDRESS.fullmatch(given.server):
         raise NotFound(f"no store is at {given.server}; expected its folder, or a server such as {SERVER}")
-    return connect(given.server, token=token)
+    tls = Tls.of_environment() if given.server.startswith("kvdbs:") else None
+    return connect(given.server, token=token, tls=tls)
 
 
 def add_index(parser: argparse.ArgumentParser, flag: str, what: str, default: str | None) -> None:

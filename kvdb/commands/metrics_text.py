@@ -4,10 +4,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
+from ssl import SSLContext, create_default_context
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
+from kvdb.config import Tls
 from kvdb.errors import InvalidArgument, Unauthenticated, Unavailable
 
 Labels = tuple[tuple[str, str], ...]
@@ -49,14 +51,20 @@ class Samples:
         return sum(value for (found, _), value in self.values.items() if found == name)
 
 
+def _tls(url: str) -> SSLContext | None:
+    ca = Tls.of_environment().ca
+    return create_default_context(cafile=ca) if ca and url.startswith("https:") else None
+
+
 def read(url: str, token: str) -> Samples:
-    """Ask the metrics port at `url`, http://host:port. Raises InvalidArgument, Unauthenticated or Unavailable."""
+    """Ask the metrics port at `url`, http://host:port, or https with the certificates that KVDB_TLS_CA names. Raises
+    InvalidArgument, Unauthenticated or Unavailable."""
     if urlsplit(url).scheme not in {"http", "https"}:
         raise InvalidArgument(f"{url} is no address of a metrics port; expected one like http://127.0.0.1:9464")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         asked = Request(f"{url.rstrip('/')}/metrics", headers=headers)  # noqa: S310  # the scheme was checked
-        with urlopen(asked, timeout=SECONDS_MAX) as answer:  # noqa: S310
+        with urlopen(asked, timeout=SECONDS_MAX, context=_tls(url)) as answer:  # noqa: S310
             return Samples.parse(answer.read().decode(errors="replace"))
     except HTTPError as error:
         if error.code == 401:

@@ -7,6 +7,7 @@ from kvdb.config.server import ServerConfig
 from kvdb.config.sources import Loaded, load, secrets, settings, trace, variable
 from kvdb.config.storage import GPU_DEVICE, MIB, StorageConfig
 from kvdb.config.timeouts import Timeouts
+from kvdb.config.tls import Tls
 from kvdb.config.tree import Config, checked
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "ServerConfig",
     "StorageConfig",
     "Timeouts",
+    "Tls",
     "WindowConfig",
     "checked",
     "load",

@@ -20,8 +20,10 @@ class ServerConfig:
     session_idle_seconds: how long a session may go unused before it is closed. stream_idle_seconds: how long a Decode stream or
     an import may say nothing before it is ended; sessions stay. drain_seconds: how long SIGTERM waits for calls under way.
     reflection: whether the server describes its own methods over gRPC. traces: whether each call is a span of OpenTelemetry.
-    local_socket: the path of the Unix socket through which clients of the same host share memory with the server, "auto" for one
-    in a folder of its own, "" for none.
+    tls_cert, tls_key: files in PEM with the certificate of the server, behind which stand those that signed it, and its key; with
+    them all its ports speak TLS. tls_client_ca: a file with the certificates that sign those of clients; without one of them
+    nobody is let in. local_socket: the path of the Unix socket through which clients of the same host share memory with the
+    server, "auto" for one in a folder of its own, "" for none.
     """
 
     host: str = "127.0.0.1"
@@ -36,10 +38,15 @@ class ServerConfig:
     drain_seconds: float = 10.0
     reflection: bool = False
     traces: bool = False
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
     local_socket: str = "auto"
 
     def __post_init__(self) -> None:
         check_types(self, "server")
+        if bool(self.tls_cert) != bool(self.tls_key) or (self.tls_client_ca and not self.tls_cert):
+            raise ConfigError("server.tls_cert and server.tls_key go together, and server.tls_client_ca needs both")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"server.port is {self.port}; expected 0 to 65535")
         if self.workers < 1:

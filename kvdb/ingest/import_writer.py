@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+import kvdb.deadlines as deadlines
 import kvdb.validate as validate
 from kvdb.catalog.overhead import segment_nbytes
 from kvdb.catalog.segment_view import Views, release_views, visible_tokens
@@ -71,6 +72,7 @@ class ImportWriter:
         Unavailable where what came before cannot be written to the disk; then it can only be aborted.
         """
         with self._lock:
+            deadlines.check()
             self._check_open()
             validate.layer(self.spec, layer)
             n = validate.keys_values(self.spec, k, v)
@@ -103,6 +105,7 @@ class ImportWriter:
     def commit(self) -> ContextInfo:
         """Publish the context. Raises PositionError while a layer is not whole, AlreadyExists and CapacityError."""
         with self._lock:
+            deadlines.check()
             self._check_open()
             new = len(self._tokens) - self.start
             for layer, table in enumerate(self.tables):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 import kvdb.catalog.residency as residency
+import kvdb.deadlines as deadlines
 import kvdb.indexing.status as status
 from kvdb.catalog.segment_view import Views
 from kvdb.config import Config
@@ -63,7 +64,7 @@ class IndexOperations(ReadOperations):
             for view in session.views:
                 session.set_last_queries(view.segment.indexes.queries)
             layers = range(session.spec.layers) if layer is None else [layer]
-            return [session.explain(number, options, analyze) for number in layers]
+            return [session.explain(number, options, analyze) for number in deadlines.each(layers)]
 
     def _long(self, views: Views) -> Views:
         """The views whose segments are long enough for an index."""

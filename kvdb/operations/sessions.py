@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 
+import kvdb.deadlines as deadlines
 from kvdb.errors import NotFound, SessionClosed
 from kvdb.session.activity import SessionActivity
 from kvdb.session.open_handles import OpenHandles, counted_call
@@ -59,7 +60,7 @@ class SessionOperations:
         if not found:
             raise NotFound(f"no open session has the label {label!r}; kvdb explain --session lists those that have one")
         layers = range(found[-1].spec.layers) if layer is None else [layer]
-        return [found[-1].explain(number, options, analyze) for number in layers]
+        return [found[-1].explain(number, options, analyze) for number in deadlines.each(layers)]
 
     def _labelled(self) -> list[SessionState]:
         return [handle for handle in self.handles.open() if isinstance(handle, SessionState) and handle.label]

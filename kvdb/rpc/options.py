@@ -1,13 +1,30 @@
 """gRPC's options for channels and servers. Those for imports were chosen by the figures of `benchmarks/service.py`."""
 
+import json
+
 from kvdb.config import MIB
 
-Options = list[tuple[str, int]]
+Options = list[tuple[str, int | str]]
 
 METADATA_BYTES_MAX = 64 << 10
 KEEPALIVE_SECONDS = 10
 KEEPALIVE_TIMEOUT_SECONDS = 10
 """A peer that hangs, or whose machine vanished, is detected after the sum of both."""
+RECONNECT_SECONDS_MAX = 2
+"""How long a client waits at most before it tries again to connect to a server that is gone; a fifth of a second at first."""
+REPEATED = (
+    *("Hello", "ListContexts", "GetContext", "ContextTokens", "MatchPrefix", "ListIndexes", "ListTiers", "ContextStatistics"),
+    *("ListSessions", "ExplainContext", "ExplainSession", "Explain", "PlanRecompute", "Stats", "Space", "CheckContext"),
+    *("VerifyIndexes", "CheckStore", "Attention", "AttentionTogether", "Truncate"),
+)
+"""The calls that gRPC makes again where the server is unavailable: done twice, they do what they do once."""
+RETRY = {
+    "maxAttempts": 4,
+    "initialBackoff": "0.05s",
+    "maxBackoff": "1s",
+    "backoffMultiplier": 2,
+    "retryableStatusCodes": ["UNAVAILABLE"],
+}
 
 _SHARED: Options = [
     ("grpc.max_metadata_size", METADATA_BYTES_MAX),  # an error's text travels as metadata
@@ -46,4 +63,13 @@ def client_options() -> Options:
         ("grpc.max_send_message_length", -1),
         ("grpc.enable_http_proxy", 0),  # KV goes to the server that was named
         ("grpc.use_local_subchannel_pool", 1),  # one connection a database, closed with it
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", RECONNECT_SECONDS_MAX * 1000),
+        ("grpc.service_config", _service_config()),
     ]
+
+
+def _service_config() -> str:
+    """The calls that are made again, as gRPC's service config."""
+    names = [{"service": "kvdb.v1.Kvdb", "method": method} for method in REPEATED]
+    return json.dumps({"methodConfig": [{"name": names, "retryPolicy": RETRY}]})

@@ -3,6 +3,7 @@
 import hmac
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+import kvdb.deadlines as deadlines
 from kvdb.errors import CapacityError, InternalError, InvalidArgument, KvdbError, Unauthenticated
 from kvdb.rpc.status import abort, set_status
 from kvdb.server.inflight import InflightBytes
@@ -63,11 +65,16 @@ class ErrorsTold:
         return True
 
 
+def answering(context: grpc.ServicerContext) -> AbstractContextManager[None]:
+    """For `with`: the body answers a call, and stops between two steps once that is broken off or its time is over."""
+    return deadlines.answering(context.is_active, context.time_remaining())
+
+
 def blocking(call: str, kind: type[M], behaviour: Callable[[M, grpc.ServicerContext], Any]) -> "Handler":
     """A unary method that keeps its thread until it has answered."""
 
     def guarded(data: bytes, context: grpc.ServicerContext) -> Any:
-        with ErrorsTold(call, partial(abort, context)):
+        with ErrorsTold(call, partial(abort, context)), answering(context):
             return behaviour(parsed(kind, data), context)
 
     return grpc.unary_unary_rpc_method_handler(guarded, None, _serialize)
@@ -131,7 +138,8 @@ class UnaryCalls:
 
         def answer(request: M, context: grpc.ServicerContext, send: Send, turn: Turn, nbytes: int) -> None:
             try:
-                reply = _serialize(behaviour(request, context)) if context.is_active() else b""
+                with answering(context):
+                    reply = _serialize(behaviour(request, context)) if context.is_active() else b""
             finally:  # before the client hears, lest its next call find the session busy
                 turns.end(turn)
                 inflight.give_back(turn.client, nbytes)

@@ -11,6 +11,7 @@ from kvdb.rpc import kv_chunk
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.kv_chunk import CHUNK_BYTES, Chunk
 from kvdb.server.inflight import InflightBytes
+from kvdb.server.interceptors import answering
 from kvdb.server.session_registry import Sessions
 from kvdb.server.streams import Streams
 from kvdb.session.state import SessionState
@@ -41,7 +42,8 @@ class ReadCalls:
                     self._streams.begin(stream)
                     counted = self._inflight.wait(stream.client, (end - at) * session.spec.token_nbytes)
                     try:
-                        ((k, v),) = session.read([layer], at, end)
+                        with answering(context):
+                            ((k, v),) = session.read([layer], at, end)
                         data = kv_chunk.serialize(Chunk(layer, k, v))
                         self._streams.end(stream)
                         yield data

@@ -5,7 +5,6 @@ import signal
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from ipaddress import ip_address
 from threading import Event, Timer
 
 import grpc
@@ -20,6 +19,8 @@ from kvdb.errors import ConfigError, KvdbError
 from kvdb.events import Kind
 from kvdb.hardware.calibrate import calibrate
 from kvdb.rpc.options import server_options
+from kvdb.server.access.exposure import check_exposure
+from kvdb.server.access.tls import server_credentials, ssl_context
 from kvdb.server.console.access import view_by_token
 from kvdb.server.console.console import Console
 from kvdb.server.http.opening import open_http
@@ -66,7 +67,9 @@ class Server:
     """
 
     def __init__(self, database: Database, config: ServerConfig) -> None:
-        """Takes the port. Raises ConfigError if it is taken already or invalid."""
+        """Takes the port. Raises ConfigError if it is taken already or invalid, and for files that are no certificate and its
+        key."""
+        tls = server_credentials(config)
         self._threads = ThreadPoolExecutor(config.workers + SHORT_CALL_THREADS, thread_name_prefix="kvdb-server")
         self.registry = open_registry(database)
         """What is measured of it."""
@@ -78,7 +81,8 @@ class Server:
         self._watch = Watch(idle_seconds / LOOKS_PER_IDLE_TIME, [self._sessions.close_idle, self._streams.end_idle])
         self._health = health.HealthServicer()
         shared = SharedEngine(database, self._sessions, self._turns, self._measured.stepped)
-        self._local = SharedMemoryListener(config.local_socket, config.token, shared)
+        # Certificates cannot be asked for there.
+        self._local = SharedMemoryListener("" if config.tls_client_ca else config.local_socket, config.token, shared)
         self._server = grpc.server(
             self._threads,
             interceptors=[
@@ -92,7 +96,7 @@ class Server:
         if config.reflection:
             names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
-        self.target = self._listen(config)
+        self.target = self._listen(config, tls)
         self.ready = False
         """Whether it takes new calls."""
 
@@ -125,14 +129,17 @@ class Server:
         service.offer_memory(self._local.path, self._local.identity)
         return handlers(service, UnaryCalls(self._threads.submit, self._turns, inflight))
 
-    def _listen(self, config: ServerConfig) -> str:
+    def _listen(self, config: ServerConfig, tls: grpc.ServerCredentials | None) -> str:
         unix = config.host.startswith("unix:")
         host = f"[{config.host}]" if ":" in config.host else config.host
         address = config.host if unix else f"{host}:{config.port}"
         try:
             if not unix:
                 _try_port(config.host, config.port)
-            port = self._server.add_insecure_port(address)
+            if tls is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, tls)
         except (OSError, RuntimeError) as error:
             self._threads.shutdown()
             self._local.stop(0.0)
@@ -140,7 +147,8 @@ class Server:
             raise ConfigError(
                 f"the server cannot listen on {address} ({why}); choose another, or port 0 for a free one"
             ) from None
-        return f"kvdb+unix://{config.host.removeprefix('unix:')}" if unix else f"kvdb://{host}:{port}"
+        scheme = "kvdb" if tls is None else "kvdbs"
+        return f"kvdb+unix://{config.host.removeprefix('unix:')}" if unix else f"{scheme}://{host}:{port}"
 
 
 def _try_port(host: str, port: int) -> None:
@@ -154,8 +162,11 @@ def _try_port(host: str, port: int) -> None:
 def run(config: Config) -> int:
     """Serve a database of this process until SIGTERM or SIGINT, then drain; the exit status. Raises ConfigError.
 
-    Prints one line when clients may come. A second signal ends the process at once. For the main thread.
+    Raises ConfigError too for ports that others may reach and that ask nobody who they are. Prints one line when clients may
+    come. A second signal ends the process at once. For the main thread.
     """
+    if warning := check_exposure(config):
+        print(f"kvdb serve: {warning}", file=sys.stderr, flush=True)  # noqa: T201
     keep_freed_memory()
     cpu.use(config.cpu)
     if config.optimizer.calibrate_at_start:
@@ -166,11 +177,7 @@ def run(config: Config) -> int:
     with Database(config) as database:
         database.events.add(open_log(config.log))
         server = Server(database, config.server)
-        if not config.server.token and is_exposed(config.server.host):
-            _warn(config.server.host)
-        http = open_http(
-            config, lambda: server.ready, _pages(database, server, config.server.token), exposed=is_exposed(config.metrics.host)
-        )
+        http = open_http(config, lambda: server.ready, _pages(database, server, config.server.token), ssl_context(config.server))
         server.start()
         print(f"kvdb {__version__} ready on {server.target}", flush=True)  # noqa: T201
         if http is not None:
@@ -193,19 +200,6 @@ def run(config: Config) -> int:
 def _pages(database: Database, server: Server, token: str) -> list[Route]:
     """What the HTTP port offers beside health. token: without which the console shows nothing, "" for none."""
     return [metrics_route(server.registry), *Console(view_by_token(database, token)).routes()]
-
-
-def is_exposed(host: str) -> bool:
-    """Whether other machines may reach a server that listens on `host`, an address, a name or unix:/path."""
-    if host.startswith("unix:"):
-        return False
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return not all(ip_address(address[0]).is_loopback for *_, address in found)
-
-
-def _warn(host: str) -> None:
-    said = "whoever reaches it may read and drop everything; set server.token, or KVDB_TOKEN, or listen on 127.0.0.1"
-    print(f"kvdb serve listens on {host} and asks for no token: {said}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def end_within(seconds: float) -> None:

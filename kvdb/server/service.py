@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+import kvdb.deadlines as deadlines
 from kvdb.config import ServerConfig
 from kvdb.database import Database
 from kvdb.errors import InvalidArgument
@@ -84,7 +85,8 @@ class KvdbService(ContextCalls, ReadCalls, StoreCalls):
                 yield pb.ImportReply(begun=pb.ImportBegun(start=writer.start))
                 for data in requests:
                     self._streams.begin(stream)
-                    info = import_calls.carry_out(writer, incoming, data)
+                    with interceptors.answering(context):
+                        info = import_calls.carry_out(writer, incoming, data)
                     self._streams.end(stream)
                     if info is not None:
                         yield pb.ImportReply(committed=codec.to_info(info))
@@ -210,7 +212,8 @@ class KvdbService(ContextCalls, ReadCalls, StoreCalls):
         started = perf_counter()
         self._turns.wait(stream.turn)
         try:
-            with self._sessions.borrow(stream.session) as session:
+            with interceptors.answering(stream.context), self._sessions.borrow(stream.session) as session:
+                deadlines.check()
                 out = decode_calls.CALLS[kind](session, call)
         finally:
             self._turns.end(stream.turn)

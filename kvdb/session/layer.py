@@ -8,6 +8,7 @@ from typing import Self
 import numpy as np
 
 import kvdb.attention.exact as exact_attention
+import kvdb.deadlines as deadlines
 import kvdb.validate as validate
 from indexes.retrieval import Exact
 from kvdb.attention.device import DeviceFailed, Pending, TailHasNoRoom
@@ -212,7 +213,8 @@ class Layer:
         self, prepared: Prepared, q: Array, options: QueryOptions, pending: Pending | None = None
     ) -> tuple[Array, AttentionStats]:
         """Answer queries by the plan that was prepared for them, and count the answer. pending: see `execute`. Raises
-        NonFiniteError where float32 cannot hold the answer."""
+        NonFiniteError where float32 cannot hold the answer, DeadlineExceeded or Cancelled."""
+        deadlines.check()
         n = q.shape[1]
         observed = tells(n, options) and (prepared.rechecks or self._observed.takes_next())
         comparison = self.audits.due(prepared, n, options, alone=pending is None)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+import kvdb.deadlines as deadlines
 import kvdb.validate as validate
 from indexes.base import Float32
 from kvdb.blend.controller import Choice
@@ -117,6 +118,7 @@ class SessionState(OpenSession):
         ascending or not before the tail, and while any gap of the layer holds nothing yet.
         """
         with self.turns:
+            deadlines.check()
             state = self.layer(layer)
             n = state.check_queries(q)
             validate.positions(positions, n, self.start, layer)
@@ -171,6 +173,7 @@ class SessionState(OpenSession):
                 validate.buffers(self.spec, k, v, end - start)
             shape = self.spec.kv_heads, end - start, self.spec.head_dim
             for i, number in enumerate(layers):
+                deadlines.check()
                 if out is None:
                     pairs.append((np.empty(shape, self.spec.numpy_dtype), np.empty(shape, self.spec.numpy_dtype)))
                 layer = self.layer(number)

@@ -18,11 +18,9 @@ from kvdb.types import Addresses
 
 PAGE = 4096
 DIRECT = getattr(os, "O_DIRECT", 0)
-READ_DEPTH = 8
-"""The number of pieces that are read at once: a thread that clears and checks the memory of one asks the disk for nothing."""
-DEPTH = 4
-"""The number of pieces that are written at once: one at a time leaves a third of a disk's rate unused, and more than four are no
-faster, as measured. Each is a call in a thread, which waits in the system without the GIL."""
+DEPTH = 8
+"""The number of pieces that are read or written at once: a thread that clears, sums or checks the memory of one asks the disk for
+nothing meanwhile. Each is a call in a thread, which waits in the system without the GIL."""
 Buffer = ctypes.Array[ctypes.c_char]
 
 
@@ -62,12 +60,12 @@ def write(file: int, at: int, addresses: Addresses, nbytes: int) -> None:
 
 
 def at_once(move: Callable[[slice], None], pieces: Iterable[slice]) -> None:
-    """Read these pieces, READ_DEPTH of them at a time. Raises what `move` raises, once nothing is under way any more."""
+    """Read these pieces, DEPTH of them at a time. Raises what `move` raises, once nothing is under way any more."""
     pieces = list(pieces)
     if len(pieces) == 1:
         move(pieces[0])
         return
-    with ThreadPoolExecutor(READ_DEPTH, "kvdb-move") as executor:
+    with ThreadPoolExecutor(DEPTH, "kvdb-move") as executor:
         try:
             moving = [executor.submit(move, piece) for piece in pieces]
         except RuntimeError:  # the interpreter ends

@@ -11,7 +11,7 @@ import grpc
 from kvdb.client.remote.alarm import Alarm
 from kvdb.client.remote.shared_memory.lanes import SharedLanes
 from kvdb.client.remote.time_limits import TimeLimits
-from kvdb.config import Timeouts
+from kvdb.config import Timeouts, Tls
 from kvdb.errors import InvalidArgument, KvdbError, MessageTooLarge, Unavailable
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
@@ -30,23 +30,24 @@ Reply = TypeVar("Reply")
 class Connection:
     """An open channel to a server that answered. Thread-safe.
 
-    target: `kvdb://host:port` or `kvdb+unix:///path`. stub: the generated calls; make them through `call`, or with `metadata`.
-    message_bytes_max: the largest message that the server takes. payload_bytes_max: the largest arrays and tokens that fit into
-    one; stream_payload_bytes_max: into a request of a stream, which may be several messages. stream_idle_seconds: how long the
-    server lets a stream say nothing. lanes: the ways through shared memory, none where the server is on another
-    host. direct: whether `Decode` may go through parts of gRPC that are not public. limits: how long each call may take. alarm:
-    what ends calls of streams that take longer.
+    target: `kvdb://host:port`, `kvdbs://host:port` or `kvdb+unix:///path`. stub: the generated calls; make them through `call`,
+    or with `metadata`. message_bytes_max: the largest message that the server takes. payload_bytes_max: the largest arrays and
+    tokens that fit into one; stream_payload_bytes_max: into a request of a stream, which may be several messages.
+    stream_idle_seconds: how long the server lets a stream say nothing. lanes: the ways through shared memory, none where the
+    server is on another host. direct: whether `Decode` may go through parts of gRPC that are not public. limits: how long each
+    call may take. alarm: what ends calls of streams that take longer.
     """
 
-    def __init__(self, target: str, token: str, timeouts: Timeouts) -> None:
-        """Raises InvalidArgument for an invalid target or token, Unavailable or Unauthenticated."""
+    def __init__(self, target: str, token: str, timeouts: Timeouts, tls: Tls) -> None:
+        """Raises InvalidArgument for an invalid target or token, ConfigError for certificates that cannot be read, Unavailable or
+        Unauthenticated."""
         self.target = target
         self.metadata = _metadata(token)
         self.direct = True
         self.limits = TimeLimits(timeouts)
         self.alarm = Alarm()
         self._closed = False
-        self.channel = grpc.insecure_channel(_address(target), options=client_options())
+        self.channel = _channel(target, tls)
         self.stub = KvdbStub(self.channel)
         try:
             hello = self.stub.Hello(pb.HelloRequest(), metadata=self.metadata, timeout=min(CONNECT_SECONDS, timeouts.lookup))
@@ -104,6 +105,15 @@ class Connection:
         self.channel.close()
 
 
+def _channel(target: str, tls: Tls) -> grpc.Channel:
+    """Raises InvalidArgument, or ConfigError for certificates that cannot be read."""
+    address, options = _address(target), client_options()
+    if not target.startswith("kvdbs:"):
+        return grpc.insecure_channel(address, options=options)
+    ca, key, cert = tls.read()
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options=options)
+
+
 def _address(target: str) -> str:
     """A target's address as gRPC writes it. Raises InvalidArgument."""
     try:
@@ -113,8 +123,8 @@ def _address(target: str) -> str:
         raise InvalidArgument(f"{target!r} names no server ({error}); expected kvdb://host:port") from None
     if parts.scheme == "kvdb+unix" and not parts.netloc and parts.path:
         return f"unix:{parts.path}"
-    if parts.scheme != "kvdb" or not host or parts.path not in {"", "/"} or "@" in parts.netloc:
-        raise InvalidArgument(f"{target!r} names no server; expected kvdb://host:port or kvdb+unix:///path")
+    if parts.scheme not in {"kvdb", "kvdbs"} or not host or parts.path not in {"", "/"} or "@" in parts.netloc:
+        raise InvalidArgument(f"{target!r} names no server; expected kvdb://host:port, kvdbs://host:port or kvdb+unix:///path")
     return f"[{host}]:{port or PORT}" if ":" in host else f"{host}:{port or PORT}"
 
 

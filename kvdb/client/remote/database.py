@@ -16,7 +16,7 @@ from kvdb.client.remote.session import RemoteSession
 from kvdb.client.remote.shared_memory.calls import SharedCalls
 from kvdb.client.remote.shared_memory.imports import SharedImport
 from kvdb.client.remote.store import RemoteStore
-from kvdb.config import Timeouts
+from kvdb.config import Timeouts, Tls
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.query_options import put_query_options
@@ -46,12 +46,13 @@ class RemoteDatabase(RemoteStore):
     its errors arrive as the same classes with the same messages.
     """
 
-    def __init__(self, target: str, token: str = "", timeouts: Timeouts | None = None) -> None:
-        """target: `kvdb://host:port` or `kvdb+unix:///path`. token: the server's token. timeouts: how long calls may take.
+    def __init__(self, target: str, token: str = "", timeouts: Timeouts | None = None, tls: Tls | None = None) -> None:
+        """target: `kvdb://host:port`, `kvdbs://host:port` or `kvdb+unix:///path`. token: the server's token. timeouts: how long
+        calls may take. tls: the certificates for `kvdbs://`.
 
-        Raises InvalidArgument, Unavailable or Unauthenticated.
+        Raises InvalidArgument, ConfigError, Unavailable or Unauthenticated.
         """
-        self._connection = Connection(target, token, timeouts or Timeouts())
+        self._connection = Connection(target, token, timeouts or Timeouts(), tls or Tls())
         self._sessions = OpenSessions()
 
     def begin_import(

@@ -4,6 +4,7 @@ import socket
 from contextlib import suppress
 from functools import partial
 from http.server import ThreadingHTTPServer
+from ssl import SSLContext
 from threading import BoundedSemaphore, Lock, Thread
 from time import monotonic
 from typing import Any
@@ -27,7 +28,8 @@ class Listener(ThreadingHTTPServer):
     allow_reuse_address = True
     request_queue_size = 4 * CONNECTIONS_MAX
 
-    def __init__(self, host: str, port: int, pages: Pages) -> None:
+    def __init__(self, host: str, port: int, pages: Pages, tls: SSLContext | None) -> None:
+        self._tls = tls
         self._free = BoundedSemaphore(CONNECTIONS_MAX)
         self._open: dict[socket.socket, float] = {}  # with the time when each has to have ended
         self._lock = Lock()
@@ -40,6 +42,14 @@ class Listener(ThreadingHTTPServer):
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection. The handshake of TLS comes with the first byte that its own thread reads: nobody is kept
+        waiting."""
+        connection, address = super().get_request()
+        if self._tls is not None:
+            connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return connection, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):
@@ -75,15 +85,15 @@ class Listener(ThreadingHTTPServer):
 class HttpPort:
     """A listener in a thread of its own. url: where it is found."""
 
-    def __init__(self, host: str, port: int, pages: Pages) -> None:
+    def __init__(self, host: str, port: int, pages: Pages, tls: SSLContext | None = None) -> None:
         """Take the port. Raises ConfigError where that is not possible."""
         try:
-            self._listener = Listener(host, port, pages)
+            self._listener = Listener(host, port, pages, tls)
         except OSError as error:
             raise ConfigError(f"metrics.port: the server cannot listen on {host}:{port} ({error.strerror})") from None
         taken = self._listener.server_address
         shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{taken[1]}"
+        self.url = f"http{'' if tls is None else 's'}://{shown}:{taken[1]}"
         self._thread = Thread(target=self._listener.serve_forever, args=(LOOK_SECONDS,), name="kvdb-http", daemon=True)
 
     def start(self) -> None:

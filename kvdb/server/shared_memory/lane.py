@@ -7,6 +7,7 @@ import struct
 from functools import partial
 from threading import Thread
 
+import kvdb.deadlines as deadlines
 from kvdb.errors import InvalidArgument, KvdbError, Unauthenticated
 from kvdb.rpc.shared_records import (
     GOODBYE,
@@ -79,7 +80,8 @@ class Lane:
             self._region, self._calls = region, calls
             killed = False
             try:
-                killed = self._serve(region, calls)
+                with deadlines.answering(self._waited_for):
+                    killed = self._serve(region, calls)
             finally:
                 calls.imports.close()
                 for session in calls.sessions_used if killed else ():
@@ -104,6 +106,16 @@ class Lane:
             os.close(descriptor)
         self._peer.setblocking(False)
         return region
+
+    def _waited_for(self) -> bool:
+        """Whether the client is still there."""
+        try:
+            self._peer.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
 
     def _serve(self, region: SharedRegion, calls: SharedCalls) -> bool:
         """Answer until the client goes. Whether it went without a goodbye."""

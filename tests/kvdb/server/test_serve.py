@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 import kvdb
 from kvdb import errors
 from kvdb.config import ServerConfig
-from kvdb.server.serve import Server, is_exposed
+from kvdb.server.serve import Server
 from tests.waiting import until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -56,27 +56,6 @@ def test_sigterm_lets_the_running_call_end_and_takes_no_more(process, spec, make
         started = time.monotonic()
         assert running.wait(timeout=10) == 0
         assert time.monotonic() - started < 5, "the idle decode stream held the server up"
-
-
-@pytest.mark.parametrize(("token", "warned"), [("", True), ("geheim", False)])
-def test_a_process_that_others_reach_without_a_token_says_so(process, monkeypatch, token, warned):
-    monkeypatch.setenv("KVDB_TOKEN", token)
-    with process("--host", "0.0.0.0") as (running, line):
-        assert "ready on kvdb://0.0.0.0:" in line
-        running.send_signal(signal.SIGTERM)
-        _, err = running.communicate(timeout=10)
-    assert bool(re.match(r"kvdb serve listens on 0\.0\.0\.0 and asks for no token: .*server\.token.*\n", err)) == warned
-    assert warned or "token" not in err
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "localhost", "::1", "unix:/tmp/kvdb.sock"])
-def test_an_address_of_this_machine_alone_is_not_exposed(host):
-    assert not is_exposed(host)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
-def test_any_other_address_is_exposed(host):
-    assert is_exposed(host)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a signal for one thread is Linux's")

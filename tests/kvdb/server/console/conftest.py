@@ -102,7 +102,7 @@ def open_console():
     def start(database, token=""):
         config = Config(server=ServerConfig(token=token), metrics=MetricsConfig(port=0))
         routes = Console(view_by_token(database, token)).routes()
-        opened.append(open_http(config, lambda: True, routes, exposed=False))
+        opened.append(open_http(config, lambda: True, routes))
         opened[-1].start()
         return opened[-1].url
 

@@ -42,7 +42,7 @@ def open_port():
 
     def start(token="", ready=lambda: True):
         config = Config(server=ServerConfig(token=token), metrics=MetricsConfig(port=0))
-        opened.append(open_http(config, ready, ROUTES, exposed=False))
+        opened.append(open_http(config, ready, ROUTES))
         opened[-1].start()
         return opened[-1]
 
@@ -120,17 +120,15 @@ def test_readiness_follows_the_server_and_liveness_does_not(open_port):
     assert (ask(port, "/healthz")[0], ask(port, "/readyz")[0]) == (200, 200)
 
 
-def test_no_port_without_a_setting_and_none_for_others_without_a_token():
-    assert open_http(Config(), lambda: True, [], exposed=False) is None
-    with pytest.raises(ConfigError, match=r"metrics\.host is 0\.0\.0\.0"):
-        open_http(Config(metrics=MetricsConfig(host="0.0.0.0", port=0)), lambda: True, [], exposed=True)
+def test_no_port_without_a_setting():
+    assert open_http(Config(), lambda: True, []) is None
 
 
 def test_a_port_that_is_taken_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config = Config(metrics=MetricsConfig(port=taken.getsockname()[1]))
         with pytest.raises(ConfigError, match="cannot listen"):
-            open_http(config, lambda: True, [], exposed=False)
+            open_http(config, lambda: True, [])
 
 
 def test_who_connects_and_says_nothing_takes_only_its_share(open_port):
