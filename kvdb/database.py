@@ -30,6 +30,7 @@ from kvdb.ingest.import_writer import ImportTarget, ImportWriter
 from kvdb.ingest.publisher import NewContext, Publisher
 from kvdb.operations.contexts import ContextOperations
 from kvdb.operations.indexes import IndexOperations
+from kvdb.operations.many_sessions import ManySessions
 from kvdb.operations.sessions import SessionOperations
 from kvdb.operations.stores import StoreOperations
 from kvdb.session.activity import SessionActivity
@@ -47,7 +48,7 @@ from query_optimizer.query_options import QueryOptions, checked_error_max
 from query_optimizer.rules import base_rules
 
 
-class Database(ContextOperations, IndexOperations, SessionOperations, StoreOperations):
+class Database(ContextOperations, IndexOperations, SessionOperations, ManySessions, StoreOperations):
     """Contexts, their segments, and the sessions over them. Thread-safe."""
 
     def __init__(self, config: Config | None = None, rules: Sequence[PlacedRule] = ()) -> None:

@@ -11,6 +11,9 @@ from kvdb.errors import Cancelled, DeadlineExceeded, InvalidArgument
 
 T = TypeVar("T")
 
+FOREVER_SECONDS = 1e8
+"""Three years."""
+
 
 class Bounds(NamedTuple):
     """When a call ends at the latest, in seconds of the monotonic clock, and what says whether it is still waited for."""
@@ -49,7 +52,7 @@ def within(seconds: float | None) -> AbstractContextManager[None]:
     if seconds is None:
         return _UNBOUNDED
     around = _bounds.get()
-    return Bounded(Bounds(min(monotonic() + checked_timeout(seconds), around.ends), around.waited_for))
+    return Bounded(Bounds(min(_end(checked_timeout(seconds)), around.ends), around.waited_for))
 
 
 def unbounded() -> Bounded:
@@ -59,7 +62,7 @@ def unbounded() -> Bounded:
 
 def answering(waited_for: Callable[[], bool], seconds: float | None = None) -> Bounded:
     """For `with`: the body answers a call of somebody who may go away. seconds: how long the caller waits, None for ever."""
-    return Bounded(Bounds(inf if seconds is None else monotonic() + seconds, waited_for))
+    return Bounded(Bounds(inf if seconds is None else _end(seconds), waited_for))
 
 
 def remaining() -> float | None:
@@ -69,7 +72,7 @@ def remaining() -> float | None:
         return None
     left = ends - monotonic()
     if left <= 0:
-        raise _exceeded()
+        raise exceeded()
     return left
 
 
@@ -77,7 +80,7 @@ def check() -> None:
     """Go on only if there is time left and somebody waits. Raises DeadlineExceeded or Cancelled."""
     ends, waited_for = _bounds.get()
     if ends != inf and monotonic() >= ends:
-        raise _exceeded()
+        raise exceeded()
     if waited_for is not None and not waited_for():
         raise Cancelled("the call was broken off: its client cancelled it, waited no longer, or is gone")
 
@@ -96,5 +99,11 @@ def checked_timeout(given: object) -> float:
     return float(given)
 
 
-def _exceeded() -> DeadlineExceeded:
+def _end(seconds: float) -> float:
+    """When a time that begins now ends; what is longer than clocks count, as where gRPC has no deadline, never does."""
+    return monotonic() + seconds if seconds < FOREVER_SECONDS else inf
+
+
+def exceeded() -> DeadlineExceeded:
+    """The error for a call that took too long."""
     return DeadlineExceeded("the time of this call is over before it was done; pass a longer timeout= to it, or to its session")

@@ -10,6 +10,7 @@ import kvdb.validate as validate
 from kvdb.client.arrays import like, to_numpy, token_ids
 from kvdb.client.context import Context
 from kvdb.client.imports import import_all
+from kvdb.client.many_sessions import ManySessions
 from kvdb.client.query_keywords import QueryKeywords, query_options
 from kvdb.client.retention_keywords import RetentionKeywords
 from kvdb.client.session import Session, transports_of
@@ -20,13 +21,13 @@ from kvdb.types import ModelSpec, PromptPart, Retention
 from query_optimizer.query_options import QueryOptions, checked_error_max
 
 
-class Client(StoredContexts):
+class Client(StoredContexts, ManySessions):
     """An open database. Close it, or use it in a `with`. Thread-safe."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def import_context(  # each is a keyword that a caller may leave out
+    def import_context(
         self,
         spec: ModelSpec,
         tokens: Any,

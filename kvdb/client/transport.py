@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from kvdb.blend.controller import Choice
+from kvdb.errors import KvdbError
 from kvdb.types import (
     DEFAULT_RETENTION,
     Array,
@@ -132,6 +133,18 @@ class Transport(Protocol):
     def create_session_of_parts(
         self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None, salt: str = ""
     ) -> SessionTransport: ...
+
+    def create_sessions(
+        self, spec: ModelSpec, prompts: Sequence[Tokens], error_max: float | None = None, salt: str = ""
+    ) -> Sequence[SessionTransport]: ...
+
+    def update_together(
+        self, sessions: Sequence[SessionTransport], layer: int, k: Array, v: Array, starts: Sequence[int] | None = None
+    ) -> list[KvdbError | None]: ...
+
+    def truncate_together(self, sessions: Sequence[SessionTransport], tokens: Sequence[int]) -> list[KvdbError | None]: ...
+
+    def close_together(self, sessions: Sequence[SessionTransport]) -> None: ...
 
     def attend_together(
         self,

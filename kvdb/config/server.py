@@ -18,7 +18,9 @@ class ServerConfig:
     gRPC message in bytes. request_bytes_max: the largest request of a stream, which comes in several messages.
     inflight_bytes_max: the total bytes of requests that may wait to be answered; one client may have three quarters of them.
     session_idle_seconds: how long a session may go unused before it is closed. stream_idle_seconds: how long a Decode stream or
-    an import may say nothing before it is ended; sessions stay. drain_seconds: how long SIGTERM waits for calls under way.
+    an import may say nothing before it is ended; sessions stay. requests_max: how many attends, updates and pieces of imports
+    are carried out at a time; queue_max: how many more may wait, of which those of the tenant that was served the fewest tokens
+    go first. drain_seconds: how long SIGTERM waits for calls under way.
     reflection: whether the server describes its own methods over gRPC. traces: whether each call is a span of OpenTelemetry.
     tls_cert, tls_key: files in PEM with the certificate of the server, behind which stand those that signed it, and its key; with
     them all its ports speak TLS. tls_client_ca: a file with the certificates that sign those of clients; without one of them
@@ -35,6 +37,8 @@ class ServerConfig:
     inflight_bytes_max: int = 512 * MIB
     session_idle_seconds: float = 3600.0
     stream_idle_seconds: float = 300.0
+    requests_max: int = 64
+    queue_max: int = 1024
     drain_seconds: float = 10.0
     reflection: bool = False
     traces: bool = False
@@ -49,8 +53,9 @@ class ServerConfig:
             raise ConfigError("server.tls_cert and server.tls_key go together, and server.tls_client_ca needs both")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"server.port is {self.port}; expected 0 to 65535")
-        if self.workers < 1:
-            raise ConfigError(f"server.workers is {self.workers}; expected at least 1")
+        for name, least in (("workers", 1), ("requests_max", 1), ("queue_max", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"server.{name} is {getattr(self, name)}; expected at least {least}")
         if self.message_bytes_max < MIB:
             raise ConfigError(f"server.message_bytes_max is {self.message_bytes_max}; expected at least {MIB} bytes")
         if self.request_bytes_max < self.message_bytes_max:

@@ -979,3 +979,75 @@ class CloseSessionRequest(_message.Message):
 class CloseSessionReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ItemStatus(_message.Message):
+    __slots__ = ("error", "text")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    error: str
+    text: str
+    def __init__(self, error: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class CreateSessionsRequest(_message.Message):
+    __slots__ = ("sessions",)
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[CreateSessionRequest]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[CreateSessionRequest, _Mapping]]] = ...) -> None: ...
+
+class CreateSessionsReply(_message.Message):
+    __slots__ = ("sessions",)
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionReply]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionReply, _Mapping]]] = ...) -> None: ...
+
+class UpdateSessionsRequest(_message.Message):
+    __slots__ = ("session_ids", "layer", "k", "v", "starts")
+    SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    V_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    session_ids: _containers.RepeatedScalarFieldContainer[str]
+    layer: int
+    k: Array
+    v: Array
+    starts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_ids: _Optional[_Iterable[str]] = ..., layer: _Optional[int] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., starts: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class UpdateSessionsReply(_message.Message):
+    __slots__ = ("statuses",)
+    STATUSES_FIELD_NUMBER: _ClassVar[int]
+    statuses: _containers.RepeatedCompositeFieldContainer[ItemStatus]
+    def __init__(self, statuses: _Optional[_Iterable[_Union[ItemStatus, _Mapping]]] = ...) -> None: ...
+
+class TruncateSessionsRequest(_message.Message):
+    __slots__ = ("session_ids", "tokens")
+    SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    session_ids: _containers.RepeatedScalarFieldContainer[str]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_ids: _Optional[_Iterable[str]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TruncateSessionsReply(_message.Message):
+    __slots__ = ("sessions",)
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[TruncatedSession]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[TruncatedSession, _Mapping]]] = ...) -> None: ...
+
+class TruncatedSession(_message.Message):
+    __slots__ = ("status", "session")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    status: ItemStatus
+    session: TruncateReply
+    def __init__(self, status: _Optional[_Union[ItemStatus, _Mapping]] = ..., session: _Optional[_Union[TruncateReply, _Mapping]] = ...) -> None: ...
+
+class CloseSessionsRequest(_message.Message):
+    __slots__ = ("session_ids",)
+    SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
+    session_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CloseSessionsReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -219,6 +219,26 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CloseSessionRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CloseSessionReply.FromString,
                 _registered_method=True)
+        self.CreateSessions = channel.unary_unary(
+                '/kvdb.v1.Kvdb/CreateSessions',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CreateSessionsRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CreateSessionsReply.FromString,
+                _registered_method=True)
+        self.UpdateSessions = channel.unary_unary(
+                '/kvdb.v1.Kvdb/UpdateSessions',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.UpdateSessionsRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.UpdateSessionsReply.FromString,
+                _registered_method=True)
+        self.TruncateSessions = channel.unary_unary(
+                '/kvdb.v1.Kvdb/TruncateSessions',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.TruncateSessionsRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.TruncateSessionsReply.FromString,
+                _registered_method=True)
+        self.CloseSessions = channel.unary_unary(
+                '/kvdb.v1.Kvdb/CloseSessions',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CloseSessionsRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CloseSessionsReply.FromString,
+                _registered_method=True)
 
 
 class KvdbServicer:
@@ -477,6 +497,32 @@ class KvdbServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateSessions(self, request, context):
+        """What CreateSession, Update, Truncate and CloseSession do, for many sessions in one call. Each is done or not by itself, and
+        the reply says so for each, in the order of the request; but where one cannot be created, none is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateSessions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TruncateSessions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseSessions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KvdbServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -664,6 +710,26 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.CloseSession,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CloseSessionRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CloseSessionReply.SerializeToString,
+            ),
+            'CreateSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateSessions,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CreateSessionsRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CreateSessionsReply.SerializeToString,
+            ),
+            'UpdateSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateSessions,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.UpdateSessionsRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.UpdateSessionsReply.SerializeToString,
+            ),
+            'TruncateSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.TruncateSessions,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.TruncateSessionsRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.TruncateSessionsReply.SerializeToString,
+            ),
+            'CloseSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseSessions,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CloseSessionsRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CloseSessionsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1665,6 +1731,114 @@ class Kvdb:
             '/kvdb.v1.Kvdb/CloseSession',
             kvdb_dot_rpc_dot_kvdb__pb2.CloseSessionRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.CloseSessionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/CreateSessions',
+            kvdb_dot_rpc_dot_kvdb__pb2.CreateSessionsRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.CreateSessionsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/UpdateSessions',
+            kvdb_dot_rpc_dot_kvdb__pb2.UpdateSessionsRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.UpdateSessionsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TruncateSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/TruncateSessions',
+            kvdb_dot_rpc_dot_kvdb__pb2.TruncateSessionsRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.TruncateSessionsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/CloseSessions',
+            kvdb_dot_rpc_dot_kvdb__pb2.CloseSessionsRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.CloseSessionsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,7 +15,7 @@ RECONNECT_SECONDS_MAX = 2
 REPEATED = (
     *("Hello", "ListContexts", "GetContext", "ContextTokens", "MatchPrefix", "ListIndexes", "ListTiers", "ContextStatistics"),
     *("ListSessions", "ExplainContext", "ExplainSession", "Explain", "PlanRecompute", "Stats", "Space", "CheckContext"),
-    *("VerifyIndexes", "CheckStore", "Attention", "AttentionTogether", "Truncate"),
+    *("VerifyIndexes", "CheckStore", "Attention", "AttentionTogether", "Truncate", "TruncateSessions"),
 )
 """The calls that gRPC makes again where the server is unavailable: done twice, they do what they do once."""
 RETRY = {

@@ -7,6 +7,8 @@ from kvdb.ingest.import_writer import ImportWriter
 from kvdb.rpc import codec, kv_chunk
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.kv_chunk import Chunk
+from kvdb.server.admission.admission import Admission
+from kvdb.server.admission.engine_work import work_on
 from kvdb.server.incoming import Incoming
 from kvdb.types import ContextInfo
 
@@ -17,23 +19,24 @@ def begin(requests: Iterator[bytes]) -> pb.ImportBegin:
     return _expect(first, "begin").begin
 
 
-def carry_out(writer: ImportWriter, incoming: Incoming, data: bytes) -> ContextInfo | None:
+def carry_out(writer: ImportWriter, incoming: Incoming, admission: Admission, data: bytes) -> ContextInfo | None:
     """Carry out what one message of an import asks for; what was published, once it is. Raises InvalidArgument."""
     request = kv_chunk.deserialize(data)
     try:
         if isinstance(request, Chunk) or request.WhichOneof("step") != "part":
             incoming.count(len(data))
-            return _written(writer, request)
+            return _written(writer, admission, request)
         whole = incoming.put_together(request.part)
-        return None if whole is None else _written(writer, kv_chunk.deserialize(whole))
+        return None if whole is None else _written(writer, admission, kv_chunk.deserialize(whole))
     finally:
         incoming.answered()
 
 
-def _written(writer: ImportWriter, request: Chunk | pb.ImportRequest) -> ContextInfo | None:
+def _written(writer: ImportWriter, admission: Admission, request: Chunk | pb.ImportRequest) -> ContextInfo | None:
     """Carry out one step of an import; what was published, once it is. Raises InvalidArgument."""
     if isinstance(request, Chunk):
-        writer.write(request.layer, request.k, request.v)
+        with admission.admitted(work_on(None, request.layer, request.k.shape[-2])):
+            writer.write(request.layer, request.k, request.v)
     elif request.WhichOneof("step") == "sample":
         writer.sample(request.sample.layer, codec.from_array(request.sample.q))
     else:

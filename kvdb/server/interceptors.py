@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import copy_context
 from functools import partial
+from math import inf
+from time import monotonic, perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +17,8 @@ from google.protobuf.message import DecodeError, Message
 import kvdb.deadlines as deadlines
 from kvdb.errors import CapacityError, InternalError, InvalidArgument, KvdbError, Unauthenticated
 from kvdb.rpc.status import abort, set_status
+from kvdb.server.admission.admission import Admission
+from kvdb.server.admission.fair_queue import Work
 from kvdb.server.inflight import InflightBytes
 from kvdb.server.replies import Replies
 from kvdb.server.turns import Turn, Turns
@@ -107,46 +111,103 @@ class UnaryCalls:
     `Replies` sends it as a plain unary method would.
     """
 
-    def __init__(self, submit: Callable[..., object], turns: Turns, inflight: InflightBytes) -> None:
+    def __init__(self, submit: Callable[..., object], turns: Turns, admission: Admission, inflight: InflightBytes) -> None:
         """submit: hands work to a thread of the pool."""
         self._submit = submit
         self._turns = turns
+        self._admission = admission
         self._inflight = inflight
         self._replies = Replies()
 
-    def handler(self, call: str, kind: type[M], behaviour: Callable[[M, grpc.ServicerContext], Any]) -> "Handler":
-        """The method of a call: it has its turn when no other call uses the sessions that its request names."""
-        turns, inflight, sessions_of = self._turns, self._inflight, _sessions_in(kind)
+    def handler(
+        self,
+        call: str,
+        kind: type[M],
+        behaviour: Callable[[M, grpc.ServicerContext], Any],
+        work_of: Callable[[M], Work] | None = None,
+    ) -> "Handler":
+        """The method of a call: it has its turn when no other call uses the sessions that its request names, and the engine has
+        room for it. work_of: what it asks of the engine, None for what takes little of it."""
+        sessions_of = _sessions_in(kind)
 
         def receive(data: bytes, context: grpc.ServicerContext, send: Send) -> None:
             with ErrorsTold(call, partial(_end, context, send)):
                 request = parsed(kind, data)
-                turn = Turn(context.peer(), sessions_of(request))
-                nbytes = inflight.take(turn.client, len(data))
+                waiting = _Waiting(call, partial(behaviour, request), context, send, Turn(context.peer(), sessions_of(request)))
+                if work_of is not None:
+                    waiting.work = work_of(request)._replace(due=monotonic() + (context.time_remaining() or inf))
+                waiting.nbytes = self._inflight.take(waiting.turn.client, len(data))
                 try:
-                    whose = copy_context()
-                    now = turns.begin(turn, lambda: self._submit(whose.run, go_on, request, context, send, turn, nbytes))
+                    now = self._turns.begin(waiting.turn, lambda: self._turn_came(waiting))
                 except CapacityError:
-                    inflight.give_back(turn.client, nbytes)
+                    self._inflight.give_back(waiting.turn.client, waiting.nbytes)
                     raise
-                if now:
-                    answer(request, context, send, turn, nbytes)
-
-        def go_on(request: M, context: grpc.ServicerContext, send: Send, turn: Turn, nbytes: int) -> None:
-            with ErrorsTold(call, partial(_end, context, send)):
-                answer(request, context, send, turn, nbytes)
-
-        def answer(request: M, context: grpc.ServicerContext, send: Send, turn: Turn, nbytes: int) -> None:
-            try:
-                with answering(context):
-                    reply = _serialize(behaviour(request, context)) if context.is_active() else b""
-            finally:  # before the client hears, lest its next call find the session busy
-                turns.end(turn)
-                inflight.give_back(turn.client, nbytes)
-            self._replies.send(context, send, reply)
+                if now and self._admits(waiting):
+                    self._answer(waiting)
 
         receive.experimental_non_blocking = True  # type: ignore[attr-defined]
         return grpc.unary_stream_rpc_method_handler(receive)
+
+    def _turn_came(self, waiting: "_Waiting") -> None:
+        """Go on in a thread of the pool, when the engine has room."""
+        if self._admits(waiting):
+            self._go_on(waiting)
+
+    def _admits(self, waiting: "_Waiting") -> bool:
+        """Whether the engine has room now. Where too many wait for it, the call is told so, in a thread of the pool."""
+        if waiting.work is None:
+            return True
+        try:
+            waiting.queued = perf_counter()
+            return self._admission.begin(waiting.work, partial(self._go_on, waiting))
+        except CapacityError as refusal:
+            waiting.work, waiting.refusal = None, refusal
+            self._go_on(waiting)
+            return False
+
+    def _go_on(self, waiting: "_Waiting") -> None:
+        self._submit(waiting.whose.run, self._answer, waiting)
+
+    def _answer(self, waiting: "_Waiting") -> None:
+        context, turn = waiting.context, waiting.turn
+        with ErrorsTold(waiting.call, partial(_end, context, waiting.send)):
+            try:
+                if waiting.refusal is not None:
+                    raise waiting.refusal
+                if waiting.queued is not None:
+                    self._admission.waited(perf_counter() - waiting.queued)
+                with answering(context):
+                    reply = _serialize(waiting.behaviour(context)) if context.is_active() else b""
+            finally:  # before the client hears, lest its next call find the session busy
+                if waiting.work is not None:
+                    self._admission.end(waiting.work)
+                self._turns.end(turn)
+                self._inflight.give_back(turn.client, waiting.nbytes)
+            self._replies.send(context, waiting.send, reply)
+
+
+class _Waiting:
+    """A unary call on its way. nbytes: counted of it in flight. work: what it asks of the engine, None for little. refusal: why
+    it is not carried out. queued: when it began to wait for the engine, None where it did not."""
+
+    def __init__(
+        self,
+        call: str,
+        behaviour: Callable[[grpc.ServicerContext], Any],
+        context: grpc.ServicerContext,
+        send: Send,
+        turn: Turn,
+    ) -> None:
+        self.call = call
+        self.behaviour = behaviour
+        self.context = context
+        self.send = send
+        self.turn = turn
+        self.whose = copy_context()
+        self.nbytes = 0
+        self.work: Work | None = None
+        self.refusal: CapacityError | None = None
+        self.queued: float | None = None
 
 
 def _end(context: grpc.ServicerContext, send: Send, error: KvdbError) -> None:

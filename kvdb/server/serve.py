@@ -21,6 +21,7 @@ from kvdb.hardware.calibrate import calibrate
 from kvdb.rpc.options import server_options
 from kvdb.server.access.exposure import check_exposure
 from kvdb.server.access.tls import server_credentials, ssl_context
+from kvdb.server.admission.admission import Admission
 from kvdb.server.console.access import view_by_token
 from kvdb.server.console.console import Console
 from kvdb.server.http.opening import open_http
@@ -76,11 +77,12 @@ class Server:
         self._measured = CallMetrics(self.registry)
         self._streams = Streams(config.workers, config.stream_idle_seconds)
         self._turns = Turns(CLIENT_CALLS_MAX, CLIENT_WAITING_MAX, self._measured.waited)
+        self._admission = Admission(config.requests_max, config.queue_max, self._measured.waited)
         self._sessions = Sessions(config.session_idle_seconds, self._streams.session_ended, database.events)
         idle_seconds = min(config.session_idle_seconds, config.stream_idle_seconds)
         self._watch = Watch(idle_seconds / LOOKS_PER_IDLE_TIME, [self._sessions.close_idle, self._streams.end_idle])
         self._health = health.HealthServicer()
-        shared = SharedEngine(database, self._sessions, self._turns, self._measured.stepped)
+        shared = SharedEngine(database, self._sessions, self._turns, self._admission, self._measured.stepped)
         # Certificates cannot be asked for there.
         self._local = SharedMemoryListener("" if config.tls_client_ca else config.local_socket, config.token, shared)
         self._server = grpc.server(
@@ -120,14 +122,16 @@ class Server:
         stopped.wait()
         self._watch.stop()
         self._turns.close()  # or a turn that comes later would look for a thread that is not there any more
+        self._admission.close()
         self._sessions.close_all()
         self._threads.shutdown()
 
     def _calls(self, database: Database, config: ServerConfig) -> grpc.GenericRpcHandler:
         inflight = InflightBytes(config.inflight_bytes_max)
         service = KvdbService(database, self._sessions, self._streams, self._turns, inflight, config, self._measured.stepped)
+        service.admission = self._admission
         service.offer_memory(self._local.path, self._local.identity)
-        return handlers(service, UnaryCalls(self._threads.submit, self._turns, inflight))
+        return handlers(service, UnaryCalls(self._threads.submit, self._turns, self._admission, inflight))
 
     def _listen(self, config: ServerConfig, tls: grpc.ServerCredentials | None) -> str:
         unix = config.host.startswith("unix:")

@@ -8,6 +8,7 @@ from time import perf_counter
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 import kvdb.deadlines as deadlines
@@ -19,10 +20,14 @@ from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import to_choice, to_plan
 from kvdb.rpc.query_options import to_query_options
 from kvdb.server import decode_calls, import_calls, interceptors
+from kvdb.server.admission.admission import Admission
+from kvdb.server.admission.engine_work import work_on
+from kvdb.server.admission.fair_queue import Work
 from kvdb.server.context_calls import ContextCalls
 from kvdb.server.incoming import Incoming
 from kvdb.server.inflight import InflightBytes
 from kvdb.server.interceptors import UnaryCalls
+from kvdb.server.many_sessions_calls import ManySessionsCalls, truncated
 from kvdb.server.read_calls import ReadCalls
 from kvdb.server.session_registry import Sessions
 from kvdb.server.store_calls import StoreCalls
@@ -36,7 +41,7 @@ BLOCKING = {"BuildIndex", "VerifyIndexes", "CheckContext", "CheckStore", "Backup
 """Unary calls that hold their thread for long, and count among the streams therefore."""
 
 
-class KvdbService(ContextCalls, ReadCalls, StoreCalls):
+class KvdbService(ContextCalls, ManySessionsCalls, ReadCalls, StoreCalls):
     """One method for each call, named as in the proto but in Python's way; what they raise becomes a status."""
 
     def __init__(
@@ -56,6 +61,7 @@ class KvdbService(ContextCalls, ReadCalls, StoreCalls):
         self._turns = turns
         self._inflight = inflight
         self._stepped = stepped
+        self.admission = Admission(config.requests_max, config.queue_max)
         self._incoming = partial(Incoming, inflight, nbytes_max=config.request_bytes_max)
         self._greeting = pb.HelloReply(
             version=__version__,
@@ -63,6 +69,10 @@ class KvdbService(ContextCalls, ReadCalls, StoreCalls):
             request_bytes_max=config.request_bytes_max,
             stream_idle_seconds=config.stream_idle_seconds,
         )
+
+    def work_of(self, request: Message) -> Work:
+        """What a unary call of `decode_calls.UNARY` asks of the engine."""
+        return decode_calls.work_of(request, self._sessions.peek)
 
     def offer_memory(self, path: str, identity: bytes) -> None:
         """Tell clients from now on of the socket through which this server shares memory, and what it says of itself there."""
@@ -86,7 +96,7 @@ class KvdbService(ContextCalls, ReadCalls, StoreCalls):
                 for data in requests:
                     self._streams.begin(stream)
                     with interceptors.answering(context):
-                        info = import_calls.carry_out(writer, incoming, data)
+                        info = import_calls.carry_out(writer, incoming, self.admission, data)
                     self._streams.end(stream)
                     if info is not None:
                         yield pb.ImportReply(committed=codec.to_info(info))
@@ -147,9 +157,7 @@ class KvdbService(ContextCalls, ReadCalls, StoreCalls):
 
     def truncate(self, request: pb.TruncateRequest, _context: grpc.ServicerContext) -> pb.TruncateReply:
         with self._sessions.borrow(request.session_id) as session:
-            session.truncate(request.tokens)
-            layout = map(codec.to_placed, session.layout)
-            return pb.TruncateReply(reused=session.reused, start=session.start, layout=layout)
+            return truncated(session, request.tokens)
 
     def store(self, request: pb.StoreRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
         tokens = codec.from_tokens(request.tokens) if request.HasField("tokens") else None
@@ -212,7 +220,11 @@ class KvdbService(ContextCalls, ReadCalls, StoreCalls):
         started = perf_counter()
         self._turns.wait(stream.turn)
         try:
-            with interceptors.answering(stream.context), self._sessions.borrow(stream.session) as session:
+            with (
+                interceptors.answering(stream.context),
+                self._sessions.borrow(stream.session) as session,
+                self.admission.admitted(work_on(session, call.layer, decode_calls.tokens_of(call))),
+            ):
                 deadlines.check()
                 out = decode_calls.CALLS[kind](session, call)
         finally:
@@ -239,4 +251,4 @@ def _handler(service: KvdbService, unary: UnaryCalls, method: MethodDescriptor) 
         return interceptors.replies(method.name, kind, behaviour)
     if method.name in BLOCKING:
         return interceptors.blocking(method.name, kind, behaviour)
-    return unary.handler(method.name, kind, behaviour)
+    return unary.handler(method.name, kind, behaviour, service.work_of if kind in decode_calls.UNARY else None)

@@ -60,6 +60,12 @@ class Sessions:
             self._entries[name] = _Entry(state, monotonic())
         return name
 
+    def peek(self, name: str) -> SessionState | None:
+        """The session, to look at what never changes, or None."""
+        with self._lock:
+            entry = self._entries.get(name)
+            return None if entry is None else entry.state
+
     def borrow(self, name: str) -> "Borrowed":
         """For `with`: the session, which does not count as idle while the body runs. Raises SessionClosed."""
         with self._lock:

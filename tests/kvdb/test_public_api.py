@@ -15,6 +15,10 @@ Choice(ratio, tier, load_seconds, recompute_seconds, seconds, hidden, floor, by_
 Choice.to_dict()
 Choice.from_dict(values)
 Client(transport)
+Client.create_sessions(spec, prompts, *, error_max=None, salt='', timeout=None)
+Client.update_sessions(sessions, layer, k, v, *, starts=None, timeout=None)
+Client.truncate_sessions(sessions, tokens, *, timeout=None)
+Client.close_sessions(sessions)
 Client.contexts(prefix='', *, metadata=None, limit=None, after='')
 Client.pin(*names)
 Client.unpin(*names)
@@ -115,9 +119,12 @@ SessionStats(tokens, reused, tail_tokens, tail_nbytes, queries, tokens_scanned, 
 TierStats(name, blocks_used, blocks_total, block_nbytes, nbytes, huge, pinned_nbytes=0)
 Timeouts(lookup=10.0, attend=30.0, progress=30.0, store=300.0, maintain=3600.0)
 Timeouts.of(given)
+Tls(ca='', cert='', key='')
+Tls.of_environment()
+Tls.read()
 TopK(k)
 TopP(p)
-connect(target=None, *, token='', timeout=None, config=None, threads=None, rules=())
+connect(target=None, *, token='', timeout=None, tls=None, config=None, threads=None, rules=())
 errors
 """  # noqa: E501  # a signature is a line
 

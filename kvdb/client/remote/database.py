@@ -10,6 +10,7 @@ import kvdb.deadlines as deadlines
 import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.imports import RemoteImport
+from kvdb.client.remote.many_sessions import RemoteManySessions
 from kvdb.client.remote.open_sessions import OpenSessions
 from kvdb.client.remote.reading import read
 from kvdb.client.remote.session import RemoteSession
@@ -39,7 +40,7 @@ from kvdb.types import (
 from query_optimizer.query_options import QueryOptions
 
 
-class RemoteDatabase(RemoteStore):
+class RemoteDatabase(RemoteManySessions, RemoteStore):
     """`kvdb.client.transport.Transport` over gRPC. Thread-safe.
 
     Names, token ids and layer numbers are checked here, as an embedded database checks them. The server checks everything else;
@@ -252,13 +253,17 @@ class RemoteDatabase(RemoteStore):
 
     def _ids(self, sessions: Sequence[object], layer: int) -> list[str]:
         """The ids of open sessions of this database. Raises InvalidArgument, SpecMismatch, SessionClosed or LayerError."""
-        own = [one for one in sessions if isinstance(one, RemoteSession) and one.connection is self._connection]
-        validate.together(sessions, own)
+        own = self._own(sessions)
         for i, session in enumerate(own):
             with validate.numbered(i):
                 validate.same_spec(session.spec, own[0].spec)
                 session.check_layer(layer)
         return [session.id for session in own]
+
+    def _own(self, sessions: Sequence[object]) -> list[RemoteSession]:
+        own = [one for one in sessions if isinstance(one, RemoteSession) and one.connection is self._connection]
+        validate.together(sessions, own)
+        return own
 
     def _together(self, sessions: Sequence[object]) -> SharedCalls:
         """The way through shared memory for calls on several sessions of one model."""

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from threading import RLock
 
-import numpy as np
-
 import kvdb.deadlines as deadlines
 import kvdb.validate as validate
 from kvdb.blend.controller import Choice
 from kvdb.blend.deviation import score_name
+from kvdb.client.remote.answers import joined, writable
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.open_sessions import OpenSessions
 from kvdb.client.remote.reading import read
@@ -101,7 +100,7 @@ class RemoteSession:
             self._fill(request.attention, layer)
             codec.put_array(request.attention.q, q)
             put_query_options(request.attention, options)
-            return _writable(self._decode(request))
+            return writable(self._decode(request))
 
     def attend(self, layer: int, q: Array, k: Array, v: Array, options: QueryOptions, start: int | None = None) -> Array:
         """`update` and `attention` in one call; see `kvdb.session.state.SessionState.attend`, whose errors it raises."""
@@ -117,8 +116,8 @@ class RemoteSession:
                 for message, array in zip((call.q, call.k, call.v), piece, strict=True):
                     codec.put_array(message, array)
                 put_query_options(call, options)
-                outs.append(_writable(self._decode(request)))
-            return _joined(outs)
+                outs.append(writable(self._decode(request)))
+            return joined(outs)
 
     def step(self, *_: object) -> None:
         """None: a message is made of numpy's arrays; see `attend`."""
@@ -138,7 +137,7 @@ class RemoteSession:
             self.check_layer(layer)
             validate.positions(positions, validate.queries(self.spec, q), self.start, layer)
             requests = self._placed_requests("attention_at", layer, positions, q=q)
-            return _joined([_writable(self._decode(request)) for request in requests])
+            return joined([writable(self._decode(request)) for request in requests])
 
     def measure_deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
         """Measure how far fresh KV is from stored KV; see `kvdb.session.state.SessionState.measure_deviation`, whose
@@ -149,8 +148,8 @@ class RemoteSession:
             outs = []
             for request in self._placed_requests("deviation", layer, positions, k=k, v=v):
                 request.deviation.score = "" if score is None else score_name(score)
-                outs.append(_writable(self._decode(request)))
-            return _joined(outs)
+                outs.append(writable(self._decode(request)))
+            return joined(outs)
 
     def truncate(self, tokens: int) -> None:
         """Keep the first tokens of every layer; see `kvdb.session.state.SessionState.truncate`, whose errors it raises."""
@@ -158,8 +157,12 @@ class RemoteSession:
             self._check_open()
             request = pb.TruncateRequest(session_id=self.id, tokens=tokens)
             reply: pb.TruncateReply = self.connection.call(self.connection.stub.Truncate, request)
-            self.start, self.reused, self.tokens = reply.start, reply.reused, self.tokens[:tokens]
-            self.layout = tuple(map(codec.from_placed, reply.layout))
+            self.truncated(reply, tokens)
+
+    def truncated(self, reply: pb.TruncateReply, tokens: int) -> None:
+        """Keep what the server says of the session that it truncated."""
+        self.start, self.reused, self.tokens = reply.start, reply.reused, self.tokens[:tokens]
+        self.layout = tuple(map(codec.from_placed, reply.layout))
 
     def read(
         self, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
@@ -211,13 +214,18 @@ class RemoteSession:
 
     def close(self) -> None:
         """Give everything back. Closing twice does nothing, and neither does closing a session whose server is gone."""
-        with self._lock:
-            if not self._open:
-                return
-            self._open = False
-            self._stream.cancel()
+        if not self.forget():
+            return
         with suppress(Unavailable):  # the server's sessions went with it, or this one expires there
             self.connection.call(self.connection.stub.CloseSession, pb.CloseSessionRequest(session_id=self.id))
+
+    def forget(self) -> bool:
+        """End the session here alone; whether it was open, so that the server is to be told."""
+        with self._lock:
+            was, self._open = self._open, False
+            if was:
+                self._stream.cancel()
+            return was
 
     def _fill(
         self, call: pb.UpdateRequest | pb.AttentionRequest | pb.AttendRequest, layer: int, start: int | None = None
@@ -277,15 +285,6 @@ class RemoteSession:
     def _check_open(self) -> None:
         if not self._open:
             raise SessionClosed("the session is closed; open another with create_session")
-
-
-def _writable(reply: pb.DecodeReply) -> Array:
-    return codec.from_array(reply.out).copy()
-
-
-def _joined(outs: list[Array]) -> Array:
-    """The answers to pieces of one request, joined along their tokens."""
-    return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
 
 
 def _start(start: int | None) -> int | None:

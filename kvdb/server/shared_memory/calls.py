@@ -13,6 +13,8 @@ from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.query_options import to_query_options
 from kvdb.rpc.shared_records import Kind, SharedRequest, check_span
 from kvdb.rpc.shared_region import SharedRegion
+from kvdb.server.admission.admission import Admission
+from kvdb.server.admission.engine_work import work_on
 from kvdb.server.interceptors import parsed
 from kvdb.server.session_registry import Sessions
 from kvdb.server.shared_memory.imports import SharedImports
@@ -39,6 +41,7 @@ class SharedEngine(NamedTuple):
     database: Database
     sessions: Sessions
     turns: Turns
+    admission: Admission
     stepped: Callable[[str, float], None]
 
 
@@ -56,11 +59,11 @@ class SharedCalls:
     """What one client asks for through its region. Used by one thread. sessions_used: the ids of sessions that were asked for."""
 
     def __init__(self, engine: SharedEngine, region: SharedRegion) -> None:
-        self._database, self._sessions, self._turns, self._stepped = engine
+        self._database, self._sessions, self._turns, self._admission, self._stepped = engine
         self._region = region
         self._heads: dict[tuple[int, bytes], Head] = {}
         self.sessions_used: set[str] = set()
-        self.imports = SharedImports(engine.database, region)
+        self.imports = SharedImports(engine.database, engine.admission, region)
         self._calls: Mapping[int, Callable[[SharedRequest], int]] = {
             Kind.PING: lambda _request: 0,
             Kind.UPDATE: partial(self._of_one, self._update),
@@ -90,7 +93,8 @@ class SharedCalls:
         try:
             with self._sessions.borrow(head.sessions[0]) as session:
                 self._note(head)
-                out = call(session, head, request)
+                with self._admission.admitted(work_on(session, head.layer, request.tokens)):
+                    out = call(session, head, request)
         finally:
             self._turns.end(head.turn)
         return 0 if out is None else self._reply(request, out)
@@ -116,16 +120,19 @@ class SharedCalls:
         try:
             with self._sessions.borrow_all(head.sessions) as sessions:
                 self._note(head)
-                spec, count = sessions[0].spec, len(sessions)
-                shape = request.tokens, spec.head_dim
-                q = self._region.view(request.q, (count, spec.q_heads, *shape), spec.numpy_dtype)
-                if request.kind == Kind.ATTENTION_TOGETHER:
-                    return self._reply(request, self._database.attention_together(sessions, head.layer, q, head.options))
-                k, v = (self._region.view(at, (count, spec.kv_heads, *shape), spec.numpy_dtype) for at in (request.k, request.v))
-                out = self._database.attend_together(sessions, head.layer, q, k, v, head.options, head.starts)
-                return self._reply(request, out)
+                with self._admission.admitted(work_on(sessions[0], head.layer, request.tokens * len(sessions))):
+                    return self._reply(request, self._together(sessions, head, request))
         finally:
             self._turns.end(head.turn)
+
+    def _together(self, sessions: list[SessionState], head: Head, request: SharedRequest) -> Array:
+        spec, count = sessions[0].spec, len(sessions)
+        shape = request.tokens, spec.head_dim
+        q = self._region.view(request.q, (count, spec.q_heads, *shape), spec.numpy_dtype)
+        if request.kind == Kind.ATTENTION_TOGETHER:
+            return self._database.attention_together(sessions, head.layer, q, head.options)
+        k, v = (self._region.view(at, (count, spec.kv_heads, *shape), spec.numpy_dtype) for at in (request.k, request.v))
+        return self._database.attend_together(sessions, head.layer, q, k, v, head.options, head.starts)
 
     def _heads_at(self, offset: int, heads: int, session: SessionState, request: SharedRequest) -> Array:
         spec = session.spec

@@ -10,6 +10,8 @@ from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.shared_records import Kind, SharedRequest
 from kvdb.rpc.shared_region import SharedRegion
+from kvdb.server.admission.admission import Admission
+from kvdb.server.admission.engine_work import work_on
 from kvdb.server.interceptors import parsed
 
 SAMPLE_BYTES_MAX = 64 << 20
@@ -19,8 +21,9 @@ class SharedImports:
     """The imports of one client, of which one is under way at a time. Used by one thread. calls: the method of each kind of
     request, which returns how many bytes of a reply it wrote."""
 
-    def __init__(self, database: Database, region: SharedRegion) -> None:
+    def __init__(self, database: Database, admission: Admission, region: SharedRegion) -> None:
         self._database = database
+        self._admission = admission
         self._region = region
         self._writer: ImportWriter | None = None
         self._sample_bytes = b""  # of the sample whose pieces come
@@ -58,7 +61,8 @@ class SharedImports:
         writer = self._open()
         shape = writer.spec.kv_heads, request.tokens, writer.spec.head_dim
         k, v = (self._region.view(at, shape, writer.spec.numpy_dtype) for at in (request.k, request.v))
-        writer.write(request.layer, k, v)
+        with self._admission.admitted(work_on(None, request.layer, request.tokens)):
+            writer.write(request.layer, k, v)
         return 0
 
     def _commit(self, request: SharedRequest) -> int:

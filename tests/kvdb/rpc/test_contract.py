@@ -33,7 +33,7 @@ def test_every_call_is_served():
         def __getattr__(self, name):
             return lambda request, context: None
 
-    served = handlers(Anything(), UnaryCalls(None, None, None))
+    served = handlers(Anything(), UnaryCalls(None, None, None, None))
     assert served.service_name() == SERVICE.full_name
     for method in SERVICE.methods:
         details = type("Details", (), {"method": f"/{SERVICE.full_name}/{method.name}"})

@@ -73,15 +73,23 @@ def test_open_work_finishes_and_nothing_else_begins(serve, spec, busy, local_soc
             assert reached.wait(SECONDS_MAX)
             stopped = threads.submit(server.stop, GRACE)
             until(lambda: next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING)
-        until(lambda: not server.ready)
+        until(lambda: refuses(server.target))
 
         def refused():
             with pytest.raises(errors.Unavailable):
                 idle.attend(0, ones(4), ones(2), ones(2))
 
-        until(stopped.running)
         assert seconds_of(refused) < AT_ONCE
         assert not updated.done()
         opened.set()
         updated.result(SECONDS_MAX)
         assert seconds_of(lambda: stopped.result(SECONDS_MAX)) < AT_ONCE
+
+
+def refuses(target):
+    """Whether a server takes no new client."""
+    try:
+        kvdb.connect(target).close()
+    except errors.Unavailable:
+        return True
+    return False

@@ -1,0 +1,1 @@
+"""Which of the calls that wait for the engine goes next, and how many may wait."""

@@ -1,0 +1,115 @@
+"""The engine's door: so many calls are under way at a time, and the others wait in a fair queue."""
+
+from collections.abc import Callable
+from threading import Event, Lock
+from time import monotonic, perf_counter
+
+import kvdb.deadlines as deadlines
+from kvdb.errors import CapacityError, KvdbError
+from kvdb.server.admission.fair_queue import FairQueue, Work
+
+LOOK_SECONDS = 0.05
+"""How often a thread that waits looks whether anybody waits for it."""
+
+
+class Admission:
+    """The calls that use the engine, and those that wait for it. Thread-safe.
+
+    requests_max: how many are under way at a time. queue_max: how many more may wait. waited: told of each call that waits how
+    many seconds it did.
+    """
+
+    def __init__(self, requests_max: int, queue_max: int, waited: Callable[[float], None] = lambda _seconds: None) -> None:
+        self._free = requests_max
+        self._queue: FairQueue[Callable[[], object]] = FairQueue(queue_max)
+        self.waited = waited
+        self._closed = False
+        self._lock = Lock()
+
+    def begin(self, work: Work, go_on: Callable[[], object]) -> bool:
+        """Whether the call may begin now. Otherwise it waits, and `go_on` is called when its turn comes, in the thread that ended
+        another, which it must not keep. Either way `end` it. Raises CapacityError where too many wait; then there is nothing to
+        end.
+        """
+        with self._lock:
+            if self._closed or (self._free > 0 and not self._queue.length):
+                self._queue.start(work)
+                self._free -= 1
+                return True
+            try:
+                self._queue.push(work, go_on)
+            except CapacityError:
+                if not self._let_late_go():
+                    raise
+                self._queue.push(work, go_on)
+            return False
+
+    def wait(self, work: Work) -> None:
+        """Wait in this thread until the call may begin. `end` it. Raises CapacityError, and DeadlineExceeded or Cancelled where
+        the call is waited for no longer; then there is nothing to end."""
+        with self._lock:
+            if self._closed or (self._free > 0 and not self._queue.length):  # nearly always
+                self._queue.start(work)
+                self._free -= 1
+                return
+        come = Event()
+        go_on, came = come.set, perf_counter()
+        if self.begin(work, go_on):
+            return
+        while not come.wait(LOOK_SECONDS):
+            try:
+                deadlines.check()
+            except KvdbError:
+                with self._lock:
+                    if self._queue.remove(work, go_on):
+                        raise
+                break  # it was let go on meanwhile, and finds the same again
+        self.waited(perf_counter() - came)
+
+    def admitted(self, work: Work) -> "Admitted":
+        """For `with`: `wait` for the work before the body, `end` it after."""
+        return Admitted(self, work)
+
+    def end(self, work: Work) -> None:
+        """The call is over; the next begins."""
+        with self._lock:
+            self._queue.done(work)
+            self._free += 1
+            self._go_on()
+
+    def close(self) -> None:
+        """Let everybody go on at once, those that wait and those that still come. For a server whose calls were all cancelled."""
+        with self._lock:
+            self._closed = True
+            self._free += len(self._queue)
+            self._go_on()
+
+    def _let_late_go(self) -> bool:
+        """Let those go on that are waited for no longer, which find that out first. Whether there were any."""
+        late = self._queue.expired(monotonic())
+        self._free -= len(late)
+        for go_on in late:
+            go_on()
+        return bool(late)
+
+    def _go_on(self) -> None:
+        while self._free > 0 and (go_on := self._queue.pop(monotonic())) is not None:
+            self._free -= 1
+            go_on()
+
+
+class Admitted:
+    """Work that has been admitted while the body of a `with` runs. A context manager by hand, because each step of decoding needs
+    one."""
+
+    __slots__ = ("_admission", "_work")
+
+    def __init__(self, admission: Admission, work: Work) -> None:
+        self._admission = admission
+        self._work = work
+
+    def __enter__(self) -> None:
+        self._admission.wait(self._work)
+
+    def __exit__(self, *_: object) -> None:
+        self._admission.end(self._work)
