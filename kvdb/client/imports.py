@@ -20,8 +20,9 @@ def import_all(writer: ImportTransport, tokens: int, kv: Iterable[Any], queries:
     try:
         layers = 0
         for pair in validate.iterable("kv", kv, "one pair (k, v) for each layer"):
-            k, v = _pair(pair, layers)
-            _write(writer, layers, to_numpy(k), to_numpy(v), tokens)
+            k, v = checked_pair(pair, layers, tokens)
+            if writer.start < tokens:
+                writer.write(layers, k[:, writer.start :], v[:, writer.start :])
             layers += 1
         if layers != spec.layers:
             raise LayerError(f"kv holds {layers} layers; expected {spec.layers}, those of {spec.name}")
@@ -35,22 +36,19 @@ def import_all(writer: ImportTransport, tokens: int, kv: Iterable[Any], queries:
     return info
 
 
-def _pair(given: Any, layer: int) -> tuple[Any, Any]:
+def checked_pair(given: Any, layer: int, n: int) -> tuple[Array, Array]:
+    """The keys and values of all n tokens of a layer, `[kv_heads, n, head_dim]`. Raises InvalidArgument or ShapeError."""
     try:
         k, v = given
     except (TypeError, ValueError):
         raise InvalidArgument(f"kv of layer {layer} is a {type(given).__name__}; expected a pair (k, v)") from None
-    return k, v
-
-
-def _write(writer: ImportTransport, layer: int, k: Array, v: Array, n: int) -> None:
-    for what, array in (("k", k), ("v", v)):
+    pair = to_numpy(k), to_numpy(v)
+    for what, array in zip("kv", pair, strict=True):
         if array.ndim != 3 or array.shape[1] != n:
             raise ShapeError(
                 f"{what} of layer {layer} has the shape {array.shape}; expected (kv_heads, {n}, head_dim), all {n} tokens"
             )
-    if writer.start < n:
-        writer.write(layer, k[:, writer.start :], v[:, writer.start :])
+    return pair
 
 
 def _sample(writer: ImportTransport, queries: Iterable[Any], spec: ModelSpec) -> None:

@@ -5,7 +5,7 @@ the class that the engine raised, with its message. A status without it came fro
 """
 
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 
@@ -71,8 +71,9 @@ def to_error(failure: grpc.RpcError, target: str) -> KvdbError:
     target: the server's address, for the message. `failure` is one that a call raised, so it carries a status.
     """
     code, text = failure.code(), failure.details() or ""
-    for entry in failure.trailing_metadata() or ():
-        if entry.key == ERROR_KEY and (kind := _CLASSES.get(str(entry.value))):
+    trailing: Any = failure.trailing_metadata()
+    for key, value in trailing or ():
+        if key == ERROR_KEY and (kind := _CLASSES.get(str(value))):
             return kind(text)
     return too_late(target, text) if code is grpc.StatusCode.DEADLINE_EXCEEDED else _of_grpc(code, text, target)
 

@@ -9,10 +9,11 @@ from urllib.parse import urlsplit
 import grpc
 
 from kvdb.client.remote.alarm import Alarm
+from kvdb.client.remote.message_limits import MessageLimits
 from kvdb.client.remote.shared_memory.lanes import SharedLanes
 from kvdb.client.remote.time_limits import TimeLimits
 from kvdb.config import Timeouts, Tls
-from kvdb.errors import InvalidArgument, KvdbError, MessageTooLarge, Unavailable
+from kvdb.errors import InvalidArgument, KvdbError, Unavailable
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
 from kvdb.rpc.options import client_options
@@ -20,19 +21,16 @@ from kvdb.rpc.status import to_error
 
 PORT = 7700
 CONNECT_SECONDS = 10.0
-ENVELOPE_BYTES_MAX = 64 << 10
-"""Room in a message for everything beside arrays and tokens: names, shapes, a spec."""
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
 
-class Connection:
+class Connection(MessageLimits):
     """An open channel to a server that answered. Thread-safe.
 
     target: `kvdb://host:port`, `kvdbs://host:port` or `kvdb+unix:///path`. stub: the generated calls; make them through `call`,
-    or with `metadata`. message_bytes_max: the largest message that the server takes. payload_bytes_max: the largest arrays and
-    tokens that fit into one; stream_payload_bytes_max: into a request of a stream, which may be several messages.
+    or with `metadata`.
     stream_idle_seconds: how long the server lets a stream say nothing. lanes: the ways through shared memory, none where the
     server is on another host. direct: whether `Decode` may go through parts of gRPC that are not public. limits: how long each
     call may take. alarm: what ends calls of streams that take longer.
@@ -42,7 +40,7 @@ class Connection:
         """Raises InvalidArgument for an invalid target or token, ConfigError for certificates that cannot be read, Unavailable or
         Unauthenticated."""
         self.target = target
-        self.metadata = _metadata(token)
+        self.metadata = metadata_of(token)
         self.direct = True
         self.limits = TimeLimits(timeouts)
         self.alarm = Alarm()
@@ -54,9 +52,7 @@ class Connection:
         except grpc.RpcError as failure:
             self.channel.close()
             raise self.error(failure) from None
-        self.message_bytes_max: int = hello.message_bytes_max
-        self.payload_bytes_max = self.message_bytes_max - ENVELOPE_BYTES_MAX
-        self.stream_payload_bytes_max: int = hello.request_bytes_max - ENVELOPE_BYTES_MAX
+        self.take_limits(hello)
         self.stream_idle_seconds: float = hello.stream_idle_seconds
         path = hello.local_socket if _is_local(target) else ""
         self.lanes = SharedLanes(path, hello.local_server, token, target, self.limits)
@@ -83,21 +79,6 @@ class Connection:
         """The error of kvdb that a failed call stands for."""
         return to_error(failure, self.target)
 
-    def check_size(self, what: str, nbytes: int) -> None:
-        """Raises MessageTooLarge for more bytes than the server takes in one message."""
-        self._check(what, nbytes, self.payload_bytes_max, "one message", "server.message_bytes_max")
-
-    def check_stream_size(self, what: str, nbytes: int) -> None:
-        """Raises MessageTooLarge for more bytes than the server takes in one request of a stream."""
-        self._check(what, nbytes, self.stream_payload_bytes_max, "one request", "server.request_bytes_max")
-
-    def _check(self, what: str, nbytes: int, nbytes_max: int, where: str, setting: str) -> None:
-        if nbytes > nbytes_max:
-            raise MessageTooLarge(
-                f"{what} has {nbytes:,} bytes; expected at most {nbytes_max:,} in {where} to {self.target}, "
-                f"so send fewer tokens at a time or raise {setting}"
-            )
-
     def close(self) -> None:
         """Close the channel; calls under way fail."""
         self._closed = True
@@ -107,14 +88,14 @@ class Connection:
 
 def _channel(target: str, tls: Tls) -> grpc.Channel:
     """Raises InvalidArgument, or ConfigError for certificates that cannot be read."""
-    address, options = _address(target), client_options()
+    address, options = address_of(target), client_options()
     if not target.startswith("kvdbs:"):
         return grpc.insecure_channel(address, options=options)
     ca, key, cert = tls.read()
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options=options)
 
 
-def _address(target: str) -> str:
+def address_of(target: str) -> str:
     """A target's address as gRPC writes it. Raises InvalidArgument."""
     try:
         parts = urlsplit(target)
@@ -139,7 +120,7 @@ def _is_local(target: str) -> bool:
         return False
 
 
-def _metadata(token: str) -> tuple[tuple[str, str], ...]:
+def metadata_of(token: str) -> tuple[tuple[str, str], ...]:
     """The headers that carry a token. Raises InvalidArgument."""
     if not token.isascii() or (token and not token.isprintable()):
         raise InvalidArgument("the token holds characters that no header can carry; expected printable ASCII")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+import kvdb.client.remote.messages as messages
 import kvdb.deadlines as deadlines
 import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
@@ -20,7 +21,6 @@ from kvdb.client.remote.store import RemoteStore
 from kvdb.config import Timeouts, Tls
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.query_options import put_query_options
 from kvdb.types import (
     DEFAULT_RETENTION,
     Array,
@@ -67,12 +67,8 @@ class RemoteDatabase(RemoteManySessions, RemoteStore):
     ) -> RemoteImport | SharedImport:
         """Start storing a context; see `kvdb.database.Database.begin_import`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
-        ids = codec.to_tokens(validate.token_ids(tokens))
-        connection.check_size("the list of tokens", len(ids))
-        first = None if base is None else validate.base(base)
-        kept = codec.to_retention(validate.retention(retention))
-        begin = pb.ImportBegin(spec=codec.to_spec(spec), tokens=ids, base=first, retention=kept)
-        begin.name, begin.salt = validate.name(name), validate.salt(salt)
+        begin = messages.import_begin(spec, tokens, name, base, retention, salt)
+        connection.check_size("the list of tokens", len(begin.tokens))
         return SharedImport.open(connection.lanes, spec, begin) or RemoteImport(connection, spec, begin)
 
     def create_session(
@@ -89,14 +85,7 @@ class RemoteDatabase(RemoteManySessions, RemoteStore):
         connection = self._connected()
         ids = validate.token_ids(tokens)
         connection.check_size("the list of tokens", ids.nbytes)
-        request = pb.CreateSessionRequest(
-            spec=codec.to_spec(spec),
-            tokens=codec.to_tokens(ids),
-            error_max=error_max,
-            salt=validate.salt(salt),
-            share=share,
-            label=label,
-        )
+        request = messages.create_session(spec, ids, error_max, salt, share=share, label=label)
         reply = connection.call(connection.stub.CreateSession, request)
         return RemoteSession(connection, spec, reply, ids, self._sessions)
 
@@ -130,10 +119,7 @@ class RemoteDatabase(RemoteManySessions, RemoteStore):
         if ids and (out := self._together(sessions).attend_together(ids, layer, (q, k, v), options, starts)) is not None:
             return out
         connection.check_size(f"the step of {len(ids)} sessions", q.nbytes + k.nbytes + v.nbytes)
-        request = pb.AttendTogetherRequest(session_ids=ids, layer=layer, starts=starts)
-        for message, array in ((request.q, q), (request.k, k), (request.v, v)):
-            codec.put_array(message, array)
-        put_query_options(request, options)
+        request = messages.attend_together(ids, layer, (q, k, v), options, starts)
         return codec.from_array(connection.call(connection.stub.AttendTogether, request).out).copy()
 
     def attention_together(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array:
@@ -143,16 +129,13 @@ class RemoteDatabase(RemoteManySessions, RemoteStore):
         if ids and (out := self._together(sessions).attention_together(ids, layer, q, options)) is not None:
             return out
         connection.check_size(f"q of {len(ids)} sessions", q.nbytes)
-        request = pb.AttentionTogetherRequest(session_ids=ids, layer=layer)
-        codec.put_array(request.q, q)
-        put_query_options(request, options)
+        request = messages.attention_together(ids, layer, q, options)
         return codec.from_array(connection.call(connection.stub.AttentionTogether, request).out).copy()
 
     def contexts(self, prefix: str, limit: int | None, after: str, metadata: Mapping[str, Any]) -> list[ContextInfo]:
         """The stored contexts; see `kvdb.database.Database.contexts`."""
         connection = self._connected()
-        request = pb.ListContextsRequest(prefix=prefix, limit=limit or 0, after=after, metadata=json.dumps(metadata))
-        reply = connection.call(connection.stub.ListContexts, request)
+        reply = connection.call(connection.stub.ListContexts, messages.list_contexts(prefix, limit, after, metadata))
         return [codec.from_info(info) for info in reply.contexts]
 
     def get(self, name: str) -> ContextInfo:
@@ -183,9 +166,7 @@ class RemoteDatabase(RemoteManySessions, RemoteStore):
     def match(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> PrefixMatch:
         """How much of a prompt is stored on the server."""
         connection = self._connected()
-        ids = codec.to_tokens(validate.token_ids(tokens))
-        request = pb.MatchPrefixRequest(spec=codec.to_spec(spec), tokens=ids, salt=validate.salt(salt))
-        reply = connection.call(connection.stub.MatchPrefix, request)
+        reply = connection.call(connection.stub.MatchPrefix, messages.match(spec, tokens, salt))
         return PrefixMatch(int(reply.tokens), int(reply.resident))
 
     def tiers(self) -> list[TierStats]:

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 
+import kvdb.client.remote.messages as messages
 import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.open_sessions import OpenSessions
@@ -29,11 +30,7 @@ class RemoteManySessions(ABC):
         for i, tokens in enumerate(prompts):
             with validate.numbered(i):
                 ids.append(validate.token_ids(tokens))
-        request = pb.CreateSessionsRequest()
-        for tokens in ids:
-            request.sessions.add(
-                spec=codec.to_spec(spec), tokens=codec.to_tokens(tokens), error_max=error_max, salt=validate.salt(salt)
-            )
+        request = pb.CreateSessionsRequest(sessions=[messages.create_session(spec, tokens, error_max, salt) for tokens in ids])
         connection.check_size(f"the prompts of {len(ids)} sessions", request.ByteSize())
         reply: pb.CreateSessionsReply = connection.call(connection.stub.CreateSessions, request)
         return [

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from threading import RLock
 
+import kvdb.client.remote.messages as messages
 import kvdb.deadlines as deadlines
 import kvdb.validate as validate
 from kvdb.blend.controller import Choice
@@ -14,7 +15,7 @@ from kvdb.client.remote.open_sessions import OpenSessions
 from kvdb.client.remote.reading import read
 from kvdb.client.remote.session_stream import SessionStream
 from kvdb.client.remote.shared_memory.calls import SharedCalls
-from kvdb.errors import DeadlineExceeded, PositionError, SessionClosed, Unavailable
+from kvdb.errors import DeadlineExceeded, SessionClosed, Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_choice, from_plan
@@ -35,7 +36,6 @@ from kvdb.types import (
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
-START_MAX = (1 << 63) - 1
 STATS_SECONDS = 2.0
 """How long a call that failed waits to learn whether its session is still there."""
 
@@ -81,9 +81,7 @@ class RemoteSession:
                 return
             for piece, first in self._pieces(start, k, v):
                 request = pb.DecodeRequest()
-                self._fill(request.update, layer, first)
-                codec.put_array(request.update.k, piece[0])
-                codec.put_array(request.update.v, piece[1])
+                messages.put_update(request.update, self.id, layer, piece, first)
                 self._decode(request)
 
     def attention(self, layer: int, q: Array, options: QueryOptions) -> Array:
@@ -97,9 +95,7 @@ class RemoteSession:
                 return out
             self.connection.check_stream_size("q", q.nbytes)
             request = pb.DecodeRequest()
-            self._fill(request.attention, layer)
-            codec.put_array(request.attention.q, q)
-            put_query_options(request.attention, options)
+            messages.put_attention(request.attention, self.id, layer, q, options)
             return writable(self._decode(request))
 
     def attend(self, layer: int, q: Array, k: Array, v: Array, options: QueryOptions, start: int | None = None) -> Array:
@@ -111,11 +107,7 @@ class RemoteSession:
             outs = []
             for piece, first in self._pieces(start, q, k, v):
                 request = pb.DecodeRequest()
-                call = request.attend
-                self._fill(call, layer, first)
-                for message, array in zip((call.q, call.k, call.v), piece, strict=True):
-                    codec.put_array(message, array)
-                put_query_options(call, options)
+                messages.put_attend(request.attend, self.id, layer, piece, options, first)
                 outs.append(writable(self._decode(request)))
             return joined(outs)
 
@@ -187,10 +179,8 @@ class RemoteSession:
     ) -> ContextInfo:
         """Keep everything in the session as a context; see `kvdb.session.state.SessionState.store`, whose errors it raises."""
         self._check_open()
-        ids = None if tokens is None else codec.to_tokens(validate.token_ids(tokens))
-        self.connection.check_size("the list of tokens", len(ids or b""))
-        kept, checked = codec.to_retention(validate.retention(retention)), validate.name(name)
-        request = pb.StoreRequest(session_id=self.id, name=checked, tokens=ids, chunk=bool(chunk), retention=kept)
+        request = messages.store(self.id, name, tokens, chunk, retention)
+        self.connection.check_size("the list of tokens", len(request.tokens))
         return codec.from_info(self.connection.call(self.connection.stub.Store, request))
 
     def explain(self, layer: int, options: QueryOptions, analyze: bool = False) -> Plan:
@@ -227,13 +217,6 @@ class RemoteSession:
                 self._stream.cancel()
             return was
 
-    def _fill(
-        self, call: pb.UpdateRequest | pb.AttentionRequest | pb.AttendRequest, layer: int, start: int | None = None
-    ) -> None:
-        call.session_id, call.layer = self.id, layer
-        if start is not None and not isinstance(call, pb.AttentionRequest):
-            call.start = start
-
     def _decode(self, request: pb.DecodeRequest) -> pb.DecodeReply:
         try:
             return self._stream.exchange(request.SerializeToString())
@@ -246,7 +229,7 @@ class RemoteSession:
 
     def _pieces(self, start: int | None, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], int | None]]:
         """Pieces of the arrays, `[heads, n, head_dim]` each, that fit into a request, and the position where each starts."""
-        first = _start(start)
+        first = messages.checked_start(start)
         nbytes = sum(array.nbytes for array in arrays)
         if nbytes <= self.connection.stream_payload_bytes_max:
             yield arrays, first
@@ -285,10 +268,3 @@ class RemoteSession:
     def _check_open(self) -> None:
         if not self._open:
             raise SessionClosed("the session is closed; open another with create_session")
-
-
-def _start(start: int | None) -> int | None:
-    """A position as the wire carries it. Raises PositionError for what cannot be one."""
-    if start is not None and (not validate.is_whole(start) or not -START_MAX <= start <= START_MAX):
-        raise PositionError(f"start is {start!r}; expected the number of tokens that the layer holds")
-    return start

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 
 from kvdb.errors import KvdbError, NotFound
+from kvdb.server.http.host_names import HostNames
 from kvdb.server.http.routes import Reply, Request, Route, Routes
 
 Allows = Callable[[str], bool]
@@ -14,11 +15,12 @@ _log = logging.getLogger(__name__)
 
 
 class Pages:
-    """The routes of a port and who may see them."""
+    """The routes of a port and who may see them. names: under which it answers, None for every name."""
 
-    def __init__(self, routes: Routes, allows: Allows) -> None:
+    def __init__(self, routes: Routes, allows: Allows, names: HostNames | None = None) -> None:
         self._routes = routes
         self._allows = allows
+        self._names = names
 
     def answer(self, target: str, headers: Mapping[str, str]) -> Reply:
         """The answer to a request for `target`, a path with or without a query; errors are answers too."""
@@ -26,6 +28,9 @@ class Pages:
             request = Request.of(target, headers)
         except ValueError:
             return Reply.text("this is no path", HTTPStatus.BAD_REQUEST)
+        if self._names is not None and not self._names.know(request.headers.get("host", "")):
+            said = "this is no name of this server; ask by its address, or add the name to metrics.host_names"
+            return Reply.text(said, HTTPStatus.MISDIRECTED_REQUEST)
         route = self._routes.find(request.path)
         if not (route is not None and route.public) and not self._allows(request.headers.get("authorization", "")):
             said = "expected the token of the server as Authorization: Bearer"

@@ -7,6 +7,7 @@ from ssl import SSLContext
 from kvdb.config import Config
 from kvdb.server.http.answering import Allows, Pages
 from kvdb.server.http.health import health_routes
+from kvdb.server.http.host_names import HostNames
 from kvdb.server.http.port import HttpPort
 from kvdb.server.http.routes import Route, Routes
 
@@ -22,7 +23,8 @@ def open_http(
     metrics, token = config.metrics, config.server.token
     if metrics.port is None:
         return None
-    return HttpPort(metrics.host, metrics.port, Pages(Routes([*health_routes(ready), *routes]), allows(token)), tls)
+    names = None if token else HostNames([metrics.host, *metrics.host_names])
+    return HttpPort(metrics.host, metrics.port, Pages(Routes([*health_routes(ready), *routes]), allows(token), names), tls)
 
 
 def allows(token: str) -> Allows:

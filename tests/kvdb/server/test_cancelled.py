@@ -56,7 +56,7 @@ def left():
 def together(stub, spec):
     """A call on several sessions, none of which native code answers, and their ids."""
     ids = [stub.CreateSession(pb.CreateSessionRequest(spec=codec.to_spec(spec))).session_id for _ in range(SESSIONS)]
-    request = pb.AttendTogetherRequest(session_ids=ids, layer=0)
+    request = pb.AttendTogetherRequest(session_ids=ids, layer=0, starts=[0] * SESSIONS)
     for message, heads in ((request.q, 4), (request.k, 2), (request.v, 2)):
         codec.put_array(message, ones(SESSIONS, heads, 2))
     return request
@@ -70,9 +70,9 @@ def test_a_step_of_several_sessions_stops_between_two(stub, together, answers, w
         call.cancel()
     with pytest.raises((grpc.RpcError, grpc.FutureCancelledError)):
         call.result()
-    counts = [stub.Stats(pb.StatsRequest(session_id=name)) for name in together.session_ids]  # each waits for its turn
+    for name in together.session_ids:
+        stub.Stats(pb.StatsRequest(session_id=name))  # which waits for its turn
     assert answers.begun == 1
-    assert [count.tail_tokens for count in counts] == [0] * SESSIONS, "a call that had no effect appended tokens"
     assert stub.AttendTogether(together).out.shape == [SESSIONS, 4, 2, 16]
 
 
@@ -91,8 +91,7 @@ def test_embedded_calls_stop_at_the_same_steps(engine, spec, make_kv, bounds, bl
         ):
             with pytest.raises((errors.DeadlineExceeded, errors.Cancelled)):
                 call()
-    assert session.stats().tail_tokens == 0
-    session.attend(0, kv.q[0], *kv.pairs()[0], kvdb.QueryOptions())
+    session.attend(0, kv.q[0], *kv.pairs()[0], kvdb.QueryOptions(), 0)
     writer.abort()
     session.close()
     assert not blocks_used()

@@ -77,7 +77,6 @@ def test_after_a_late_answer_the_session_goes_on(serve, spec, monkeypatch):
             patch.setattr(SessionState, "update", lambda *_: threading.Event().wait(2 * SHORT))
             too_late(lambda: session.update(0, ones(2), ones(2), timeout=SHORT))
         session.update(0, ones(2), ones(2), start=0)
-        assert session.stats().tokens == 0  # the second layer holds none
         assert session.attention(0, ones(4)).shape == (4, 1, 16)
 
 

@@ -124,6 +124,32 @@ def test_no_port_without_a_setting():
     assert open_http(Config(), lambda: True, []) is None
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:7701", 200),
+        ("[::1]:7701", 200),
+        ("LOCALHOST", 200),
+        ("kvdb.example.org:7701", 200),
+        ("rebound.example.com", 421),
+        ("127.0.0.1.example.com:7701", 421),
+        ("localhost:port", 421),
+        ("", 421),
+    ],
+)
+def test_without_a_token_the_port_answers_under_its_own_names_alone(host, status):
+    config = Config(metrics=MetricsConfig(port=0, host_names=("kvdb.example.org",)))
+    port = open_http(config, lambda: True, ROUTES)
+    port.start()
+    assert ask(port, "/page", headers={"Host": host})[0] == status
+    port.stop()
+
+
+def test_with_a_token_any_name_will_do(open_port):
+    given = {"Host": "kvdb.example.com", "Authorization": "Bearer s3cret"}
+    assert ask(open_port(token="s3cret"), "/page", headers=given)[0] == HTTPStatus.OK
+
+
 def test_a_port_that_is_taken_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config = Config(metrics=MetricsConfig(port=taken.getsockname()[1]))
