@@ -5,6 +5,8 @@ takes the parsed arguments, prints to stdout and returns the exit status. To add
 """
 
 import kvdb.commands.calibrate as calibrate
+import kvdb.commands.completion as completion
+import kvdb.commands.config as config
 import kvdb.commands.doctor as doctor
 import kvdb.commands.explain as explain
 import kvdb.commands.export as export
@@ -17,5 +19,5 @@ import kvdb.commands.token as token
 import kvdb.commands.top as top
 import kvdb.commands.verify as verify
 
-COMMANDS = (serve, ls, keep, indexes, verify, export, calibrate, doctor, stats, top, explain, token)
+COMMANDS = (serve, ls, keep, indexes, verify, export, calibrate, doctor, stats, top, explain, token, config, completion)
 """In the order in which `kvdb --help` lists them."""
