@@ -40,7 +40,7 @@ from kvdb.session.services import SessionServices
 from kvdb.session.sharing import SharedSessions
 from kvdb.session.state import SessionState
 from kvdb.storage.store import BlockStore
-from kvdb.types import DEFAULT_RETENTION, Array, ModelSpec, PromptPart, Retention, Tokens
+from kvdb.types import DEFAULT_RETENTION, Array, CallTimings, ModelSpec, PromptPart, Retention, Tokens
 from query_optimizer.build_policy import BuildPolicy
 from query_optimizer.custom_rules import BadRule, PlacedRule, add_rules
 from query_optimizer.optimizer import Optimizer, UnknownRule
@@ -50,6 +50,9 @@ from query_optimizer.rules import base_rules
 
 class Database(ContextOperations, IndexOperations, SessionOperations, ManySessions, StoreOperations):
     """Contexts, their segments, and the sessions over them. Thread-safe."""
+
+    last_timings: CallTimings | None = None
+    """None: what a server measures of a call, see `kvdb.client.client.Client.last_timings`."""
 
     def __init__(self, config: Config | None = None, rules: Sequence[PlacedRule] = ()) -> None:
         """rules: added to those of the optimizer. A number of threads in the configuration is the process's from now on.

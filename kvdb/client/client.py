@@ -17,7 +17,7 @@ from kvdb.client.session import Session, transports_of
 from kvdb.client.stored_contexts import StoredContexts
 from kvdb.client.transport import ImportTransport, Transport
 from kvdb.errors import InvalidArgument
-from kvdb.types import ModelSpec, PromptPart, Retention
+from kvdb.types import CallTimings, ModelSpec, PromptPart, Retention
 from query_optimizer.query_options import QueryOptions, checked_error_max
 
 
@@ -26,6 +26,11 @@ class Client(StoredContexts, ManySessions):
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+
+    @property
+    def last_timings(self) -> CallTimings | None:
+        """What a server measured of this thread's last call that was not part of a stream and went well; None embedded."""
+        return self._transport.last_timings
 
     def import_context(
         self,

@@ -13,6 +13,7 @@ from kvdb.errors import KvdbError
 from kvdb.types import (
     DEFAULT_RETENTION,
     Array,
+    CallTimings,
     Checked,
     ContextInfo,
     ContextStatistics,
@@ -108,6 +109,9 @@ class ImportTransport(Protocol):
 
 class Transport(Protocol):
     """One database."""
+
+    @property
+    def last_timings(self) -> CallTimings | None: ...
 
     def begin_import(
         self,

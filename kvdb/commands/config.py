@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import kvdb.config as configuration
 from kvdb.commands.arguments import sentence
-from kvdb.commands.settings import add_settings, loaded
+from kvdb.commands.settings import add_settings, add_short, loaded
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -20,6 +20,7 @@ def add(commands: "Subparsers") -> None:
     more = "The output is itself a file of settings, but for secrets, which it leaves out. Takes what kvdb serve takes."
     parser = commands.add_parser("config", help=what, description=f"{sentence(what)} {more}")
     parser.add_argument("--json", action="store_true", help="print one JSON object, for machines")
+    add_short(parser)
     add_settings(parser)
     parser.set_defaults(run=_config)
 

@@ -6,6 +6,27 @@ from typing import Any
 
 import kvdb.config as configuration
 
+SHORT = (
+    ("--host", "server.host", "address to listen on, or unix:/path (default 127.0.0.1)", None),
+    ("--port", "server.port", "port to listen on, 0 for a free one (default 7700)", None),
+    ("--metrics-port", "metrics.port", "port for health and metrics over HTTP (default: none)", "PORT"),
+    ("--store", "storage.path", "keep every context in this folder (default: nothing is kept)", "FOLDER"),
+    (
+        "--error-max",
+        "optimizer.error_max",
+        "relative error that answers may have where a query names none, 0 to 1 (default 0.02)",
+        None,
+    ),
+    ("--threads", "cpu.threads", "how many threads a call may use (default KVDB_THREADS, or the usable CPUs)", None),
+)
+"""Flags with names of their own: flag, setting, help, and how its value is called."""
+
+
+def add_short(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that have names of their own."""
+    for name, setting, what, metavar in SHORT:
+        add_setting(parser, name, setting, what, metavar or name[2:].replace("-", "_").upper())
+
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add --config, and a flag for each setting, such as --storage.path."""

@@ -23,7 +23,7 @@ TOKEN_VARIABLE = "KVDB_TOKEN"  # noqa: S105 (a name)
 """A short name of KVDB_SERVER__TOKEN, which counts where both are set."""
 DEFAULT = "default"
 Flags = Mapping[str, tuple[str, str]]
-"""By setting, such as storage.path: the flag as it was given, and its text."""
+"""The flag as it was given, and its text, by setting, such as storage.path."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,13 @@ import grpc
 
 import kvdb.errors as errors
 from kvdb.errors import KvdbError
+from kvdb.rpc.error_details import details_of
+from kvdb.types import CallTimings
 
 ERROR_KEY = "kvdb-error"
+DETAILS_KEY = "grpc-status-details-bin"
+QUEUE_KEY, ENGINE_KEY = "kvdb-queue-us", "kvdb-engine-us"
+"""Trailing metadata of a unary call: the microseconds that it waited, and that it took then."""
 MESSAGE_BYTES_MAX = 8 << 10
 """The longest text of an error that is sent; a status travels in a header, percent-encoded, and headers are bounded."""
 
@@ -62,8 +67,10 @@ def abort(context: grpc.ServicerContext, error: KvdbError) -> NoReturn:
 def _status_of(context: grpc.ServicerContext, error: KvdbError) -> tuple[grpc.StatusCode, str]:
     """Code and text, beside which the class's name travels."""
     kind = next(known for known in type(error).__mro__ if known in STATUS)
-    context.set_trailing_metadata(((ERROR_KEY, kind.__name__),))
-    return STATUS[kind], _bounded(str(error))
+    text = _bounded(str(error))
+    details = details_of(kind.__name__, STATUS[kind].value[0], text)
+    context.set_trailing_metadata(((ERROR_KEY, kind.__name__), *(((DETAILS_KEY, details),) if details else ())))
+    return STATUS[kind], text
 
 
 def to_error(failure: grpc.RpcError, target: str) -> KvdbError:
@@ -77,6 +84,14 @@ def to_error(failure: grpc.RpcError, target: str) -> KvdbError:
         if key == ERROR_KEY and (kind := _CLASSES.get(str(value))):
             return kind(text)
     return too_late(target, text) if code is grpc.StatusCode.DEADLINE_EXCEEDED else _of_grpc(code, text, target)
+
+
+def timings_in(trailing: Any) -> CallTimings | None:
+    """What the server says of the time that a call took; None where it says nothing."""
+    said = {key: value for key, value in trailing or () if key in {QUEUE_KEY, ENGINE_KEY} and str(value).isdecimal()}
+    if len(said) < 2:
+        return None
+    return CallTimings(int(said[QUEUE_KEY]) / 1e6, int(said[ENGINE_KEY]) / 1e6)
 
 
 def class_of(error: KvdbError) -> str:

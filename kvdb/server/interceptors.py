@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 import kvdb.deadlines as deadlines
 from kvdb.errors import CapacityError, InternalError, InvalidArgument, KvdbError, Unauthenticated
-from kvdb.rpc.status import abort, set_status
+from kvdb.rpc.status import ENGINE_KEY, QUEUE_KEY, abort, set_status
 from kvdb.server.admission.admission import Admission
 from kvdb.server.admission.fair_queue import Work
 from kvdb.server.inflight import InflightBytes
@@ -175,8 +175,10 @@ class UnaryCalls:
                     raise waiting.refusal
                 if waiting.queued is not None:
                     self._admission.waited(perf_counter() - waiting.queued)
+                began = perf_counter()
                 with answering(context):
                     reply = _serialize(waiting.behaviour(context)) if context.is_active() else b""
+                context.set_trailing_metadata(_timings(waiting.came, began, perf_counter()))
             finally:  # before the client hears, lest its next call find the session busy
                 if waiting.work is not None:
                     self._admission.end(waiting.work)
@@ -203,10 +205,16 @@ class _Waiting:
         self.send = send
         self.turn = turn
         self.whose = copy_context()
+        self.came = perf_counter()
         self.nbytes = 0
         self.work: Work | None = None
         self.refusal: CapacityError | None = None
         self.queued: float | None = None
+
+
+def _timings(came: float, began: float, ended: float) -> tuple[tuple[str, str], ...]:
+    """The trailing metadata of a call that was answered. Times are in seconds."""
+    return (QUEUE_KEY, str(round((began - came) * 1e6))), (ENGINE_KEY, str(round((ended - began) * 1e6)))
 
 
 def _end(context: grpc.ServicerContext, send: Send, error: KvdbError) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -136,3 +137,10 @@ class Space:
 
     held: int
     reachable: int
+
+
+class CallTimings(NamedTuple):
+    """What a server measured of a call, in seconds. queue: from when it came until it was carried out. engine: that."""
+
+    queue: float
+    engine: float

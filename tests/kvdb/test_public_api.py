@@ -42,6 +42,7 @@ Client.sessions()
 Client.explain_session(label, layer=None, *, analyze=False, options=None, **keywords)
 Client.tiers()
 Client.statistics(name)
+Client.last_timings
 Client.import_context(spec, tokens, kv, *, name, queries=None, salt='', timeout=None, **retention)
 Client.import_chunk(spec, tokens, kv, *, name, base=0, queries=None, salt='', timeout=None, **retention)
 Client.create_session(spec, tokens=None, *, parts=None, error_max=None, salt='', share=False, label='', timeout=None)

@@ -1,9 +1,10 @@
 """One channel to one server. Every failure on it becomes an error of kvdb."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
-from typing import TypeVar
+from threading import local
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import grpc
@@ -17,7 +18,8 @@ from kvdb.errors import InvalidArgument, KvdbError, Unavailable
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
 from kvdb.rpc.options import client_options
-from kvdb.rpc.status import to_error
+from kvdb.rpc.status import timings_in, to_error
+from kvdb.types import CallTimings
 
 PORT = 7700
 CONNECT_SECONDS = 10.0
@@ -45,6 +47,7 @@ class Connection(MessageLimits):
         self.limits = TimeLimits(timeouts)
         self.alarm = Alarm()
         self._closed = False
+        self._last = local()
         self.channel = _channel(target, tls)
         self.stub = KvdbStub(self.channel)
         try:
@@ -57,11 +60,18 @@ class Connection(MessageLimits):
         path = hello.local_socket if _is_local(target) else ""
         self.lanes = SharedLanes(path, hello.local_server, token, target, self.limits)
 
-    def call(self, method: Callable[..., Reply], request: object) -> Reply:
+    def call(self, method: "grpc.UnaryUnaryMultiCallable[Any, Reply]", request: object) -> Reply:
         """Make one unary call. Raises what the server raised, DeadlineExceeded, and Unavailable where it does not answer, or
         after `close`."""
         with self.errors_raised():
-            return method(request, metadata=self.metadata, timeout=self.limits.of(request))
+            reply, ended = method.with_call(request, metadata=self.metadata, timeout=self.limits.of(request))
+            self._last.timings = timings_in(ended.trailing_metadata())
+            return reply
+
+    @property
+    def last_timings(self) -> CallTimings | None:
+        """What the server measured of this thread's last unary call."""
+        return getattr(self._last, "timings", None)
 
     @contextmanager
     def errors_raised(self) -> Iterator[None]:

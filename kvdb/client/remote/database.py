@@ -24,6 +24,7 @@ from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.types import (
     DEFAULT_RETENTION,
     Array,
+    CallTimings,
     ContextInfo,
     ContextStatistics,
     ContextUpdate,
@@ -218,6 +219,11 @@ class RemoteDatabase(RemoteManySessions, RemoteStore):
         connection = self._connected()
         request = pb.ContextStatisticsRequest(name=name)
         return codec.from_statistics(name, connection.call(connection.stub.ContextStatistics, request))
+
+    @property
+    def last_timings(self) -> CallTimings | None:
+        """What the server measured of this thread's last unary call."""
+        return self._connection.last_timings
 
     def close(self) -> None:
         """Close every session opened here, and the channel. Closing twice does nothing."""

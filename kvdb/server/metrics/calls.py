@@ -22,7 +22,7 @@ class CallMetrics:
         self._calls = Counter("kvdb_calls", counted, ("method", "code"), registry=registry)
         took = "From a call's arrival to its end, by method."
         self._seconds = Histogram("kvdb_call_seconds", took, ("method",), buckets=SECONDS, registry=registry)
-        waited = "How long a call, or a message of a stream, waited for its turn."
+        waited = "How long a call, or a message of a stream, waited for its turn, and where the engine had no room for that."
         self._queue = Histogram("kvdb_queue_seconds", waited, buckets=SECONDS, registry=registry)
         step = "A message of a Decode stream, from its parts to its reply, by the call that it holds."
         self._steps = Histogram("kvdb_decode_seconds", step, ("call",), buckets=SECONDS, registry=registry)
