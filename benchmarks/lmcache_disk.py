@@ -49,6 +49,7 @@ class DiskBackend:
         module = importlib.import_module(backends + "local_disk_backend")
         self._backend: Any = module.LocalDiskBackend(config, loop, memory, "cpu")
         self._filled = [self._fill(memory, layers, chunk) for chunk in range(self._chunks)]
+        self._touch(memory)
 
     def _fill(self, memory: Any, layers: list[tuple[np.ndarray, np.ndarray]], chunk: int) -> Any:
         """Tokens of all layers as it holds them in memory; that an engine has to bring them there is not timed."""
@@ -59,6 +60,13 @@ class DiskBackend:
             for which, array in enumerate(pair):
                 out[which, layer] = array[:, part].view(np.int16).transpose(1, 0, 2).reshape(CHUNK_TOKENS, -1)
         return made
+
+    def _touch(self, memory: Any) -> None:
+        """Write to the memory that it will read into, and give it back to it: none of it is found only while it is timed."""
+        spare = [memory.allocate(self._shape, self._torch.bfloat16, self._formats.KV_2LTD) for _ in range(self._chunks)]
+        for one in spare:
+            one.tensor.fill_(1)
+            one.ref_count_down()
 
     def key(self, chunk: int) -> Any:
         return self._key("storage", 1, 0, chunk, self._torch.bfloat16)
