@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import kvdb.commands.output as output
 from kvdb.commands import COMMANDS
+from kvdb.commands.exit_status import FAILED, INTERRUPTED, status_of, table
 from kvdb.errors import KvdbError
 from kvdb.version import __version__
 
@@ -22,28 +23,35 @@ ENTRY_POINTS = "kvdb.commands"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status. An error that kvdb raises on purpose, and output that cannot be written, give one line on
-    stderr and status 1."""
+    """Run one command; its exit status, as `kvdb.commands.exit_status` lists them. An error that kvdb raises on purpose, and
+    output that cannot be written, give one line on stderr."""
     output.escape_characters()
     try:
         try:
-            given = _parser().parse_args(arguments)
+            parser = _parser()
+            given = parser.parse_args(arguments, argparse.Namespace(parser=parser))
             return int(given.run(given))
         finally:
             output.flush()
     except KvdbError as error:
-        problem = str(error)
+        problem, status = str(error), status_of(error)
     except OSError as error:
         problem = "the reader of the output went away before its end" if isinstance(error, BrokenPipeError) else str(error)
+        status = FAILED
         output.drop_unwritable()
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     print(f"kvdb: {problem}", file=sys.stderr)
-    return 1
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="kvdb", description="The database for the KV cache of long-context language models.")
+    parser = argparse.ArgumentParser(
+        prog="kvdb",
+        description="The database for the KV cache of long-context language models.",
+        epilog=table(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"kvdb {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:

@@ -16,6 +16,7 @@ KvdbError
 ├── CapacityError            a budget is spent
 │   └── MessageTooLarge      a message is over the server's limit
 ├── Unauthenticated          the server wants another token
+├── PermissionDenied         a tenant asked for what is not its own to do
 ├── Unsupported              kvdb cannot do this, and says what it can do
 ├── Unavailable              the server does not answer
 │   └── DeadlineExceeded     it does not answer in time
@@ -89,6 +90,10 @@ class MessageTooLarge(CapacityError):
 
 class Unauthenticated(KvdbError):
     """The server wants another token."""
+
+
+class PermissionDenied(KvdbError):
+    """A tenant of a server asked for what concerns all of them."""
 
 
 class Unsupported(KvdbError):

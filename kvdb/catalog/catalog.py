@@ -275,8 +275,10 @@ class Catalog:
 
     def _find(self, name: str) -> Context:
         if name not in self._contexts:
-            known = ", ".join(repr(n) for n in sorted(self._contexts)[:5]) or "none"
-            more = f" and {len(self._contexts) - 5:,} more" if len(self._contexts) > 5 else ""
+            folder, slash, _ = name.partition("/")  # of a server's tenant, who is told of none but its own
+            near = sorted(other for other in self._contexts if other.startswith(folder + slash) or not slash)
+            known = ", ".join(map(repr, near[:5])) or "none"
+            more = f" and {len(near) - 5:,} more" if len(near) > 5 else ""
             raise NotFound(f"no context is named {name!r}; stored are {known}{more} (see db.contexts(), kvdb ls)")
         return self._contexts[name]
 

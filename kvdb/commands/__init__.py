@@ -5,6 +5,8 @@ takes the parsed arguments, prints to stdout and returns the exit status. To add
 """
 
 import kvdb.commands.calibrate as calibrate
+import kvdb.commands.completion as completion
+import kvdb.commands.config as config
 import kvdb.commands.doctor as doctor
 import kvdb.commands.explain as explain
 import kvdb.commands.export as export
@@ -13,8 +15,9 @@ import kvdb.commands.keep as keep
 import kvdb.commands.ls as ls
 import kvdb.commands.serve as serve
 import kvdb.commands.stats as stats
+import kvdb.commands.token as token
 import kvdb.commands.top as top
 import kvdb.commands.verify as verify
 
-COMMANDS = (serve, ls, keep, indexes, verify, export, calibrate, doctor, stats, top, explain)
+COMMANDS = (serve, ls, keep, indexes, verify, export, calibrate, doctor, stats, top, explain, token, config, completion)
 """In the order in which `kvdb --help` lists them."""

@@ -5,11 +5,11 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import kvdb.config as configuration
 import kvdb.hardware.cpu as cpu
 import kvdb.hardware.kernels as kernels
 from kvdb.commands.arguments import sentence
 from kvdb.commands.environment import Section, describe, threads
+from kvdb.commands.settings import add_settings, loaded
 from kvdb.config import StorageConfig
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ def add(commands: "Subparsers") -> None:
     """Add `doctor` to the `kvdb` command."""
     what = "say what this machine has and what kvdb will use of it"
     parser = commands.add_parser("doctor", help=what, description=f"{sentence(what)} Changes nothing.")
-    parser.add_argument("--config", metavar="FILE", help="a TOML file of settings")
     parser.add_argument("--json", action="store_true", help="print one JSON object, for machines")
+    add_settings(parser)
     parser.set_defaults(run=_doctor)
 
 
 def _doctor(given: argparse.Namespace) -> int:
-    config = configuration.load(given.config)
+    config = loaded(given).config
     cpu.use(config.cpu)
     environment = describe(config)
     if given.json:

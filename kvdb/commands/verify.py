@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvdb.client.client import Client
 from kvdb.commands.arguments import add_server, open_server, sentence, text
+from kvdb.commands.exit_status import DAMAGED, OK
 from kvdb.commands.output import bar
 from kvdb.errors import IntegrityError, KvdbError, Unavailable
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def add(commands: "Subparsers") -> None:
     """Add the three to the `kvdb` command."""
-    what = "compare everything that is stored with its checksums; the status is 1 where anything is damaged"
+    what = "compare everything that is stored with its checksums; the status is 7 where anything is damaged"
     parser = commands.add_parser("verify", help=what, description=sentence(what))
     parser.add_argument("names", metavar="NAME", type=text, nargs="*", help="the name of a context (default: all, and the store)")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line, for machines")
@@ -48,7 +49,7 @@ def _verify(given: argparse.Namespace) -> int:
     if damaged:
         remedy = f"drop them with kvdb drop NAME --server {given.server}, import them anew, and check the disk"
         print(f"kvdb: {damaged} damaged; {remedy}", file=sys.stderr)
-    return int(bool(damaged))
+    return DAMAGED if damaged else OK
 
 
 def _backup(given: argparse.Namespace) -> int:

@@ -4,10 +4,11 @@ from kvdb.config.log import LogConfig
 from kvdb.config.metrics import MetricsConfig
 from kvdb.config.query import ERROR_MAX, OWN_CACHE, CpuConfig, IndexConfig, OptimizerConfig, WindowConfig
 from kvdb.config.server import ServerConfig
+from kvdb.config.sources import Loaded, load, secrets, settings, trace, variable
 from kvdb.config.storage import GPU_DEVICE, MIB, StorageConfig
 from kvdb.config.timeouts import Timeouts
 from kvdb.config.tls import Tls
-from kvdb.config.tree import Config, checked, load
+from kvdb.config.tree import Config, checked
 
 __all__ = [
     "ERROR_MAX",
@@ -17,6 +18,7 @@ __all__ = [
     "Config",
     "CpuConfig",
     "IndexConfig",
+    "Loaded",
     "LogConfig",
     "MetricsConfig",
     "OptimizerConfig",
@@ -27,4 +29,8 @@ __all__ = [
     "WindowConfig",
     "checked",
     "load",
+    "secrets",
+    "settings",
+    "trace",
+    "variable",
 ]

@@ -13,7 +13,8 @@ LOCAL_SOCKET_BYTES_MAX = 100
 class ServerConfig:
     """How `kvdb serve` answers.
 
-    host: an address, or unix:/path. port: 0 picks a free one. token: what clients must send, "" for no check. workers: how many
+    host: an address, or unix:/path. port: 0 picks a free one. token: what clients must send, "" for no check.
+    tokens_file: a file with the hashes of the tokens of tenants, which `kvdb token new` writes, "" for none. workers: how many
     Decode streams and imports may be open at once; one client may have three quarters of them. message_bytes_max: the largest
     gRPC message in bytes. request_bytes_max: the largest request of a stream, which comes in several messages.
     inflight_bytes_max: the total bytes of requests that may wait to be answered; one client may have three quarters of them.
@@ -24,13 +25,15 @@ class ServerConfig:
     reflection: whether the server describes its own methods over gRPC. traces: whether each call is a span of OpenTelemetry.
     tls_cert, tls_key: files in PEM with the certificate of the server, behind which stand those that signed it, and its key; with
     them all its ports speak TLS. tls_client_ca: a file with the certificates that sign those of clients; without one of them
-    nobody is let in. local_socket: the path of the Unix socket through which clients of the same host share memory with the
-    server, "auto" for one in a folder of its own, "" for none.
+    nobody is let in. tls_tenants: whether the common name of such a certificate is the tenant of a call that brings no token.
+    local_socket: the path of the Unix socket through which clients of the same host share memory with the server,
+    "auto" for one in a folder of its own, "" for none.
     """
 
     host: str = "127.0.0.1"
     port: int = 7700
     token: str = field(default="", repr=False)
+    tokens_file: str = ""
     workers: int = 256
     message_bytes_max: int = 4 * MIB
     request_bytes_max: int = 64 * MIB
@@ -45,12 +48,12 @@ class ServerConfig:
     tls_cert: str = ""
     tls_key: str = ""
     tls_client_ca: str = ""
+    tls_tenants: bool = False
     local_socket: str = "auto"
 
     def __post_init__(self) -> None:
         check_types(self, "server")
-        if bool(self.tls_cert) != bool(self.tls_key) or (self.tls_client_ca and not self.tls_cert):
-            raise ConfigError("server.tls_cert and server.tls_key go together, and server.tls_client_ca needs both")
+        self._check_tls()
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"server.port is {self.port}; expected 0 to 65535")
         for name, least in (("workers", 1), ("requests_max", 1), ("queue_max", 0)):
@@ -79,3 +82,9 @@ class ServerConfig:
             )
         if self.drain_seconds < 0:
             raise ConfigError(f"server.drain_seconds is {self.drain_seconds}; expected 0 or more seconds")
+
+    def _check_tls(self) -> None:
+        if bool(self.tls_cert) != bool(self.tls_key) or (self.tls_client_ca and not self.tls_cert):
+            raise ConfigError("server.tls_cert and server.tls_key go together, and server.tls_client_ca needs both")
+        if self.tls_tenants and not self.tls_client_ca:
+            raise ConfigError("server.tls_tenants needs server.tls_client_ca, whose certificates name the tenants")

@@ -7,7 +7,7 @@ from kvdb.errors import NotFound, SessionClosed
 from kvdb.session.activity import SessionActivity
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.session.state import SessionState
-from kvdb.types import Activity, ModelSpec, SessionInfo, SessionStats
+from kvdb.types import Activity, ContextInfo, ModelSpec, Retention, SessionInfo, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
@@ -17,6 +17,13 @@ class SessionOperations:
 
     handles: OpenHandles
     _activity: SessionActivity
+
+    @counted_call
+    def store_session(
+        self, session: SessionState, name: str, tokens: Tokens | None, *, chunk: bool, retention: Retention
+    ) -> ContextInfo:
+        """Keep everything in a session as a context; see `SessionState.store`, whose errors it raises."""
+        return session.store(name, tokens, chunk=chunk, retention=retention)
 
     @counted_call
     def sessions(self) -> list[SessionInfo]:

@@ -46,11 +46,11 @@ class StoreOperations:
         return self._catalog.damaged()
 
     @counted_call
-    def space(self) -> Space:
-        """How much space the stored contexts take. It takes time with their number."""
+    def space(self, prefix: str = "") -> Space:
+        """How much space the stored contexts take whose names begin with `prefix`. It takes time with their number."""
         with ExitStack() as held:
             borrowed = []
-            for context in self._catalog.contexts():
+            for context in self._catalog.contexts(prefix):
                 with suppress(NotFound):  # it was dropped meanwhile
                     borrowed.append(held.enter_context(self._catalog.borrow(context.name)))
             return space_of(borrowed)

@@ -38,6 +38,7 @@ STATUS: Mapping[type[KvdbError], grpc.StatusCode] = {
     errors.CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.MessageTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.Unsupported: grpc.StatusCode.UNIMPLEMENTED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,

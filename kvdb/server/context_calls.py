@@ -6,12 +6,12 @@ from dataclasses import asdict
 
 import grpc
 
-from kvdb.database import Database
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import to_plan
 from kvdb.rpc.query_options import to_query_options
 from kvdb.server.streams import Streams
+from kvdb.server.tenancy.tenants import AnyDatabase
 from kvdb.types import IndexInfo
 
 TOKENS_OF_REPLY = 1 << 17
@@ -21,7 +21,7 @@ TOKENS_OF_REPLY = 1 << 17
 class ContextCalls:
     """Calls of the service that name a context, or none; the service sets what they work on."""
 
-    _database: Database
+    _database: AnyDatabase
     _streams: Streams
 
     def list_contexts(self, request: pb.ListContextsRequest, _context: grpc.ServicerContext) -> pb.ListContextsReply:

@@ -10,6 +10,7 @@ from kvdb.rpc.kv_chunk import Chunk
 from kvdb.server.admission.admission import Admission
 from kvdb.server.admission.engine_work import work_on
 from kvdb.server.incoming import Incoming
+from kvdb.server.tenancy.imports import TenantImport
 from kvdb.types import ContextInfo
 
 
@@ -19,7 +20,7 @@ def begin(requests: Iterator[bytes]) -> pb.ImportBegin:
     return _expect(first, "begin").begin
 
 
-def carry_out(writer: ImportWriter, incoming: Incoming, admission: Admission, data: bytes) -> ContextInfo | None:
+def carry_out(writer: ImportWriter | TenantImport, incoming: Incoming, admission: Admission, data: bytes) -> ContextInfo | None:
     """Carry out what one message of an import asks for; what was published, once it is. Raises InvalidArgument."""
     request = kv_chunk.deserialize(data)
     try:
@@ -32,7 +33,7 @@ def carry_out(writer: ImportWriter, incoming: Incoming, admission: Admission, da
         incoming.answered()
 
 
-def _written(writer: ImportWriter, admission: Admission, request: Chunk | pb.ImportRequest) -> ContextInfo | None:
+def _written(writer: ImportWriter | TenantImport, admission: Admission, request: Chunk | pb.ImportRequest) -> ContextInfo | None:
     """Carry out one step of an import; what was published, once it is. Raises InvalidArgument."""
     if isinstance(request, Chunk):
         with admission.admitted(work_on(None, request.layer, request.k.shape[-2])):

@@ -30,7 +30,15 @@ class CallsSeen(grpc.ServerInterceptor):
     """Gives every call its origin, and tells metrics and events how it ended. The first of a server's interceptors, so that it
     sees what the others refuse."""
 
-    def __init__(self, metrics: CallMetrics, events: Events, tracing: Tracing) -> None:
+    def __init__(
+        self,
+        metrics: CallMetrics,
+        events: Events,
+        tracing: Tracing,
+        tenant_of: Callable[[grpc.ServicerContext], str] = lambda _context: "",
+    ) -> None:
+        """tenant_of: whose call it is, "" where nobody knows."""
+        self.tenant_of = tenant_of
         self._metrics = metrics
         self._events = events
         self._tracing = tracing
@@ -66,6 +74,8 @@ class _Seen:
         self._started = perf_counter()
 
     def begin(self, context: grpc.ServicerContext) -> None:
+        self.origin = self.origin._replace(tenant=self._calls.tenant_of(context))
+
         def ended() -> None:
             code: Any = context.code()  # type: ignore[attr-defined]
             code = grpc.StatusCode.OK if code is None else code

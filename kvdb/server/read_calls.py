@@ -5,7 +5,6 @@ from contextlib import ExitStack
 
 import grpc
 
-from kvdb.database import Database
 from kvdb.errors import InvalidArgument
 from kvdb.rpc import kv_chunk
 from kvdb.rpc import kvdb_pb2 as pb
@@ -14,6 +13,7 @@ from kvdb.server.inflight import InflightBytes
 from kvdb.server.interceptors import answering
 from kvdb.server.session_registry import Sessions
 from kvdb.server.streams import Streams
+from kvdb.server.tenancy.tenants import AnyDatabase
 from kvdb.session.state import SessionState
 
 
@@ -24,7 +24,7 @@ class ReadCalls:
     client reads. A client that stops reading is ended as one that says nothing.
     """
 
-    _database: Database
+    _database: AnyDatabase
     _sessions: Sessions
     _streams: Streams
     _inflight: InflightBytes

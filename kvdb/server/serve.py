@@ -5,7 +5,10 @@ import signal
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from threading import Event, Timer
+from typing import NamedTuple
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -15,14 +18,14 @@ import kvdb.hardware.cpu as cpu
 import kvdb.hardware.profile as profile
 from kvdb.config import Config, ServerConfig
 from kvdb.database import Database
-from kvdb.errors import ConfigError, KvdbError
+from kvdb.errors import ConfigError, KvdbError, Unauthenticated
 from kvdb.events import Kind
 from kvdb.hardware.calibrate import calibrate
 from kvdb.rpc.options import server_options
+from kvdb.server import decode_calls
 from kvdb.server.access.exposure import check_exposure
 from kvdb.server.access.tls import server_credentials, ssl_context
 from kvdb.server.admission.admission import Admission
-from kvdb.server.console.access import view_by_token
 from kvdb.server.console.console import Console
 from kvdb.server.http.opening import open_http
 from kvdb.server.http.routes import Route
@@ -36,9 +39,11 @@ from kvdb.server.metrics.page import metrics_route
 from kvdb.server.observing import CallsSeen
 from kvdb.server.service import SERVICE, KvdbService, handlers
 from kvdb.server.session_registry import Sessions
-from kvdb.server.shared_memory.calls import SharedEngine
+from kvdb.server.shared_memory.calls import Door, SharedEngine
 from kvdb.server.shared_memory.listener import SharedMemoryListener
 from kvdb.server.streams import Streams
+from kvdb.server.tenancy.credentials import Credentials
+from kvdb.server.tenancy.tenants import AnyDatabase, Tenants
 from kvdb.server.tracing import open_tracing
 from kvdb.server.turns import Turns
 from kvdb.server.watch import Watch
@@ -61,6 +66,13 @@ LOOK_SECONDS = 0.2
 only when this one wakes."""
 
 
+class TenantCalls(NamedTuple):
+    """What answers the calls of one tenant: over gRPC, and through shared memory."""
+
+    service: KvdbService
+    shared: SharedEngine
+
+
 class Server:
     """The service over a database, which the caller keeps.
 
@@ -78,22 +90,27 @@ class Server:
         self._streams = Streams(config.workers, config.stream_idle_seconds)
         self._turns = Turns(CLIENT_CALLS_MAX, CLIENT_WAITING_MAX, self._measured.waited)
         self._admission = Admission(config.requests_max, config.queue_max, self._measured.waited)
-        self._sessions = Sessions(config.session_idle_seconds, self._streams.session_ended, database.events)
+        self._events = database.events
+        self.credentials = Credentials(config)
+        """Whom it lets in."""
+        self._config = config
+        self._inflight = InflightBytes(config.inflight_bytes_max)
+        self._tenants = Tenants(database, self._open_sessions, self._open_service)
         idle_seconds = min(config.session_idle_seconds, config.stream_idle_seconds)
-        self._watch = Watch(idle_seconds / LOOKS_PER_IDLE_TIME, [self._sessions.close_idle, self._streams.end_idle])
+        self._watch = Watch(idle_seconds / LOOKS_PER_IDLE_TIME, [self._tenants.close_idle, self._streams.end_idle])
         self._health = health.HealthServicer()
-        shared = SharedEngine(database, self._sessions, self._turns, self._admission, self._measured.stepped)
+        door = Door(self.credentials.asks, lambda token: self._tenants.service(self.credentials.of_token(token)).shared)
         # Certificates cannot be asked for there.
-        self._local = SharedMemoryListener("" if config.tls_client_ca else config.local_socket, config.token, shared)
+        self._local = SharedMemoryListener("" if config.tls_client_ca else config.local_socket, door)
         self._server = grpc.server(
             self._threads,
             interceptors=[
-                CallsSeen(self._measured, database.events, open_tracing(config.traces)),
-                *([TokenCheck(config.token)] if config.token else []),
+                CallsSeen(self._measured, database.events, open_tracing(config.traces), self._tenant_of),
+                *([TokenCheck(self.credentials.lets_in)] if self.credentials.asks else []),
             ],
             options=server_options(config.message_bytes_max, config.workers + CLIENT_BURST_MAX, CONNECTIONS_MAX),
         )
-        self._server.add_generic_rpc_handlers((self._calls(database, config),))
+        self._server.add_generic_rpc_handlers((self._calls(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if config.reflection:
             names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -123,15 +140,34 @@ class Server:
         self._watch.stop()
         self._turns.close()  # or a turn that comes later would look for a thread that is not there any more
         self._admission.close()
-        self._sessions.close_all()
+        self._tenants.close_all()
         self._threads.shutdown()
 
-    def _calls(self, database: Database, config: ServerConfig) -> grpc.GenericRpcHandler:
-        inflight = InflightBytes(config.inflight_bytes_max)
-        service = KvdbService(database, self._sessions, self._streams, self._turns, inflight, config, self._measured.stepped)
+    def pages(self) -> list[Route]:
+        """What the HTTP port offers beside health: metrics to admins, and to everybody a console of what they may see."""
+        view_of = Console(lambda token: self._tenants.view(self.credentials.of_token(token.encode(errors="replace"))))
+        return [metrics_route(self.registry), *view_of.routes()]
+
+    def _open_sessions(self) -> Sessions:
+        return Sessions(self._config.session_idle_seconds, self._streams.session_ended, self._events)
+
+    def _open_service(self, database: AnyDatabase, sessions: Sessions, tenant: str) -> "TenantCalls":
+        step = self._measured.stepped
+        service = KvdbService(database, sessions, self._streams, self._turns, self._inflight, self._config, step)
         service.admission = self._admission
         service.offer_memory(self._local.path, self._local.identity)
-        return handlers(service, UnaryCalls(self._threads.submit, self._turns, self._admission, inflight))
+        return TenantCalls(service, SharedEngine(database, sessions, self._turns, self._admission, step, tenant))
+
+    def _tenant_of(self, context: grpc.ServicerContext) -> str:
+        with suppress(Unauthenticated):
+            return self.credentials.of_call(context).tenant
+        return ""
+
+    def _calls(self) -> grpc.GenericRpcHandler:
+        tenants, of_call = self._tenants, self.credentials.of_call
+        unary = UnaryCalls(self._threads.submit, self._turns, self._admission, self._inflight)
+        work_of = partial(decode_calls.work_of, session=tenants.peek)
+        return handlers(lambda context: tenants.service(of_call(context)).service, unary, work_of)
 
     def _listen(self, config: ServerConfig, tls: grpc.ServerCredentials | None) -> str:
         unix = config.host.startswith("unix:")
@@ -181,7 +217,7 @@ def run(config: Config) -> int:
     with Database(config) as database:
         database.events.add(open_log(config.log))
         server = Server(database, config.server)
-        http = open_http(config, lambda: server.ready, _pages(database, server, config.server.token), ssl_context(config.server))
+        http = open_http(config, lambda: server.ready, server.pages(), server.credentials, ssl_context(config.server))
         server.start()
         print(f"kvdb {__version__} ready on {server.target}", flush=True)  # noqa: T201
         if http is not None:
@@ -199,11 +235,6 @@ def run(config: Config) -> int:
             http.stop()
         database.events.tell(Kind.STOPPED)
     return 0
-
-
-def _pages(database: Database, server: Server, token: str) -> list[Route]:
-    """What the HTTP port offers beside health. token: without which the console shows nothing, "" for none."""
-    return [metrics_route(server.registry), *Console(view_by_token(database, token)).routes()]
 
 
 def end_within(seconds: float) -> None:

@@ -5,6 +5,7 @@ from contextlib import closing
 from functools import partial
 from re import sub
 from time import perf_counter
+from typing import Any
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
@@ -13,7 +14,6 @@ from google.protobuf.message_factory import GetMessageClass
 
 import kvdb.deadlines as deadlines
 from kvdb.config import ServerConfig
-from kvdb.database import Database
 from kvdb.errors import InvalidArgument
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
@@ -32,6 +32,7 @@ from kvdb.server.read_calls import ReadCalls
 from kvdb.server.session_registry import Sessions
 from kvdb.server.store_calls import StoreCalls
 from kvdb.server.streams import OpenStream, Streams
+from kvdb.server.tenancy.tenants import AnyDatabase
 from kvdb.server.turns import Turn, Turns
 from kvdb.session.state import SessionState
 from kvdb.version import __version__
@@ -46,7 +47,7 @@ class KvdbService(ContextCalls, ManySessionsCalls, ReadCalls, StoreCalls):
 
     def __init__(
         self,
-        database: Database,
+        database: AnyDatabase,
         sessions: Sessions,
         streams: Streams,
         turns: Turns,
@@ -69,10 +70,6 @@ class KvdbService(ContextCalls, ManySessionsCalls, ReadCalls, StoreCalls):
             request_bytes_max=config.request_bytes_max,
             stream_idle_seconds=config.stream_idle_seconds,
         )
-
-    def work_of(self, request: Message) -> Work:
-        """What a unary call of `decode_calls.UNARY` asks of the engine."""
-        return decode_calls.work_of(request, self._sessions.peek)
 
     def offer_memory(self, path: str, identity: bytes) -> None:
         """Tell clients from now on of the socket through which this server shares memory, and what it says of itself there."""
@@ -163,7 +160,9 @@ class KvdbService(ContextCalls, ManySessionsCalls, ReadCalls, StoreCalls):
         tokens = codec.from_tokens(request.tokens) if request.HasField("tokens") else None
         with self._sessions.borrow(request.session_id) as session:
             retention = codec.from_retention(request.retention)
-            return codec.to_info(session.store(request.name, tokens, chunk=request.chunk, retention=retention))
+            return codec.to_info(
+                self._database.store_session(session, request.name, tokens, chunk=request.chunk, retention=retention)
+            )
 
     def explain(self, request: pb.ExplainRequest, _context: grpc.ServicerContext) -> pb.ExplainReply:
         with self._sessions.borrow(request.session_id) as session:
@@ -236,14 +235,26 @@ class KvdbService(ContextCalls, ManySessionsCalls, ReadCalls, StoreCalls):
         return reply
 
 
-def handlers(service: KvdbService, unary: UnaryCalls) -> grpc.GenericRpcHandler:
-    """Every call of the contract, each answered by the service's method of its name."""
-    methods = {method.name: _handler(service, unary, method) for method in SERVICE.methods}
+ServiceOf = Callable[[grpc.ServicerContext], KvdbService]
+"""What answers a call: the service of whoever makes it. Raises Unauthenticated."""
+
+
+def handlers(service_of: ServiceOf, unary: UnaryCalls, work_of: Callable[[Message], Work]) -> grpc.GenericRpcHandler:
+    """Every call of the contract, each answered by the service's method of its name. work_of: what a call of
+    `decode_calls.UNARY` asks of the engine."""
+    methods = {method.name: _handler(service_of, unary, work_of, method) for method in SERVICE.methods}
     return grpc.method_handlers_generic_handler(SERVICE.full_name, methods)
 
 
-def _handler(service: KvdbService, unary: UnaryCalls, method: MethodDescriptor) -> "interceptors.Handler":
-    behaviour = getattr(service, sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower())
+def _handler(
+    service_of: ServiceOf, unary: UnaryCalls, work_of: Callable[[Message], Work], method: MethodDescriptor
+) -> "interceptors.Handler":
+    name = sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
+    assert hasattr(KvdbService, name), f"no method answers {method.name}"
+
+    def behaviour(request: Any, context: grpc.ServicerContext) -> Any:
+        return getattr(service_of(context), name)(request, context)
+
     if method.client_streaming:
         return interceptors.stream(method.name, behaviour)
     kind = GetMessageClass(method.input_type)
@@ -251,4 +262,4 @@ def _handler(service: KvdbService, unary: UnaryCalls, method: MethodDescriptor) 
         return interceptors.replies(method.name, kind, behaviour)
     if method.name in BLOCKING:
         return interceptors.blocking(method.name, kind, behaviour)
-    return unary.handler(method.name, kind, behaviour, service.work_of if kind in decode_calls.UNARY else None)
+    return unary.handler(method.name, kind, behaviour, work_of if kind in decode_calls.UNARY else None)

@@ -60,6 +60,11 @@ class Sessions:
             self._entries[name] = _Entry(state, monotonic())
         return name
 
+    def states(self) -> list[SessionState]:
+        """The sessions, in the order in which they were opened."""
+        with self._lock:
+            return [entry.state for entry in self._entries.values()]
+
     def peek(self, name: str) -> SessionState | None:
         """The session, to look at what never changes, or None."""
         with self._lock:

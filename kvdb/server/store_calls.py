@@ -4,16 +4,16 @@ from pathlib import PurePath
 
 import grpc
 
-from kvdb.database import Database
 from kvdb.errors import InvalidArgument
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.server.streams import Streams
+from kvdb.server.tenancy.tenants import AnyDatabase
 
 
 class StoreCalls:
     """Calls of the service that check, copy or compact the store; the service sets what they work on."""
 
-    _database: Database
+    _database: AnyDatabase
     _streams: Streams
 
     def check_context(self, request: pb.CheckContextRequest, context: grpc.ServicerContext) -> pb.CheckContextReply:

@@ -115,7 +115,7 @@ def test_its_packages_are_typed(package: str, names: set[str]) -> None:
 def test_the_base_install_is_small(metadata: Message) -> None:
     wanted = metadata.get_all("Requires-Dist") or []
     base = {re.split(r"[^\w-]", requirement)[0] for requirement in wanted if "extra ==" not in requirement}
-    assert base == {"numpy", "ml-dtypes", "grpcio", "protobuf"}
+    assert base == {"numpy", "ml-dtypes", "grpcio", "protobuf", "shtab", "typed-settings"}
     assert set(metadata.get_all("Provides-Extra") or []) == {
         "server",
         "tracing",

@@ -34,13 +34,13 @@ def test_help_names_the_commands(capsys):
     assert "offer a database over gRPC" in capsys.readouterr().out
 
 
-def test_an_error_is_one_line_and_status_1(tmp_path, capsys):
-    assert main(["serve", "--config", str(tmp_path / "none.toml")]) == 1
+def test_a_wrong_setting_is_one_line_and_status_2(tmp_path, capsys):
+    assert main(["serve", "--config", str(tmp_path / "none.toml")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_an_error_that_cannot_be_stops_a_server_before_it_starts(capsys):
-    assert main(["serve", "--error-max", "2"]) == 1
+    assert main(["serve", "--error-max", "2"]) == 2
     assert "optimizer.error_max is 2.0; expected a relative error from 0" in capsys.readouterr().err
 
 
@@ -87,11 +87,11 @@ def test_output_in_ascii_escapes_what_it_lacks(tmp_path):
     assert "gr\\xf6\\xdfe" in done.stdout
 
 
-def test_a_taken_port_is_one_line_and_status_1():
+def test_a_taken_port_is_one_line_and_status_2():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run("serve", "--port", str(port))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stdout == ""
     place = f"127.0.0.1:{port}"
     assert done.stderr == (
@@ -99,10 +99,10 @@ def test_a_taken_port_is_one_line_and_status_1():
     )
 
 
-def test_a_configuration_that_is_not_utf8_is_one_line_and_status_1(tmp_path, capsys):
+def test_a_configuration_that_is_not_utf8_is_one_line_and_status_2(tmp_path, capsys):
     path = tmp_path / "kvdb.toml"
     path.write_bytes(b"\xff\xfe")
-    assert main(["doctor", "--config", str(path)]) == 1
+    assert main(["doctor", "--config", str(path)]) == 2
     said = capsys.readouterr().err
     assert "is not UTF-8" in said
     assert said.count("\n") == 1

@@ -22,13 +22,13 @@ def check_exposure(config: Config) -> str:
     """What an operator should know of the ports that the configuration opens, "" for nothing. Raises ConfigError for one that
     others may reach and that asks nobody who they are."""
     server, metrics = config.server, config.metrics
-    asks = bool(server.token or server.tls_client_ca)
+    asks = bool(server.token or server.tokens_file or server.tls_client_ca)
     if is_exposed(server.host) and not asks:
         raise ConfigError(
             f"server.host is {server.host}, which other machines may reach, and the server asks nobody who they are; set "
-            "server.token, or KVDB_TOKEN, or server.tls_client_ca, or let server.host be 127.0.0.1"
+            "server.token, or KVDB_TOKEN, or server.tokens_file, or server.tls_client_ca, or let server.host be 127.0.0.1"
         )
-    if metrics.port is not None and is_exposed(metrics.host) and not server.token:
+    if metrics.port is not None and is_exposed(metrics.host) and not (server.token or server.tokens_file):
         raise ConfigError(
             f"metrics.host is {metrics.host}, which other machines may reach, and the server asks for no token; set "
             "server.token, or KVDB_TOKEN, or let metrics.host be 127.0.0.1"

@@ -4,8 +4,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from kvdb.database import Database
 from kvdb.errors import InvalidArgument, NotFound, Unsupported
+from kvdb.server.tenancy.tenants import AnyDatabase
 from kvdb.types import ERROR, MEASURES, ContextInfo, ModelSpec, SessionStats
 from kvdb.types.measures import is_known, overall
 from kvdb.version import __version__
@@ -28,7 +28,7 @@ DIGITS = 6
 HEAT = (*MEASURES, ERROR)
 
 
-def overview(database: Database) -> Json:
+def overview(database: AnyDatabase) -> Json:
     """What the whole database holds: tiers in bytes, with their limits, and how many contexts and sessions there are."""
     return {
         "version": __version__,
@@ -38,7 +38,7 @@ def overview(database: Database) -> Json:
     }
 
 
-def contexts(database: Database, prefix: str = "", after: str = "", limit: int = 50) -> Json:
+def contexts(database: AnyDatabase, prefix: str = "", after: str = "", limit: int = 50) -> Json:
     """A page of contexts in the order of their names, with their segments. next: the name to go on behind, None at the end.
     Raises InvalidArgument for a limit that is not 1 to PAGE_MAX."""
     if not 1 <= limit <= PAGE_MAX:
@@ -51,7 +51,7 @@ def contexts(database: Database, prefix: str = "", after: str = "", limit: int =
     return {"contexts": told, "next": page[-1].name if len(found) > limit else None}
 
 
-def context(database: Database, name: str) -> Json:
+def context(database: AnyDatabase, name: str) -> Json:
     """One context: its model, segments, indexes, and which of its measures are known. Raises NotFound."""
     info, statistics = database.get(name), database.statistics(name)
     return _summary(info) | {
@@ -65,7 +65,7 @@ def context(database: Database, name: str) -> Json:
     }
 
 
-def heat(database: Database, name: str, measure: str) -> Json:
+def heat(database: AnyDatabase, name: str, measure: str) -> Json:
     """A measure of the queries over a context, `[layers][q_heads]`, NaN where it is not known. queries: the most of any head.
     Raises NotFound, and InvalidArgument for a measure that does not exist."""
     if measure not in HEAT:
@@ -77,13 +77,13 @@ def heat(database: Database, name: str, measure: str) -> Json:
     return {"measure": measure, "values": cells, "queries": max((int(count.max()) for count in counts), default=0)}
 
 
-def sessions(database: Database) -> Json:
+def sessions(database: AnyDatabase) -> Json:
     """The open sessions, the latest first, and how many there are."""
     told = [_session(*session) for session in database.open_sessions(SESSIONS_MAX)]
     return {"sessions": told, "total": max(len(told), database.count_sessions())}
 
 
-def explain(database: Database, name: str, layer: int, analyze: bool) -> Json:
+def explain(database: AnyDatabase, name: str, layer: int, analyze: bool) -> Json:
     """The plan of one more query of a layer over a context, as a tree and as text. analyze: whether to carry it out, for a query
     that was kept when the context was stored.
 
@@ -94,13 +94,13 @@ def explain(database: Database, name: str, layer: int, analyze: bool) -> Json:
     return _plan(database.explain(name, layer, NO_OPTIONS, analyze)[0])
 
 
-def explain_session(database: Database, label: str, layer: int, analyze: bool) -> Json:
+def explain_session(database: AnyDatabase, label: str, layer: int, analyze: bool) -> Json:
     """The plan of the next query of a session that has a label, as `explain`. Raises NotFound, LayerError, InvalidArgument or
     SessionClosed."""
     return _plan(database.explain_session(label, layer, NO_OPTIONS, analyze)[0])
 
 
-def _tiers(database: Database) -> list[Json]:
+def _tiers(database: AnyDatabase) -> list[Json]:
     """The tiers, all sizes of blocks together. used: bytes of blocks that hold something. held: bytes that the tier takes. limit:
     bytes that it may take, None for any number."""
     storage = database.config.storage
@@ -131,7 +131,7 @@ def _summary(info: ContextInfo) -> Json:
     }
 
 
-def _views(database: Database, name: str, most: int) -> list[Json]:
+def _views(database: AnyDatabase, name: str, most: int) -> list[Json]:
     return [asdict(view) for view in database.views(name)[:most]]
 
 

@@ -11,7 +11,6 @@ from threading import Lock
 from typing import Any
 
 import kvdb.server.console.api as api
-from kvdb.database import Database
 from kvdb.errors import (
     CapacityError,
     InvalidArgument,
@@ -24,6 +23,7 @@ from kvdb.errors import (
 )
 from kvdb.server.console.access import ViewOf, credential_of
 from kvdb.server.http.routes import JSON, Reply, Request, Route
+from kvdb.server.tenancy.tenants import AnyDatabase
 
 ROOT = "/ui"
 FILES = f"{ROOT}/"
@@ -65,7 +65,7 @@ class Console:
     def __init__(self, view_of: ViewOf) -> None:
         self._view_of = view_of
         self._explaining = Lock()
-        self._calls: Mapping[str, Callable[[Database, Mapping[str, str]], api.Json]] = {
+        self._calls: Mapping[str, Callable[[AnyDatabase, Mapping[str, str]], api.Json]] = {
             "overview": lambda database, _: api.overview(database),
             "contexts": _contexts,
             "context": lambda database, query: api.context(database, _text(query, "name")),
@@ -97,7 +97,7 @@ class Console:
             said = f"kvdb met a bug ({type(error).__name__}); the server's log has more"
             return _told(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": said})
 
-    def _explain(self, database: Database, query: Mapping[str, str]) -> api.Json:
+    def _explain(self, database: AnyDatabase, query: Mapping[str, str]) -> api.Json:
         """One at a time, for carrying out a plan takes threads that queries want."""
         layer, analyze = _number(query, "layer", 0), query.get("analyze") == "true"
         if not self._explaining.acquire(blocking=False):
@@ -116,7 +116,7 @@ def static_files() -> Mapping[str, bytes]:
     return {file.name: file.read_bytes() for file in files("kvdb.server.console").joinpath("static").iterdir()}
 
 
-def _contexts(database: Database, query: Mapping[str, str]) -> api.Json:
+def _contexts(database: AnyDatabase, query: Mapping[str, str]) -> api.Json:
     return api.contexts(database, query.get("prefix", ""), query.get("after", ""), _number(query, "limit", 50))
 
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvdb.database import Database
 from kvdb.errors import InvalidArgument
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.query_options import to_query_options
@@ -18,6 +17,7 @@ from kvdb.server.admission.engine_work import work_on
 from kvdb.server.interceptors import parsed
 from kvdb.server.session_registry import Sessions
 from kvdb.server.shared_memory.imports import SharedImports
+from kvdb.server.tenancy.tenants import AnyDatabase
 from kvdb.server.turns import Turn, Turns
 from kvdb.session.state import SessionState
 from kvdb.types import Array
@@ -36,13 +36,23 @@ NAMES = {kind: Kind(kind).name.lower() for kind in MESSAGES}
 
 
 class SharedEngine(NamedTuple):
-    """What every client's calls go to. stepped: told of each call on sessions which one it was, and the seconds that it took."""
+    """What the calls of one tenant's clients go to. stepped: told of each call on sessions which one it was, and the seconds that
+    it took."""
 
-    database: Database
+    database: AnyDatabase
     sessions: Sessions
     turns: Turns
     admission: Admission
     stepped: Callable[[str, float], None]
+    tenant: str = ""
+
+
+class Door(NamedTuple):
+    """Who may come in. asks: whether anybody is asked for a token; otherwise clients are of the server's user. engine_of: what a
+    token, b"" for none, opens; it raises Unauthenticated."""
+
+    asks: bool
+    engine_of: Callable[[bytes], SharedEngine]
 
 
 class Head(NamedTuple):
@@ -59,7 +69,7 @@ class SharedCalls:
     """What one client asks for through its region. Used by one thread. sessions_used: the ids of sessions that were asked for."""
 
     def __init__(self, engine: SharedEngine, region: SharedRegion) -> None:
-        self._database, self._sessions, self._turns, self._admission, self._stepped = engine
+        self._database, self._sessions, self._turns, self._admission, self._stepped, _ = engine
         self._region = region
         self._heads: dict[tuple[int, bytes], Head] = {}
         self.sessions_used: set[str] = set()

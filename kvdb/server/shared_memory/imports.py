@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from kvdb.database import Database
 from kvdb.errors import InvalidArgument, MessageTooLarge
-from kvdb.events import Origin, new_request, originating
+from kvdb.events import new_request, origin, originating
 from kvdb.ingest.import_writer import ImportWriter
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
@@ -13,6 +12,8 @@ from kvdb.rpc.shared_region import SharedRegion
 from kvdb.server.admission.admission import Admission
 from kvdb.server.admission.engine_work import work_on
 from kvdb.server.interceptors import parsed
+from kvdb.server.tenancy.imports import TenantImport
+from kvdb.server.tenancy.tenants import AnyDatabase
 
 SAMPLE_BYTES_MAX = 64 << 20
 
@@ -21,11 +22,11 @@ class SharedImports:
     """The imports of one client, of which one is under way at a time. Used by one thread. calls: the method of each kind of
     request, which returns how many bytes of a reply it wrote."""
 
-    def __init__(self, database: Database, admission: Admission, region: SharedRegion) -> None:
+    def __init__(self, database: AnyDatabase, admission: Admission, region: SharedRegion) -> None:
         self._database = database
         self._admission = admission
         self._region = region
-        self._writer: ImportWriter | None = None
+        self._writer: ImportWriter | TenantImport | None = None
         self._sample_bytes = b""  # of the sample whose pieces come
         self.calls: Mapping[int, Callable[[SharedRequest], int]] = {
             Kind.IMPORT_BEGIN: self._begin,
@@ -66,7 +67,7 @@ class SharedImports:
         return 0
 
     def _commit(self, request: SharedRequest) -> int:
-        with originating(Origin(request=new_request())):
+        with originating(origin()._replace(request=new_request())):
             info = self._open().commit()
         self._writer = None
         return self._reply(request, codec.to_info(info).SerializeToString())
@@ -96,7 +97,7 @@ class SharedImports:
         self._region.write(request.reply, data)
         return len(data)
 
-    def _open(self) -> ImportWriter:
+    def _open(self) -> ImportWriter | TenantImport:
         if self._writer is None:
             raise InvalidArgument("no import is under way; expected its begin first")
         return self._writer

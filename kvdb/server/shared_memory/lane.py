@@ -9,6 +9,7 @@ from threading import Thread
 
 import kvdb.deadlines as deadlines
 from kvdb.errors import InvalidArgument, KvdbError, Unauthenticated
+from kvdb.events import Origin, originating
 from kvdb.rpc.shared_records import (
     GOODBYE,
     HELLO,
@@ -22,8 +23,8 @@ from kvdb.rpc.shared_records import (
 )
 from kvdb.rpc.shared_region import SharedRegion, create_region
 from kvdb.rpc.status import class_of
-from kvdb.server.interceptors import ErrorsTold, brings
-from kvdb.server.shared_memory.calls import SharedCalls, SharedEngine
+from kvdb.server.interceptors import ErrorsTold
+from kvdb.server.shared_memory.calls import Door, SharedCalls, SharedEngine
 
 HANDSHAKE_SECONDS = 5.0
 LOOK_SECONDS = 0.5
@@ -38,12 +39,11 @@ class Lane:
     A client that closes its socket without a goodbye was killed: the sessions that it used are closed.
     """
 
-    def __init__(self, peer: socket.socket, identity: bytes, token: str, engine: SharedEngine) -> None:
-        """identity: which server this is. token: what the client must bring, "" where it must be of the server's user instead."""
+    def __init__(self, peer: socket.socket, identity: bytes, door: Door) -> None:
+        """identity: which server this is. door: whom it lets in."""
         self._peer = peer
         self._identity = identity
-        self._token = token
-        self._engine = engine
+        self._door = door
         self._generation = int.from_bytes(os.urandom(8), "little")
         self._region: SharedRegion | None = None
         self._calls: SharedCalls | None = None
@@ -72,22 +72,22 @@ class Lane:
     def _run(self) -> None:
         with self._peer:
             try:
-                region = self._shake_hands()
+                region, engine = self._shake_hands()
             except (OSError, Unauthenticated) as error:
                 _log.info("a client on this host was refused: %s", error)
                 return
-            calls = SharedCalls(self._engine, region)
+            calls = SharedCalls(engine, region)
             self._region, self._calls = region, calls
             killed = False
             try:
-                with deadlines.answering(self._waited_for):
+                with originating(Origin(engine.tenant)), deadlines.answering(self._waited_for):
                     killed = self._serve(region, calls)
             finally:
                 calls.imports.close()
                 for session in calls.sessions_used if killed else ():
-                    self._engine.sessions.close(session)
+                    engine.sessions.close(session)
 
-    def _shake_hands(self) -> SharedRegion:
+    def _shake_hands(self) -> tuple[SharedRegion, SharedEngine]:
         """Raises OSError or Unauthenticated."""
         self._peer.settimeout(HANDSHAKE_SECONDS)
         self._peer.sendall(HELLO.pack(MAGIC, self._identity))
@@ -96,8 +96,9 @@ class Lane:
             raise Unauthenticated(f"its token has {length} bytes; expected at most {TOKEN_BYTES_MAX}")
         token = _received(self._peer, length)
         credentials = self._peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        if not (brings(token, self._token) if self._token else _CREDENTIALS.unpack(credentials)[1] == os.geteuid()):
-            raise Unauthenticated("it brings no token or a wrong one, or belongs to another user")
+        if not self._door.asks and _CREDENTIALS.unpack(credentials)[1] != os.geteuid():
+            raise Unauthenticated("it belongs to another user")
+        engine = self._door.engine_of(token)
         descriptor = create_region()
         try:
             region = SharedRegion(descriptor, is_server=True)
@@ -105,7 +106,7 @@ class Lane:
         finally:
             os.close(descriptor)
         self._peer.setblocking(False)
-        return region
+        return region, engine
 
     def _waited_for(self) -> bool:
         """Whether the client is still there."""

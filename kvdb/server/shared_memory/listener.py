@@ -13,7 +13,7 @@ from time import monotonic, sleep
 
 from kvdb.errors import ConfigError
 from kvdb.rpc.shared_records import HELLO, MAGIC
-from kvdb.server.shared_memory.calls import SharedEngine
+from kvdb.server.shared_memory.calls import Door
 from kvdb.server.shared_memory.lane import Lane
 
 LANES_MAX = 32
@@ -27,14 +27,14 @@ class SharedMemoryListener:
     """Answers on a Unix socket from `start` to `stop`. path: of the socket, "" where there is none. identity: random bytes that
     tell this server from others."""
 
-    def __init__(self, setting: str, token: str, engine: SharedEngine) -> None:
+    def __init__(self, setting: str, door: Door) -> None:
         """setting: as `ServerConfig.local_socket`. Raises ConfigError for a path where nobody can listen."""
         self.identity = secrets.token_bytes(IDENTITY_BYTES)
         self._folder = ""
         self._socket: socket.socket | None = None
         self._lanes: list[Lane] = []
         self._stopping = False
-        self._lane = partial(Lane, identity=self.identity, token=token, engine=engine)
+        self._lane = partial(Lane, identity=self.identity, door=door)
         self.path = self._listen(setting) if setting and sys.platform == "linux" else ""
         self._thread = Thread(target=self._accept, name="kvdb-local-socket", daemon=True)
 

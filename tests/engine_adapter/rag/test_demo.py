@@ -57,5 +57,5 @@ def test_prompts_hold_the_document_that_answers(tokenizer):
     "flags", [["--documents", "2"], ["--documents", "99"], ["--together", "0"], ["--questions", "0"], ["--checked", "999"]]
 )
 def test_a_demo_that_cannot_be_is_one_line(flags, capsys):
-    assert main(["demo", "rag", *flags]) == 1
+    assert main(["demo", "rag", *flags]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -116,13 +116,13 @@ def test_the_documents_commands_openais_client_and_a_restart(folder, tmp_path):
 def test_others_may_not_reach_it_without_a_token(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("KVDB_RAG_TOKEN", raising=False)
     flags = ["rag", "serve", "--model", str(folder), "--target", str(tmp_path / "store")]
-    assert main([*flags, "--host", "0.0.0.0", "--port", "0"]) == 1
+    assert main([*flags, "--host", "0.0.0.0", "--port", "0"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "KVDB_RAG_TOKEN" in said
     empty = tmp_path / "token"
     empty.write_text("\n")
-    assert main([*flags, "--token-file", str(empty)]) == 1
+    assert main([*flags, "--token-file", str(empty)]) == 2
     assert "empty" in capsys.readouterr().err
 
 

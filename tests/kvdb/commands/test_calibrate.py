@@ -131,9 +131,9 @@ def test_a_damaged_file_is_written_anew(quick, tmp_path, capsys):
     assert profile.read(path) == MEASURED
 
 
-def test_a_bad_place_is_one_line_and_status_1(quick, tmp_path, capsys):
+def test_a_bad_place_is_one_line_and_status_2(quick, tmp_path, capsys):
     (tmp_path / "file").write_text("x")
-    assert main(["calibrate", "--file", str(tmp_path / "file" / "machine.json")]) == 1
+    assert main(["calibrate", "--file", str(tmp_path / "file" / "machine.json")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "cannot be written" in said

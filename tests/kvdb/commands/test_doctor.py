@@ -164,8 +164,8 @@ def test_this_machine_is_told_of_without_loading_anything_heavy():
     assert json.loads(done.stdout)["use"]["attention"].startswith("CPU")
 
 
-def test_a_wrong_configuration_is_one_line_and_status_1(tmp_path, capsys):
+def test_a_wrong_configuration_is_one_line_and_status_2(tmp_path, capsys):
     path = tmp_path / "kvdb.toml"
     path.write_text('[storage]\ngpu_device = "tpu"')
-    assert main(["doctor", "--config", str(path)]) == 1
+    assert main(["doctor", "--config", str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -74,7 +74,7 @@ def test_with_an_error_of_its_own(command):
     status, said = command("--error-max", "0")
     assert (status, said.splitlines()[0]) == (0, "1,200 tokens, 2 KV heads, exact asked for")
     status, said = command("--error-max", "0.1", "--retrieval", "top-k")
-    assert status == 1
+    assert status == 2
     assert "error_max is 0.1 beside retrieval=top_k" in said
 
 
@@ -124,17 +124,21 @@ def test_objects_for_machines_are_the_plans(command):
     ],
     ids=" ".join,
 )
-def test_what_cannot_be_is_one_line_and_status_1(command, arguments, message):
+def test_what_cannot_be_is_one_line_and_status_2(command, arguments, message):
     status, said = command(*arguments)
-    assert status == 1
+    assert status == 2
     assert said.startswith("kvdb: ")
     assert message in said
     assert said.count("\n") == 1
 
 
 def test_contexts_and_tokens_that_are_none(command):
-    for status, said in (command(name="none"), command(token="wrong"), command("--analyze", name="short")):
-        assert (status, said.count("\n")) == (1, 1)
+    for expected, (status, said) in (
+        (3, command(name="none")),
+        (5, command(token="wrong")),
+        (2, command("--analyze", name="short")),
+    ):
+        assert (status, said.count("\n")) == (expected, 1)
 
 
 def test_a_retrieval_that_does_not_exist_is_a_usage_error(capsys):

@@ -63,7 +63,7 @@ def test_a_short_context_gets_none(command):
     assert command("index", "short")[1].startswith("no index over 'short'")
 
 
-def test_an_index_that_does_not_fit_is_status_1(command, monkeypatch):
+def test_an_index_that_does_not_fit_is_status_7(command, monkeypatch):
     command("index", NAME)
 
     def differs(index):
@@ -71,15 +71,15 @@ def test_an_index_that_does_not_fit_is_status_1(command, monkeypatch):
 
     monkeypatch.setattr(Scan, "verify", differs)
     status, said = command("verify", NAME)
-    assert status == 1
+    assert status == 7
     assert said.startswith("'handbook': index flat of segment ")
     assert "token 3 differs" in said
 
 
 @pytest.mark.parametrize("verb", ["indexes", "index", "verify"])
-def test_errors_are_one_line_and_status_1(command, verb):
-    for status, said in (command(verb, "none"), command(verb, NAME, token="wrong")):
-        assert status == 1
+def test_errors_are_one_line_and_have_a_status(command, verb):
+    for expected, (status, said) in ((3, command(verb, "none")), (5, command(verb, NAME, token="wrong"))):
+        assert status == expected
         assert said.startswith("kvdb: ")
         assert said.count("\n") == 1
 

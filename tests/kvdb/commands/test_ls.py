@@ -60,7 +60,7 @@ def test_a_context_is_shown(run):
     assert lines[0] == "'contract': 100 tokens, chunk, segments: 1, 0.0 MiB"
     assert lines[1].strip() == f"of {SPEC}"
     assert json.loads(run("show", "contract", "--json")[1][0])["indexes"] == []
-    assert run("show", "none")[0] == 1
+    assert run("show", "none")[0] == 3
 
 
 def test_contexts_are_kept(run):
@@ -95,7 +95,7 @@ def test_contexts_are_dropped(run):
     assert run("drop", "contract", "größe") == (0, ["'contract' is forgotten", "'größe' is forgotten"])
     assert len(run("ls")[1]) == 3
     status, lines = run("drop", "contract")
-    assert status == 1
+    assert status == 3
     assert "no context is named 'contract'" in lines[0]
     run("drop", "contract/2")
     assert run("ls") == (0, ["no context is stored"])
@@ -106,7 +106,7 @@ def test_contexts_are_offloaded(run):
 
 
 def test_a_folder_that_is_not_there_is_not_made(tmp_path, capsys):
-    assert main(["ls", "--server", str(tmp_path / "typo")]) == 1
+    assert main(["ls", "--server", str(tmp_path / "typo")]) == 3
     assert "no store is at" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -114,7 +114,7 @@ def test_a_folder_that_is_not_there_is_not_made(tmp_path, capsys):
 def test_a_store_that_is_open_is_told(tmp_path, capsys):
     with connect(tmp_path) as db:
         put(db, DOC, "doc")
-        assert main(["ls", "--server", str(tmp_path)]) == 1
+        assert main(["ls", "--server", str(tmp_path)]) == 4
         assert "is open already, in process" in capsys.readouterr().err
         assert names(db) == ["doc"]
 
@@ -122,10 +122,10 @@ def test_a_store_that_is_open_is_told(tmp_path, capsys):
 def test_contexts_that_match_are_dropped_by_one_call(run):
     assert run("drop", "--prefix", "contract")[1] == ["'contract' is forgotten", "'contract/2' is forgotten"]
     assert run("drop", "--prefix", "contract") == (0, ["no context matches"])
-    assert run("drop", "größe", "--prefix", "g")[0] == 1
-    assert run("drop")[0] == 1
+    assert run("drop", "größe", "--prefix", "g")[0] == 2
+    assert run("drop")[0] == 2
 
 
 def test_none_is_dropped_where_a_name_is_wrong(run):
-    assert run("drop", "contract", "no such")[0] == 1
+    assert run("drop", "contract", "no such")[0] == 3
     assert len(run("ls")[1]) == 5

@@ -78,7 +78,7 @@ def test_without_a_name_it_shows_what_memory_holds(engine, command):
 @pytest.mark.parametrize("flags", [["--layer", "0"], ["--png", "heat.png"], ["--measure", "error"]])
 def test_what_is_of_a_context_wants_its_name(command, flags):
     status, text = command(*flags)
-    assert status == 1
+    assert status == 2
     assert "expected its name" in text
 
 
@@ -143,17 +143,17 @@ def test_where_nothing_was_observed_it_says_what_to_do(command, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("arguments", "expected", "error"),
     [
-        (["none"], "no context is named 'none'"),
-        ([NAME, "--layer", "3"], "layer is 3"),
-        ([NAME, "--layer", "-1"], "layer is -1"),
+        (["none"], 3, "no context is named 'none'"),
+        ([NAME, "--layer", "3"], 2, "layer is 3"),
+        ([NAME, "--layer", "-1"], 2, "layer is -1"),
     ],
     ids=str,
 )
-def test_errors_are_one_line_and_status_1(command, observed, arguments, error):
+def test_errors_are_one_line_and_have_a_status(command, observed, arguments, expected, error):
     status, said = command(*arguments)
-    assert status == 1
+    assert status == expected
     assert said.startswith("kvdb: ")
     assert error in said
     assert said.count("\n") == 1

@@ -27,7 +27,7 @@ def watched(spec, make_kv):
     with Database(config) as database:
         server = Server(database, config.server)
         server.start()
-        http = open_http(config, lambda: True, [metrics_route(server.registry)])
+        http = open_http(config, lambda: True, [metrics_route(server.registry)], server.credentials)
         http.start()
         with kvdb.connect(server.target, token="s3cret") as db:
             db.import_context(spec, kv.tokens, kv.pairs(), name="doc")

@@ -47,6 +47,6 @@ def test_a_name_that_nobody_knows_is_an_error():
 def test_a_process_that_others_would_reach_without_a_token_does_not_start():
     command = [sys.executable, "-m", "kvdb", "serve", "--host", "0.0.0.0", "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert "asks nobody who they are" in done.stderr
     assert done.stderr.count("\n") == 1

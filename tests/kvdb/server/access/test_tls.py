@@ -13,6 +13,7 @@ from kvdb import errors
 from kvdb.config import Config, MetricsConfig, ServerConfig, Tls
 from kvdb.server.access.tls import ssl_context
 from kvdb.server.http.opening import open_http
+from kvdb.server.tenancy.credentials import Credentials
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_clients_without_a_certificate_of_the_ca_come_no_further_than_the_handsh
 def test_the_http_port_speaks_tls_too_and_nobody_is_kept_waiting_by_a_silent_client(files):
     server = ServerConfig(tls_cert=files["server"], tls_key=files["server_key"])
     config = Config(server=server, metrics=MetricsConfig(port=0))
-    port = open_http(config, lambda: True, [], ssl_context(server))
+    port = open_http(config, lambda: True, [], Credentials(server), ssl_context(server))
     port.start()
     try:
         address, trusted = urlsplit(port.url), ssl.create_default_context(cafile=files["ca"])

@@ -11,9 +11,9 @@ import pytest
 import kvdb
 from kvdb.config import Config, IndexConfig, MetricsConfig, OptimizerConfig, ServerConfig, StorageConfig, WindowConfig
 from kvdb.database import Database
-from kvdb.server.console.access import view_by_token
 from kvdb.server.console.console import Console
 from kvdb.server.http.opening import open_http
+from kvdb.server.tenancy.credentials import Credentials
 from kvdb.types import Retention
 from query_optimizer.query_options import QueryOptions
 
@@ -101,8 +101,9 @@ def open_console():
 
     def start(database, token=""):
         config = Config(server=ServerConfig(token=token), metrics=MetricsConfig(port=0))
-        routes = Console(view_by_token(database, token)).routes()
-        opened.append(open_http(config, lambda: True, routes))
+        credentials = Credentials(config.server)
+        routes = Console(lambda given: credentials.of_token(given.encode()) and database).routes()
+        opened.append(open_http(config, lambda: True, routes, credentials))
         opened[-1].start()
         return opened[-1].url
 

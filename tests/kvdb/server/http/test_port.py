@@ -14,6 +14,7 @@ from kvdb.errors import ConfigError, NotFound
 from kvdb.server.http.answering import Pages
 from kvdb.server.http.opening import open_http
 from kvdb.server.http.routes import Reply, Route, Routes
+from kvdb.server.tenancy.credentials import Credentials
 from tests.waiting import until
 
 SECONDS_MAX = 5.0
@@ -42,7 +43,7 @@ def open_port():
 
     def start(token="", ready=lambda: True):
         config = Config(server=ServerConfig(token=token), metrics=MetricsConfig(port=0))
-        opened.append(open_http(config, ready, ROUTES))
+        opened.append(open_http(config, ready, ROUTES, Credentials(config.server)))
         opened[-1].start()
         return opened[-1]
 
@@ -121,7 +122,7 @@ def test_readiness_follows_the_server_and_liveness_does_not(open_port):
 
 
 def test_no_port_without_a_setting():
-    assert open_http(Config(), lambda: True, []) is None
+    assert open_http(Config(), lambda: True, [], Credentials(ServerConfig())) is None
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_no_port_without_a_setting():
 )
 def test_without_a_token_the_port_answers_under_its_own_names_alone(host, status):
     config = Config(metrics=MetricsConfig(port=0, host_names=("kvdb.example.org",)))
-    port = open_http(config, lambda: True, ROUTES)
+    port = open_http(config, lambda: True, ROUTES, Credentials(config.server))
     port.start()
     assert ask(port, "/page", headers={"Host": host})[0] == status
     port.stop()
@@ -154,7 +155,7 @@ def test_a_port_that_is_taken_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config = Config(metrics=MetricsConfig(port=taken.getsockname()[1]))
         with pytest.raises(ConfigError, match="cannot listen"):
-            open_http(config, lambda: True, [])
+            open_http(config, lambda: True, [], Credentials(ServerConfig()))
 
 
 def test_who_connects_and_says_nothing_takes_only_its_share(open_port):

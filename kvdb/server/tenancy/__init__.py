@@ -1,0 +1,1 @@
+"""Tenants: whose call it is, by its credential, and what of the database it may see."""

@@ -1,0 +1,212 @@
+"""The database as one tenant sees it: with its own contexts and sessions, as if there were no others."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from kvdb.config import Config
+from kvdb.database import Database
+from kvdb.errors import NotFound, PermissionDenied, SessionClosed
+from kvdb.server.tenancy.imports import TenantImport
+from kvdb.server.tenancy.names import Names
+from kvdb.session.batch import Starts
+from kvdb.session.state import SessionState
+from kvdb.types import (
+    DEFAULT_RETENTION,
+    Array,
+    Checked,
+    ContextInfo,
+    ContextStatistics,
+    ContextUpdate,
+    Dropped,
+    IndexInfo,
+    ModelSpec,
+    PrefixMatch,
+    PromptPart,
+    Retention,
+    SessionInfo,
+    SessionStats,
+    Space,
+    TierStats,
+    Tokens,
+    ViewInfo,
+)
+from query_optimizer.plan import Plan
+from query_optimizer.query_options import QueryOptions
+
+
+class TenantDatabase:
+    """The calls of a `Database` that a server makes, on what is one tenant's; each raises what that call raises, in which names
+    are those of the database. What is not this tenant's and what is not there are looked up alike. Thread-safe."""
+
+    def __init__(self, database: Database, tenant: str, sessions: Callable[[], list[SessionState]]) -> None:
+        """sessions: the open ones of this tenant."""
+        self._database = database
+        self._tenant = tenant
+        self._names = Names(tenant)
+        self._sessions = sessions
+
+    @property
+    def config(self) -> Config:
+        return self._database.config
+
+    def begin_import(
+        self,
+        spec: ModelSpec,
+        tokens: Tokens,
+        name: str,
+        base: int | None = None,
+        retention: Retention = DEFAULT_RETENTION,
+        salt: str = "",
+    ) -> TenantImport:
+        names = self._names
+        writer = self._database.begin_import(spec, tokens, names.inner(name), base, retention, names.salt(salt))
+        return TenantImport(writer, names)
+
+    def create_session(
+        self,
+        spec: ModelSpec,
+        tokens: Tokens,
+        error_max: float | None = None,
+        salt: str = "",
+        *,
+        share: bool = False,
+        label: str = "",
+    ) -> SessionState:
+        return self._database.create_session(spec, tokens, error_max, self._names.salt(salt), share=share, label=label)
+
+    def create_session_of_parts(
+        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None, salt: str = ""
+    ) -> SessionState:
+        own = [replace(part, source=self._names.inner(part.source)) if isinstance(part.source, str) else part for part in parts]
+        return self._database.create_session_of_parts(spec, own, error_max, self._names.salt(salt))
+
+    def open_context(self, name: str, tokens: int | None = None) -> SessionState:
+        return self._database.open_context(self._names.inner(name), tokens)
+
+    def store_session(
+        self, session: SessionState, name: str, tokens: Tokens | None, *, chunk: bool, retention: Retention
+    ) -> ContextInfo:
+        stored = self._database.store_session(session, self._names.inner(name), tokens, chunk=chunk, retention=retention)
+        return self._names.info(stored)
+
+    def attend_together(
+        self, sessions: Sequence[object], layer: int, q: Array, k: Array, v: Array, options: QueryOptions, starts: Starts = None
+    ) -> Array:
+        return self._database.attend_together(sessions, layer, q, k, v, options, starts)
+
+    def attention_together(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array:
+        return self._database.attention_together(sessions, layer, q, options)
+
+    def contexts(
+        self, prefix: str = "", limit: int | None = None, after: str = "", metadata: Mapping[str, Any] | None = None
+    ) -> list[ContextInfo]:
+        behind = self._names.prefix + after if after else ""
+        found = self._database.contexts(self._names.prefix + prefix, limit, behind, metadata)
+        return [self._names.info(info) for info in found]
+
+    def count_contexts(self) -> int:
+        return len(self._database.contexts(self._names.prefix))
+
+    def match(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> PrefixMatch:
+        return self._database.match(spec, tokens, self._names.salt(salt))
+
+    def token_ids(self, name: str) -> Tokens:
+        return self._database.token_ids(self._names.inner(name))
+
+    def get(self, name: str) -> ContextInfo:
+        return self._names.info(self._database.get(self._names.inner(name)))
+
+    def views(self, name: str) -> list[ViewInfo]:
+        return self._database.views(self._names.inner(name))
+
+    def update_context(self, name: str, change: ContextUpdate) -> ContextInfo:
+        if change.name is not None:
+            change = replace(change, name=self._names.inner(change.name))
+        return self._names.info(self._database.update_context(self._names.inner(name), change))
+
+    def drop(self, *names: str) -> None:
+        self._database.drop(*map(self._names.inner, names))
+
+    def drop_all(self, prefix: str, metadata: Mapping[str, Any]) -> Dropped:
+        done = self._database.drop_all(self._names.prefix + prefix, metadata)
+        outer = self._names.outer
+        return Dropped(tuple(map(outer, done.names)), tuple(map(outer, done.in_use)))
+
+    def offload(self, name: str) -> int:
+        return self._database.offload(self._names.inner(name))
+
+    def statistics(self, name: str) -> ContextStatistics:
+        return self._database.statistics(self._names.inner(name))
+
+    def build_index(
+        self, name: str, kind: str, wait: bool = True, is_wanted: Callable[[], bool] = lambda: True
+    ) -> list[IndexInfo]:
+        return self._database.build_index(self._names.inner(name), kind, wait, is_wanted)
+
+    def indexes(self, name: str) -> list[IndexInfo]:
+        return self._database.indexes(self._names.inner(name))
+
+    def verify(self, name: str) -> int:
+        return self._database.verify(self._names.inner(name))
+
+    def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]:
+        return self._database.explain(self._names.inner(name), layer, options, analyze)
+
+    def check(self, name: str) -> Checked:
+        return self._database.check(self._names.inner(name))
+
+    def sessions(self) -> list[SessionInfo]:
+        told = []
+        for session in self._labelled():
+            with suppress(SessionClosed):  # meanwhile
+                stats = session.stats()
+                told.append(SessionInfo(session.label, stats.tokens, stats.reused, stats.queries))
+        return told
+
+    def open_sessions(self, limit: int) -> list[tuple[str, ModelSpec, SessionStats]]:
+        told = []
+        for session in self._sessions()[::-1][:limit]:
+            with suppress(SessionClosed):
+                told.append((session.label, session.spec, session.stats()))
+        return told
+
+    def count_sessions(self) -> int:
+        return len(self._sessions())
+
+    def explain_session(self, label: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]:
+        found = [session for session in self._labelled() if session.label == label]
+        if not found:
+            raise NotFound(f"no open session has the label {label!r}; kvdb explain --session lists those that have one")
+        layers = range(found[-1].spec.layers) if layer is None else [layer]
+        return [found[-1].explain(number, options, analyze) for number in layers]
+
+    def tiers(self) -> list[TierStats]:
+        """What its contexts hold, in blocks of one byte: segments that several of them see once, in main memory or on disk."""
+        segments = {}
+        for info in self._database.contexts(self._names.prefix):
+            with suppress(NotFound):  # it was dropped meanwhile
+                segments.update({view.segment: view for view in self._database.views(info.name)})
+        told = {"cpu": 0, "disk": 0}
+        for view in segments.values():
+            told["cpu" if view.resident else "disk"] += view.nbytes
+        return [TierStats(tier, nbytes, nbytes, 1, nbytes, huge=False) for tier, nbytes in told.items()]
+
+    def space(self) -> Space:
+        return self._database.space(self._names.prefix)
+
+    def check_store(self) -> list[str]:
+        raise self._refusal("checks the whole store")
+
+    def backup(self, folder: str) -> int:
+        raise self._refusal(f"copies the whole store to {folder}")
+
+    def compact(self) -> int:
+        raise self._refusal("compacts the whole store")
+
+    def _labelled(self) -> list[SessionState]:
+        return [session for session in self._sessions() if session.label]
+
+    def _refusal(self, what: str) -> PermissionDenied:
+        return PermissionDenied(f"this call {what}, of which tenant {self._tenant} has a part; make it with an admin's token")
