@@ -1,9 +1,12 @@
 """What does the service cost beside the engine? One JSON line a measurement.
 
-`service.decode`: one attend of one token over a `Decode` stream on loopback, against the attention kernel's own time in the same
-query embedded; and through gRPC's public API, against which the SDK drives its streams from the caller's thread.
-`service.unary`: short calls that are each a gRPC call of their own, and a step of two sessions.
-`service.import`: import_context through gRPC on loopback TCP into a process of its own, against the same import embedded.
+Each server is a process of its own on this host; one shares memory with its clients, the other answers over gRPC alone.
+`service.ping`: an empty request by each way, as `kvdb ping` makes it.
+`service.decode`: one attend of one token through shared memory, over a `Decode` stream on loopback, through gRPC's public API,
+against which the SDK drives its streams from the caller's thread, and embedded; beside the attention kernel's own time, as the
+engine that answers measures it.
+`service.unary`: short calls that are each a gRPC call of their own, and a step of two sessions by both ways.
+`service.import`: import_context by both ways into the other process, against the same import embedded.
 `service.read`: the same context read back, all layers in one call into arrays used before, beside its import.
 
 No indexes are built, because that would take the processor from what is measured.
@@ -12,7 +15,8 @@ No indexes are built, because that would take the processor from what is measure
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from statistics import median, quantiles
 from tempfile import NamedTemporaryFile
 from time import perf_counter
@@ -22,6 +26,8 @@ import numpy as np
 
 import kvdb
 from benchmarks.harness import machine, report
+from kvdb.client.remote.connection import Connection
+from kvdb.client.remote.pings import pings
 from kvdb.config import Config, IndexConfig
 from kvdb.types import Array
 
@@ -33,27 +39,46 @@ IMPORT_TOKENS, IMPORT_ROUNDS, IMPORT_ARRAYS = 8192, 5, 4
 
 NO_BUILDS = IndexConfig(on_demand="", automatic=False)
 NO_BUILDS_TOML = '[indexes]\non_demand = ""\nautomatic = false\n'
-OVERHEAD_US_MAX = 400
-IMPORT_GB_PER_S_MIN = 1.0
+PINGS = 5000
+BEYOND_KERNEL_US_MAX = {"shared": 25, "grpc": 350}
+IMPORT_GB_PER_S_MIN = 5.0
 PUBLIC = patch("kvdb.client.remote.session_stream.available", lambda _: False)
 
 
 def main() -> None:
     report("machine", **machine())
-    with server() as target, kvdb.connect(target) as remote, kvdb.connect(config=Config(indexes=NO_BUILDS)) as embedded:
+    with (
+        server("auto") as sharing,
+        server("") as alone,
+        kvdb.connect(sharing) as shared,
+        kvdb.connect(alone) as grpc,
+        kvdb.connect(config=Config(indexes=NO_BUILDS)) as embedded,
+    ):
+        ping(sharing)
         for tokens in CONTEXTS:
-            decode(remote, embedded, tokens)
-        unary(remote)
-        imports_and_reads(remote, embedded)
+            decode({"shared": shared, "grpc": grpc, "public": grpc, "embedded": embedded}, tokens)
+        unary(shared, grpc)
+        imports_and_reads({"shared": shared, "grpc": grpc, "embedded": embedded})
 
 
 @contextmanager
-def server() -> Iterator[str]:
-    """A server process on a free port; its target."""
+def server(local_socket: str) -> Iterator[str]:
+    """A server process on a free port; its target. local_socket: as the setting."""
     with NamedTemporaryFile("w", suffix=".toml") as config:
         config.write(NO_BUILDS_TOML)
         config.flush()
-        command = [sys.executable, "-m", "kvdb.__main__", "serve", "--port", "0", "--config", config.name]
+        command = [
+            sys.executable,
+            "-m",
+            "kvdb.__main__",
+            "serve",
+            "--port",
+            "0",
+            "--config",
+            config.name,
+            "--server.local-socket",
+            local_socket,
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:
@@ -62,60 +87,63 @@ def server() -> Iterator[str]:
                 process.terminate()
 
 
-def decode(remote: kvdb.Client, embedded: kvdb.Client, tokens: int) -> None:
+def ping(target: str) -> None:
+    connection = Connection(target, "", kvdb.Timeouts(), kvdb.Tls())
+    try:
+        for way, seconds in pings(connection, PINGS).items():
+            p50, p99 = median(seconds), quantiles(seconds, n=100)[-1]
+            report("service.ping", way=way, count=PINGS, p50_us=p50 * 1e6, p99_us=p99 * 1e6)
+    finally:
+        connection.close()
+
+
+def decode(ways: dict[str, kvdb.Client], tokens: int) -> None:
     """The ways take turns, so that what else the machine does falls on all alike."""
     k, v = keys_values(tokens)
     ids = np.arange(tokens, dtype=np.int32)
     step = (random(SPEC.q_heads, 1), k[:, :1], v[:, :1])
-    us: dict[str, list[float]] = {"remote": [], "public": [], "embedded": [], "kernel": [], "server_kernel": []}
+    us: dict[str, list[float]] = {name: [] for name in ways}
+    kernels: dict[str, list[float]] = {name: [] for name in ways}
     with ExitStack() as stack:
-        for db in (remote, embedded):
-            context = db.import_context(SPEC, ids, [(k, v)], name=f"decode-{tokens}")
-            stack.callback(context.drop)
-        sessions = {
-            name: stack.enter_context((embedded if name == "embedded" else remote).create_session(SPEC, ids))
-            for name in ("remote", "public", "embedded")
-        }
-        with PUBLIC:
-            timed(sessions["public"], step, WARM_UP)
-        for name in ("remote", "embedded"):
-            timed(sessions[name], step, WARM_UP)
+        for db in set(ways.values()):
+            stack.callback(db.import_context(SPEC, ids, [(k, v)], name=f"decode-{tokens}").drop)
+        sessions = {name: stack.enter_context(db.create_session(SPEC, ids)) for name, db in ways.items()}
+        for name, session in sessions.items():
+            with PUBLIC if name == "public" else nullcontext():
+                timed(session, step, WARM_UP)
         for _ in range(ROUNDS):
             for name, session in sessions.items():
-                totals, kernels = timed(session, step, CALLS, kernel=name == "embedded")
-                us[name] += totals
-                us["kernel"] += kernels
-            us["server_kernel"] += timed(sessions["remote"], step, CALLS // 4, kernel=True)[1]
-    report(
-        "service.decode",
-        context_tokens=tokens,
-        remote_p50_us=median(us["remote"]),
-        remote_p99_us=quantiles(us["remote"], n=100)[-1],
-        public_api_p50_us=median(us["public"]),
-        embedded_p50_us=median(us["embedded"]),
-        kernel_p50_us=median(us["kernel"]),
-        server_kernel_p50_us=median(us["server_kernel"]),
-        beyond_embedded_kernel_us=median(us["remote"]) - median(us["kernel"]),
-        beyond_server_kernel_us=median(us["remote"]) - median(us["server_kernel"]),
-        target_us_max=OVERHEAD_US_MAX,
-    )
+                us[name] += timed(session, step, CALLS)[0]
+                kernels[name] += timed(session, step, CALLS // 4, kernel=True)[1]
+    for name, times in us.items():
+        p50, p99, kernel = median(times), quantiles(times, n=100)[-1], median(kernels[name])
+        report(
+            "service.decode",
+            way=name,
+            context_tokens=tokens,
+            p50_us=p50,
+            p99_us=p99,
+            kernel_p50_us=kernel,
+            p50_beyond_kernel_us=p50 - kernel,
+            p99_beyond_kernel_us=p99 - kernel,
+            p50_beyond_kernel_us_max=BEYOND_KERNEL_US_MAX.get(name),
+        )
 
 
-def unary(remote: kvdb.Client) -> None:
+def unary(shared: kvdb.Client, grpc: kvdb.Client) -> None:
     """The calls take turns. The step is one token each of two sessions over the same document."""
     tokens = CONTEXTS[0]
     k, v = keys_values(tokens)
     ids = np.arange(tokens, dtype=np.int32)
     q = random(SPEC.q_heads, 1)
     step = [np.stack([array, array]) for array in (q, k[:, :1], v[:, :1])]
+    calls: dict[str, Callable[[], object]] = {"contexts": grpc.contexts}
     with ExitStack() as stack:
-        stack.callback(remote.import_context(SPEC, ids, [(k, v)], name="unary").drop)
-        idle, *two = [stack.enter_context(remote.create_session(SPEC, ids)) for _ in range(3)]
-        calls: dict[str, Callable[[], object]] = {
-            "contexts": remote.contexts,
-            "stats": idle.stats,
-            "step_of_two": lambda: remote.attend(two, 0, *step),
-        }
+        for name, db in (("shared", shared), ("grpc", grpc)):
+            stack.callback(db.import_context(SPEC, ids, [(k, v)], name="unary").drop)
+            two = [stack.enter_context(db.create_session(SPEC, ids)) for _ in range(2)]
+            calls[f"stats_{name}"] = two[0].stats
+            calls[f"step_of_two_{name}"] = partial(db.attend, two, 0, *step)
         us: dict[str, list[float]] = {name: [] for name in calls}
         for count in (WARM_UP, *[CALLS] * ROUNDS):
             for name, call in calls.items():
@@ -141,15 +169,15 @@ def timed(
     return totals, kernels
 
 
-def imports_and_reads(remote: kvdb.Client, embedded: kvdb.Client) -> None:
+def imports_and_reads(ways: dict[str, kvdb.Client]) -> None:
     """GB of KV a second over some rounds, each context dropped before the next; the first goes into memory never used before."""
     layers = [keys_values(IMPORT_TOKENS, seed) for seed in range(IMPORT_ARRAYS)]
     nbytes = IMPORT_TOKENS * DEEP.token_nbytes * DEEP.layers
     ids = np.arange(IMPORT_TOKENS, dtype=np.int32)
-    rates: dict[str, list[float]] = {"remote": [], "embedded": []}
-    reads: dict[str, list[float]] = {"remote": [], "embedded": []}
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    reads: dict[str, list[float]] = {name: [] for name in ways}
     out = [keys_values(IMPORT_TOKENS)] * DEEP.layers
-    for name, db in (("remote", remote), ("embedded", embedded)) * (1 + IMPORT_ROUNDS):
+    for name, db in [*ways.items()] * (1 + IMPORT_ROUNDS):
         started = perf_counter()
         context = db.import_context(DEEP, ids, (layers[i % IMPORT_ARRAYS] for i in range(DEEP.layers)), name="import")
         rates[name].append(nbytes / (perf_counter() - started) / 1e9)
@@ -157,27 +185,19 @@ def imports_and_reads(remote: kvdb.Client, embedded: kvdb.Client) -> None:
         context.read(range(DEEP.layers), out=out)
         reads[name].append(nbytes / (perf_counter() - started) / 1e9)
         context.drop()
-    warm = {name: values[1:] for name, values in rates.items()}
-    report(
-        "service.import",
-        nbytes=nbytes,
-        remote_gb_per_s=median(warm["remote"]),
-        remote_first_gb_per_s=rates["remote"][0],
-        remote_best_gb_per_s=max(warm["remote"]),
-        embedded_gb_per_s=median(warm["embedded"]),
-        embedded_first_gb_per_s=rates["embedded"][0],
-        target_gb_per_s_min=IMPORT_GB_PER_S_MIN,
-    )
-    of_import = [read / imported for read, imported in zip(reads["remote"], rates["remote"], strict=True)][1:]
-    report(
-        "service.read",
-        nbytes=nbytes,
-        remote_gb_per_s=median(reads["remote"][1:]),
-        remote_best_gb_per_s=max(reads["remote"][1:]),
-        remote_of_import=median(of_import),
-        embedded_gb_per_s=median(reads["embedded"][1:]),
-        target_of_import_min=1.0,
-    )
+    for name, (first, *warm) in rates.items():
+        report(
+            "service.import",
+            way=name,
+            nbytes=nbytes,
+            gb_per_s=median(warm),
+            first_gb_per_s=first,
+            best_gb_per_s=max(warm),
+            gb_per_s_min=IMPORT_GB_PER_S_MIN if name == "shared" else None,
+        )
+    for name, (_, *warm) in reads.items():
+        of_import = median(read / imported for read, imported in zip(warm, rates[name][1:], strict=True))
+        report("service.read", way=name, nbytes=nbytes, gb_per_s=median(warm), best_gb_per_s=max(warm), of_import=of_import)
 
 
 def keys_values(tokens: int, seed: int = 0) -> tuple[Array, Array]:

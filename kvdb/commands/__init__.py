@@ -13,11 +13,12 @@ import kvdb.commands.export as export
 import kvdb.commands.indexes as indexes
 import kvdb.commands.keep as keep
 import kvdb.commands.ls as ls
+import kvdb.commands.ping as ping
 import kvdb.commands.serve as serve
 import kvdb.commands.stats as stats
 import kvdb.commands.token as token
 import kvdb.commands.top as top
 import kvdb.commands.verify as verify
 
-COMMANDS = (serve, ls, keep, indexes, verify, export, calibrate, doctor, stats, top, explain, token, config, completion)
+COMMANDS = (serve, ping, ls, keep, indexes, verify, export, calibrate, doctor, stats, top, explain, token, config, completion)
 """In the order in which `kvdb --help` lists them."""

@@ -45,11 +45,19 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 def open_server(given: argparse.Namespace) -> Client:
     """Connect to the server that `add_server` took, or open the store. Raises what `kvdb.connect` raises, and NotFound for a
     folder that is not there."""
-    token = configuration.load().server.token if given.token is None else given.token
     if "://" not in given.server and not Path(given.server).is_dir() and not ADDRESS.fullmatch(given.server):
         raise NotFound(f"no store is at {given.server}; expected its folder, or a server such as {SERVER}")
-    tls = Tls.of_environment() if given.server.startswith("kvdbs:") else None
-    return connect(given.server, token=token, tls=tls)
+    return connect(given.server, token=token_of(given), tls=certificates_of(given))
+
+
+def token_of(given: argparse.Namespace) -> str:
+    """The token for the server that `add_server` took."""
+    return configuration.load().server.token if given.token is None else str(given.token)
+
+
+def certificates_of(given: argparse.Namespace) -> Tls | None:
+    """What the environment names for TLS, None for a server without."""
+    return Tls.of_environment() if given.server.startswith("kvdbs:") else None
 
 
 def add_index(parser: argparse.ArgumentParser, flag: str, what: str, default: str | None) -> None:

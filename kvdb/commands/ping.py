@@ -1,0 +1,53 @@
+"""`kvdb ping`: by which way a server answers, and how fast."""
+
+import argparse
+import json
+from statistics import median, quantiles
+from typing import TYPE_CHECKING
+
+from kvdb.commands.arguments import add_server, certificates_of, sentence, token_of
+from kvdb.config import Timeouts, Tls
+from kvdb.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add(commands: "Subparsers") -> None:
+    """Add `ping` to the `kvdb` command."""
+    what = "say by which way a server answers, and how fast"
+    parser = commands.add_parser("ping", help=what, description=sentence(what))
+    parser.add_argument("--count", type=_count, default=200, help="how many pings by each way (default 200)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for machines")
+    add_server(parser)
+    parser.set_defaults(run=_ping)
+
+
+def _count(given: str) -> int:
+    if not given.isdecimal() or not 2 <= int(given) <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"{given!r} is no number from 2 to 1000000")
+    return int(given)
+
+
+def _ping(given: argparse.Namespace) -> int:
+    if "://" not in given.server:
+        raise InvalidArgument(f"{given.server} is no server; expected one such as kvdb://127.0.0.1:7700")
+    from kvdb.client.remote.connection import Connection  # so that the other commands need no gRPC
+    from kvdb.client.remote.pings import SHARED_MEMORY, pings
+
+    connection = Connection(given.server, token_of(given), Timeouts(), certificates_of(given) or Tls())
+    try:
+        found = pings(connection, given.count)
+        refusal = "" if SHARED_MEMORY in found else connection.lanes.refusal
+    finally:
+        connection.close()
+    numbers = {way: (median(seconds), quantiles(seconds, n=100)[-1]) for way, seconds in found.items()}
+    taken = next(iter(found))
+    if given.json:
+        ways = {way: {"p50_seconds": p50, "p99_seconds": p99} for way, (p50, p99) in numbers.items()}
+        print(json.dumps({"server": given.server, "transport": taken, "refusal": refusal, "count": given.count, "ways": ways}))
+        return 0
+    print(f"{given.server} answers through {taken}" + (f"; not through {SHARED_MEMORY}: {refusal}" if refusal else ""))
+    for way, (p50, p99) in numbers.items():
+        print(f"  {way:13}  p50 {p50 * 1e6:8,.1f} us  p99 {p99 * 1e6:8,.1f} us")
+    return 0
