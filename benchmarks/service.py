@@ -67,18 +67,8 @@ def server(local_socket: str) -> Iterator[str]:
     with NamedTemporaryFile("w", suffix=".toml") as config:
         config.write(NO_BUILDS_TOML)
         config.flush()
-        command = [
-            sys.executable,
-            "-m",
-            "kvdb.__main__",
-            "serve",
-            "--port",
-            "0",
-            "--config",
-            config.name,
-            "--server.local-socket",
-            local_socket,
-        ]
+        flags = ["--port", "0", "--config", config.name, "--server.local-socket", local_socket]
+        command = [sys.executable, "-m", "kvdb.__main__", "serve", *flags]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:
