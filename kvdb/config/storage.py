@@ -28,15 +28,15 @@ class StorageConfig:
     What rounding changes then is told (`ContextInfo.key_error`), and answers are proven anew. cpu_bytes_max: bytes of main memory
     for blocks and what is kept beside them, None for no limit. arena_bytes: the most that is asked of the system at a time. path:
     the folder of a durable store, which keeps every context, "" for a database that keeps nothing. disk_path: a folder for
-    segments that are offloaded, where there is no store, "" for none; several databases may share it.
-    durability: what a context in a store outlives where the caller does not say; see
-    `kvdb.types.DURABILITIES`. disk_bytes_max: bytes that this database may keep there, None for no limit.
-    eviction: which contexts make room where a limit is reached, one of EVICTIONS: from main memory they go to disk, and from the
-    last place that there is they are dropped, unless they are pinned or in use; "none" refuses what finds no room instead.
-    gpu_bytes_max: bytes of the GPU's memory for copies of blocks, 0 for no GPU; block tables and results need some more.
-    gpu_device: "cuda", "cuda:1", or "interpreter" for tests without a GPU. gpu_format: "" for the model's dtype, "float8" or
-    "int8". gpu_slab_bytes: how much of gpu_bytes_max the blocks of one shape may take, 0 for all that is left when the first of
-    them is copied.
+    segments that are offloaded, where there is no store, "" for none; several databases may share it. durability: what a context
+    in a store outlives where the caller does not say; see `kvdb.types.DURABILITIES`. disk_bytes_max: bytes that this database may
+    keep there, None for no limit. overwrite_freed: whether blocks are overwritten with zeros before their room is given to
+    others; a server with tenants always does that. eviction: which contexts make room where a limit is reached, one of EVICTIONS:
+    from main memory they go to disk, and from the last place that there is they are dropped, unless they are pinned or in use;
+    "none" refuses what finds no room instead. gpu_bytes_max: bytes of the GPU's memory for copies of blocks, 0 for no GPU; block
+    tables and results need some more. gpu_device: "cuda", "cuda:1", or "interpreter" for tests without a GPU. gpu_format: "" for
+    the model's dtype, "float8" or "int8". gpu_slab_bytes: how much of gpu_bytes_max the blocks of one shape may take, 0 for all
+    that is left when the first of them is copied.
     """
 
     block_size: int = 64
@@ -49,6 +49,7 @@ class StorageConfig:
     disk_path: str = ""
     durability: str = "durable"
     disk_bytes_max: int | None = None
+    overwrite_freed: bool = False
     eviction: str = "reuse"
     gpu_bytes_max: int = 0
     gpu_device: str = "cuda"

@@ -43,6 +43,7 @@ from kvdb.server.shared_memory.calls import Door, SharedEngine
 from kvdb.server.shared_memory.listener import SharedMemoryListener
 from kvdb.server.streams import Streams
 from kvdb.server.tenancy.credentials import Credentials
+from kvdb.server.tenancy.memory import for_tenants
 from kvdb.server.tenancy.tenants import AnyDatabase, Tenants
 from kvdb.server.tracing import open_tracing
 from kvdb.server.turns import Turns
@@ -214,7 +215,7 @@ def run(config: Config) -> int:
     told = Event()
     for number in SIGNALS:
         signal.signal(number, lambda *_: told.set())
-    with Database(config) as database:
+    with Database(for_tenants(config)) as database:
         database.events.add(open_log(config.log))
         server = Server(database, config.server)
         http = open_http(config, lambda: server.ready, server.pages(), server.credentials, ssl_context(config.server))

@@ -1,5 +1,7 @@
 """The CPU tier: blocks in main memory."""
 
+import ctypes
+
 import numpy as np
 
 from indexes.arena import HUGE_PAGE, Arena
@@ -25,10 +27,12 @@ class CpuTier(CountedTier):
 
     name = "cpu"
 
-    def __init__(self, block_nbytes: int, arena_bytes: int, budget: CpuBudget) -> None:
+    def __init__(self, block_nbytes: int, arena_bytes: int, budget: CpuBudget, *, overwrites: bool = False) -> None:
+        """overwrites: whether blocks are zeros when they are allocated, whatever stood there."""
         super().__init__(budget.lock)
         self.block_nbytes = block_nbytes
         self._arena_bytes = arena_bytes
+        self._overwrites = overwrites
         self._budget = budget
         self._arenas: dict[int, Arena] = {}  # by the first block of their extent
         self._empty: set[int] = set()  # extents without a used slot
@@ -38,8 +42,13 @@ class CpuTier(CountedTier):
 
     def allocate(self, count: int, *, evict: bool = False) -> Blocks:
         if evict:
-            return with_room(lambda: self._allocate(count), self._budget.evict, count * self.block_nbytes)
-        return self._allocate(count)
+            blocks = with_room(lambda: self._allocate(count), self._budget.evict, count * self.block_nbytes)
+        else:
+            blocks = self._allocate(count)
+        if self._overwrites:
+            for address in self._addresses[blocks].tolist():
+                ctypes.memset(address, 0, self.block_nbytes)
+        return blocks
 
     def make_room(self, count: int) -> None:
         with_room(lambda: self._check(count), self._budget.evict, count * self.block_nbytes)

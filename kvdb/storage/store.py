@@ -96,7 +96,9 @@ class BlockStore:
         with self._lock:
             tier = self._tiers.get(layout.nbytes)
             if tier is None:
-                tier = self._tiers[layout.nbytes] = CpuTier(layout.nbytes, self._config.arena_bytes, self.budget)
+                tier = self._tiers[layout.nbytes] = CpuTier(
+                    layout.nbytes, self._config.arena_bytes, self.budget, overwrites=self._config.overwrite_freed
+                )
             return tier
 
     def gpu_tier(self, spec: ModelSpec) -> "GpuTier | None":

@@ -176,6 +176,9 @@ def test_a_call_takes_no_longer_than_it_may(connect, server, spec, make_kv, stal
     run(behaviour)
 
 
+CANCELLED = {"method": "Update", "code": "CANCELLED"}
+
+
 def test_a_cancelled_task_breaks_its_call_off(server, spec, make_kv, stalled):
     kv = make_kv(spec, 5)
 
@@ -189,6 +192,7 @@ def test_a_cancelled_task_breaks_its_call_off(server, spec, make_kv, stalled):
             behind.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await behind
+            await asyncio.to_thread(until, lambda: server.registry.get_sample_value("kvdb_calls_total", CANCELLED))
             stalled[1].set()
             await waiting
             await session.update(0, kv.k[0], kv.v[0], start=5)
