@@ -77,8 +77,7 @@ class _Seen:
         self.origin = self.origin._replace(tenant=self._calls.tenant_of(context))
 
         def ended() -> None:
-            code: Any = context.code()  # type: ignore[attr-defined]
-            code = grpc.StatusCode.OK if code is None else code
+            code = _code_of(context)
             said = context.details() or b""  # type: ignore[attr-defined]
             text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
             self._traced(code, text)
@@ -86,6 +85,15 @@ class _Seen:
 
         if not context.add_callback(ended):
             ended()
+
+
+def _code_of(context: grpc.ServicerContext) -> grpc.StatusCode:
+    """How a call ended. gRPC has no status for one that its client broke off, and says so in a part that is not public alone."""
+    code: grpc.StatusCode | None = context.code()  # type: ignore[attr-defined]
+    if code is not None:
+        return code
+    cancelled = getattr(getattr(context, "_state", None), "client", "") == "cancelled"
+    return grpc.StatusCode.CANCELLED if cancelled else grpc.StatusCode.OK
 
 
 def _wrapped(handler: "Handler", seen: _Seen) -> "Handler":
