@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import TypeVar
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from engine_adapter.vllm.journal import Journal
 from engine_adapter.vllm.layout import BlockLayout
 from engine_adapter.vllm.requests import Transfer
 from kvdb.errors import KvdbError
-from kvdb.hardware.priority import work_in_background
+from kvdb.hardware.priority import NICEST, work_in_background
 
 LOG = logging.getLogger("kvdb.vllm")
 
@@ -45,7 +46,7 @@ class Saves:
         self._caches = caches
         self._journal = journal
         self._waiting_max = waiting_max
-        self._thread = ThreadPoolExecutor(1, "kvdb-save", initializer=None if awaited else work_in_background)
+        self._thread = ThreadPoolExecutor(1, "kvdb-save", initializer=None if awaited else partial(work_in_background, NICEST))
         self._step: list[tuple[Transfer, Packed]] = []
         self._waiting: dict[Future[None], int] = {}
 
