@@ -42,7 +42,7 @@ from kvdb.storage.direct_io import DEPTH
 from kvdb.storage.segment_head import PIECE_BYTES
 
 QUERIES = 64
-"""Of each head."""
+"""Query samples of each head."""
 
 
 def main() -> None:

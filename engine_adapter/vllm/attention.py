@@ -51,7 +51,7 @@ class KvdbAttentionImpl(CPUAttentionBackendImpl):  # type: ignore[misc]  # witho
         self._answers, self._number = answers, number
 
     def reason_against(self) -> str | None:
-        """What of this layer's attention kvdb does not compute, None where there is nothing."""
+        """The part of this layer's attention that kvdb does not compute, None where it computes all."""
         if self.sliding_window != -1 or self.alibi_slopes is not None or self.sinks is not None or self.logits_soft_cap:
             return "its attention has a window, biases, sinks or a cap"
         if abs(self.scale * self.head_size**0.5 - 1) > 1e-6:
