@@ -368,6 +368,17 @@ class LayerSteps:
         """Which queries are observed: the first `first` and every `every`-th of all, of which `asked` came before the next step;
         none where `asked` is negative. Those of plans without an observed search are only counted."""
 
+    @property
+    def left(self) -> int:
+        """How many more steps may be taken."""
+
+    @property
+    def threads(self) -> int:
+        """How many threads a step uses."""
+
+    last_ns: int
+    """The nanoseconds that the kernels of the layer's last attend took, native or not."""
+
     def take_observations(self) -> list[tuple[int, bytes, bytes]]:
         """What observed queries showed since the last time, as `Step.observations` has it."""
 
@@ -564,6 +575,61 @@ class SharedRing:
 
     def stop(self) -> None:
         """End the wait at this end, and every later one."""
+
+    @property
+    def times_us(self) -> tuple[float, float, float]:
+        """What the last answer of a `SharedStep` said: how long it waited, was carried out, and was in the kernel."""
+
+class SharedStep:
+    """The attends of one token through a ring that are of one session, layer and options, and thus of one message."""
+
+    def __init__(
+        self, q_heads: int, kv_heads: int, head_dim: int, dtype: Dtype, like: Any, message: bytes, arena: int, region_bytes: int
+    ) -> None:
+        """like: an array of numpy of the dtype. arena: where the message lies in a region, before the arrays. Raises ValueError
+        where a region of so many bytes has no room."""
+
+    def take_tensors(self, tensor: type, dtype: object) -> None:
+        """Take arrays of another type too: those of torch, in this dtype of its own."""
+
+    def attend(
+        self, ring: SharedRing, generation: int, number: int, q: Any, k: Any, v: Any, start: object, seconds: float, wait: float
+    ) -> Any | bytes | None:
+        """Send one token's q, k and v, `[heads, 1, head_dim]`, and wait so long for the answer, which is returned, of the library
+        that q is of. None for arrays of another form, or a start that is no int; then nothing was sent. The bytes of the request
+        where the answer is anything but what was asked for, and is the next that `ring` receives. seconds: how long the caller
+        waits, for the server. Raises ValueError where too many requests are under way."""
+
+class SharedCalls:
+    """A server's end of a ring, whose client asks the same again and again."""
+
+    def __init__(self, ring: SharedRing, generation: int) -> None: ...
+    def receive(self, seconds: float) -> Any | bytes | None:
+        """Wait so long for a request: what was learned with one like it, or its bytes, or None where none came. Raises what
+        `SharedRing.receive` raises."""
+
+    def learn(self, message: bytes, payload: object) -> None:
+        """From now on, requests like the last, of this message, are received as this; they may be of another number and start."""
+
+    def forget(self) -> None:
+        """Forget what was learned."""
+
+    def answer(
+        self, reply_nbytes: int, queue_us: float = 0.0, engine_us: float = 0.0, kernel_us: float = 0.0, busy: int = 0
+    ) -> None:
+        """Answer the last request. busy: see `kvdb.rpc.shared_records.SharedAnswer`."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether `answer` has answered the last request."""
+
+    @property
+    def start(self) -> int | None:
+        """Of the last request."""
+
+    @property
+    def last(self) -> bytes:
+        """The last request, as it came."""
 
 RING_BYTES: int
 RING_SLOTS: int

@@ -111,8 +111,8 @@ class BlockRun:
 
     @property
     def arrays(self) -> tuple[Addresses, Counts]:
-        """The arrays that `addresses` and `counts` are the beginnings of. Native code that adds tokens to the last block counts
-        them there."""
+        """The arrays that `addresses` and `counts` are the beginnings of. Native code that adds tokens to the last block, and
+        to those behind it that the tail took ahead, counts them there."""
         return self._addresses, self._counts
 
     @property
@@ -158,14 +158,15 @@ class BlockRun:
     def refresh(self, start: int) -> None:
         """Update the run for the tail's tokens from `start` on; blocks before that token have not changed."""
         tail, first = self._tail.addresses, start // self._block_size
-        self.blocks = self._base + len(tail)
-        if not len(tail):
-            return
-        if self.blocks > self._capacity:
-            self._grow(max(self.blocks, 2 * self._capacity))
-        self._addresses[self._base + first : self.blocks] = tail[first:]
+        used, end = self._tail.layout.blocks_for(self._tail.length), self._base + len(tail)
+        self.blocks = self._base + used
+        if end > self._capacity:
+            self._grow(max(end, 2 * self._capacity))
+        self._addresses[self._base + first : end] = tail[first:]
         self._counts[self._base + first : self.blocks] = self._block_size
-        self._counts[self.blocks - 1] = self._tail.length - (len(tail) - 1) * self._block_size
+        self._counts[self.blocks : end] = 0  # blocks that were taken ahead
+        if used:
+            self._counts[self.blocks - 1] = self._tail.length - (used - 1) * self._block_size
 
     def _place(self, blended: BlendedViews) -> None:
         """Set the rotation and the hidden tokens of each block. Blocks behind those of the views were not moved."""

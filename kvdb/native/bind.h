@@ -81,7 +81,9 @@ void bind_observe(nb::module_& m);
 void bind_pages(nb::module_& m);
 void bind_placement(nb::module_& m);  // the class alone, of which attend's signature speaks
 void bind_moves(nb::module_& m);
+void bind_shared_calls(nb::module_& m);
 void bind_shared_ring(nb::module_& m);
+void bind_shared_step(nb::module_& m);
 void bind_step(nb::module_& m);
 void bind_layer_steps(nb::module_& m);
 

@@ -34,6 +34,13 @@ std::int64_t checked_count(std::int64_t count, const char* name) {
     return count;
 }
 
+// The blocks into which so many tokens will go hold none.
+void check_empty(const std::int32_t* counts, std::int64_t tokens, int block_size) {
+    for (; tokens > 0; tokens -= block_size, ++counts) {
+        if (*counts != 0) fail("a block behind the run's last holds tokens already");
+    }
+}
+
 void py_follow(PyLayerSteps& self, const nb::object& options, const nb::object& plan,
                const nb::object& table, const nb::object& counts, std::int64_t blocks,
                const std::optional<OwnedPlacement>& placement, std::int64_t tokens,
@@ -47,14 +54,17 @@ void py_follow(PyLayerSteps& self, const nb::object& options, const nb::object& 
         fail("blocks is " + std::to_string(blocks) + "; expected 1 to " + std::to_string(size));
     }
     const std::int32_t held = filled.data()[blocks - 1];
-    if (steps < 0 || held < 0 || steps > geometry.block_size - held) {
-        fail("the last block holds " + std::to_string(held) + " tokens and has no room for " +
+    const std::int64_t room = geometry.block_size - held;
+    if (steps < 0 || held <= 0 || room < 0 || steps > room + (size - blocks) * geometry.block_size) {
+        fail("the last block holds " + std::to_string(held) + " tokens, and it and the " +
+             std::to_string(size - blocks) + " behind it have no room for " +
              std::to_string(steps));
     }
-    if (tokens < 0 || tokens > blocks * geometry.block_size - steps) {
+    if (tokens < 0 || tokens > blocks * geometry.block_size - room) {
         fail("the run of " + std::to_string(blocks) + " blocks cannot hold " +
-             std::to_string(tokens) + " tokens and " + std::to_string(steps) + " more");
+             std::to_string(tokens) + " tokens");
     }
+    check_empty(filled.data() + blocks, steps - room, geometry.block_size);
     StepCourse course{};
     if (!plan.is_none()) {
         course.plan = &nb::cast<const PyStep&>(plan).plan;
@@ -84,10 +94,10 @@ void py_follow(PyLayerSteps& self, const nb::object& options, const nb::object& 
 class StepArrays {
   public:
     StepArrays(const PyLayerSteps& owner, nb::handle q, nb::handle k, nb::handle v, nb::handle out)
-        : q_(owner, q, owner.steps.q_heads),
-          k_(owner, k, owner.steps.geometry.kv_heads),
-          v_(owner, v, owner.steps.geometry.kv_heads),
-          out_(owner, out, owner.steps.q_heads, PyBUF_STRIDED | PyBUF_WRITABLE) {}
+        : q_(owner.kinds, q, owner.steps.q_heads),
+          k_(owner.kinds, k, owner.steps.geometry.kv_heads),
+          v_(owner.kinds, v, owner.steps.geometry.kv_heads),
+          out_(owner.kinds, out, owner.steps.q_heads, PyBUF_STRIDED | PyBUF_WRITABLE) {}
 
     explicit operator bool() const {
         return q_ && k_ && v_ && out_ && out_.rows().head_stride == out_.rows().token_stride;
@@ -114,9 +124,9 @@ bool goes_on(const PyLayerSteps& layer, nb::handle options, nb::handle start) {
 nb::object py_step(PyLayerSteps& self, nb::handle q, nb::handle k, nb::handle v, nb::handle options,
                    nb::handle start) {
     if (!goes_on(self, options, start)) return nb::none();
-    if (!self.takes(q)) return nb::none();
+    if (!self.kinds.takes(q)) return nb::none();
     const ThreadPool::Series series(self.steps.threads());
-    nb::object out = self.empty_like(q);
+    nb::object out = self.kinds.empty_like(q, self.shape);
     const StepArrays arrays(self, q, k, v, out);
     if (!arrays) return nb::none();
     bool answered;
@@ -198,8 +208,7 @@ void bind_layer_steps(nb::module_& m) {
         .def(
             "take_tensors",
             [](PyLayerSteps& self, const nb::object& type, const nb::object& dtype) {
-                self.tensor_type = type;
-                self.tensor_dtype = dtype;
+                self.kinds.take_tensors(type, dtype);
             },
             "tensor"_a, "dtype"_a)
         .def("stop", [](PyLayerSteps& self) { self.steps.stop(); })
@@ -218,6 +227,11 @@ void bind_layer_steps(nb::module_& m) {
                 self.steps.observe_next(checked_count(asked, "asked"), first, every);
             },
             "asked"_a, "first"_a, "every"_a)
+        .def_prop_ro("threads", [](const PyLayerSteps& self) { return self.steps.threads(); })
+        .def_prop_ro("left", [](const PyLayerSteps& self) { return self.steps.left(); })
+        .def_prop_rw(
+            "last_ns", [](const PyLayerSteps& self) { return self.steps.last_ns; },
+            [](PyLayerSteps& self, std::int64_t ns) { self.steps.last_ns = ns; })
         .def("take_observations",
              [](PyLayerSteps& self) { return py_observations(self.steps.take_observations()); })
         .def("take_totals", [](PyLayerSteps& self) { return self.steps.take_totals(); })

@@ -251,6 +251,8 @@ NB_MODULE(_native, m) {
     bind_step(m);
     bind_layer_steps(m);
     bind_shared_ring(m);
+    bind_shared_step(m);
+    bind_shared_calls(m);
     m.def("read_blocks", &py_read_blocks, "geometry"_a, "table"_a);
     bind_settings(m);
 }

@@ -188,18 +188,20 @@ int LayerSteps::threads() const {
 }
 
 bool LayerSteps::append(const TokenStep& token) {
-    const std::int64_t last = course_.blocks - 1;
+    std::int64_t last = course_.blocks - 1;
+    if (course_.counts[last] == geometry.block_size) ++last;
     if (!finite(geometry, q_heads, 1, token.q) ||
         kvdb::append(geometry, {course_.table + last, 1}, course_.counts[last], 1, token.k,
                      token.v)) {
         return false;
     }
     ++course_.counts[last];
+    course_.blocks = last + 1;
     return true;
 }
 
 void LayerSteps::take_back() {
-    --course_.counts[course_.blocks - 1];
+    if (--course_.counts[course_.blocks - 1] == 0) --course_.blocks;  // it began the block
 }
 
 void LayerSteps::sample_next(std::int64_t in, std::int64_t every) {
@@ -227,6 +229,7 @@ void LayerSteps::keep(const TokenStep& token, const StepTotals& spent,
     totals_.steps += 1;
     totals_.nbytes += spent.nbytes;
     totals_.ns += spent.ns;
+    last_ns = spent.ns;
     totals_.search_ns += spent.search_ns;
     totals_.gather_ns += spent.gather_ns;
     totals_.tokens += course_.tokens;

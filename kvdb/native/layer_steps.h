@@ -23,7 +23,7 @@ class Version {
 // How the next steps are carried out, and until when.
 struct StepCourse {
     const StepPlan* plan;        // null where everything is read
-    const std::uint64_t* table;  // of the run; the last block has room for all steps
+    const std::uint64_t* table;  // of the run, and of blocks behind it that steps fill
     std::int32_t* counts;
     std::int64_t blocks;
     std::optional<Placement> placement;                          // of the run
@@ -57,6 +57,7 @@ class LayerSteps {
 
     void follow(StepCourse course) { course_ = std::move(course); }
     void stop() { course_.steps = 0; }
+    std::int64_t left() const { return course_.steps; }
     std::int64_t tokens() const { return course_.tokens; }
     // Whether both are layers of one model.
     bool like(const LayerSteps& other) const {
@@ -81,6 +82,7 @@ class LayerSteps {
     std::vector<SampledQuery> take_samples() { return std::exchange(samples_, {}); }
     std::vector<StepObservation> take_observations() { return std::exchange(observations_, {}); }
     // [q_heads][head_dim], of the geometry's type.
+    std::int64_t last_ns = 0;  // that the kernels of the last attend took, native or not
     const std::vector<std::byte>& last_query() const { return last_query_; }
 
     // The parts of a step, for `take_steps`. A token that was appended is kept or taken back.

@@ -17,8 +17,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Longer than a call of a session takes at the other end, shorter than anyone notices.
-constexpr std::chrono::microseconds kSpin{50};
+// A wait that is expected to be shorter than to sleep and wake is spun through, and so is one up to
+// kSpinSpare where a processor has nothing else to do. On a busy processor a spin takes from the
+// other end the time that it waits for.
+constexpr std::chrono::microseconds kSpin{50}, kSpinSpare{5000};
+constexpr int kRemembered = 4;  // waits, of which the mean is the next one's expectation
 constexpr int kPauses = 16;
 
 void pause() {
@@ -68,13 +71,19 @@ bool SharedRing::send(const std::byte* message) {
 }
 
 SharedRing::Received SharedRing::receive(std::byte* message, std::chrono::nanoseconds wait) {
-    const auto end = Clock::now() + wait;
-    if (arrived() == received_) spin(std::min(end, Clock::now() + kSpin));
+    const auto begin = Clock::now(), end = begin + wait;
+    const auto most = spare_.load(std::memory_order_relaxed) ? kSpinSpare : kSpin;
+    if (arrived() == received_ && expected_ <= most) spin(std::min(end, begin + 2 * most));
     while (arrived() == received_ && !stopped()) {
         const auto left = end - Clock::now();
-        if (left <= std::chrono::nanoseconds::zero()) return Received::nothing;
+        if (left <= std::chrono::nanoseconds::zero()) {
+            expected_ = 4 * kSpinSpare;
+            return Received::nothing;
+        }
         sleep(left);
     }
+    expected_ += (std::min<std::chrono::nanoseconds>(Clock::now() - begin, 4 * kSpinSpare) - expected_) /
+                 kRemembered;
     const std::uint32_t there = arrived() - received_;
     if (there == 0) return Received::nothing;  // stopped
     if (there > kSlots) return Received::broken;
@@ -89,14 +98,10 @@ void SharedRing::stop() {
     futex_wake(&in_->sent);
 }
 
-// Half of the time alone, then only while no other thread wants the processor.
+// It never yields: the scheduler holds that against a thread when it is to wake from a sleep.
 void SharedRing::spin(Clock::time_point end) const {
-    const auto polite = Clock::now() + kSpin / 2;
-    while (arrived() == received_ && !stopped()) {
+    while (arrived() == received_ && !stopped() && Clock::now() < end) {
         for (int i = 0; i < kPauses; ++i) pause();
-        const auto now = Clock::now();
-        if (now >= end) return;
-        if (now >= polite) std::this_thread::yield();
     }
 }
 

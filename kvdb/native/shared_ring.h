@@ -13,7 +13,7 @@ namespace kvdb {
 //
 // Nothing that the other end writes is trusted: positions of this end are kept outside of the
 // shared memory, and a message is copied once, before anyone looks at it. Where nobody waits,
-// sending is a copy and a store; who waits longer than a short spin sleeps on a futex.
+// sending is a copy and a store; who expects to wait long sleeps on a futex, others spin before.
 class SharedRing {
   public:
     static constexpr std::uint32_t kSlots = 64;
@@ -38,6 +38,9 @@ class SharedRing {
     // more than there are slots.
     Received receive(std::byte* message, std::chrono::nanoseconds wait);
 
+    // Whether a processor has nothing to do while this end waits.
+    void set_spare(bool spare) { spare_.store(spare, std::memory_order_relaxed); }
+
     // Nobody waits at this end any more.
     void stop();
     bool stopped() const { return stopped_.load(std::memory_order_acquire); }
@@ -58,7 +61,8 @@ class SharedRing {
     Position* const out_;
     Position* const in_;
     std::uint32_t sent_ = 0, received_ = 0;
-    std::atomic<bool> stopped_{false};
+    std::chrono::nanoseconds expected_{0};
+    std::atomic<bool> stopped_{false}, spare_{false};
 };
 
 }  // namespace kvdb

@@ -6,6 +6,7 @@ answer, a message, or the error's text. Integers are little-endian.
 """
 
 from enum import IntEnum
+from math import inf
 from struct import Struct
 from typing import NamedTuple
 
@@ -27,8 +28,8 @@ TOKEN_BYTES_MAX = 4096
 GOODBYE = b"."
 """What a client says before it closes the socket on purpose."""
 
-_REQUEST = Struct("<QQIIqQQQQQQQQQ24x")  # of 128 bytes
-_ANSWER = Struct("<QQ24sQ16x")  # of 64
+_REQUEST = Struct("<QQIIqQQQQQQQQQdQ8x")  # of 128 bytes, as in kvdb/native/shared_records.h
+_ANSWER = Struct("<QQ24sQfffI")  # of 64
 _HAS_START = 1
 
 
@@ -53,7 +54,8 @@ class SharedRequest(NamedTuple):
     position of the first token, None for none. tokens: how many, or of a
     sample the bytes of its message still to come. layer: of an import's piece; other calls
     name it in their message. q, k, v: where the arrays lie. message, message_nbytes: where the
-    message lies. reply, reply_room: where the reply goes, and how many bytes fit."""
+    message lies. reply, reply_room: where the reply goes, and how many bytes fit. seconds: how long the client
+    waits for the answer. request: what the client calls it in logs, 0 for nothing."""
 
     generation: int
     number: int
@@ -68,15 +70,24 @@ class SharedRequest(NamedTuple):
     reply: int = 0
     reply_room: int = 0
     layer: int = 0
+    seconds: float = inf
+    request: int = 0
 
 
 class SharedAnswer(NamedTuple):
-    """One answer. error: the class of an error, "" for none. reply_nbytes: how many bytes were written where the request says."""
+    """One answer. error: the class of an error, "" for none. reply_nbytes: how many bytes were written where the request says.
+    queue_us, engine_us, kernel_us: microseconds that it waited, was carried out, and was in the attention kernel, 0 where nobody
+    measured. busy: how many processors the server's answers take, so that a client knows whether it may spin while it waits; 0
+    where it does not say."""
 
     generation: int
     number: int
     error: str = ""
     reply_nbytes: int = 0
+    queue_us: float = 0.0
+    engine_us: float = 0.0
+    kernel_us: float = 0.0
+    busy: int = 0
 
 
 def pack_request(request: SharedRequest) -> bytes:
@@ -90,12 +101,13 @@ def unpack_request(data: bytes) -> SharedRequest:
 
 
 def pack_answer(answer: SharedAnswer) -> bytes:
-    return _ANSWER.pack(answer.generation, answer.number, answer.error.encode(), answer.reply_nbytes)
+    generation, number, error, *rest = answer
+    return _ANSWER.pack(generation, number, error.encode(), *rest)
 
 
 def unpack_answer(data: bytes) -> SharedAnswer:
-    generation, number, error, nbytes = _ANSWER.unpack(data)
-    return SharedAnswer(generation, number, error.rstrip(b"\0").decode("ascii", "replace"), nbytes)
+    generation, number, error, *rest = _ANSWER.unpack(data)
+    return SharedAnswer(generation, number, error.rstrip(b"\0").decode("ascii", "replace"), *rest)
 
 
 def aligned(offset: int) -> int:

@@ -1,5 +1,6 @@
 """Builds, starts and drains a server."""
 
+import gc
 import os
 import signal
 import socket
@@ -39,7 +40,7 @@ from kvdb.server.metrics.page import metrics_route
 from kvdb.server.observing import CallsSeen
 from kvdb.server.service import SERVICE, KvdbService, handlers
 from kvdb.server.session_registry import Sessions
-from kvdb.server.shared_memory.calls import Door, SharedEngine
+from kvdb.server.shared_memory.engine import Door, SharedEngine
 from kvdb.server.shared_memory.listener import SharedMemoryListener
 from kvdb.server.streams import Streams
 from kvdb.server.tenancy.credentials import Credentials
@@ -224,6 +225,7 @@ def run(config: Config) -> int:
         if http is not None:
             http.start()
             print(f"kvdb metrics on {http.url}/metrics\nkvdb console on {http.url}/ui/", flush=True)  # noqa: T201
+        gc.freeze()  # what the process begins with stays, and need not be looked through again
         database.events.tell(Kind.STARTED, target=server.target, version=__version__)
         while not told.wait(LOOK_SECONDS):
             pass

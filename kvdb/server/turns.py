@@ -74,13 +74,19 @@ class Turns:
             self._closed = True
             self._give(self._ready())
 
+    def take(self, turn: Turn) -> bool:
+        """Whether the turn is now, without waiting for it; then `end` it."""
+        with self._lock:
+            if self._waiting or not self._may_run(turn):
+                return False
+            self._take(turn)
+        self._waited(0.0)
+        return True
+
     def wait(self, turn: Turn) -> None:
         """Wait in this thread for a turn. `end` it."""
-        with self._lock:
-            if not self._waiting and self._may_run(turn):  # nearly always, and a decode step is short
-                self._take(turn)
-                self._waited(0.0)
-                return
+        if self.take(turn):  # nearly always, and a decode step is short
+            return
         come = Event()
         if not self.begin(turn, come.set):
             come.wait()

@@ -109,11 +109,15 @@ class Layer:
             self.audits.follow(course.prepared, stats, number)
 
     def go_on(self, asked: QueryOptions) -> None:
-        """Let native code carry out the next steps, if they may be like the one just answered. asked: its options, as the caller
-        handed them in."""
-        if self._course is None or self.pages:  # native code pins nothing
-            return
-        self.native_steps.follow(self._course, asked, self.audits.idle_steps(self._course.prepared))
+        """Let native code carry out the next steps like the one just answered. asked: its options, as the caller gave them."""
+        if (course := self._course) is not None and not self.pages:  # native code pins nothing
+            self.native_steps.follow(course, asked, self.audits.idle_steps(course.prepared))
+
+    def go_further(self) -> None:
+        """Let native steps go on into more blocks of the tail, where they came to the end of the last."""
+        self.count_native_steps()
+        if (course := self._course) is not None:
+            self.native_steps.go_further(course, self.audits.idle_steps(course.prepared))
 
     def append(self, k: Array, v: Array) -> None:
         """Append the KV of n tokens, `[kv_heads, n, head_dim]`. Raises NonFiniteError or CapacityError; then nothing was

@@ -15,12 +15,18 @@ from kvdb.attention.block_run import BlockRun
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.step import PreparedStep, made_step
 from kvdb.catalog.tail import Tail
+from kvdb.errors import CapacityError
 from kvdb.planning.planner import Planner
 from kvdb.planning.prepared import Prepared
 from kvdb.session.observed_queries import EVERY, FIRST, ObservedQueries, tells
 from kvdb.session.query_samples import QuerySamples
 from kvdb.types import Array, ModelSpec
-from query_optimizer.query_options import QueryOptions
+from query_optimizer.query_options import NO_OPTIONS, QueryOptions
+
+
+AHEAD_MAX, AHEAD_PART = 8, 4
+"""Native steps have up to so many blocks at a time, beside the first no more than this part of those that the tail has: each time
+costs as much as a few steps."""
 
 
 class Course(NamedTuple):
@@ -41,8 +47,8 @@ class StepsTaken(NamedTuple):
 
 
 class NativeSteps:
-    """The native steps of one layer. The caller holds the session's turn. native: for `_native.take_steps`, which takes steps of
-    several sessions."""
+    """The native steps of one layer. The caller holds the session's turn. asked: the options that callers hand in for these
+    steps. native: for `_native.take_steps`, which takes steps of several sessions."""
 
     __slots__ = (
         "_course",
@@ -55,6 +61,7 @@ class NativeSteps:
         "_step",
         "_tail",
         "_takes_tensors",
+        "asked",
         "native",
     )
 
@@ -78,6 +85,7 @@ class NativeSteps:
         self.native = _native.LayerSteps(native, spec.q_heads, spec.softmax_scale, np.empty(0, self._dtype))
         self._course: Course | None = None
         self._step: PreparedStep | None = None
+        self.asked = NO_OPTIONS
         self._takes_tensors = False
 
     def attend(self, q: Any, k: Any, v: Any, options: QueryOptions, start: int | None) -> Any | None:
@@ -101,17 +109,34 @@ class NativeSteps:
             steps,
             prepared.uses_left,
             prepared.plan.tokens_end - 1 - run.read_tokens,
-            -tail.table.length % tail.table.layout.block_size,
+            tail.table.room,
             tail.until_seal if prepared.indexes_tail else steps,
         )
         facts = self._planner.facts_of(prepared)
         if steps <= 0 or facts is None or (course.searches and step is None):
             return
-        self._course, self._step = course, step
+        self._course, self._step, self.asked = course, step, asked
         reads = *run.arrays, run.blocks, run.all_blocks.placement
         self.native.follow(asked, None if step is None else step.native, *reads, run.tokens, steps, facts)
         self.native.observe_next(self._observed.asked if tells(1, course.options) else -1, FIRST, EVERY)
         self._sample_next()
+
+    def go_further(self, course: Course, steps: int) -> None:
+        """Go on by the same plan in blocks behind the last, where that is full. What was taken has to be counted before."""
+        table, run = self._tail.table, self._run
+        if table.room:
+            return
+        try:
+            table.reserve_ahead(min(AHEAD_MAX, 1 + table.length // table.layout.block_size // AHEAD_PART))
+        except CapacityError:
+            return  # the next append makes room, or says that there is none
+        run.refresh(table.length)
+        self.follow(course, self.asked, steps)
+
+    @property
+    def used_up(self) -> bool:
+        """Whether the steps that may be taken have been taken, and nothing else stopped them."""
+        return self._course is not None and not self.native.left
 
     def stop(self) -> None:
         """Refuse further steps, until `follow`. What was taken has to be counted before."""
@@ -128,7 +153,9 @@ class NativeSteps:
         totals = self.native.take_totals()
         if not totals.steps:
             return None
-        self._tail.table.length += totals.steps
+        before = self._tail.table.length
+        self._tail.table.length = before + totals.steps
+        self._run.refresh(before)
         self._sample(totals.steps, samples)
         self._observe(totals.steps)
         self._course.prepared.uses_left -= totals.steps

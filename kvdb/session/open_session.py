@@ -114,7 +114,10 @@ class OpenSession:
         holds `turns`."""
         if self.due or type(layer) is not int or not 0 <= layer < len(self._layers):
             return None
-        return self._layers[layer].native_steps
+        own = self._layers[layer]
+        if own.native_steps.used_up:
+            own.go_further()
+        return own.native_steps
 
     def append(self, layer: Layer, k: Array, v: Array) -> None:
         """Append keys and values, which were checked before, to a layer. The caller holds `turns`. Raises NonFiniteError or
@@ -224,6 +227,7 @@ class OpenSession:
         self._check_open()
         for layer in self._layers:
             layer.settle()
+            layer.tail.trim()
 
     def _check_open(self) -> None:
         """Begin a call with what is due. Raises SessionClosed."""

@@ -84,8 +84,19 @@ class SessionState(OpenSession):
             out, plan, stats = state.answer(q, options)
             undo.pop_all()
         self.counters.count(plan, stats, state.run.tokens)
+        state.native_steps.native.last_ns = stats.kernel_ns
         state.go_on(asked)
         return out
+
+    def look_ahead(self, layer: int) -> None:
+        """Do what the next step of this layer would begin with, while nobody waits for it."""
+        with self.turns:
+            self.native_steps(layer)
+
+    def last_kernel(self, layer: int) -> tuple[float, int]:
+        """How many seconds the kernels of the last `attend` of a layer took, and how many threads a native one uses."""
+        native = self._layers[layer].native_steps.native
+        return native.last_ns / 1e9, native.threads
 
     def plan_recompute(self, seconds: float | None = None, floor: float = DEFAULT_RATIO, ratio: float | None = None) -> Choice:
         """How much to recompute of what was laid out, from measured rates; EXPLAIN shows it from now on.

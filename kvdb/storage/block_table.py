@@ -70,6 +70,20 @@ class BlockTable:
             )
         self.length = start + k.shape[1]
 
+    @property
+    def room(self) -> int:
+        """How many more tokens its blocks have room for."""
+        return self._count * self.layout.block_size - self.length
+
+    def reserve_ahead(self, blocks: int) -> None:
+        """Take blocks for tokens to come, which `append` or native code writes, and `trim` gives back. No context goes to make
+        room. Raises CapacityError."""
+        self._allocate(blocks, evict=False)
+
+    def trim(self) -> None:
+        """Give the blocks back that hold no token yet."""
+        self._release_behind(self.layout.blocks_for(self.length))
+
     def truncate(self, length: int) -> None:
         """Forget the tokens behind the first `length`, and give their blocks back."""
         assert 0 <= length <= self.length

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from threading import RLock
+from typing import Any
 
 import kvdb.client.remote.messages as messages
 import kvdb.deadlines as deadlines
@@ -111,9 +112,12 @@ class RemoteSession:
                 outs.append(writable(self._decode(request)))
             return joined(outs)
 
-    def step(self, *_: object) -> None:
-        """None: a message is made of numpy's arrays; see `attend`."""
-        return
+    def step(self, layer: int, q: Any, k: Any, v: Any, options: QueryOptions, start: int | None) -> Any | None:
+        """`attend` of one token through shared memory; arrays are numpy's or torch's, in main memory, and the answer is as q.
+        None where it has to go another way; then nothing was done."""
+        with self._lock:
+            self.check_layer(layer)
+            return self.shared.step(self.id, layer, q, k, v, options, start)
 
     def overlay(self, layer: int, positions: Positions, k: Array, v: Array) -> None:
         """Overlay tokens before the tail; see `kvdb.session.state.SessionState.overlay`, whose errors it raises."""

@@ -20,11 +20,16 @@ class Admission:
     """
 
     def __init__(self, requests_max: int, queue_max: int, waited: Callable[[float], None] = lambda _seconds: None) -> None:
-        self._free = requests_max
+        self._free = self._requests_max = requests_max
         self._queue: FairQueue[Callable[[], object]] = FairQueue(queue_max)
         self.waited = waited
         self._closed = False
         self._lock = Lock()
+
+    @property
+    def under_way(self) -> int:
+        """How many calls use the engine."""
+        return max(0, self._requests_max - self._free)
 
     def begin(self, work: Work, go_on: Callable[[], object]) -> bool:
         """Whether the call may begin now. Otherwise it waits, and `go_on` is called when its turn comes, in the thread that ended
@@ -32,9 +37,7 @@ class Admission:
         end.
         """
         with self._lock:
-            if self._closed or (self._free > 0 and not self._queue.length):
-                self._queue.start(work)
-                self._free -= 1
+            if self._begins(work):
                 return True
             try:
                 self._queue.push(work, go_on)
@@ -44,14 +47,16 @@ class Admission:
                 self._queue.push(work, go_on)
             return False
 
+    def take(self, work: Work) -> bool:
+        """Whether the call may begin now, without waiting; then `end` it."""
+        with self._lock:
+            return self._begins(work)
+
     def wait(self, work: Work) -> None:
         """Wait in this thread until the call may begin. `end` it. Raises CapacityError, and DeadlineExceeded or Cancelled where
         the call is waited for no longer; then there is nothing to end."""
-        with self._lock:
-            if self._closed or (self._free > 0 and not self._queue.length):  # nearly always
-                self._queue.start(work)
-                self._free -= 1
-                return
+        if self.take(work):  # nearly always
+            return
         come = Event()
         go_on, came = come.set, perf_counter()
         if self.begin(work, go_on):
@@ -83,6 +88,13 @@ class Admission:
             self._closed = True
             self._free += len(self._queue)
             self._go_on()
+
+    def _begins(self, work: Work) -> bool:
+        if not self._closed and (self._free <= 0 or self._queue.length):
+            return False
+        self._queue.start(work)
+        self._free -= 1
+        return True
 
     def _let_late_go(self) -> bool:
         """Let those go on that are waited for no longer, which find that out first. Whether there were any."""

@@ -3,25 +3,25 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+import kvdb._native as _native
 from kvdb.errors import InvalidArgument
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.query_options import to_query_options
 from kvdb.rpc.shared_records import Kind, SharedRequest, check_span
 from kvdb.rpc.shared_region import SharedRegion
-from kvdb.server.admission.admission import Admission
 from kvdb.server.admission.engine_work import work_on
 from kvdb.server.interceptors import parsed
-from kvdb.server.session_registry import Sessions
+from kvdb.server.shared_memory.engine import Head, SharedEngine
 from kvdb.server.shared_memory.imports import SharedImports
-from kvdb.server.tenancy.tenants import AnyDatabase
-from kvdb.server.turns import Turn, Turns
+from kvdb.server.shared_memory.prepared import Places, PreparedAttend
+from kvdb.server.turns import Turn
 from kvdb.session.state import SessionState
 from kvdb.types import Array
-from query_optimizer.query_options import NO_OPTIONS, QueryOptions
+from query_optimizer.query_options import NO_OPTIONS
 
 HEADS_MAX = 4096
 """How many messages are kept with what they say, since the next step sends the same."""
@@ -35,42 +35,15 @@ MESSAGES: Mapping[int, Any] = {
 NAMES = {kind: Kind(kind).name.lower() for kind in MESSAGES}
 
 
-class SharedEngine(NamedTuple):
-    """What the calls of one tenant's clients go to. stepped: told of each call on sessions which one it was, and the seconds that
-    it took."""
-
-    database: AnyDatabase
-    sessions: Sessions
-    turns: Turns
-    admission: Admission
-    stepped: Callable[[str, float], None]
-    tenant: str = ""
-
-
-class Door(NamedTuple):
-    """Who may come in. asks: whether anybody is asked for a token; otherwise clients are of the server's user. engine_of: what a
-    token, b"" for none, opens; it raises Unauthenticated."""
-
-    asks: bool
-    engine_of: Callable[[bytes], SharedEngine]
-
-
-class Head(NamedTuple):
-    """What the message of a call says. turn: the sessions it uses."""
-
-    sessions: tuple[str, ...]
-    turn: Turn
-    layer: int
-    options: QueryOptions
-    starts: list[int] | None
-
-
 class SharedCalls:
-    """What one client asks for through its region. Used by one thread. sessions_used: the ids of sessions that were asked for."""
+    """What one client asks for through its region. Used by one thread. sessions_used: the ids of sessions that were asked for.
+    native: where requests come from; one like an earlier attend comes as its `PreparedAttend`."""
 
-    def __init__(self, engine: SharedEngine, region: SharedRegion) -> None:
+    def __init__(self, engine: SharedEngine, region: SharedRegion, generation: int) -> None:
         self._database, self._sessions, self._turns, self._admission, self._stepped, _ = engine
+        self._engine = engine
         self._region = region
+        self.native = _native.SharedCalls(region.ring, generation)
         self._heads: dict[tuple[int, bytes], Head] = {}
         self.sessions_used: set[str] = set()
         self.imports = SharedImports(engine.database, engine.admission, region)
@@ -103,11 +76,15 @@ class SharedCalls:
         try:
             with self._sessions.borrow(head.sessions[0]) as session:
                 self._note(head)
-                with self._admission.admitted(work_on(session, head.layer, request.tokens)):
+                work = work_on(session, head.layer, request.tokens)
+                with self._admission.admitted(work):
                     out = call(session, head, request)
         finally:
             self._turns.end(head.turn)
-        return 0 if out is None else self._reply(request, out)
+        nbytes = 0 if out is None else self._reply(request, out)
+        if request.kind == Kind.ATTEND and request.tokens == 1:
+            self.native.learn(head.message, PreparedAttend(self._engine, head, self._places(session, request), work))
+        return nbytes
 
     def _update(self, session: SessionState, head: Head, request: SharedRequest) -> None:
         k, v = (self._heads_at(at, session.spec.kv_heads, session, request) for at in (request.k, request.v))
@@ -118,11 +95,14 @@ class SharedCalls:
         return session.attention(head.layer, q, head.options)
 
     def _attend(self, session: SessionState, head: Head, request: SharedRequest) -> Array:
-        spec = session.spec
-        q = self._heads_at(request.q, spec.q_heads, session, request)
-        k = self._heads_at(request.k, spec.kv_heads, session, request)
-        v = self._heads_at(request.v, spec.kv_heads, session, request)
+        q, k, v, _ = self._places(session, request)
         return session.attend(head.layer, q, k, v, head.options, request.start)
+
+    def _places(self, session: SessionState, request: SharedRequest) -> Places:
+        """Where the arrays of an attend lie. Raises InvalidArgument."""
+        spec = session.spec
+        heads = (request.q, spec.q_heads), (request.k, spec.kv_heads), (request.v, spec.kv_heads), (request.reply, spec.q_heads)
+        return Places(*(self._heads_at(at, number, session, request) for at, number in heads))
 
     def _of_several(self, request: SharedRequest) -> int:
         head = self._head(request)
@@ -168,9 +148,10 @@ class SharedCalls:
             raise InvalidArgument("a request names no session; expected one or more")
         options = NO_OPTIONS if request.kind == Kind.UPDATE else to_query_options(message)
         starts = list(message.starts) or None if request.kind == Kind.ATTEND_TOGETHER else None
-        head = Head(sessions, Turn("", frozenset(sessions)), message.layer, options, starts)
+        head = Head(data, sessions, Turn("", frozenset(sessions)), message.layer, options, starts)
         if len(self._heads) >= HEADS_MAX:
             self._heads.clear()
+            self.native.forget()
         self._heads[key] = head
         return head
 

@@ -24,7 +24,9 @@ from kvdb.rpc.shared_records import (
 from kvdb.rpc.shared_region import SharedRegion, create_region
 from kvdb.rpc.status import class_of
 from kvdb.server.interceptors import ErrorsTold
-from kvdb.server.shared_memory.calls import Door, SharedCalls, SharedEngine
+from kvdb.server.shared_memory.calls import SharedCalls
+from kvdb.server.shared_memory.engine import Door, SharedEngine
+from kvdb.server.shared_memory.prepared import PreparedAttend
 
 HANDSHAKE_SECONDS = 5.0
 LOOK_SECONDS = 0.5
@@ -76,7 +78,7 @@ class Lane:
             except (OSError, Unauthenticated) as error:
                 _log.info("a client on this host was refused: %s", error)
                 return
-            calls = SharedCalls(engine, region)
+            calls = SharedCalls(engine, region, self._generation)
             self._region, self._calls = region, calls
             killed = False
             try:
@@ -122,12 +124,14 @@ class Lane:
         """Answer until the client goes. Whether it went without a goodbye."""
         while not self._stopping:
             try:
-                data = region.ring.receive(LOOK_SECONDS)
+                data = calls.native.receive(LOOK_SECONDS)
             except ValueError as error:  # no client of ours does so
                 _log.warning("a client on this host was dropped: %s", error)
                 return True
             if data is not None:
-                region.ring.send(pack_answer(self._answer(region, calls, unpack_request(data))))
+                answer = self._answer(region, calls, data)
+                if answer is not None:
+                    region.ring.send(pack_answer(answer))
                 continue
             try:
                 said = self._peer.recv(1)
@@ -138,25 +142,32 @@ class Lane:
             return said != GOODBYE
         return False
 
-    def _answer(self, region: SharedRegion, calls: SharedCalls, request: SharedRequest) -> SharedAnswer:
+    def _answer(self, region: SharedRegion, calls: SharedCalls, came: PreparedAttend | bytes) -> SharedAnswer | None:
+        """The answer to a request; None where it was sent already."""
         failed: list[KvdbError] = []
-        nbytes = 0
         with ErrorsTold("a call through shared memory", failed.append):
+            if not isinstance(came, bytes) and came.answer(calls.native):
+                return None
+            request = unpack_request(calls.native.last)
             if request.generation != self._generation:
                 raise InvalidArgument("a request is of another generation; expected that of the region it came through")
-            nbytes = calls.answer(request)
-        if not failed:
-            return SharedAnswer(self._generation, request.number, "", nbytes)
-        text = str(failed[0]).encode(errors="replace")[: request.reply_room]
-        with ErrorsTold("a reply through shared memory", partial(_told, failed)):
+            return SharedAnswer(self._generation, request.number, "", calls.answer(request))
+        if calls.native.answered:
+            return None  # it went wrong behind the answer
+        return self._failed(region, unpack_request(calls.native.last), failed[0])
+
+    def _failed(self, region: SharedRegion, request: SharedRequest, error: KvdbError) -> SharedAnswer:
+        """The answer that tells an error, with its text in the reply where that has room."""
+        text, nbytes = str(error).encode(errors="replace")[: request.reply_room], 0
+        with ErrorsTold("a reply through shared memory", partial(_told, error)):
             region.write(request.reply, text)
             nbytes = len(text)
-        return SharedAnswer(self._generation, request.number, class_of(failed[0]), nbytes)
+        return SharedAnswer(self._generation, request.number, class_of(error), nbytes)
 
 
-def _told(failed: list[KvdbError], error: KvdbError) -> None:
+def _told(told: KvdbError, error: KvdbError) -> None:
     """The text of an error has no room in the region; its class tells enough."""
-    _log.debug("%s has no room for its text: %s", failed[0], error)
+    _log.debug("%s has no room for its text: %s", told, error)
 
 
 def _received(peer: socket.socket, nbytes: int) -> bytes:

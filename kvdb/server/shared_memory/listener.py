@@ -13,7 +13,7 @@ from time import monotonic, sleep
 
 from kvdb.errors import ConfigError
 from kvdb.rpc.shared_records import HELLO, MAGIC
-from kvdb.server.shared_memory.calls import Door
+from kvdb.server.shared_memory.engine import Door
 from kvdb.server.shared_memory.lane import Lane
 
 LANES_MAX = 32

@@ -59,7 +59,8 @@ requests = st.builds(
     kind=st.one_of(st.sampled_from(list(Kind)), st.integers(0, (1 << 32) - 1)),
     start=st.one_of(st.none(), st.integers(-(1 << 63), (1 << 63) - 1)),
     tokens=st.one_of(st.integers(0, 4), WORDS),
-    **dict.fromkeys(("q", "k", "v", "message", "message_nbytes", "reply", "reply_room", "layer"), WORDS),
+    **dict.fromkeys(("q", "k", "v", "message", "message_nbytes", "reply", "reply_room", "layer", "request"), WORDS),
+    seconds=st.floats(allow_nan=False),
 )
 
 

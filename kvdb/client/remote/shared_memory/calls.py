@@ -1,10 +1,13 @@
 """The calls on sessions that go through shared memory, where their arrays are what the model's spec says."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+import kvdb._native as _native
+from kvdb.client.arrays import like
 from kvdb.client.remote.shared_memory.lane import SharedLane
 from kvdb.client.remote.shared_memory.lanes import SharedLanes
 from kvdb.rpc import kvdb_pb2 as pb
@@ -26,6 +29,8 @@ class SharedCalls:
         self._spec = spec
         self._dtype = spec.numpy_dtype
         self._messages: dict[tuple[Any, ...], bytes] = {}
+        self._torch = "torch" in sys.modules
+        self._steps: dict[tuple[str, int, QueryOptions | None], _native.SharedStep | None] = {}
 
     def update(self, session: str, layer: int, k: Array, v: Array, start: int | None) -> Array | None:
         """An empty array once it is done."""
@@ -41,6 +46,25 @@ class SharedCalls:
     ) -> Array | None:
         message = self._message(Kind.ATTEND, session, layer, options)
         return self._call(Kind.ATTEND, message, (), (q, k, v), start)
+
+    def step(self, session: str, layer: int, q: Any, k: Any, v: Any, options: QueryOptions, start: int | None) -> Any | None:
+        """`attend` of one token, with nothing of Python between the caller's arrays, numpy's or torch's in main memory, and the
+        ring. None where an argument is of another form; then nothing was done."""
+        if type(q) is not np.ndarray and not self._torch:  # from now on steps are made for its tensors too
+            self._steps.clear()
+            self._torch = "torch" in sys.modules
+        key = session, layer, None if options is NO_OPTIONS else options
+        step = self._steps.get(key) or self._new_step(key, options)
+        if step is None:
+            return None
+        lane = self._lanes.take()
+        if lane is None:
+            return None
+        try:
+            out = lane.step(step, q, k, v, start, self._lanes.limits.group("attend"))
+            return like(self._reply(lane, out, q.shape), q) if type(out) is SharedRequest else out
+        finally:
+            self._lanes.give_back(lane)
 
     def attend_together(
         self,
@@ -58,6 +82,23 @@ class SharedCalls:
         request = pb.AttentionTogetherRequest(session_ids=sessions, layer=layer)
         put_query_options(request, options)
         return self._call(Kind.ATTENTION_TOGETHER, request.SerializeToString(), (len(sessions),), (q, None, None), None)
+
+    def _new_step(self, key: tuple[str, int, QueryOptions | None], options: QueryOptions) -> _native.SharedStep | None:
+        """The step of these attends, kept; None where no region has room for it."""
+        if key in self._steps:
+            return None
+        spec, message = self._spec, self._message(Kind.ATTEND, *key[:2], options)
+        dtype, empty = _native.Dtype[spec.dtype], np.empty(0, self._dtype)
+        heads = spec.q_heads, spec.kv_heads, spec.head_dim
+        form = [np.empty((h, 1, spec.head_dim), self._dtype) for h in (spec.q_heads, spec.kv_heads, spec.kv_heads)]
+        fits = self._places(len(message), (), (form[0], form[1], form[2])) is not None
+        step = _native.SharedStep(*heads, dtype, empty, message, ARENA_AT, REGION_BYTES) if fits else None
+        if step is not None and (torch := sys.modules.get("torch")) is not None:
+            step.take_tensors(torch.Tensor, getattr(torch, self._dtype.name))
+        if len(self._steps) >= MESSAGES_MAX:
+            self._steps.clear()
+        self._steps[key] = step
+        return step
 
     def _message(self, kind: Kind, session: str, layer: int, options: QueryOptions) -> bytes:
         """The message of a call, kept because the next step sends the same."""
@@ -128,7 +169,11 @@ class SharedCalls:
         lane.exchange(request, self._lanes.limits.group("attend"))
         if q is None:
             return np.empty(0, self._dtype)
-        return region.view(reply, q.shape, self._dtype).copy()
+        return self._reply(lane, request, q.shape)
+
+    def _reply(self, lane: SharedLane, request: SharedRequest, shape: Sequence[int]) -> Array:
+        """A copy of the answer to a request."""
+        return lane.region.view(request.reply, tuple(shape), self._dtype).copy()
 
     def _places(
         self, message_nbytes: int, sessions: tuple[int, ...], arrays: tuple[Array | None, Array | None, Array | None]

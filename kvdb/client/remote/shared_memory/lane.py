@@ -5,7 +5,9 @@ import socket
 from contextlib import suppress
 from math import inf
 from time import perf_counter
+from typing import Any
 
+import kvdb._native as _native
 from kvdb.errors import KvdbError, Unavailable
 from kvdb.rpc.shared_records import (
     GOODBYE,
@@ -17,6 +19,7 @@ from kvdb.rpc.shared_records import (
     SharedRequest,
     pack_request,
     unpack_answer,
+    unpack_request,
 )
 from kvdb.rpc.shared_region import SharedRegion
 from kvdb.rpc.status import error_of, too_late
@@ -87,6 +90,22 @@ class SharedLane:
         if answer.error:
             raise self._error(request, answer)
         return answer
+
+    def step(self, step: _native.SharedStep, q: Any, k: Any, v: Any, start: int | None, seconds: float) -> Any | None:
+        """Send a step and wait for its answer. Returns the answer, as q, or the request where the answer came late and lies in
+        the region; None for arrays of another form, and then nothing was sent. Raises what `exchange` raises."""
+        wait = min(seconds, LOOK_SECONDS)
+        done = False
+        try:
+            out = step.attend(self.region.ring, self.generation, self.number(), q, k, v, start, seconds, wait)
+            done = True
+        finally:
+            self.broken = self.broken or not done
+        if type(out) is bytes:
+            out = unpack_request(out)
+            self._waiting.append(out)
+            self.receive(max(0.0, seconds - wait))
+        return out
 
     @property
     def waiting(self) -> int:
