@@ -111,9 +111,8 @@ class TokenArray {
         const nb::object yes = nb::bool_(true), shape = get(names.shape);
         if (!has(names.dtype, kinds_.tensor_dtype) || !has(names.is_cpu, yes) ||
             !call(names.is_contiguous).is(yes) ||
-            (kinds_.dtype == Dtype::float32 && call(names.is_neg).is(yes)) ||
-            !shape.is_valid() || !PyTuple_Check(shape.ptr()) ||
-            PyTuple_GET_SIZE(shape.ptr()) != 3) {
+            (kinds_.dtype == Dtype::float32 && call(names.is_neg).is(yes)) || !shape.is_valid() ||
+            !PyTuple_Check(shape.ptr()) || PyTuple_GET_SIZE(shape.ptr()) != 3) {
             return;
         }
         const std::int64_t expected[] = {heads_, 1, kinds_.head_dim};

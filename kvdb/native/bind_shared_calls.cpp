@@ -10,8 +10,8 @@ using namespace nb::literals;
 namespace kvdb {
 namespace {
 
-// A server's end of a ring. A request like one that was learned before, of another number, start and
-// time, is answered by what was learned with it; any other is handed over as it came.
+// A server's end of a ring. A request like one that was learned before, of another number, start
+// and time, is answered by what was learned with it; any other is handed over as it came.
 class PySharedCalls {
   public:
     PySharedCalls(nb::object ring, std::uint64_t generation)

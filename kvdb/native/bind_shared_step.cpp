@@ -42,8 +42,8 @@ class PySharedStep {
         kinds_.take_tensors(type, dtype);
     }
 
-    // The answer; None for arrays of another form, and then nothing was sent. Otherwise the request,
-    // whose answer is an error or did not come yet, and has still to be received.
+    // The answer; None for arrays of another form, and then nothing was sent. Otherwise the
+    // request, whose answer is an error or did not come yet, and has still to be received.
     nb::object attend(PySharedRing& ring, std::uint64_t generation, std::uint64_t number,
                       nb::handle q, nb::handle k, nb::handle v, nb::handle start, double seconds,
                       double wait) {
@@ -140,8 +140,8 @@ void bind_shared_step(nb::module_& m) {
              "q_heads"_a, "kv_heads"_a, "head_dim"_a, "dtype"_a, "like"_a, "message"_a, "arena"_a,
              "region_bytes"_a)
         .def("take_tensors", &PySharedStep::take_tensors, "tensor"_a, "dtype"_a)
-        .def("attend", &PySharedStep::attend, "ring"_a, "generation"_a, "number"_a,
-             "q"_a.none(), "k"_a.none(), "v"_a.none(), "start"_a.none(), "seconds"_a, "wait"_a);
+        .def("attend", &PySharedStep::attend, "ring"_a, "generation"_a, "number"_a, "q"_a.none(),
+             "k"_a.none(), "v"_a.none(), "start"_a.none(), "seconds"_a, "wait"_a);
 }
 
 }  // namespace kvdb

@@ -22,8 +22,8 @@ struct SharedRequest {
     std::uint64_t request, unused;
 };
 
-// error: the class of an error, zeros for none. The times are microseconds. busy: how many processors
-// the server's answers to this client and others take, 0 where it does not say.
+// error: the class of an error, zeros for none. The times are microseconds. busy: how many
+// processors the server's answers to this client and others take, 0 where it does not say.
 struct SharedAnswer {
     std::uint64_t generation, number;
     std::array<char, 24> error;

@@ -82,8 +82,9 @@ SharedRing::Received SharedRing::receive(std::byte* message, std::chrono::nanose
         }
         sleep(left);
     }
-    expected_ += (std::min<std::chrono::nanoseconds>(Clock::now() - begin, 4 * kSpinSpare) - expected_) /
-                 kRemembered;
+    expected_ +=
+        (std::min<std::chrono::nanoseconds>(Clock::now() - begin, 4 * kSpinSpare) - expected_) /
+        kRemembered;
     const std::uint32_t there = arrived() - received_;
     if (there == 0) return Received::nothing;  // stopped
     if (there > kSlots) return Received::broken;

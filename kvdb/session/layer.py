@@ -80,8 +80,7 @@ class Layer:
         self.page_reads: PageReads | None = None
         self.segment_counters = SegmentCounters(snapshot.views, self._services.advisor.count_queries)
         self.planner = Planner(self._services, self._spec, snapshot, self.number, self.run, self._tail)
-        taken = self.run, self._tail, self.planner, self.query_samples, self._observed
-        self.native_steps = NativeSteps(self._spec, *taken)
+        self.native_steps = NativeSteps(self._spec, self.run, self._tail, self.planner, self.query_samples, self._observed)
         self._course: Course | None = None
 
     def ready(self) -> Self:
