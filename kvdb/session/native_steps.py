@@ -23,7 +23,6 @@ from kvdb.session.query_samples import QuerySamples
 from kvdb.types import Array, ModelSpec
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 
-
 AHEAD_MAX, AHEAD_PART = 8, 4
 """Native steps have up to so many blocks at a time, beside the first no more than this part of those that the tail has: each time
 costs as much as a few steps."""
