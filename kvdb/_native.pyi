@@ -578,7 +578,7 @@ class SharedRing:
 
     @property
     def times_us(self) -> tuple[float, float, float]:
-        """What the last answer of a `SharedStep` said: how long it waited, was carried out, and was in the kernel."""
+        """What the last answer said: how long it waited, was carried out, and was in the kernel."""
 
 class SharedStep:
     """The attends of one token through a ring that are of one session, layer and options, and thus of one message."""

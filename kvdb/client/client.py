@@ -29,7 +29,8 @@ class Client(StoredContexts, ManySessions):
 
     @property
     def last_timings(self) -> CallTimings | None:
-        """What a server measured of this thread's last call that was not part of a stream and went well; None embedded."""
+        """What a server measured of this thread's last call that went well, and was neither an import nor read KV; None
+        embedded."""
         return self._transport.last_timings
 
     def import_context(

@@ -85,7 +85,6 @@ class PySharedRing {
     void stop() { ring_->stop(); }
 
     // What the last answer said of its times.
-    void told(const SharedAnswer& answer) { answer_ = answer; }
     std::array<float, 3> times_us() const {
         return {answer_.queue_us, answer_.engine_us, answer_.kernel_us};
     }
@@ -94,6 +93,7 @@ class PySharedRing {
     void look_at(const Message& message) {
         SharedAnswer answer;
         std::memcpy(&answer, message.data(), sizeof(answer));
+        answer_ = answer;
         if (answer.busy) ring_->set_spare(answer.busy < static_cast<unsigned>(usable_cpus()));
     }
 

@@ -779,10 +779,16 @@ class DecodeRequest(_message.Message):
     def __init__(self, update: _Optional[_Union[UpdateRequest, _Mapping]] = ..., attention: _Optional[_Union[AttentionRequest, _Mapping]] = ..., attend: _Optional[_Union[AttendRequest, _Mapping]] = ..., overlay: _Optional[_Union[OverlayRequest, _Mapping]] = ..., attention_at: _Optional[_Union[AttentionAtRequest, _Mapping]] = ..., deviation: _Optional[_Union[DeviationRequest, _Mapping]] = ..., part: _Optional[_Union[RequestPart, _Mapping]] = ...) -> None: ...
 
 class DecodeReply(_message.Message):
-    __slots__ = ("out",)
+    __slots__ = ("out", "queue_us", "engine_us", "kernel_us")
     OUT_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_US_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_US_FIELD_NUMBER: _ClassVar[int]
     out: Array
-    def __init__(self, out: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+    queue_us: float
+    engine_us: float
+    kernel_us: float
+    def __init__(self, out: _Optional[_Union[Array, _Mapping]] = ..., queue_us: _Optional[float] = ..., engine_us: _Optional[float] = ..., kernel_us: _Optional[float] = ...) -> None: ...
 
 class ForkRequest(_message.Message):
     __slots__ = ("session_id",)

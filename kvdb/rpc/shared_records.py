@@ -89,6 +89,10 @@ class SharedAnswer(NamedTuple):
     kernel_us: float = 0.0
     busy: int = 0
 
+    @property
+    def times_us(self) -> tuple[float, float, float]:
+        return self.queue_us, self.engine_us, self.kernel_us
+
 
 def pack_request(request: SharedRequest) -> bytes:
     generation, number, kind, start, *rest = request

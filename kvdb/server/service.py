@@ -216,7 +216,8 @@ class KvdbService(ContextCalls, ManySessionsCalls, ReadCalls, StoreCalls):
             stream.session, stream.turn = call.session_id, Turn("", frozenset((call.session_id,)))
         elif call.session_id not in {"", stream.session}:
             raise InvalidArgument("a decode request names another session than the stream's first; open a stream for each")
-        started = perf_counter()
+        started = began = perf_counter()
+        kernel = 0.0
         self._turns.wait(stream.turn)
         try:
             with (
@@ -225,11 +226,15 @@ class KvdbService(ContextCalls, ManySessionsCalls, ReadCalls, StoreCalls):
                 self.admission.admitted(work_on(session, call.layer, decode_calls.tokens_of(call))),
             ):
                 deadlines.check()
+                began = perf_counter()
                 out = decode_calls.CALLS[kind](session, call)
+                ended = perf_counter()
+                if kind == "attend":
+                    kernel, _ = session.last_kernel(call.layer)
         finally:
             self._turns.end(stream.turn)
             self._stepped(kind, perf_counter() - started)
-        reply = pb.DecodeReply()
+        reply = pb.DecodeReply(queue_us=(began - started) * 1e6, engine_us=(ended - began) * 1e6, kernel_us=kernel * 1e6)
         if out is not None:
             codec.put_array(reply.out, out)
         return reply

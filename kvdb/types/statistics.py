@@ -140,7 +140,9 @@ class Space:
 
 
 class CallTimings(NamedTuple):
-    """What a server measured of a call, in seconds. queue: from when it came until it was carried out. engine: that."""
+    """What a server measured of a call, in seconds. queue: from when it came until it was carried out. engine: that. kernel: of
+    it, what the attention kernel took, 0 where nobody measured."""
 
     queue: float
     engine: float
+    kernel: float = 0.0

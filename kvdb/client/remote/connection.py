@@ -68,9 +68,13 @@ class Connection(MessageLimits):
             self._last.timings = timings_in(ended.trailing_metadata())
             return reply
 
+    def timed(self, queue_us: float, engine_us: float, kernel_us: float) -> None:
+        """Keep what the server measured of this thread's last call on a session."""
+        self._last.timings = CallTimings(queue_us / 1e6, engine_us / 1e6, kernel_us / 1e6)
+
     @property
     def last_timings(self) -> CallTimings | None:
-        """What the server measured of this thread's last unary call."""
+        """What the server measured of this thread's last call, where that was no import and read no KV."""
         return getattr(self._last, "timings", None)
 
     @contextmanager

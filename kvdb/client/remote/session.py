@@ -65,7 +65,7 @@ class RemoteSession:
         self.id = reply.session_id
         self._sessions = sessions
         self._stream = SessionStream(connection)
-        self.shared = SharedCalls(connection.lanes, spec)
+        self.shared = SharedCalls(connection.lanes, spec, connection.timed)
         self._lock = RLock()
         self._open = True
         try:
@@ -223,7 +223,9 @@ class RemoteSession:
 
     def _decode(self, request: pb.DecodeRequest) -> pb.DecodeReply:
         try:
-            return self._stream.exchange(request.SerializeToString())
+            reply = self._stream.exchange(request.SerializeToString())
+            self.connection.timed(reply.queue_us, reply.engine_us, reply.kernel_us)
+            return reply
         except DeadlineExceeded:
             raise
         except Unavailable:

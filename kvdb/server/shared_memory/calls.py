@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,15 @@ MESSAGES: Mapping[int, Any] = {
 NAMES = {kind: Kind(kind).name.lower() for kind in MESSAGES}
 
 
+class Answered(NamedTuple):
+    """How many bytes of a reply were written, and how many seconds the call waited, was carried out, and was in the kernel."""
+
+    nbytes: int
+    queue: float = 0.0
+    engine: float = 0.0
+    kernel: float = 0.0
+
+
 class SharedCalls:
     """What one client asks for through its region. Used by one thread. sessions_used: the ids of sessions that were asked for.
     native: where requests come from; one like an earlier attend comes as its `PreparedAttend`."""
@@ -45,6 +54,7 @@ class SharedCalls:
         self._region = region
         self.native = _native.SharedCalls(region.ring, generation)
         self._heads: dict[tuple[int, bytes], Head] = {}
+        self._began = self._kernel = 0.0
         self.sessions_used: set[str] = set()
         self.imports = SharedImports(engine.database, engine.admission, region)
         self._calls: Mapping[int, Callable[[SharedRequest], int]] = {
@@ -57,17 +67,19 @@ class SharedCalls:
             **self.imports.calls,
         }
 
-    def answer(self, request: SharedRequest) -> int:
-        """Carry out a request; how many bytes of a reply were written. Raises what the engine raises, and InvalidArgument."""
+    def answer(self, request: SharedRequest) -> Answered:
+        """Carry out a request. Raises what the engine raises, and InvalidArgument."""
         call = self._calls.get(request.kind)
         if call is None:
             raise InvalidArgument(f"a request is of kind {request.kind}; expected 0 to {max(Kind)}")
         if request.kind not in MESSAGES:
-            return call(request)
-        started = perf_counter()
+            return Answered(call(request))
+        started = self._began = perf_counter()
         try:
-            return call(request)
+            nbytes = call(request)
+            return Answered(nbytes, self._began - started, perf_counter() - self._began, self._kernel)
         finally:
+            self._kernel = 0.0
             self._stepped(NAMES[request.kind], perf_counter() - started)
 
     def _of_one(self, call: Callable[[SessionState, Head, SharedRequest], Array | None], request: SharedRequest) -> int:
@@ -78,6 +90,7 @@ class SharedCalls:
                 self._note(head)
                 work = work_on(session, head.layer, request.tokens)
                 with self._admission.admitted(work):
+                    self._began = perf_counter()
                     out = call(session, head, request)
         finally:
             self._turns.end(head.turn)
@@ -96,7 +109,9 @@ class SharedCalls:
 
     def _attend(self, session: SessionState, head: Head, request: SharedRequest) -> Array:
         q, k, v, _ = self._places(session, request)
-        return session.attend(head.layer, q, k, v, head.options, request.start)
+        out = session.attend(head.layer, q, k, v, head.options, request.start)
+        self._kernel, _ = session.last_kernel(head.layer)
+        return out
 
     def _places(self, session: SessionState, request: SharedRequest) -> Places:
         """Where the arrays of an attend lie. Raises InvalidArgument."""
@@ -111,6 +126,7 @@ class SharedCalls:
             with self._sessions.borrow_all(head.sessions) as sessions:
                 self._note(head)
                 with self._admission.admitted(work_on(sessions[0], head.layer, request.tokens * len(sessions))):
+                    self._began = perf_counter()
                     return self._reply(request, self._together(sessions, head, request))
         finally:
             self._turns.end(head.turn)

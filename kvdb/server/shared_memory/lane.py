@@ -151,7 +151,8 @@ class Lane:
             request = unpack_request(calls.native.last)
             if request.generation != self._generation:
                 raise InvalidArgument("a request is of another generation; expected that of the region it came through")
-            return SharedAnswer(self._generation, request.number, "", calls.answer(request))
+            nbytes, queue, engine, kernel = calls.answer(request)
+            return SharedAnswer(self._generation, request.number, "", nbytes, queue * 1e6, engine * 1e6, kernel * 1e6)
         if calls.native.answered:
             return None  # it went wrong behind the answer
         return self._failed(region, unpack_request(calls.native.last), failed[0])

@@ -89,3 +89,18 @@ def test_what_says_nothing_of_time_is_no_timing():
     assert timings_in(None) is None
     assert timings_in([("kvdb-queue-us", "1")]) is None
     assert timings_in([("kvdb-queue-us", "1"), ("kvdb-engine-us", "x")]) is None
+
+
+@pytest.mark.parametrize("local_socket", ["", "auto"])
+def test_a_step_says_what_it_took(serve, spec, make_kv, local_socket):
+    kv = make_kv(spec, 3)
+    k, v = kv.pairs()[0]
+    with kvdb.connect(serve(local_socket=local_socket).target) as db, db.create_session(spec, kv.tokens) as session:
+        for i in range(3):
+            session.attend(0, kv.q[0][:, i : i + 1], k[:, i : i + 1], v[:, i : i + 1])
+            queue, engine, kernel = db.last_timings
+            assert 0 <= queue < 10
+            assert 0 < kernel <= engine < 10
+        session.update(1, k, v)
+        assert db.last_timings.engine > 0
+        assert db.last_timings.kernel == 0
