@@ -61,7 +61,7 @@ struct CallerArrays {
 class TokenArray {
   public:
     TokenArray(const CallerArrays& kinds, nb::handle array, std::int64_t heads,
-               int flags = PyBUF_STRIDED)
+               int flags = PyBUF_STRIDED_RO)
         : kinds_(kinds), array_(array), heads_(heads) {
         if (array.type().is(kinds.array_type)) {
             read_buffer(flags);

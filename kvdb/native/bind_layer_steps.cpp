@@ -98,7 +98,7 @@ class StepArrays {
         : q_(owner.kinds, q, owner.steps.q_heads),
           k_(owner.kinds, k, owner.steps.geometry.kv_heads),
           v_(owner.kinds, v, owner.steps.geometry.kv_heads),
-          out_(owner.kinds, out, owner.steps.q_heads, PyBUF_STRIDED | PyBUF_WRITABLE) {}
+          out_(owner.kinds, out, owner.steps.q_heads, PyBUF_STRIDED) {}
 
     explicit operator bool() const {
         return q_ && k_ && v_ && out_ && out_.rows().head_stride == out_.rows().token_stride;

@@ -114,7 +114,7 @@ class PySharedStep {
         const bool good = answer.generation == record_.generation &&
                           answer.number == record_.number && answer.error[0] == 0 &&
                           answer.reply_bytes == nbytes;
-        const TokenArray to(kinds_, out, q_heads_, PyBUF_STRIDED | PyBUF_WRITABLE);
+        const TokenArray to(kinds_, out, q_heads_, PyBUF_STRIDED);
         if (!good || !to || to.rows().head_stride != kinds_.head_dim) {
             ring.keep(message);
             return false;
