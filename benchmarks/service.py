@@ -1,10 +1,13 @@
 """What does the service cost beside the engine? One JSON line a measurement.
 
-Each server is a process of its own on this host; one shares memory with its clients, the other answers over gRPC alone.
-`service.ping`: an empty request by each way, as `kvdb ping` makes it.
+Each server is a process of its own on this host; one shares memory with its clients, one does so and leaves a processor to them
+(`cpu.threads`), one answers over gRPC alone.
+`service.echo`: an empty request through shared memory, as `kvdb ping` makes it, and as many bytes as an attend has over a bare
+gRPC stream, by the same client code as the SDK's.
 `service.decode`: one attend of one token through shared memory, over a `Decode` stream on loopback, through gRPC's public API,
-against which the SDK drives its streams from the caller's thread, and embedded; beside the attention kernel's own time, as the
-engine that answers measures it.
+against which the SDK drives its streams from the caller's thread, and embedded. What it takes beyond its kernel is said call by
+call: the engine that answers measures its kernel in the same call. The ways take turns of 500 tokens, of which the first 100 are
+not counted, as a turn begins with caches that hold another way's; at its end the tokens are taken back.
 `service.unary`: short calls that are each a gRPC call of their own, and a step of two sessions by both ways.
 `service.import`: import_context by both ways into the other process, against the same import embedded.
 `service.read`: the same context read back, all layers in one call into arrays used before, beside its import.
@@ -12,79 +15,83 @@ engine that answers measures it.
 No indexes are built, because that would take the processor from what is measured.
 """
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from statistics import median, quantiles
-from tempfile import NamedTemporaryFile
 from time import perf_counter
+from types import SimpleNamespace
+from typing import cast
 from unittest.mock import patch
 
+import grpc
 import numpy as np
 
 import kvdb
+import kvdb._native as _native
+import kvdb.client.remote.direct as direct
 from benchmarks.harness import machine, report
+from benchmarks.service_process import ECHO, echo, server
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.pings import pings
 from kvdb.config import Config, IndexConfig
+from kvdb.rpc.options import client_options
+from kvdb.session.state import SessionState
 from kvdb.types import Array
 
 SPEC = kvdb.ModelSpec("bench", layers=1, q_heads=32, kv_heads=8, head_dim=128, dtype="bfloat16")
 DEEP = kvdb.ModelSpec("bench-deep", layers=32, q_heads=32, kv_heads=8, head_dim=128, dtype="bfloat16")
 CONTEXTS = (256, 4096, 32_768)
-CALLS, ROUNDS, WARM_UP = 100, 15, 200
+CALLS, ROUNDS, WARM_UP = 400, 6, 100
 IMPORT_TOKENS, IMPORT_ROUNDS, IMPORT_ARRAYS = 8192, 5, 4
 
 NO_BUILDS = IndexConfig(on_demand="", automatic=False)
-NO_BUILDS_TOML = '[indexes]\non_demand = ""\nautomatic = false\n'
 PINGS = 5000
-BEYOND_KERNEL_US_MAX = {"shared": 25, "grpc": 350}
+BEYOND_KERNEL_US_MAX = {"shared": (25, 100), "shared, spare": (25, 100), "grpc": (350, None)}
 IMPORT_GB_PER_S_MIN = 5.0
 PUBLIC = patch("kvdb.client.remote.session_stream.available", lambda _: False)
 
 
 def main() -> None:
     report("machine", **machine())
+    spare = ["--threads", str(max(1, _native.usable_cpus() - 1))]
     with (
-        server("auto") as sharing,
+        server() as sharing,
+        server(flags=spare) as sparing,
         server("") as alone,
         kvdb.connect(sharing) as shared,
-        kvdb.connect(alone) as grpc,
+        kvdb.connect(sparing) as spared,
+        kvdb.connect(alone) as remote,
         kvdb.connect(config=Config(indexes=NO_BUILDS)) as embedded,
     ):
-        ping(sharing)
+        echoes(sharing)
         for tokens in CONTEXTS:
-            decode({"shared": shared, "grpc": grpc, "public": grpc, "embedded": embedded}, tokens)
-        unary(shared, grpc)
-        imports_and_reads({"shared": shared, "grpc": grpc, "embedded": embedded})
+            decode({"shared": shared, "shared, spare": spared, "grpc": remote, "public": remote, "embedded": embedded}, tokens)
+        unary(shared, remote)
+        imports_and_reads({"shared": shared, "grpc": remote, "embedded": embedded})
 
 
-@contextmanager
-def server(local_socket: str) -> Iterator[str]:
-    """A server process on a free port; its target. local_socket: as the setting."""
-    with NamedTemporaryFile("w", suffix=".toml") as config:
-        config.write(NO_BUILDS_TOML)
-        config.flush()
-        flags = ["--port", "0", "--config", config.name, "--server.local-socket", local_socket]
-        command = [sys.executable, "-m", "kvdb.__main__", "serve", *flags]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            try:
-                yield process.stdout.readline().split()[-1]
-            finally:
-                process.terminate()
-
-
-def ping(target: str) -> None:
-    connection = Connection(target, "", kvdb.Timeouts(), kvdb.Tls())
-    try:
-        for way, seconds in pings(connection, PINGS).items():
-            p50, p99 = median(seconds), quantiles(seconds, n=100)[-1]
-            report("service.ping", way=way, count=PINGS, p50_us=p50 * 1e6, p99_us=p99 * 1e6)
-    finally:
-        connection.close()
+def echoes(target: str) -> None:
+    """The transports without kvdb behind them."""
+    reply = SPEC.q_heads * SPEC.head_dim * SPEC.numpy_dtype.itemsize
+    request = bytes(reply + SPEC.token_nbytes)
+    with ExitStack() as stack:
+        connection = Connection(target, "", kvdb.Timeouts(), kvdb.Tls())
+        stack.callback(connection.close)
+        us = {"shared memory": [seconds * 1e6 for seconds in pings(connection, PINGS)["shared memory"]], "gRPC stream": []}
+        address = stack.enter_context(echo(reply)).removeprefix("kvdb://")
+        channel = stack.enter_context(grpc.insecure_channel(address, options=client_options()))
+        stack.enter_context(patch("kvdb.client.remote.direct.DECODE", ECHO))
+        stack.enter_context(patch.object(direct, "pb", SimpleNamespace(DecodeReply=SimpleNamespace(FromString=bytes))))
+        bare = SimpleNamespace(channel=channel, metadata=(), direct=True, target=address)
+        call = direct.DirectDecode(cast("Connection", bare))
+        stack.callback(call.cancel)
+        for _ in range(PINGS):
+            started = perf_counter()
+            call.exchange(request)
+            us["gRPC stream"].append((perf_counter() - started) * 1e6)
+    for way, times in us.items():
+        report("service.echo", way=way, count=len(times), p50_us=median(times), p99_us=quantiles(times, n=100)[-1])
 
 
 def decode(ways: dict[str, kvdb.Client], tokens: int) -> None:
@@ -92,50 +99,50 @@ def decode(ways: dict[str, kvdb.Client], tokens: int) -> None:
     k, v = keys_values(tokens)
     ids = np.arange(tokens, dtype=np.int32)
     step = (random(SPEC.q_heads, 1), k[:, :1], v[:, :1])
-    us: dict[str, list[float]] = {name: [] for name in ways}
-    kernels: dict[str, list[float]] = {name: [] for name in ways}
+    us: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     with ExitStack() as stack:
         for db in set(ways.values()):
             stack.callback(db.import_context(SPEC, ids, [(k, v)], name=f"decode-{tokens}").drop)
         sessions = {name: stack.enter_context(db.create_session(SPEC, ids)) for name, db in ways.items()}
-        for name, session in sessions.items():
-            with PUBLIC if name == "public" else nullcontext():
-                timed(session, step, WARM_UP)
         for _ in range(ROUNDS):
             for name, session in sessions.items():
-                us[name] += timed(session, step, CALLS)[0]
-                kernels[name] += timed(session, step, CALLS // 4, kernel=True)[1]
+                with PUBLIC if name == "public" else nullcontext():
+                    us[name] += timed(ways[name], session, step, WARM_UP + CALLS)[WARM_UP:]
+                session.truncate(tokens)
     for name, times in us.items():
-        p50, p99, kernel = median(times), quantiles(times, n=100)[-1], median(kernels[name])
+        totals, kernels = zip(*times, strict=True)
+        beyond = [total - kernel for total, kernel in times]
+        p50_max, p99_max = BEYOND_KERNEL_US_MAX.get(name, (None, None))
         report(
             "service.decode",
             way=name,
             context_tokens=tokens,
-            p50_us=p50,
-            p99_us=p99,
-            kernel_p50_us=kernel,
-            p50_beyond_kernel_us=p50 - kernel,
-            p99_beyond_kernel_us=p99 - kernel,
-            p50_beyond_kernel_us_max=BEYOND_KERNEL_US_MAX.get(name),
+            p50_us=median(totals),
+            p99_us=quantiles(totals, n=100)[-1],
+            kernel_p50_us=median(kernels),
+            p50_beyond_kernel_us=median(beyond),
+            p99_beyond_kernel_us=quantiles(beyond, n=100)[-1],
+            p50_beyond_kernel_us_max=p50_max,
+            p99_beyond_kernel_us_max=p99_max,
         )
 
 
-def unary(shared: kvdb.Client, grpc: kvdb.Client) -> None:
+def unary(shared: kvdb.Client, remote: kvdb.Client) -> None:
     """The calls take turns. The step is one token each of two sessions over the same document."""
     tokens = CONTEXTS[0]
     k, v = keys_values(tokens)
     ids = np.arange(tokens, dtype=np.int32)
     q = random(SPEC.q_heads, 1)
     step = [np.stack([array, array]) for array in (q, k[:, :1], v[:, :1])]
-    calls: dict[str, Callable[[], object]] = {"contexts": grpc.contexts}
+    calls: dict[str, Callable[[], object]] = {"contexts": remote.contexts}
     with ExitStack() as stack:
-        for name, db in (("shared", shared), ("grpc", grpc)):
+        for name, db in (("shared", shared), ("grpc", remote)):
             stack.callback(db.import_context(SPEC, ids, [(k, v)], name="unary").drop)
             two = [stack.enter_context(db.create_session(SPEC, ids)) for _ in range(2)]
             calls[f"stats_{name}"] = two[0].stats
             calls[f"step_of_two_{name}"] = partial(db.attend, two, 0, *step)
         us: dict[str, list[float]] = {name: [] for name in calls}
-        for count in (WARM_UP, *[CALLS] * ROUNDS):
+        for count in (WARM_UP, *[CALLS // 4] * ROUNDS):
             for name, call in calls.items():
                 for _ in range(count):
                     started = perf_counter()
@@ -144,19 +151,17 @@ def unary(shared: kvdb.Client, grpc: kvdb.Client) -> None:
     report("service.unary", context_tokens=tokens, **{f"{name}_p50_us": median(times[WARM_UP:]) for name, times in us.items()})
 
 
-def timed(
-    session: kvdb.Session, step: tuple[Array, Array, Array], calls: int, kernel: bool = False
-) -> tuple[list[float], list[float]]:
-    """Microseconds of each attend and, if asked for, of its kernel."""
-    totals, kernels = [], []
+def timed(db: kvdb.Client, session: kvdb.Session, step: tuple[Array, Array, Array], calls: int) -> list[tuple[float, float]]:
+    """Microseconds of each attend, and of the kernel in it."""
+    times = []
+    own = session._transport
     for _ in range(calls):
-        before = session.stats().kernel_seconds if kernel else 0.0
         started = perf_counter()
         session.attend(0, *step)
-        totals.append((perf_counter() - started) * 1e6)
-        if kernel:
-            kernels.append((session.stats().kernel_seconds - before) * 1e6)
-    return totals, kernels
+        total = perf_counter() - started
+        kernel = own.last_kernel(0)[0] if isinstance(own, SessionState) else db.last_timings.kernel  # type: ignore[union-attr]
+        times.append((total * 1e6, kernel * 1e6))
+    return times
 
 
 def imports_and_reads(ways: dict[str, kvdb.Client]) -> None:

@@ -258,5 +258,5 @@ class SessionState(OpenSession):
             for layer in self._layers:
                 layer.count_native_steps()
                 layer.audits.settle()
-            tokens, nbytes = min(layer.run.tokens for layer in self._layers), sum(tail.nbytes for tail in self.tails)
+            tokens, nbytes = min(layer.run.tokens for layer in self._layers), sum(tail.filled_nbytes for tail in self.tails)
             return self.counters.stats(tokens, self.start, self.reused, nbytes, [layer.audits for layer in self._layers])

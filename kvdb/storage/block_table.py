@@ -53,6 +53,11 @@ class BlockTable:
     def nbytes(self) -> int:
         return self._count * self.layout.nbytes
 
+    @property
+    def filled_nbytes(self) -> int:
+        """The bytes of blocks that hold tokens; `nbytes` counts those too that were taken ahead."""
+        return self.layout.blocks_for(self.length) * self.layout.nbytes
+
     def append(self, k: Array, v: Array) -> None:
         """Add n tokens, k and v `[kv_heads, n, head_dim]`.
 
