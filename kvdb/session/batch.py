@@ -26,7 +26,7 @@ from query_optimizer.query_options import QueryOptions
 
 Starts = Sequence[int] | None
 
-SHARED_TOKENS_MIN = 2048
+SHARED_TOKENS_MIN = 1024
 """Shorter views are not shared: they stay in the caches, and a merge costs as much as reading them again."""
 
 

@@ -1,18 +1,28 @@
-"""The lanes of one connection: a call takes one that is free, or opens another."""
+"""The lanes of one connection: a call takes one that is free, or opens another, or waits for one."""
 
+from collections import deque
 from contextlib import suppress
-from threading import Lock
+from threading import Event, Lock
 
 from kvdb.client.remote.shared_memory.lane import SharedLane
 from kvdb.client.remote.time_limits import TimeLimits
 from kvdb.errors import Unavailable
 
 LANES_MAX = 4
-"""How many regions one connection has; more calls at a time go over gRPC."""
+"""How many regions one connection has."""
+WAIT_SECONDS = 0.1
+"""How long a call waits for a region before it goes over gRPC, as where imports have them all. A step takes much less."""
+
+
+class _Waiting(Event):
+    """A call that waits for a lane."""
+
+    lane: SharedLane | None = None
 
 
 class SharedLanes:
-    """Lanes to one server. Thread-safe. Once no lane can be opened, there are none, and everything goes over gRPC."""
+    """Lanes to one server. Thread-safe. Calls that wait for one have it in the order in which they came. Once no lane can be
+    opened, there are none, and everything goes over gRPC."""
 
     def __init__(self, path: str, identity: bytes, token: str, target: str, limits: TimeLimits) -> None:
         """path: of the server's socket, "" for none. identity: what the server says of itself. token: the client's. target: the
@@ -23,6 +33,7 @@ class SharedLanes:
         self._token = token
         self._target = target
         self._free: list[SharedLane] = []
+        self._waiting: deque[_Waiting] = deque()
         self._count = 0
         self._open = bool(path)
         self._lock = Lock()
@@ -30,32 +41,51 @@ class SharedLanes:
 
     def take(self) -> SharedLane | None:
         """A lane for one thread, to be given back; None where there is none."""
-        try:
-            return self._free.pop()
-        except IndexError:
-            return self._another()
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+            if not self._open:
+                return None
+            if self._count < LANES_MAX:
+                self._count += 1
+                waiting = None
+            else:
+                waiting = _Waiting()
+                self._waiting.append(waiting)
+        return self._another() if waiting is None else self._wait(waiting)
 
     def give_back(self, lane: SharedLane) -> None:
         """Let others use the lane; one that broke, or whose requests wait for answers, is closed."""
-        if lane.broken or lane.waiting or not self._open:
-            lane.close()
+        if not lane.broken and not lane.waiting:
             with self._lock:
-                self._count -= 1
-        else:
-            self._free.append(lane)
+                if self._waiting:
+                    first = self._waiting.popleft()
+                    first.lane = lane
+                    first.set()
+                    return
+                if self._open:
+                    self._free.append(lane)
+                    return
+        lane.close()
+        with self._lock:
+            self._count -= 1
 
     def close(self) -> None:
         """Close the lanes that are free, and the others when they are given back."""
-        self._open = False
-        with suppress(IndexError):
-            while True:
-                self._free.pop().close()
+        with self._lock:
+            self._open = False
+            free, self._free = self._free, []
+        for lane in free:
+            lane.close()
+
+    def _wait(self, waiting: _Waiting) -> SharedLane | None:
+        waiting.wait(WAIT_SECONDS)
+        with self._lock, suppress(ValueError):  # it was handed over meanwhile
+            self._waiting.remove(waiting)
+        return waiting.lane
 
     def _another(self) -> SharedLane | None:
-        with self._lock:
-            if not self._open or self._count >= LANES_MAX:
-                return None
-            self._count += 1
+        """A new lane, which is counted already."""
         try:
             return SharedLane(self._path, self._identity, self._token, self._target)
         except Unavailable as error:

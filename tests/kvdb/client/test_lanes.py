@@ -1,0 +1,85 @@
+"""A call that finds every region taken waits for one, in its turn, and only then goes over gRPC."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import kvdb.client.remote.shared_memory.lanes as lanes
+from kvdb.errors import Unavailable
+from tests.waiting import until
+
+
+class Lane:
+    """A lane to nobody."""
+
+    def __init__(self, *_: object) -> None:
+        self.broken = self.closed = False
+        self.waiting = 0
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    monkeypatch.setattr(lanes, "SharedLane", Lane)
+    return lanes.SharedLanes("path", b"", "", "target", None)
+
+
+def test_calls_have_lanes_in_the_order_of_their_coming(opened, monkeypatch):
+    monkeypatch.setattr(lanes, "WAIT_SECONDS", 10.0)
+    taken = [opened.take() for _ in range(lanes.LANES_MAX)]
+    assert len(set(taken)) == lanes.LANES_MAX
+    order = []
+    with ThreadPoolExecutor(3) as threads:
+
+        def call(number):
+            lane = opened.take()
+            order.append(number)
+            opened.give_back(lane)
+
+        for number in range(3):
+            threads.submit(call, number)
+            until(lambda: len(opened._waiting) == number + 1)  # noqa: B023
+        opened.give_back(taken[0])
+        until(lambda: len(order) == 3)
+    assert order == [0, 1, 2]
+
+
+def test_a_call_that_waits_too_long_goes_another_way(opened, monkeypatch):
+    monkeypatch.setattr(lanes, "WAIT_SECONDS", 0.01)
+    taken = [opened.take() for _ in range(lanes.LANES_MAX)]
+    assert opened.take() is None
+    assert not opened._waiting
+    opened.give_back(taken[0])
+    assert opened.take() is taken[0]
+
+
+def test_a_broken_lane_makes_room_for_another(opened):
+    taken = [opened.take() for _ in range(lanes.LANES_MAX)]
+    taken[0].broken = True
+    opened.give_back(taken[0])
+    assert taken[0].closed
+    assert opened.take() not in taken
+
+
+def test_closed_lanes_are_closed_when_they_come_back(opened):
+    first, second = opened.take(), opened.take()
+    opened.give_back(first)
+    opened.close()
+    assert first.closed
+    assert not second.closed
+    opened.give_back(second)
+    assert second.closed
+    assert opened.take() is None
+
+
+def test_a_server_that_shares_no_more_is_asked_no_more(opened, monkeypatch):
+    def refuse(*_):
+        raise Unavailable("nobody answers")
+
+    monkeypatch.setattr(lanes, "SharedLane", refuse)
+    assert opened.take() is None
+    assert opened.refusal == "nobody answers"
+    monkeypatch.setattr(lanes, "SharedLane", Lane)
+    assert opened.take() is None
