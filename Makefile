@@ -152,6 +152,10 @@ gpu-check: ## on a machine with a card: the kernels' tests compiled for it, and 
 native-test: $(VENV)/ready ## run the C++ tests, as they are shipped and under the sanitizers
 	@$(MAKE) -k native-test-release native-test-sanitized
 
+.PHONY: soak
+soak: $(VENV)/ready ## use a server for half an hour, and see whether it stays as it is; SOAK_SECONDS=1800
+	@$(BIN)/python -m benchmarks.service_soak --seconds $(or $(SOAK_SECONDS),1800)
+
 .PHONY: fault
 fault: $(VENV)/ready ## stores: kills, power cuts, changed bits, a fault at each system call and page; writes docs/reliability.md; KILLS=1000 CUTS=500 FLIPS=10000 SEED=1 ONLY=kill
 	@$(BIN)/python -m tests.fault.report --kills $(or $(KILLS),1000) --cuts $(or $(CUTS),500) --flips $(or $(FLIPS),10000) \

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from tempfile import NamedTemporaryFile
+from typing import NamedTuple
 
 import grpc
 
@@ -15,31 +16,45 @@ ECHO = "/kvdb.benchmarks.Echo/Stream"
 THREADS = 8
 
 
+class Running(NamedTuple):
+    """A process. said: the first line that it printed."""
+
+    said: str
+    pid: int
+
+
 @contextmanager
 def server(local_socket: str = "auto", flags: Sequence[str] = ()) -> Iterator[str]:
     """`kvdb serve` on a free port; its target. local_socket: as the setting. flags: more of the command's."""
+    with served(local_socket, flags) as running:
+        yield running.said
+
+
+@contextmanager
+def served(local_socket: str = "auto", flags: Sequence[str] = ()) -> Iterator[Running]:
+    """`server`, with its process; `said` is the target."""
     with NamedTemporaryFile("w", suffix=".toml") as config:
         config.write(NO_BUILDS_TOML)
         config.flush()
         given = ["--port", "0", "--config", config.name, "--server.local-socket", local_socket, *flags]
-        with process(["kvdb.__main__", "serve", *given]) as said:
-            yield said.split()[-1]
+        with process(["kvdb.__main__", "serve", *given]) as running:
+            yield running._replace(said=running.said.split()[-1])
 
 
 @contextmanager
 def echo(reply_nbytes: int) -> Iterator[str]:
     """A bare gRPC server whose stream answers each message with so many bytes; its target."""
-    with process(["benchmarks.service_process", str(reply_nbytes)]) as said:
-        yield said
+    with process(["benchmarks.service_process", str(reply_nbytes)]) as running:
+        yield running.said
 
 
 @contextmanager
-def process(module: Sequence[str]) -> Iterator[str]:
-    """A process of this interpreter that runs a module; the first line that it prints."""
+def process(module: Sequence[str]) -> Iterator[Running]:
+    """A process of this interpreter that runs a module, until the body ends."""
     with subprocess.Popen([sys.executable, "-m", *module], stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         try:
-            yield running.stdout.readline().strip()
+            yield Running(running.stdout.readline().strip(), running.pid)
         finally:
             running.terminate()
 

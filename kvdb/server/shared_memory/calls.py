@@ -82,6 +82,12 @@ class SharedCalls:
             self._kernel = 0.0
             self._stepped(NAMES[request.kind], perf_counter() - started)
 
+    def close(self) -> None:
+        """End an import that is under way, and let go of the region at once."""
+        self.imports.close()
+        self.native.forget()
+        self._calls = self.imports.calls = {}  # methods refer to their objects, which would wait for the garbage collector
+
     def _of_one(self, call: Callable[[SessionState, Head, SharedRequest], Array | None], request: SharedRequest) -> int:
         head = self._head(request)
         self._turns.wait(head.turn)

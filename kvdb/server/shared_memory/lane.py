@@ -60,13 +60,13 @@ class Lane:
     @property
     def importing(self) -> bool:
         """Whether an import is under way."""
-        return self.alive and self._calls is not None and self._calls.imports.busy
+        return self.alive and (calls := self._calls) is not None and calls.imports.busy
 
     def stop(self) -> None:
         """Answer the request that is under way, and then no more."""
         self._stopping = True
-        if self._region is not None:
-            self._region.ring.stop()
+        if (region := self._region) is not None:
+            region.ring.stop()
 
     def join(self) -> None:
         self._thread.join()
@@ -85,7 +85,8 @@ class Lane:
                 with originating(Origin(engine.tenant)), deadlines.answering(self._waited_for):
                     killed = self._serve(region, calls)
             finally:
-                calls.imports.close()
+                calls.close()
+                self._region = self._calls = None
                 for session in calls.sessions_used if killed else ():
                     engine.sessions.close(session)
 

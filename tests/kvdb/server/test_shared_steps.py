@@ -1,7 +1,9 @@
 """A token's attend through shared memory, by native code at both ends, is the attend of the session."""
 
+import gc
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,3 +189,22 @@ def test_a_region_that_is_too_small_is_refused(spec):
     heads = spec.q_heads, spec.kv_heads, spec.head_dim
     with pytest.raises(ValueError, match="no room"):
         _native.SharedStep(*heads, _native.Dtype[spec.dtype], np.empty(0, spec.numpy_dtype), b"m", ARENA_AT, ARENA_AT + 4096)
+
+
+def test_a_region_goes_with_its_client(server, spec, rng):
+    """Its memory is given back at once, not when garbage is collected."""
+
+    def regions():
+        return Path("/proc/self/maps").read_text().count("memfd:kvdb")
+
+    before = regions()
+    gc.disable()
+    try:
+        for _ in range(3):
+            with kvdb.connect(server.target) as db, db.create_session(spec, [1]) as session:
+                for _ in range(3):
+                    session.attend(0, *token(spec, rng))
+                assert regions() > before
+        until(lambda: regions() <= before)
+    finally:
+        gc.enable()
