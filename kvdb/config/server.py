@@ -27,7 +27,7 @@ class ServerConfig:
     them all its ports speak TLS. tls_client_ca: a file with the certificates that sign those of clients; without one of them
     nobody is let in. tls_tenants: whether the common name of such a certificate is the tenant of a call that brings no token.
     local_socket: the path of the Unix socket through which clients of the same host share memory with the server,
-    "auto" for one in a folder of its own, "" for none.
+    "auto" for one in no folder, which only this user may use, "" for none.
     """
 
     host: str = "127.0.0.1"

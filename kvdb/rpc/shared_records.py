@@ -28,6 +28,9 @@ TOKEN_BYTES_MAX = 4096
 GOODBYE = b"."
 """What a client says before it closes the socket on purpose."""
 
+ABSTRACT = "@"
+"""What the path of a socket begins with that lies in no folder (unix(7), abstract socket address)."""
+
 _REQUEST = Struct("<QQIIqQQQQQQQQQdQ8x")  # of 128 bytes, as in kvdb/native/shared_records.h
 _ANSWER = Struct("<QQ24sQfffI")  # of 64
 _HAS_START = 1
@@ -112,6 +115,11 @@ def pack_answer(answer: SharedAnswer) -> bytes:
 def unpack_answer(data: bytes) -> SharedAnswer:
     generation, number, error, *rest = _ANSWER.unpack(data)
     return SharedAnswer(generation, number, error.rstrip(b"\0").decode("ascii", "replace"), *rest)
+
+
+def address_of(path: str) -> str:
+    """The address of a Unix socket, as the system takes it."""
+    return "\0" + path[1:] if path.startswith(ABSTRACT) else path
 
 
 def aligned(offset: int) -> int:

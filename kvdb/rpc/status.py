@@ -94,6 +94,11 @@ def timings_in(trailing: Any) -> CallTimings | None:
     return CallTimings(int(said[QUEUE_KEY]) / 1e6, int(said[ENGINE_KEY]) / 1e6)
 
 
+def code_of(error: KvdbError) -> grpc.StatusCode:
+    """The status that stands for an error."""
+    return STATUS[next(known for known in type(error).__mro__ if known in STATUS)]
+
+
 def class_of(error: KvdbError) -> str:
     """The name of the error's class, as the other side knows it."""
     return next(known for known in type(error).__mro__ if known in STATUS).__name__

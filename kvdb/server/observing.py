@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
+from kvdb.errors import KvdbError
 from kvdb.events import Events, Kind, Origin, new_request, originating
+from kvdb.rpc.status import code_of
 from kvdb.server.metrics.calls import CallMetrics
 from kvdb.server.tracing import Ended, Tracing
 
@@ -56,11 +58,17 @@ class CallsSeen(grpc.ServerInterceptor):
 
     def ended(self, method: str, by: Origin, seconds: float, code: grpc.StatusCode, said: str) -> None:
         """A call is over. said: what its status says, "" for nothing."""
-        short = self._metrics.ended(method, code, seconds)
+        self._tell(self._metrics.ended(method, code, seconds), by, code, said)
+
+    def failed(self, call: str, by: Origin, error: KvdbError) -> None:
+        """A call through shared memory has failed. call: its name."""
+        self._tell(call, by, code_of(error), str(error))
+
+    def _tell(self, method: str, by: Origin, code: grpc.StatusCode, said: str) -> None:
         if code in REFUSALS or code in FAILURES:
             with originating(by):
                 kind = Kind.REFUSED if code in REFUSALS else Kind.FAILED
-                self._events.tell(kind, method=short, code=code.name, why=said)
+                self._events.tell(kind, method=method, code=code.name, why=said)
 
 
 class _Seen:

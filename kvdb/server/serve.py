@@ -104,10 +104,11 @@ class Server:
         door = Door(self.credentials.asks, lambda token: self._tenants.service(self.credentials.of_token(token)).shared)
         # Certificates cannot be asked for there.
         self._local = SharedMemoryListener("" if config.tls_client_ca else config.local_socket, door)
+        self._seen = CallsSeen(self._measured, database.events, open_tracing(config.traces), self._tenant_of)
         self._server = grpc.server(
             self._threads,
             interceptors=[
-                CallsSeen(self._measured, database.events, open_tracing(config.traces), self._tenant_of),
+                self._seen,
                 *([TokenCheck(self.credentials.lets_in)] if self.credentials.asks else []),
             ],
             options=server_options(config.message_bytes_max, config.workers + CLIENT_BURST_MAX, CONNECTIONS_MAX),
@@ -158,7 +159,8 @@ class Server:
         service = KvdbService(database, sessions, self._streams, self._turns, self._inflight, self._config, step)
         service.admission = self._admission
         service.offer_memory(self._local.path, self._local.identity)
-        return TenantCalls(service, SharedEngine(database, sessions, self._turns, self._admission, step, tenant))
+        shared = SharedEngine(database, sessions, self._turns, self._admission, step, self._seen.failed, tenant)
+        return TenantCalls(service, shared)
 
     def _tenant_of(self, context: grpc.ServicerContext) -> str:
         with suppress(Unauthenticated):

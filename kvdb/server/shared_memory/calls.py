@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import kvdb._native as _native
-from kvdb.errors import InvalidArgument
+from kvdb.errors import InvalidArgument, KvdbError
+from kvdb.events import Origin, new_request
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.query_options import to_query_options
 from kvdb.rpc.shared_records import Kind, SharedRequest, check_span
@@ -49,7 +50,7 @@ class SharedCalls:
     native: where requests come from; one like an earlier attend comes as its `PreparedAttend`."""
 
     def __init__(self, engine: SharedEngine, region: SharedRegion, generation: int) -> None:
-        self._database, self._sessions, self._turns, self._admission, self._stepped, _ = engine
+        self._database, self._sessions, self._turns, self._admission, self._stepped, *_ = engine
         self._engine = engine
         self._region = region
         self.native = _native.SharedCalls(region.ring, generation)
@@ -81,6 +82,11 @@ class SharedCalls:
         finally:
             self._kernel = 0.0
             self._stepped(NAMES[request.kind], perf_counter() - started)
+
+    def failed(self, kind: int, whose: Origin, error: KvdbError) -> None:
+        """Tell that a request has failed."""
+        name = Kind(kind).name.lower() if kind in self._calls else "unknown"
+        self._engine.failed(name, whose if whose.request else whose._replace(request=new_request()), error)
 
     def close(self) -> None:
         """End an import that is under way, and let go of the region at once."""

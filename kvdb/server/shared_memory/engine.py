@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from kvdb.errors import KvdbError
+from kvdb.events import Origin
 from kvdb.server.admission.admission import Admission
 from kvdb.server.session_registry import Sessions
 from kvdb.server.tenancy.tenants import AnyDatabase
@@ -12,13 +14,14 @@ from query_optimizer.query_options import QueryOptions
 
 class SharedEngine(NamedTuple):
     """What the calls of one tenant's clients go to. stepped: told of each call on sessions which one it was, and the seconds that
-    it took."""
+    it took. failed: told of each that failed which one it was, and whose."""
 
     database: AnyDatabase
     sessions: Sessions
     turns: Turns
     admission: Admission
     stepped: Callable[[str, float], None]
+    failed: Callable[[str, Origin, KvdbError], None]
     tenant: str = ""
 
 

@@ -9,7 +9,7 @@ from threading import Thread
 
 import kvdb.deadlines as deadlines
 from kvdb.errors import InvalidArgument, KvdbError, Unauthenticated
-from kvdb.events import Origin, originating
+from kvdb.events import Origin, new_request, origin, originating
 from kvdb.rpc.shared_records import (
     GOODBYE,
     HELLO,
@@ -98,8 +98,7 @@ class Lane:
         if length > TOKEN_BYTES_MAX:
             raise Unauthenticated(f"its token has {length} bytes; expected at most {TOKEN_BYTES_MAX}")
         token = _received(self._peer, length)
-        credentials = self._peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        if not self._door.asks and _CREDENTIALS.unpack(credentials)[1] != os.geteuid():
+        if not self._door.asks and user_of(self._peer) != os.geteuid():
             raise Unauthenticated("it belongs to another user")
         engine = self._door.engine_of(token)
         descriptor = create_region()
@@ -146,17 +145,22 @@ class Lane:
     def _answer(self, region: SharedRegion, calls: SharedCalls, came: PreparedAttend | bytes) -> SharedAnswer | None:
         """The answer to a request; None where it was sent already."""
         failed: list[KvdbError] = []
+        whose = origin()
         with ErrorsTold("a call through shared memory", failed.append):
             if not isinstance(came, bytes) and came.answer(calls.native):
                 return None
             request = unpack_request(calls.native.last)
+            whose = whose._replace(request=f"{request.request:016x}" if request.request else new_request())
             if request.generation != self._generation:
                 raise InvalidArgument("a request is of another generation; expected that of the region it came through")
-            nbytes, queue, engine, kernel = calls.answer(request)
+            with originating(whose), deadlines.answering(self._waited_for, request.seconds):
+                nbytes, queue, engine, kernel = calls.answer(request)
             return SharedAnswer(self._generation, request.number, "", nbytes, queue * 1e6, engine * 1e6, kernel * 1e6)
         if calls.native.answered:
             return None  # it went wrong behind the answer
-        return self._failed(region, unpack_request(calls.native.last), failed[0])
+        request = unpack_request(calls.native.last)
+        calls.failed(request.kind, whose, failed[0])
+        return self._failed(region, request, failed[0])
 
     def _failed(self, region: SharedRegion, request: SharedRequest, error: KvdbError) -> SharedAnswer:
         """The answer that tells an error, with its text in the reply where that has room."""
@@ -165,6 +169,12 @@ class Lane:
             region.write(request.reply, text)
             nbytes = len(text)
         return SharedAnswer(self._generation, request.number, class_of(error), nbytes)
+
+
+def user_of(peer: socket.socket) -> int:
+    """The number of the user at the other end."""
+    _, user, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(user)
 
 
 def _told(told: KvdbError, error: KvdbError) -> None:

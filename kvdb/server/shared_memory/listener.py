@@ -1,20 +1,21 @@
-"""The Unix socket through which clients of the same host come to share memory with the server."""
+"""The Unix socket through which clients of the same host come to share memory with the server.
+
+By default it has a name that is in no folder, so that a server that is killed leaves nothing behind.
+"""
 
 import os
 import secrets
-import shutil
 import socket
 import sys
-import tempfile
 from contextlib import suppress
 from functools import partial
 from threading import Thread
 from time import monotonic, sleep
 
 from kvdb.errors import ConfigError
-from kvdb.rpc.shared_records import HELLO, MAGIC
+from kvdb.rpc.shared_records import ABSTRACT, HELLO, MAGIC, address_of
 from kvdb.server.shared_memory.engine import Door
-from kvdb.server.shared_memory.lane import Lane
+from kvdb.server.shared_memory.lane import Lane, user_of
 
 LANES_MAX = 32
 """How many regions there are at a time; who comes later is answered over gRPC."""
@@ -30,7 +31,7 @@ class SharedMemoryListener:
     def __init__(self, setting: str, door: Door) -> None:
         """setting: as `ServerConfig.local_socket`. Raises ConfigError for a path where nobody can listen."""
         self.identity = secrets.token_bytes(IDENTITY_BYTES)
-        self._folder = ""
+        self._own_user = setting == "auto"  # whoever runs the server comes in there, and root
         self._socket: socket.socket | None = None
         self._lanes: list[Lane] = []
         self._stopping = False
@@ -68,26 +69,23 @@ class SharedMemoryListener:
             lane.stop()
         for lane in self._lanes:
             lane.join()
-        with suppress(OSError):
-            os.unlink(self.path)
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if not self._own_user:
+            with suppress(OSError):
+                os.unlink(self.path)
 
     def _listen(self, setting: str) -> str:
         path = setting
-        if setting == "auto":
-            self._folder = tempfile.mkdtemp(prefix="kvdb-")  # which only this user may enter
-            path = os.path.join(self._folder, "socket")
+        if self._own_user:
+            path = ABSTRACT + "kvdb-" + secrets.token_hex(16)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            listening.bind(path)
+            listening.bind(address_of(path))
             listening.listen(BACKLOG)
         except OSError as error:
             listening.close()
-            if not self._folder:
-                raise ConfigError(f"server.local_socket is {path}, where the server cannot listen ({error.strerror})") from None
-            shutil.rmtree(self._folder, ignore_errors=True)
-            return ""
+            if self._own_user:
+                return ""
+            raise ConfigError(f"server.local_socket is {path}, where the server cannot listen ({error.strerror})") from None
         self._socket = listening
         return path
 
@@ -98,6 +96,9 @@ class SharedMemoryListener:
                 peer, _ = self._socket.accept()
             except OSError:
                 return
+            if self._own_user and user_of(peer) not in {os.geteuid(), 0}:
+                peer.close()
+                continue
             self._lanes = [lane for lane in self._lanes if lane.alive]
             if len(self._lanes) >= LANES_MAX:
                 peer.close()

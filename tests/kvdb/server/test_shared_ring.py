@@ -17,7 +17,16 @@ import kvdb._native as _native
 from kvdb import errors
 from kvdb.client.remote.shared_memory.lane import SharedLane
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.shared_records import ARENA_AT, REGION_BYTES, Kind, SharedRequest, pack_request, unpack_answer, unpack_request
+from kvdb.rpc.shared_records import (
+    ARENA_AT,
+    REGION_BYTES,
+    Kind,
+    SharedRequest,
+    address_of,
+    pack_request,
+    unpack_answer,
+    unpack_request,
+)
 from kvdb.rpc.shared_region import create_region
 from kvdb.rpc.status import STATUS
 from tests.waiting import until
@@ -157,7 +166,7 @@ def test_a_socket_of_another_server_is_not_used(hello):
 def test_half_open_sockets_leave_others_alone(hello, client, spec, make_kv):
     silent = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
     for one in silent:
-        one.connect(hello.local_socket)
+        one.connect(address_of(hello.local_socket))
     kv = make_kv(spec, 5)
     with client.create_session(spec, kv.tokens) as session:
         session.update(0, *kv.pairs()[0])

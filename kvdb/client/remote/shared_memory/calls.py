@@ -158,6 +158,7 @@ class SharedCalls:
         counted = k if q is None else q
         assert counted is not None
         q_at, k_at, v_at, reply = places
+        seconds = self._lanes.limits.group("attend")
         request = SharedRequest(
             lane.generation,
             lane.number(),
@@ -171,8 +172,9 @@ class SharedCalls:
             len(message),
             reply,
             REGION_BYTES - reply,
+            seconds=seconds,
         )
-        self._timed(*lane.exchange(request, self._lanes.limits.group("attend")).times_us)
+        self._timed(*lane.exchange(request, seconds).times_us)
         if q is None:
             return np.empty(0, self._dtype)
         return self._reply(lane, request, q.shape)

@@ -17,6 +17,7 @@ from kvdb.rpc.shared_records import (
     Kind,
     SharedAnswer,
     SharedRequest,
+    address_of,
     pack_request,
     unpack_answer,
     unpack_request,
@@ -25,7 +26,7 @@ from kvdb.rpc.shared_region import SharedRegion
 from kvdb.rpc.status import error_of, too_late
 
 CONNECT_SECONDS = 5.0
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.02
 """How often a wait looks whether the server is still there, and lets an interrupt through."""
 _GENERATION_BYTES = 8
 
@@ -46,7 +47,7 @@ class SharedLane:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(CONNECT_SECONDS)
-            self._socket.connect(path)
+            self._socket.connect(address_of(path))
             self.generation, self.region = self._shake_hands(identity, token)
             self._socket.setblocking(False)
         except OSError as error:

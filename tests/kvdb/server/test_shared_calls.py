@@ -1,0 +1,112 @@
+"""Calls through shared memory are watched, bounded and kept to their user as those over gRPC are."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvdb
+import kvdb.deadlines as deadlines
+from kvdb import errors
+from kvdb.client.remote.shared_memory.lane import SharedLane
+from kvdb.events import Kind, origin
+from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.shared_records import address_of
+from kvdb.session.state import SessionState
+
+
+@pytest.fixture
+def server(serve):
+    return serve(local_socket="auto")
+
+
+@pytest.fixture
+def session(server, spec):
+    with kvdb.connect(server.target) as db, db.create_session(spec, [1]) as opened:
+        yield opened
+
+
+def test_the_socket_lies_in_no_folder(server, stub_of):
+    path = stub_of(server).Hello(pb.HelloRequest()).local_socket
+    assert address_of(path) == "\0" + path[1:]
+    assert path.startswith("@kvdb-")
+    assert path in Path("/proc/net/unix").read_text()
+
+
+def test_another_user_is_not_let_in(server, stub_of, monkeypatch):
+    hello = stub_of(server).Hello(pb.HelloRequest())
+    monkeypatch.setattr("kvdb.server.shared_memory.listener.user_of", lambda _peer: os.geteuid() + 1)
+    with pytest.raises(errors.Unavailable):
+        SharedLane(hello.local_socket, hello.local_server, "")
+
+
+def test_a_failure_is_told_with_whose_it_was(session, engine, spec, make_kv, monkeypatch):
+    told, kv = [], make_kv(spec, 2)
+    engine.events.add(told.append)
+
+    def bug(*_given, **_more):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(SessionState, "update", bug)
+    with pytest.raises(errors.InternalError, match="a bug"):
+        session.update(0, *kv.pairs()[0])
+    (event,) = (event for event in told if event.kind == Kind.FAILED)
+    assert (event.facts["method"], event.facts["code"]) == ("update", "INTERNAL")
+    assert len(event.origin.request) == 16
+
+
+def test_the_time_of_a_call_reaches_the_engine(session, spec, make_kv, monkeypatch):
+    seen, kv, update = [], make_kv(spec, 2), SessionState.update
+
+    def watched(self, *given):
+        seen.append((deadlines.remaining(), origin().request))
+        update(self, *given)
+
+    monkeypatch.setattr(SessionState, "update", watched)
+    session.update(0, *kv.pairs()[0])
+    session.update(1, *kv.pairs()[1], timeout=5.0)
+    (default, first), (own, second) = seen
+    assert own <= 5.0 < default
+    assert first != second
+
+
+def test_a_server_that_is_killed_in_a_call_is_found_out_soon(process, spec):
+    with process() as (running, line), kvdb.connect(line.split()[-1]) as db, db.create_session(spec, [1]) as session:
+        k = np.ones((2, 1, 16), np.float32)
+        session.update(0, k, k)
+        killed = []
+
+        def kill():
+            running.send_signal(signal.SIGKILL)
+            running.wait()
+            killed.append(time.monotonic())
+
+        running.send_signal(signal.SIGSTOP)
+        lane = session._transport.shared._lanes.take()
+        ring = lane.region.ring
+        session._transport.shared._lanes.give_back(lane)
+        session._transport.shared._lanes._free[0].region.ring = Killing(ring, kill)
+        with pytest.raises(errors.Unavailable):
+            session.update(0, k, k)
+        assert time.monotonic() - killed[0] < 1.0
+
+
+class Killing:
+    """A ring of which the first wait finds the server killed behind it."""
+
+    def __init__(self, ring, kill):
+        self._ring = ring
+        self._kill = kill
+
+    def __getattr__(self, name):
+        return getattr(self._ring, name)
+
+    def receive(self, seconds):
+        data = self._ring.receive(seconds)
+        if self._kill is not None:
+            self._kill()
+            self._kill = None
+        return data
