@@ -51,7 +51,7 @@ Client.attend(sessions, layer, q, k, v, *, starts=None, timeout=None, options=No
 Client.attention(sessions, layer, q, *, timeout=None, options=None, **keywords)
 Client.store(session, *, name, tokens=None, chunk=False, **retention)
 Client.close()
-Config(storage=<factory>, cpu=<factory>, optimizer=<factory>, window=<factory>, indexes=<factory>, server=<factory>, metrics=<factory>, log=<factory>)
+Config(storage=<factory>, cpu=<factory>, optimizer=<factory>, window=<factory>, indexes=<factory>, server=<factory>, quotas=<factory>, metrics=<factory>, log=<factory>)
 Context(transport, info)
 Context.name
 Context.spec
@@ -145,6 +145,7 @@ NotFound(KvdbError, LookupError)
 AlreadyExists(KvdbError)
 CapacityError(KvdbError)
 MessageTooLarge(CapacityError)
+QuotaExceeded(CapacityError)
 Unauthenticated(KvdbError)
 PermissionDenied(KvdbError)
 Unsupported(KvdbError)
