@@ -14,7 +14,8 @@ KvdbError
 ├── NotFound                 no context or session of that name
 ├── AlreadyExists            the context's name is taken
 ├── CapacityError            a budget is spent
-│   └── MessageTooLarge      a message is over the server's limit
+│   ├── MessageTooLarge      a message is over the server's limit
+│   └── QuotaExceeded        a tenant has as much as it may
 ├── Unauthenticated          the server wants another token
 ├── PermissionDenied         a tenant asked for what is not its own to do
 ├── Unsupported              kvdb cannot do this, and says what it can do
@@ -86,6 +87,10 @@ class CapacityError(KvdbError):
 
 class MessageTooLarge(CapacityError):
     """A message is over the server's limit."""
+
+
+class QuotaExceeded(CapacityError):
+    """A tenant of a server has as much as it may."""
 
 
 class Unauthenticated(KvdbError):

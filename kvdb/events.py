@@ -29,6 +29,7 @@ class Kind(StrEnum):
     INDEX_BUILT = "index_built"
     INDEX_FAILED = "index_failed"
     CHECKSUM_FAILED = "checksum_failed"
+    QUOTA = "quota_exceeded"
     REFUSED = "call_refused"
     FAILED = "call_failed"
 

@@ -185,9 +185,9 @@ class Session:
         with self._within(timeout):
             return read_layers(layers, out, lambda numbers, buffers: self._transport.read(numbers, *span, buffers))
 
-    def fork(self) -> "Session":
+    def fork(self, *, timeout: float | None = None) -> "Session":
         """Another session over the same tokens; nothing is copied until one of the two goes on. Raises SessionClosed."""
-        with self._within():
+        with self._within(timeout):
             return Session(self._transport.fork(), self._timeout)
 
     def store(

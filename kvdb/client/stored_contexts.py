@@ -34,15 +34,23 @@ class StoredContexts:
     _transport: Transport
 
     def contexts(
-        self, prefix: str = "", *, metadata: Mapping[str, Any] | None = None, limit: int | None = None, after: str = ""
+        self,
+        prefix: str = "",
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        after: str = "",
+        timeout: float | None = None,
     ) -> list[Context]:
         """The stored contexts, in the order of their names.
 
         prefix: only names that begin like this. metadata: only contexts of which all of it is noted. limit: how many at most, at
-        least 1. after: only names behind this one, so that the last of a page begins the next. Raises InvalidArgument.
+        least 1. after: only names behind this one, so that the last of a page begins the next. timeout: in seconds.
+        Raises InvalidArgument and DeadlineExceeded.
         """
         page = validate.text("prefix", prefix), validate.limit(limit), validate.text("after", after)
-        found = self._transport.contexts(*page, validate.metadata({} if metadata is None else metadata))
+        with deadlines.within(timeout):
+            found = self._transport.contexts(*page, validate.metadata({} if metadata is None else metadata))
         return [Context(self._transport, info) for info in found]
 
     def pin(self, *names: str) -> None:
@@ -96,12 +104,14 @@ class StoredContexts:
         with deadlines.within(timeout):
             return Context(self._transport, self._transport.get(validate.name(name)))
 
-    def drop(self, *names: str) -> None:
+    def drop(self, *names: str, timeout: float | None = None) -> None:
         """Forget contexts, all of them or none, in one call and, of a store, one transaction. Open sessions over them go on;
         segments that nobody holds any more are freed. Raises NotFound for a name that is not there, and CapacityError or
-        Unavailable where a store cannot write it; then all are as they were."""
+        Unavailable where a store cannot write it; then all are as they were. timeout: in seconds; DeadlineExceeded leaves open
+        whether they were dropped."""
         if names:
-            self._transport.drop(*[validate.name(name) for name in names])
+            with deadlines.within(timeout):
+                self._transport.drop(*[validate.name(name) for name in names])
 
     def drop_all(self, prefix: str = "", *, metadata: Mapping[str, Any] | None = None) -> Dropped:
         """Forget the contexts whose names begin with `prefix` and of which all of `metadata` is noted, in one call and one

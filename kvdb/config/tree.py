@@ -6,6 +6,7 @@ from typing import get_type_hints
 from kvdb.config.log import LogConfig
 from kvdb.config.metrics import MetricsConfig
 from kvdb.config.query import CpuConfig, IndexConfig, OptimizerConfig, WindowConfig
+from kvdb.config.quotas import QuotasConfig
 from kvdb.config.server import ServerConfig
 from kvdb.config.storage import StorageConfig
 from kvdb.errors import ConfigError
@@ -21,6 +22,7 @@ class Config:
     window: WindowConfig = field(default_factory=WindowConfig)
     indexes: IndexConfig = field(default_factory=IndexConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    quotas: QuotasConfig = field(default_factory=QuotasConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     log: LogConfig = field(default_factory=LogConfig)
 

@@ -37,6 +37,7 @@ STATUS: Mapping[type[KvdbError], grpc.StatusCode] = {
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.MessageTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.QuotaExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.Unsupported: grpc.StatusCode.UNIMPLEMENTED,

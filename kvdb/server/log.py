@@ -14,6 +14,7 @@ from kvdb.events import Event, Fact, Kind, origin
 LEVELS: Mapping[Kind, int] = {
     Kind.SESSION_CLOSED: logging.DEBUG,
     Kind.EVICTED: logging.WARNING,
+    Kind.QUOTA: logging.WARNING,
     Kind.REFUSED: logging.WARNING,
     Kind.FAILED: logging.ERROR,
     Kind.INDEX_FAILED: logging.ERROR,

@@ -91,7 +91,9 @@ class Server:
         self._measured = CallMetrics(self.registry)
         self._streams = Streams(config.workers, config.stream_idle_seconds)
         self._turns = Turns(CLIENT_CALLS_MAX, CLIENT_WAITING_MAX, self._measured.waited)
-        self._admission = Admission(config.requests_max, config.queue_max, self._measured.waited)
+        self._admission = Admission(
+            config.requests_max, config.queue_max, self._measured.waited, database.config.quotas.requests_max, database.events
+        )
         self._events = database.events
         self.credentials = Credentials(config)
         """Whom it lets in."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from threading import Lock
 from time import monotonic
 
-from kvdb.errors import SessionClosed
+from kvdb.errors import KvdbError, SessionClosed
 from kvdb.events import Events, Kind
 from kvdb.session.state import SessionState
 
@@ -50,14 +50,22 @@ class Sessions:
         self._idle_seconds = idle_seconds
         self._ended = ended
         self._events = events or Events()
+        self.admit: Callable[[int], None] = lambda _opened: None
+        """Raises where there are so many that no other may be added."""
         self._entries: dict[str, _Entry] = {}
         self._lock = Lock()
 
     def add(self, state: SessionState) -> str:
-        """Take over a session. Returns the id under which it is found from now on."""
+        """Take over a session. Returns the id under which it is found from now on. Raises what `admit` raises, and has closed
+        it."""
         name = secrets.token_urlsafe(ID_BYTES)
-        with self._lock:
-            self._entries[name] = _Entry(state, monotonic())
+        try:
+            with self._lock:
+                self.admit(len(self._entries))
+                self._entries[name] = _Entry(state, monotonic())
+        except KvdbError:
+            state.close()
+            raise
         return name
 
     def states(self) -> list[SessionState]:

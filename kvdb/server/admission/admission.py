@@ -5,7 +5,8 @@ from threading import Event, Lock
 from time import monotonic, perf_counter
 
 import kvdb.deadlines as deadlines
-from kvdb.errors import CapacityError, KvdbError
+from kvdb.errors import CapacityError, KvdbError, QuotaExceeded
+from kvdb.events import Events, Kind
 from kvdb.server.admission.fair_queue import FairQueue, Work
 
 LOOK_SECONDS = 0.05
@@ -15,11 +16,21 @@ LOOK_SECONDS = 0.05
 class Admission:
     """The calls that use the engine, and those that wait for it. Thread-safe.
 
-    requests_max: how many are under way at a time. queue_max: how many more may wait. waited: told of each call that waits how
-    many seconds it did.
+    requests_max: how many are under way at a time. tenant_max: how many of one tenant may be under way or wait, 0 for no limit.
+    queue_max: how many more may wait. waited: told of each call that waits how many seconds it did. events: told of those that
+    `tenant_max` refuses.
     """
 
-    def __init__(self, requests_max: int, queue_max: int, waited: Callable[[float], None] = lambda _seconds: None) -> None:
+    def __init__(
+        self,
+        requests_max: int,
+        queue_max: int,
+        waited: Callable[[float], None] = lambda _seconds: None,
+        tenant_max: int = 0,
+        events: Events | None = None,
+    ) -> None:
+        self._tenant_max = tenant_max
+        self._events = events or Events()
         self._free = self._requests_max = requests_max
         self._queue: FairQueue[Callable[[], object]] = FairQueue(queue_max)
         self.waited = waited
@@ -37,6 +48,12 @@ class Admission:
         end.
         """
         with self._lock:
+            if self._over(work):
+                self._events.tell(Kind.QUOTA, quota="requests_max", used=self._tenant_max, asked=1, most=self._tenant_max)
+                raise QuotaExceeded(
+                    f"tenant {work.tenant} has {self._tenant_max} calls under way or waiting, as many as quotas.requests_max "
+                    "lets; wait for answers before more is asked"
+                )
             if self._begins(work):
                 return True
             try:
@@ -89,7 +106,13 @@ class Admission:
             self._free += len(self._queue)
             self._go_on()
 
+    def _over(self, work: Work) -> bool:
+        limited = self._tenant_max and work.tenant and not self._closed
+        return bool(limited) and self._queue.of_tenant(work.tenant) >= self._tenant_max
+
     def _begins(self, work: Work) -> bool:
+        if self._over(work):
+            return False
         if not self._closed and (self._free <= 0 or self._queue.length):
             return False
         self._queue.start(work)

@@ -72,6 +72,11 @@ class FairQueue(Generic[T]):
         known = self._tenants.get(tenant)
         return 0 if known is None else known.counter
 
+    def of_tenant(self, name: str) -> int:
+        """How many items of the tenant wait or are under way."""
+        known = self._tenants.get(name)
+        return 0 if known is None else known.running + sum(map(len, known.groups.values()))
+
     def push(self, work: Work, item: T) -> None:
         """Let an item wait. Raises CapacityError where too many wait; then it does not."""
         if self.length >= self._length_max:

@@ -10,6 +10,7 @@ from kvdb.database import Database
 from kvdb.errors import NotFound, PermissionDenied, SessionClosed
 from kvdb.server.tenancy.imports import TenantImport
 from kvdb.server.tenancy.names import Names
+from kvdb.server.tenancy.quota import Held, Quota
 from kvdb.session.batch import Starts
 from kvdb.session.state import SessionState
 from kvdb.types import (
@@ -42,6 +43,7 @@ class TenantDatabase:
 
     def __init__(self, database: Database, tenant: str, sessions: Callable[[], list[SessionState]]) -> None:
         """sessions: the open ones of this tenant."""
+        self.quota = Quota(database.config.quotas, tenant, database.events)
         self._database = database
         self._tenant = tenant
         self._names = Names(tenant)
@@ -61,8 +63,14 @@ class TenantDatabase:
         salt: str = "",
     ) -> TenantImport:
         names = self._names
-        writer = self._database.begin_import(spec, tokens, names.inner(name), base, retention, names.salt(salt))
-        return TenantImport(writer, names)
+        nbytes = max(0, len(tokens) - (base or 0)) * spec.token_nbytes * spec.layers
+        self.quota.announce(nbytes, self._held)
+        try:
+            writer = self._database.begin_import(spec, tokens, names.inner(name), base, retention, names.salt(salt))
+        except BaseException:
+            self.quota.done(nbytes)
+            raise
+        return TenantImport(writer, names, self.quota, nbytes)
 
     def create_session(
         self,
@@ -74,21 +82,36 @@ class TenantDatabase:
         share: bool = False,
         label: str = "",
     ) -> SessionState:
+        self.check_session()
         return self._database.create_session(spec, tokens, error_max, self._names.salt(salt), share=share, label=label)
+
+    def check_session(self) -> None:
+        """Raises QuotaExceeded where the tenant may open no more sessions."""
+        self.quota.check_sessions(len(self._sessions()))
+
+    def _held(self) -> Held:
+        """What this tenant has, in contexts and sessions."""
+        contexts = self._database.contexts(self._names.prefix)
+        own = sum(tail.nbytes for session in self._sessions() for tail in session.tails)
+        in_memory = sum(info.nbytes for info in contexts if info.resident)
+        return Held(len(contexts), sum(info.nbytes for info in contexts), in_memory + own)
 
     def create_session_of_parts(
         self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None, salt: str = ""
     ) -> SessionState:
+        self.check_session()
         own = [replace(part, source=self._names.inner(part.source)) if isinstance(part.source, str) else part for part in parts]
         return self._database.create_session_of_parts(spec, own, error_max, self._names.salt(salt))
 
     def open_context(self, name: str, tokens: int | None = None) -> SessionState:
+        self.check_session()
         return self._database.open_context(self._names.inner(name), tokens)
 
     def store_session(
         self, session: SessionState, name: str, tokens: Tokens | None, *, chunk: bool, retention: Retention
     ) -> ContextInfo:
-        stored = self._database.store_session(session, self._names.inner(name), tokens, chunk=chunk, retention=retention)
+        with self.quota.storing(sum(tail.nbytes for tail in session.tails), self._held):
+            stored = self._database.store_session(session, self._names.inner(name), tokens, chunk=chunk, retention=retention)
         return self._names.info(stored)
 
     def attend_together(

@@ -2,13 +2,18 @@
 
 from kvdb.ingest.import_writer import ImportWriter
 from kvdb.server.tenancy.names import Names
+from kvdb.server.tenancy.quota import Quota
 from kvdb.types import Array, ContextInfo, ModelSpec
 
 
 class TenantImport:
     """An `ImportWriter` whose context has the tenant's name when it is told of."""
 
-    def __init__(self, writer: ImportWriter, names: Names) -> None:
+    def __init__(self, writer: ImportWriter, names: Names, quota: Quota, announced: int) -> None:
+        """announced: the bytes that the quota counts until the import ends."""
+        self._quota = quota
+        self._announced = announced
+        self._open = True
         self._writer = writer
         self._names = names
         self.start = writer.start
@@ -18,13 +23,22 @@ class TenantImport:
         return self._writer.spec
 
     def write(self, layer: int, k: Array, v: Array) -> None:
+        self._quota.pace(k.nbytes + v.nbytes)
         self._writer.write(layer, k, v)
 
     def sample(self, layer: int, q: Array) -> None:
         self._writer.sample(layer, q)
 
     def commit(self) -> ContextInfo:
-        return self._names.info(self._writer.commit())
+        info = self._names.info(self._writer.commit())
+        self._ended()
+        return info
 
     def abort(self) -> None:
         self._writer.abort()
+        self._ended()
+
+    def _ended(self) -> None:
+        was, self._open = self._open, False
+        if was:
+            self._quota.done(self._announced)

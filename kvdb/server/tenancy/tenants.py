@@ -60,7 +60,10 @@ class Tenants(Generic[T]):
             known = self._services.get(key)
             if known is None:
                 sessions = self._open_sessions()
-                view = self._database if whose.admin else TenantDatabase(self._database, whose.tenant, sessions.states)
+                view: AnyDatabase = self._database
+                if not whose.admin:
+                    view = TenantDatabase(self._database, whose.tenant, sessions.states)
+                    sessions.admit = view.quota.check_sessions
                 known = self._services[key] = sessions, view, self._open_service(view, sessions, key)
         return known
 

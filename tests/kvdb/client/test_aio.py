@@ -224,3 +224,21 @@ def test_a_server_that_is_not_there(connect):
                 pass
 
     run(behaviour)
+
+
+CALLS = [
+    lambda db, session: db.contexts(timeout=1e-9),
+    lambda db, session: db.drop("a", timeout=1e-9),
+    lambda db, session: session.fork(timeout=1e-9),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=["contexts", "drop", "fork"])
+def test_a_call_ends_when_its_time_is_over(server, connect, spec, call):
+    async def behaviour():
+        async with connect(server.target, token="secret") as db:
+            session = await db.create_session(spec, [1])
+            with pytest.raises(errors.DeadlineExceeded):
+                await call(db, session)
+
+    run(behaviour)

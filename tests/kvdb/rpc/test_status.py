@@ -7,7 +7,7 @@ import pytest
 
 import kvdb
 from kvdb import errors
-from kvdb.config import ServerConfig
+from kvdb.config import Config, ServerConfig
 from kvdb.events import Events
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
@@ -23,6 +23,7 @@ class Failing:
     def __init__(self):
         self.raised = None
         self.events = Events()
+        self.config = Config()
 
     def get(self, name):
         raise self.raised

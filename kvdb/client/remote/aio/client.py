@@ -41,12 +41,19 @@ class AsyncClient:
         self._sessions: WeakSet[AsyncSession] = WeakSet()
 
     async def contexts(
-        self, prefix: str = "", *, metadata: Mapping[str, Any] | None = None, limit: int | None = None, after: str = ""
+        self,
+        prefix: str = "",
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        after: str = "",
+        timeout: float | None = None,
     ) -> list[ContextInfo]:
         """What is known of the stored contexts; see `kvdb.Client.contexts`."""
         page = validate.text("prefix", prefix), validate.limit(limit), validate.text("after", after)
         request = messages.list_contexts(*page, validate.metadata({} if metadata is None else metadata))
-        reply = await self._connection.call(self._connection.stub.ListContexts, request)
+        with deadlines.within(timeout):
+            reply = await self._connection.call(self._connection.stub.ListContexts, request)
         return [codec.from_info(info) for info in reply.contexts]
 
     async def get(self, name: str, *, timeout: float | None = None) -> ContextInfo:
@@ -62,11 +69,12 @@ class AsyncClient:
             reply = await self._connection.call(self._connection.stub.MatchPrefix, request)
         return PrefixMatch(int(reply.tokens), int(reply.resident))
 
-    async def drop(self, *names: str) -> None:
+    async def drop(self, *names: str, timeout: float | None = None) -> None:
         """See `kvdb.Client.drop`."""
         request = pb.DropContextsRequest(names=pb.Names(names=[validate.name(name) for name in names]))
         if names:
-            await self._connection.call(self._connection.stub.DropContexts, request)
+            with deadlines.within(timeout):
+                await self._connection.call(self._connection.stub.DropContexts, request)
 
     async def import_context(
         self,

@@ -108,9 +108,9 @@ class AsyncSession:
         self.start, self.reused, self._tokens = reply.start, reply.reused, self._tokens[:kept]
         self.layout = tuple(map(codec.from_placed, reply.layout))
 
-    async def fork(self) -> "AsyncSession":
+    async def fork(self, *, timeout: float | None = None) -> "AsyncSession":
         """See `kvdb.Session.fork`."""
-        reply = await self._call(self.connection.stub.Fork, pb.ForkRequest(session_id=self.id))
+        reply = await self._call(self.connection.stub.Fork, pb.ForkRequest(session_id=self.id), timeout)
         return AsyncSession(self.connection, self.spec, reply, self._tokens, self._timeout, self._sessions)
 
     async def store(

@@ -1,0 +1,94 @@
+"""What one tenant may have, and how much of it is spoken for."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+from time import monotonic, sleep
+from typing import NamedTuple
+
+import kvdb.deadlines as deadlines
+from kvdb.config.quotas import QuotasConfig
+from kvdb.errors import QuotaExceeded
+from kvdb.events import Events, Kind
+
+NAP_SECONDS = 0.05
+"""How often an import that waits looks whether anybody still waits for it."""
+BURST_SECONDS = 1.0
+"""So many seconds of its rate an import may have at once."""
+
+
+class Held(NamedTuple):
+    """What a tenant has. nbytes: of its contexts. cpu_nbytes: of those in main memory, and of its sessions."""
+
+    contexts: int
+    nbytes: int
+    cpu_nbytes: int
+
+
+class Quota:
+    """The limits of one tenant. Thread-safe. What is about to be stored is counted from when it is announced, so that several at
+    once cannot pass a limit together."""
+
+    def __init__(self, limits: QuotasConfig, tenant: str, events: Events) -> None:
+        self._limits = limits
+        self._tenant = tenant
+        self._events = events
+        self._announced = Held(0, 0, 0)
+        self._allowance = limits.import_bytes_per_second * BURST_SECONDS
+        self._filled = monotonic()
+        self._lock = Lock()
+
+    @contextmanager
+    def storing(self, nbytes: int, held: Callable[[], Held]) -> Iterator[None]:
+        """Store a context of so many bytes in the body. Raises QuotaExceeded before it."""
+        self.announce(nbytes, held)
+        try:
+            yield
+        finally:
+            self.done(nbytes)
+
+    def announce(self, nbytes: int, held: Callable[[], Held]) -> None:
+        """A context of so many bytes is going to be stored; `done` it. held: what the tenant has. Raises QuotaExceeded."""
+        limits = self._limits
+        if not (limits.contexts_max or limits.bytes_max or limits.cpu_bytes_max):
+            return
+        with self._lock:
+            has, comes = held(), self._announced
+            self._check("contexts_max", has.contexts + comes.contexts, 1)
+            self._check("bytes_max", has.nbytes + comes.nbytes, nbytes)
+            self._check("cpu_bytes_max", has.cpu_nbytes + comes.cpu_nbytes, nbytes)
+            self._announced = Held(comes.contexts + 1, comes.nbytes + nbytes, comes.cpu_nbytes + nbytes)
+
+    def done(self, nbytes: int) -> None:
+        """What was announced is stored, or never will be."""
+        with self._lock:
+            contexts, had, cpu = self._announced
+            self._announced = Held(max(0, contexts - 1), max(0, had - nbytes), max(0, cpu - nbytes))
+
+    def check_sessions(self, opened: int) -> None:
+        """Raises QuotaExceeded where a tenant with so many sessions opens another."""
+        self._check("sessions_max", opened, 1)
+
+    def pace(self, nbytes: int) -> None:
+        """Wait until so many bytes of an import may come. Raises DeadlineExceeded or Cancelled."""
+        rate = self._limits.import_bytes_per_second
+        if not rate:
+            return
+        with self._lock:
+            now = monotonic()
+            self._allowance = min(rate * BURST_SECONDS, self._allowance + rate * (now - self._filled)) - nbytes
+            self._filled = now
+            owed = -self._allowance / rate
+        end = now + owed
+        while (left := end - monotonic()) > 0:
+            deadlines.check()
+            sleep(min(left, NAP_SECONDS))
+
+    def _check(self, quota: str, used: int, more: int) -> None:
+        most: int = getattr(self._limits, quota)
+        if most and used + more > most:
+            self._events.tell(Kind.QUOTA, quota=quota, used=used, asked=more, most=most)
+            raise QuotaExceeded(
+                f"tenant {self._tenant} has {used:,} of quotas.{quota}={most:,} and asks for {more:,} more; drop contexts or "
+                "close sessions, or have whoever runs the server raise it"
+            )
