@@ -174,6 +174,10 @@ fuzz: $(VENV)/ready ## wrong calls of the native boundary under the sanitizers; 
 	    $(BIN)/python -m tests.fuzz.native build/fuzz --package $$package --seconds $(or $(SECONDS_MAX),30); \
 	done
 
+.PHONY: fuzz-service
+fuzz-service: $(VENV)/ready ## whatever messages to every call of a server of two tenants; SECONDS_MAX=30, SEED of an earlier run
+	@$(BIN)/python -m tests.fuzz.service --seconds $(or $(SECONDS_MAX),30) $(if $(SEED),--seed $(SEED))
+
 # What pip installs elsewhere: kvdb for this Python, and the demo's models. Repaired, a wheel says which Linux it runs on.
 .PHONY: wheel
 wheel: $(VENV)/tools ## build wheels into dist/: kvdb, manylinux where this is Linux, and the models of the demo
