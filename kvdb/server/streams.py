@@ -92,7 +92,7 @@ class Streams:
             known = list(self._open)
         refused = [stream for stream in known if not lets_in(stream.context)]
         with self._lock:
-            ended = self._ended(refused)
+            ended = self._ended(iter(refused))
         self._cancel(ended)
 
     def drain(self) -> None:

@@ -47,6 +47,8 @@ def test_what_was_opened_with_it_ends_and_others_go_on(server, path, spec):
         assert streams + lanes == 2
         revoke(path, "acme")
         until(lambda: len(server._streams._open) + sum(lane.alive for lane in server._local._lanes) == 1)
+        with pytest.raises((errors.Unavailable, errors.Unauthenticated)):  # its stream or region ended
+            gone.update(0, k, k)
         with pytest.raises(errors.Unauthenticated):
             gone.update(0, k, k)
         stays.update(0, k, k)
