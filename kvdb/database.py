@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 from types import TracebackType
 from typing import Self
 
@@ -39,8 +40,9 @@ from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.session.services import SessionServices
 from kvdb.session.sharing import SharedSessions
 from kvdb.session.state import SessionState
+from kvdb.status import status
 from kvdb.storage.store import BlockStore
-from kvdb.types import DEFAULT_RETENTION, Array, CallTimings, ModelSpec, PromptPart, Retention, Tokens
+from kvdb.types import DEFAULT_RETENTION, Array, CallTimings, DatabaseStatus, ModelSpec, PromptPart, Retention, Tokens
 from query_optimizer.build_policy import BuildPolicy
 from query_optimizer.custom_rules import BadRule, PlacedRule, add_rules
 from query_optimizer.optimizer import Optimizer, UnknownRule
@@ -90,6 +92,7 @@ class Database(ContextOperations, IndexOperations, SessionOperations, ManySessio
         self.handles = OpenHandles()
         self._shared = SharedSessions()
         self._activity = SessionActivity()
+        self._opened = monotonic()
         self._auditor = ThreadPoolExecutor(1, "kvdb-audit")
         self._services = SessionServices(
             config=self.config,
@@ -140,6 +143,15 @@ class Database(ContextOperations, IndexOperations, SessionOperations, ManySessio
         return ImportWriter(self.handles, self._publisher, target, views, self._blocks.tables(spec))
 
     @counted_call
+    def status(self) -> DatabaseStatus:
+        """How the database is used at the moment. It takes time with the number of contexts."""
+        return status(self, self.activity().sessions_open, self.uptime_seconds)
+
+    @property
+    def uptime_seconds(self) -> float:
+        """How long it has been open."""
+        return monotonic() - self._opened
+
     def create_session(
         self,
         spec: ModelSpec,

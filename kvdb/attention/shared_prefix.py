@@ -73,6 +73,7 @@ def exact_together(
         shared = AttentionState(np.empty((*shape, q.shape[2]), np.float32), np.empty(shape, np.float32))
         ns[members] += _attend(layout, reads, np.take(rows, members, axis=1), scale, shared.out, shared.lse) // len(members)
         nbytes[members] += _nbytes(layout, reads) // len(members)
+        check_finite(shared.lse, bool(np.isfinite(shared.out).all()))
         _merge(layout, state, members, shared)
     stats = [AttentionStats(run.tokens, run.tokens, int(nbytes[i]), int(ns[i])) for i, run in enumerate(runs)]
     check_finite(state.lse, bool(np.isfinite(state.out).all()))

@@ -16,6 +16,7 @@ from kvdb.types import (
     Checked,
     ContextStatistics,
     ContextUpdate,
+    DatabaseStatus,
     Dropped,
     IndexInfo,
     ModelSpec,
@@ -172,6 +173,11 @@ class StoredContexts:
         disk, while queries go on. Returns the bytes of blocks that were given back. Raises CapacityError without room for what
         takes their place, Unavailable, and IntegrityError for a segment on disk that was changed."""
         return self._transport.compact()
+
+    def status(self) -> DatabaseStatus:
+        """How the database is used at the moment: since when, by how many sessions and calls, and with which indexes. It takes
+        time with the number of contexts."""
+        return self._transport.status()
 
     def space(self) -> Space:
         """How many bytes of blocks the stored contexts hold, in memory and on disk, and the least that what they name can take.

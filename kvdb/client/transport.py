@@ -18,6 +18,7 @@ from kvdb.types import (
     ContextInfo,
     ContextStatistics,
     ContextUpdate,
+    DatabaseStatus,
     Dropped,
     Float32,
     IndexInfo,
@@ -182,6 +183,8 @@ class Transport(Protocol):
     def drop_all(self, prefix: str, metadata: Mapping[str, Any]) -> Dropped: ...
 
     def offload(self, name: str) -> int: ...
+
+    def status(self) -> DatabaseStatus: ...
 
     def tiers(self) -> list[TierStats]: ...
 

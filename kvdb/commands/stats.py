@@ -1,4 +1,4 @@
-"""`kvdb stats`: what a server's memory holds, or statistics of the queries over a context, as a table and as a heat map."""
+"""`kvdb stats`: how a server is used and what it holds, or statistics of the queries over a context, also as a heat map."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ import kvdb.commands.heat_map as heat_map
 import kvdb.validate as validate
 from kvdb.commands.arguments import add_context, open_server, sentence
 from kvdb.commands.measures import DRAWN
-from kvdb.commands.stats_table import audited, heads_of_layer, space_taken, summary, tiers
+from kvdb.commands.stats_table import audited, heads_of_layer, space_taken, summary, tiers, used
 from kvdb.commands.text_map import text_map
 from kvdb.errors import InvalidArgument
 from kvdb.types import ERROR, ContextInfo, ContextStatistics
@@ -28,7 +28,7 @@ at least half."""
 
 def add(commands: "Subparsers") -> None:
     """Add `stats` to the `kvdb` command."""
-    what = "show what memory holds, or statistics of the queries over a context by layer and head"
+    what = "show how a server is used and what memory holds, or statistics of the queries over a context by layer and head"
     parser = commands.add_parser("stats", help=what, description=sentence(what))
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument(
@@ -37,9 +37,9 @@ def add(commands: "Subparsers") -> None:
     shown.add_argument("--layer", type=int, metavar="N", help="show each head of this layer instead")
     parser.add_argument("--measure", choices=DRAWN, help="show a map of this measure instead, layers down and heads across")
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the measure, or all of them, as a heat map")
-    parser.add_argument("--json", action="store_true", help="print what memory holds as one JSON object, for machines")
+    parser.add_argument("--json", action="store_true", help="print what is shown without a name as one JSON object, for machines")
     parser.set_defaults(run=_run)
-    add_context(parser, without="what each tier of memory holds")
+    add_context(parser, without="how the server is used, and what each tier of memory holds")
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -47,11 +47,11 @@ def _run(given: argparse.Namespace) -> int:
         if given.png or given.measure or given.layer is not None:
             raise InvalidArgument("--png, --measure and --layer show a context; expected its name")
         with open_server(given) as db:
-            held, space = db.tiers(), db.space()
+            now, held, space = db.status(), db.tiers(), db.space()
         if given.json:
-            print(json.dumps({"tiers": [asdict(tier) for tier in held], **asdict(space)}))
+            print(json.dumps({**asdict(now), "tiers": [asdict(tier) for tier in held], **asdict(space)}))
         else:
-            print(f"{tiers(held)}\n\n{space_taken(space)}")
+            print(f"{used(now)}\n\n{tiers(held)}\n\n{space_taken(space)}")
         return 0
     if given.json:
         raise InvalidArgument("--json is of what memory holds; expected no name of a context")

@@ -1,12 +1,13 @@
 """Statistics of segments and tiers as text tables."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 import numpy as np
 import numpy.typing as npt
 
 from kvdb.commands.output import drawn
-from kvdb.types import SegmentStatistics, Space, TierStats
+from kvdb.types import DatabaseStatus, SegmentStatistics, Space, TierStats
 from kvdb.types.measures import known
 
 Values = npt.NDArray[np.float64]
@@ -75,6 +76,19 @@ def tiers(stats: Sequence[TierStats]) -> str:
     if len(rows) == 1:
         return "no tier holds anything yet"
     return "\n".join(_aligned(rows, [max(map(len, column)) for column in zip(*rows, strict=True)]))
+
+
+def used(now: DatabaseStatus) -> str:
+    """How a database is used, a line for each thing."""
+    indexes = ", ".join(f"{kind} over {segments:,}" for kind, segments in now.indexes.items()) or "none"
+    lines = {
+        "kvdb": f"{now.version}, up {timedelta(seconds=round(now.uptime_seconds))}",
+        "contexts": f"{now.contexts:,}",
+        "sessions": f"{now.sessions:,} open",
+        "calls": f"{now.calls:,} of {now.calls_max:,} under way, {now.calls_waiting:,} waiting",
+        "indexes": f"{indexes}{f'; {now.building:,} to be built' if now.building else ''}",
+    }
+    return "\n".join(f"{name:<10}{value}" for name, value in lines.items())
 
 
 def space_taken(space: Space) -> str:

@@ -55,8 +55,7 @@ void py_follow(PyLayerSteps& self, const nb::object& options, const nb::object& 
     }
     const std::int32_t held = filled.data()[blocks - 1];
     const std::int64_t room = geometry.block_size - held;
-    if (steps < 0 || held <= 0 || room < 0 ||
-        steps > room + (size - blocks) * geometry.block_size) {
+    if (steps < 0 || held < 0 || room < 0 || steps > room + (size - blocks) * geometry.block_size) {
         fail("the last block holds " + std::to_string(held) + " tokens, and it and the " +
              std::to_string(size - blocks) + " behind it have no room for " +
              std::to_string(steps));

@@ -189,7 +189,8 @@ int LayerSteps::threads() const {
 
 bool LayerSteps::append(const TokenStep& token) {
     std::int64_t last = course_.blocks - 1;
-    if (course_.counts[last] == geometry.block_size) ++last;
+    begins_block_ = course_.counts[last] == geometry.block_size;
+    if (begins_block_) ++last;
     if (!finite(geometry, q_heads, 1, token.q) ||
         kvdb::append(geometry, {course_.table + last, 1}, course_.counts[last], 1, token.k,
                      token.v)) {
@@ -201,7 +202,8 @@ bool LayerSteps::append(const TokenStep& token) {
 }
 
 void LayerSteps::take_back() {
-    if (--course_.counts[course_.blocks - 1] == 0) --course_.blocks;  // it began the block
+    --course_.counts[course_.blocks - 1];
+    if (begins_block_) --course_.blocks;
 }
 
 void LayerSteps::sample_next(std::int64_t in, std::int64_t every) {

@@ -101,6 +101,7 @@ class LayerSteps {
     static constexpr std::size_t kSamplesMax = 16;  // more are not kept before they are taken
     static constexpr std::size_t kObservationsMax = 32;
 
+    bool begins_block_ = false;  // the last token that was appended
     StepCourse course_{};
     StepTotals totals_;
     std::int64_t sample_in_ = 0, sample_every_ = 0;

@@ -498,6 +498,39 @@ class CompactReply(_message.Message):
     nbytes: int
     def __init__(self, nbytes: _Optional[int] = ...) -> None: ...
 
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("version", "uptime_seconds", "contexts", "sessions", "indexes", "building", "calls", "calls_max", "calls_waiting")
+    class IndexesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    BUILDING_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    CALLS_MAX_FIELD_NUMBER: _ClassVar[int]
+    CALLS_WAITING_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    uptime_seconds: float
+    contexts: int
+    sessions: int
+    indexes: _containers.ScalarMap[str, int]
+    building: int
+    calls: int
+    calls_max: int
+    calls_waiting: int
+    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., contexts: _Optional[int] = ..., sessions: _Optional[int] = ..., indexes: _Optional[_Mapping[str, int]] = ..., building: _Optional[int] = ..., calls: _Optional[int] = ..., calls_max: _Optional[int] = ..., calls_waiting: _Optional[int] = ...) -> None: ...
+
 class SpaceRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -124,6 +124,11 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.SpaceRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.SpaceReply.FromString,
                 _registered_method=True)
+        self.Status = channel.unary_unary(
+                '/kvdb.v1.Kvdb/Status',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.StatusRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.StatusReply.FromString,
+                _registered_method=True)
         self.ExplainContext = channel.unary_unary(
                 '/kvdb.v1.Kvdb/ExplainContext',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.ExplainContextRequest.SerializeToString,
@@ -364,6 +369,13 @@ class KvdbServicer:
 
     def Space(self, request, context):
         """How much space the stored contexts take, beside the least that what they name can take.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Status(self, request, context):
+        """How the server is used at the moment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -615,6 +627,11 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.Space,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.SpaceRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.SpaceReply.SerializeToString,
+            ),
+            'Status': grpc.unary_unary_rpc_method_handler(
+                    servicer.Status,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.StatusRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.StatusReply.SerializeToString,
             ),
             'ExplainContext': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainContext,
@@ -1218,6 +1235,33 @@ class Kvdb:
             '/kvdb.v1.Kvdb/Space',
             kvdb_dot_rpc_dot_kvdb__pb2.SpaceRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.SpaceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Status(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/Status',
+            kvdb_dot_rpc_dot_kvdb__pb2.StatusRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.StatusReply.FromString,
             options,
             channel_credentials,
             insecure,

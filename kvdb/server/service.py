@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import asdict, replace
 from functools import partial
 from re import sub
 from time import perf_counter
@@ -177,6 +178,11 @@ class KvdbService(ContextCalls, ManySessionsCalls, ReadCalls, StoreCalls):
     def stats(self, request: pb.StatsRequest, _context: grpc.ServicerContext) -> pb.StatsReply:
         with self._sessions.borrow(request.session_id) as session:
             return codec.to_stats(session.stats())
+
+    def status(self, _request: pb.StatusRequest, _context: grpc.ServicerContext) -> pb.StatusReply:
+        door = self.admission
+        now = replace(self._database.status(), calls=door.under_way, calls_max=door.room, calls_waiting=door.waiting)
+        return pb.StatusReply(**asdict(now))
 
     def close_session(self, request: pb.CloseSessionRequest, _context: grpc.ServicerContext) -> pb.CloseSessionReply:
         self._sessions.close(request.session_id)

@@ -96,6 +96,23 @@ class TierStats:
 
 
 @dataclass(frozen=True)
+class DatabaseStatus:
+    """How a database is used at the moment. version: of the kvdb that keeps it. uptime_seconds: since it was opened. sessions:
+    the open ones. indexes: by kind, over how many segments there is one; building: how many are built or wait for it. calls: of a
+    server, how many use the engine, of calls_max, and calls_waiting how many wait for it; all 0 embedded."""
+
+    version: str
+    uptime_seconds: float
+    contexts: int
+    sessions: int
+    indexes: Mapping[str, int]
+    building: int
+    calls: int = 0
+    calls_max: int = 0
+    calls_waiting: int = 0
+
+
+@dataclass(frozen=True)
 class SessionInfo:
     """An open session, as others are told of it. label: what it was opened under. tokens: how many it holds; reused: how many of
     them were stored when it was opened. queries: calls that were answered."""

@@ -57,12 +57,34 @@ def rings(rng: np.random.Generator, native: Any) -> Any:
         if client.send(rng.bytes(128)) and rng.random() < 0.5:
             server.send(server.receive(0.0)[:64])
             client.receive(0.0)
+    steps(rng, native, client, server)
     client.stop()
     server.stop()
     region[: 2 * PAGE] = np.frombuffer(rng.bytes(2 * PAGE), np.uint8)
     with suppress(ValueError):
         server.receive(0.0)
     return region
+
+
+def steps(rng: np.random.Generator, native: Any, client: Any, server: Any) -> None:
+    """Attends of one token from one end of a ring to the other, which knows some of them."""
+    heads, head_dim, message = int(rng.integers(1, 4)), 8 * int(rng.integers(1, 5)), rng.bytes(int(rng.integers(0, 40)))
+    array = rng.standard_normal((heads, 1, head_dim), np.float32)
+    arena, region_bytes = native.RING_BYTES, native.RING_BYTES + int(rng.choice([1 << 10, 1 << 16]))
+    with suppress(ValueError):
+        step = native.SharedStep(heads, heads, head_dim, native.Dtype.float32, array, message, arena, region_bytes)
+        calls = native.SharedCalls(server, int(rng.integers(3)))
+        for number in range(int(rng.integers(1, 6))):
+            start = [None, number, 1 << 63, "x"][rng.integers(4)]
+            step.attend(
+                client, int(rng.integers(3)), number, array, array, array[:1] if rng.random() < 0.1 else array, start, 1.0, 0.0
+            )
+            if isinstance(calls.receive(0.0), bytes) and rng.random() < 0.7:
+                calls.learn(message, "known")
+            if rng.random() < 0.5:
+                calls.answer(int(rng.choice([0, array.nbytes, 1 << 40])), 1.0, 2.0, 3.0, int(rng.integers(9)))
+            if rng.random() < 0.2:
+                calls.forget()
 
 
 def read(rng: np.random.Generator, native: Any) -> Any:

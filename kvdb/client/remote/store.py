@@ -6,7 +6,7 @@ from kvdb.client.remote.connection import Connection
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_plan
 from kvdb.rpc.query_options import put_query_options
-from kvdb.types import Checked, SessionInfo, Space
+from kvdb.types import Checked, DatabaseStatus, SessionInfo, Space
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
@@ -31,6 +31,13 @@ class RemoteStore(ABC):
         connection = self._connected()
         reply: pb.CompactReply = connection.call(connection.stub.Compact, pb.CompactRequest())
         return int(reply.nbytes)
+
+    def status(self) -> DatabaseStatus:
+        """How the server is used at the moment; see `kvdb.database.Database.status`."""
+        connection = self._connected()
+        reply: pb.StatusReply = connection.call(connection.stub.Status, pb.StatusRequest())
+        counts = reply.contexts, reply.sessions, dict(reply.indexes), reply.building
+        return DatabaseStatus(reply.version, reply.uptime_seconds, *counts, reply.calls, reply.calls_max, reply.calls_waiting)
 
     def space(self) -> Space:
         """How much space the contexts of the server take; see `kvdb.database.Database.space`."""

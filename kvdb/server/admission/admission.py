@@ -42,6 +42,16 @@ class Admission:
         """How many calls use the engine."""
         return max(0, self._requests_max - self._free)
 
+    @property
+    def room(self) -> int:
+        """How many calls may use the engine at a time."""
+        return self._requests_max
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for it."""
+        return len(self._queue)
+
     def begin(self, work: Work, go_on: Callable[[], object]) -> bool:
         """Whether the call may begin now. Otherwise it waits, and `go_on` is called when its turn comes, in the thread that ended
         another, which it must not keep. Either way `end` it. Raises CapacityError where too many wait; then there is nothing to

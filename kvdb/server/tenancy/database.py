@@ -13,6 +13,7 @@ from kvdb.server.tenancy.names import Names
 from kvdb.server.tenancy.quota import Held, Quota
 from kvdb.session.batch import Starts
 from kvdb.session.state import SessionState
+from kvdb.status import status
 from kvdb.types import (
     DEFAULT_RETENTION,
     Array,
@@ -20,6 +21,7 @@ from kvdb.types import (
     ContextInfo,
     ContextStatistics,
     ContextUpdate,
+    DatabaseStatus,
     Dropped,
     IndexInfo,
     ModelSpec,
@@ -215,6 +217,9 @@ class TenantDatabase:
         for view in segments.values():
             told["cpu" if view.resident else "disk"] += view.nbytes
         return [TierStats(tier, nbytes, nbytes, 1, nbytes, huge=False) for tier, nbytes in told.items()]
+
+    def status(self) -> DatabaseStatus:
+        return status(self, len(self._sessions()), self._database.uptime_seconds)
 
     def space(self) -> Space:
         return self._database.space(self._names.prefix)

@@ -67,7 +67,10 @@ def command(engine, segments, capsys):
 def test_without_a_name_it_shows_what_memory_holds(engine, command):
     status, text = command()
     (tier,) = engine.tiers()
-    title, row, said = (line.split() for line in text.strip().splitlines() if line)
+    *used, title, row, said = (line.split() for line in text.strip().splitlines() if line)
+    assert [line[0] for line in used] == ["kvdb", "contexts", "sessions", "calls", "indexes"]
+    assert used[1] == ["contexts", f"{len(engine.contexts())}"]
+    assert used[2] == ["sessions", f"{engine.status().sessions}", "open"]
     assert said[:3] == ["contexts", "hold", f"{engine.space().held:,}"]
     assert status == 0
     assert title[:2] == ["tier", "blocks"]
