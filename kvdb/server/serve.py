@@ -60,6 +60,8 @@ CLIENT_BURST_MAX = 1024
 """Calls of one connection beside its streams. What waits above CLIENT_WAITING_MAX is refused; what is above this is not sent."""
 CONNECTIONS_MAX = 1024
 LOOKS_PER_IDLE_TIME = 4
+REVOKED_SECONDS = 0.5
+"""How often it is looked whether clients with open streams or regions may still be there."""
 END_SECONDS = 5.0
 """How long a server that has drained may take to end; then its process ends, whatever still runs."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -107,6 +109,7 @@ class Server:
         # Certificates cannot be asked for there.
         self._local = SharedMemoryListener("" if config.tls_client_ca else config.local_socket, door)
         self._seen = CallsSeen(self._measured, database.events, open_tracing(config.traces), self._tenant_of)
+        self._doorkeeper = Watch(REVOKED_SECONDS, [self._end_refused] if self.credentials.asks else [])
         self._server = grpc.server(
             self._threads,
             interceptors=[
@@ -127,6 +130,7 @@ class Server:
     def start(self) -> None:
         """Answer calls from now on."""
         self._watch.start()
+        self._doorkeeper.start()
         self._server.start()
         self._local.start()
         for name in ("", SERVICE.full_name):
@@ -143,6 +147,7 @@ class Server:
         self._local.stop(grace)
         stopped.wait()
         self._watch.stop()
+        self._doorkeeper.stop()
         self._turns.close()  # or a turn that comes later would look for a thread that is not there any more
         self._admission.close()
         self._tenants.close_all()
@@ -152,6 +157,11 @@ class Server:
         """What the HTTP port offers beside health: metrics to admins, and to everybody a console of what they may see."""
         view_of = Console(lambda token: self._tenants.view(self.credentials.of_token(token.encode(errors="replace"))))
         return [metrics_route(self.registry), *view_of.routes()]
+
+    def _end_refused(self) -> None:
+        """End what goes on for clients whose credential was taken back."""
+        self._streams.end_refused(self.credentials.still_let_in)
+        self._local.end_refused()
 
     def _open_sessions(self) -> Sessions:
         return Sessions(self._config.session_idle_seconds, self._streams.session_ended, self._events)

@@ -1,6 +1,6 @@
 """The calls that hold a thread as long as they are open: their number is limited, and they can be ended early."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from time import monotonic
@@ -85,6 +85,15 @@ class Streams:
         with self._lock:
             idle = self._ended(stream for stream in self._open if not stream.busy and stream.used < since)
         self._cancel(idle)
+
+    def end_refused(self, lets_in: Callable[[grpc.ServicerContext], bool]) -> None:
+        """Cancel those whose client is not let in any more, also while they answer."""
+        with self._lock:
+            known = list(self._open)
+        refused = [stream for stream in known if not lets_in(stream.context)]
+        with self._lock:
+            ended = self._ended(iter(refused))
+        self._cancel(ended)
 
     def drain(self) -> None:
         """Take no more streams, cancel those that wait, let the busy ones answer."""

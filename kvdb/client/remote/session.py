@@ -16,7 +16,7 @@ from kvdb.client.remote.open_sessions import OpenSessions
 from kvdb.client.remote.reading import read
 from kvdb.client.remote.session_stream import SessionStream
 from kvdb.client.remote.shared_memory.calls import SharedCalls
-from kvdb.errors import DeadlineExceeded, SessionClosed, Unavailable
+from kvdb.errors import DeadlineExceeded, SessionClosed, Unauthenticated, Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_choice, from_plan
@@ -207,10 +207,11 @@ class RemoteSession:
         return codec.from_stats(self.connection.call(self.connection.stub.Stats, pb.StatsRequest(session_id=self.id)))
 
     def close(self) -> None:
-        """Give everything back. Closing twice does nothing, and neither does closing a session whose server is gone."""
+        """Give everything back. Closing twice does nothing, and neither does closing a session whose server is gone, or lets this
+        client in no more."""
         if not self.forget():
             return
-        with suppress(Unavailable):  # the server's sessions went with it, or this one expires there
+        with suppress(Unavailable, Unauthenticated):  # the server's sessions went with it, or this one expires there
             self.connection.call(self.connection.stub.CloseSession, pb.CloseSessionRequest(session_id=self.id))
 
     def forget(self) -> bool:

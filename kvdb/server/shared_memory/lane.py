@@ -50,6 +50,7 @@ class Lane:
         self._region: SharedRegion | None = None
         self._calls: SharedCalls | None = None
         self._stopping = False
+        self._token: bytes | None = None
         self._thread = Thread(target=self._run, name="kvdb-shared-memory", daemon=True)
         self._thread.start()
 
@@ -61,6 +62,15 @@ class Lane:
     def importing(self) -> bool:
         """Whether an import is under way."""
         return self.alive and (calls := self._calls) is not None and calls.imports.busy
+
+    def check(self) -> None:
+        """Stop if the client would not be let in any more."""
+        if self._token is not None and self.alive:
+            try:
+                self._door.engine_of(self._token)
+            except Unauthenticated as refusal:
+                _log.info("a client on this host is let in no more: %s", refusal)
+                self.stop()
 
     def stop(self) -> None:
         """Answer the request that is under way, and then no more."""
@@ -101,6 +111,7 @@ class Lane:
         if not self._door.asks and user_of(self._peer) != os.geteuid():
             raise Unauthenticated("it belongs to another user")
         engine = self._door.engine_of(token)
+        self._token = token
         descriptor = create_region()
         try:
             region = SharedRegion(descriptor, is_server=True)

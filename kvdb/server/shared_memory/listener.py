@@ -43,6 +43,11 @@ class SharedMemoryListener:
         if self._socket is not None:
             self._thread.start()
 
+    def end_refused(self) -> None:
+        """Let go of the clients that would not be let in any more."""
+        for lane in self._lanes:
+            lane.check()
+
     def drain(self) -> None:
         """Take no more clients, and answer no more requests but those under way and those of imports."""
         if self._socket is None or self._stopping:

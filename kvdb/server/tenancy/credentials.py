@@ -60,6 +60,14 @@ class Credentials:
             raise Unauthenticated(f"the certificate has the common name {name!r}; expected the name of a tenant")
         return Principal(name)
 
+    def still_let_in(self, context: grpc.ServicerContext) -> bool:
+        """Whether the maker of a call that was let in would be let in now."""
+        try:
+            self.of_call(context)
+        except Unauthenticated:
+            return False
+        return True
+
     def lets_in(self, metadata: Mapping[str, Any]) -> bool:
         """Whether a call with these headers may be looked at; who it is, is asked again when it is carried out."""
         given = metadata.get("authorization", "")
