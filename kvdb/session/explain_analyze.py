@@ -11,7 +11,7 @@ from indexes.base import Float32
 from kvdb.attention.device import DeviceAttention, DeviceFailed
 from kvdb.attention.exact import AttentionStats, IndexSearch
 from kvdb.attention.state import AttentionState
-from kvdb.errors import InvalidArgument
+from kvdb.errors import InvalidArgument, PositionError
 from kvdb.planning.prepared import Prepared
 from kvdb.session.layer import Layer
 from kvdb.storage.paged_segment import pinned
@@ -22,7 +22,8 @@ from query_optimizer.query_options import QueryOptions
 
 
 def analyze_plan(layer: Layer, spec: ModelSpec, options: QueryOptions) -> Plan:
-    """The plan of the layer's last query with its measured costs. Raises InvalidArgument where there was no query.
+    """The plan of the layer's last query with its measured costs. Raises InvalidArgument where there was no query, and
+    PositionError for a layer without tokens.
 
     Nodes that are read whole are read once more, each by itself, to be measured; usually one launch reads them all. The total is
     measured on the plan as it is usually carried out.
@@ -30,6 +31,11 @@ def analyze_plan(layer: Layer, spec: ModelSpec, options: QueryOptions) -> Plan:
     q = layer.query_samples.last
     if q is None:
         raise InvalidArgument(f"layer {layer.number} has seen no query to analyze; ask one, or explain without analyze")
+    if not layer.run.tokens:
+        raise PositionError(
+            f"layer {layer.number} holds no tokens that its last query could be analyzed over; expected at least one: update it "
+            "first, or explain without analyze"
+        )
     with pinned(layer.pages):  # reading from disk is not what is measured
         return _analyzed(layer, spec, options, q)
 

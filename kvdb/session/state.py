@@ -232,7 +232,8 @@ class SessionState(OpenSession):
 
     def explain(self, layer: int, options: QueryOptions = NO_OPTIONS, analyze: bool = False) -> Plan:
         """The plan of a query. analyze: whether to carry it out for the layer's last query, and add its measured costs. Raises
-        LayerError, SessionClosed, and InvalidArgument for hints that cannot be, or an analysis before the first query."""
+        LayerError, SessionClosed, InvalidArgument for hints that cannot be, or an analysis before the first query, and
+        PositionError for an analysis of a layer without tokens."""
         with self.turns:
             state = self.layer(layer)
             asked = state.resolve(options)

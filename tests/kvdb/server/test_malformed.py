@@ -108,3 +108,14 @@ def test_messages_with_wrong_bytes_are_never_a_bug(channel, session, small):
                 raw[at] = rng.integers(0, 256)
             failure = call.future(bytes(raw), timeout=20).exception()
             assert failure is None or failure.code() not in BUGS, (name, bytes(raw), failure.details())
+
+
+def test_explain_of_a_layer_that_was_emptied(stub, spec):
+    """Its last query is of tokens that are gone."""
+    small = codec.to_spec(spec)
+    session = stub.CreateSession(pb.CreateSessionRequest(spec=small)).session_id
+    q, k = codec.to_array(np.ones((4, 1, 16), np.float32)), codec.to_array(np.ones((2, 1, 16), np.float32))
+    stub.Attend(pb.AttendRequest(session_id=session, layer=0, q=q, k=k, v=k))
+    stub.Truncate(pb.TruncateRequest(session_id=session, tokens=0))
+    code = code_of(stub.Explain, pb.ExplainRequest(session_id=session, layer=0, analyze=True))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
