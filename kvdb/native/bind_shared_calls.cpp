@@ -14,10 +14,8 @@ namespace {
 // and time, is answered by what was learned with it; any other is handed over as it came.
 class PySharedCalls {
   public:
-    PySharedCalls(nb::object ring, std::uint64_t generation)
-        : owner_(std::move(ring)),
-          ring_(nb::cast<PySharedRing&>(owner_)),
-          generation_(generation) {}
+    PySharedCalls(PySharedRing& ring, std::uint64_t generation)
+        : ring_(ring), generation_(generation) {}
 
     // What was learned with the next request, or its bytes, or None where none came.
     nb::object receive(double seconds) {
@@ -86,8 +84,7 @@ class PySharedCalls {
         return same ? &found->second : nullptr;
     }
 
-    const nb::object owner_;
-    PySharedRing& ring_;
+    PySharedRing& ring_;  // which Python keeps as long as this object
     const std::uint64_t generation_;
     SharedRequest request_{};
     bool answered_ = false;
@@ -98,7 +95,8 @@ class PySharedCalls {
 
 void bind_shared_calls(nb::module_& m) {
     nb::class_<PySharedCalls>(m, "SharedCalls")
-        .def(nb::init<nb::object, std::uint64_t>(), "ring"_a, "generation"_a)
+        .def(nb::init<PySharedRing&, std::uint64_t>(), "ring"_a, "generation"_a,
+             nb::keep_alive<1, 2>())
         .def("receive", &PySharedCalls::receive, "seconds"_a)
         .def("learn", &PySharedCalls::learn, "message"_a, "payload"_a)
         .def("forget", &PySharedCalls::forget)

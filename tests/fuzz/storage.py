@@ -73,6 +73,7 @@ def steps(rng: np.random.Generator, native: Any, client: Any, server: Any) -> No
     arena, region_bytes = native.RING_BYTES, native.RING_BYTES + int(rng.choice([1 << 10, 1 << 16]))
     with suppress(ValueError):
         step = native.SharedStep(heads, heads, head_dim, native.Dtype.float32, array, message, arena, region_bytes)
+        step.take_tensors(np.ndarray, array.dtype)
         calls = native.SharedCalls(server, int(rng.integers(3)))
         for number in range(int(rng.integers(1, 6))):
             start = [None, number, 1 << 63, "x"][rng.integers(4)]
