@@ -33,6 +33,7 @@ from kvdb.operations.contexts import ContextOperations
 from kvdb.operations.indexes import IndexOperations
 from kvdb.operations.many_sessions import ManySessions
 from kvdb.operations.sessions import SessionOperations
+from kvdb.operations.status import status
 from kvdb.operations.stores import StoreOperations
 from kvdb.session.activity import SessionActivity
 from kvdb.session.batch import Starts
@@ -40,7 +41,6 @@ from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.session.services import SessionServices
 from kvdb.session.sharing import SharedSessions
 from kvdb.session.state import SessionState
-from kvdb.status import status
 from kvdb.storage.store import BlockStore
 from kvdb.types import DEFAULT_RETENTION, Array, CallTimings, DatabaseStatus, ModelSpec, PromptPart, Retention, Tokens
 from query_optimizer.build_policy import BuildPolicy

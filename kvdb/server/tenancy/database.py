@@ -8,12 +8,12 @@ from typing import Any
 from kvdb.config import Config
 from kvdb.database import Database
 from kvdb.errors import NotFound, PermissionDenied, SessionClosed
+from kvdb.operations.status import status
 from kvdb.server.tenancy.imports import TenantImport
 from kvdb.server.tenancy.names import Names
 from kvdb.server.tenancy.quota import Held, Quota
 from kvdb.session.batch import Starts
 from kvdb.session.state import SessionState
-from kvdb.status import status
 from kvdb.types import (
     DEFAULT_RETENTION,
     Array,
