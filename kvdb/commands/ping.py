@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvdb.commands.arguments import add_server, certificates_of, sentence, token_of
 from kvdb.config import Timeouts, Tls
-from kvdb.errors import InvalidArgument
+from kvdb.errors import InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -18,6 +18,8 @@ def add(commands: "Subparsers") -> None:
     what = "say by which way a server answers, and how fast"
     parser = commands.add_parser("ping", help=what, description=sentence(what))
     parser.add_argument("--count", type=_count, default=200, help="how many pings by each way (default 200)")
+    what = "the way to measure: shared memory, gRPC, or both that there are (default auto)"
+    parser.add_argument("--transport", choices=("auto", "shared", "grpc"), default="auto", help=what)
     parser.add_argument("--json", action="store_true", help="print one JSON object, for machines")
     add_server(parser)
     parser.set_defaults(run=_ping)
@@ -33,19 +35,22 @@ def _ping(given: argparse.Namespace) -> int:
     if "://" not in given.server:
         raise InvalidArgument(f"{given.server} is no server; expected one such as kvdb://127.0.0.1:7700")
     from kvdb.client.remote.connection import Connection  # so that the other commands need no gRPC
-    from kvdb.client.remote.pings import SHARED_MEMORY, pings
+    from kvdb.client.remote.pings import GRPC, SHARED_MEMORY, WAYS, pings
 
+    ways = {"auto": WAYS, "shared": (SHARED_MEMORY,), "grpc": (GRPC,)}[given.transport]
     connection = Connection(given.server, token_of(given), Timeouts(), certificates_of(given) or Tls())
     try:
-        found = pings(connection, given.count)
-        refusal = "" if SHARED_MEMORY in found else connection.lanes.refusal
+        found = pings(connection, given.count, ways)
+        refusal = "" if SHARED_MEMORY in found or SHARED_MEMORY not in ways else connection.lanes.refusal
+        if not found:
+            raise Unavailable(f"{given.server} does not answer through {SHARED_MEMORY}: {refusal}")
     finally:
         connection.close()
     numbers = {way: (median(seconds), quantiles(seconds, n=100)[-1]) for way, seconds in found.items()}
     taken = next(iter(found))
     if given.json:
-        ways = {way: {"p50_seconds": p50, "p99_seconds": p99} for way, (p50, p99) in numbers.items()}
-        print(json.dumps({"server": given.server, "transport": taken, "refusal": refusal, "count": given.count, "ways": ways}))
+        times = {way: {"p50_seconds": p50, "p99_seconds": p99} for way, (p50, p99) in numbers.items()}
+        print(json.dumps({"server": given.server, "transport": taken, "refusal": refusal, "count": given.count, "ways": times}))
         return 0
     print(f"{given.server} answers through {taken}" + (f"; not through {SHARED_MEMORY}: {refusal}" if refusal else ""))
     for way, (p50, p99) in numbers.items():

@@ -63,6 +63,17 @@ def test_a_broken_lane_makes_room_for_another(opened):
     assert opened.take() not in taken
 
 
+def test_a_call_that_waits_opens_another_in_place_of_a_broken_lane(opened, monkeypatch):
+    monkeypatch.setattr(lanes, "WAIT_SECONDS", 60.0)
+    taken = [opened.take() for _ in range(lanes.LANES_MAX)]
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(opened.take)
+        until(lambda: opened._waiting)
+        taken[0].broken = True
+        opened.give_back(taken[0])
+        assert waiting.result(timeout=10) not in taken
+
+
 def test_closed_lanes_are_closed_when_they_come_back(opened):
     first, second = opened.take(), opened.take()
     opened.give_back(first)

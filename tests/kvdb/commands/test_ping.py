@@ -47,3 +47,15 @@ def test_what_is_no_server_is_an_error(arguments, status, capsys):
 def test_a_wrong_count_is_an_error_of_usage(count, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["ping", "--count", count])
+
+
+@pytest.mark.parametrize(("transport", "way"), [("shared", "shared memory"), ("grpc", "gRPC")])
+def test_one_way_alone_is_measured(serve, capsys, transport, way):
+    assert main(["ping", "--server", serve(), "--count", "5", "--transport", transport, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["transport"], said["refusal"], [*said["ways"]]) == (way, "", [way])
+
+
+def test_a_way_that_is_not_there_is_unavailable(serve, capsys):
+    assert main(["ping", "--server", serve(local_socket=""), "--transport", "shared"]) == 4
+    assert "the server offers none" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from kvdb.events import Kind, origin
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.shared_records import address_of
 from kvdb.session.state import SessionState
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_a_server_that_is_killed_in_a_call_is_found_out_soon(process, spec):
     with process() as (running, line), kvdb.connect(line.split()[-1]) as db, db.create_session(spec, [1]) as session:
         k = np.ones((2, 1, 16), np.float32)
         session.update(0, k, k)
-        killed = []
+        killed, waits = [], []
 
         def kill():
             running.send_signal(signal.SIGKILL)
@@ -85,26 +86,30 @@ def test_a_server_that_is_killed_in_a_call_is_found_out_soon(process, spec):
             killed.append(time.monotonic())
 
         running.send_signal(signal.SIGSTOP)
+        until(lambda: Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
         lane = session._transport.shared._lanes.take()
         ring = lane.region.ring
         session._transport.shared._lanes.give_back(lane)
-        session._transport.shared._lanes._free[0].region.ring = Killing(ring, kill)
+        session._transport.shared._lanes._free[0].region.ring = Killing(ring, kill, waits)
         with pytest.raises(errors.Unavailable):
             session.update(0, k, k)
-        assert time.monotonic() - killed[0] < 1.0
+        assert time.monotonic() - killed[0] < 5.0
+        assert max(waits) <= 0.02
 
 
 class Killing:
-    """A ring of which the first wait finds the server killed behind it."""
+    """A ring of which the first wait finds the server killed behind it. waits: the seconds of each."""
 
-    def __init__(self, ring, kill):
+    def __init__(self, ring, kill, waits):
         self._ring = ring
+        self._waits = waits
         self._kill = kill
 
     def __getattr__(self, name):
         return getattr(self._ring, name)
 
     def receive(self, seconds):
+        self._waits.append(seconds)
         data = self._ring.receive(seconds)
         if self._kill is not None:
             self._kill()

@@ -69,6 +69,8 @@ class SharedLanes:
         lane.close()
         with self._lock:
             self._count -= 1
+            if self._waiting:
+                self._waiting.popleft().set()  # it may open another
 
     def close(self) -> None:
         """Close the lanes that are free, and the others when they are given back."""
@@ -79,10 +81,10 @@ class SharedLanes:
             lane.close()
 
     def _wait(self, waiting: _Waiting) -> SharedLane | None:
-        waiting.wait(WAIT_SECONDS)
+        told = waiting.wait(WAIT_SECONDS)
         with self._lock, suppress(ValueError):  # it was handed over meanwhile
             self._waiting.remove(waiting)
-        return waiting.lane
+        return self.take() if told and waiting.lane is None else waiting.lane
 
     def _another(self) -> SharedLane | None:
         """A new lane, which is counted already."""
