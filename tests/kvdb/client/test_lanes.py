@@ -85,7 +85,7 @@ def test_closed_lanes_are_closed_when_they_come_back(opened):
     assert opened.take() is None
 
 
-def test_a_server_that_shares_no_more_is_asked_no_more(opened, monkeypatch):
+def test_a_server_that_shares_no_more_is_asked_again_later(opened, monkeypatch):
     def refuse(*_):
         raise Unavailable("nobody answers")
 
@@ -94,3 +94,6 @@ def test_a_server_that_shares_no_more_is_asked_no_more(opened, monkeypatch):
     assert opened.refusal == "nobody answers"
     monkeypatch.setattr(lanes, "SharedLane", Lane)
     assert opened.take() is None
+    now = lanes.monotonic()
+    monkeypatch.setattr(lanes, "monotonic", lambda: now + lanes.AGAIN_SECONDS)
+    assert opened.take() is not None

@@ -2,7 +2,9 @@
 
 from collections import deque
 from contextlib import suppress
+from math import inf
 from threading import Event, Lock
+from time import monotonic
 
 from kvdb.client.remote.shared_memory.lane import SharedLane
 from kvdb.client.remote.time_limits import TimeLimits
@@ -14,6 +16,10 @@ WAIT_SECONDS = 0.1
 """How long a call waits for a region before it goes over gRPC, as where imports have them all. A step takes much less."""
 
 
+AGAIN_SECONDS = 10.0
+"""When a server that refused the first region is asked again: it may have had as many clients as it takes."""
+
+
 class _Waiting(Event):
     """A call that waits for a lane."""
 
@@ -21,8 +27,8 @@ class _Waiting(Event):
 
 
 class SharedLanes:
-    """Lanes to one server. Thread-safe. Calls that wait for one have it in the order in which they came. Once no lane can be
-    opened, there are none, and everything goes over gRPC."""
+    """Lanes to one server. Thread-safe. Calls that wait for one have it in the order in which they came. Where none can be
+    opened, everything goes over gRPC for a while."""
 
     def __init__(self, path: str, identity: bytes, token: str, target: str, limits: TimeLimits) -> None:
         """path: of the server's socket, "" for none. identity: what the server says of itself. token: the client's. target: the
@@ -36,6 +42,7 @@ class SharedLanes:
         self._waiting: deque[_Waiting] = deque()
         self._count = 0
         self._open = bool(path)
+        self._again = -inf  # when another may be asked for, where there is none
         self._lock = Lock()
         self.refusal = "" if path else "the server offers none"
 
@@ -44,7 +51,7 @@ class SharedLanes:
         with self._lock:
             if self._free:
                 return self._free.pop()
-            if not self._open:
+            if not self._open or (not self._count and monotonic() < self._again):
                 return None
             if self._count < LANES_MAX:
                 self._count += 1
@@ -94,5 +101,5 @@ class SharedLanes:
             with self._lock:
                 self._count -= 1
                 if not self._count:
-                    self._open, self.refusal = False, str(error)
+                    self._again, self.refusal = monotonic() + AGAIN_SECONDS, str(error)
             return None
