@@ -31,13 +31,15 @@ import numpy as np
 import kvdb
 from benchmarks.harness import machine, report
 from benchmarks.service_process import served
+from kvdb.errors import SessionClosed, Unavailable
 from kvdb.server.tenancy.tokens_file import new_token
 from kvdb.types import Array
 
 SPEC = kvdb.ModelSpec("soak", layers=2, q_heads=8, kv_heads=2, head_dim=64, dtype="float32")
 TENANTS = ("one", "other")
 TOKENS_MAX, STEPS_MAX = 1500, 40
-IDLE_SECONDS = 2.0
+IDLE_SECONDS = 5.0
+"""After which sessions expire; less in a soak that is shorter."""
 KILL_SECONDS = 5.0
 """How often a client is killed."""
 SLOPE_MAX, TELLING_SECONDS = 0.01, 300.0
@@ -53,11 +55,13 @@ use(*sys.argv[1:3], seconds=1e9, seed=int(sys.argv[3]))
 
 
 class Used(NamedTuple):
-    """What a worker did. error: the largest of an answer, relative to attention in numpy."""
+    """What a worker did. error: the largest of an answer, relative to attention in numpy. expired: the rounds that ended because
+    this machine did not come to them for `IDLE_SECONDS`."""
 
     rounds: int = 0
     steps: int = 0
     error: float = 0.0
+    expired: int = 0
 
 
 def main() -> int:
@@ -76,7 +80,8 @@ def soak(seconds: float, workers: int, seed: int) -> bool:
         tokens_file = Path(stack.enter_context(TemporaryDirectory())) / "tokens.json"
         tokens = [new_token(tokens_file, tenant) for tenant in TENANTS]
         admin = new_token(tokens_file, "operator", admin=True)
-        flags = ["--server.tokens-file", str(tokens_file), "--server.session-idle-seconds", str(IDLE_SECONDS)]
+        idle = min(IDLE_SECONDS, max(1.0, seconds))
+        flags = ["--server.tokens-file", str(tokens_file), "--server.session-idle-seconds", str(idle)]
         target, pid = stack.enter_context(served(flags=flags))
         use(target, tokens[0], 0.0, seed)  # what a server makes once
         before = counted(pid)
@@ -85,8 +90,10 @@ def soak(seconds: float, workers: int, seed: int) -> bool:
             memory = threads.submit(watched, pid, done)
             killed = threads.submit(kill_clients, target, tokens, seconds)
             used = [threads.submit(use, target, tokens[n % 2], seconds, seed + n) for n in range(workers)]
-            all_used = [one.result() for one in used]
-            done.set()
+            try:
+                all_used = [one.result() for one in used]
+            finally:
+                done.set()
         left = settled(target, admin, pid, before)
         slope = slope_of(memory.result())
         error = max(one.error for one in all_used)
@@ -97,6 +104,7 @@ def soak(seconds: float, workers: int, seed: int) -> bool:
             seconds=seconds,
             rounds=sum(one.rounds for one in all_used),
             steps=sum(one.steps for one in all_used),
+            expired=sum(one.expired for one in all_used),
             clients_killed=killed.result(),
             error=error,
             resident_mib=memory.result()[-1][1] / 2**20,
@@ -119,8 +127,12 @@ def use(target: str, token: str, seconds: float, seed: int) -> Used:
             if rng.integers(2):
                 db._transport._connection.lanes.close()  # type: ignore[attr-defined]  # over gRPC alone
             for _ in range(8):
-                steps, error = one_round(db, rng, f"{seed}-{used.rounds}-{os.getpid()}")
-                used = Used(used.rounds + 1, used.steps + steps, max(used.error, error))
+                try:
+                    steps, error = one_round(db, rng, f"{seed}-{used.rounds}-{os.getpid()}")
+                    used = Used(used.rounds + 1, used.steps + steps, max(used.error, error), used.expired)
+                except (SessionClosed, Unavailable):
+                    used = used._replace(rounds=used.rounds + 1, expired=used.expired + 1)
+                    forget(db, os.getpid(), f"{seed}-{used.rounds - 1}-")
                 if monotonic() >= end:
                     return used
 
@@ -170,8 +182,17 @@ def kill_clients(target: str, tokens: list[str], seconds: float) -> int:
         sleep(KILL_SECONDS)
         doomed.send_signal(signal.SIGKILL)
         doomed.wait()
+        with kvdb.connect(target, token=tokens[number % 2]) as db:
+            forget(db, doomed.pid)
         number += 1
     return number
+
+
+def forget(db: kvdb.Client, pid: int, begin: str = "") -> None:
+    """Drop what a process stored and will not drop itself."""
+    for context in db.contexts():
+        if context.name.startswith(begin) and context.name.endswith(f"-{pid}"):
+            context.drop()
 
 
 def watched(pid: int, done: Event) -> list[tuple[float, int]]:
