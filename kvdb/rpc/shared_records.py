@@ -18,6 +18,8 @@ ARENA_AT = _native.RING_BYTES
 ALIGNMENT = 64
 ERROR_ROOM_BYTES = 16 << 10
 """The least room for a reply that a client gives, so that the text of an error fits."""
+STATUS_ROOM_BYTES = 512
+"""The same for each session of a call whose sessions fail or not by themselves; longer texts of errors are cut."""
 
 HELLO = Struct("<8s16s")
 """What a server says first on the Unix socket: MAGIC, and which server it is."""
@@ -50,6 +52,7 @@ class Kind(IntEnum):
     IMPORT_COMMIT = 8
     IMPORT_ABORT = 9
     IMPORT_SAMPLE = 10
+    UPDATE_TOGETHER = 11
 
 
 class SharedRequest(NamedTuple):

@@ -11,7 +11,7 @@ import grpc
 
 from kvdb.client.remote.alarm import Alarm
 from kvdb.client.remote.message_limits import MessageLimits
-from kvdb.client.remote.shared_memory.lanes import SharedLanes
+from kvdb.client.remote.shared_memory.lanes import LocalServer, SharedLanes
 from kvdb.client.remote.time_limits import TimeLimits
 from kvdb.config import Timeouts, Tls
 from kvdb.errors import InvalidArgument, KvdbError, Unavailable
@@ -51,14 +51,11 @@ class Connection(MessageLimits):
         self.channel = _channel(target, tls)
         self.stub = KvdbStub(self.channel)
         try:
-            hello = self.stub.Hello(pb.HelloRequest(), metadata=self.metadata, timeout=min(CONNECT_SECONDS, timeouts.lookup))
-        except grpc.RpcError as failure:
+            server = self._greet()
+        except KvdbError:
             self.channel.close()
-            raise self.error(failure) from None
-        self.take_limits(hello)
-        self.stream_idle_seconds: float = hello.stream_idle_seconds
-        path = hello.local_socket if _is_local(target) else ""
-        self.lanes = SharedLanes(path, hello.local_server, token, target, self.limits)
+            raise
+        self.lanes = SharedLanes(server, self._greet, token, target, self.limits)
 
     def call(self, method: "grpc.UnaryUnaryMultiCallable[Any, Reply]", request: object) -> Reply:
         """Make one unary call. Raises what the server raised, DeadlineExceeded, and Unavailable where it does not answer, or
@@ -92,6 +89,15 @@ class Connection(MessageLimits):
     def error(self, failure: grpc.RpcError) -> KvdbError:
         """The error of kvdb that a failed call stands for."""
         return to_error(failure, self.target)
+
+    def _greet(self) -> LocalServer:
+        """Ask the server for its limits, and where its local socket is. Raises what the server raised, and Unavailable."""
+        seconds = min(CONNECT_SECONDS, self.limits.group("lookup"))
+        with self.errors_raised():
+            hello = self.stub.Hello(pb.HelloRequest(), metadata=self.metadata, timeout=seconds)
+        self.take_limits(hello)
+        self.stream_idle_seconds: float = hello.stream_idle_seconds
+        return LocalServer(hello.local_socket if _is_local(self.target) else "", hello.local_server)
 
     def close(self) -> None:
         """Close the channel; calls under way fail."""

@@ -46,11 +46,14 @@ class RemoteManySessions(ABC):
         validate.starts(starts, len(own))
         for what, array in (("k", k), ("v", v)):
             validate.stacked(what, array, len(own))
-        connection.check_size(f"the update of {len(own)} sessions", k.nbytes + v.nbytes)
-        request = pb.UpdateSessionsRequest(session_ids=[one.id for one in own], layer=layer, starts=starts)
-        codec.put_array(request.k, k)
-        codec.put_array(request.v, v)
-        reply: pb.UpdateSessionsReply = connection.call(connection.stub.UpdateSessions, request)
+        ids = [one.id for one in own]
+        reply = own[0].shared.update_together(ids, layer, k, v, starts) if own else None
+        if reply is None:
+            connection.check_size(f"the update of {len(own)} sessions", k.nbytes + v.nbytes)
+            request = pb.UpdateSessionsRequest(session_ids=ids, layer=layer, starts=starts)
+            codec.put_array(request.k, k)
+            codec.put_array(request.v, v)
+            reply = connection.call(connection.stub.UpdateSessions, request)
         return [_error(status) for status in reply.statuses]
 
     def truncate_together(self, sessions: Sequence[object], tokens: Sequence[int]) -> list[KvdbError | None]:

@@ -1,6 +1,6 @@
 """The calls that come through shared memory, each of them the engine's own method between two places of a region."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import kvdb._native as _native
+import kvdb.validate as validate
 from kvdb.errors import InvalidArgument, KvdbError
 from kvdb.events import Origin, new_request
 from kvdb.rpc import kvdb_pb2 as pb
@@ -16,6 +17,7 @@ from kvdb.rpc.shared_records import Kind, SharedRequest, check_span
 from kvdb.rpc.shared_region import SharedRegion
 from kvdb.server.admission.engine_work import work_on
 from kvdb.server.interceptors import parsed
+from kvdb.server.many_sessions_calls import each, statuses_within
 from kvdb.server.shared_memory.engine import Head, SharedEngine
 from kvdb.server.shared_memory.imports import SharedImports
 from kvdb.server.shared_memory.prepared import Places, PreparedAttend
@@ -32,7 +34,9 @@ MESSAGES: Mapping[int, Any] = {
     Kind.ATTEND: pb.AttendRequest,
     Kind.ATTEND_TOGETHER: pb.AttendTogetherRequest,
     Kind.ATTENTION_TOGETHER: pb.AttentionTogetherRequest,
+    Kind.UPDATE_TOGETHER: pb.UpdateSessionsRequest,
 }
+TOGETHER = {Kind.ATTEND_TOGETHER, Kind.ATTENTION_TOGETHER, Kind.UPDATE_TOGETHER}
 NAMES = {kind: Kind(kind).name.lower() for kind in MESSAGES}
 
 
@@ -65,6 +69,7 @@ class SharedCalls:
             Kind.ATTEND: partial(self._of_one, self._attend),
             Kind.ATTEND_TOGETHER: self._of_several,
             Kind.ATTENTION_TOGETHER: self._of_several,
+            Kind.UPDATE_TOGETHER: self._update_several,
             **self.imports.calls,
         }
 
@@ -152,6 +157,29 @@ class SharedCalls:
         k, v = (self._region.view(at, (count, spec.kv_heads, *shape), spec.numpy_dtype) for at in (request.k, request.v))
         return self._database.attend_together(sessions, head.layer, q, k, v, head.options, head.starts)
 
+    def _update_several(self, request: SharedRequest) -> int:
+        head = self._head(request)
+        count = len(head.sessions)
+        first: Sequence[int | None] = head.starts or [None] * count
+
+        def update(i: int, session: SessionState) -> None:
+            spec = session.spec
+            shape = count, spec.kv_heads, request.tokens, spec.head_dim
+            k, v = (self._region.view(at, shape, spec.numpy_dtype) for at in (request.k, request.v))
+            session.update(head.layer, k[i], v[i], first[i])
+
+        self._turns.wait(head.turn)
+        try:
+            self._note(head)
+            with self._admission.admitted(work_on(self._sessions.peek(head.sessions[0]), head.layer, request.tokens * count)):
+                self._began = perf_counter()
+                ended = each(self._sessions, head.sessions, update)
+        finally:
+            self._turns.end(head.turn)
+        data = statuses_within(ended, request.reply_room).SerializeToString()
+        self._region.write(request.reply, data)
+        return len(data)
+
     def _heads_at(self, offset: int, heads: int, session: SessionState, request: SharedRequest) -> Array:
         spec = session.spec
         return self._region.view(offset, (heads, request.tokens, spec.head_dim), spec.numpy_dtype)
@@ -170,12 +198,13 @@ class SharedCalls:
         if known is not None:
             return known
         message = parsed(MESSAGES[request.kind], data)
-        together = request.kind in {Kind.ATTEND_TOGETHER, Kind.ATTENTION_TOGETHER}
-        sessions = tuple(message.session_ids) if together else (message.session_id,)
+        sessions = tuple(message.session_ids) if request.kind in TOGETHER else (message.session_id,)
         if not sessions:
             raise InvalidArgument("a request names no session; expected one or more")
-        options = NO_OPTIONS if request.kind == Kind.UPDATE else to_query_options(message)
-        starts = list(message.starts) or None if request.kind == Kind.ATTEND_TOGETHER else None
+        options = NO_OPTIONS if request.kind in {Kind.UPDATE, Kind.UPDATE_TOGETHER} else to_query_options(message)
+        starts = list(message.starts) or None if request.kind in {Kind.ATTEND_TOGETHER, Kind.UPDATE_TOGETHER} else None
+        if request.kind == Kind.UPDATE_TOGETHER:
+            validate.starts(starts, len(sessions))
         head = Head(data, sessions, Turn("", frozenset(sessions)), message.layer, options, starts)
         if len(self._heads) >= HEADS_MAX:
             self._heads.clear()

@@ -12,9 +12,14 @@ from tests.waiting import until
 class Lane:
     """A lane to nobody."""
 
-    def __init__(self, *_: object) -> None:
-        self.broken = self.closed = False
+    def __init__(self, path, *_: object) -> None:
+        self.path = path
+        self.broken = self.closed = self.gone = False
         self.waiting = 0
+        self.rested = 0.0
+
+    def alive(self) -> bool:
+        return not self.gone
 
     def close(self) -> None:
         self.closed = True
@@ -23,7 +28,8 @@ class Lane:
 @pytest.fixture
 def opened(monkeypatch):
     monkeypatch.setattr(lanes, "SharedLane", Lane)
-    return lanes.SharedLanes("path", b"", "", "target", None)
+    server = lanes.LocalServer("path", b"first")
+    return lanes.SharedLanes(server, lambda: server, "", "target", None)
 
 
 def test_calls_have_lanes_in_the_order_of_their_coming(opened, monkeypatch):
@@ -97,3 +103,29 @@ def test_a_server_that_shares_no_more_is_asked_again_later(opened, monkeypatch):
     now = lanes.monotonic()
     monkeypatch.setattr(lanes, "monotonic", lambda: now + lanes.AGAIN_SECONDS)
     assert opened.take() is not None
+
+
+def test_a_lane_whose_server_went_is_not_used_again(opened):
+    first = opened.take()
+    opened.give_back(first)
+    assert opened.take() is first
+    opened.give_back(first)
+    first.gone = True
+    second = opened.take()
+    assert second is not first
+    assert first.closed
+    assert opened._count == 1
+
+
+def test_a_server_that_came_back_is_asked_where_its_socket_is(monkeypatch):
+    there = lanes.LocalServer("second", b"other")
+
+    def open_lane(path, *_):
+        if path != there.path:
+            raise Unavailable("nobody answers")
+        return Lane(path)
+
+    monkeypatch.setattr(lanes, "SharedLane", open_lane)
+    opened = lanes.SharedLanes(lanes.LocalServer("first", b"one"), lambda: there, "", "target", None)
+    assert opened.take().path == "second"
+    assert opened.refusal == ""

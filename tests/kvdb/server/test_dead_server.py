@@ -90,17 +90,19 @@ def answers(db):
 
 
 def test_a_client_finds_the_server_that_came_back(serve, spec):
-    first = serve()
+    first = serve(local_socket="auto")
     port = int(first.target.rpartition(":")[2])
     with kvdb.connect(first.target) as db:
         session = db.create_session(spec, [1])
         session.update(0, ones(2), ones(2))
+        assert db._transport._connection.lanes._free
         first.stop(grace=0)
         with pytest.raises(errors.Unavailable):
             session.stats()
-        serve(port=port)
+        second = serve(port=port, local_socket="auto")
         until(lambda: answers(db))
         with pytest.raises(errors.SessionClosed, match="create_session"):
             session.update(0, ones(2), ones(2))
         with db.create_session(spec, [1]) as again:
             again.update(0, ones(2), ones(2))
+        assert second._local._lanes, "memory is shared with the new server too"

@@ -15,6 +15,7 @@ from kvdb.client.remote.shared_memory.lane import SharedLane
 from kvdb.events import Kind, origin
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.shared_records import address_of
+from kvdb.server.many_sessions_calls import ManySessionsCalls, statuses_within
 from kvdb.session.state import SessionState
 from tests.waiting import until
 
@@ -115,3 +116,27 @@ class Killing:
             self._kill()
             self._kill = None
         return data
+
+
+def test_updates_of_several_sessions_go_through_it(server, spec, make_kv, monkeypatch):
+    monkeypatch.setattr(ManySessionsCalls, "update_sessions", None)
+    kv, count = make_kv(spec, 2), 3
+    k, v = (np.stack([array] * count) for array in kv.pairs()[0])
+    with kvdb.connect(server.target) as db:
+        sessions = db.create_sessions(spec, [[i] for i in range(count)])
+        assert db.update_sessions(sessions, 0, k, v) == [None] * count
+        sessions[1].truncate(0)
+        first, emptied, last = db.update_sessions(sessions, 0, k, v, starts=[2, 2, 2])
+        assert (first, type(emptied), last) == (None, errors.PositionError, None)
+        assert db.update_sessions(sessions, 0, k, v, starts=[4, 0, 4]) == [None] * count
+
+
+def test_many_long_errors_are_cut_to_their_room():
+    ended = [None, *(errors.InvalidArgument("€" * 400) for _ in range(99))]
+    reply = statuses_within(ended, 100 * 200)
+    assert 0.5 * 20_000 < reply.ByteSize() <= 20_000
+    assert [status.error for status in reply.statuses] == ["", *["InvalidArgument"] * 99]
+    assert set(reply.statuses[1].text) == {"€"}
+    assert statuses_within(ended, 1 << 20).statuses[1].text == "€" * 400
+    with pytest.raises(errors.InvalidArgument):
+        statuses_within(ended, 100)

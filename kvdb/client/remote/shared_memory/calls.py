@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from math import prod
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,10 +13,22 @@ from kvdb.client.remote.shared_memory.lane import SharedLane
 from kvdb.client.remote.shared_memory.lanes import SharedLanes
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.query_options import put_query_options
-from kvdb.rpc.shared_records import ARENA_AT, ERROR_ROOM_BYTES, REGION_BYTES, Kind, SharedRequest, aligned
+from kvdb.rpc.shared_records import (
+    ARENA_AT,
+    ERROR_ROOM_BYTES,
+    REGION_BYTES,
+    STATUS_ROOM_BYTES,
+    Kind,
+    SharedAnswer,
+    SharedRequest,
+    aligned,
+)
 from kvdb.types import Array, ModelSpec
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 
+T = TypeVar("T")
+Read = Callable[[SharedLane, SharedRequest, SharedAnswer], T]
+"""What makes something of an answer, while it lies in the region."""
 START_MAX = (1 << 63) - 1
 MESSAGES_MAX = 4096
 
@@ -37,17 +50,17 @@ class SharedCalls:
     def update(self, session: str, layer: int, k: Array, v: Array, start: int | None) -> Array | None:
         """An empty array once it is done."""
         message = self._message(Kind.UPDATE, session, layer, NO_OPTIONS)
-        return self._call(Kind.UPDATE, message, (), (None, k, v), start)
+        return self._call(Kind.UPDATE, message, (), (None, k, v), start, self._nothing)
 
     def attention(self, session: str, layer: int, q: Array, options: QueryOptions) -> Array | None:
         message = self._message(Kind.ATTENTION, session, layer, options)
-        return self._call(Kind.ATTENTION, message, (), (q, None, None), None)
+        return self._call(Kind.ATTENTION, message, (), (q, None, None), None, self._array_like(q))
 
     def attend(
         self, session: str, layer: int, q: Array, k: Array, v: Array, options: QueryOptions, start: int | None
     ) -> Array | None:
         message = self._message(Kind.ATTEND, session, layer, options)
-        return self._call(Kind.ATTEND, message, (), (q, k, v), start)
+        return self._call(Kind.ATTEND, message, (), (q, k, v), start, self._array_like(q))
 
     def step(self, session: str, layer: int, q: Any, k: Any, v: Any, options: QueryOptions, start: int | None) -> Any | None:
         """`attend` of one token, with nothing of Python between the caller's arrays, numpy's or torch's in main memory, and the
@@ -82,12 +95,23 @@ class SharedCalls:
     ) -> Array | None:
         request = pb.AttendTogetherRequest(session_ids=sessions, layer=layer, starts=starts)
         put_query_options(request, options)
-        return self._call(Kind.ATTEND_TOGETHER, request.SerializeToString(), (len(sessions),), arrays, None)
+        return self._call(
+            Kind.ATTEND_TOGETHER, request.SerializeToString(), (len(sessions),), arrays, None, self._array_like(arrays[0])
+        )
 
     def attention_together(self, sessions: Sequence[str], layer: int, q: Array, options: QueryOptions) -> Array | None:
         request = pb.AttentionTogetherRequest(session_ids=sessions, layer=layer)
         put_query_options(request, options)
-        return self._call(Kind.ATTENTION_TOGETHER, request.SerializeToString(), (len(sessions),), (q, None, None), None)
+        arrays, read = (q, None, None), self._array_like(q)
+        return self._call(Kind.ATTENTION_TOGETHER, request.SerializeToString(), (len(sessions),), arrays, None, read)
+
+    def update_together(
+        self, sessions: Sequence[str], layer: int, k: Array, v: Array, starts: Sequence[int] | None
+    ) -> pb.UpdateSessionsReply | None:
+        """What became of each session."""
+        request = pb.UpdateSessionsRequest(session_ids=sessions, layer=layer, starts=starts)
+        arrays = None, k, v
+        return self._call(Kind.UPDATE_TOGETHER, request.SerializeToString(), (len(sessions),), arrays, None, _statuses)
 
     def _new_step(self, key: tuple[str, int, QueryOptions | None], options: QueryOptions) -> _native.SharedStep | None:
         """The step of these attends, kept; None where no region has room for it."""
@@ -127,8 +151,9 @@ class SharedCalls:
         sessions: tuple[int, ...],
         arrays: tuple[Array | None, Array | None, Array | None],
         start: int | None,
-    ) -> Array | None:
-        """Send arrays of the spec's form, of the same number of tokens, and return a copy of the answer."""
+        read: Read[T],
+    ) -> T | None:
+        """Send arrays of the spec's form, of the same number of tokens, and return what `read` makes of the answer."""
         places = self._places(len(message), sessions, arrays)
         if places is None or not (start is None or (type(start) is int and -START_MAX <= start <= START_MAX)):
             return None
@@ -136,11 +161,14 @@ class SharedCalls:
         if lane is None:
             return None
         try:
-            return self._exchange(lane, kind, message, arrays, places, start)
+            request = self._request(lane, kind, message, arrays, places, start)
+            answer = lane.exchange(request, request.seconds)
+            self._timed(*answer.times_us)
+            return read(lane, request, answer)
         finally:
             self._lanes.give_back(lane)
 
-    def _exchange(
+    def _request(
         self,
         lane: SharedLane,
         kind: Kind,
@@ -148,7 +176,8 @@ class SharedCalls:
         arrays: tuple[Array | None, Array | None, Array | None],
         places: tuple[int, int, int, int],
         start: int | None,
-    ) -> Array:
+    ) -> SharedRequest:
+        """What asks for the call, whose message and arrays lie in the region then."""
         region = lane.region
         region.write(ARENA_AT, message)
         for at, array in zip(places, arrays, strict=False):
@@ -158,8 +187,7 @@ class SharedCalls:
         counted = k if q is None else q
         assert counted is not None
         q_at, k_at, v_at, reply = places
-        seconds = self._lanes.limits.group("attend")
-        request = SharedRequest(
+        return SharedRequest(
             lane.generation,
             lane.number(),
             kind,
@@ -172,12 +200,14 @@ class SharedCalls:
             len(message),
             reply,
             REGION_BYTES - reply,
-            seconds=seconds,
+            seconds=self._lanes.limits.group("attend"),
         )
-        self._timed(*lane.exchange(request, seconds).times_us)
-        if q is None:
-            return np.empty(0, self._dtype)
-        return self._reply(lane, request, q.shape)
+
+    def _nothing(self, _lane: SharedLane, _request: SharedRequest, _answer: SharedAnswer) -> Array:
+        return np.empty(0, self._dtype)
+
+    def _array_like(self, q: Array) -> Read[Array]:
+        return lambda lane, request, _answer: self._reply(lane, request, q.shape)
 
     def _reply(self, lane: SharedLane, request: SharedRequest, shape: Sequence[int]) -> Array:
         """A copy of the answer to a request."""
@@ -199,7 +229,12 @@ class SharedCalls:
             places[i] = at
             at = aligned(at + array.nbytes)
             reply_nbytes = reply_nbytes or (0 if i else array.nbytes)
-        return (places[0], places[1], places[2], at) if at + max(reply_nbytes, ERROR_ROOM_BYTES) <= REGION_BYTES else None
+        room = max(reply_nbytes, ERROR_ROOM_BYTES, STATUS_ROOM_BYTES * prod(sessions))
+        return (places[0], places[1], places[2], at) if at + room <= REGION_BYTES else None
+
+
+def _statuses(lane: SharedLane, request: SharedRequest, answer: SharedAnswer) -> pb.UpdateSessionsReply:
+    return pb.UpdateSessionsReply.FromString(lane.region.read(request.reply, answer.reply_nbytes))
 
 
 _KINDS: dict[Kind, Any] = {

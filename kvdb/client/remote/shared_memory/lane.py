@@ -34,7 +34,8 @@ _GENERATION_BYTES = 8
 class SharedLane:
     """An open region; used by one thread at a time. A lane that failed is `broken`, and has to be closed. region: the memory.
 
-    Requests may be sent ahead of their answers, which come in the same order.
+    Requests may be sent ahead of their answers, which come in the same order. rested: when its last user gave it back, in seconds
+    of `time.perf_counter`.
     """
 
     def __init__(self, path: str, identity: bytes, token: str, target: str = "") -> None:
@@ -44,6 +45,7 @@ class SharedLane:
         self._target = target
         self._sent = 0
         self._waiting: list[SharedRequest] = []
+        self.rested = 0.0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(CONNECT_SECONDS)
@@ -108,6 +110,10 @@ class SharedLane:
             self.receive(max(0.0, seconds - wait))
         return out
 
+    def alive(self) -> bool:
+        """Whether the server of a lane that nobody uses is there; shortly after its last use, this is taken for granted."""
+        return perf_counter() - self.rested < LOOK_SECONDS or self._connected()
+
     @property
     def waiting(self) -> int:
         """How many requests have no answer yet."""
@@ -132,13 +138,19 @@ class SharedLane:
             data = self.region.ring.receive(min(max(end - perf_counter(), 0.001), LOOK_SECONDS))
             if data is not None:
                 return unpack_answer(data)
-            try:
-                self._socket.recv(1)
-            except BlockingIOError:
+            if self._connected():
                 continue
-            except OSError:
-                pass
             raise Unavailable(f"the server at {self._target} does not answer through shared memory any more; connect again")
+
+    def _connected(self) -> bool:
+        """Whether the server holds its end of the socket, where it says nothing."""
+        try:
+            self._socket.recv(1)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
 
     def _error(self, request: SharedRequest, answer: SharedAnswer) -> KvdbError:
         text = self.region.read(request.reply, answer.reply_nbytes).decode(errors="replace")

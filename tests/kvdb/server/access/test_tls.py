@@ -57,7 +57,7 @@ def test_clients_without_a_certificate_of_the_ca_come_no_further_than_the_handsh
     target = served(tls_client_ca=files["ca"], local_socket="auto")
     with kvdb.connect(target, tls=Tls(files["ca"], files["client"], files["client_key"])) as db:
         assert db.contexts() == []
-        assert not db._transport._connection.lanes._path, "nobody is asked for a certificate there"
+        assert not db._transport._connection.lanes._server.path, "nobody is asked for a certificate there"
     for tls in (Tls(files["ca"]), Tls(files["ca"], files["stranger"], files["stranger_key"])):
         with pytest.raises(errors.Unavailable):
             kvdb.connect(target, tls=tls, timeout=3.0)
