@@ -22,7 +22,11 @@ from query_optimizer.query_options import QueryOptions, checked_error_max
 
 
 class Client(StoredContexts, ManySessions):
-    """An open database. Close it, or use it in a `with`. Thread-safe."""
+    """An open database. Close it, or use it in a `with`. Thread-safe.
+
+    timeout, of every call here, of a context and of a session: how many seconds it may take; then it raises DeadlineExceeded.
+    None is what `connect` was given, or the session. Embedded, None is as long as it goes on, and a call stops between two steps.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -140,7 +144,14 @@ class Client(StoredContexts, ManySessions):
         return Session(state, timeout)
 
     def name_chunk(
-        self, spec: ModelSpec, tokens: Any, *, name: str, salt: str = "", **retention: Unpack[RetentionKeywords]
+        self,
+        spec: ModelSpec,
+        tokens: Any,
+        *,
+        name: str,
+        salt: str = "",
+        timeout: float | None = None,
+        **retention: Unpack[RetentionKeywords],
     ) -> Context | None:
         """Give a stored chunk of exactly these tokens another name. Returns None where there is none, so that it must be
         computed.
@@ -148,11 +159,12 @@ class Client(StoredContexts, ManySessions):
         salt, retention: as in `import_context`. Raises what `import_chunk` raises.
         """
         ids = token_ids(tokens)
-        writer = self._begin(spec, ids, name, 0, Retention(**retention), salt)
-        if writer.start < len(ids):
-            writer.abort()
-            return None
-        return Context(self._transport, writer.commit())
+        with deadlines.within(timeout):
+            writer = self._begin(spec, ids, name, 0, Retention(**retention), salt)
+            if writer.start < len(ids):
+                writer.abort()
+                return None
+            return Context(self._transport, writer.commit())
 
     def attend(  # noqa: PLR0913  # each is a keyword that a caller may leave out
         self,
@@ -199,7 +211,14 @@ class Client(StoredContexts, ManySessions):
             return like(self._transport.attention_together(transports_of(sessions), layer, to_numpy(q), query), q)
 
     def store(
-        self, session: Session, *, name: str, tokens: Any = None, chunk: bool = False, **retention: Unpack[RetentionKeywords]
+        self,
+        session: Session,
+        *,
+        name: str,
+        tokens: Any = None,
+        chunk: bool = False,
+        timeout: float | None = None,
+        **retention: Unpack[RetentionKeywords],
     ) -> Context:
         """Keep everything in a session as a context. The session goes on, and shares its blocks with what is stored.
 
@@ -212,7 +231,7 @@ class Client(StoredContexts, ManySessions):
         """
         if not isinstance(session, Session):
             raise InvalidArgument(f"session is a {type(session).__name__}; expected what create_session returns")
-        return Context(self._transport, session.store(name, tokens, chunk=chunk, **retention))
+        return Context(self._transport, session.store(name, tokens, chunk=chunk, timeout=timeout, **retention))
 
     def close(self) -> None:
         """Close it and, when embedded, every session. Closing twice does nothing."""

@@ -4,6 +4,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
+import kvdb.deadlines as deadlines
 import kvdb.validate as validate
 from kvdb.client.arrays import token_ids
 from kvdb.client.reading import read_layers, read_range
@@ -35,20 +36,24 @@ class Context:
         """The number of its tokens."""
         return self.info.tokens
 
-    def token_ids(self) -> Tokens:
+    def token_ids(self, *, timeout: float | None = None) -> Tokens:
         """The ids of its tokens, int32 `[tokens]`. Raises NotFound when it was dropped."""
-        return self._transport.token_ids(self.name)
+        with deadlines.within(timeout):
+            return self._transport.token_ids(self.name)
 
-    def read(self, layers: Any, start: int = 0, stop: int | None = None, *, out: Any = None) -> Any:
+    def read(self, layers: Any, start: int = 0, stop: int | None = None, *, out: Any = None, timeout: float | None = None) -> Any:
         """The KV of its tokens [start, stop), for an engine that keeps a cache of its own; see `Session.read`. What lies on disk
         is brought back, as for a session.
 
         stop: None for all tokens. Raises what `Session.read` raises, NotFound when it was dropped, and CapacityError.
         """
         span = read_range(start, stop)
-        return read_layers(layers, out, lambda numbers, buffers: self._transport.read(self.name, numbers, *span, buffers))
+        with deadlines.within(timeout):
+            return read_layers(layers, out, lambda numbers, buffers: self._transport.read(self.name, numbers, *span, buffers))
 
-    def create_session(self, tokens: Any, *, spec: ModelSpec | None = None, error_max: float | None = None) -> Session:
+    def create_session(
+        self, tokens: Any, *, spec: ModelSpec | None = None, error_max: float | None = None, timeout: float | None = None
+    ) -> Session:
         """A session for a prompt, with this context's spec and salt; see `Client.create_session`.
 
         spec: the caller's model. error_max: of queries that name nothing. Raises what that raises, and SpecMismatch when the
@@ -59,15 +64,16 @@ class Context:
                 f"context {self.name!r} holds the KV of {self.spec}, and was opened for {spec}; expected one and the same, "
                 "so import the document with this model too"
             )
-        session = Session(
-            self._transport.create_session(self.spec, token_ids(tokens), checked_error_max(error_max), self.info.salt)
-        )
+        with deadlines.within(timeout):
+            state = self._transport.create_session(self.spec, token_ids(tokens), checked_error_max(error_max), self.info.salt)
+        session = Session(state, timeout)
         self._sessions.append(session)
         return session
 
-    def drop(self) -> None:
+    def drop(self, *, timeout: float | None = None) -> None:
         """Forget the context. Raises NotFound when that was done already."""
-        self._transport.drop(self.name)
+        with deadlines.within(timeout):
+            self._transport.drop(self.name)
 
     def close(self) -> None:
         """Close the sessions opened through this handle."""

@@ -65,11 +65,12 @@ class ManySessions:
         with deadlines.within(timeout):
             return self._transport.truncate_together(transports_of(sessions), kept)
 
-    def close_sessions(self, sessions: Iterable[Session]) -> None:
+    def close_sessions(self, sessions: Iterable[Session], *, timeout: float | None = None) -> None:
         """Close many sessions; those that are closed already stay so. Raises InvalidArgument for a session of another database,
         and then none is closed."""
         given = list(validate.iterable("sessions", sessions, "what create_session returns"))
-        if given:
-            self._transport.close_together(transports_of(given))
-        for session in given:
-            session.close()
+        with deadlines.within(timeout):
+            if given:
+                self._transport.close_together(transports_of(given))
+            for session in given:
+                session.close()

@@ -81,7 +81,14 @@ class Session:
         with self._within(timeout):
             self._transport.update(layer, to_numpy(k), to_numpy(v), start)
 
-    def plan_recompute(self, *, seconds: float | None = None, floor: float = DEFAULT_RATIO, ratio: float | None = None) -> Choice:
+    def plan_recompute(
+        self,
+        *,
+        seconds: float | None = None,
+        floor: float = DEFAULT_RATIO,
+        ratio: float | None = None,
+        timeout: float | None = None,
+    ) -> Choice:
         """The share of the laid-out tokens to recompute: the largest that takes no longer than loading the chunks takes, and at
         least the floor. EXPLAIN shows it.
 
@@ -91,24 +98,26 @@ class Session:
         """
         measured = None if seconds is None else validate.number("seconds", seconds)
         own = None if ratio is None else validate.number("ratio", ratio)
-        with self._within():
+        with self._within(timeout):
             return self._transport.plan_recompute(measured, validate.number("floor", floor), own)
 
-    def overlay(self, layer: int, positions: Any, k: Any, v: Any) -> None:
+    def overlay(self, layer: int, positions: Any, k: Any, v: Any, *, timeout: float | None = None) -> None:
         """Fill gaps of one layer, or recompute tokens that are stored: their new KV masks the stored one, which stays as it is.
 
         positions: n ascending positions before `start`, of tokens that have no overlay in this layer yet. k (after RoPE at these
         positions), v: `[kv_heads, n, head_dim]`. Raises LayerError, ShapeError, DtypeError, NonFiniteError, PositionError,
         InvalidArgument for a session on a prefix, CapacityError or SessionClosed.
         """
-        with self._within():
+        with self._within(timeout):
             self._transport.overlay(layer, _positions(positions), to_numpy(k), to_numpy(v))
 
-    def deviation(self, layer: int, positions: Any, k: Any, v: Any, *, score: str | None = None) -> Any:
+    def deviation(
+        self, layer: int, positions: Any, k: Any, v: Any, *, score: str | None = None, timeout: float | None = None
+    ) -> Any:
         """How far fresh KV is from what this layer holds at these positions, moved there. Returns float32 `[n]`, numpy or torch
         as k is, infinite for gaps. Arguments as in `overlay`; score: one of kvdb.blend.deviation.SCORES, None for its default.
         Raises what `overlay` raises, and InvalidArgument for another score."""
-        with self._within():
+        with self._within(timeout):
             measures = self._transport.measure_deviation(layer, _positions(positions), to_numpy(k), to_numpy(v), score)
         return like(deviation(measures, score), k)
 
@@ -210,6 +219,7 @@ class Session:
         layer: int,
         *,
         analyze: bool = False,
+        timeout: float | None = None,
         options: QueryOptions | None = None,
         **keywords: Unpack[QueryKeywords],
     ) -> Plan:
@@ -219,7 +229,7 @@ class Session:
         say beside every estimate what it took, and what was missed; the session is left as it was. Raises LayerError,
         InvalidArgument (also for an analysis before the first query) or SessionClosed.
         """
-        with self._within():
+        with self._within(timeout):
             return self._transport.explain(layer, query_options(options, **keywords), validate.flag("analyze", analyze))
 
     def stats(self, *, timeout: float | None = None) -> SessionStats:

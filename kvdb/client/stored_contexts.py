@@ -54,16 +54,18 @@ class StoredContexts:
             found = self._transport.contexts(*page, validate.metadata({} if metadata is None else metadata))
         return [Context(self._transport, info) for info in found]
 
-    def pin(self, *names: str) -> None:
+    def pin(self, *names: str, timeout: float | None = None) -> None:
         """Keep contexts whatever room is needed, until `unpin`: they stay in the tier that they are in. Raises NotFound for the
         first that is not there; those before it are pinned."""
-        for name in [validate.name(name) for name in names]:
-            self._transport.update_context(name, ContextUpdate(pinned=True))
+        with deadlines.within(timeout):
+            for name in [validate.name(name) for name in names]:
+                self._transport.update_context(name, ContextUpdate(pinned=True))
 
-    def unpin(self, *names: str) -> None:
+    def unpin(self, *names: str, timeout: float | None = None) -> None:
         """Undo `pin`, however often that was called. Raises NotFound as that does."""
-        for name in [validate.name(name) for name in names]:
-            self._transport.update_context(name, ContextUpdate(pinned=False))
+        with deadlines.within(timeout):
+            for name in [validate.name(name) for name in names]:
+                self._transport.update_context(name, ContextUpdate(pinned=False))
 
     def update(
         self,
@@ -72,6 +74,7 @@ class StoredContexts:
         pinned: bool | None = None,
         ttl: float | None = None,
         metadata: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
     ) -> Context:
         """Change how long a context is kept, or what is noted of it, for all who use the database; None leaves what there is.
 
@@ -84,12 +87,14 @@ class StoredContexts:
             ttl=None if ttl is None else validate.ttl(ttl),
             metadata=None if metadata is None else validate.metadata(metadata),
         )
-        return Context(self._transport, self._transport.update_context(validate.name(name), change))
+        with deadlines.within(timeout):
+            return Context(self._transport, self._transport.update_context(validate.name(name), change))
 
-    def rename(self, name: str, new: str) -> Context:
+    def rename(self, name: str, new: str, *, timeout: float | None = None) -> Context:
         """Give a context another name; what reads it goes on. Raises NotFound, and AlreadyExists for a name that is taken."""
         change = ContextUpdate(name=validate.name(new))
-        return Context(self._transport, self._transport.update_context(validate.name(name), change))
+        with deadlines.within(timeout):
+            return Context(self._transport, self._transport.update_context(validate.name(name), change))
 
     def match(self, spec: ModelSpec, tokens: Any, *, salt: str = "", timeout: float | None = None) -> PrefixMatch:
         """How many leading tokens of a prompt are stored, and how many of these are in main memory, without opening a session.
@@ -114,7 +119,7 @@ class StoredContexts:
             with deadlines.within(timeout):
                 self._transport.drop(*[validate.name(name) for name in names])
 
-    def drop_all(self, prefix: str = "", *, metadata: Mapping[str, Any] | None = None) -> Dropped:
+    def drop_all(self, prefix: str = "", *, metadata: Mapping[str, Any] | None = None, timeout: float | None = None) -> Dropped:
         """Forget the contexts whose names begin with `prefix` and of which all of `metadata` is noted, in one call and one
         transaction, but for those that a session stands on. Says which were forgotten, and which are in use.
 
@@ -124,9 +129,10 @@ class StoredContexts:
         wanted = validate.metadata({} if metadata is None else metadata)
         if not validate.text("prefix", prefix) and not wanted:
             raise InvalidArgument("drop_all was given no prefix and no metadata, which would forget everything; expected one")
-        return self._transport.drop_all(prefix, wanted)
+        with deadlines.within(timeout):
+            return self._transport.drop_all(prefix, wanted)
 
-    def offload(self, name: str) -> int:
+    def offload(self, name: str, *, timeout: float | None = None) -> int:
         """Move a context's KV to disk, and its indexes out of memory. Returns the bytes of main memory that were freed at once.
 
         KV that a session reads, or an index is built over, leaves memory when that ends. The next session over the context
@@ -134,9 +140,10 @@ class StoredContexts:
         database without storage.disk_path, CapacityError for a full disk or more than storage.disk_bytes_max, Unavailable for a
         folder that cannot be written; what was not written is in memory as before.
         """
-        return self._transport.offload(validate.name(name))
+        with deadlines.within(timeout):
+            return self._transport.offload(validate.name(name))
 
-    def build_index(self, name: str, kind: str = "flat", *, wait: bool = True) -> list[IndexInfo]:
+    def build_index(self, name: str, kind: str = "flat", *, wait: bool = True, timeout: float | None = None) -> list[IndexInfo]:
         """Build an index over a context's keys, which queries may search from then on. Returns the indexes that there are then.
 
         kind: "flat", "quantized", "coarse-bounds", "coarse-means", "coarse-clusters" or "hnsw". wait: whether to return when it
@@ -145,46 +152,54 @@ class StoredContexts:
         Raises NotFound, InvalidArgument for another kind, CapacityError where all indexes together would take more than
         indexes.bytes_max, Unsupported for a kind whose library is missing.
         """
-        return self._transport.build_index(validate.name(name), validate.kind(kind), validate.flag("wait", wait))
+        with deadlines.within(timeout):
+            return self._transport.build_index(validate.name(name), validate.kind(kind), validate.flag("wait", wait))
 
-    def indexes(self, name: str) -> list[IndexInfo]:
+    def indexes(self, name: str, *, timeout: float | None = None) -> list[IndexInfo]:
         """The indexes over a context's segments, ready or being built. Raises NotFound."""
-        return self._transport.indexes(validate.name(name))
+        with deadlines.within(timeout):
+            return self._transport.indexes(validate.name(name))
 
-    def verify(self, name: str) -> int:
+    def verify(self, name: str, *, timeout: float | None = None) -> int:
         """Check every index of a context against its keys. Returns how many there are. Raises NotFound or IntegrityError."""
-        return self._transport.verify(validate.name(name))
+        with deadlines.within(timeout):
+            return self._transport.verify(validate.name(name))
 
-    def check(self, name: str) -> Checked:
+    def check(self, name: str, *, timeout: float | None = None) -> Checked:
         """Read everything that is on disk of a context, keys, values, indexes, evidence and statistics, and compare it with its
         checksums, and indexes in memory with their keys. Raises NotFound, IntegrityError, Unavailable or CapacityError."""
-        return self._transport.check(validate.name(name))
+        with deadlines.within(timeout):
+            return self._transport.check(validate.name(name))
 
-    def check_store(self) -> list[str]:
+    def check_store(self, *, timeout: float | None = None) -> list[str]:
         """Prove that every block and every file is owned by what is stored or open, and by nothing else.
 
         Returns the names of contexts that were found damaged when the store was opened: they are not listed and not answered
         from, and can be dropped. Call it while nothing is being imported. Raises IntegrityError.
         """
-        return self._transport.check_store()
+        with deadlines.within(timeout):
+            return self._transport.check_store()
 
-    def compact(self) -> int:
+    def compact(self, *, timeout: float | None = None) -> int:
         """Give back the space of tokens that no context names any more, and of blocks that are hardly filled, in memory and on
         disk, while queries go on. Returns the bytes of blocks that were given back. Raises CapacityError without room for what
         takes their place, Unavailable, and IntegrityError for a segment on disk that was changed."""
-        return self._transport.compact()
+        with deadlines.within(timeout):
+            return self._transport.compact()
 
-    def status(self) -> DatabaseStatus:
+    def status(self, *, timeout: float | None = None) -> DatabaseStatus:
         """How the database is used at the moment: since when, by how many sessions and calls, and with which indexes. It takes
         time with the number of contexts."""
-        return self._transport.status()
+        with deadlines.within(timeout):
+            return self._transport.status()
 
-    def space(self) -> Space:
+    def space(self, *, timeout: float | None = None) -> Space:
         """How many bytes of blocks the stored contexts hold, in memory and on disk, and the least that what they name can take.
         It takes time with the number of contexts."""
-        return self._transport.space()
+        with deadlines.within(timeout):
+            return self._transport.space()
 
-    def backup(self, folder: str | Path) -> int:
+    def backup(self, folder: str | Path, *, timeout: float | None = None) -> int:
         """Copy the store to a new folder, or an empty one, while sessions and imports go on; `kvdb.connect` opens the copy. On a
         server it is a folder of the server's machine, by its absolute path.
 
@@ -192,7 +207,8 @@ class StoredContexts:
         are left out. Returns the number of contexts. Raises InvalidArgument for a folder that is not empty, Unsupported for a
         database without a store, IntegrityError, CapacityError or Unavailable; then the folder is no store.
         """
-        return self._transport.backup(str(folder))
+        with deadlines.within(timeout):
+            return self._transport.backup(str(folder))
 
     def explain(
         self,
@@ -200,6 +216,7 @@ class StoredContexts:
         layer: int | None = None,
         *,
         analyze: bool = False,
+        timeout: float | None = None,
         options: QueryOptions | None = None,
         **keywords: Unpack[QueryKeywords],
     ) -> list[Plan]:
@@ -210,11 +227,13 @@ class StoredContexts:
         was kept).
         """
         query = query_options(options, **keywords)
-        return self._transport.explain(validate.name(name), _layer(layer), query, validate.flag("analyze", analyze))
+        with deadlines.within(timeout):
+            return self._transport.explain(validate.name(name), _layer(layer), query, validate.flag("analyze", analyze))
 
-    def sessions(self) -> list[SessionInfo]:
+    def sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
         """The open sessions, of all who use the database, that were created with a label, in the order in which they were."""
-        return self._transport.sessions()
+        with deadlines.within(timeout):
+            return self._transport.sessions()
 
     def explain_session(
         self,
@@ -222,6 +241,7 @@ class StoredContexts:
         layer: int | None = None,
         *,
         analyze: bool = False,
+        timeout: float | None = None,
         options: QueryOptions | None = None,
         **keywords: Unpack[QueryKeywords],
     ) -> list[Plan]:
@@ -232,18 +252,21 @@ class StoredContexts:
         LayerError, SessionClosed, or InvalidArgument (also for an analysis before the first query).
         """
         query, analyzes = query_options(options, **keywords), validate.flag("analyze", analyze)
-        return self._transport.explain_session(validate.text("label", label), _layer(layer), query, analyzes)
+        with deadlines.within(timeout):
+            return self._transport.explain_session(validate.text("label", label), _layer(layer), query, analyzes)
 
-    def tiers(self) -> list[TierStats]:
+    def tiers(self, *, timeout: float | None = None) -> list[TierStats]:
         """What each tier holds and takes, to the byte, one entry for each size of block. The tiers are main memory and, where
         they are used, the GPU ("gpu" for blocks, "gpu tables" for everything else there) and disk."""
-        return self._transport.tiers()
+        with deadlines.within(timeout):
+            return self._transport.tiers()
 
-    def statistics(self, name: str) -> ContextStatistics:
+    def statistics(self, name: str, *, timeout: float | None = None) -> ContextStatistics:
         """Statistics of the queries that searched a context's segments, by layer and head: the share of the tokens they
         retrieved, how sharp they were, how often the window held their largest token. They are averages over a sample of the
         queries, in which the latest count most. Raises NotFound."""
-        return self._transport.statistics(validate.name(name))
+        with deadlines.within(timeout):
+            return self._transport.statistics(validate.name(name))
 
 
 def _layer(given: int | None) -> int | None:
