@@ -1,6 +1,6 @@
 """One database in this process. `kvdb.connect` wraps it for users, `kvdb serve` offers it over gRPC."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from types import TracebackType
@@ -182,16 +182,21 @@ class Database(ContextOperations, IndexOperations, SessionOperations, ManySessio
 
     @counted_call
     def create_session_of_parts(
-        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None, salt: str = ""
+        self,
+        spec: ModelSpec,
+        parts: Sequence[PromptPart],
+        error_max: float | None = None,
+        salt: str = "",
+        others: Collection[str] = (),
     ) -> SessionState:
         """A session over several parts, in their order: contexts by name, chunks anywhere, and token ids.
 
         Token ids before the last context are gaps, whose KV comes with `overlay`; ids behind it are not laid out. error_max,
-        salt: as in `create_session`. Raises NotFound, SpecMismatch, PositionError, InvalidArgument, ShapeError, DtypeError, or
-        Unsupported where keys cannot be moved."""
+        salt: as in `create_session`. others: salts beside it under which contexts may be stored. Raises NotFound, SpecMismatch,
+        PositionError, InvalidArgument, ShapeError, DtypeError, or Unsupported where keys cannot be moved."""
         budget = checked_error_max(error_max)
         self._catalog.drop_expired()
-        laid = build_layout(self._catalog, spec, parts, validate.salt(salt))
+        laid = build_layout(self._catalog, spec, parts, validate.salt(salt), others)
         self._catalog.use(laid.layout.views)
         overlay = laid.overlay or Overlay(self._blocks.tables(spec))
         snapshot = Snapshot.blended(spec, laid.layout, overlay)

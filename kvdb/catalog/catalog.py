@@ -80,6 +80,11 @@ class Catalog:
         with self._lock:
             self._check_free(name)
 
+    def peek(self, name: str) -> Context | None:
+        """The context of that name, if there is one."""
+        with self._lock:
+            return self._contexts.get(name)
+
     def match(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> Views:
         """Views of the longest prefix of `tokens` that is stored under that salt. The caller owns one reference to each view's
         segment."""

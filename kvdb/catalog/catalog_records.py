@@ -134,11 +134,17 @@ class LifeRecord(NamedTuple):
     def from_row(
         cls, name: str, pinned: int, expires: float | None, metadata: str, created: float, used: float, uses: int
     ) -> Self:
-        return cls(name, Life(bool(pinned), expires, json.loads(metadata), created, used, uses))
+        noted, shared_with = json.loads(metadata), []
+        if isinstance(noted, list):
+            noted, shared_with = noted
+        return cls(name, Life(bool(pinned), expires, noted, created, used, uses, tuple(shared_with)))
 
     def row(self) -> Row:
         life = self.life
-        noted = json.dumps(dict(life.metadata), sort_keys=True)
+        noted: Any = dict(life.metadata)
+        if life.shared_with:
+            noted = [noted, life.shared_with]  # the table is older than these
+        noted = json.dumps(noted, sort_keys=True)
         return self.name, int(life.pinned), life.expires, noted, life.created, life.used, life.uses
 
 

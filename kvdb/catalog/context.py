@@ -76,6 +76,7 @@ class Context:
             format="+".join(dict.fromkeys(view.segment.format or "raw" for view in self.views)) if rounding.keys else "",
             key_error=rounding.key_error,
             value_error=rounding.value_error,
+            shared_with=self.life.shared_with,
             resident=all(view.segment.resident for view in self.views),
         )
 

@@ -1,6 +1,6 @@
 """Turns the parts of a prompt into a layout, which says which stored tokens stand at which positions."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -28,13 +28,16 @@ class PromptLayout(NamedTuple):
     overlay: Overlay | None
 
 
-def build_layout(catalog: Catalog, spec: ModelSpec, parts: Sequence[PromptPart], salt: str = "") -> PromptLayout:
-    """Place the parts one behind the other; the source of each is the name of a context, or token ids.
+def build_layout(
+    catalog: Catalog, spec: ModelSpec, parts: Sequence[PromptPart], salt: str = "", others: Collection[str] = ()
+) -> PromptLayout:
+    """Place the parts one behind the other; the source of each is the name of a context, or token ids. others: salts beside that
+    of the session under which contexts may be stored.
 
     The caller owns a reference to each view's segment, and the overlay. Raises NotFound, SpecMismatch for KV of another model or
     salt, PositionError for a part that does not begin where the caller believes, and InvalidArgument for one that cannot stand
     there."""
-    builder = _LayoutBuilder(catalog, spec, salt)
+    builder = _LayoutBuilder(catalog, spec, salt, others)
     with ExitStack() as undo:
         undo.callback(builder.release)
         for number, part in enumerate(parts):
@@ -46,10 +49,11 @@ def build_layout(catalog: Catalog, spec: ModelSpec, parts: Sequence[PromptPart],
 class _LayoutBuilder:
     """A layout that grows by one part at a time. Owns what it acquired until `build`."""
 
-    def __init__(self, catalog: Catalog, spec: ModelSpec, salt: str) -> None:
+    def __init__(self, catalog: Catalog, spec: ModelSpec, salt: str, others: Collection[str]) -> None:
         self._catalog = catalog
         self._spec = spec
         self._salt = salt
+        self._salts = {salt, *others}
         self._views: Views = ()
         self._overlay: Overlay | None = None
         self._tokens: list[Tokens] = []
@@ -77,7 +81,7 @@ class _LayoutBuilder:
             raise SpecMismatch(
                 f"part {number}, context {context.name!r}, holds the KV of {context.spec}; the session is of {self._spec}"
             )
-        if context.salt != self._salt:
+        if context.salt not in self._salts:
             raise SpecMismatch(f"part {number}, context {context.name!r}, is stored under another salt than the session's")
         visible = _visible(number, part, context.layout.length)
         if context.chunk:
@@ -95,7 +99,7 @@ class _LayoutBuilder:
 
     def _add_tokens(self, ids: Tokens) -> None:
         if not self._views and not self._end:  # at the beginning, their stored prefix is exact
-            self._views = self._catalog.match(self._spec, ids)
+            self._views = self._catalog.match(self._spec, ids, self._salt)
             self._stored_end = visible_tokens(self._views)
         self._tokens.append(ids)
         self._end += len(ids)

@@ -16,7 +16,7 @@ class Life:
 
     pinned: whether it stays whatever room is asked for. expires: when it is dropped, None for never. metadata: what its owner
     noted of it, as in JSON. created: when it was stored. used: when tokens of it were last reused, or it was stored. uses: how
-    often tokens of it were reused.
+    often tokens of it were reused. shared_with: the tenants of a server, beside its own, that may read it.
     """
 
     pinned: bool = False
@@ -25,6 +25,7 @@ class Life:
     created: float = field(default_factory=time.time)
     used: float = 0.0
     uses: int = 0
+    shared_with: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.used = self.used or self.created
@@ -48,6 +49,8 @@ class Life:
             life.expires = _expires(change.ttl)
         if change.metadata is not None:
             life.metadata = dict(change.metadata)
+        if change.shared_with is not None:
+            life.shared_with = change.shared_with
         return life
 
 

@@ -1,10 +1,11 @@
 """What a user asks of stored contexts, and does with them, without a session."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
 import kvdb.deadlines as deadlines
+import kvdb.tenants as tenants
 import kvdb.validate as validate
 from kvdb.client.arrays import token_ids
 from kvdb.client.context import Context
@@ -74,18 +75,24 @@ class StoredContexts:
         pinned: bool | None = None,
         ttl: float | None = None,
         metadata: Mapping[str, Any] | None = None,
+        shared_with: Iterable[str] | None = None,
         timeout: float | None = None,
     ) -> Context:
-        """Change how long a context is kept, or what is noted of it, for all who use the database; None leaves what there is.
+        """Change how long a context is kept, what is noted of it, or who may read it, for all who use the database; None leaves
+        what there is.
 
         pinned: see `pin`. ttl: in how many seconds from now it is dropped, pinned or not; math.inf for never. metadata: what to
-        note of it from now on, as small as 16 KiB of JSON. Returns the context as it is then. Raises NotFound and
-        InvalidArgument, and CapacityError or Unavailable where a store cannot write it.
+        note of it from now on, as small as 16 KiB of JSON. shared_with: the other tenants of a server that may read it from now
+        on, as OWNER/NAME: they get and read it, and lay it out as a part of sessions, which go on when it is shared no more;
+        they cannot find it by its tokens, list or change it, nor store what stands on it. Returns the context as it is then.
+
+        Raises NotFound and InvalidArgument, and CapacityError or Unavailable where a store cannot write it.
         """
         change = ContextUpdate(
             pinned=None if pinned is None else validate.flag("pinned", pinned),
             ttl=None if ttl is None else validate.ttl(ttl),
             metadata=None if metadata is None else validate.metadata(metadata),
+            shared_with=None if shared_with is None else tenants.shared_with(shared_with),
         )
         with deadlines.within(timeout):
             return Context(self._transport, self._transport.update_context(validate.name(name), change))

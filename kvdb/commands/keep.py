@@ -1,4 +1,4 @@
-"""`kvdb pin`, `kvdb unpin`, `kvdb rename` and `kvdb update`: how long contexts are kept, and what is noted of them."""
+"""`kvdb pin`, `kvdb unpin`, `kvdb rename` and `kvdb update`: how long contexts are kept, what is noted, who reads them."""
 
 import argparse
 import json
@@ -27,11 +27,16 @@ def add(commands: "Subparsers") -> None:
     add_context(parser)
     parser.add_argument("new", metavar="NEW", help="its new name")
     parser.set_defaults(run=_rename)
-    what = "change how long a context is kept, and what is noted of it"
+    what = "change how long a context is kept, what is noted of it, and who may read it"
     parser = commands.add_parser("update", help=what, description=sentence(what))
     add_context(parser)
     parser.add_argument("--ttl", type=seconds, metavar="SECONDS", help="in how many seconds it is dropped; inf for never")
     add_metadata(parser, "a JSON object that is noted of it, instead of what was noted before")
+    parser.add_argument(
+        "--shared-with",
+        metavar="TENANTS",
+        help="the server's tenants that may read it, with commas between; '' for none any more",
+    )
     parser.set_defaults(run=_update)
 
 
@@ -78,7 +83,10 @@ def _rename(given: argparse.Namespace) -> int:
 
 def _update(given: argparse.Namespace) -> int:
     with open_server(given) as db:
-        info = db.update(given.name, ttl=given.ttl, metadata=given.metadata).info
+        shared = None if given.shared_with is None else [name.strip() for name in given.shared_with.split(",") if name.strip()]
+        info = db.update(given.name, ttl=given.ttl, metadata=given.metadata, shared_with=shared).info
     until = "for ever" if info.expires is None else "for a time"
     print(f"{info.name!r} is kept {until}, with {json.dumps(dict(info.metadata), ensure_ascii=False)}")
+    if info.shared_with:
+        print(f"{', '.join(info.shared_with)} may read it")
     return 0

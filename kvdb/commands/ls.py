@@ -134,6 +134,8 @@ def _described(info: ContextInfo, indexes: Sequence[IndexInfo]) -> str:
         lines.append(f"  kept: {_kept(info)}")
     if info.metadata:
         lines.append(f"  noted: {json.dumps(dict(info.metadata), ensure_ascii=False)}")
+    if info.shared_with:
+        lines.append(f"  shared with: {', '.join(info.shared_with)}")
     for index in indexes:
         lines.append(f"  {index.kind} over segment {index.segment}: {index.state}, {_mib(index.nbytes)} MiB")
     return "\n".join(lines)

@@ -54,6 +54,16 @@ class ContextOperations:
         return self._catalog.get(name).info()
 
     @counted_call
+    def is_shared(self, name: str, tenant: str) -> bool:
+        """Whether a context is shared with that tenant of a server, which one that is not there is not."""
+        return (context := self._catalog.peek(name)) is not None and tenant in context.life.shared_with
+
+    @counted_call
+    def has(self, name: str) -> bool:
+        """Whether there is a context of that name."""
+        return self._catalog.peek(name) is not None
+
+    @counted_call
     def count_contexts(self) -> int:
         """How many contexts are stored."""
         self._catalog.drop_expired()
@@ -66,8 +76,8 @@ class ContextOperations:
 
     @counted_call
     def update_context(self, name: str, change: ContextUpdate) -> ContextInfo:
-        """Change how long a context is kept, what is noted of it, or its name. Returns what it is then. Raises NotFound,
-        AlreadyExists for a name that is taken, and CapacityError or Unavailable where a store cannot write it."""
+        """Change how long a context is kept, what is noted of it, who may read it, or its name. Returns what it is then. Raises
+        NotFound, AlreadyExists for a name that is taken, and CapacityError or Unavailable where a store cannot write it."""
         self._catalog.drop_expired()
         return self._catalog.update(name, change).info()
 

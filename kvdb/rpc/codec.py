@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+import kvdb.tenants as tenants
 import kvdb.validate as validate
 from kvdb.errors import DtypeError, InvalidArgument, ShapeError, SpecError
 from kvdb.rpc import kvdb_pb2 as pb
@@ -178,7 +179,12 @@ def to_info(info: ContextInfo) -> pb.ContextInfo:
 
 def from_info(message: pb.ContextInfo) -> ContextInfo:
     expires = message.expires if message.HasField("expires") else None
-    changed = {"spec": from_spec(message.spec), "expires": expires, "metadata": from_metadata(message.metadata)}
+    changed = {
+        "spec": from_spec(message.spec),
+        "expires": expires,
+        "metadata": from_metadata(message.metadata),
+        "shared_with": tuple(message.shared_with),
+    }
     return ContextInfo(**_fields(ContextInfo, message) | changed)
 
 
@@ -199,7 +205,9 @@ def from_retention(message: pb.Retention) -> Retention:
 
 def to_update(name: str, change: ContextUpdate) -> pb.UpdateContextRequest:
     metadata = None if change.metadata is None else json.dumps(change.metadata)
-    return pb.UpdateContextRequest(name=name, pinned=change.pinned, ttl=change.ttl, metadata=metadata, new_name=change.name)
+    shared = None if change.shared_with is None else pb.Names(names=change.shared_with)
+    pinned, ttl, new = change.pinned, change.ttl, change.name
+    return pb.UpdateContextRequest(name=name, pinned=pinned, ttl=ttl, metadata=metadata, new_name=new, shared_with=shared)
 
 
 def from_update(message: pb.UpdateContextRequest) -> ContextUpdate:
@@ -207,7 +215,9 @@ def from_update(message: pb.UpdateContextRequest) -> ContextUpdate:
     pinned = message.pinned if message.HasField("pinned") else None
     ttl = validate.ttl(message.ttl) if message.HasField("ttl") else None
     metadata = from_metadata(message.metadata) if message.HasField("metadata") else None
-    return ContextUpdate(pinned, ttl, metadata, validate.name(message.new_name) if message.HasField("new_name") else None)
+    name = validate.name(message.new_name) if message.HasField("new_name") else None
+    shared = tenants.shared_with(message.shared_with.names) if message.HasField("shared_with") else None
+    return ContextUpdate(pinned, ttl, metadata, name, shared)
 
 
 def from_metadata(text: str) -> Mapping[str, Any]:

@@ -125,7 +125,7 @@ class QueryOptions(_message.Message):
     def __init__(self, retrieval: _Optional[_Union[Retrieval, _Mapping]] = ..., max_missed_mass: _Optional[float] = ..., estimate_tail: _Optional[bool] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ..., error_max: _Optional[float] = ...) -> None: ...
 
 class ContextInfo(_message.Message):
-    __slots__ = ("name", "spec", "tokens", "segments", "nbytes", "chunk", "blended", "salt", "exact", "pinned", "expires", "metadata", "created", "used", "uses", "format", "key_error", "value_error", "resident")
+    __slots__ = ("name", "spec", "tokens", "segments", "nbytes", "chunk", "blended", "salt", "exact", "pinned", "expires", "metadata", "created", "used", "uses", "format", "key_error", "value_error", "resident", "shared_with")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +145,7 @@ class ContextInfo(_message.Message):
     KEY_ERROR_FIELD_NUMBER: _ClassVar[int]
     VALUE_ERROR_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    SHARED_WITH_FIELD_NUMBER: _ClassVar[int]
     name: str
     spec: ModelSpec
     tokens: int
@@ -164,7 +165,8 @@ class ContextInfo(_message.Message):
     key_error: float
     value_error: float
     resident: bool
-    def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[int] = ..., segments: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk: _Optional[bool] = ..., blended: _Optional[bool] = ..., salt: _Optional[str] = ..., exact: _Optional[bool] = ..., pinned: _Optional[bool] = ..., expires: _Optional[float] = ..., metadata: _Optional[str] = ..., created: _Optional[float] = ..., used: _Optional[float] = ..., uses: _Optional[int] = ..., format: _Optional[str] = ..., key_error: _Optional[float] = ..., value_error: _Optional[float] = ..., resident: _Optional[bool] = ...) -> None: ...
+    shared_with: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[int] = ..., segments: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk: _Optional[bool] = ..., blended: _Optional[bool] = ..., salt: _Optional[str] = ..., exact: _Optional[bool] = ..., pinned: _Optional[bool] = ..., expires: _Optional[float] = ..., metadata: _Optional[str] = ..., created: _Optional[float] = ..., used: _Optional[float] = ..., uses: _Optional[int] = ..., format: _Optional[str] = ..., key_error: _Optional[float] = ..., value_error: _Optional[float] = ..., resident: _Optional[bool] = ..., shared_with: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class IndexInfo(_message.Message):
     __slots__ = ("segment", "tokens", "kind", "layers", "layers_total", "nbytes", "state", "progress", "seconds", "seconds_expected", "error")
@@ -339,18 +341,20 @@ class MatchPrefixReply(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., resident: _Optional[int] = ...) -> None: ...
 
 class UpdateContextRequest(_message.Message):
-    __slots__ = ("name", "pinned", "ttl", "metadata", "new_name")
+    __slots__ = ("name", "pinned", "ttl", "metadata", "new_name", "shared_with")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
     TTL_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     NEW_NAME_FIELD_NUMBER: _ClassVar[int]
+    SHARED_WITH_FIELD_NUMBER: _ClassVar[int]
     name: str
     pinned: bool
     ttl: float
     metadata: str
     new_name: str
-    def __init__(self, name: _Optional[str] = ..., pinned: _Optional[bool] = ..., ttl: _Optional[float] = ..., metadata: _Optional[str] = ..., new_name: _Optional[str] = ...) -> None: ...
+    shared_with: Names
+    def __init__(self, name: _Optional[str] = ..., pinned: _Optional[bool] = ..., ttl: _Optional[float] = ..., metadata: _Optional[str] = ..., new_name: _Optional[str] = ..., shared_with: _Optional[_Union[Names, _Mapping]] = ...) -> None: ...
 
 class DropContextsRequest(_message.Message):
     __slots__ = ("names", "matching")

@@ -26,7 +26,7 @@ class ContextInfo:
     stored. uses: how often it was reused. Times are seconds since the epoch. format: how its segments
     hold keys and values, "" as they came, "int8" and so on, several with + between them. key_error, value_error: the relative
     errors of what quantizing made of them. resident: whether its keys and values are in main memory, or come in there as they are
-    read; otherwise a session brings them back from disk."""
+    read; otherwise a session brings them back from disk. shared_with: the tenants of a server that may read it beside its own."""
 
     name: str
     spec: ModelSpec
@@ -47,18 +47,21 @@ class ContextInfo:
     key_error: float = 0.0
     value_error: float = 0.0
     resident: bool = True
+    shared_with: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ContextUpdate:
     """What is to change of a stored context; None for what stays.
 
-    pinned, metadata: see `ContextInfo`. ttl: in how many seconds it is dropped, infinite for never. name: its new name."""
+    pinned, metadata, shared_with: see `ContextInfo`. ttl: in how many seconds it is dropped, infinite for never. name: its new
+    name."""
 
     pinned: bool | None = None
     ttl: float | None = None
     metadata: Mapping[str, Any] | None = field(default=None, hash=False)
     name: str | None = None
+    shared_with: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

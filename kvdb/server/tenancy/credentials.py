@@ -8,7 +8,8 @@ import grpc
 
 from kvdb.config import ServerConfig
 from kvdb.errors import ConfigError, Unauthenticated
-from kvdb.server.tenancy.tokens_file import TENANT, Principal, TokensFile
+from kvdb.server.tenancy.tokens_file import Principal, TokensFile
+from kvdb.tenants import NAME
 
 OPERATOR = Principal("", admin=True)
 """The one who has the server's own token; everybody where nothing is asked for."""
@@ -56,7 +57,7 @@ class Credentials:
             return self.of_header(given)
         names: list[bytes] = list(context.auth_context().get("x509_common_name", ()))  # type: ignore[arg-type]
         name = names[0].decode(errors="replace") if len(names) == 1 else ""
-        if not TENANT.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise Unauthenticated(f"the certificate has the common name {name!r}; expected the name of a tenant")
         return Principal(name)
 

@@ -12,6 +12,7 @@ from kvdb.operations.status import status
 from kvdb.server.tenancy.imports import TenantImport
 from kvdb.server.tenancy.names import Names
 from kvdb.server.tenancy.quota import Held, Quota
+from kvdb.server.tenancy.shared import SharedContexts, check_own, mark
 from kvdb.session.batch import Starts
 from kvdb.session.state import SessionState
 from kvdb.types import (
@@ -49,6 +50,7 @@ class TenantDatabase:
         self._database = database
         self._tenant = tenant
         self._names = Names(tenant)
+        self._shared = SharedContexts(database, tenant, self._names)
         self._sessions = sessions
 
     @property
@@ -102,16 +104,20 @@ class TenantDatabase:
         self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None, salt: str = ""
     ) -> SessionState:
         self.check_session()
-        own = [replace(part, source=self._names.inner(part.source)) if isinstance(part.source, str) else part for part in parts]
-        return self._database.create_session_of_parts(spec, own, error_max, self._names.salt(salt))
+        laid = self._shared.laid(parts)
+        session = self._database.create_session_of_parts(spec, laid.parts, error_max, self._names.salt(salt), laid.salts)
+        if laid.salts:
+            mark(session)
+        return session
 
     def open_context(self, name: str, tokens: int | None = None) -> SessionState:
         self.check_session()
-        return self._database.open_context(self._names.inner(name), tokens)
+        return self._database.open_context(self._shared.inner(name), tokens)
 
     def store_session(
         self, session: SessionState, name: str, tokens: Tokens | None, *, chunk: bool, retention: Retention
     ) -> ContextInfo:
+        check_own(session)
         with self.quota.storing(sum(tail.nbytes for tail in session.tails), self._held):
             stored = self._database.store_session(session, self._names.inner(name), tokens, chunk=chunk, retention=retention)
         return self._names.info(stored)
@@ -138,10 +144,10 @@ class TenantDatabase:
         return self._database.match(spec, tokens, self._names.salt(salt))
 
     def token_ids(self, name: str) -> Tokens:
-        return self._database.token_ids(self._names.inner(name))
+        return self._database.token_ids(self._shared.inner(name))
 
     def get(self, name: str) -> ContextInfo:
-        return self._names.info(self._database.get(self._names.inner(name)))
+        return self._shared.info(name)
 
     def views(self, name: str) -> list[ViewInfo]:
         return self._database.views(self._names.inner(name))

@@ -14,10 +14,9 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from kvdb.errors import ConfigError
+from kvdb.tenants import NAME
 
 TOKEN_BYTES = 32
-TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""What a tenant may be called. Its contexts are stored as TENANT/NAME, so it holds no slash."""
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -70,7 +69,7 @@ class TokensFile:
 def new_token(path: Path, tenant: str, *, admin: bool = False) -> str:
     """A new token of a tenant, whose hash is added to the file, which is made if it is not there. Raises ConfigError for a tenant
     that cannot be, a file that cannot be written, and one that another process writes."""
-    if not TENANT.fullmatch(tenant):
+    if not NAME.fullmatch(tenant):
         raise ConfigError(f"a tenant is called {tenant!r}; expected letters, digits, dots, dashes and underscores, at most 64")
     token = secrets.token_urlsafe(TOKEN_BYTES)
     added = _Entry(hashlib.sha256(token.encode()).hexdigest(), Principal(tenant, admin))
@@ -110,6 +109,6 @@ def _entry(path: Path, number: int, value: Any) -> _Entry:
     known = {"tenant", "sha256", "admin"}
     if isinstance(value, dict) and value.keys() <= known:
         tenant, sha256, admin = str(value.get("tenant")), str(value.get("sha256")), value.get("admin", False)
-        if TENANT.fullmatch(tenant) and HASH.fullmatch(sha256) and isinstance(admin, bool):
+        if NAME.fullmatch(tenant) and HASH.fullmatch(sha256) and isinstance(admin, bool):
             return _Entry(sha256, Principal(tenant, admin))
     raise ConfigError(f"token {number} of {path} is wrong; expected a tenant, the sha256 of its token in hex, and perhaps admin")
