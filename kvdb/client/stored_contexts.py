@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import kvdb.deadlines as deadlines
-import kvdb.tenants as tenants
+import kvdb.types.tenants as tenants
 import kvdb.validate as validate
 from kvdb.client.arrays import token_ids
 from kvdb.client.context import Context

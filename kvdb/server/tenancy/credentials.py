@@ -9,7 +9,7 @@ import grpc
 from kvdb.config import ServerConfig
 from kvdb.errors import ConfigError, Unauthenticated
 from kvdb.server.tenancy.tokens_file import Principal, TokensFile
-from kvdb.tenants import NAME
+from kvdb.types.tenants import NAME
 
 OPERATOR = Principal("", admin=True)
 """The one who has the server's own token; everybody where nothing is asked for."""

@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from kvdb.errors import ConfigError
-from kvdb.tenants import NAME
+from kvdb.types.tenants import NAME
 
 TOKEN_BYTES = 32
 HASH = re.compile(r"[0-9a-f]{64}")
