@@ -44,8 +44,8 @@ class GpuTier(CountedTier):
     name = "gpu"
 
     def __init__(self, layout: SlotLayout, slots: int, memory: DeviceMemory, *, overwrites: bool = False) -> None:
-        """overwrites: whether slots are zeros when they are allocated, whatever stood there. Raises CapacityError where the device
-        has no memory for so many slots, and GpuLost."""
+        """overwrites: whether slots are zeros when they are allocated, whatever stood there. Raises CapacityError where the
+        device has no memory for so many slots, and GpuLost."""
         super().__init__()
         self.layout = layout
         self.block_nbytes = layout.nbytes
