@@ -12,7 +12,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -225,7 +225,8 @@ class _Case:
             at = rng.randrange(ARENA_AT - 8) & ~3
             memory[at : at + 4] = rng.choice([bytes(4), b"\xff" * 4, rng.randbytes(4)])
         self._lane.region.ring.send(self._record())
-        self._lane.region.ring.receive(0.01)
+        with suppress(ValueError):  # what it says itself of a torn ring
+            self._lane.region.ring.receive(0.01)
         return False
 
 
