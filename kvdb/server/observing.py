@@ -11,7 +11,7 @@ from kvdb.errors import KvdbError
 from kvdb.events import Events, Kind, Origin, new_request, originating
 from kvdb.rpc.status import code_of
 from kvdb.server.metrics.calls import CallMetrics
-from kvdb.server.tracing import Ended, Tracing
+from kvdb.server.tracing import Traced, Tracing
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -74,8 +74,8 @@ class CallsSeen(grpc.ServerInterceptor):
 class _Seen:
     """One call."""
 
-    def __init__(self, calls: CallsSeen, method: str, request: str, traced: Ended) -> None:
-        self._traced = traced
+    def __init__(self, calls: CallsSeen, method: str, request: str, traced: Traced) -> None:
+        self.traced = traced
         self.origin = Origin(request=request)
         self._calls = calls
         self._method = method
@@ -88,7 +88,7 @@ class _Seen:
             code = _code_of(context)
             said = context.details() or b""  # type: ignore[attr-defined]
             text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-            self._traced(code, text)
+            self.traced.end(code, text)
             self._calls.ended(self._method, self.origin, perf_counter() - self._started, code, text)
 
         if not context.add_callback(ended):
@@ -112,7 +112,7 @@ def _wrapped(handler: "Handler", seen: _Seen) -> "Handler":
 
         def answer(request: Any, context: grpc.ServicerContext) -> Any:
             seen.begin(context)
-            with originating(seen.origin):
+            with originating(seen.origin), seen.traced.current():
                 return behaviour(request, context)
 
         return cast("Handler", inner._replace(**{name: answer}))
@@ -122,7 +122,7 @@ def _wrapped(handler: "Handler", seen: _Seen) -> "Handler":
 
         def receive(request: Any, context: grpc.ServicerContext, send: Any) -> None:
             seen.begin(context)
-            with originating(seen.origin):
+            with originating(seen.origin), seen.traced.current():
                 behaviour(request, context, send)
 
         receive.experimental_non_blocking = True  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ def _wrapped(handler: "Handler", seen: _Seen) -> "Handler":
 
     def replies(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         seen.begin(context)
-        with originating(seen.origin):
+        with originating(seen.origin), seen.traced.current():
             yield from behaviour(request, context)
 
     return cast("Handler", inner._replace(**{name: replies}))

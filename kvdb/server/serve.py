@@ -108,7 +108,8 @@ class Server:
         door = Door(self.credentials.asks, lambda token: self._tenants.service(self.credentials.of_token(token)).shared)
         # Certificates cannot be asked for there.
         self._local = SharedMemoryListener("" if config.tls_client_ca else config.local_socket, door)
-        self._seen = CallsSeen(self._measured, database.events, open_tracing(config.traces), self._tenant_of)
+        self._tracing = open_tracing(config.traces)
+        self._seen = CallsSeen(self._measured, database.events, self._tracing, self._tenant_of)
         self._doorkeeper = Watch(REVOKED_SECONDS, [self._end_refused] if self.credentials.asks else [])
         self._server = grpc.server(
             self._threads,
@@ -164,7 +165,7 @@ class Server:
         self._local.end_refused()
 
     def _open_sessions(self) -> Sessions:
-        return Sessions(self._config.session_idle_seconds, self._streams.session_ended, self._events)
+        return Sessions(self._config.session_idle_seconds, self._streams.session_ended, self._events, self._tracing.opened)
 
     def _open_service(self, database: AnyDatabase, sessions: Sessions, tenant: str) -> "TenantCalls":
         step = self._measured.stepped

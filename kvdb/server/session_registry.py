@@ -43,12 +43,19 @@ class Sessions:
     """A registry that closes a session when no call has used it for `idle_seconds`. Thread-safe.
 
     ended: called with the id of each session that was closed, by its client or for being idle. events: told of the
-    latter.
+    latter. opened: called with each session that is added, before.
     """
 
-    def __init__(self, idle_seconds: float, ended: Callable[[str], None], events: Events | None = None) -> None:
+    def __init__(
+        self,
+        idle_seconds: float,
+        ended: Callable[[str], None],
+        events: Events | None = None,
+        opened: Callable[[SessionState], None] = lambda _session: None,
+    ) -> None:
         self._idle_seconds = idle_seconds
         self._ended = ended
+        self._opened = opened
         self._events = events or Events()
         self.admit: Callable[[int], None] = lambda _opened: None
         """Raises where there are so many that no other may be added."""
@@ -59,6 +66,7 @@ class Sessions:
         """Take over a session. Returns the id under which it is found from now on. Raises what `admit` raises, and has closed
         it."""
         name = secrets.token_urlsafe(ID_BYTES)
+        self._opened(state)
         try:
             with self._lock:
                 self.admit(len(self._entries))

@@ -141,6 +141,8 @@ def _appended(members: Sequence[Member], k: Array, v: Array) -> Iterator[None]:
 
 
 def _answer(spec: ModelSpec, members: Sequence[Member], q: Array) -> Array:
+    if not q.shape[2]:
+        return np.empty(q.shape, q.dtype)
     prepared = [layer.prepare(q[i], options) for i, (_, layer, options) in enumerate(members)]
     launched = _launched(members, prepared, q)
     out = np.empty(q.shape, q.dtype)

@@ -222,6 +222,11 @@ class OpenSession:
             finally:
                 self.turns.release()
 
+    def stage_seconds(self) -> dict[str, float]:
+        """The seconds of its calls so far by stage; see `kvdb.types.Activity`."""
+        self.try_count()
+        return self.counters.seconds()
+
     def _settle(self) -> None:
         """Take over from native steps, and wait for audits under way, which read what all layers hold. Raises SessionClosed."""
         self._check_open()

@@ -49,7 +49,10 @@ class SessionState(OpenSession):
         with self.turns:
             state = self.layer(layer)
             options = state.resolve(options)
-            state.check_last(state.check_queries(q))
+            n = state.check_queries(q)
+            state.check_last(n)
+            if not n:
+                return np.empty_like(q)
             out, plan, stats = state.answer(q, options)
             self.counters.count(plan, stats, state.run.tokens)
             return out
@@ -78,6 +81,8 @@ class SessionState(OpenSession):
         validate.same_tokens(n, validate.keys_values(self.spec, k, v))
         validate.start(start, state.run.tokens, layer)
         state.check_no_gaps()
+        if not n:
+            return np.empty_like(q)
         self.append(state, k, v)
         with ExitStack() as undo:
             undo.callback(state.take_back, n)

@@ -1,11 +1,14 @@
 """Spans of calls, by OpenTelemetry's own exporter in memory."""
 
+import numpy as np
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+import kvdb
+from kvdb import errors
 from kvdb.rpc import kvdb_pb2 as pb
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -48,3 +51,36 @@ def test_a_call_that_fails_says_why(spans, serve, stub_of, eventually):
 def test_without_the_setting_there_are_none(spans, serve, stub_of):
     stub_of(serve()).ListTiers(pb.ListTiersRequest())
     assert spans() == ()
+
+
+def below(found, span):
+    """The spans right below one."""
+    return [one for one in found if one.parent is not None and one.parent.span_id == span.context.span_id]
+
+
+@pytest.mark.parametrize("local_socket", ["", "auto"], ids=["grpc", "shared memory"])
+def test_the_stages_of_a_query_are_spans_below_it(spans, serve, eventually, spec, local_socket):
+    server = serve(traces=True, local_socket=local_socket)
+    q, k = np.ones((4, 1, 16), np.float32), np.ones((2, 1, 16), np.float32)
+    with kvdb.connect(server.target) as db, db.create_session(spec, [1]) as session:
+        for _ in range(4):
+            session.attend(1, q, k, k)
+        with pytest.raises(errors.LayerError):
+            db.attend([session], 9, q[None], k[None], k[None])
+        with session.fork() as twin:
+            twin.attention(1, q)
+    ends = {"kvdb.attend", "kvdb.attention", "kvdb.v1.Kvdb/CloseSession", *([] if local_socket else ["kvdb.v1.Kvdb/Decode"])}
+    eventually(lambda: {span.name for span in spans()} >= ends)
+    found = spans()
+    queries = [span for span in found if span.name == "kvdb.attend"]
+    assert len(queries) == 4
+    assert [query.attributes["kvdb.layer"] for query in queries] == [1] * 4
+    for query in queries:
+        stages = below(found, query)
+        assert "kvdb.stage.attend" in {stage.name for stage in stages}
+        assert all(query.start_time <= stage.start_time <= stage.end_time for stage in stages)
+        assert sum(stage.end_time - stage.start_time for stage in stages) <= query.end_time - query.start_time
+    assert "kvdb.stage.plan" in {stage.name for query in queries for stage in below(found, query)}
+    calls = {span.context.span_id for span in found if span.name == "kvdb.v1.Kvdb/Decode"}
+    assert {query.parent.span_id for query in queries if query.parent} <= calls
+    assert bool(calls) is not bool(local_socket)
