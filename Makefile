@@ -178,6 +178,10 @@ fuzz: $(VENV)/ready ## wrong calls of the native boundary under the sanitizers; 
 fault-service: $(VENV)/ready ## breaks the connections of a server's clients at random; SECONDS_MAX=30, SEED of an earlier run
 	@$(BIN)/python -m tests.fault.service --seconds $(or $(SECONDS_MAX),30) $(if $(SEED),--seed $(SEED))
 
+.PHONY: fuzz-shared-memory
+fuzz-shared-memory: $(VENV)/ready ## whatever records and bytes in memory that a server shares; SECONDS_MAX=30, SEED of an earlier run
+	@$(BIN)/python -m tests.fuzz.shared_memory --seconds $(or $(SECONDS_MAX),30) $(if $(SEED),--seed $(SEED))
+
 .PHONY: fuzz-service
 fuzz-service: $(VENV)/ready ## whatever messages to every call of a server of two tenants; SECONDS_MAX=30, SEED of an earlier run
 	@$(BIN)/python -m tests.fuzz.service --seconds $(or $(SECONDS_MAX),30) $(if $(SEED),--seed $(SEED))

@@ -107,7 +107,7 @@ def soak(seconds: float, workers: int, seed: int) -> bool:
             expired=sum(one.expired for one in all_used),
             clients_killed=killed.result(),
             error=error,
-            resident_mib=memory.result()[-1][1] / 2**20,
+            resident_mib=[round(nbytes / 2**20, 1) for _, nbytes in eighths(memory.result())],
             slope=slope,
             slope_max=SLOPE_MAX,
             opened=counted(pid)._asdict(),
@@ -207,6 +207,11 @@ def watched(pid: int, done: Event) -> list[tuple[float, int]]:
 def resident(pid: int) -> int:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def eighths(seen: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    """What was seen at the end of each eighth."""
+    return [seen[len(seen) * (n + 1) // 8 - 1] for n in range(8)]
 
 
 def slope_of(seen: list[tuple[float, int]]) -> float:

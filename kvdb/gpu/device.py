@@ -15,6 +15,7 @@ from kvdb.config import GPU_DEVICE
 from kvdb.errors import CapacityError, ConfigError, GpuLost, Unsupported
 from kvdb.gpu.staging import Staging
 from kvdb.gpu.streams import ImmediateStream, Stream
+from kvdb.storage.tier import Blocks
 
 INTERPRETER = "interpreter"
 INTERPRETED = "TRITON_INTERPRET"
@@ -93,6 +94,12 @@ class Device:
         """Let copies launched from now on begin after all queries launched so far. Raises GpuLost."""
         with self.watch():
             self.copy_stream.wait_event(self.query_stream.record_event())
+
+    def overwrite(self, slab: torch.Tensor, rows: Blocks) -> None:
+        """Make rows of a slab zeros, behind the queries launched so far and before all that are launched later. Raises
+        GpuLost."""
+        with self.launch_lock(self.query_stream), self.watch(), self.on(self.query_stream):
+            slab.index_fill_(0, torch.from_numpy(rows).to(self.torch), 0)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tracked tensor that both streams may use at once. Raises CapacityError or GpuLost."""

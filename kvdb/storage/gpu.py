@@ -29,6 +29,8 @@ class DeviceMemory(Protocol):
 
     def copies_after_queries(self) -> None: ...
 
+    def overwrite(self, slab: torch.Tensor, rows: Blocks) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -41,12 +43,14 @@ class GpuTier(CountedTier):
 
     name = "gpu"
 
-    def __init__(self, layout: SlotLayout, slots: int, memory: DeviceMemory) -> None:
-        """Raises CapacityError where the device has no memory for so many slots, and GpuLost."""
+    def __init__(self, layout: SlotLayout, slots: int, memory: DeviceMemory, *, overwrites: bool = False) -> None:
+        """overwrites: whether slots are zeros when they are allocated, whatever stood there. Raises CapacityError where the
+        device has no memory for so many slots, and GpuLost."""
         super().__init__()
         self.layout = layout
         self.block_nbytes = layout.nbytes
         self.memory = memory
+        self._overwrites = overwrites
         self.slab = memory.zeros((slots, layout.nbytes), torch.uint8)
         self._ledger.add(slots)
 
@@ -71,6 +75,8 @@ class GpuTier(CountedTier):
             blocks = self._take(count)
         with ExitStack() as undo:
             undo.callback(self.release, blocks)
+            if self._overwrites:
+                self.memory.overwrite(self.slab, blocks)
             self.memory.copies_after_queries()
             undo.pop_all()
         return blocks

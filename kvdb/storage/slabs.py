@@ -82,4 +82,4 @@ class Slabs:
                 f"a slot takes {layout.nbytes:,} bytes and {nbytes:,} are left of storage.gpu_bytes_max="
                 f"{self._config.gpu_bytes_max:,}; raise it, or let each slab take less with storage.gpu_slab_bytes"
             )
-        return GpuTier(layout, slots, self._memory)
+        return GpuTier(layout, slots, self._memory, overwrites=self._config.overwrite_freed)

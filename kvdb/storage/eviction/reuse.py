@@ -43,6 +43,7 @@ class Reuse(EvictionPolicy[K]):
     def _leave(self, key: K) -> None:
         del self._due[key]
         self._uses.pop(key, None)
+        self._trim(0)  # lest what left be kept alive by the heap
 
     def _choose(self) -> K:
         pinned = []
@@ -68,6 +69,10 @@ class Reuse(EvictionPolicy[K]):
         due = self._clock + TURNOVER * self.nbytes * sqrt(self._uses.get(key, 0)), self._touches
         self._due[key] = due
         heappush(self._heap, (due, key))
-        if len(self._heap) > 2 * len(self._due) + 64:
+        self._trim(64)
+
+    def _trim(self, spare: int) -> None:
+        """Take what is of before out of the heap, where it is most of it but for so many."""
+        if len(self._heap) > 2 * len(self._due) + spare:
             self._heap = [(due, key) for key, due in self._due.items()]
             heapify(self._heap)

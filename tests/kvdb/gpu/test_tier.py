@@ -50,6 +50,20 @@ def store(device):
         made.close()
 
 
+@pytest.mark.parametrize("overwrites", [True, False])
+def test_slots_are_zeros_when_they_are_given_out_again(store, overwrites):
+    tier = store(gpu_bytes_max=1 << 20, overwrite_freed=overwrites).slabs.tier(BlockLayout.of(SPEC, 16))
+    kept, freed = tier.allocate(2), tier.allocate(3)
+    tier.slab.fill_(7)
+    tier.release(freed)
+    again = tier.allocate(3)
+    assert sorted(again) == sorted(freed)
+    assert bool(tier.slab[torch.from_numpy(again)].any()) is not overwrites
+    assert (tier.slab[torch.from_numpy(kept)] == 7).all()
+    tier.release(again)
+    tier.release(kept)
+
+
 def test_slots_are_zero_and_lie_where_their_addresses_say(tier):
     assert tier.slab.shape == (10, LAYOUT.nbytes)
     assert not tier.slab.any()

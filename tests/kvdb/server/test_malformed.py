@@ -1,5 +1,7 @@
 """Messages that no client of ours sends: each ends with a status that says what is wrong with it, never as a bug."""
 
+import tracemalloc
+
 import grpc
 import numpy as np
 import pytest
@@ -77,6 +79,62 @@ def test_an_array_that_cannot_be(stub, session, shape, dtype):
         ("AttendTogether", pb.AttendTogetherRequest(**several, q=array, k=array, v=array)),
     ):
         assert code_of(getattr(stub, call), request) is grpc.StatusCode.INVALID_ARGUMENT, call
+
+
+def ended(call):
+    """How a call ends."""
+    try:
+        call()
+    except grpc.RpcError as failure:
+        return failure.code()
+    return grpc.StatusCode.OK
+
+
+LIES_BYTES_MAX = 6 << 20
+"""What a call may take beside its message, of which client and server have copies here."""
+
+
+@pytest.fixture
+def lies(session, small):
+    """Requests that claim to be huge, by the name of their call."""
+    huge = pb.Array(dtype="float32", shape=[1 << 20, 1 << 20, 1 << 12])
+    one, several = {"session_id": session, "layer": 0}, {"session_ids": [session], "layer": 0}
+    most = pb.ModelSpec(name="m", layers=4096, q_heads=4096, kv_heads=4096, head_dim=4096, dtype="float32")
+    return {
+        "Update": pb.UpdateRequest(**one, k=huge, v=huge),
+        "Attention": pb.AttentionRequest(**one, q=huge),
+        "Attend": pb.AttendRequest(**one, q=huge, k=huge, v=huge),
+        "AttendTogether": pb.AttendTogetherRequest(**several, q=huge, k=huge, v=huge),
+        "AttentionTogether": pb.AttentionTogetherRequest(**several, q=huge),
+        "UpdateSessions": pb.UpdateSessionsRequest(**several, k=huge, v=huge),
+        "TruncateSessions": pb.TruncateSessionsRequest(session_ids=[session] * 3, tokens=[0]),
+        "CloseSessions": pb.CloseSessionsRequest(session_ids=["absent"] * 20_000),
+        "Truncate": pb.TruncateRequest(session_id=session, tokens=MOST),
+        "CreateSession": pb.CreateSessionRequest(spec=most),
+        "CreateSessions": pb.CreateSessionsRequest(sessions=[pb.CreateSessionRequest(spec=small, tokens=b"123")] * 1000),
+        "MatchPrefix": pb.MatchPrefixRequest(spec=most, tokens=bytes(1 << 20)),
+        "ContextTokens": pb.ContextTokensRequest(name="absent", start=MOST),
+        "DropContexts": pb.DropContextsRequest(names=pb.Names(names=["absent"] * 20_000)),
+        "UpdateContext": pb.UpdateContextRequest(name="absent", shared_with=pb.Names(names=["t"] * 20_000)),
+        "ListContexts": pb.ListContextsRequest(limit=MOST),
+        "Explain": pb.ExplainRequest(session_id=session, layer=MOST >> 1),
+    }
+
+
+def test_what_claims_to_be_huge_takes_no_memory(stub, channel, session, lies):
+    read = pb.ReadContextRequest(session_id=session, layers=range(5000), start=0, stop=1 << 60)
+    calls = {name: lambda name=name, request=request: getattr(stub, name)(request, timeout=20) for name, request in lies.items()}
+    calls["ReadContext"] = lambda: list(stub.ReadContext(read, timeout=20))
+    tracemalloc.start()
+    try:
+        for name, call in calls.items():
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            assert ended(call) not in BUGS, name
+            peak = tracemalloc.get_traced_memory()[1] - before
+            assert peak < LIES_BYTES_MAX, (name, peak)
+    finally:
+        tracemalloc.stop()
 
 
 def test_bytes_that_are_no_message(channel):

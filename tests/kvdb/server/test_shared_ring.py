@@ -118,6 +118,12 @@ def test_a_client_that_claims_too_much_is_dropped(client, lane, spec):
     assert client.contexts() == []
 
 
+def test_a_server_that_claims_too_much_is_left(lane):
+    np.frombuffer(lane.region.memory, np.uint32)[16] = 1 << 20  # answers sent
+    with pytest.raises(errors.Unavailable, match="claims to have sent"):
+        lane._next(SECONDS_MAX)
+
+
 def test_the_ring_is_bounded(lane):
     full = [lane.region.ring.send(b"\0" * 128) for _ in range(_native.RING_SLOTS + 1)]
     assert full == [True] * _native.RING_SLOTS + [False]

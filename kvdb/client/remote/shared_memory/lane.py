@@ -128,19 +128,26 @@ class SharedLane:
         self.region.ring.stop()
 
     def _next(self, seconds: float) -> SharedAnswer:
-        data = self.region.ring.receive(min(seconds, LOOK_SECONDS))
+        data = self._take(min(seconds, LOOK_SECONDS))
         if data is not None:
             return unpack_answer(data)
         end = perf_counter() + seconds - LOOK_SECONDS
         while True:
             if perf_counter() >= end:
                 raise too_late(self._target)
-            data = self.region.ring.receive(min(max(end - perf_counter(), 0.001), LOOK_SECONDS))
+            data = self._take(min(max(end - perf_counter(), 0.001), LOOK_SECONDS))
             if data is not None:
                 return unpack_answer(data)
             if self._connected():
                 continue
             raise Unavailable(f"the server at {self._target} does not answer through shared memory any more; connect again")
+
+    def _take(self, seconds: float) -> bytes | None:
+        """The next answer, if it comes in time. Raises Unavailable for a ring that was written over."""
+        try:
+            return self.region.ring.receive(seconds)
+        except ValueError as error:
+            raise Unavailable(f"{error}; the server at {self._target} shares no memory any more; call again") from None
 
     def _connected(self) -> bool:
         """Whether the server holds its end of the socket, where it says nothing."""

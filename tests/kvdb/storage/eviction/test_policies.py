@@ -1,5 +1,7 @@
 """Every policy counts what it holds, and evicts each entry once and never what is pinned; each kind goes in its own order."""
 
+import weakref
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -132,3 +134,23 @@ def test_s3_fifo_lets_go_of_what_was_used_once_before_it_asks_the_others():
 
 def test_a_policy_is_made_by_the_name_of_a_setting():
     assert [type(policy(name)) for name in EVICTIONS] == [Reuse, Lru, Arc, S3Fifo, type(None)]
+
+
+class Entry:
+    """A key that can be seen to be gone."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_left_is_not_kept_alive(kind):
+    entries, policy = [Entry() for _ in range(50)], kind()
+    for _ in range(2):
+        for entry in entries:
+            policy.touch(entry, 1)
+    gone = [weakref.ref(entry) for entry in entries[5:]]
+    for entry in entries[5:]:
+        policy.forget(entry)
+    del entries[5:], entry
+    assert sum(one() is not None for one in gone) <= 5
+    for entry in entries:
+        policy.forget(entry)
+    assert not any(one() for one in gone)
