@@ -1,7 +1,10 @@
 """The client for asyncio has all that the other one has."""
 
 import inspect
+import runpy
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import kvdb
 import kvdb.aio
 from kvdb import errors
 from kvdb.client.client import Client
+from kvdb.client.remote.aio import carried
 from kvdb.config import ServerConfig
 from kvdb.server.serve import Server
 from tests.kvdb.aio.behaviour import run
@@ -158,3 +162,10 @@ def test_more_than_fits_into_a_message(connect, engine, spec, make_kv):
         run(lambda: behaviour(server.target))
     finally:
         server.stop(grace=0)
+
+
+def test_without_greenlet_it_says_what_to_install(monkeypatch):
+    path = Path(carried.__file__)
+    monkeypatch.setitem(sys.modules, "greenlet", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'kvdb\[aio\]'"):
+        runpy.run_path(str(path))

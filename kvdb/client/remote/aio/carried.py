@@ -9,9 +9,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
 from typing import Any, ParamSpec, TypeVar
 
-from greenlet import getcurrent, greenlet
-
 import kvdb.deadlines as deadlines
+
+try:
+    from greenlet import getcurrent, greenlet
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError("kvdb.aio needs greenlet: pip install 'kvdb[aio]'", name="greenlet") from missing
 
 P = ParamSpec("P")
 T = TypeVar("T")
