@@ -158,6 +158,53 @@ def test_a_session_that_is_busy_lets_its_next_call_wait(server, spec, make_kv, s
     run(behaviour)
 
 
+def test_closing_waits_for_the_call_that_is_under_way(server, spec, make_kv, stalled):
+    kv = make_kv(spec, 5)
+
+    async def behaviour():
+        db = await kvdb.aio.connect(server.target, token="secret")
+        session = await db.create_session(spec, [1])
+        update = asyncio.create_task(session.update(0, kv.k[0], kv.v[0]))
+        await asyncio.to_thread(stalled[0].wait, SECONDS_MAX)
+        closing = asyncio.create_task(db.close())
+        await asyncio.sleep(0)
+        with pytest.raises(errors.Unavailable, match="connect again"):
+            await db.contexts()
+        stalled[1].set()
+        assert await asyncio.gather(update, closing) == [None, None]
+        with pytest.raises(errors.SessionClosed):
+            await session.stats()
+
+    run(behaviour)
+
+
+def test_a_cancelled_import_and_a_cancelled_read_leave_nothing(server, spec, make_kv, engine, monkeypatch):
+    kv = make_kv(spec, 60)
+
+    async def behaviour():
+        async with await kvdb.aio.connect(server.target, token="secret") as db:
+            importing = None
+
+            def layers():
+                yield kv.pairs()[0]
+                importing.cancel()
+                yield kv.pairs()[1]
+
+            importing = asyncio.create_task(db.import_context(spec, kv.tokens, layers(), name="doc"))
+            with pytest.raises(asyncio.CancelledError):
+                await importing
+            await asyncio.to_thread(until, lambda: not sum(tier.blocks_used for tier in engine.tiers()))
+            context = await db.import_context(spec, kv.tokens, kv.pairs(), name="doc")
+            reading = asyncio.create_task(context.read(0))
+            await asyncio.sleep(0)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            np.testing.assert_array_equal((await context.read(0))[0], kv.k[0])
+
+    run(behaviour)
+
+
 def test_calls_of_many_tasks_go_on_at_once(server, spec, make_kv):
     kv = make_kv(spec, 5)
 
@@ -165,9 +212,12 @@ def test_calls_of_many_tasks_go_on_at_once(server, spec, make_kv):
         async with await kvdb.aio.connect(server.target, token="secret") as db:
 
             async def one(number):
+                assert db.last_timings is None  # of this task
                 async with await db.create_session(spec, [number]) as session:
                     return await session.attend(0, kv.q[0], kv.k[0], kv.v[0])
 
+            await db.status()
+            assert db.last_timings is not None
             outs = await asyncio.gather(*[one(number) for number in range(8)])
             for out in outs:
                 np.testing.assert_array_equal(out, outs[0])
