@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from tests.architecture.source import ROOT
 
-EXTRAS = ("server", "tracing", "transformers", "rag", "plots", "dev")
+EXTRAS = ("server", "aio", "tracing", "transformers", "rag", "plots", "dev")
 OF_THE_DEVICE = ("cuda-", "nvidia-", "triton")  # what a torch for GPUs brings; constraints.txt is written with one for CPUs
 
 

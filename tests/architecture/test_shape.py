@@ -12,6 +12,8 @@ FUNCTION_LINES_MAX = 60
 REASON = re.compile(r"(#|//) size: \w+")
 KERNELS = {"kernels", "simd"}
 RPC_EDGE = ("kvdb/rpc/", "kvdb/server/")
+CARRIED = "kvdb/client/remote/aio/carried.py"
+"""Catches what a step raises to raise it in the function that waits for the step."""
 UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 UNSAFE_CALLS = {"torch.load", "eval", "exec"}
 UNSAFE_ARGUMENTS = {"allow_pickle", "trust_remote_code"}
@@ -42,7 +44,7 @@ def test_functions_stay_short_or_say_why() -> None:
 
 
 def test_everything_is_caught_only_at_the_rpc_edge() -> None:
-    inside = [module for module in OWN if not module.path.as_posix().startswith(RPC_EDGE)]
+    inside = [module for module in OWN if not module.path.as_posix().startswith((*RPC_EDGE, CARRIED))]
     assert not [f"{module}:{line}" for module in inside for line in broad_excepts(module.tree)]
 
 

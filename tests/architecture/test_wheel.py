@@ -118,6 +118,7 @@ def test_the_base_install_is_small(metadata: Message) -> None:
     assert base == {"numpy", "ml-dtypes", "grpcio", "protobuf", "shtab", "typed-settings"}
     assert set(metadata.get_all("Provides-Extra") or []) == {
         "server",
+        "aio",
         "tracing",
         "transformers",
         "demo",

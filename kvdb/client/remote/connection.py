@@ -1,9 +1,9 @@
 """One channel to one server. Every failure on it becomes an error of kvdb."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from ipaddress import ip_address
-from threading import local
+from threading import RLock, local
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -12,6 +12,7 @@ import grpc
 from kvdb.client.remote.alarm import Alarm
 from kvdb.client.remote.message_limits import MessageLimits
 from kvdb.client.remote.shared_memory.lanes import LocalServer, SharedLanes
+from kvdb.client.remote.stream import Stream
 from kvdb.client.remote.time_limits import TimeLimits
 from kvdb.config import Timeouts, Tls
 from kvdb.errors import InvalidArgument, KvdbError, Unavailable
@@ -48,12 +49,12 @@ class Connection(MessageLimits):
         self.alarm = Alarm()
         self._closed = False
         self._last = local()
-        self.channel = _channel(target, tls)
+        self.channel = self._open_channel(tls)
         self.stub = KvdbStub(self.channel)
         try:
             server = self._greet()
-        except KvdbError:
-            self.channel.close()
+        except BaseException:
+            self._close_channel()
             raise
         self.lanes = SharedLanes(server, self._greet, token, target, self.limits)
 
@@ -61,13 +62,31 @@ class Connection(MessageLimits):
         """Make one unary call. Raises what the server raised, DeadlineExceeded, and Unavailable where it does not answer, or
         after `close`."""
         with self.errors_raised():
-            reply, ended = method.with_call(request, metadata=self.metadata, timeout=self.limits.of(request))
-            self._last.timings = timings_in(ended.trailing_metadata())
-            return reply
+            reply, trailing = self._unary(method, request, self.limits.of(request))
+        self._keep(timings_in(trailing))
+        answer: Reply = reply
+        return answer
+
+    def stream(self, method: str, deserialize: Callable[[bytes], Reply]) -> Stream[bytes, Reply]:
+        """Open a call of many requests, which are bytes, and replies. Raises Unavailable after `close`."""
+        return Stream(self, self.channel.stream_stream(method, response_deserializer=deserialize))
+
+    def replies(self, method: str, request: Any) -> Any:
+        """Open a call with one request and many replies, which are bytes: an iterator that can be cancelled."""
+        call: Any = self.channel.unary_stream(method, request_serializer=type(request).SerializeToString)
+        return call(request, metadata=self.metadata)
+
+    def lock(self) -> AbstractContextManager[Any]:
+        """A lock under which a call may wait; its holder may take it again."""
+        return RLock()
+
+    def tidy(self, action: Callable[[], None]) -> None:
+        """Carry out what ends something, from whatever thread."""
+        action()
 
     def timed(self, queue_us: float, engine_us: float, kernel_us: float) -> None:
         """Keep what the server measured of this thread's last call on a session."""
-        self._last.timings = CallTimings(queue_us / 1e6, engine_us / 1e6, kernel_us / 1e6)
+        self._keep(CallTimings(queue_us / 1e6, engine_us / 1e6, kernel_us / 1e6))
 
     @property
     def last_timings(self) -> CallTimings | None:
@@ -94,7 +113,7 @@ class Connection(MessageLimits):
         """Ask the server for its limits, and where its local socket is. Raises what the server raised, and Unavailable."""
         seconds = min(CONNECT_SECONDS, self.limits.group("lookup"))
         with self.errors_raised():
-            hello = self.stub.Hello(pb.HelloRequest(), metadata=self.metadata, timeout=seconds)
+            hello, _ = self._unary(self.stub.Hello, pb.HelloRequest(), seconds)
         self.take_limits(hello)
         self.stream_idle_seconds: float = hello.stream_idle_seconds
         return LocalServer(hello.local_socket if _is_local(self.target) else "", hello.local_server)
@@ -103,16 +122,32 @@ class Connection(MessageLimits):
         """Close the channel; calls under way fail."""
         self._closed = True
         self.lanes.close()
+        self._close_channel()
+
+    def _unary(self, method: Any, request: object, seconds: float) -> tuple[Any, Any]:
+        """The reply, and the metadata behind it. Raises RpcError."""
+        reply, ended = method.with_call(request, metadata=self.metadata, timeout=seconds)
+        return reply, ended.trailing_metadata()
+
+    def _keep(self, timings: CallTimings | None) -> None:
+        self._last.timings = timings
+
+    def _open_channel(self, tls: Tls) -> grpc.Channel:
+        return open_channel(grpc, self.target, tls)
+
+    def _close_channel(self) -> None:
         self.channel.close()
 
 
-def _channel(target: str, tls: Tls) -> grpc.Channel:
-    """Raises InvalidArgument, or ConfigError for certificates that cannot be read."""
+def open_channel(kind: Any, target: str, tls: Tls) -> grpc.Channel:
+    """kind: the module that makes it. Raises InvalidArgument, or ConfigError for certificates that cannot be read."""
     address, options = address_of(target), client_options()
     if not target.startswith("kvdbs:"):
-        return grpc.insecure_channel(address, options=options)
+        plain: grpc.Channel = kind.insecure_channel(address, options=options)
+        return plain
     ca, key, cert = tls.read()
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options=options)
+    safe: grpc.Channel = kind.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options=options)
+    return safe
 
 
 def address_of(target: str) -> str:

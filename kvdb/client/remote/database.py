@@ -48,13 +48,20 @@ class RemoteDatabase(RemoteManySessions, RemoteStore):
     its errors arrive as the same classes with the same messages.
     """
 
-    def __init__(self, target: str, token: str = "", timeouts: Timeouts | None = None, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        target: str,
+        token: str = "",
+        timeouts: Timeouts | None = None,
+        tls: Tls | None = None,
+        connect: type[Connection] = Connection,
+    ) -> None:
         """target: `kvdb://host:port`, `kvdbs://host:port` or `kvdb+unix:///path`. token: the server's token. timeouts: how long
-        calls may take. tls: the certificates for `kvdbs://`.
+        calls may take. tls: the certificates for `kvdbs://`. connect: how its calls wait.
 
         Raises InvalidArgument, ConfigError, Unavailable or Unauthenticated.
         """
-        self._connection = Connection(target, token, timeouts or Timeouts(), tls or Tls())
+        self._connection = connect(target, token, timeouts or Timeouts(), tls or Tls())
         self._sessions = OpenSessions()
 
     def begin_import(

@@ -2,7 +2,6 @@
 
 import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
-from kvdb.client.remote.stream import Stream
 from kvdb.errors import SessionClosed
 from kvdb.rpc import codec, kv_chunk
 from kvdb.rpc import kvdb_pb2 as pb
@@ -24,9 +23,7 @@ class RemoteImport:
     def __init__(self, connection: Connection, spec: ModelSpec, begin: pb.ImportBegin) -> None:
         self._connection = connection
         self.spec = spec
-        self._stream: Stream[bytes, pb.ImportReply] = Stream(
-            connection, connection.channel.stream_stream(METHOD, response_deserializer=pb.ImportReply.FromString)
-        )
+        self._stream = connection.stream(METHOD, pb.ImportReply.FromString)
         self._open = True
         self.start: int = self._exchange(pb.ImportRequest(begin=begin)).begun.start
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import numpy as np
@@ -15,9 +15,6 @@ from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.kv_chunk import Chunk
 from kvdb.rpc.status import too_late
 from kvdb.types import KeysValues, ModelSpec
-
-if TYPE_CHECKING:
-    Call = grpc.UnaryStreamMultiCallable[pb.ReadContextRequest, bytes]
 
 METHOD = "/kvdb.v1.Kvdb/ReadContext"
 
@@ -33,9 +30,8 @@ def read(
     for k, v in pairs or ():
         validate.buffers(spec, k, v, n)
     received = 0
-    call: Call = connection.channel.unary_stream(METHOD, request_serializer=pb.ReadContextRequest.SerializeToString)
     with connection.errors_raised(), ExitStack() as ended:
-        replies = call(request, metadata=connection.metadata)
+        replies = connection.replies(METHOD, request)
         ended.callback(replies.cancel)
         for chunk in map(kv_chunk.deserialize, _in_time(connection, replies)):
             pairs = _new(spec, n, len(layers)) if pairs is None else pairs

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from threading import RLock
 from typing import Any
 
 import kvdb.client.remote.messages as messages
@@ -66,7 +65,7 @@ class RemoteSession:
         self._sessions = sessions
         self._stream = SessionStream(connection)
         self.shared = SharedCalls(connection.lanes, spec, connection.timed)
-        self._lock = RLock()
+        self._lock = connection.lock()
         self._open = True
         try:
             sessions.add(self)
@@ -209,6 +208,9 @@ class RemoteSession:
     def close(self) -> None:
         """Give everything back. Closing twice does nothing, and neither does closing a session whose server is gone, or lets this
         client in no more."""
+        self.connection.tidy(self._close)
+
+    def _close(self) -> None:
         if not self.forget():
             return
         with suppress(Unavailable, Unauthenticated):  # the server's sessions went with it, or this one expires there

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.direct import DirectDecode, NotSent, available
-from kvdb.client.remote.stream import StreamDecode
+from kvdb.client.remote.stream import DECODE
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.request_parts import cut
 
@@ -78,5 +78,5 @@ class SessionStream:
                 return stream
             stream.cancel()
         direct = DirectDecode.open(self._connection) if available(self._connection) else None
-        self._stream = direct or StreamDecode(self._connection)
+        self._stream = direct or self._connection.stream(DECODE, pb.DecodeReply.FromString)
         return self._stream

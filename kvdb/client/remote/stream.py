@@ -1,15 +1,16 @@
 """A bidirectional call that one thread drives: it sends, receives and ends."""
 
+from contextlib import AbstractContextManager
 from queue import Full, Queue
 from threading import Event
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import grpc
 
-from kvdb.client.remote.connection import Connection
-from kvdb.errors import Unavailable
-from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.client.remote.alarm import Alarm
+from kvdb.client.remote.time_limits import TimeLimits
+from kvdb.errors import KvdbError, Unavailable
 from kvdb.rpc.status import too_late
 
 Request = TypeVar("Request")
@@ -22,6 +23,19 @@ LOOK_SECONDS = 0.2
 """How often a waiting `send` checks whether the call has ended."""
 
 
+class Line(Protocol):
+    """The connection of a stream, as `kvdb.client.remote.connection.Connection` is."""
+
+    target: str
+    metadata: tuple[tuple[str, str], ...]
+    limits: TimeLimits
+    alarm: Alarm
+
+    def errors_raised(self) -> AbstractContextManager[None]: ...
+
+    def error(self, failure: grpc.RpcError, /) -> KvdbError: ...
+
+
 class Stream(Generic[Request, Reply]):
     """One open call. Not thread-safe.
 
@@ -29,7 +43,7 @@ class Stream(Generic[Request, Reply]):
     for a connection that was closed.
     """
 
-    def __init__(self, connection: Connection, method: "grpc.StreamStreamMultiCallable[Request, Reply]") -> None:
+    def __init__(self, connection: Line, method: "grpc.StreamStreamMultiCallable[Request, Reply]") -> None:
         self._connection = connection
         self._requests: Queue[Request | None] = Queue(DEPTH)
         self._expired = False
@@ -67,6 +81,11 @@ class Stream(Generic[Request, Reply]):
                 self.cancel()  # also after an interrupt: a reply that nobody waited for must not answer the next request
         return reply
 
+    def exchange(self, request: Request) -> Reply:
+        """Send a request and wait for its reply. Raises the error that ended the call."""
+        self.send(request)
+        return self.receive()
+
     def finish(self, seconds_max: float = 0.0) -> None:
         """Say that no more requests come, and wait that long for the server to end the call; then it is cancelled."""
         ended = Event()
@@ -97,15 +116,3 @@ class Stream(Generic[Request, Reply]):
         except Full:
             return False
         return True
-
-
-class StreamDecode(Stream[bytes, pb.DecodeReply]):
-    """One open `Decode` call; `kvdb.client.remote.session.Decode`."""
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection, connection.channel.stream_stream(DECODE, response_deserializer=pb.DecodeReply.FromString))
-
-    def exchange(self, request: bytes) -> pb.DecodeReply:
-        """Send a request and wait for its reply. Raises the error that ended the call."""
-        self.send(request)
-        return self.receive()

@@ -10,19 +10,19 @@ import pytest
 import kvdb
 from kvdb import errors
 from kvdb.client.remote.direct import DirectDecode
-from kvdb.client.remote.stream import StreamDecode
+from kvdb.client.remote.stream import Stream
 from kvdb.session.state import SessionState
 from tests.waiting import until
 
 LOOKS = 20
 
 
-@pytest.fixture(params=[DirectDecode, StreamDecode], autouse=True)
+@pytest.fixture(params=[DirectDecode, Stream], autouse=True)
 def way(request, monkeypatch):
     """The way that is taken, and no other."""
-    if request.param is StreamDecode:
+    if request.param is Stream:
         monkeypatch.setattr("kvdb.client.remote.session_stream.available", lambda connection: False)
-    other = {DirectDecode: StreamDecode, StreamDecode: DirectDecode}[request.param]
+    other = {DirectDecode: Stream, Stream: DirectDecode}[request.param]
     monkeypatch.delattr(other, "exchange")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import kvdb
 from kvdb.client.remote import direct
-from kvdb.client.remote.stream import StreamDecode
+from kvdb.client.remote.stream import Stream
 from kvdb.errors import Unavailable
 
 BEGIN = [
@@ -49,7 +49,7 @@ class Failing:
 def ways(monkeypatch):
     """The ways that exchanges took, in their order."""
     taken = []
-    for kind in (direct.DirectDecode, StreamDecode):
+    for kind in (direct.DirectDecode, Stream):
 
         def counted(self, request, exchange=kind.exchange, name=kind.__name__):
             taken.append(name)
@@ -95,7 +95,7 @@ def two_steps(client, spec, step):
 def test_a_part_that_is_missing_before_a_request_is_sent_goes_unnoticed(client, spec, step, monkeypatch, ways, part):
     monkeypatch.setattr(direct, "cygrpc", without(part))
     two_steps(client, spec, step)
-    assert ways == ["DirectDecode"] * (part in SEND) + ["StreamDecode"] * 2
+    assert ways == ["DirectDecode"] * (part in SEND) + ["Stream"] * 2
 
 
 @pytest.mark.parametrize("failure", direct.FAILURES, ids=lambda kind: kind.__name__)
@@ -104,7 +104,7 @@ def test_what_fails_before_a_request_is_sent_goes_unnoticed(failing, spec, step,
     client = failing(method, failure("it is not as it was"))
     for _ in range(2):
         two_steps(client, spec, step)
-    assert ways == ["DirectDecode"] * (method == "operate") + ["StreamDecode"] * 4
+    assert ways == ["DirectDecode"] * (method == "operate") + ["Stream"] * 4
 
 
 @pytest.mark.parametrize("missing", ["module", "method"])
@@ -117,7 +117,7 @@ def test_a_grpc_without_the_private_parts(client, target, spec, step, monkeypatc
         monkeypatch.setattr(grpc, "insecure_channel", lambda *given, **named: Public(open_channel(*given, **named)))
         with kvdb.connect(target) as db:
             two_steps(db, spec, step)
-    assert ways == ["StreamDecode"] * 2
+    assert ways == ["Stream"] * 2
 
 
 class Public:
@@ -137,7 +137,7 @@ def test_what_fails_afterwards_is_unavailable_once(failing, spec, step, ways, fa
         queries = session.stats().queries
         session.attend(0, *step)
         assert session.stats().queries == queries + 1
-    assert ways == ["DirectDecode", "StreamDecode"]
+    assert ways == ["DirectDecode", "Stream"]
 
 
 def test_a_reply_that_cannot_be_read_is_unavailable_once(client, spec, step, monkeypatch):

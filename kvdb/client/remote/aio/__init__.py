@@ -1,1 +1,1 @@
-"""The client for asyncio. It makes the same messages as the other one, and differs in how they are sent."""
+"""The connection for asyncio: what the other one does, where it waits it lets the event loop go on."""

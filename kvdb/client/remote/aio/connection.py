@@ -1,88 +1,106 @@
-"""One channel of asyncio to one server. Every failure on it becomes an error of kvdb."""
+"""One channel of asyncio to one server, for functions that are carried out in its event loop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import grpc
 import grpc.aio
 
-from kvdb.client.remote.connection import CONNECT_SECONDS, address_of, metadata_of
-from kvdb.client.remote.message_limits import MessageLimits
-from kvdb.client.remote.time_limits import TimeLimits
+from kvdb.client.remote.aio.calls import AsyncStream, LoopAlarm, Replies, outcome
+from kvdb.client.remote.aio.carried import Turns, carried, is_carried
+from kvdb.client.remote.connection import Connection, open_channel
+from kvdb.client.remote.shared_memory.lanes import LocalServer
 from kvdb.config import Timeouts, Tls
-from kvdb.errors import Unavailable
-from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
-from kvdb.rpc.options import client_options
-from kvdb.rpc.status import to_error, too_late
-
-T = TypeVar("T")
+from kvdb.errors import KvdbError, Unavailable
+from kvdb.types import CallTimings
 
 
-class AsyncConnection(MessageLimits):
-    """An open channel to a server that answered, of one event loop. limits: how long each call may take."""
+class AsyncConnection(Connection):
+    """An open channel to a server that answered, of one event loop. It shares no memory with the server, because waiting there
+    would hold up the loop. Cancelling a task breaks its call off on the server too."""
 
     def __init__(self, target: str, token: str, timeouts: Timeouts, tls: Tls) -> None:
-        """Raises InvalidArgument for an invalid target or token, and ConfigError."""
-        self.target = target
-        self.metadata = metadata_of(token)
-        self.limits = TimeLimits(timeouts)
-        self.closed = False
-        self.channel = _channel(target, tls)
-        self.stub: Any = KvdbStub(self.channel)
+        """Raises what `Connection` raises."""
+        self._loop = asyncio.get_running_loop()
+        self._timings: WeakKeyDictionary[asyncio.Task[Any], CallTimings | None] = WeakKeyDictionary()
+        self._ending: set[asyncio.Task[None]] = set()  # the loop itself holds no task
+        super().__init__(target, token, timeouts, tls)
+        self.alarm = LoopAlarm()
+        self.direct = False
 
-    @classmethod
-    async def open(cls, target: str, token: str, timeouts: Timeouts, tls: Tls) -> Self:
-        """Raises Unavailable or Unauthenticated too."""
-        connection = cls(target, token, timeouts, tls)
-        try:
-            with connection.errors_raised():
-                seconds = min(CONNECT_SECONDS, connection.limits.group("lookup"))
-                connection.take_limits(
-                    await connection.stub.Hello(pb.HelloRequest(), metadata=connection.metadata, timeout=seconds)
-                )
-        except BaseException:
-            await connection.close()
-            raise
-        return connection
+    @property
+    def last_timings(self) -> CallTimings | None:
+        """What the server measured of this task's last call."""
+        task = asyncio.current_task(self._loop)
+        return None if task is None else self._timings.get(task)
 
-    async def call(self, method: Callable[..., Awaitable[T]], request: object) -> T:
-        """Make one unary call. Raises what the server raised, DeadlineExceeded, and Unavailable where it does not answer, or
-        after `close`. Cancelling its task breaks it off on the server too."""
-        with self.errors_raised():
-            return await method(request, metadata=self.metadata, timeout=self.limits.of(request))
+    def lock(self) -> AbstractContextManager[Any]:
+        """A lock under which a call may wait."""
+        return Turns()
 
-    async def in_time(self, group: str, step: Awaitable[T]) -> T:
-        """The outcome of one step of a stream. Raises DeadlineExceeded where it takes longer than its group may."""
-        with self.errors_raised():
-            try:
-                async with asyncio.timeout(self.limits.group(group)):
-                    return await step
-            except TimeoutError:
-                raise too_late(self.target) from None
+    def stream(self, method: str, deserialize: Callable[[bytes], Any]) -> AsyncStream[bytes, Any]:
+        """Open a call of many requests, which are bytes, and replies."""
+        return AsyncStream(self, cast(Any, self.channel).stream_stream(method, response_deserializer=deserialize))
+
+    def replies(self, method: str, request: Any) -> Any:
+        """Open a call with one request and many replies, which are bytes."""
+        call: Any = self.channel.unary_stream(method, request_serializer=type(request).SerializeToString)
+        return Replies[bytes](call(request, metadata=self.metadata))
+
+    def tidy(self, action: Callable[[], None]) -> None:
+        """Carry out what ends something, also from a thread that collects what was forgotten; there nobody waits for it."""
+        if is_carried():
+            action()
+            return
+        with suppress(RuntimeError):  # the loop is closed, and the channel with it
+            self._loop.call_soon_threadsafe(self._begin, action)
+
+    def close(self) -> None:
+        """Close the channel, when what was forgotten has ended; calls under way fail."""
+        if self._ending:
+            outcome(asyncio.wait(self._ending))
+        super().close()
 
     @contextmanager
     def errors_raised(self) -> Iterator[None]:
         """Raise what the server raised in the body, and Unavailable where it does not answer, or after `close`."""
-        if self.closed:
-            raise Unavailable("the database is closed; connect again")
-        try:
+        if self._closed:
+            raise self._ended()
+        with super().errors_raised():
             yield
-        except grpc.RpcError as failure:
-            raise to_error(failure, self.target) from None
 
-    async def close(self) -> None:
-        """Close the channel; calls under way fail. Closing twice does nothing."""
-        self.closed = True
-        await self.channel.close()
+    def error(self, failure: grpc.RpcError) -> KvdbError:
+        """The error of kvdb that a failed call stands for."""
+        return self._ended() if self._closed else super().error(failure)
 
+    def _begin(self, action: Callable[[], None]) -> None:
+        if self._closed:
+            return
+        task = self._loop.create_task(carried(action))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
-def _channel(target: str, tls: Tls) -> grpc.aio.Channel:
-    """Raises InvalidArgument, or ConfigError for certificates that cannot be read."""
-    address, options = address_of(target), client_options()
-    if not target.startswith("kvdbs:"):
-        return grpc.aio.insecure_channel(address, options=options)
-    ca, key, cert = tls.read()
-    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options=options)
+    def _unary(self, method: Any, request: object, seconds: float) -> tuple[Any, Any]:
+        call = method(request, metadata=self.metadata, timeout=seconds)
+        return outcome(call), outcome(call.trailing_metadata())
+
+    def _keep(self, timings: CallTimings | None) -> None:
+        task = asyncio.current_task(self._loop)
+        assert task is not None
+        self._timings[task] = timings
+
+    def _greet(self) -> LocalServer:
+        return super()._greet()._replace(path="")
+
+    def _open_channel(self, tls: Tls) -> grpc.Channel:
+        return open_channel(grpc.aio, self.target, tls)
+
+    def _close_channel(self) -> None:
+        outcome(cast(Any, self.channel).close())
+
+    @staticmethod
+    def _ended() -> Unavailable:
+        return Unavailable("the database is closed; connect again")

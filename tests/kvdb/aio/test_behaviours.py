@@ -1,8 +1,8 @@
 """The client for asyncio does what the other one does: the same behaviours, tried on both."""
 
 import asyncio
+import gc
 import threading
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -10,76 +10,9 @@ import pytest
 import kvdb
 import kvdb.aio
 from kvdb import errors
-from kvdb.client.client import Client
-from kvdb.client.context import Context
-from kvdb.client.session import Session
-from kvdb.config import ServerConfig
-from kvdb.server.serve import Server
 from kvdb.session.state import SessionState
+from tests.kvdb.aio.behaviour import SECONDS_MAX, run
 from tests.waiting import until
-
-SECONDS_MAX = 20.0
-
-
-class Awaited:
-    """The other client, or a session of it, with methods to be awaited."""
-
-    def __init__(self, inner):
-        self.inner = inner
-
-    def __getattr__(self, name):
-        value = getattr(self.inner, name)
-        if not callable(value):
-            return value
-
-        async def call(*arguments, **named):
-            plain = [[one.inner for one in given] if _are_sessions(given) else given for given in arguments]
-            return _wrapped(await asyncio.to_thread(value, *plain, **named))
-
-        return call
-
-
-def _are_sessions(given):
-    return isinstance(given, list) and bool(given) and all(isinstance(one, Awaited) for one in given)
-
-
-def _wrapped(value):
-    if isinstance(value, Session | Client):
-        return Awaited(value)
-    if isinstance(value, Context):
-        return value.info
-    return [_wrapped(one) for one in value] if isinstance(value, list) else value
-
-
-async def connect_plain(target, **named):
-    return Awaited(await asyncio.to_thread(lambda: kvdb.connect(target, **named)))
-
-
-@pytest.fixture(params=[kvdb.aio.connect, connect_plain], ids=["asyncio", "plain"])
-def connect(request):
-    """`async with connect(target) as db`."""
-
-    @asynccontextmanager
-    async def opened(target, **named):
-        db = await request.param(target, **named)
-        try:
-            yield db
-        finally:
-            await db.close()
-
-    return opened
-
-
-@pytest.fixture
-def server(engine):
-    started = Server(engine, ServerConfig(port=0, token="secret"))
-    started.start()
-    yield started
-    started.stop(grace=0)
-
-
-def run(behaviour):
-    asyncio.run(asyncio.wait_for(behaviour(), SECONDS_MAX))
 
 
 def test_contexts_sessions_and_steps(connect, server, spec, make_kv, engine):
@@ -90,7 +23,7 @@ def test_contexts_sessions_and_steps(connect, server, spec, make_kv, engine):
             info = await db.import_context(spec, kv.tokens, kv.pairs(), name="doc", metadata={"kind": "test"})
             assert (info.name, info.tokens) == ("doc", 60)
             assert [one.name for one in await db.contexts("d")] == ["doc"]
-            assert (await db.get("doc")).metadata == {"kind": "test"}
+            assert (await db.get("doc")).info.metadata == {"kind": "test"}
             assert await db.match(spec, kv.tokens) == engine.match(spec, kv.tokens)
             session = await db.create_session(spec, kv.tokens)
             alone = engine.create_session(spec, kv.tokens)
@@ -176,7 +109,8 @@ def test_a_call_takes_no_longer_than_it_may(connect, server, spec, make_kv, stal
     run(behaviour)
 
 
-CANCELLED = {"method": "Update", "code": "CANCELLED"}
+def calls_cancelled(server, method):
+    return server.registry.get_sample_value("kvdb_calls_total", {"method": method, "code": "CANCELLED"})
 
 
 def test_a_cancelled_task_breaks_its_call_off(server, spec, make_kv, stalled):
@@ -184,18 +118,89 @@ def test_a_cancelled_task_breaks_its_call_off(server, spec, make_kv, stalled):
 
     async def behaviour():
         async with await kvdb.aio.connect(server.target, token="secret") as db:
-            session = await db.create_session(spec, [1])
+            session, other = await db.create_session(spec, [1]), await db.create_session(spec, [2])
             waiting = asyncio.create_task(session.update(0, kv.k[0], kv.v[0]))
             await asyncio.to_thread(stalled[0].wait, SECONDS_MAX)
-            behind = asyncio.create_task(session.update(0, kv.k[0], kv.v[0]))  # its turn has not come
-            await asyncio.to_thread(until, lambda: server._turns._waiting)
-            behind.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await behind
-            await asyncio.to_thread(until, lambda: server.registry.get_sample_value("kvdb_calls_total", CANCELLED))
+            twice = np.stack([kv.k[0], kv.k[0]]), np.stack([kv.v[0], kv.v[0]])
+            together = asyncio.create_task(db.update_sessions([session, other], 0, *twice))
+            await asyncio.to_thread(until, lambda: server._turns._waiting)  # its turn has not come
+            for task, method in ((together, "UpdateSessions"), (waiting, "Decode")):
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                await asyncio.to_thread(until, lambda name=method: calls_cancelled(server, name))
             stalled[1].set()
-            await waiting
-            await session.update(0, kv.k[0], kv.v[0], start=5)
+            await session.truncate(session.start)
+            await session.update(0, kv.k[0], kv.v[0], start=session.start)
+            assert (await other.stats()).tokens == other.start
+
+    run(behaviour)
+
+
+def test_a_session_that_is_busy_lets_its_next_call_wait(server, spec, make_kv, stalled):
+    kv = make_kv(spec, 5)
+
+    async def behaviour():
+        async with await kvdb.aio.connect(server.target, token="secret") as db:
+            session = await db.create_session(spec, [1])
+            first = asyncio.create_task(session.update(0, kv.k[0], kv.v[0]))
+            await asyncio.to_thread(stalled[0].wait, SECONDS_MAX)
+            with pytest.raises(errors.DeadlineExceeded):
+                await session.update(0, kv.k[0], kv.v[0], timeout=0.05)
+            cancelled, last = (asyncio.create_task(session.update(0, kv.k[0], kv.v[0])) for _ in range(2))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            stalled[1].set()
+            await asyncio.gather(first, last)
+            assert cancelled.cancelled()
+            await session.update(0, kv.k[0], kv.v[0], start=10)
+
+    run(behaviour)
+
+
+def test_closing_waits_for_the_call_that_is_under_way(server, spec, make_kv, stalled):
+    kv = make_kv(spec, 5)
+
+    async def behaviour():
+        db = await kvdb.aio.connect(server.target, token="secret")
+        session = await db.create_session(spec, [1])
+        update = asyncio.create_task(session.update(0, kv.k[0], kv.v[0]))
+        await asyncio.to_thread(stalled[0].wait, SECONDS_MAX)
+        closing = asyncio.create_task(db.close())
+        await asyncio.sleep(0)
+        with pytest.raises(errors.Unavailable, match="connect again"):
+            await db.contexts()
+        stalled[1].set()
+        assert await asyncio.gather(update, closing) == [None, None]
+        with pytest.raises(errors.SessionClosed):
+            await session.stats()
+
+    run(behaviour)
+
+
+def test_a_cancelled_import_and_a_cancelled_read_leave_nothing(server, spec, make_kv, engine, monkeypatch):
+    kv = make_kv(spec, 60)
+
+    async def behaviour():
+        async with await kvdb.aio.connect(server.target, token="secret") as db:
+            importing = None
+
+            def layers():
+                yield kv.pairs()[0]
+                importing.cancel()
+                yield kv.pairs()[1]
+
+            importing = asyncio.create_task(db.import_context(spec, kv.tokens, layers(), name="doc"))
+            with pytest.raises(asyncio.CancelledError):
+                await importing
+            await asyncio.to_thread(until, lambda: not sum(tier.blocks_used for tier in engine.tiers()))
+            context = await db.import_context(spec, kv.tokens, kv.pairs(), name="doc")
+            reading = asyncio.create_task(context.read(0))
+            await asyncio.sleep(0)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            np.testing.assert_array_equal((await context.read(0))[0], kv.k[0])
 
     run(behaviour)
 
@@ -207,9 +212,12 @@ def test_calls_of_many_tasks_go_on_at_once(server, spec, make_kv):
         async with await kvdb.aio.connect(server.target, token="secret") as db:
 
             async def one(number):
+                assert db.last_timings is None  # of this task
                 async with await db.create_session(spec, [number]) as session:
                     return await session.attend(0, kv.q[0], kv.k[0], kv.v[0])
 
+            await db.status()
+            assert db.last_timings is not None
             outs = await asyncio.gather(*[one(number) for number in range(8)])
             for out in outs:
                 np.testing.assert_array_equal(out, outs[0])
@@ -222,6 +230,22 @@ def test_a_server_that_is_not_there(connect):
         with pytest.raises(errors.Unavailable, match="kvdb serve"):
             async with connect("kvdb://127.0.0.1:1"):
                 pass
+
+    run(behaviour)
+
+
+def test_a_forgotten_session_gives_its_blocks_back(server, spec, make_kv, engine):
+    kv = make_kv(spec, 5)
+
+    async def behaviour():
+        async with await kvdb.aio.connect(server.target, token="secret") as db:
+            session = await db.create_session(spec, [1])
+            await session.attend(0, kv.q[0], kv.k[0], kv.v[0])
+            assert db.last_timings is not None
+            assert engine.status().sessions == 1
+            del session
+            gc.collect()
+            await asyncio.to_thread(until, lambda: not engine.status().sessions)
 
     run(behaviour)
 
