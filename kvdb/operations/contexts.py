@@ -1,6 +1,6 @@
 """What can be asked of stored contexts, and done with them, without a session."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +12,18 @@ from kvdb.errors import NotFound
 from kvdb.events import Kind
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.storage.store import BlockStore
-from kvdb.types import ContextInfo, ContextStatistics, ContextUpdate, Dropped, ModelSpec, PrefixMatch, TierStats, Tokens, ViewInfo
+from kvdb.types import (
+    ContextInfo,
+    ContextStatistics,
+    ContextUpdate,
+    Dropped,
+    ModelSpec,
+    PrefixMatch,
+    Retention,
+    TierStats,
+    Tokens,
+    ViewInfo,
+)
 
 
 class ContextOperations:
@@ -106,6 +117,17 @@ class ContextOperations:
     def tiers(self) -> list[TierStats]:
         """What each tier holds, one entry for each size of block."""
         return self._blocks.stats()
+
+    @counted_call
+    def disk_nbytes(self, names: Iterable[str]) -> int:
+        """How many bytes these contexts have on disk; what they share counts for each."""
+        views = [view for name in names if (context := self._catalog.peek(name)) is not None for view in context.views]
+        return sum(view.segment.nbytes for view in views if view.segment.place is not None)
+
+    @counted_call
+    def goes_to_disk(self, retention: Retention) -> bool:
+        """Whether a context that is stored so is written to disk. Raises Unsupported."""
+        return self._catalog.retention(retention).durability != "memory"
 
     @counted_call
     def offload(self, name: str) -> int:

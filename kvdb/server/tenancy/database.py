@@ -68,13 +68,14 @@ class TenantDatabase:
     ) -> TenantImport:
         names = self._names
         nbytes = max(0, len(tokens) - (base or 0)) * spec.token_nbytes * spec.layers
-        self.quota.announce(nbytes, self._held)
+        comes = self._coming(nbytes, retention)
+        self.quota.announce(comes, self._held)
         try:
             writer = self._database.begin_import(spec, tokens, names.inner(name), base, retention, names.salt(salt))
         except BaseException:
-            self.quota.done(nbytes)
+            self.quota.done(comes)
             raise
-        return TenantImport(writer, names, self.quota, nbytes)
+        return TenantImport(writer, names, self.quota, comes)
 
     def create_session(
         self,
@@ -98,7 +99,12 @@ class TenantDatabase:
         contexts = self._database.contexts(self._names.prefix)
         own = sum(tail.nbytes for session in self._sessions() for tail in session.tails)
         in_memory = sum(info.nbytes for info in contexts if info.resident)
-        return Held(len(contexts), sum(info.nbytes for info in contexts), in_memory + own)
+        on_disk = self._database.disk_nbytes(info.name for info in contexts)
+        return Held(len(contexts), sum(info.nbytes for info in contexts), in_memory + own, on_disk)
+
+    def _coming(self, nbytes: int, retention: Retention) -> Held:
+        """A context of so many bytes."""
+        return Held(1, nbytes, nbytes, nbytes if self._database.goes_to_disk(retention) else 0)
 
     def create_session_of_parts(
         self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None, salt: str = ""
@@ -118,7 +124,7 @@ class TenantDatabase:
         self, session: SessionState, name: str, tokens: Tokens | None, *, chunk: bool, retention: Retention
     ) -> ContextInfo:
         check_own(session)
-        with self.quota.storing(sum(tail.nbytes for tail in session.tails), self._held):
+        with self.quota.storing(self._coming(sum(tail.nbytes for tail in session.tails), retention), self._held):
             stored = self._database.store_session(session, self._names.inner(name), tokens, chunk=chunk, retention=retention)
         return self._names.info(stored)
 
@@ -166,7 +172,10 @@ class TenantDatabase:
         return Dropped(tuple(map(outer, done.names)), tuple(map(outer, done.in_use)))
 
     def offload(self, name: str) -> int:
-        return self._database.offload(self._names.inner(name))
+        inner = self._names.inner(name)
+        nbytes = self._database.get(inner).nbytes - self._database.disk_nbytes([inner])
+        with self.quota.storing(Held(disk_nbytes=max(0, nbytes)), self._held):
+            return self._database.offload(inner)
 
     def statistics(self, name: str) -> ContextStatistics:
         return self._database.statistics(self._names.inner(name))

@@ -17,12 +17,22 @@ BURST_SECONDS = 1.0
 """So many seconds of its rate an import may have at once."""
 
 
-class Held(NamedTuple):
-    """What a tenant has. nbytes: of its contexts. cpu_nbytes: of those in main memory, and of its sessions."""
+OF_WHAT_IS_HELD = ("contexts_max", "bytes_max", "cpu_bytes_max", "disk_bytes_max")
+"""The quotas of what `Held` has, in its order."""
 
-    contexts: int
-    nbytes: int
-    cpu_nbytes: int
+
+class Held(NamedTuple):
+    """What a tenant has. nbytes: of its contexts. cpu_nbytes: of those in main memory, and of its sessions. disk_nbytes: of those
+    on disk."""
+
+    contexts: int = 0
+    nbytes: int = 0
+    cpu_nbytes: int = 0
+    disk_nbytes: int = 0
+
+    def plus(self, more: "Held", times: int = 1) -> "Held":
+        """Both together; times -1: without the other, and never less than nothing."""
+        return Held(*(max(0, had + times * comes) for had, comes in zip(self, more, strict=True)))
 
 
 class Quota:
@@ -33,37 +43,36 @@ class Quota:
         self._limits = limits
         self._tenant = tenant
         self._events = events
-        self._announced = Held(0, 0, 0)
+        self._announced = Held()
         self._allowance = limits.import_bytes_per_second * BURST_SECONDS
         self._filled = monotonic()
         self._lock = Lock()
 
     @contextmanager
-    def storing(self, nbytes: int, held: Callable[[], Held]) -> Iterator[None]:
-        """Store a context of so many bytes in the body. Raises QuotaExceeded before it."""
-        self.announce(nbytes, held)
+    def storing(self, comes: Held, held: Callable[[], Held]) -> Iterator[None]:
+        """Store that in the body. Raises QuotaExceeded before it."""
+        self.announce(comes, held)
         try:
             yield
         finally:
-            self.done(nbytes)
+            self.done(comes)
 
-    def announce(self, nbytes: int, held: Callable[[], Held]) -> None:
-        """A context of so many bytes is going to be stored; `done` it. held: what the tenant has. Raises QuotaExceeded."""
+    def announce(self, comes: Held, held: Callable[[], Held]) -> None:
+        """So much is going to be stored; `done` it. held: what the tenant has. Raises QuotaExceeded."""
         limits = self._limits
-        if not (limits.contexts_max or limits.bytes_max or limits.cpu_bytes_max):
+        if not any(getattr(limits, name) for name in OF_WHAT_IS_HELD):
             return
         with self._lock:
-            has, comes = held(), self._announced
-            self._check("contexts_max", has.contexts + comes.contexts, 1)
-            self._check("bytes_max", has.nbytes + comes.nbytes, nbytes)
-            self._check("cpu_bytes_max", has.cpu_nbytes + comes.cpu_nbytes, nbytes)
-            self._announced = Held(comes.contexts + 1, comes.nbytes + nbytes, comes.cpu_nbytes + nbytes)
+            used = held().plus(self._announced)
+            for name, had, more in zip(OF_WHAT_IS_HELD, used, comes, strict=True):
+                if more:
+                    self._check(name, had, more)
+            self._announced = self._announced.plus(comes)
 
-    def done(self, nbytes: int) -> None:
+    def done(self, comes: Held) -> None:
         """What was announced is stored, or never will be."""
         with self._lock:
-            contexts, had, cpu = self._announced
-            self._announced = Held(max(0, contexts - 1), max(0, had - nbytes), max(0, cpu - nbytes))
+            self._announced = self._announced.plus(comes, -1)
 
     def check_sessions(self, opened: int) -> None:
         """Raises QuotaExceeded where a tenant with so many sessions opens another."""

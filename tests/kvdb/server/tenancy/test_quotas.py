@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 
 import kvdb
 from kvdb import errors
-from kvdb.config import Config, ServerConfig
+from kvdb.config import Config, ServerConfig, StorageConfig
 from kvdb.config.quotas import QuotasConfig
 from kvdb.events import Events, Kind
 from kvdb.server.admission.admission import Admission
@@ -30,8 +30,8 @@ def clients(request, tmp_path):
     """`clients(**quotas)`: the clients of two tenants of a server with these quotas, and what it told."""
     opened = []
 
-    def start(**quotas):
-        engine = database(config=Config(quotas=QuotasConfig(**quotas)))
+    def start(disk_path="", store="", **quotas):
+        engine = database(config=Config(quotas=QuotasConfig(**quotas), storage=StorageConfig(disk_path=disk_path, path=store)))
         told = []
         held = engine.__enter__()
         held.events.add(told.append)
@@ -104,6 +104,33 @@ def test_bytes_in_main_memory_count_sessions_too(clients, spec, make_kv):
     stored(acme, make_kv(spec, TOKENS, seed=1), "b")
 
 
+def test_bytes_on_disk(clients, spec, make_kv, tmp_path):
+    one = -(-TOKENS // 64) * 64 * spec.token_nbytes * spec.layers
+    (acme, globex), _, _ = clients(disk_bytes_max=5 * one // 2, disk_path=str(tmp_path / "disk"))
+    for number in range(4):
+        stored(acme, make_kv(spec, TOKENS, seed=number), f"{number}")
+    for name in "01":
+        acme.offload(name)
+    acme.offload("0")
+    refused(lambda: acme.offload("2"), "disk_bytes_max")
+    stored(globex, make_kv(spec, TOKENS, seed=9), "0")
+    globex.offload("0")
+    acme.drop("0")
+    acme.offload("2")
+
+
+def test_what_a_store_writes_is_on_disk(clients, spec, make_kv, tmp_path):
+    one = -(-TOKENS // 64) * 64 * spec.token_nbytes * spec.layers
+    (acme, _), _, _ = clients(disk_bytes_max=5 * one // 2, store=str(tmp_path / "store"))
+    kvs = [make_kv(spec, TOKENS, seed=seed) for seed in range(4)]
+    for number in range(2):
+        stored(acme, kvs[number], f"{number}")
+    refused(lambda: stored(acme, kvs[2], "2"), "disk_bytes_max")
+    acme.import_context(spec, kvs[2].tokens, kvs[2].pairs(), name="2", durability="memory")
+    acme.drop("1")
+    stored(acme, kvs[3], "3")
+
+
 def test_an_import_that_fails_gives_its_room_back(clients, spec, make_kv):
     (acme, _), _, _ = clients(contexts_max=1)
     kv = make_kv(spec, TOKENS)
@@ -171,7 +198,7 @@ def test_no_order_of_calls_passes_a_limit(actions, most, nbytes):
         if action == "announce":
             fits = len(coming) + len(kept) < most and sum(coming) + sum(kept) + size <= nbytes
             try:
-                quota.announce(size, held)
+                quota.announce(Held(1, size), held)
                 coming.append(size)
                 assert fits
             except errors.QuotaExceeded:
@@ -180,14 +207,14 @@ def test_no_order_of_calls_passes_a_limit(actions, most, nbytes):
             kept.pop()
         elif coming and action != "drop":
             done = coming.pop()
-            quota.done(done)
+            quota.done(Held(1, done))
             kept.extend([done] if action == "store" else [])
         assert len(coming) + len(kept) <= most
         assert sum(coming) + sum(kept) <= nbytes
     while coming:
-        quota.done(coming.pop())
+        quota.done(Held(1, coming.pop()))
     kept.clear()
-    quota.announce(min(nbytes, 10), held)
+    quota.announce(Held(1, min(nbytes, 10)), held)
 
 
 def test_announcements_at_once_pass_no_limit():
@@ -196,7 +223,7 @@ def test_announcements_at_once_pass_no_limit():
 
     def announce():
         try:
-            quota.announce(1, lambda: Held(0, 0, 0))
+            quota.announce(Held(1), Held)
             taken.append(1)
         except errors.QuotaExceeded:
             pass
