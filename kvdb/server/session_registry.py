@@ -60,7 +60,7 @@ class Sessions:
         self.admit: Callable[[int], None] = lambda _opened: None
         """Raises where there are so many that no other may be added."""
         self.tenant = ""
-        """Whose sessions they are."""
+        """The tenant whose sessions they are."""
         self._entries: dict[str, _Entry] = {}
         self._lock = Lock()
 
