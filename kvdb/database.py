@@ -77,7 +77,7 @@ class Database(ContextOperations, IndexOperations, SessionOperations, ManySessio
         self.events = Events()
         device = open_configured_device(self.config.storage)
         self._blocks = BlockStore(self.config.storage, device)
-        self._blocks.loader.events = self.events
+        self._blocks.loader.events = self._blocks.loader.pool.events = self.events
         self._catalog = open_catalog(self._blocks, self.config.storage.durability)
         self._catalog.events = self.events
         self.gpu: GpuInterface | None = open_backend(device, self._blocks, self.config.optimizer.machine_file)

@@ -1,6 +1,7 @@
 """What can be asked of a whole store, and done with it."""
 
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import kvdb.indexing.status as status
 from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.space import space_of
-from kvdb.errors import NotFound
+from kvdb.errors import IntegrityError, NotFound
+from kvdb.events import Kind
 from kvdb.gpu.interface import GpuInterface
 from kvdb.indexing.builder import IndexBuilder
 from kvdb.session.open_handles import OpenHandles, counted_call
@@ -31,12 +33,21 @@ class StoreOperations:
     def check(self, name: str) -> Checked:
         """Read everything that is on disk of a context, and compare it with its checksums, and indexes in memory with their keys.
         Raises NotFound, IntegrityError, Unavailable, and CapacityError where the keys of such an index find no room."""
-        with self._catalog.borrow(name) as context:
+        with self._catalog.borrow(name) as context, self._damage_told():
             disk = self._blocks.disk
             checked = Checked(0, 0, 0) if disk is None else context_check.check(context, disk)
             indexed = tuple(view for view in context.views if view.segment.indexes.built())
             with residency.pinned(indexed, self._blocks.loader):
                 return replace(checked, indexes=max(checked.indexes, status.verify(indexed)))
+
+    @contextmanager
+    def _damage_told(self) -> Iterator[None]:
+        """Tell of what the body finds damaged."""
+        try:
+            yield
+        except IntegrityError as error:
+            self._catalog.events.tell(Kind.CHECKSUM_FAILED, what=str(error))
+            raise
 
     @counted_call
     def check_store(self) -> list[str]:

@@ -8,7 +8,7 @@ from threading import Lock
 from time import monotonic
 
 from kvdb.errors import KvdbError, SessionClosed
-from kvdb.events import Events, Kind
+from kvdb.events import Events, Kind, Origin, originating
 from kvdb.session.state import SessionState
 
 ID_BYTES = 16
@@ -59,6 +59,8 @@ class Sessions:
         self._events = events or Events()
         self.admit: Callable[[int], None] = lambda _opened: None
         """Raises where there are so many that no other may be added."""
+        self.tenant = ""
+        """The tenant whose sessions they are."""
         self._entries: dict[str, _Entry] = {}
         self._lock = Lock()
 
@@ -119,9 +121,10 @@ class Sessions:
             idle = [(name, entry) for name, entry in self._entries.items() if not entry.calls and entry.used < since]
             for name, _ in idle:
                 del self._entries[name]
-        for name, entry in idle:
-            self._events.tell(Kind.SESSION_EXPIRED, idle_seconds=self._idle_seconds)
-            self._end(name, entry)
+        with originating(Origin(self.tenant)):
+            for name, entry in idle:
+                self._events.tell(Kind.SESSION_EXPIRED, idle_seconds=self._idle_seconds)
+                self._end(name, entry)
 
     def close_all(self) -> None:
         with self._lock:

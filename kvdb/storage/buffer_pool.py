@@ -13,7 +13,8 @@ from contextlib import ExitStack
 from threading import Condition
 
 import kvdb._native as _native
-from kvdb.errors import CapacityError, KvdbError, Unavailable
+from kvdb.errors import CapacityError, IntegrityError, KvdbError, Unavailable
+from kvdb.events import Events, Kind
 from kvdb.storage.budget import CpuBudget
 from kvdb.storage.page_room import PageRoom
 from kvdb.storage.paged import PagedTier
@@ -34,6 +35,7 @@ class BufferPool:
         self.pages = _native.PagePool()
         self._segments: set[PagedSegment] = set()
         self._room = PageRoom(budget, self.pages)
+        self.events = Events()
         self._now = 0
         self._closed = False
         self._executor = ThreadPoolExecutor(1, "kvdb-load-ahead")
@@ -184,6 +186,8 @@ class BufferPool:
                     left[0].read()
                 except KvdbError as failure:
                     error = failure
+                    if isinstance(failure, IntegrityError):
+                        self.events.tell(Kind.CHECKSUM_FAILED, what=str(failure))
                 self._ended(left.pop(0), error)
         finally:
             for layer in left:

@@ -60,6 +60,7 @@ class Tenants(Generic[T]):
             known = self._services.get(key)
             if known is None:
                 sessions = self._open_sessions()
+                sessions.tenant = key
                 view: AnyDatabase = self._database
                 if not whose.admin:
                     view = TenantDatabase(self._database, whose.tenant, sessions.states)

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from kvdb.errors import CapacityError, IntegrityError, Unavailable
+from kvdb.events import Kind
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import CpuBudget
 from kvdb.storage.buffer_pool import BufferPool
@@ -132,10 +133,13 @@ def test_a_layer_that_cannot_be_read_takes_no_memory_and_is_tried_again(paged):
     segment, path = paged.segment(), paged.file.path
     good = path.read_bytes()
     path.write_bytes(good[:-100] + b"x" * 100)
+    told = []
+    paged.pool.events.add(told.append)
     for _ in range(2):
         with pytest.raises(IntegrityError, match="of layer 3 does not match its checksum"), pinned(segment.layers[3:]):
             pass
         assert not segment.layers[3].resident
+    assert [event.kind for event in told] == [Kind.CHECKSUM_FAILED] * 2
     path.write_bytes(good)
     with pinned(segment.layers[3:]):
         assert paged.stored.holds(segment.layers[3].table, 3)
