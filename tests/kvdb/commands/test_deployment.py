@@ -19,6 +19,8 @@ from kvdb.server.http.health import health_routes
 DEPLOY = Path(__file__).parents[3] / "deploy"
 END_SECONDS = 5
 """How long after server.drain_seconds the process ends whatever it still computes."""
+EXPOSURE_TENTHS_MAX = 25
+"""The exposure of the unit, in tenths of what `systemd-analyze security` counts from 0 to 10; systemd 252 counts 1.8."""
 HEALTH = {route.path for route in health_routes(lambda: True)}
 
 
@@ -136,6 +138,15 @@ def test_systemd_takes_the_unit(tmp_path):
     copy.write_text((DEPLOY / "systemd" / "kvdb.service").read_text().replace("/opt/kvdb/bin/kvdb", shutil.which("true")))
     done = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+def test_systemd_finds_little_exposed(tmp_path):
+    copy = tmp_path / "kvdb.service"
+    copy.write_text((DEPLOY / "systemd" / "kvdb.service").read_text())
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold", str(EXPOSURE_TENTHS_MAX), copy]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout[-200:] + done.stderr
 
 
 def test_the_manifests_name_settings_ports_and_each_other(monkeypatch, tmp_path):
