@@ -12,6 +12,7 @@ from kvdb import errors
 from kvdb.config import Timeouts
 from kvdb.ingest.import_writer import ImportWriter
 from kvdb.session.state import SessionState
+from tests.waiting import until
 
 SECONDS_MAX = 20.0
 SHORT = 0.15
@@ -88,11 +89,13 @@ def test_unary_calls(stalled, engine, spec):
             too_late(lambda: db.attend([session], 0, *(ones(heads)[None] for heads in (4, 2, 2)), timeout=SHORT))
 
 
-def test_imports_go_by_their_progress(stalled, spec, make_kv):
-    kv = make_kv(spec, 40)
-    with kvdb.connect(stalled, timeout=Timeouts(progress=SHORT, store=SHORT)) as db:
+@pytest.mark.parametrize("local_socket", WAYS.values(), ids=WAYS)
+def test_imports_go_by_their_progress(serve, local_socket, spec, make_kv):
+    kv, server = make_kv(spec, 40), serve(local_socket=local_socket)
+    with kvdb.connect(server.target, timeout=Timeouts(progress=SHORT, store=SHORT)) as db:
         with stalling(ImportWriter, "write"):
             too_late(lambda: db.import_context(spec, kv.tokens, kv.pairs(), name="doc"))
+            until(lambda: not any(one.context.is_active() for one in server._streams._open), "the server never heard of its end")
         assert db.contexts() == []
 
 
